@@ -1,0 +1,227 @@
+"""Attention and its gradients, o = softmax(scale · q kᵀ + bias) v: the textbook, one line an equation.
+
+    B batch   H query heads   K key/value heads   T queries   S keys   D query/key size   E value size
+    The softmax runs over the keys that a query may see; a query that sees none gives o = 0,
+    lse = −inf, and passes no gradient. Numbers in brackets are the rules of docs/semantics.md.
+    Source: Vaswani et al. 2017, eq. 1. Gradients: docs/derivations/attention.md.
+
+No line conjugates, and the row maximum is taken by real part, so that complex arrays go through:
+complex-step differentiation of this file gives derivatives that are exact to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from npattn.errors import OptionError
+from npattn.problem import Array, Gradients, Problem, sum_to
+
+__all__ = ["Residuals", "backward", "forward", "jvp"]
+
+# Hidden scores may be anything, and a row that sees nothing takes log(0): both are meant.
+QUIET = {"divide": "ignore", "invalid": "ignore", "over": "ignore", "under": "ignore"}
+
+
+class Residuals(NamedTuple):
+    """What backward and jvp need, and nothing that they can rebuild from these."""
+
+    q: Array  # (..., H, T, D)
+    k: Array  # (..., H, S, D) shared heads repeated
+    v: Array  # (..., H, S, E) shared heads repeated
+    tanh: Array | None  # (..., H, T, S) of s / softcap
+    capped: Array | None  # (..., H, T, S) what score_mod was called on
+    live: Array  # (..., H, T, S) True where a key is visible and its score is not −inf
+    p: Array  # (..., H, T, S) the weights: each row sums to 1 (with a sink to less), or to 0
+    p_sink: Array | None  # (..., H, T, 1) what the sink takes
+    keep: Array | None  # (..., H, T, S) 1 / (1 − rate) where kept, 0 where dropped
+
+
+@np.errstate(**QUIET)  # type: ignore[arg-type]  # a dict of literals
+def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
+    """out (..., H, T, E), lse (..., H, T) and what backward needs."""
+    q, k, v = _operands(problem)
+    s = problem.scale * (q @ k.swapaxes(-1, -2))  # (..., H, T, S)  [1]
+    tanh = capped = None
+    if problem.softcap is not None:
+        tanh = np.tanh(s / problem.softcap)
+        s = problem.softcap * tanh  # [2]
+    if problem.score_mod is not None:
+        capped, s = s, _call_score_mod(problem, s)  # [3]
+    if problem.bias is not None:
+        s = s + problem.bias.astype(s.dtype)  # [4]
+    if problem.visible is not None:
+        s = np.where(problem.visible, s, -np.inf)  # [5-7]
+    live = s.real != -np.inf  # [4] a score of −inf leaves the softmax, wherever it comes from
+
+    p, p_sink, lse = _softmax(s, _sinks(problem))  # [8, 11]
+    keep = _keep(problem)
+    w = p if keep is None else p * keep  # [9]
+    o = _sum_live(w, v, live)  # (..., H, T, E)  [10]
+
+    residuals = Residuals(q, k, v, tanh, capped, live, p, p_sink, keep)
+    return (o[0], lse[0], residuals) if problem.headless else (o, lse, residuals)
+
+
+@np.errstate(**QUIET)  # type: ignore[arg-type]
+def backward(
+    problem: Problem,
+    residuals: Residuals,
+    do: Array,
+    dlse: Array | None = None,
+    dweights: Array | None = None,
+) -> Gradients:
+    """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards."""
+    q, k, v, tanh, capped, live, p, p_sink, keep = residuals
+    w = p if keep is None else p * keep
+
+    dv = _sum_live(w.swapaxes(-1, -2), do, live.swapaxes(-1, -2))  # from o = w v
+    dp = do @ v.swapaxes(-1, -2)  # from o = w v
+    dp = dp if keep is None else dp * keep  # from w = p · keep
+    dp = dp if dweights is None else dp + dweights
+    dp = np.where(live, dp, 0)  # 0 · NaN is NaN, but a hidden value matters to nobody  [10]
+    delta = (p * dp).sum(-1, keepdims=True)  # (..., H, T, 1)
+    delta = delta if dlse is None else delta - dlse[..., None]
+    ds = np.where(live, p * (dp - delta), 0)  # from p = softmax(s) and lse(s)
+    ds_sink = None if p_sink is None else -p_sink * delta  # the same row of the Jacobian, dp = 0
+
+    dx = ds  # from s = x + bias
+    if capped is not None:
+        dx = dx * _slope(problem, capped)  # from s = score_mod(x)
+    if tanh is not None:
+        dx = dx * (1 - tanh**2)  # from s = c · tanh(x / c)
+    dx = dx if dx is ds else np.where(live, dx, 0)
+    dq = problem.scale * _sum_live(dx, k, live)  # from x = scale · q kᵀ
+    dk = problem.scale * _sum_live(dx.swapaxes(-1, -2), q, live.swapaxes(-1, -2))
+
+    return Gradients(
+        q=sum_to(dq, problem.q.shape),
+        k=_sum_shared(dk, problem.K, problem.k.shape),
+        v=_sum_shared(dv, problem.K, problem.v.shape),
+        bias=None if problem.bias is None else sum_to(ds, problem.bias.shape),
+        sinks=None if ds_sink is None else sum_to(ds_sink, (problem.H, 1, 1))[:, 0, 0],
+    )
+
+
+@np.errstate(**QUIET)  # type: ignore[arg-type]
+def jvp(
+    problem: Problem,
+    residuals: Residuals,
+    dq: Array | None = None,
+    dk: Array | None = None,
+    dv: Array | None = None,
+    dbias: Array | None = None,
+    dsinks: Array | None = None,
+) -> tuple[Array, Array]:
+    """The change (do, dlse) of (out, lse) along a direction: forward, line by line."""
+    q, k, v, tanh, capped, live, p, p_sink, keep = residuals
+    dx = np.zeros_like(p)
+    if dq is not None:
+        dx = dx + problem.scale * (dq @ k.swapaxes(-1, -2))  # x = scale · q kᵀ
+    if dk is not None:
+        dx = dx + problem.scale * (q @ _repeat(dk, problem).swapaxes(-1, -2))
+    ds = dx if tanh is None else dx * (1 - tanh**2)  # s = c · tanh(x / c)
+    ds = ds if capped is None else ds * _slope(problem, capped)  # s = score_mod(x)
+    ds = ds if dbias is None else ds + dbias
+    ds = np.where(live, ds, 0)
+    dlse = (p * ds).sum(-1, keepdims=True)  # (..., H, T, 1)
+    if p_sink is not None and dsinks is not None:
+        dlse = dlse + p_sink * dsinks[:, None, None]
+    dp = p * (ds - dlse)  # p = exp(s − lse)
+    dw, w = (dp, p) if keep is None else (dp * keep, p * keep)
+    do = _sum_live(dw, v, live)
+    if dv is not None:
+        do = do + _sum_live(w, _repeat(dv, problem), live)  # o = w v
+    return (do[0], dlse[0, ..., 0]) if problem.headless else (do, dlse[..., 0])
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def _operands(problem: Problem) -> tuple[Array, Array, Array]:
+    """q, k, v in the dtype computed in, with a head axis, shared heads repeated.  [1, 15]"""
+    q, k, v = (x.astype(problem.dtype, copy=False) for x in (problem.q, problem.k, problem.v))
+    if problem.headless:
+        return q[None], k[None], v[None]
+    whole = (*problem.lead, problem.H, problem.T, problem.D)
+    q = q if q.shape == whole else np.broadcast_to(q, whole)
+    return q, _repeat(k, problem), _repeat(v, problem)
+
+
+def _repeat(x: Array, problem: Problem) -> Array:
+    """(..., K, S, n) → (..., H, S, n): query head h uses key/value head h // (H / K).  [1]"""
+    if problem.K == problem.H:
+        return x
+    return np.repeat(x, problem.H // problem.K, axis=-3)
+
+
+def _sum_shared(dx: Array, K: int, shape: tuple[int, ...]) -> Array:
+    """(..., H, S, n) → `shape`: sum over the query heads that share a head, and broadcasting."""
+    H = dx.shape[-3]
+    if H != K:
+        dx = dx.reshape(*dx.shape[:-3], K, H // K, *dx.shape[-2:]).sum(-3)
+    return sum_to(dx, shape)
+
+
+def _softmax(s: Array, sinks: Array | None) -> tuple[Array, Array | None, Array]:
+    """p, p_sink and lse of the scores and one sink a head.  [8, 11]"""
+    m = s.real.max(-1, keepdims=True, initial=-np.inf)  # (..., H, T, 1)
+    if sinks is not None:
+        m = np.maximum(m, sinks.real)
+    # A query that sees no key has maximum −inf, and −inf − −inf is NaN.
+    m = np.where(m == -np.inf, 0, m)
+    e = np.exp(s - m)  # (..., H, T, S)
+    total = e.sum(-1, keepdims=True)
+    e_sink = None if sinks is None else np.exp(sinks - m)
+    total = total if e_sink is None else total + e_sink
+    lse = (m + np.log(total))[..., 0]
+    total = np.where(total == 0, 1, total)
+    return e / total, None if e_sink is None else e_sink / total, lse
+
+
+def _sum_live(w: Array, x: Array, live: Array) -> Array:
+    """w @ x in which x counts only where it is live: 0 · NaN is NaN.  [10]"""
+    finite = np.isfinite(x)
+    if finite.all():
+        return np.asarray(w @ x)
+    touched = live.astype(np.float64) @ ~finite > 0  # a NaN or inf that this row does see
+    return np.where(touched, np.nan, w @ np.where(finite, x, 0))
+
+
+def _sinks(problem: Problem) -> Array | None:
+    return None if problem.sinks is None else problem.sinks.astype(problem.dtype)[:, None, None]
+
+
+def _keep(problem: Problem) -> Array | None:
+    if problem.dropout_mask is None:
+        return None
+    return problem.dropout_mask.astype(problem.dtype) / (1 - problem.dropout_rate)
+
+
+def _call_score_mod(problem: Problem, s: Array) -> Array:
+    batch = np.arange(int(np.prod(problem.lead))).reshape(*problem.lead, 1, 1, 1)
+    head, query, key = np.ogrid[: problem.H, : problem.T, : problem.S]
+    assert problem.score_mod is not None
+    return np.broadcast_to(problem.score_mod(s, batch, head, query, key), s.shape)
+
+
+def _slope(problem: Problem, s: Array) -> Array:
+    """The derivative of score_mod at s by complex step, held against a difference.  [3]"""
+    if s.dtype.kind == "c":
+        raise OptionError("score_mod has no gradient for complex scores: pass real q, k, bias")
+    tiny = np.finfo(s.dtype).tiny ** 0.5
+    slope = np.asarray(_call_score_mod(problem, s + 1j * tiny)).imag / tiny
+    u = np.finfo(s.dtype).eps
+    h = u ** (1 / 3) * np.maximum(1, abs(s))  # balances truncation h² against rounding u / h
+    here, up, down = (_call_score_mod(problem, s + d) for d in (0, h, -h))
+    rise, fall = (up - here) / h, (here - down) / h
+    # The two one-sided differences bracket the derivative of a smooth function; a kink between
+    # them widens the bracket. √u is far above the rounding of either, far below a lost term.
+    allowed = abs(rise - fall) + u**0.5 * (1 + abs(here) + abs(rise) + abs(fall))
+    if (abs(slope - (rise + fall) / 2) > allowed).any():
+        raise OptionError(
+            "score_mod has a complex-step derivative that differs from its difference quotient: "
+            "it must be analytic in s (np.abs and .real are not; write np.where(s.real > 0, s, -s))"
+        )
+    return np.asarray(slope)
