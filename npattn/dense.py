@@ -48,7 +48,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
         tanh = np.tanh(s / problem.softcap)
         s = problem.softcap * tanh  # [2]
     if problem.score_mod is not None:
-        capped, s = s, _call_score_mod(problem, s)  # [3]
+        capped, s = s, call_score_mod(problem, s)  # [3]
     if problem.bias is not None:
         s = s + problem.bias.astype(s.dtype)  # [4]
     if problem.visible is not None:
@@ -58,7 +58,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
     p, p_sink, lse = _softmax(s, _sinks(problem))  # [8, 11]
     keep = _keep(problem)
     w = p if keep is None else p * keep  # [9]
-    o = _sum_live(w, v, live)  # (..., H, T, E)  [10]
+    o = sum_live(w, v, live)  # (..., H, T, E)  [10]
 
     residuals = Residuals(q, k, v, tanh, capped, live, p, p_sink, keep)
     return (o[0], lse[0], residuals) if problem.headless else (o, lse, residuals)
@@ -76,7 +76,7 @@ def backward(
     q, k, v, tanh, capped, live, p, p_sink, keep = residuals
     w = p if keep is None else p * keep
 
-    dv = _sum_live(w.swapaxes(-1, -2), do, live.swapaxes(-1, -2))  # from o = w v
+    dv = sum_live(w.swapaxes(-1, -2), do, live.swapaxes(-1, -2))  # from o = w v
     dp = do @ v.swapaxes(-1, -2)  # from o = w v
     dp = dp if keep is None else dp * keep  # from w = p · keep
     dp = dp if dweights is None else dp + dweights
@@ -88,17 +88,17 @@ def backward(
 
     dx = ds  # from s = x + bias
     if capped is not None:
-        dx = dx * _slope(problem, capped)  # from s = score_mod(x)
+        dx = dx * slope(problem, capped)  # from s = score_mod(x)
     if tanh is not None:
         dx = dx * (1 - tanh**2)  # from s = c · tanh(x / c)
     dx = dx if dx is ds else np.where(live, dx, 0)
-    dq = problem.scale * _sum_live(dx, k, live)  # from x = scale · q kᵀ
-    dk = problem.scale * _sum_live(dx.swapaxes(-1, -2), q, live.swapaxes(-1, -2))
+    dq = problem.scale * sum_live(dx, k, live)  # from x = scale · q kᵀ
+    dk = problem.scale * sum_live(dx.swapaxes(-1, -2), q, live.swapaxes(-1, -2))
 
     return Gradients(
         q=sum_to(dq, problem.q.shape),
-        k=_sum_shared(dk, problem.K, problem.k.shape),
-        v=_sum_shared(dv, problem.K, problem.v.shape),
+        k=sum_shared(dk, problem.K, problem.k.shape),
+        v=sum_shared(dv, problem.K, problem.v.shape),
         bias=None if problem.bias is None else sum_to(ds, problem.bias.shape),
         sinks=None if ds_sink is None else sum_to(ds_sink, (problem.H, 1, 1))[:, 0, 0],
     )
@@ -122,7 +122,7 @@ def jvp(
     if dk is not None:
         dx = dx + problem.scale * (q @ _repeat(dk, problem).swapaxes(-1, -2))
     ds = dx if tanh is None else dx * (1 - tanh**2)  # s = c · tanh(x / c)
-    ds = ds if capped is None else ds * _slope(problem, capped)  # s = score_mod(x)
+    ds = ds if capped is None else ds * slope(problem, capped)  # s = score_mod(x)
     ds = ds if dbias is None else ds + dbias
     ds = np.where(live, ds, 0)
     dlse = (p * ds).sum(-1, keepdims=True)  # (..., H, T, 1)
@@ -130,9 +130,9 @@ def jvp(
         dlse = dlse + p_sink * dsinks[:, None, None]
     dp = p * (ds - dlse)  # p = exp(s − lse)
     dw, w = (dp, p) if keep is None else (dp * keep, p * keep)
-    do = _sum_live(dw, v, live)
+    do = sum_live(dw, v, live)
     if dv is not None:
-        do = do + _sum_live(w, _repeat(dv, problem), live)  # o = w v
+        do = do + sum_live(w, _repeat(dv, problem), live)  # o = w v
     return (do[0], dlse[0, ..., 0]) if problem.headless else (do, dlse[..., 0])
 
 
@@ -156,7 +156,7 @@ def _repeat(x: Array, problem: Problem) -> Array:
     return np.repeat(x, problem.H // problem.K, axis=-3)
 
 
-def _sum_shared(dx: Array, K: int, shape: tuple[int, ...]) -> Array:
+def sum_shared(dx: Array, K: int, shape: tuple[int, ...]) -> Array:
     """(..., H, S, n) → `shape`: sum over the query heads that share a head, and broadcasting."""
     H = dx.shape[-3]
     if H != K:
@@ -180,7 +180,7 @@ def _softmax(s: Array, sinks: Array | None) -> tuple[Array, Array | None, Array]
     return e / total, None if e_sink is None else e_sink / total, lse
 
 
-def _sum_live(w: Array, x: Array, live: Array) -> Array:
+def sum_live(w: Array, x: Array, live: Array) -> Array:
     """w @ x in which x counts only where it is live: 0 · NaN is NaN.  [10]"""
     finite = np.isfinite(x)
     if finite.all():
@@ -199,29 +199,29 @@ def _keep(problem: Problem) -> Array | None:
     return problem.dropout_mask.astype(problem.dtype) / (1 - problem.dropout_rate)
 
 
-def _call_score_mod(problem: Problem, s: Array) -> Array:
+def call_score_mod(problem: Problem, s: Array) -> Array:
     batch = np.arange(int(np.prod(problem.lead))).reshape(*problem.lead, 1, 1, 1)
     head, query, key = np.ogrid[: problem.H, : problem.T, : problem.S]
     assert problem.score_mod is not None
     return np.broadcast_to(problem.score_mod(s, batch, head, query, key), s.shape)
 
 
-def _slope(problem: Problem, s: Array) -> Array:
+def slope(problem: Problem, s: Array) -> Array:
     """The derivative of score_mod at s by complex step, held against a difference.  [3]"""
     if s.dtype.kind == "c":
         raise OptionError("score_mod has no gradient for complex scores: pass real q, k, bias")
     tiny = np.finfo(s.dtype).tiny ** 0.5
-    slope = np.asarray(_call_score_mod(problem, s + 1j * tiny)).imag / tiny
+    rate = np.asarray(call_score_mod(problem, s + 1j * tiny)).imag / tiny
     u = np.finfo(s.dtype).eps
     h = u ** (1 / 3) * np.maximum(1, abs(s))  # balances truncation h² against rounding u / h
-    here, up, down = (_call_score_mod(problem, s + d) for d in (0, h, -h))
+    here, up, down = (call_score_mod(problem, s + d) for d in (0, h, -h))
     rise, fall = (up - here) / h, (here - down) / h
     # The two one-sided differences bracket the derivative of a smooth function; a kink between
     # them widens the bracket. √u is far above the rounding of either, far below a lost term.
     allowed = abs(rise - fall) + u**0.5 * (1 + abs(here) + abs(rise) + abs(fall))
-    if (abs(slope - (rise + fall) / 2) > allowed).any():
+    if (abs(rate - (rise + fall) / 2) > allowed).any():
         raise OptionError(
             "score_mod has a complex-step derivative that differs from its difference quotient: "
             "it must be analytic in s (np.abs and .real are not; write np.where(s.real > 0, s, -s))"
         )
-    return np.asarray(slope)
+    return np.asarray(rate)

@@ -1,0 +1,402 @@
+"""The second oracle: attention and its gradients in plain Python floats and loops.
+
+    s = c·tanh(scale · q kᵀ / c)   s ← score_mod(s) + bias   p = softmax(s)   o = (p · keep) v
+
+    B batch   H query heads   K key/value heads   T queries   S keys
+    D query/key size   E value size
+    q (..., H, T, D)   k (..., K, S, D)   v (..., K, S, E)   o (..., H, T, E)   lse (..., H, T)
+    A hidden key, or one whose score is −inf, is in no sum. A query without any score gives o = 0,
+    lse = −inf, and passes no gradient. Numbers in brackets are the rules of docs/semantics.md.
+    Source: Vaswani et al. 2017, eq. 1. Gradients: docs/derivations/attention.md.
+
+This file shares nothing with dense.py on purpose: it works one query at a time, decides itself what
+a query sees and where an array broadcasts, differentiates softcap as 1/cosh², and adds with
+math.fsum. Conventions are computed as they read, not by way of another problem. NumPy only
+carries numbers in and out, and is what score_mod expects.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from npattn.errors import OptionError
+from npattn.problem import Array, Gradients, Problem
+
+__all__ = ["Meaning", "backward", "forward"]
+
+Index = tuple[int, ...]
+
+STEP = 1e-200  # of the complex step: its square vanishes, so that only rounding is left
+
+
+class Meaning(Protocol):
+    """What loops reads of a `Conventions`: any object with these attributes will do.
+
+    The alignment of causal and window is not among them: a `Problem` carries it.
+    """
+
+    @property
+    def mask_true(self) -> str: ...
+    @property
+    def window(self) -> str: ...
+    @property
+    def hidden_fill(self) -> float | None: ...
+    @property
+    def empty_row(self) -> str: ...
+    @property
+    def lse_base(self) -> str: ...
+    @property
+    def lse_empty(self) -> float: ...
+
+
+class _Default(NamedTuple):
+    """The meaning of docs/semantics.md."""
+
+    mask_true: str = "attend"
+    window: str = "beside"
+    hidden_fill: float | None = None
+    empty_row: str = "zero"
+    lse_base: str = "e"
+    lse_empty: float = -math.inf
+
+
+class _Score(NamedTuple):
+    """The score of one key for one query."""
+
+    value: float
+    slope: float  # its derivative by scale · q·k
+    free: bool  # False where it is a constant, which passes no gradient
+
+
+class _Row(NamedTuple):
+    """One query of one head: forward's result, and what backward needs."""
+
+    scores: dict[int, _Score]  # by key; only keys that have a part in the row
+    p: dict[int, float]  # the weights of these keys, before dropout
+    w: dict[int, float]  # after dropout
+    p_sink: float
+    lse: float
+    out: list[float]  # (E,)
+
+
+def forward(problem: Problem, conventions: Meaning | None = None) -> tuple[Array, Array, Array]:
+    """What a query at a time gives.
+
+    Parameters
+    ----------
+    problem : Problem
+        Real. Its mask and window are in the terms of `conventions`.
+    conventions : Conventions, optional
+        Default: docs/semantics.md.
+
+    Returns
+    -------
+    out (..., H, T, E), lse (..., H, T), weights (..., H, T, S)
+        In float64; weights are before dropout.
+
+    Raises
+    ------
+    OptionError
+        If an array is complex.
+    """
+    task = _Task(problem, conventions or _Default())
+    out, lse, weights = (np.zeros((*task.rows, n)) for n in (problem.E, 1, problem.S))
+    for b, at in task.queries():
+        row = _row(task, b, at)
+        out[at] = row.out
+        lse[at] = row.lse
+        for s, p in row.p.items():
+            weights[(*at, s)] = p
+    if problem.headless:  # the one head has no axis  [14]
+        out, lse, weights = out[0], lse[0], weights[0]
+    return out, lse[..., 0], weights
+
+
+def backward(
+    problem: Problem,
+    dout: Array,
+    dlse: Array | None = None,
+    dweights: Array | None = None,
+    conventions: Meaning | None = None,
+) -> Gradients:
+    """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards.
+
+    Parameters
+    ----------
+    problem, conventions
+        As in `forward`.
+    dout, dlse, dweights : array, optional but dout
+        Shaped as what `forward` returns.
+
+    Returns
+    -------
+    Gradients
+        In float64, each shaped as its input; None where there is no such input.
+
+    Raises
+    ------
+    OptionError
+        If an array is complex.
+    """
+    task = _Task(problem, conventions or _Default())
+    given = (_real("dout", dout), _real("dlse", dlse), _real("dweights", dweights))
+    sums = {
+        name: _Sums(array.shape)
+        for name in ("q", "k", "v", "bias", "sinks")
+        if (array := getattr(problem, name)) is not None
+    }
+    for b, at in task.queries():
+        do, dl, dw = _cotangents(task, at, *given)
+        _add_row(task, sums, at, _row(task, b, at), do, dl, dw)
+    return Gradients(**{name: total.array() for name, total in sums.items()})
+
+
+# --- one row, forward -----------------------------------------------------------------------------
+
+
+def _row(task: _Task, b: int, at: Index) -> _Row:
+    """The query at `at` = (..., h, t) with all keys."""
+    scores = {}
+    for s in range(task.problem.S):
+        if _sees(task, at, s):
+            scores[s] = _score(task, b, at, s)
+        elif task.meaning.hidden_fill is not None:
+            scores[s] = _Score(task.meaning.hidden_fill, 0.0, free=False)
+    scores = {s: score for s, score in scores.items() if score.value != -math.inf}  # [4]
+    sink = task.value("sinks", at[-2:-1], -math.inf)
+    if not scores and sink == -math.inf:
+        return _empty_row(task, at)
+
+    p, p_sink, lse = _softmax({s: score.value for s, score in scores.items()}, sink)  # [8, 11]
+    if task.meaning.lse_base == "2":
+        lse /= math.log(2)
+    w = {s: p[s] * _keep(task, at, s) for s in p}  # [9]
+    return _Row(scores, p, w, p_sink, lse, _out(task, at, w))
+
+
+def _sees(task: _Task, at: Index, s: int) -> bool:
+    """Whether mask, causal and window all let the query at `at` see key s.  [5-7]"""
+    problem, t = task.problem, at[-1]
+    from_end = t + problem.S - problem.T  # the key beside t when the last query is beside the last
+    if task.mask is not None:
+        said = bool(task.mask[_within(task.mask.shape, (*at, s))])
+        if said == (task.meaning.mask_true == "hide"):
+            return False
+    if problem.causal == "top_left" and s > t:
+        return False
+    if problem.causal == "bottom_right" and s > from_end:
+        return False
+    if problem.window is not None:
+        left, right = problem.window
+        beside = t if problem.alignment == "top_left" else from_end
+        counted = 1 if task.meaning.window == "total" else 0  # the query itself, in left
+        if left is not None and beside - s > left - counted:
+            return False
+        if right is not None and s - beside > right:
+            return False
+    return True
+
+
+def _score(task: _Task, b: int, at: Index, s: int) -> _Score:
+    """scale · q·k, capped, modified, biased; with the derivative by scale · q·k.  [1-4]"""
+    problem, h, t = task.problem, at[-2], at[-1]
+    q, k = task.vector("q", at), task.vector("k", task.key(at, s))
+    x = task.scale * _sum(a * b for a, b in zip(q, k, strict=True))
+    slope = 1.0
+    if problem.softcap is not None:
+        x, slope = problem.softcap * math.tanh(x / problem.softcap), _sech2(x / problem.softcap)
+    if problem.score_mod is not None:
+        where = tuple(np.int64(i) for i in (b, h, t, s))
+        with np.errstate(all="ignore"):
+            changed = problem.score_mod(np.float64(x), *where)  # type: ignore[arg-type]  # 0-d
+            stepped = problem.score_mod(np.complex128(complex(x, STEP)), *where)  # type: ignore[arg-type]
+        x, slope = float(changed), slope * (complex(stepped).imag / STEP)
+    return _Score(x + task.value("bias", (*at, s), 0.0), slope, free=True)
+
+
+def _softmax(scores: dict[int, float], sink: float) -> tuple[dict[int, float], float, float]:
+    """The weights, the sink's weight and the lse of scores that are not all −inf.  [8, 11]"""
+    everything = [*scores.values(), sink]
+    top = math.nan if any(map(math.isnan, everything)) else max(everything)
+    e = {s: math.exp(score - top) for s, score in scores.items()}
+    e_sink = math.exp(sink - top)
+    total = _sum([*e.values(), e_sink])
+    return {s: x / total for s, x in e.items()}, e_sink / total, top + math.log(total)
+
+
+def _empty_row(task: _Task, at: Index) -> _Row:
+    """A query without a score: what it gives is a convention.  [8]"""
+    S, E, lse = task.problem.S, task.problem.E, task.meaning.lse_empty
+    if task.meaning.empty_row == "zero" or (task.meaning.empty_row == "mean" and S == 0):
+        return _Row({}, {}, {}, 0.0, lse, [0.0] * E)
+    if task.meaning.empty_row == "nan":
+        p = dict.fromkeys(range(S), math.nan)
+        return _Row(dict.fromkeys(p, _Score(math.nan, 1.0, True)), p, p, 0.0, lse, [math.nan] * E)
+    p = dict.fromkeys(range(S), 1 / S)
+    return _Row(dict.fromkeys(p, _Score(0.0, 0.0, False)), p, p, 0.0, lse, _out(task, at, p))
+
+
+def _out(task: _Task, at: Index, w: dict[int, float]) -> list[float]:
+    """o = w v over the keys of one row: (E,).  [10]"""
+    values = {s: task.vector("v", task.key(at, s)) for s in w}
+    return [_sum(_times(w[s], values[s][e]) for s in w) for e in range(task.problem.E)]
+
+
+def _keep(task: _Task, at: Index, s: int) -> float:
+    """What dropout multiplies a weight by.  [9]"""
+    kept = task.value("dropout_mask", (*at, s), 1.0)
+    return kept / (1 - task.problem.dropout_rate)
+
+
+# --- one row, backward ----------------------------------------------------------------------------
+
+
+def _add_row(
+    task: _Task,
+    sums: dict[str, _Sums],
+    at: Index,
+    row: _Row,
+    do: list[float],
+    dlse: float,
+    dweights: list[float],
+) -> None:
+    """Add what one query passes to every gradient."""
+    scale, q = task.scale, task.vector("q", at)
+    dp = {}  # the gradient of each weight before dropout
+    for s in row.p:
+        v, key = task.vector("v", task.key(at, s)), task.key(at, s)
+        for e, x in enumerate(do):
+            sums["v"].add((*key, e), _times(row.w[s], x))  # from o = w v
+        dw = _sum(a * b for a, b in zip(do, v, strict=True))  # from o = w v
+        dp[s] = dw * _keep(task, at, s) + dweights[s]  # from w = p · keep
+    delta = _sum(row.p[s] * dp[s] for s in dp) - dlse
+
+    for s, score in row.scores.items():
+        if not score.free:
+            continue
+        k, key = task.vector("k", task.key(at, s)), task.key(at, s)
+        ds = row.p[s] * (dp[s] - delta)  # from p = exp(s − lse), and lse
+        if "bias" in sums:
+            sums["bias"].add((*at, s), ds)  # from s = x + bias
+        dx = ds * score.slope  # from s = score_mod(c · tanh(x / c))
+        for d in range(task.problem.D):
+            sums["q"].add((*at, d), scale * _times(dx, k[d]))  # from x = scale · q·k
+            sums["k"].add((*key, d), scale * _times(dx, q[d]))
+    if "sinks" in sums:
+        sums["sinks"].add(at[-2:-1], -row.p_sink * delta)  # as ds, with dp = 0
+
+
+def _cotangents(
+    task: _Task, at: Index, dout: Array | None, dlse: Array | None, dweights: Array | None
+) -> tuple[list[float], float, list[float]]:
+    """dout (E,), dlse and dweights (S,) of one row."""
+    do, dl, dw = [0.0] * task.problem.E, 0.0, [0.0] * task.problem.S
+    if dout is not None:
+        do = dout[_within(dout.shape[:-1], at)].tolist()
+    if dlse is not None:
+        dl = float(dlse[_within(dlse.shape, at)])
+        dl = dl / math.log(2) if task.meaning.lse_base == "2" else dl
+    if dweights is not None:
+        dw = dweights[_within(dweights.shape[:-1], at)].tolist()
+    return do, dl, dw
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+class _Task:
+    """A problem and its meaning, with its numbers as Python floats where they are asked for."""
+
+    def __init__(self, problem: Problem, meaning: Meaning) -> None:
+        self.problem = problem
+        self.meaning = meaning
+        self.mask = problem.mask
+        assert problem.scale is not None  # Problem has put the default there  [1]
+        self.scale = problem.scale
+        self.rows = (*problem.lead, problem.H, problem.T)
+        names = ("q", "k", "v", "bias", "sinks", "dropout_mask")
+        self.arrays = {name: _real(name, getattr(problem, name)) for name in names}
+
+    def queries(self) -> Iterator[tuple[int, Index]]:
+        """The flat leading index b and the index (..., h, t) of every query."""
+        problem = self.problem
+        leads = itertools.product(*(range(n) for n in problem.lead))
+        for b, lead in enumerate(leads):
+            for h, t in itertools.product(range(problem.H), range(problem.T)):
+                yield b, (*lead, h, t)
+
+    def key(self, at: Index, s: int) -> Index:
+        """The index (..., K head, s) of key s for the query at (..., h, t).  [1]"""
+        queries_a_head = self.problem.H // self.problem.K
+        return (*at[:-2], at[-2] // queries_a_head, s)
+
+    def vector(self, name: str, at: Index) -> list[float]:
+        """The last axis of q, k or v at an index of the whole."""
+        array = self.arrays[name]
+        assert array is not None
+        vector: list[float] = array[_within(array.shape[:-1], at)].tolist()
+        return vector
+
+    def value(self, name: str, at: Index, default: float) -> float:
+        """The number of bias, sinks or dropout_mask at an index of the whole."""
+        array = self.arrays[name]
+        return default if array is None else float(array[_within(array.shape, at)])
+
+
+class _Sums:
+    """The terms of a gradient, by the element of its input that they belong to.  [13]"""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.terms: dict[Index, list[float]] = defaultdict(list)
+
+    def add(self, at: Index, term: float) -> None:
+        """Add to the element that broadcasts to the index `at` of the whole."""
+        self.terms[_within(self.shape, at)].append(term)
+
+    def array(self) -> Array:
+        """The gradient, 0 where nothing was added."""
+        array = np.zeros(self.shape)
+        for at, terms in self.terms.items():
+            array[at] = _sum(terms)
+        return array
+
+
+def _within(shape: tuple[int, ...], at: Index) -> Index:
+    """Where an array of `shape` has what broadcasts to the index `at` of the whole.  [14]"""
+    tail = at[len(at) - len(shape) :]
+    return tuple(0 if n == 1 else i for n, i in zip(shape, tail, strict=True))
+
+
+def _real(name: str, array: Any) -> Array | None:
+    if array is None:
+        return None
+    array = np.asarray(array)
+    if array.dtype.kind == "c":
+        raise OptionError(f"{name} is {array.dtype}, must be real: loops works in Python floats")
+    return np.asarray(array.astype(np.float64))
+
+
+def _sum(terms: Iterable[float]) -> float:
+    terms = list(terms)
+    try:
+        return math.fsum(terms)
+    except (OverflowError, ValueError):  # beyond the largest float; ∞ − ∞
+        return sum(terms)
+
+
+def _times(weight: float, x: float) -> float:
+    """weight · x, but NaN for an x that is not finite, whatever the weight.  [10]"""
+    return weight * x if math.isfinite(x) else math.nan
+
+
+def _sech2(x: float) -> float:
+    """1 / cosh(x)², which 1 − tanh(x)² loses to cancellation."""
+    e = math.exp(-2 * abs(x))
+    return 4 * e / (1 + e) ** 2

@@ -1,0 +1,479 @@
+"""check: probe what an implementation accepts, hold it against every rule, shrink what fails."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as hypothesis_seed
+from hypothesis.errors import Flaky
+
+import npattn
+from npattn.conventions import Conventions
+from npattn.errors import DtypeError, OptionError
+from npattn.testing.implementation import Implementation, ImplementationError
+from npattn.testing.properties import PROPERTIES, Property, Trial, Violation
+from npattn.testing.recipe import Recipe
+from npattn.testing.report import Outcome, Report, Status
+from npattn.testing.script import script
+from npattn.testing.strategies import FEATURES, STRUCTURE, Space, recipes
+from npattn.testing.tolerance import Rounding
+
+__all__ = ["check"]
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+SHRINK_SECONDS = 8.0  # per failing rule; the smallest problem found by then is reported
+Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
+
+
+def check(
+    f: Callable[..., Any] | Implementation,
+    *,
+    backward: Callable[..., Any] | None = None,
+    framework: str = "auto",
+    layout: str = "BHTD",
+    conventions: Conventions | None = None,
+    features: Iterable[str] | None = None,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    dtypes: Sequence[str] = ("float32",),
+    device: str | None = None,
+    examples: int = 100,
+    seed: int = 0,
+    rounding: Rounding | str | None = None,
+    strict: bool = False,
+    only: Iterable[str] | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Judge an attention implementation: is it right, forward and backward?
+
+    Parameters
+    ----------
+    f : callable or Implementation
+        ``f(q, k, v, <options it has>)``; the options that it names are what it is tested on.
+    backward : callable, optional
+        Of a NumPy function: ``backward(dout, q, k, v, *, out, lse, ...)``.
+    framework : {"auto", "numpy", "torch"}
+    layout : {"BHTD", "BTHD"}
+    conventions : Conventions, optional
+        What it promises where systems disagree; default: docs/semantics.md.
+    features : iterable of str, optional
+        Instead of what its signature says.
+    sizes : mapping, optional
+        Restricts what is drawn to what a kernel takes: ``{"D": (64, 128)}``.
+    dtypes : sequence of str, default ("float32",)
+    device : str, optional
+        Of torch tensors.
+    examples : int, default 100
+        Different problems a rule.
+    seed : int, default 0
+        Everything random comes from it.
+    rounding : Rounding or str, optional
+        What it rounds: "upcast", "fused", "eager"; default: the loosest that the dtype explains.
+    strict : bool
+        A suspect counts as failed.
+    only : iterable of str, optional
+        Rules, or beginnings of their names.
+    progress : callable, optional
+        Told ``(dtype, rule, done, total)``.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    OptionError, DtypeError
+        Before any work, where an argument is not legal.
+
+    Examples
+    --------
+    >>> from npattn.testing import check
+    >>> from npattn.testing.targets.numpy import naive
+    >>> report = check(naive, examples=5, only=["empty-row"])
+    >>> report.passed
+    False
+    """
+    if isinstance(f, Implementation):
+        implementation = f
+    else:
+        implementation = Implementation(
+            f, backward=backward, features=features, framework=framework, layout=layout
+        )
+    if device is not None:
+        implementation.on(device)
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}")
+    if not dtypes or examples < 1:
+        raise OptionError(f"dtypes is {dtypes!r} and examples {examples}, must be 1 or more each")
+    rules = _chosen(only)
+    space = Space(features=implementation.features, sizes=dict(sizes or {}))
+    outcomes: list[Outcome] = []
+    untested = [f"{name}: unknown to the judge, keeps its default" for name in implementation.untested]
+    untested += _missing(implementation)
+    for dtype in dtypes:
+        model = rounding
+        if not isinstance(model, Rounding):
+            model = Rounding.undeclared(dtype) if model is None else Rounding.named(model)
+        trial = Trial(
+            implementation, conventions or Conventions(), model, replace(space, dtype=dtype)
+        )
+        judge = _Judge(trial, examples, seed, progress or (lambda *_: None))
+        outcomes += judge.run(rules)
+        untested += [f"{dtype}: {line}" for line in judge.refused]
+    facts = {
+        "seed": seed,
+        "examples": examples,
+        "features": ", ".join(sorted(implementation.features)) or "none",
+        "rounding": rounding.name if isinstance(rounding, Rounding) else rounding or "undeclared",
+        "conventions": _said(conventions),
+        "versions": {
+            "npattn": npattn.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            **({"torch": sys.modules["torch"].__version__} if "torch" in sys.modules else {}),
+        },
+    }
+    return Report(implementation.name, tuple(outcomes), tuple(untested), facts, strict)
+
+
+def _chosen(only: Iterable[str] | None) -> list[Property]:
+    if only is None:
+        return list(PROPERTIES.values())
+    chosen: list[Property] = []
+    for wanted in only:
+        found = [p for name, p in PROPERTIES.items() if name.startswith(wanted)]
+        if not found:
+            raise OptionError(f"{wanted!r} is not a rule, must be one of {', '.join(PROPERTIES)}")
+        chosen += [p for p in found if p not in chosen]
+    return chosen
+
+
+def _missing(implementation: Implementation) -> list[str]:
+    """What the implementation does not have."""
+    lines = []
+    absent = [n for n in FEATURES if n not in implementation.features]
+    if absent:
+        lines.append(f"options it does not have: {', '.join(absent)}")
+    if not implementation.has_gradients:
+        lines.append("gradients: no backward= was given")
+    if not implementation.returns_lse:
+        lines.append("lse: no return_lse parameter")
+    return lines
+
+
+def _said(conventions: Conventions | None) -> str:
+    default = Conventions()
+    changed = {
+        name: value
+        for name, value in vars(conventions or default).items()
+        if value != getattr(default, name)
+    }
+    return ", ".join(f"{n}={v!r}" for n, v in changed.items()) or "default"
+
+
+@dataclass
+class _Judge:
+    """One dtype's worth of `check`."""
+
+    trial: Trial
+    examples: int
+    seed: int
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.refused: list[str] = []
+
+    def run(self, rules: list[Property]) -> list[Outcome]:
+        outcomes = self._probe_structure()
+        if not self.trial.space.structure:
+            return outcomes
+        outcomes += self._probe_options()
+        self._probe_gradients()
+        if not any(p.rule.startswith("structure") for p in rules):
+            outcomes = [o for o in outcomes if o.status != "passed"]
+        for number, rule in enumerate(rules):
+            self.progress(self.trial.space.dtype, rule.rule, number, len(rules))
+            outcomes.append(self.judge(rule))
+        self.progress(self.trial.space.dtype, "", len(rules), len(rules))
+        return outcomes
+
+    # --- probing: what is refused with an exception is not applicable, and not drawn again ------------
+
+    def _probe_structure(self) -> list[Outcome]:
+        space, dtype = self.trial.space, self.trial.space.dtype
+        base = space.base()
+        accepted: set[str] = set()
+        first = ""
+        for rank, lead in (("rank 4", base.lead), ("rank 3", ()), ("rank 2", None), ("rank 5", (2, 3))):
+            shape = replace(base, lead=lead, **({"H": 1, "K": 1} if lead is None else {}))
+            try:
+                self.trial.implementation.forward(self.trial.problem(shape))
+            except ImplementationError as err:
+                self.refused.append(f"{rank}: refused ({err})")
+                first = first or str(err)
+            else:
+                accepted.add(rank)
+                base = shape if len(accepted) == 1 else base
+        if not accepted:
+            self.refused = [f"nothing: even the plainest problem is refused ({first})"]
+            self.trial.space = replace(space, structure=frozenset())
+            return [_outcome_of("structure", dtype, "not applicable", message=first)]
+        accepted |= self._probe_variations(base)
+        self.trial.space = replace(space, structure=frozenset(accepted))
+        return []
+
+    def _probe_variations(self, base: Recipe) -> set[str]:
+        accepted = set()
+        for name, change in _variations(base, self.trial.space.sizes).items():
+            recipe = replace(base, **change)
+            problem = self.trial.problem(recipe)
+            try:
+                self.trial.implementation.forward(problem, recipe.view)
+                if self.trial.implementation.has_gradients:
+                    cotangents = self.trial.cotangents(recipe, problem)
+                    self.trial.implementation.gradients(problem, cotangents, recipe.view)
+            except ImplementationError as err:
+                self.refused.append(f"{name}: refused ({err})")
+            else:
+                accepted.add(name)
+        return accepted
+
+    def _probe_options(self) -> list[Outcome]:
+        """Each named option alone, on accepted structure: an exception is an error."""
+        trial, outcomes = self.trial, []
+        space = trial.space
+        base = self._accepted_base()
+        for feature, change in OPTION_PROBES.items():
+            if feature not in space.features:
+                continue
+            recipe = replace(base, **change)
+            problem = trial.problem(recipe)
+            try:
+                trial.implementation.forward(problem)
+                if trial.implementation.has_gradients:
+                    trial.implementation.gradients(problem, trial.cotangents(recipe, problem))
+            except ImplementationError as err:
+                outcomes.append(
+                    _outcome_of(
+                        f"option-{feature}",
+                        space.dtype,
+                        "error",
+                        message=f"{feature} alone: {err}",
+                        problem=problem,
+                        recipe=recipe,
+                        trial=trial,
+                    )
+                )
+                space = replace(space, features=space.features - {feature})
+                self.refused.append(f"{feature}: raised, so it is not drawn again ({err})")
+        trial.space = space
+        return outcomes
+
+    def _probe_gradients(self) -> None:
+        """Which gradients there are: a backward may return fewer than there are inputs."""
+        trial = self.trial
+        if not trial.implementation.has_gradients:
+            return
+        base = self._accepted_base()
+        bias = "matrix" if "bias" in trial.space.features else None
+        recipe = replace(base, bias=bias, sinks="sinks" in trial.space.features)
+        problem = trial.problem(recipe)
+        try:
+            found = trial.implementation.gradients(problem, trial.cotangents(recipe, problem))
+        except ImplementationError as err:
+            self.refused.append(f"gradients: refused ({err})")
+            return
+        trial.gradients = frozenset(found)
+        for name, given in (("dbias", bias), ("dsinks", recipe.sinks)):
+            if given and name not in found:
+                self.refused.append(f"{name}: backward does not return it")
+
+    def _accepted_base(self) -> Recipe:
+        base = self.trial.space.base()
+        leads = {"rank 4": base.lead, "rank 3": (), "rank 2": None, "rank 5": (2, 3)}
+        lead = next(at for rank, at in leads.items() if rank in self.trial.space.structure)
+        return replace(base, lead=lead, **({"H": 1, "K": 1} if lead is None else {}))
+
+    # --- judging ------------------------------------------------------------------------------------
+
+    def judge(self, rule: Property) -> Outcome:
+        """One rule over the problems that Hypothesis draws, the failing one shrunk."""
+        trial, dtype = self.trial, self.trial.space.dtype
+        reason = rule.unless(trial)
+        if reason is not None:
+            return _outcome_of(rule, dtype, "not applicable", message=reason)
+        search = _Search(rule, trial, self.examples)
+        search.run(self.seed)
+        if search.failure is not None:
+            recipe, err = search.failure
+            raised = isinstance(err, ImplementationError)
+            return _outcome_of(
+                rule,
+                dtype,
+                "error" if raised else "failed",
+                worst=getattr(err, "ratio", 0.0),
+                examples=search.tried,
+                message=str(err) + search.note,
+                problem=getattr(err, "problem", None) or trial.problem(recipe),
+                recipe=recipe,
+                trial=trial,
+                error=err,
+            )
+        if search.tried == 0:
+            return _outcome_of(rule, dtype, "not applicable", message="no problem drawn could show it")
+        return _outcome_of(rule, dtype, "passed", worst=search.worst, examples=search.tried)
+
+
+class _Search:
+    """A run of Hypothesis over one rule: `examples` different recipes, then shrinking."""
+
+    def __init__(self, rule: Property, trial: Trial, examples: int) -> None:
+        self.rule, self.trial, self.examples = rule, trial, examples
+        self.worst, self.tried, self.note = 0.0, 0, ""
+        self.failure: tuple[Recipe, Violation | ImplementationError] | None = None
+        self._seen: dict[Recipe, Violation | ImplementationError | None] = {}
+        self._deadline = float("inf")
+
+    def run(self, seed: int) -> None:
+        # Hypothesis repeats and varies what it drew; only different recipes count as examples.
+        profile = settings(
+            max_examples=6 * self.examples,
+            database=None,
+            deadline=None,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+            print_blob=False,
+        )
+        drawn = recipes(self.trial.space, **self.rule.draw(self.trial))
+        test = hypothesis_seed(seed)(profile(given(drawn)(self.one)))
+        try:
+            test()
+        except (Violation, ImplementationError):
+            pass  # remembered in self.failure, at its smallest
+        except Flaky:
+            self.note = "\n(it did not fail every time that the same problem was tried)"
+
+    def one(self, recipe: Recipe) -> None:
+        if recipe in self._seen:
+            err = self._seen[recipe]
+            if err is not None:
+                self.failure = recipe, err
+                raise err
+            return
+        if self.failure is None and self.tried >= self.examples:
+            return
+        if time.monotonic() > self._deadline:
+            return
+        self._seen[recipe] = None
+        try:
+            ratio = self.rule.check(self.trial, recipe)
+        except (Violation, ImplementationError) as err:
+            if self.failure is None:
+                self._deadline = time.monotonic() + SHRINK_SECONDS
+            self._seen[recipe] = err
+            self.failure = recipe, err
+            raise
+        if ratio is not None and self.failure is None:
+            self.tried += 1
+            self.worst = max(self.worst, ratio)
+
+
+def _outcome_of(
+    rule: Property | str,
+    dtype: str,
+    status: Status,
+    *,
+    worst: float = 0.0,
+    examples: int = 0,
+    message: str = "",
+    problem: Any = None,
+    recipe: Recipe | None = None,
+    trial: Trial | None = None,
+    error: Exception | None = None,
+) -> Outcome:
+    text = ""
+    if problem is not None and trial is not None:
+        text = script(trial, rule if isinstance(rule, str) else rule.rule, problem, error)
+    return Outcome(
+        rule=rule if isinstance(rule, str) else rule.rule,
+        section="12, 14" if isinstance(rule, str) else rule.section,
+        about="it accepts what it names" if isinstance(rule, str) else rule.about,
+        dtype=dtype,
+        status=status,
+        worst=worst,
+        examples=examples,
+        message=message,
+        problem=problem,
+        recipe="" if recipe is None or trial is None else _line(recipe, trial),
+        script_text=text,
+    )
+
+
+def _line(recipe: Recipe, trial: Trial) -> str:
+    """The recipe as a line to paste, with `from npattn.testing import Recipe`."""
+    words = []
+    if trial.conventions.causal != "bottom_right":
+        words.append(f"alignment={trial.conventions.causal!r}")
+    if trial.conventions.mask_true != "attend":
+        words.append(f"mask_true={trial.conventions.mask_true!r}")
+    return f"{trial.asked(recipe)!r}.problem({', '.join(words)})"
+
+
+OPTION_PROBES: dict[str, dict[str, Any]] = {
+    "mask": {"mask": "full"},
+    "causal": {"causal": True},
+    "window": {"window": (2, 3)},
+    "bias": {"bias": "full"},
+    "scale": {"scale": 0.5},
+    "softcap": {"softcap": 2.0},
+    "score_mod": {"score_mod": "distance"},
+    "sinks": {"sinks": True},
+    "dropout_mask": {"dropout": 0.0},
+    "dropout_rate": {"dropout": 0.5},
+}
+
+
+def _variations(base: Recipe, sizes: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:
+    """Structure to probe, each alone: what changes in the plainest problem.
+
+    Sizes that were restricted by the user are left alone.
+    """
+    free = {letter: letter not in sizes for letter in "BHKTSDE"}
+    tests: dict[str, dict[str, Any]] = {}
+    if base.lead is not None and free["H"] and free["K"]:
+        tests["K < H"] = {"H": 3 * base.K}
+    elif "H" in sizes and "K" in sizes and max(sizes["H"]) > min(sizes["K"]):
+        tests["K < H"] = {"H": max(sizes["H"]), "K": min(sizes["K"])}
+    tests["E != D"] = {"E": base.E + 8 if free["E"] else max(sizes["E"])}
+    if free["D"] and not free["E"]:
+        tests["E != D"] = {"D": base.D + 8}
+    tests["D % 8"] = {"D": 13} if free["D"] else {}
+    if tests["D % 8"] and free["E"]:
+        tests["D % 8"]["E"] = 13
+    long = 2 * base.S + 1 if free["S"] else max(sizes["S"])
+    tests["T != S"] = {"S": long} if long != base.T else {"T": base.T + 1 if free["T"] else min(sizes["T"])}
+    late = 2 * base.T + 1 if free["T"] else max(sizes["T"])
+    tests["T > S"] = {"T": late}
+    if base.lead and len(base.lead) >= 1:
+        tests["broadcast"] = {"broadcast": True}
+    if base.lead and free["B"]:
+        tests["B = 0"] = {"lead": (0, *base.lead[1:])}
+    if base.lead is not None and free["H"] and free["K"]:
+        tests["H = 0"] = {"H": 0, "K": 0}
+    for letter in "TSDE":
+        if free[letter]:
+            tests[f"{letter} = 0"] = {letter: 0}
+    for view in ("transposed", "stepped", "expanded", "reversed"):
+        tests[view] = {"view": view}
+    legal = {name: change for name, change in tests.items() if change and name in STRUCTURE}
+    if "T > S" in legal and legal["T > S"]["T"] <= base.S:
+        del legal["T > S"]
+    return legal

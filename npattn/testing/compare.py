@@ -1,0 +1,182 @@
+"""An array that was delivered, against the exact one and what is allowed between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from npattn.api import backward, evaluate
+from npattn.conventions import Conventions
+from npattn.errors import OptionError
+from npattn.problem import Array, Problem
+from npattn.testing.tolerance import Rounding, bounds
+
+__all__ = ["Comparison", "compare", "compare_arrays", "excess"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One array against its exact value.
+
+    Attributes
+    ----------
+    name : str
+        "o", "lse", "dq", ...
+    ratio : float
+        Largest error / allowed error; above 1 is wrong, inf for NaN where a number belongs.
+    index : tuple of int
+        Where.
+    got, want, allowed : float
+        There. The error is counted from the nearest number that rounds to `got`.
+    wrong, size : int
+        How many elements are wrong, of how many.
+    """
+
+    name: str
+    ratio: float
+    index: tuple[int, ...]
+    got: complex | float
+    want: float
+    allowed: float
+    wrong: int
+    size: int
+
+    @property
+    def passed(self) -> bool:
+        return self.ratio <= 1
+
+    def __str__(self) -> str:
+        if not self.index and self.size == 0:
+            return f"{self.name} is empty"
+        where = f"{self.name}[{', '.join(map(str, self.index))}]"
+        state = "" if self.passed else f"; {self.wrong} of {self.size} elements are wrong"
+        return (
+            f"{where}: got {self.got:.9g}, want {self.want:.9g}, allowed ±{self.allowed:.3g} "
+            f"(error {self.ratio:.3g} of the allowed{state})"
+        )
+
+
+def excess(got: Array, want: Array) -> Array:
+    """The distance from `want` to the interval of reals that round to `got`, in got's dtype.
+
+    Rounding is monotone, so an implementation that computed some x within t of `want`, and then
+    delivered x rounded, has an excess of at most t. 0 where both are non-finite; inf where only
+    one is.
+    """
+    wide = got.astype(np.float64)
+    with np.errstate(all="ignore"):
+        inf = np.array(np.inf, got.dtype)
+        up = np.nextafter(got, inf).astype(np.float64)
+        down = np.nextafter(got, -inf).astype(np.float64)
+        upper, lower = wide + (up - wide) / 2, wide - (wide - down) / 2
+        gap = np.maximum(np.maximum(lower - want, want - upper), 0)
+    gap = np.where(np.isfinite(wide), gap, np.inf)
+    gap = np.where(np.isfinite(want), gap, np.where(np.isfinite(wide), np.inf, 0))
+    return np.asarray(gap)
+
+
+def compare_arrays(name: str, got: Array, want: Array, allowed: Array) -> Comparison:
+    """Compare element by element.
+
+    Parameters
+    ----------
+    name : str
+    got : array
+        As delivered, in the dtype delivered.
+    want, allowed : float64 arrays of the same shape
+        The exact value and the allowed error. Where `allowed` is inf nothing is required.
+
+    Returns
+    -------
+    Comparison
+        Of the worst element.
+    """
+    gap = excess(got, want)
+    # Overflow is right where the exact value, give or take what is allowed, is beyond the dtype.
+    top = float(ml_dtypes.finfo(got.dtype).max)
+    with np.errstate(all="ignore"):
+        beyond = np.isinf(got.astype(np.float64)) & (abs(want) + allowed > top)
+        ratio = np.where(gap == 0, 0, gap / allowed)
+    ratio = np.where(beyond | np.isposinf(allowed), 0, ratio)
+    ratio = np.where(np.isnan(ratio), np.inf, ratio)  # NaN never passes
+    if ratio.size == 0:
+        return Comparison(name, 0.0, (), 0.0, 0.0, 0.0, 0, 0)
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+    return Comparison(
+        name,
+        float(ratio[index]),
+        index,
+        float(got[index]),
+        float(want[index]),
+        float(allowed[index]),
+        int((ratio > 1).sum()),
+        ratio.size,
+    )
+
+
+def compare(
+    got: Any,
+    problem: Problem,
+    *,
+    dout: Array | None = None,
+    dlse: Array | None = None,
+    conventions: Conventions | None = None,
+    rounding: Rounding | None = None,
+) -> tuple[Comparison, ...]:
+    """Results of some implementation, from a crash dump say, against the oracle.
+
+    Parameters
+    ----------
+    got : array, (o, lse), or mapping
+        o, or a mapping with keys among o, lse, weights, dq, dk, dv, dbias, dsinks.
+    problem : Problem
+        With the arrays as the implementation had them, in their dtype.
+    dout, dlse : array, optional
+        The cotangents of gradients in `got`.
+    conventions : Conventions, optional
+    rounding : Rounding, optional
+        Default: what is allowed to whoever declares nothing, for the dtype of q.
+
+    Returns
+    -------
+    tuple of Comparison
+        One for each result, in the order given; ``all(c.passed for c in ...)``.
+
+    Raises
+    ------
+    OptionError
+        If a name is unknown, or gradients come without `dout`.
+    ShapeError, DtypeError
+        If an array cannot be what it is named.
+    """
+    if isinstance(got, tuple):
+        got = dict(zip(("o", "lse"), got, strict=True))
+    results = dict(got) if isinstance(got, Mapping) else {"o": got}
+    fwd = evaluate(problem, conventions)
+    want: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
+    if "weights" in results:
+        want["weights"] = fwd.weights
+    if dout is not None:
+        grads = backward(fwd, dout, dlse)
+        for name in ("q", "k", "v", "bias", "sinks"):
+            want[f"d{name}"] = getattr(grads, name)
+    allowed = bounds(
+        problem, problem.q.dtype, rounding, dout=dout, dlse=dlse, conventions=conventions
+    )
+    found = []
+    for name, value in results.items():
+        if want.get(name) is None:
+            raise OptionError(
+                f"{name} is not a result of this problem, must be one of "
+                f"{', '.join(n for n, w in want.items() if w is not None)}"
+                + ("" if dout is not None else " (gradients need dout=)")
+            )
+        array = np.asarray(value)
+        if array.shape != want[name].shape:
+            raise OptionError(f"{name} has shape {array.shape}, must have {want[name].shape}")
+        found.append(compare_arrays(name, array, want[name], allowed[name]))
+    return tuple(found)

@@ -1,0 +1,202 @@
+"""What `check` found: one `Outcome` a rule and dtype, and the `Report` of all of them."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from npattn.errors import MissingExtraError
+from npattn.problem import Problem
+
+try:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+except ImportError as err:
+    raise MissingExtraError(
+        "npattn.testing needs hypothesis, rich and click; npattn itself does not: "
+        "pip install 'npattn[check]'"
+    ) from err
+
+__all__ = ["Outcome", "Report", "Status"]
+
+Status = Literal["passed", "failed", "error", "suspect", "not applicable"]
+COLOURS = {"passed": "green", "failed": "bold red", "error": "bold red", "suspect": "yellow"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one rule in one dtype.
+
+    Attributes
+    ----------
+    rule : str
+    section : str
+        Its numbers in docs/semantics.md.
+    about : str
+        The rule in a line.
+    dtype : str
+    status : {"passed", "failed", "error", "suspect", "not applicable"}
+    worst : float
+        The largest error / allowed error seen in problems that passed; of the smallest failing
+        one, where one failed.
+    examples : int
+        How many problems were tried.
+    message : str
+        What was got, wanted, allowed, and where; why it does not apply; "" where it passed.
+    problem : Problem or None
+        The smallest failing problem.
+    recipe : str
+        The line that makes it.
+    """
+
+    rule: str
+    section: str
+    about: str
+    dtype: str
+    status: Status
+    worst: float = 0.0
+    examples: int = 0
+    message: str = ""
+    problem: Problem | None = None
+    recipe: str = ""
+    script_text: str = field(default="", repr=False)
+
+    def script(self) -> str:
+        """A standalone Python file that shows the failure; "" where there is none."""
+        return self.script_text
+
+    @property
+    def id(self) -> str:
+        """How a file of expected failures names it."""
+        return f"{self.rule}[{self.dtype}]"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` found.
+
+    Attributes
+    ----------
+    target : str
+    outcomes : tuple of Outcome
+    untested : tuple of str
+        What was not tested, and why.
+    facts : dict
+        Seed, examples, conventions, rounding, features, versions.
+    strict : bool
+        Whether a suspect counts as failed.
+    """
+
+    target: str
+    outcomes: tuple[Outcome, ...]
+    untested: tuple[str, ...]
+    facts: dict[str, Any]
+    strict: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Nothing failed (nor raised; nor, with `strict`, is suspect), and something was tested."""
+        bad = {"failed", "error"} | ({"suspect"} if self.strict else set())
+        return self.tested and not any(o.status in bad for o in self.outcomes)
+
+    @property
+    def tested(self) -> bool:
+        """Whether any problem was accepted."""
+        return any(o.status != "not applicable" for o in self.outcomes)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        self.print_to(Console(file=text, width=100, no_color=True, highlight=False))
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+    def print_to(self, console: Console) -> None:
+        """Print what was not tested, the table, the failures."""
+        for part in self._parts():
+            # Lines that are to be pasted must not be broken.
+            console.print(part, soft_wrap=isinstance(part, Text))
+
+    def _parts(self) -> list[Any]:
+        parts: list[Any] = [Text(f"npattn check {self.target}", style="bold"), self._facts()]
+        if self.untested:
+            parts += [Text("\nnot tested", style="bold yellow")]
+            parts += [Text(f"  {line}") for line in self.untested]
+        parts += [Text(""), self._table()]
+        for outcome in self.outcomes:
+            if outcome.message and outcome.status in ("failed", "error", "suspect"):
+                parts += [Text(""), self._failure(outcome)]
+        return [*parts, Text("\n" + self._verdict(), style="bold")]
+
+    def _facts(self) -> Text:
+        return Text("  ".join(f"{k} {v}" for k, v in self.facts.items() if k != "versions"), "dim")
+
+    def _table(self) -> Table:
+        dtypes = list(dict.fromkeys(o.dtype for o in self.outcomes))
+        table = Table("rule", "§", box=None, pad_edge=False, header_style="bold")
+        for dtype in dtypes:
+            table.add_column(dtype)
+        for rule in dict.fromkeys(o.rule for o in self.outcomes):
+            row = {o.dtype: o for o in self.outcomes if o.rule == rule}
+            cells = [_cell(row[d]) if d in row else "" for d in dtypes]
+            table.add_row(rule, next(iter(row.values())).section, *cells)
+        return table
+
+    def _failure(self, outcome: Outcome) -> Text:
+        lines = [
+            f"{outcome.id} {outcome.status}: {outcome.about} [semantics {outcome.section}]",
+            *(f"  {line}" for line in outcome.message.splitlines()),
+        ]
+        if outcome.recipe:
+            lines += [f"  on {outcome.problem!r}", f"  drawn as {outcome.recipe}"]
+        return Text("\n".join(lines))
+
+    def _verdict(self) -> str:
+        count = {s: sum(o.status == s for o in self.outcomes) for s in COLOURS}
+        words = [f"{n} {status}" for status, n in count.items() if n]
+        return ("passed" if self.passed else "FAILED") + f": {', '.join(words) or 'nothing tested'}"
+
+    def to_json(self, path: str | Path) -> None:
+        """Write everything, scripts included, as JSON."""
+        Path(path).write_text(json.dumps(self.as_dict(), indent=1, default=str) + "\n")
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `to_json` writes."""
+        return {
+            "target": self.target,
+            "passed": self.passed,
+            "untested": list(self.untested),
+            "facts": {k: str(v) for k, v in self.facts.items()},
+            "outcomes": [
+                {
+                    "rule": o.rule,
+                    "section": o.section,
+                    "dtype": o.dtype,
+                    "status": o.status,
+                    "worst": o.worst if o.worst < float("inf") else "inf",
+                    "examples": o.examples,
+                    "message": o.message,
+                    "problem": "" if o.problem is None else repr(o.problem),
+                    "recipe": o.recipe,
+                    "script": o.script(),
+                }
+                for o in self.outcomes
+            ],
+        }
+
+    def to_html(self, path: str | Path) -> None:
+        """Write the report as a page."""
+        console = Console(file=io.StringIO(), record=True, width=110)
+        self.print_to(console)
+        Path(path).write_text(console.export_html(clear=True))
+
+
+def _cell(outcome: Outcome) -> str:
+    if outcome.status == "not applicable":
+        return f"[dim]– {escape(outcome.message)}[/dim]"
+    colour = COLOURS[outcome.status]
+    tail = f" {outcome.worst:.2g} of allowed" if 0 < outcome.worst < float("inf") else ""
+    return f"[{colour}]{outcome.status}[/{colour}]{tail}"

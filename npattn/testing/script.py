@@ -1,0 +1,181 @@
+"""A standalone Python file that shows a failure with numpy, npattn and the implementation only."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import numpy as np
+
+from npattn.conventions import Conventions
+from npattn.problem import Array, Problem
+from npattn.testing.implementation import Implementation
+from npattn.testing.properties import Trial, Violation
+
+__all__ = ["script"]
+
+PLACEHOLDER = "raise SystemExit('TODO: import your implementation here, as `f` (and `f_backward`)')"
+
+
+def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -> str:
+    """The text of the file.
+
+    Parameters
+    ----------
+    trial : Trial
+    rule : str
+    problem : Problem
+        The smallest failing one.
+    error : Exception or None
+        What was raised for it: a `Violation` knows the cotangents and what must be done.
+
+    Returns
+    -------
+    str
+    """
+    f = trial.implementation
+    cotangents = error.cotangents if isinstance(error, Violation) else None
+    kind = error.kind if isinstance(error, Violation) else "raise"
+    told = "\n".join(str(error or "").splitlines()).replace('"""', "'''").replace("\\", "/")
+    head = [f'"""{f.name} breaks "{rule}".\n\n{told}\n"""', "", "import numpy as np", "", "import npattn"]
+    head += ["from npattn.testing import Implementation, compare", ""]
+    body = [*_import_lines(f), ""]
+    body += [f"problem = npattn.Problem({_arguments(problem)})", _conventions_line(trial.conventions)]
+    body += [f"f = Implementation({_implementation(f)})"]
+    if cotangents is not None and trial.gradients:
+        body += [f"dout = {_literal(cotangents.dout)}"]
+        dlse = "None" if cotangents.dlse is None else _literal(cotangents.dlse)
+        body += [f"dlse = {dlse}", "from npattn.testing import Cotangents", ""]
+    body += _show(kind, with_gradients=cotangents is not None and bool(trial.gradients))
+    return "\n".join([*head, *body, ""])
+
+
+def _show(kind: str, with_gradients: bool) -> list[str]:
+    """What the script does once everything is made."""
+    if kind == "change":
+        lines = ["inputs = f.inputs(problem)", "before = {n: f.framework.take(x) for n, x in inputs.items()}"]
+        lines += ["f.forward(problem, inputs=inputs)"]
+        if with_gradients:
+            lines += ["f.gradients(problem, Cotangents(dout, dlse), inputs=inputs)"]
+        return [
+            *lines,
+            "for name, old in before.items():",
+            "    new = f.framework.take(inputs[name])",
+            '    print(name, "unchanged" if old.tobytes() == new.tobytes() else "WAS WRITTEN TO")',
+        ]
+    gather = ["def results():", "    found = f.forward(problem)"]
+    if with_gradients:
+        gather += ["    found |= f.gradients(problem, Cotangents(dout, dlse))"]
+    gather += ["    return {n: x for n, x in found.items() if n != 'o too'}", "", ""]
+    if kind == "bits":
+        return [
+            *gather,
+            "first, second = results(), results()",
+            "for name in first:",
+            '    same = first[name].tobytes() == second[name].tobytes()',
+            '    print(name, "has the same bits" if same else "DIFFERS BETWEEN TWO CALLS")',
+        ]
+    words = ", dout=dout.astype(float), dlse=None if dlse is None else dlse.astype(float)"
+    words = (words if with_gradients else "") + ", conventions=conventions"
+    return [
+        *gather,
+        "got = results()",
+        "want = npattn.forward(**arguments, conventions=conventions)" if False else "",
+        "for name, array in got.items():",
+        '    print(name, array.dtype, array.shape)',
+        f"for comparison in compare(got, problem{words}):",
+        '    print("ok   " if comparison.passed else "WRONG", comparison)',
+    ]
+
+
+def _import_lines(f: Implementation) -> list[str]:
+    if f.spec is None:
+        return _import_object(f.f, "f") + (_import_object(f.backward, "f_backward") if f.backward else [])
+    return [f"from npattn.testing.targets import load", f"f, f_backward = load({f.spec!r})"]
+
+
+def _import_object(function: Any, name: str) -> list[str]:
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if not module or not qualname or "<" in qualname:
+        return [f"# {qualname or function!r} cannot be imported by name.", PLACEHOLDER]
+    if module == "__main__":
+        path = getattr(sys.modules["__main__"], "__file__", None) or _source(function)
+        if path is None:
+            return [PLACEHOLDER]
+        target = f"{path}:{qualname}"
+        return ["from npattn.testing.targets import load", f"{name}, _ = load({target!r})"]
+    first = qualname.split(".")[0]
+    return [f"from {module} import {first}", f"{name} = {qualname}"]
+
+
+def _source(function: Any) -> str | None:
+    try:
+        return inspect.getsourcefile(function)
+    except TypeError:
+        return None
+
+
+def _implementation(f: Implementation) -> str:
+    words = ["f"]
+    if f.backward is not None:
+        words.append("backward=f_backward")
+    if f.rename:
+        words.append(f"rename={ {theirs: ours for ours, theirs in f.rename.items()}!r}")
+    words.append(f"features={sorted(f.features | set(f.returns))!r}")
+    words.append(f"framework={f.framework.name!r}")
+    if f.layout != "BHTD":
+        words.append(f"layout={f.layout!r}")
+    return ", ".join(words)
+
+
+def _conventions_line(conventions: Conventions) -> str:
+    default = Conventions()
+    words = [
+        f"{name}={_number(value)}"
+        for name, value in vars(conventions).items()
+        if value != getattr(default, name)
+    ]
+    return f"conventions = npattn.Conventions({', '.join(words)})"
+
+
+def _number(value: Any) -> str:
+    return f"float({str(value)!r})" if isinstance(value, float) else repr(value)
+
+
+def _arguments(problem: Problem) -> str:
+    words = [f"\n    {_literal(getattr(problem, n))}" for n in ("q", "k", "v")]
+    for name in ("mask", "bias", "sinks", "dropout_mask"):
+        array = getattr(problem, name)
+        if array is not None:
+            words.append(f"\n    {name}={_literal(array)}")
+    plain = {
+        "causal": problem.causal,
+        "window": problem.window,
+        "scale": problem.scale,
+        "softcap": problem.softcap,
+        "dropout_rate": problem.dropout_rate,
+        "alignment": problem.alignment,
+    }
+    words += [f"\n    {n}={x!r}" for n, x in plain.items() if x not in (None, False) and x != 0.0 or n == "scale"]
+    if problem.score_mod is not None:
+        from npattn.testing.recipe import SCORE_MODS
+
+        name = next(n for n, mod in SCORE_MODS.items() if mod is problem.score_mod)
+        words.append(f"\n    score_mod=npattn.testing.recipe.SCORE_MODS[{name!r}]")
+    return ",".join(words) + ",\n"
+
+
+def _literal(array: Array) -> str:
+    """An array as text that gives back every bit of every number (NaN payloads aside)."""
+    dtype = repr(array.dtype.name)
+    if array.size == 0:
+        return f"np.zeros({array.shape}, {dtype})"
+    if array.dtype == bool:
+        return f"np.array({array.tolist()}, bool)"
+    wide = array.astype(np.float64)
+    text = np.array2string(
+        wide, separator=", ", threshold=sys.maxsize, max_line_width=96, floatmode="unique"
+    )
+    text = text.replace("nan", "np.nan").replace("inf", "np.inf").replace("\n", "\n    ")
+    return f"np.array({text}).astype({dtype})"

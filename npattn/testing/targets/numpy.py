@@ -1,0 +1,252 @@
+"""Two implementations under test in NumPy: `flash` keeps every rule, `naive` breaks the usual two.
+
+    B batch   H query heads   K key/value heads (K divides H)   T queries   S keys
+    D query/key size   E value size
+    q (..., H, T, D)   k (..., K, S, D)   v (..., K, S, E)   out (..., H, T, E)   lse (..., H, T)
+
+`flash` walks over tiles of keys with a running maximum m and a running sum l, and never holds
+T × S; `flash_backward` rebuilds the weights from lse, tile by tile. Numbers in brackets are the
+rules of docs/semantics.md. Nothing here is shared with the oracle.
+Source: Dao 2023 (arXiv 2307.08691), algorithms 1 and 2; Milakov and Gimelshein 2018 (1805.02867).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["flash", "flash_backward", "naive"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Window = tuple[int | None, int | None]
+
+TILE = 48  # keys a step; most S leave a tail
+
+
+class Tile(NamedTuple):
+    """What one step over the keys needs."""
+
+    keys: slice
+    k: Array  # (..., H, s, D) shared heads repeated
+    v: Array  # (..., H, s, E) shared heads repeated
+    s: Array  # (..., H, T, s) the final scores, −inf where hidden
+    live: Array  # (..., H, T, s) True where a score takes part
+    slope: Array | float  # (..., H, T, s) 1 − tanh², what the softcap does to a gradient
+    keep: Array | float  # (..., H, T, s) 1 / (1 − rate) where kept, 0 where dropped
+
+
+@np.errstate(all="ignore")  # hidden scores may be anything
+def flash(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    *,
+    causal: bool = False,
+    window: Window | None = None,
+    bias: Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout_mask: Array | None = None,
+    dropout_rate: float = 0.0,
+    return_lse: bool = False,
+) -> Array | tuple[Array, Array]:
+    """Attention by online softmax: out in the dtype of q, and lse in float32 (float64 for float64).
+
+    `causal` and `window` are aligned bottom-right: query t stands at key t + S − T.
+    """
+    wide, rows, sink = _wide(q), _rows(q, k, v), _sink(q, sinks)
+    m = np.broadcast_to(sink, (*rows.shape[:-1], 1))  # the sink is a first key without value  [8]
+    total = np.ones_like(m)
+    acc = np.zeros((*rows.shape[:-1], v.shape[-1]), wide)
+    options = (mask, causal, window, bias, scale, softcap, dropout_mask, dropout_rate)
+    for tile in _tiles(rows, k, v, *options):
+        top = np.maximum(m, tile.s.max(-1, keepdims=True))  # (..., H, T, 1)
+        # −inf − −inf is NaN. The pivot is not stored: a later tile may hold a top below 0.
+        pivot = np.where(top == -np.inf, 0, top)
+        shrink = np.exp(m - pivot)
+        p = np.exp(tile.s - pivot)  # (..., H, T, s)
+        total = total * shrink + p.sum(-1, keepdims=True)
+        acc = acc * shrink + _see(p * tile.keep, tile.v, tile.live)
+        m = top
+    out = acc / np.where(total == 0, 1, total)
+    lse = (m + np.log(total))[..., 0]
+    if q.ndim == 2:
+        out, lse = out[0], lse[0]
+    return (out.astype(q.dtype), lse) if return_lse else out.astype(q.dtype)
+
+
+@np.errstate(all="ignore")
+def flash_backward(
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    out: Array,
+    lse: Array,
+    dlse: Array | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    bias: Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout_mask: Array | None = None,
+    dropout_rate: float = 0.0,
+) -> dict[str, Array]:
+    """Gradients of Σ dout·out + Σ dlse·lse, for the out and lse that `flash` returned."""
+    wide, rows, sink = _wide(q), _rows(q, k, v), _sink(q, sinks)
+    scale = _scale(q, scale)
+    options = (mask, causal, window, bias, scale, softcap, dropout_mask, dropout_rate)
+    do = dout.astype(wide).reshape(*rows.shape[:-1], v.shape[-1])
+    delta = (do * out.reshape(do.shape).astype(wide)).sum(-1, keepdims=True)  # (..., H, T, 1)
+    if dlse is not None:
+        delta = delta - dlse.reshape(delta.shape).astype(wide)
+    dq = np.zeros(rows.shape, wide)
+    dk, dv = np.zeros(k.shape, wide), np.zeros(v.shape, wide)
+    dbias = None if bias is None else np.zeros(bias.shape, wide)
+
+    # lse is held to |lse| · 2⁻²⁴, which at a bias of −1e9 is 64: weights rebuilt from it alone
+    # would not sum to 1. So it is only the pivot, and one more pass over the keys gives the sum.
+    pivot = np.where(lse == -np.inf, 0, lse).astype(wide).reshape(delta.shape)
+    p_sink = np.exp(sink - pivot)
+    total = p_sink
+    for tile in _tiles(rows, k, v, *options):
+        total = total + np.exp(tile.s - pivot).sum(-1, keepdims=True)
+    total = np.where(total == 0, 1, total)
+
+    for tile in _tiles(rows, k, v, *options):
+        p = np.where(tile.live, np.exp(tile.s - pivot) / total, 0)  # NaN of a row stays in it
+        dp = (do @ tile.v.swapaxes(-1, -2)) * tile.keep  # from out = (p · keep) v
+        ds = np.where(tile.live, p * (dp - delta), 0)  # from p = softmax(s); hidden NaN stays out
+        dx = np.where(tile.live, ds * tile.slope, 0)  # from s = softcap · tanh(x / softcap) + bias
+        seen = tile.live.swapaxes(-1, -2)
+        dq += scale * _see(dx, tile.k, tile.live)  # from x = scale · q kᵀ
+        _add(dk[..., tile.keys, :], scale * _see(dx.swapaxes(-1, -2), rows, seen))
+        _add(dv[..., tile.keys, :], _see((p * tile.keep).swapaxes(-1, -2), do, seen))
+        if dbias is not None:
+            part = _cut(dbias, tile.keys)
+            part += _sum_to(ds, part.shape)
+
+    grads = {"q": _sum_to(dq, q.shape).astype(q.dtype), "k": dk.astype(k.dtype)}
+    grads["v"] = dv.astype(v.dtype)
+    if dbias is not None:
+        grads["bias"] = dbias
+    if sinks is not None:
+        grads["sinks"] = _sum_to(-p_sink / total * delta, (rows.shape[-3], 1, 1))[:, 0, 0]
+    return grads
+
+
+def naive(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+    """The textbook: NaN for a query that sees nothing, and NaN leaks from behind the mask."""
+    with np.errstate(all="ignore"):
+        scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+        if mask is not None:
+            scores = np.where(mask, scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+        return np.asarray(weights @ v).astype(q.dtype, copy=False)
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def _tiles(
+    rows: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    causal: bool,
+    window: Window | None,
+    bias: Array | None,
+    scale: float | None,
+    softcap: float | None,
+    dropout_mask: Array | None,
+    dropout_rate: float,
+) -> Iterator[Tile]:
+    """The keys, `TILE` at a time, with the final scores of all queries for them."""
+    (H, T, _), S, wide = rows.shape[-3:], k.shape[-2], rows.dtype.type
+    left, right = window or (None, None)
+    right = 0 if causal else right  # the window's right side is 0 or more  [6, 7]
+    for start in range(0, S, TILE):
+        keys = slice(start, min(start + TILE, S))
+        beside = np.arange(S)[keys] - (np.arange(T)[:, None] + S - T)  # (T, s) keys past the own
+        visible = np.ones_like(beside, bool) if mask is None else _cut(mask, keys)
+        visible = visible if right is None else visible & (beside <= right)
+        visible = visible if left is None else visible & (beside >= -left)
+
+        k_tile, v_tile = (_repeat(x[..., keys, :].astype(wide), H) for x in (k, v))
+        s = _scale(rows, scale) * (rows @ k_tile.swapaxes(-1, -2))  # (..., H, T, s)  [1]
+        slope: Array | float = 1.0
+        if softcap is not None:
+            tanh = np.tanh(s / softcap)
+            s, slope = softcap * tanh, 1 - tanh**2  # [2]
+        if bias is not None:
+            s = s + _cut(bias, keys).astype(wide)  # [4]
+        s = np.where(visible, s, -np.inf)  # [5] not an addition: NaN + −inf is NaN
+        keep: Array | float = 1.0
+        if dropout_mask is not None:
+            keep = _cut(dropout_mask, keys) / wide(1 - dropout_rate)  # [9]
+        yield Tile(keys, k_tile, v_tile, s, s != -np.inf, slope, keep)
+
+
+def _wide(q: Array) -> type[Any]:
+    """What is computed in."""
+    return np.float64 if q.dtype == np.float64 else np.float32
+
+
+def _rows(q: Array, k: Array, v: Array) -> Array:
+    """q, widened, with all leading axes and a head axis."""
+    lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    heads = q.shape[-3] if q.ndim > 2 else 1
+    return np.broadcast_to(q.astype(_wide(q)), (*lead, heads, *q.shape[-2:]))
+
+
+def _sink(q: Array, sinks: Array | None) -> Array:
+    """(H, 1, 1); no sink is a sink of −inf, which weighs nothing."""
+    column = np.array([-np.inf]) if sinks is None else sinks
+    return column.astype(_wide(q))[:, None, None]
+
+
+def _scale(q: Array, scale: float | None) -> float:
+    return 1 / math.sqrt(q.shape[-1] or 1) if scale is None else scale
+
+
+def _cut(x: Array, keys: slice) -> Array:
+    """The keys of x, unless x is the same for all keys. A view."""
+    return x if x.shape[-1] == 1 else x[..., keys]
+
+
+def _repeat(x: Array, H: int) -> Array:
+    """(..., K, s, n) → (..., H, s, n): query head h uses key/value head h // (H / K)."""
+    x = x if x.ndim > 2 else x[None]
+    return np.repeat(x, H // max(x.shape[-3], 1), axis=-3)
+
+
+def _see(w: Array, x: Array, live: Array) -> Array:
+    """w @ x in which x counts only where it is live: 0 · NaN is NaN.  [10]"""
+    finite = np.isfinite(x)
+    if finite.all():
+        return np.asarray(w @ x)
+    touched = live.astype(w.dtype) @ ~finite > 0
+    return np.where(touched, np.nan, w @ np.where(finite, x, 0))
+
+
+def _add(dx: Array, parts: Array) -> None:
+    """dx (..., K, s, n) += parts (..., H, s, n), summed over what shares dx.  [13]"""
+    *lead, H, s, n = parts.shape
+    K = dx.shape[-3] if dx.ndim > 2 else 1
+    dx += _sum_to(parts.reshape(*lead, K, H // max(K, 1), s, n).sum(-3), dx.shape)
+
+
+def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """Sum x over the axes along which an array of `shape` was broadcast to it."""
+    extra = x.ndim - len(shape)
+    axes = (*range(extra), *(extra + i for i, n in enumerate(shape) if n == 1))
+    return np.asarray(x.sum(axis=axes, keepdims=True)).reshape(shape)

@@ -1,0 +1,128 @@
+"""torch: how its tensors go in and out, and its attention functions as targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from npattn.errors import MissingExtraError
+from npattn.problem import Array
+from npattn.testing.implementation import ImplementationError
+
+try:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+except ImportError as err:
+    raise MissingExtraError(
+        "torch targets need torch; npattn itself does not: pip install 'npattn[torch]'"
+    ) from err
+
+__all__ = ["Torch", "sdpa", "sdpa_math"]
+
+# torch has dtypes that NumPy has only through ml_dtypes: they travel as integers of their size.
+DISGUISES = {
+    torch.bfloat16: (ml_dtypes.bfloat16, torch.int16, np.int16),
+    torch.float8_e4m3fn: (ml_dtypes.float8_e4m3fn, torch.int8, np.int8),
+    torch.float8_e5m2: (ml_dtypes.float8_e5m2, torch.int8, np.int8),
+}
+
+
+class Torch:
+    """torch tensors on a device; gradients by autograd."""
+
+    name = "torch"
+    differentiates = True
+
+    def __init__(self, device: str | None = None) -> None:
+        self.device = device or "cpu"
+
+    def give(self, array: Array) -> torch.Tensor:
+        if any(stride < 0 for stride in array.strides):
+            raise ImplementationError("torch tensors have no negative strides")
+        if not array.flags.writeable:  # a view of stride 0: expanded on torch's side instead
+            first = self.give(np.array(array[:1]))
+            return first.expand(array.shape)
+        for tensor_dtype, (dtype, bits, np_bits) in DISGUISES.items():
+            if array.dtype == dtype:
+                tensor = torch.from_numpy(array.view(np_bits)).to(self.device)
+                assert tensor.dtype == bits
+                return tensor.view(tensor_dtype)
+        return torch.from_numpy(array).to(self.device)
+
+    def take(self, value: Any) -> Array:
+        if not isinstance(value, torch.Tensor):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise ImplementationError(f"returned {kind}, must be a torch tensor (or framework=)")
+        value = value.detach().cpu()
+        if value.dtype in DISGUISES:
+            dtype, bits, _ = DISGUISES[value.dtype]
+            return np.array(value.contiguous().view(bits).numpy().view(dtype))
+        return np.array(value.numpy())
+
+    def gradients(
+        self,
+        call: Callable[..., dict[str, Any]],
+        inputs: Mapping[str, Any],
+        cotangents: Mapping[str, Any],
+        asked: Iterable[str],
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        asked = tuple(asked)
+        leaves = {name: inputs[name].detach().requires_grad_() for name in asked}
+        results = call(**leaves)
+        outputs = [results[name] for name in cotangents if results[name].requires_grad]
+        if not outputs:
+            raise ImplementationError("its result does not require grad: autograd cannot reach it")
+        dout = [cotangents[name] for name in cotangents if results[name].requires_grad]
+        grads = torch.autograd.grad(outputs, list(leaves.values()), dout, allow_unused=True)
+        missing = [n for n, g in zip(asked, grads, strict=True) if g is None and leaves[n].numel()]
+        if missing:
+            raise ImplementationError(f"autograd gives no gradient of {', '.join(missing)}")
+        pairs = zip(asked, grads, strict=True)
+        return results, {n: torch.zeros_like(leaves[n]) if g is None else g for n, g in pairs}
+
+
+def sdpa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    bias: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """``torch.nn.functional.scaled_dot_product_attention`` as a user calls it.
+
+    It has one argument for mask and bias, and refuses ``is_causal`` beside it: whoever has several
+    puts −inf into the bias where the mask or the (top-left) causal mask hides.
+    """
+    hidden = mask
+    if causal and (mask is not None or bias is not None):
+        triangle = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        hidden, causal = triangle if mask is None else mask & triangle, False
+    attn_mask = hidden
+    if bias is not None:
+        attn_mask = bias if hidden is None else bias.masked_fill(~hidden, float("-inf"))
+    grouped = q.ndim > 2 and q.shape[-3] != k.shape[-3]
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
+
+
+def sdpa_math(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    bias: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """`sdpa`, held to the MATH backend."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return sdpa(q, k, v, mask, causal=causal, bias=bias, scale=scale)

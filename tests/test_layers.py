@@ -1,0 +1,171 @@
+"""The arrows of the layout: who may import whom, and what `import npattn` costs."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import npattn
+
+ROOT = Path(npattn.__file__).parent
+
+# A module may import those of earlier lines, and of its own name's folder; never its own line.
+LAYERS = (
+    {"errors"},
+    {"problem"},
+    {"masks", "biases", "positions", "cache"},
+    {"dense", "tiled", "loops"},
+    {"conventions"},
+    {"api"},
+    {"multihead"},
+    {"weights"},
+    {"__init__", "torch", "plot"},
+    {"testing"},
+    {"cli"},
+    {"__main__"},
+)
+
+# Packages that are slow to load or not always there, and the only files that may import them.
+CONFINED = {
+    "torch": ("torch/", "testing/targets/torch.py"),
+    "hypothesis": ("testing/",),
+    "matplotlib": ("plot.py",),
+    "rich": ("cli.py", "testing/report.py"),
+    "click": ("cli.py", "testing/report.py"),
+}
+
+FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+
+def layer(part):
+    return next((i for i, names in enumerate(LAYERS) if part in names), None)
+
+
+def part_of(file):
+    """The line of LAYERS' word for a file: "dense" for dense.py, "testing" for testing/x.py."""
+    return file.split("/")[0].removesuffix(".py")
+
+
+def imported(file, source):
+    """Absolute names of what a file imports anywhere in it, `from a import b` as a.b."""
+    package = ["npattn", *file.split("/")[:-1]]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            base = [*base, node.module] if node.module else base
+            yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+def own_parts(file, source):
+    """The parts of npattn that a file imports; a name that is no module is one of __init__'s."""
+    for name in imported(file, source):
+        first, *rest = name.split(".")
+        if first == "npattn":
+            yield rest[0] if rest and layer(rest[0]) is not None else "__init__"
+
+
+def arrows_back(file, source):
+    part = part_of(file)
+    return [
+        other for other in own_parts(file, source) if other != part and layer(other) >= layer(part)
+    ]
+
+
+def strays(file, source):
+    packages = {name.split(".")[0] for name in imported(file, source)} & CONFINED.keys()
+    return [p for p in sorted(packages) if not file.startswith(CONFINED[p])]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_module_has_its_place_in_the_layers(file):
+    assert layer(part_of(file)) is not None, f"add {file} to LAYERS, where its imports allow"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_imports_never_point_back(file):
+    assert arrows_back(file, (ROOT / file).read_text()) == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_heavy_packages_stay_where_they_belong(file):
+    assert strays(file, (ROOT / file).read_text()) == []
+
+
+def test_loops_shares_no_code_with_the_other_oracle():
+    path = ROOT / "loops.py"
+    assert set(own_parts("loops.py", path.read_text())) <= {"errors", "problem"}
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("problem.py", "from npattn.dense import forward"),
+        ("problem.py", "from npattn import api"),
+        ("dense.py", "import npattn.loops"),
+        ("dense.py", "from npattn import attention"),
+        ("dense.py", "from . import conventions"),
+        ("dense.py", "def f():\n    from .testing import check"),
+        ("__init__.py", "from npattn.testing import check"),
+        ("testing/check.py", "from ..cli import main"),
+    ],
+)
+def test_an_arrow_back_is_seen(file, source):
+    assert arrows_back(file, source)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("dense.py", "from npattn.problem import Problem"),
+        ("testing/check.py", "from npattn.testing.report import Report"),
+        ("testing/check.py", "from . import report\nfrom .. import attention"),
+        ("cli.py", "import npattn\nfrom npattn import testing"),
+    ],
+)
+def test_an_arrow_forward_is_let_through(file, source):
+    assert arrows_back(file, source) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "stray"),
+    [
+        ("testing/check.py", "import torch.nn", ["torch"]),
+        ("api.py", "def f():\n    from hypothesis import given", ["hypothesis"]),
+        ("testing/targets/torch.py", "import torch", []),
+        ("torch/__init__.py", "import torch", []),
+        ("weights.py", "import npattn.torch", []),
+    ],
+)
+def test_a_stray_import_is_seen(file, source, stray):
+    assert strays(file, source) == stray
+
+
+# --- what `import npattn` costs -------------------------------------------------------------------
+
+
+def in_a_fresh_interpreter(code):
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=plain, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_import_loads_nothing_heavy():
+    loaded = in_a_fresh_interpreter("import sys, npattn; print(*sys.modules)").split()
+    assert "npattn.dense" in loaded
+    assert set(loaded).isdisjoint(
+        {"torch", "jax", "hypothesis", "matplotlib", "rich", "click", "pytest"}
+    )
+
+
+def test_import_takes_less_than_0_3_seconds():
+    # Seconds of processor time, NumPy's own import included, the least of 10 fresh interpreters: on
+    # an idle machine that is the time on the clock, and other tests beside this one do not count.
+    code = "from time import process_time as t; a = t(); import npattn; print(t() - a)"
+    assert min(float(in_a_fresh_interpreter(code)) for _ in range(10)) < 0.3

@@ -1,0 +1,293 @@
+"""The zoo's base keeps every rule, and every mutant has a witness for each rule that it names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from test_targets_numpy import SIZES, Case, bound, cotangents, draw, oracle
+
+import npattn
+from npattn.testing.mutants import MUTANTS, Mutant, base, base_backward
+
+Array = np.ndarray[Any, Any]
+U = 2.0**-53
+BASE = Mutant("base", "", "", "", (), base, base_backward)
+
+REQUIRED = 24  # the least that the zoo begins with
+RULES = {
+    "shape-dtype",
+    "rows-sum-to-one",
+    "empty-row",
+    "hidden-finite",
+    "nan-query",
+    "inputs-unchanged",
+    "views",
+    "repeatable",
+    "structure",
+    *(f"agreement-{x}" for x in ("o", "lse", "weights", "dq", "dk", "dv", "dbias", "dsinks")),
+    *(f"hidden-nan-{where}" for where in ("k", "v", "kv")),
+}
+
+
+def results(mutant: Mutant, case: Case, do: Array, dlse: Array | None) -> dict[str, Array]:
+    arrays, options = case
+    out, lse, weights = mutant.forward(*arrays, **options, return_lse=True, return_weights=True)
+    grads = mutant.backward(do, *arrays, out=out, lse=lse, dlse=dlse, **options)
+    found = {"o": out, "lse": lse, "weights": weights}
+    return found | {f"d{name}": x for name, x in grads.items()}
+
+
+def off(
+    got: dict[str, Array], want: dict[str, Array], allowed: dict[str, Array], times: float
+) -> set[str]:
+    """The names of what is further off than `times` what one rounding of each step allows."""
+    names = set()
+    for name, x in got.items():
+        ref = want[name]
+        room = times * allowed[name] + np.finfo(np.float64).tiny
+        if x.shape != ref.shape:
+            names.add(name)
+            continue
+        finite = np.isfinite(ref)
+        wrong = np.isfinite(x) if name != "lse" else ~np.isnan(ref) & (x != ref)
+        gap = abs(np.where(finite, x, 0) - np.where(finite, ref, 0))
+        if (wrong & ~finite).any() or not (gap <= np.where(finite, room, 0)).all():
+            names.add(name)
+    return names
+
+
+def wrong(mutant: Mutant, case: Case, seed: int = 0, times: float = 10.0) -> set[str]:
+    """What of a case's results differs from npattn's; dlse is 0 on rows that see nothing."""
+    do, dlse = rows_cotangents(case, seed)
+    got = results(mutant, case, do, dlse)
+    return off(got, oracle(*case, do, dlse), bound(*case, do, dlse, U), times)
+
+
+def rows_cotangents(case: Case, seed: int = 0) -> tuple[Array, Array]:
+    out, lse = base(*case[0], **case[1], return_lse=True)
+    do, dlse = cotangents(seed, out, lse)
+    return do, np.where(lse == -np.inf, 0, dlse)
+
+
+def masked_case(hidden: Any, **options: Any) -> Case:
+    """T ≠ S, two of three key/value heads shared, keys `hidden` hidden from all."""
+    arrays, _ = draw(0, SIZES[0], ())
+    mask = np.ones((1, 7), bool)
+    mask[0, hidden] = False
+    return arrays, {"mask": mask, **options}
+
+
+PLAIN = [draw(0, sizes, ()) for sizes in (SIZES[0], SIZES[1], SIZES[4])]
+DRAWN = [draw(seed, sizes) for sizes in (SIZES[0], SIZES[2], SIZES[1]) for seed in range(12)]
+HARD: list[Case] = [
+    ([500 * SIZE[0], *SIZE[1:]], {}) for SIZE in (draw(0, SIZES[0], ())[0],)
+]  # scores ≫ 709
+CASES = [*PLAIN, *DRAWN, *HARD]
+
+
+# --- one function a rule: does it find the mutant out? --------------------------------------------
+
+
+def agreement(name: str) -> Callable[[Mutant], bool]:
+    return lambda mutant: any(name in wrong(mutant, case) for case in CASES)
+
+
+def structure(mutant: Mutant) -> bool:
+    return any(wrong(mutant, draw(0, sizes, ())) for sizes in SIZES)
+
+
+def shape_dtype(mutant: Mutant) -> bool:
+    for dtype in (np.float16, np.float32, np.float64):
+        case = draw(1, SIZES[0], ("bias", "sinks"), dtype)
+        do, dlse = rows_cotangents(case)
+        got, want = results(mutant, case, do, dlse), oracle(*case, do, dlse)
+        for name, x in got.items():
+            narrow = name in ("o", "dq", "dk", "dv")
+            right = x.dtype == dtype if narrow else x.dtype == max(dtype, np.float32, key=bits)
+            if not right or x.shape != want[name].shape:
+                return True
+    return False
+
+
+def bits(dtype: Any) -> int:
+    return np.dtype(dtype).itemsize
+
+
+def rows_sum_to_one(mutant: Mutant) -> bool:
+    for case in CASES:
+        if "sinks" not in case[1]:
+            arrays, options = case
+            *_, weights = mutant.forward(*arrays, **options, return_lse=True, return_weights=True)
+            want = oracle(*case, *rows_cotangents(case))["weights"].sum(-1)
+            if not (
+                abs(weights.sum(-1) - np.round(want)) <= 10 * (weights.shape[-1] + 4) * U
+            ).all():
+                return True
+    return False
+
+
+def empty_row(mutant: Mutant) -> bool:
+    case = draw(0, SIZES[0], ())
+    case[1]["mask"] = np.arange(5)[:, None] != np.full((1, 7), 2)
+    do, dlse = rows_cotangents(case)
+    want, allowed = oracle(*case, do, dlse), bound(*case, do, dlse, U)
+    dlse[..., 2] = 1e3  # must be ignored
+    return bool(off(results(mutant, case, do, dlse), want, allowed, 10))
+
+
+def hidden_finite(mutant: Mutant) -> bool:
+    case = masked_case([2, 5], softcap=2.0)
+    do, dlse = rows_cotangents(case)
+    (q, k, v), options = case
+    dirty = (q, k.copy(), v.copy())
+    dirty[1][..., [2, 5], :], dirty[2][..., [2, 5], :] = 1e3, -1e4
+    clean, got = results(mutant, case, do, dlse), results(mutant, ([*dirty], options), do, dlse)
+    return any(not (clean[name] == got[name]).all() for name in clean)
+
+
+def hidden_nan(where: str) -> Callable[[Mutant], bool]:
+    def check(mutant: Mutant) -> bool:
+        case = masked_case([2, 5])
+        do, dlse = rows_cotangents(case)
+        (q, k, v), options = case
+        k, v = k.copy(), v.copy()
+        for name, x in (("k", k), ("v", v)):
+            if name in where:
+                x[..., 2, :], x[..., 5, :] = np.nan, np.inf
+        got = results(mutant, ([q, k, v], options), do, dlse)
+        return bool(off(got, oracle(*case, do, dlse), bound(*case, do, dlse, U), 10))
+
+    return check
+
+
+def nan_query(mutant: Mutant) -> bool:
+    """Head 3 uses key/value head 1; query 1 of 5 stands at key 3 of 7 and sees 2 to 4."""
+    case = draw(0, SIZES[0], ())
+    case[1]["window"] = (1, 1)
+    do, dlse = rows_cotangents(case)
+    mutant.forward(*case[0], **case[1])
+    case[0][0][0, 3, 1] = np.nan
+    touched: dict[str, Any] = dict.fromkeys(("o", "lse", "dq"), (0, 3, 1))
+    touched |= dict.fromkeys(("dk", "dv"), (0, 1, slice(2, 5)))
+    for name, x in results(mutant, case, do, dlse).items():
+        if name != "weights":
+            expected = np.zeros(x.shape, bool)
+            expected[touched[name]] = True
+            if (np.isnan(x) != expected).any():
+                return True
+    return False
+
+
+def inputs_unchanged(mutant: Mutant) -> bool:
+    case = draw(7, SIZES[0])
+    arrays = [*case[0], *(x for x in case[1].values() if isinstance(x, np.ndarray))]
+    before = [x.copy() for x in arrays]
+    results(mutant, case, *rows_cotangents(case))
+    return any(not (x == y).all() for x, y in zip(arrays, before, strict=True))
+
+
+def views(mutant: Mutant) -> bool:
+    (q, k, v), options = draw(3, SIZES[0], ("mask",))
+    transposed = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v)]
+    expanded = [q, np.broadcast_to(k[:, :1], k.shape), v]
+    return bool(wrong(mutant, (transposed, options)) or wrong(mutant, (expanded, options)))
+
+
+def repeatable(mutant: Mutant) -> bool:
+    """A call with other arrays of the same shapes in between is right, and changes nothing."""
+    case, other = draw(0, SIZES[0], ()), ([x + 1 for x in draw(4, SIZES[0], ())[0]], {})
+    do, dlse = rows_cotangents(case)
+    first = results(mutant, case, do, dlse)
+    between = wrong(mutant, other)
+    second = results(mutant, case, do, dlse)
+    return bool(between) or any(first[n].tobytes() != second[n].tobytes() for n in first)
+
+
+FINDS: dict[str, Callable[[Mutant], bool]] = {
+    **{f"agreement-{n}": agreement(n) for n in ("o", "lse", "weights")},
+    **{f"agreement-d{n}": agreement(f"d{n}") for n in ("q", "k", "v", "bias", "sinks")},
+    **{f"hidden-nan-{where}": hidden_nan(where) for where in ("k", "v", "kv")},
+    "structure": structure,
+    "shape-dtype": shape_dtype,
+    "rows-sum-to-one": rows_sum_to_one,
+    "empty-row": empty_row,
+    "hidden-finite": hidden_finite,
+    "nan-query": nan_query,
+    "inputs-unchanged": inputs_unchanged,
+    "views": views,
+    "repeatable": repeatable,
+}
+
+
+# --- the base -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_the_base_agrees_with_the_oracle(sizes: tuple[Any, ...], seed: int) -> None:
+    assert wrong(BASE, draw(seed, sizes), seed, times=2) == set()  # two that round, one bound each
+
+
+@pytest.mark.parametrize(
+    "leads", [((2, 1), (3,), (1, 1)), ((), (2,), ()), ((1,), (1,), (3,)), ((2,), (), (2, 1))]
+)
+def test_the_base_sums_over_leading_axes_that_broadcast(leads: Any) -> None:
+    rng = np.random.default_rng(1)
+    shapes = [(*leads[0], 4, 5, 3), (*leads[1], 2, 7, 3), (*leads[2], 2, 7, 6)]
+    arrays = [rng.standard_normal(shape) for shape in shapes]
+    assert wrong(BASE, (arrays, {"sinks": rng.standard_normal(4)}), times=2) == set()
+
+
+def test_the_base_takes_one_head_of_rank_2() -> None:
+    (q, k, v), _ = draw(5, ((), 1, 1, 5, 7, 11, 13), ())
+    options = {"sinks": np.array([0.3]), "bias": np.ones((1, 7)), "causal": True}
+    assert wrong(BASE, ([q[0], k[0], v[0]], options), times=2) == set()
+
+
+def test_the_base_passes_gradients_of_the_weights() -> None:
+    (q, k, v), options = draw(2, SIZES[0], ("sinks", "bias", "dropout"))
+    fwd = npattn.forward(q, k, v, **options)
+    dweights = np.random.default_rng(0).standard_normal(fwd.weights.shape)
+    do = np.zeros_like(fwd.out)
+    want = npattn.backward(fwd, do, None, dweights)
+    got = base_backward(do, q, k, v, out=fwd.out, lse=fwd.lse, dweights=dweights, **options)
+    # With v the identity, of keep = 1, o is the weights: the bound for that loss is this one's.
+    plain = {name: x for name, x in options.items() if "dropout" not in name}
+    eye = np.broadcast_to(np.eye(7), (2, 3, 7, 7))
+    allowed = bound([q, k, eye], plain, dweights, None, U)
+    for name in ("q", "k"):
+        assert (abs(got[name] - getattr(want, name)) <= 2 * allowed[f"d{name}"]).all()
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_the_base_keeps_every_rule(rule: str) -> None:
+    assert not FINDS[rule](BASE)
+
+
+# --- the mutants ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [(name, rule) for name, m in MUTANTS.items() for rule in m.killed_by]
+)
+def test_each_rule_that_a_mutant_names_has_a_witness(name: str, rule: str) -> None:
+    assert FINDS[rule](MUTANTS[name])
+
+
+def test_the_zoo_is_well_formed() -> None:
+    assert len(MUTANTS) >= REQUIRED
+    assert set(FINDS) == RULES
+    features = inspect.signature(base).parameters
+    for name, mutant in MUTANTS.items():
+        assert mutant.name == name
+        assert mutant.killed_by
+        assert set(mutant.killed_by) <= RULES, name
+        assert mutant.sentence.endswith("."), name
+        assert mutant.source == "inferred" or mutant.source.count("#") == 1, name
+        assert inspect.signature(mutant.forward).parameters == features
+    sentences = {mutant.sentence for mutant in MUTANTS.values()}
+    assert len(sentences) == len(MUTANTS)
