@@ -66,6 +66,7 @@ def rounding(
     dlse: Array | None = None,
     dweights: Array | None = None,
     steepness: float = 1.0,
+    constant: Array | None = None,
 ) -> Rounding:
     """A first-order bound on |computed − exact|, from the sizes and magnitudes of the problem.
 
@@ -77,7 +78,8 @@ def rounding(
     that of the lse, which is the weighted mean of the errors of the scores.
 
     Args: lse (natural) and weights are the judge's; what is not finite counts as 0.
-    steepness: max(1, |f'|) of a score_mod f, whose |f''| must be ≤ 1.
+    steepness: max(1, |f'|) of a score_mod f, whose |f''| must be ≤ 1. constant: True where a score
+    is a constant of the problem, which nobody computes.
     """
     rows = (*problem.lead, problem.H, problem.T)
     S, D, E, G = problem.S, problem.D, problem.E, max(problem.H // max(problem.K, 1), 1)
@@ -99,6 +101,7 @@ def rounding(
     gap = -np.log(np.where(p > 0, p, 1))  # lse − s; nothing follows from a weight of 0
     s = abs(lse) + gap
     s_error = steepness * (x_error + 2 * LIBM * np.minimum(x, c)) + LIBM * (s + bias)
+    s_error = s_error if constant is None else np.where(constant, 0, s_error)
 
     # p = exp(s − m) / Σ exp(s − m), where lse − log(S + 1) ≤ m ≤ lse
     e_error = s_error + U * (gap + math.log(S + 1)) + LIBM

@@ -196,13 +196,18 @@ class _Judge:
             return outcomes
         outcomes += self._probe_options()
         self._probe_gradients()
-        if not any(p.rule.startswith("structure") for p in rules):
-            outcomes = [o for o in outcomes if o.status != "passed"]
-        for number, rule in enumerate(rules):
+        outcomes += self._probe_zeros()
+        judged: dict[str, Outcome] = {}
+        # Empty rows first: where they are wrong, the other rules are asked without them, so that
+        # one defect does not hide the others, nor look like them.
+        for number, rule in enumerate(sorted(rules, key=lambda r: r.rule != "empty-row")):
             self.progress(self.trial.space.dtype, rule.rule, number, len(rules))
-            outcomes.append(self.judge(rule))
+            judged[rule.rule] = self.judge(rule)
+            if rule.rule == "empty-row" and judged["empty-row"].status in ("failed", "error"):
+                self.trial.shuns_empty_rows = True
+                self.refused.append("queries that see nothing: wrong, so only empty-row has them")
         self.progress(self.trial.space.dtype, "", len(rules), len(rules))
-        return outcomes
+        return outcomes + [judged[rule.rule] for rule in rules]
 
     # --- probing: what is refused with an exception is not applicable, and not drawn again ------------
 
@@ -295,6 +300,41 @@ class _Judge:
             if given and name not in found:
                 self.refused.append(f"{name}: backward does not return it")
 
+    def _probe_zeros(self) -> list[Outcome]:
+        """Sizes of 0 that are accepted must be right; where they are not, they are drawn no more."""
+        trial, wrong = self.trial, []
+        base = self._accepted_base()
+        for name, change in _variations(base, trial.space.sizes).items():
+            if not name.endswith("= 0") or name not in trial.space.structure:
+                continue
+            recipe = replace(base, **change)
+            problem = trial.problem(recipe)
+            cotangents = trial.cotangents(recipe, problem)
+            try:
+                trial.check(trial.against_oracle(problem, cotangents), problem, cotangents)
+            except (Violation, ImplementationError) as err:
+                wrong.append((name, recipe, problem, err))
+        if not wrong:
+            return []
+        names = [name for name, *_ in wrong]
+        trial.space = replace(trial.space, structure=trial.space.structure - set(names))
+        self.refused.append(f"{', '.join(names)}: accepted and wrong, so not drawn again")
+        _, recipe, problem, err = wrong[0]
+        return [
+            _outcome_of(
+                "structure",
+                trial.space.dtype,
+                "failed",
+                worst=float("inf"),
+                examples=len(wrong),
+                message="\n".join(f"{name}: {err}" for name, _, _, err in wrong),
+                problem=problem,
+                recipe=recipe,
+                trial=trial,
+                error=err,
+            )
+        ]
+
     def _accepted_base(self) -> Recipe:
         base = self.trial.space.base()
         leads = {"rank 4": base.lead, "rank 3": (), "rank 2": None, "rank 5": (2, 3)}
@@ -373,6 +413,8 @@ class _Search:
         if time.monotonic() > self._deadline:
             return
         self._seen[recipe] = None
+        if self.trial.shuns(recipe, self.rule.rule):
+            return
         try:
             ratio = self.rule.check(self.trial, recipe)
         except (Violation, ImplementationError) as err:
@@ -405,7 +447,7 @@ def _outcome_of(
     return Outcome(
         rule=rule if isinstance(rule, str) else rule.rule,
         section="12, 14" if isinstance(rule, str) else rule.section,
-        about="it accepts what it names" if isinstance(rule, str) else rule.about,
+        about="What it accepts it answers rightly, sizes of 0 and each option alone." if isinstance(rule, str) else rule.about,
         dtype=dtype,
         status=status,
         worst=worst,

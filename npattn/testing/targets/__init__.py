@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from npattn.conventions import PROFILES, Conventions
+from npattn.errors import MissingExtraError, OptionError
 
-__all__ = ["TARGETS", "Target"]
+__all__ = ["TARGETS", "Target", "load"]
 
 
 @dataclass(frozen=True)
@@ -95,3 +100,69 @@ _ALL = (
 )
 TARGETS = {target.name: target for target in _ALL}
 """The known targets, by name."""
+
+
+def load(spec: str) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
+    """The callable that a target names, and its backward where it is known.
+
+    Parameters
+    ----------
+    spec : str
+        A known name, ``module:function`` or ``path/file.py:function``.
+
+    Raises
+    ------
+    OptionError
+        If there is no such thing, with what there is.
+    MissingExtraError
+        If a package that it needs is not installed.
+    """
+    if spec in TARGETS:
+        target = TARGETS[spec]
+        if not target.runs_here:
+            raise MissingExtraError(
+                f"{spec} needs {target.needs}, which is not installed: "
+                f"pip install 'npattn[{target.needs}]'"
+            )
+        return target.load()
+    home, colon, name = spec.rpartition(":")
+    if not colon or not home or not name:
+        near = difflib.get_close_matches(spec, TARGETS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise OptionError(
+            f"TARGET is {spec!r}, must be module:function, path/file.py:function, or one of "
+            f"{', '.join(TARGETS)}{hint}"
+        )
+    module = _module(home)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        public = [n for n, x in vars(module).items() if callable(x) and n[0] != "_"]
+        raise OptionError(f"{home} has no callable {name!r}, it has {', '.join(public[:20])}")
+    return found, None
+
+
+def _module(home: str) -> ModuleType:
+    """A module by its name or its path; what it raises while it is imported goes through."""
+    if home.endswith(".py"):
+        path = Path(home)
+        if not path.is_file():
+            raise OptionError(f"TARGET has file {home!r}, which does not exist [in {Path.cwd()}]")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        spec.loader.exec_module(module)
+        return module
+    if str(Path.cwd()) not in sys.path:  # as python -m does
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(home)
+    except ModuleNotFoundError as err:
+        if err.name is None or not home.startswith(err.name):
+            raise
+        raise OptionError(
+            f"TARGET has module {home!r}, which cannot be found [in {Path.cwd()} and sys.path]"
+        ) from err

@@ -1,0 +1,198 @@
+"""The command line: npattn check, npattn list."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from npattn.errors import MissingExtraError, NpattnError, OptionError
+
+try:
+    import click
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+
+    from npattn.testing.check import DTYPES, check
+    from npattn.testing.implementation import Implementation
+    from npattn.testing.properties import PROPERTIES
+    from npattn.testing.report import Outcome, Report
+    from npattn.testing.targets import TARGETS, load
+except ImportError as err:
+    raise MissingExtraError(
+        "the npattn command needs hypothesis, rich and click: pip install 'npattn[check]'"
+    ) from err
+
+__all__ = ["cli"]
+
+DEFAULT_TARGET = "numpy.flash"
+
+
+@click.group()
+@click.version_option(package_name="npattn")
+def cli() -> None:
+    """Is this attention implementation right?"""
+
+
+@cli.command("check")
+@click.argument("target", default=DEFAULT_TARGET)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(DTYPES),
+    help="Of q, k, v; may be given several times.  [default: float32]",
+)
+@click.option("--device", help="Where torch tensors live, for instance cuda.")
+@click.option("--backward", help="Of a NumPy function: module:function or path/file.py:function.")
+@click.option("--examples", default=100, show_default=True, type=click.IntRange(1), help="A rule.")
+@click.option("--seed", default=0, show_default=True, help="Everything random comes from it.")
+@click.option("--layout", default="BHTD", show_default=True, type=click.Choice(["BHTD", "BTHD"]))
+@click.option("--only", multiple=True, metavar="RULE", help="A rule, or the beginning of its name.")
+@click.option(
+    "--sizes", multiple=True, metavar="D=64,128", help="Draw these sizes only (B H K T S D E)."
+)
+@click.option("--rounding", type=click.Choice(["upcast", "fused", "eager"]), help="What it rounds.")
+@click.option("--strict", is_flag=True, help="A suspect counts as failed.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the report there.")
+@click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write it as a page.")
+@click.option(
+    "--expect",
+    "expect_path",
+    type=click.Path(exists=True, dir_okay=False),
+    help='Expected failures, as TOML: "rule[dtype]" = "reason".',
+)
+def check_command(
+    target: str,
+    dtypes: tuple[str, ...],
+    backward: str | None,
+    layout: str,
+    sizes: tuple[str, ...],
+    only: tuple[str, ...],
+    json_path: str | None,
+    html_path: str | None,
+    expect_path: str | None,
+    **options: Any,
+) -> None:
+    """Judge TARGET: module:function, path/file.py:function, or a name that npattn list knows.
+
+    Exit code 0: passed; 1: failed; 2: wrong usage, or nothing could be tested.
+    """
+    console = Console()
+    try:
+        expected = {} if expect_path is None else _expected(expect_path)
+        f, known_backward = load(target)
+        implementation = Implementation(
+            f,
+            backward=known_backward if backward is None else load(backward)[0],
+            layout=layout,
+            spec=target,
+        )
+        conventions = TARGETS[target].conventions if target in TARGETS else None
+        with _progress() as (bar, tell):
+            report = check(
+                implementation,
+                conventions=conventions,
+                dtypes=dtypes or ("float32",),
+                sizes=_sizes(sizes),
+                only=only or None,
+                progress=tell,
+                **options,
+            )
+            bar.stop()
+    except NpattnError as err:
+        raise click.UsageError(str(err)) from err
+    report.print_to(console)
+    if json_path is not None:
+        report.to_json(json_path)
+    if html_path is not None:
+        report.to_html(html_path)
+    sys.exit(_exit_code(report, expected, console))
+
+
+@cli.command("list")
+def list_command() -> None:
+    """The targets that are known by name, whether they can run here, and the rules."""
+    console = Console()
+    table = Table("target", "here", "about", box=None, pad_edge=False)
+    for target in TARGETS.values():
+        here = "yes" if target.runs_here else f"pip install 'npattn[{target.needs}]'"
+        table.add_row(target.name, here, target.about)
+    console.print(table)
+    console.print()
+    rules = Table("rule", "§", "about", box=None, pad_edge=False)
+    for rule in PROPERTIES.values():
+        rules.add_row(rule.rule, rule.section, rule.about)
+    console.print(rules)
+
+
+class _progress:
+    """A bar on the error stream, and the function that moves it."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+
+    def __enter__(self) -> tuple[Progress, Any]:
+        self.bar.start()
+        task = self.bar.add_task("probing", total=None)
+
+        def tell(dtype: str, rule: str, done: int, total: int) -> None:
+            self.bar.update(task, description=f"{dtype} {rule}", completed=done, total=total)
+
+        return self.bar, tell
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+
+def _sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """("D=64,128", "T=128") → {"D": (64, 128), "T": (128,)}."""
+    sizes = {}
+    for text in texts:
+        letter, equals, numbers = text.partition("=")
+        try:
+            sizes[letter] = tuple(int(n) for n in numbers.split(","))
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise OptionError(f"--sizes is {text!r}, must look like D=64,128")
+    return sizes
+
+
+def _expected(path: str) -> dict[str, str]:
+    """The file of expected failures, each with a reason."""
+    try:
+        entries = tomllib.loads(Path(path).read_text())
+    except tomllib.TOMLDecodeError as err:
+        raise OptionError(f'{path} is not TOML ({err}); write "rule[dtype]" = "reason"') from err
+    for name, reason in entries.items():
+        if not isinstance(reason, str) or not reason.strip():
+            raise OptionError(f'{path} has {name} without a reason, must be "rule" = "reason"')
+    return entries
+
+
+def _exit_code(report: Report, expected: dict[str, str], console: Console) -> int:
+    """0 if all that failed was expected, and all that was expected failed."""
+    if not report.tested:
+        console.print("nothing could be tested")
+        return 2
+
+    def entries(outcome: Outcome) -> set[str]:
+        return {outcome.id, outcome.rule} & set(expected)
+
+    bad = {"failed", "error"} | ({"suspect"} if report.strict else set())
+    failed = [o for o in report.outcomes if o.status in bad]
+    met = {name for outcome in failed for name in entries(outcome)}
+    for outcome in failed:
+        for name in sorted(entries(outcome)):
+            console.print(f"expected: {outcome.id}: {expected[name]}", markup=False, soft_wrap=True)
+    stale = sorted(set(expected) - met)
+    named = {name for outcome in report.outcomes for name in (outcome.id, outcome.rule)}
+    for name in stale:
+        why = "did not fail" if name in named else "matches no rule that was checked"
+        console.print(f"expected failure {name} {why}: remove it", markup=False, soft_wrap=True)
+    surprises = [o for o in failed if not entries(o)]
+    return 1 if surprises or stale else 0
