@@ -144,6 +144,11 @@ def forward(
     ShapeError, DtypeError, OptionError
         As `attention`.
     """
+    if conventions is not None and not isinstance(conventions, Conventions):
+        raise OptionError(
+            f"conventions is {conventions!r}, must be a Conventions, "
+            'such as npattn.conventions.PROFILES["torch.sdpa"]'
+        )
     alignment = None if conventions is None else conventions.causal
     return evaluate(Problem(q, k, v, mask, alignment=alignment, **options), conventions)
 
@@ -163,7 +168,14 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
     """
     if conventions is None:
         out, lse, residuals = dense.forward(problem)
-        return Forward(out, lse, problem, "dense", (problem, None, lse, residuals), lambda: _p(problem, residuals))
+        return Forward(
+            out,
+            lse,
+            problem,
+            "dense",
+            (problem, None, lse, residuals),
+            lambda: _p(problem, residuals),
+        )
     canonical = conventions.canonical(problem)
     out, raw_lse, residuals = dense.forward(canonical)
     out, lse = conventions.results(problem, out, raw_lse)
@@ -214,8 +226,8 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
     if conventions is not None:
         do, dl, dw = conventions.cotangents(problem, do, dl, dw)
     if problem.headless:
-        do, dl, dw = (None if x is None else x[None] for x in (do, dl, dw))
-    assert do is not None
+        do = do[None]
+        dl, dw = (None if x is None else x[None] for x in (dl, dw))
     grads = dense.backward(canonical, residuals, do, dl, dw)
     if conventions is not None:
         grads = conventions.gradients(problem, grads, do[0] if problem.headless else do, raw_lse)
@@ -261,8 +273,16 @@ def jvp(
             arrays[f"d{name}"] = None
             continue
         array = checked_cotangent(f"d{name}", direction, of.shape)
+        array = _computed(array, canonical.dtype)
         arrays[f"d{name}"] = array[None] if canonical.headless and name in "qkv" else array
     return dense.jvp(canonical, residuals, **arrays)
+
+
+def _computed(array: Array, dtype: np.dtype[Any]) -> Array:
+    """The array in the dtype computed in, or its complex sister."""
+    if array.dtype.kind == "c":
+        dtype = np.result_type(dtype, np.complex64)
+    return array.astype(dtype, copy=False)
 
 
 def _p(problem: Problem, residuals: dense.Residuals) -> Array:
@@ -272,20 +292,12 @@ def _p(problem: Problem, residuals: dense.Residuals) -> Array:
 def _cotangents(
     fwd: Forward, dout: Any, dlse: Any, dweights: Any
 ) -> tuple[Array, Array | None, Array | None]:
-    S = fwd.problem.S
-    shapes = {"dout": fwd.out.shape, "dlse": fwd.lse.shape, "dweights": (*fwd.lse.shape, S)}
-    given = {"dout": dout, "dlse": dlse, "dweights": dweights}
-    checked = [
-        None
-        if value is None
-        else checked_cotangent(name, value, shapes[name]).astype(
-            np.result_type(fwd.problem.dtype, np.complex64)
-            if np.iscomplexobj(value)
-            else fwd.problem.dtype,
-            copy=False,
-        )
-        for name, value in given.items()
-    ]
-    if checked[0] is None:
-        checked[0] = np.zeros_like(fwd.out)
-    return checked[0], checked[1], checked[2]
+    def checked(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+        return _computed(checked_cotangent(name, value, shape), fwd.problem.dtype)
+
+    whole = (*fwd.lse.shape, fwd.problem.S)
+    return (
+        np.zeros_like(fwd.out) if dout is None else checked("dout", dout, fwd.out.shape),
+        None if dlse is None else checked("dlse", dlse, fwd.lse.shape),
+        None if dweights is None else checked("dweights", dweights, whole),
+    )

@@ -56,7 +56,9 @@ def cli() -> None:
 )
 @click.option("--rounding", type=click.Choice(["upcast", "fused", "eager"]), help="What it rounds.")
 @click.option("--strict", is_flag=True, help="A suspect counts as failed.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the report there.")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False), help="Write the report there."
+)
 @click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write it as a page.")
 @click.option(
     "--expect",
@@ -132,7 +134,12 @@ class _progress:
     """A bar on the error stream, and the function that moves it."""
 
     def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
 
     def __enter__(self) -> tuple[Progress, Any]:

@@ -7,13 +7,14 @@ and what it gives is translated back. The engines know nothing of conventions.
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from npattn.errors import OptionError
-from npattn.problem import Array, Gradients, Problem, sum_to
+from npattn.problem import Array, Gradients, Problem, ScoreMod, sum_to
 
 __all__ = ["PROFILES", "Conventions"]
 
@@ -57,6 +58,12 @@ class Conventions:
             value = getattr(self, name)
             if value not in legal:
                 raise OptionError(f"{name} is {value!r}, must be one of {legal}")
+        for name in ("hidden_fill", "lse_empty"):
+            value = getattr(self, name)
+            if (value is not None or name == "lse_empty") and (
+                isinstance(value, bool) or not isinstance(value, numbers.Real)
+            ):
+                raise OptionError(f"{name} is {value!r}, must be a number")
         if self.hidden_fill is not None and not math.isfinite(self.hidden_fill):
             raise OptionError(
                 f"hidden_fill is {self.hidden_fill}, must be a finite number, or None for hidden "
@@ -131,9 +138,11 @@ class Conventions:
             )
         empty = self._empty(lse)
         if self.empty_row == "mean" and empty.any():
-            grads = replace(grads, v=grads.v + _dv_of_mean(problem, np.where(empty[..., None], dout, 0)))
+            grads = replace(
+                grads, v=grads.v + _dv_of_mean(problem, np.where(empty[..., None], dout, 0))
+            )
         if self.empty_row == "nan" and empty.any():
-            grads = Gradients(*(g if g is None else np.full_like(g, np.nan) for g in _fields(grads)))
+            grads = _with_nan(problem, grads, empty)
         return grads
 
     def _fills(self, problem: Problem) -> bool:
@@ -175,6 +184,8 @@ def _filled(problem: Problem, fill: float) -> Problem:
     real = np.broadcast_to(real, (*real.shape[:-1], S))
     twin = np.full_like(real, fill)
     mod = problem.score_mod
+    if mod is not None or not np.isfinite(problem.q).all():  # a twin's score is not 0 · NaN
+        mod = _on_real_keys(mod, S)
     keep = problem.dropout_mask
     if keep is not None:
         keep = np.broadcast_to(keep, (*keep.shape[:-1], S))
@@ -185,18 +196,40 @@ def _filled(problem: Problem, fill: float) -> Problem:
         mask=np.concatenate([visible, ~visible], axis=-1),
         bias=np.concatenate([real, twin], axis=-1),
         dropout_mask=keep,
-        score_mod=None if mod is None else _on_real_keys(mod, S),
+        score_mod=mod,
         causal=False,
         window=None,
     )
 
 
-def _on_real_keys(mod, S):  # type: ignore[no-untyped-def]  # ScoreMod → ScoreMod
-    def modified(s, b, h, t, s_index):  # type: ignore[no-untyped-def]
+def _on_real_keys(mod: ScoreMod | None, S: int) -> ScoreMod:
+    def modified(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
         # A twin's index is clipped: mod may look up a table of S entries with it.
-        return np.where(s_index < S, mod(s, b, h, t, np.minimum(s_index, S - 1)), s)
+        real = s if mod is None else mod(s, b, h, t, np.minimum(s_index, S - 1))
+        return np.where(s_index < S, real, 0)
 
     return modified
+
+
+def _with_nan(problem: Problem, grads: Gradients, empty: Array) -> Gradients:
+    """NaN wherever a row that is NaN would add to a gradient."""
+    rows = np.where(empty, np.nan, 0.0)  # (..., H, T)
+    rows = rows[None] if problem.headless else rows
+    keys = np.broadcast_to(rows.sum(-1)[..., None, None], (*rows.shape[:-1], problem.S, 1))
+    if problem.K != problem.H:
+        G = problem.H // problem.K
+        keys = keys.reshape(*keys.shape[:-3], problem.K, G, problem.S, 1).sum(-3)
+    bias = grads.bias
+    if problem.bias is not None and bias is not None:
+        whole = np.broadcast_to(rows[..., None], (*rows.shape, problem.S))
+        bias = bias + sum_to(whole, problem.bias.shape)
+    return replace(
+        grads,
+        q=grads.q + sum_to(rows[..., None], (*problem.q.shape[:-1], 1)),
+        k=grads.k + sum_to(keys, (*problem.k.shape[:-1], 1)),
+        v=grads.v + sum_to(keys, (*problem.v.shape[:-1], 1)),
+        bias=bias,
+    )
 
 
 def _mean_of_values(problem: Problem) -> Array:
@@ -216,7 +249,3 @@ def _dv_of_mean(problem: Problem, dout: Array) -> Array:
         dmean = dmean.reshape(*dmean.shape[:-3], problem.K, G, *dmean.shape[-2:]).sum(-3)
     dmean = np.broadcast_to(dmean, (*dmean.shape[:-2], problem.S, dmean.shape[-1]))
     return sum_to(dmean, problem.v.shape)
-
-
-def _fields(grads: Gradients) -> tuple[Array | None, ...]:
-    return grads.q, grads.k, grads.v, grads.bias, grads.sinks

@@ -1,6 +1,7 @@
-"""Attention and its gradients, o = softmax(scale · q kᵀ + bias) v: the textbook, one line an equation.
+"""Attention and its gradients, o = softmax(scale · q kᵀ + bias) v: one line an equation.
 
-    B batch   H query heads   K key/value heads   T queries   S keys   D query/key size   E value size
+    B batch   H query heads   K key/value heads   T queries   S keys
+    D query/key size   E value size
     The softmax runs over the keys that a query may see; a query that sees none gives o = 0,
     lse = −inf, and passes no gradient. Numbers in brackets are the rules of docs/semantics.md.
     Source: Vaswani et al. 2017, eq. 1. Gradients: docs/derivations/attention.md.
@@ -55,7 +56,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
         s = np.where(problem.visible, s, -np.inf)  # [5-7]
     live = s.real != -np.inf  # [4] a score of −inf leaves the softmax, wherever it comes from
 
-    p, p_sink, lse = _softmax(s, _sinks(problem))  # [8, 11]
+    p, p_sink, lse = _softmax(s, live, _sinks(problem))  # [8, 11]
     keep = _keep(problem)
     w = p if keep is None else p * keep  # [9]
     o = sum_live(w, v, live)  # (..., H, T, E)  [10]
@@ -164,7 +165,7 @@ def sum_shared(dx: Array, K: int, shape: tuple[int, ...]) -> Array:
     return sum_to(dx, shape)
 
 
-def _softmax(s: Array, sinks: Array | None) -> tuple[Array, Array | None, Array]:
+def _softmax(s: Array, live: Array, sinks: Array | None) -> tuple[Array, Array | None, Array]:
     """p, p_sink and lse of the scores and one sink a head.  [8, 11]"""
     m = s.real.max(-1, keepdims=True, initial=-np.inf)  # (..., H, T, 1)
     if sinks is not None:
@@ -177,7 +178,8 @@ def _softmax(s: Array, sinks: Array | None) -> tuple[Array, Array | None, Array]
     total = total if e_sink is None else total + e_sink
     lse = (m + np.log(total))[..., 0]
     total = np.where(total == 0, 1, total)
-    return e / total, None if e_sink is None else e_sink / total, lse
+    p = np.where(live, e / total, 0)  # in a row of NaN, hidden keys still have weight 0  [10]
+    return p, None if e_sink is None else e_sink / total, lse
 
 
 def sum_live(w: Array, x: Array, live: Array) -> Array:
@@ -203,7 +205,13 @@ def call_score_mod(problem: Problem, s: Array) -> Array:
     batch = np.arange(int(np.prod(problem.lead))).reshape(*problem.lead, 1, 1, 1)
     head, query, key = np.ogrid[: problem.H, : problem.T, : problem.S]
     assert problem.score_mod is not None
-    return np.broadcast_to(problem.score_mod(s, batch, head, query, key), s.shape)
+    modified = np.asarray(problem.score_mod(s, batch, head, query, key))
+    try:
+        return np.broadcast_to(modified, s.shape)
+    except ValueError:
+        raise OptionError(
+            f"score_mod returned shape {modified.shape}, must return that of s, {s.shape}"
+        ) from None
 
 
 def slope(problem: Problem, s: Array) -> Array:

@@ -18,12 +18,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-import ml_dtypes  # noqa: F401  registers bfloat16 and float8 with NumPy, by name too
+import ml_dtypes  # registers bfloat16 and float8 with NumPy, by name too
 import numpy as np
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 
-__all__ = ["ENGINES", "Array", "Forward", "Gradients", "Problem", "checked_cotangent", "sum_to"]
+__all__ = [
+    "ENGINES",
+    "Array",
+    "Forward",
+    "Gradients",
+    "Problem",
+    "checked_cotangent",
+    "finfo",
+    "sum_to",
+]
 
 Array = np.ndarray[Any, Any]
 Alignment = Literal["bottom_right", "top_left"]
@@ -48,7 +57,8 @@ class Problem:
     mask : bool array, optional
         True = may attend. Rank ≥ 2, broadcasts against (..., H, T, S).  [5, 14]
     causal : bool, "bottom_right" or "top_left", default False
-        Query t sees keys s ≤ t + (S − T), or s ≤ t. True only where T == S, or with `alignment`. [6]
+        Query t sees keys s ≤ t + (S − T), or s ≤ t. True: only where T == S, or with
+        `alignment`.  [6]
     window : (left, right), optional
         Keys beside the aligned diagonal, inclusive; None = unlimited on that side.  [7]
     bias : float array, optional
@@ -115,6 +125,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         put = self.__dict__.__setitem__
+        put("_given", (self.causal, self.scale, self.dtype, self.alignment))
         for name in ("q", "k", "v"):
             put(name, _floating(name, getattr(self, name)))
         for name, value in zip(
@@ -141,7 +152,7 @@ class Problem:
             raise OptionError(
                 f"score_mod is {self.score_mod!r}, must be a callable f(s, b, h, t, s_index)"
             )
-        if self.engine not in ENGINES:
+        if not isinstance(self.engine, str) or self.engine not in ENGINES:
             raise OptionError(f"engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
         put("dtype", self._compute_dtype())
 
@@ -182,7 +193,10 @@ class Problem:
 
     def replace(self, **changes: Any) -> Problem:
         """The same problem with other arrays or options, checked again."""
-        return dataclasses.replace(self, **changes)
+        # What was left to its default takes the default of the new problem.
+        names = ("causal", "scale", "dtype", "alignment")
+        given = dict(zip(names, self.__dict__["_given"], strict=True))
+        return dataclasses.replace(self, **(given | changes))
 
     def _broadcasting(self, name: str, array: Array) -> Array:
         """`array`, if it broadcasts against the scores without enlarging them.  [14]"""
@@ -218,15 +232,16 @@ class Problem:
         is_complex = any(a is not None and a.dtype.kind == "c" for a in arrays)
         if self.dtype is None:
             return np.dtype(np.complex128 if is_complex else np.float64)
+        must = (
+            f"dtype is {self.dtype!r}, must be one of float32, float64, longdouble, "
+            "complex64, complex128: it is what the oracle computes in"
+        )
         try:
-            dtype = np.dtype(self.dtype)
+            dtype: np.dtype[Any] = np.dtype(self.dtype)
         except TypeError:
-            dtype = None
+            raise DtypeError(must) from None
         if dtype not in COMPUTE:
-            raise DtypeError(
-                f"dtype is {self.dtype!r}, must be one of float32, float64, longdouble, "
-                "complex64, complex128: it is what the oracle computes in"
-            )
+            raise DtypeError(must)
         if is_complex and dtype.kind != "c":
             raise DtypeError(f"dtype is {dtype}, must be complex where an array is")
         return dtype
@@ -263,13 +278,18 @@ class Forward:
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """Gradients of one loss, each with the shape of its input; None where there is no such input."""
+    """Gradients of one loss, each shaped as its input; None where there is no such input."""
 
     q: Array
     k: Array
     v: Array
     bias: Array | None = None
     sinks: Array | None = None
+
+
+def finfo(dtype: Any) -> Any:
+    """The limits of a floating dtype, bfloat16 and float8 included."""
+    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
 
 def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
@@ -400,8 +420,8 @@ def _causal(
         if causal and alignment is None and T != S:
             raise OptionError(
                 f"causal is True with T = {T} queries and S = {S} keys, which is ambiguous: "
-                'say causal="bottom_right" (the last query sees the last key: t sees s ≤ t + S − T), '
-                'causal="top_left" (the first sees the first: t sees s ≤ t), or conventions='
+                'say causal="bottom_right" (t sees s ≤ t + S − T: the last query, the last key), '
+                'causal="top_left" (t sees s ≤ t: the first query, the first key), or conventions='
             )
         place: Alignment = alignment or "bottom_right"
         return (place if causal else False), place
@@ -431,7 +451,10 @@ def _number(name: str, value: Any, must: str) -> float:
     scalar = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
     if isinstance(scalar, (bool, np.bool_)) or not isinstance(scalar, numbers.Real):
         raise OptionError(f"{name} is {value!r}, must be {must}")
-    return float(scalar)
+    try:
+        return float(scalar)
+    except OverflowError:
+        raise OptionError(f"{name} is {scalar}, must be {must}") from None
 
 
 def _scale(scale: Any, D: int) -> float:

@@ -66,7 +66,7 @@ def rounding(
     dlse: Array | None = None,
     dweights: Array | None = None,
     steepness: float = 1.0,
-    constant: Array | None = None,
+    constant: Array | bool = False,
 ) -> Rounding:
     """A first-order bound on |computed − exact|, from the sizes and magnitudes of the problem.
 
@@ -101,7 +101,7 @@ def rounding(
     gap = -np.log(np.where(p > 0, p, 1))  # lse − s; nothing follows from a weight of 0
     s = abs(lse) + gap
     s_error = steepness * (x_error + 2 * LIBM * np.minimum(x, c)) + LIBM * (s + bias)
-    s_error = s_error if constant is None else np.where(constant, 0, s_error)
+    s_error = np.where((p == 0) | constant, 0, s_error)
 
     # p = exp(s − m) / Σ exp(s − m), where lse − log(S + 1) ≤ m ≤ lse
     e_error = s_error + U * (gap + math.log(S + 1)) + LIBM

@@ -18,12 +18,13 @@ import npattn
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.testing.implementation import Implementation, ImplementationError
-from npattn.testing.properties import PROPERTIES, Property, Trial, Violation
+from npattn.testing.properties import PROPERTIES, Property
 from npattn.testing.recipe import Recipe
 from npattn.testing.report import Outcome, Report, Status
 from npattn.testing.script import script
 from npattn.testing.strategies import FEATURES, STRUCTURE, Space, recipes
 from npattn.testing.tolerance import Rounding
+from npattn.testing.trial import Trial, Violation
 
 __all__ = ["check"]
 
@@ -115,7 +116,9 @@ def check(
     rules = _chosen(only)
     space = Space(features=implementation.features, sizes=dict(sizes or {}))
     outcomes: list[Outcome] = []
-    untested = [f"{name}: unknown to the judge, keeps its default" for name in implementation.untested]
+    untested = [
+        f"{name}: unknown to the judge, keeps its default" for name in implementation.untested
+    ]
     untested += _missing(implementation)
     for dtype in dtypes:
         model = rounding
@@ -149,7 +152,7 @@ def _chosen(only: Iterable[str] | None) -> list[Property]:
     chosen: list[Property] = []
     for wanted in only:
         found = [p for name, p in PROPERTIES.items() if name.startswith(wanted)]
-        if not found:
+        if not found and wanted != "structure":  # which is always probed
             raise OptionError(f"{wanted!r} is not a rule, must be one of {', '.join(PROPERTIES)}")
         chosen += [p for p in found if p not in chosen]
     return chosen
@@ -209,15 +212,15 @@ class _Judge:
         self.progress(self.trial.space.dtype, "", len(rules), len(rules))
         return outcomes + [judged[rule.rule] for rule in rules]
 
-    # --- probing: what is refused with an exception is not applicable, and not drawn again ------------
+    # --- probing: what is refused with an exception is not applicable, and not drawn again ---
 
     def _probe_structure(self) -> list[Outcome]:
         space, dtype = self.trial.space, self.trial.space.dtype
         base = space.base()
         accepted: set[str] = set()
         first = ""
-        for rank, lead in (("rank 4", base.lead), ("rank 3", ()), ("rank 2", None), ("rank 5", (2, 3))):
-            shape = replace(base, lead=lead, **({"H": 1, "K": 1} if lead is None else {}))
+        for rank in RANKS:
+            shape = _of_rank(base, rank)
             try:
                 self.trial.implementation.forward(self.trial.problem(shape))
             except ImplementationError as err:
@@ -296,16 +299,17 @@ class _Judge:
             self.refused.append(f"gradients: refused ({err})")
             return
         trial.gradients = frozenset(found)
-        for name, given in (("dbias", bias), ("dsinks", recipe.sinks)):
-            if given and name not in found:
+        for name, asked in (("dbias", bias), ("dsinks", recipe.sinks)):
+            if asked and name not in found:
                 self.refused.append(f"{name}: backward does not return it")
 
     def _probe_zeros(self) -> list[Outcome]:
-        """Sizes of 0 that are accepted must be right; where they are not, they are drawn no more."""
+        """Sizes of 0 that are accepted must be right; where they are not, none is drawn again."""
         trial, wrong = self.trial, []
         base = self._accepted_base()
-        for name, change in _variations(base, trial.space.sizes).items():
-            if not name.endswith("= 0") or name not in trial.space.structure:
+        changes: dict[str, dict[str, Any]] = {"": {}} | _variations(base, trial.space.sizes)
+        for name, change in changes.items():
+            if name and (not name.endswith("= 0") or name not in trial.space.structure):
                 continue
             recipe = replace(base, **change)
             problem = trial.problem(recipe)
@@ -314,12 +318,14 @@ class _Judge:
                 trial.check(trial.against_oracle(problem, cotangents), problem, cotangents)
             except (Violation, ImplementationError) as err:
                 wrong.append((name, recipe, problem, err))
+                if not name:
+                    return []  # wrong without any 0: the business of the other rules
         if not wrong:
             return []
         names = [name for name, *_ in wrong]
         trial.space = replace(trial.space, structure=trial.space.structure - set(names))
         self.refused.append(f"{', '.join(names)}: accepted and wrong, so not drawn again")
-        _, recipe, problem, err = wrong[0]
+        _, recipe, problem, first = wrong[0]
         return [
             _outcome_of(
                 "structure",
@@ -327,21 +333,19 @@ class _Judge:
                 "failed",
                 worst=float("inf"),
                 examples=len(wrong),
-                message="\n".join(f"{name}: {err}" for name, _, _, err in wrong),
+                message="\n".join(f"{name}: {told}" for name, _, _, told in wrong),
                 problem=problem,
                 recipe=recipe,
                 trial=trial,
-                error=err,
+                error=first,
             )
         ]
 
     def _accepted_base(self) -> Recipe:
         base = self.trial.space.base()
-        leads = {"rank 4": base.lead, "rank 3": (), "rank 2": None, "rank 5": (2, 3)}
-        lead = next(at for rank, at in leads.items() if rank in self.trial.space.structure)
-        return replace(base, lead=lead, **({"H": 1, "K": 1} if lead is None else {}))
+        return _of_rank(base, next(rank for rank in RANKS if rank in self.trial.space.structure))
 
-    # --- judging ------------------------------------------------------------------------------------
+    # --- judging ---
 
     def judge(self, rule: Property) -> Outcome:
         """One rule over the problems that Hypothesis draws, the failing one shrunk."""
@@ -367,8 +371,14 @@ class _Judge:
                 error=err,
             )
         if search.tried == 0:
-            return _outcome_of(rule, dtype, "not applicable", message="no problem drawn could show it")
+            return _outcome_of(
+                rule, dtype, "not applicable", message="no problem drawn could show it"
+            )
         return _outcome_of(rule, dtype, "passed", worst=search.worst, examples=search.tried)
+
+
+class _Enough(BaseException):
+    """Ends a run of Hypothesis, which takes any Exception for a failing test."""
 
 
 class _Search:
@@ -396,8 +406,8 @@ class _Search:
         test = hypothesis_seed(seed)(profile(given(drawn)(self.one)))
         try:
             test()
-        except (Violation, ImplementationError):
-            pass  # remembered in self.failure, at its smallest
+        except (Violation, ImplementationError, _Enough):
+            pass  # what failed is remembered in self.failure, at its smallest
         except Flaky:
             self.note = "\n(it did not fail every time that the same problem was tried)"
 
@@ -409,7 +419,7 @@ class _Search:
                 raise err
             return
         if self.failure is None and self.tried >= self.examples:
-            return
+            raise _Enough
         if time.monotonic() > self._deadline:
             return
         self._seen[recipe] = None
@@ -447,7 +457,9 @@ def _outcome_of(
     return Outcome(
         rule=rule if isinstance(rule, str) else rule.rule,
         section="12, 14" if isinstance(rule, str) else rule.section,
-        about="What it accepts it answers rightly, sizes of 0 and each option alone." if isinstance(rule, str) else rule.about,
+        about="What it accepts it answers rightly, sizes of 0 and each option alone."
+        if isinstance(rule, str)
+        else rule.about,
         dtype=dtype,
         status=status,
         worst=worst,
@@ -467,6 +479,15 @@ def _line(recipe: Recipe, trial: Trial) -> str:
     if trial.conventions.mask_true != "attend":
         words.append(f"mask_true={trial.conventions.mask_true!r}")
     return f"{trial.asked(recipe)!r}.problem({', '.join(words)})"
+
+
+RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
+
+
+def _of_rank(base: Recipe, rank: str) -> Recipe:
+    if rank == "rank 2":
+        return replace(base, lead=None, H=1, K=1)
+    return replace(base, lead={"rank 3": (), "rank 4": base.lead, "rank 5": (2, 3)}[rank])
 
 
 OPTION_PROBES: dict[str, dict[str, Any]] = {
@@ -501,7 +522,9 @@ def _variations(base: Recipe, sizes: Mapping[str, Sequence[int]]) -> dict[str, d
     if tests["D % 8"] and free["E"]:
         tests["D % 8"]["E"] = 13
     long = 2 * base.S + 1 if free["S"] else max(sizes["S"])
-    tests["T != S"] = {"S": long} if long != base.T else {"T": base.T + 1 if free["T"] else min(sizes["T"])}
+    tests["T != S"] = (
+        {"S": long} if long != base.T else {"T": base.T + 1 if free["T"] else min(sizes["T"])}
+    )
     late = 2 * base.T + 1 if free["T"] else max(sizes["T"])
     tests["T > S"] = {"T": late}
     if base.lead and len(base.lead) >= 1:

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from npattn.api import backward, evaluate
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.problem import Array, Problem
+from npattn.problem import Array, Problem, finfo
 from npattn.testing.tolerance import Rounding, bounds
 
 __all__ = ["Comparison", "compare", "compare_arrays", "excess"]
@@ -97,7 +96,7 @@ def compare_arrays(name: str, got: Array, want: Array, allowed: Array) -> Compar
     """
     gap = excess(got, want)
     # Overflow is right where the exact value, give or take what is allowed, is beyond the dtype.
-    top = float(ml_dtypes.finfo(got.dtype).max)
+    top = float(finfo(got.dtype).max)
     with np.errstate(all="ignore"):
         beyond = np.isinf(got.astype(np.float64)) & (abs(want) + allowed > top)
         ratio = np.where(gap == 0, 0, gap / allowed)

@@ -164,7 +164,9 @@ class Implementation:
         for name in ("q", "k", "v", "mask", "bias", "sinks", "dropout_mask"):
             array = getattr(problem, name)
             if array is not None:
-                laid = _lay(array, view if name in "qkv" else "contiguous", self._swaps(name, problem))
+                laid = _lay(
+                    array, view if name in "qkv" else "contiguous", self._swaps(name, problem)
+                )
                 given[name] = self.framework.give(laid)
         return given
 
@@ -220,7 +222,9 @@ class Implementation:
         self, inputs: dict[str, Any], options: dict[str, Any], given: dict[str, Any], bias: bool
     ) -> dict[str, Any]:
         returns = ("return_lse",) if "lse" in given else ()
-        asked = [n for n in ("q", "k", "v", "bias", "sinks") if n in inputs and (bias or n != "bias")]
+        asked = [
+            n for n in ("q", "k", "v", "bias", "sinks") if n in inputs and (bias or n != "bias")
+        ]
 
         def call(**arrays: Any) -> dict[str, Any]:
             return self._call({**inputs, **arrays}, options, returns)
@@ -229,7 +233,7 @@ class Implementation:
             _, grads = self.framework.gradients(call, inputs, given, asked)
         except ImplementationError:
             raise
-        except Exception as err:  # noqa: BLE001  anything may come out of foreign code; it is reported
+        except Exception as err:
             raise ImplementationError(f"its gradient raised {_told(err)}") from err
         return {f"d{name}": grad for name, grad in grads.items()}
 
@@ -242,13 +246,11 @@ class Implementation:
         takes = self.backward_takes
         words = {n: x for n, x in extra.items() if n in takes}
         words |= {
-            self.rename.get(n, n): x
-            for n, x in {**inputs, **options}.items()
-            if n not in "qkv"
+            self.rename.get(n, n): x for n, x in {**inputs, **options}.items() if n not in "qkv"
         }
         try:
             found = self.backward(given["o"], inputs["q"], inputs["k"], inputs["v"], **words)
-        except Exception as err:  # noqa: BLE001  anything may come out of foreign code; it is reported
+        except Exception as err:
             raise ImplementationError(f"backward raised {_told(err)}") from err
         if isinstance(found, Mapping):
             return {f"d{name}": grad for name, grad in found.items() if grad is not None}
@@ -264,7 +266,7 @@ class Implementation:
         words = {self.rename.get(n, n): x for n, x in words.items()}
         try:
             found = self.f(inputs["q"], inputs["k"], inputs["v"], **words)
-        except Exception as err:  # noqa: BLE001  anything may come out of foreign code; it is reported
+        except Exception as err:
             raise ImplementationError(f"raised {_told(err)}") from err
         names = ["o", *(n.removeprefix("return_") for n in RETURNS if n in tuple(returns))]
         parts = (found,) if len(names) == 1 else found
@@ -276,7 +278,11 @@ class Implementation:
         taken = {}
         for name, value in results.items():
             array = self.framework.take(value)
-            if self.layout == "BTHD" and name in ("o", "o too", "dq", "dk", "dv") and array.ndim == 4:
+            if (
+                self.layout == "BTHD"
+                and name in ("o", "o too", "dq", "dk", "dv")
+                and array.ndim == 4
+            ):
                 array = array.swapaxes(-2, -3)
             taken[name] = array
         return taken
@@ -298,7 +304,9 @@ class Implementation:
                 )
             return set(features), ()
         positional = [
-            n for n, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            n
+            for n, p in parameters.items()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
         starred = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
         if len(positional) < 3 and not starred:
@@ -388,7 +396,9 @@ def _lay(array: Array, view: str, swap: bool) -> Array:
     if view == "transposed":
         return np.asfortranarray(array)
     if view == "stepped":
-        buffer = np.zeros((*array.shape[:-2], 2 * array.shape[-2], 2 * array.shape[-1]), array.dtype)
+        buffer = np.zeros(
+            (*array.shape[:-2], 2 * array.shape[-2], 2 * array.shape[-1]), array.dtype
+        )
         buffer[..., ::2, ::2] = array
         return buffer[..., ::2, ::2]
     if view == "reversed":

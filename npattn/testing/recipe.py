@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
-from npattn.problem import Array, Problem, Window
+from npattn.problem import Array, Problem, Window, finfo
 
 __all__ = ["BIASES", "DISTRIBUTIONS", "MASKS", "SCORE_MODS", "VIEWS", "Cotangents", "Recipe"]
 
@@ -156,9 +155,9 @@ class Recipe:
         Limited so that scores stay within the range of the dtype even before they are scaled.
         """
         scale = 1 / math.sqrt(max(self.D, 1)) if self.scale is None else abs(self.scale)
-        raw = float(ml_dtypes.finfo(self.dtype).max) / 8 / max(self.D, 1) ** 0.5 / 4
+        raw = float(finfo(self.dtype).max) / 8 / max(self.D, 1) ** 0.5 / 4
         size = logit / max(scale, 0.01) / math.sqrt(max(self.D, 1))
-        return min(size, raw)
+        return float(min(size, raw))
 
     def _stream(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, purpose])
@@ -167,7 +166,7 @@ class Recipe:
         return np.asarray(x).astype(self.dtype)
 
 
-# --- what q, k, v look like ------------------------------------------------------------------------
+# --- what q, k, v look like ---
 
 
 def _normal(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
@@ -237,7 +236,7 @@ DISTRIBUTIONS: dict[str, Draw] = {
 }
 """What q, k, v look like, by name."""
 
-# --- masks and biases: (rng, recipe) → array -------------------------------------------------------
+# --- masks and biases: (rng, recipe) → array ---
 
 Make = Callable[[np.random.Generator, Recipe], Array]
 
@@ -317,7 +316,7 @@ def _alibi(rng: np.random.Generator, recipe: Recipe) -> Array:
     if recipe.lead is None:
         return distance / 2
     slopes = 2.0 ** (-8 * np.arange(1, recipe.H + 1) / max(recipe.H, 1))
-    return slopes[:, None, None] * distance
+    return np.asarray(slopes[:, None, None] * distance)
 
 
 def _minus_inf(rng: np.random.Generator, recipe: Recipe) -> Array:
@@ -327,7 +326,7 @@ def _minus_inf(rng: np.random.Generator, recipe: Recipe) -> Array:
 
 def _large_negative(rng: np.random.Generator, recipe: Recipe) -> Array:
     """An additive padding mask with a large finite number, as frameworks write it."""
-    least = float(ml_dtypes.finfo(recipe.dtype).min)
+    least = float(finfo(recipe.dtype).min)
     return np.where(_padding(rng, recipe), 0, max(-1e9, least / 4))
 
 

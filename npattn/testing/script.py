@@ -11,7 +11,7 @@ import numpy as np
 from npattn.conventions import Conventions
 from npattn.problem import Array, Problem
 from npattn.testing.implementation import Implementation
-from npattn.testing.properties import Trial, Violation
+from npattn.testing.trial import Trial, Violation
 
 __all__ = ["script"]
 
@@ -38,10 +38,19 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
     cotangents = error.cotangents if isinstance(error, Violation) else None
     kind = error.kind if isinstance(error, Violation) else "raise"
     told = "\n".join(str(error or "").splitlines()).replace('"""', "'''").replace("\\", "/")
-    head = [f'"""{f.name} breaks "{rule}".\n\n{told}\n"""', "", "import numpy as np", "", "import npattn"]
+    head = [
+        f'"""{f.name} breaks "{rule}".\n\n{told}\n"""',
+        "",
+        "import numpy as np",
+        "",
+        "import npattn",
+    ]
     head += ["from npattn.testing import Implementation, compare", ""]
     body = [*_import_lines(f), ""]
-    body += [f"problem = npattn.Problem({_arguments(problem)})", _conventions_line(trial.conventions)]
+    body += [
+        f"problem = npattn.Problem({_arguments(problem)})",
+        _conventions_line(trial.conventions),
+    ]
     body += [f"f = Implementation({_implementation(f)})"]
     if cotangents is not None and trial.gradients:
         body += [f"dout = {_literal(cotangents.dout)}"]
@@ -54,7 +63,10 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
 def _show(kind: str, with_gradients: bool) -> list[str]:
     """What the script does once everything is made."""
     if kind == "change":
-        lines = ["inputs = f.inputs(problem)", "before = {n: f.framework.take(x) for n, x in inputs.items()}"]
+        lines = [
+            "inputs = f.inputs(problem)",
+            "before = {n: f.framework.take(x) for n, x in inputs.items()}",
+        ]
         lines += ["f.forward(problem, inputs=inputs)"]
         if with_gradients:
             lines += ["f.gradients(problem, Cotangents(dout, dlse), inputs=inputs)"]
@@ -73,7 +85,7 @@ def _show(kind: str, with_gradients: bool) -> list[str]:
             *gather,
             "first, second = results(), results()",
             "for name in first:",
-            '    same = first[name].tobytes() == second[name].tobytes()',
+            "    same = first[name].tobytes() == second[name].tobytes()",
             '    print(name, "has the same bits" if same else "DIFFERS BETWEEN TWO CALLS")',
         ]
     words = ", dout=dout.astype(float), dlse=None if dlse is None else dlse.astype(float)"
@@ -83,7 +95,7 @@ def _show(kind: str, with_gradients: bool) -> list[str]:
         "got = results()",
         "want = npattn.forward(**arguments, conventions=conventions)" if False else "",
         "for name, array in got.items():",
-        '    print(name, array.dtype, array.shape)',
+        "    print(name, array.dtype, array.shape)",
         f"for comparison in compare(got, problem{words}):",
         '    print("ok   " if comparison.passed else "WRONG", comparison)',
     ]
@@ -91,8 +103,10 @@ def _show(kind: str, with_gradients: bool) -> list[str]:
 
 def _import_lines(f: Implementation) -> list[str]:
     if f.spec is None:
-        return _import_object(f.f, "f") + (_import_object(f.backward, "f_backward") if f.backward else [])
-    return [f"from npattn.testing.targets import load", f"f, f_backward = load({f.spec!r})"]
+        return _import_object(f.f, "f") + (
+            _import_object(f.backward, "f_backward") if f.backward else []
+        )
+    return ["from npattn.testing.targets import load", f"f, f_backward = load({f.spec!r})"]
 
 
 def _import_object(function: Any, name: str) -> list[str]:
@@ -157,7 +171,11 @@ def _arguments(problem: Problem) -> str:
         "dropout_rate": problem.dropout_rate,
         "alignment": problem.alignment,
     }
-    words += [f"\n    {n}={x!r}" for n, x in plain.items() if x not in (None, False) and x != 0.0 or n == "scale"]
+    words += [
+        f"\n    {n}={x!r}"
+        for n, x in plain.items()
+        if (x not in (None, False) and x != 0.0) or n == "scale"
+    ]
     if problem.score_mod is not None:
         from npattn.testing.recipe import SCORE_MODS
 

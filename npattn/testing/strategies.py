@@ -7,7 +7,7 @@ Sizes are mostly different, odd and not powers of two, because round shapes hide
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from npattn.errors import MissingExtraError, OptionError
@@ -100,8 +100,10 @@ class Space:
 
     def __post_init__(self) -> None:
         for letter, values in self.sizes.items():
-            legal = isinstance(values, Sequence) and values and all(
-                isinstance(n, int) and n >= 0 for n in values
+            legal = (
+                isinstance(values, Sequence)
+                and values
+                and all(isinstance(n, int) and n >= 0 for n in values)
             )
             if letter not in "BHKTSDE" or not legal:
                 raise OptionError(
@@ -122,7 +124,7 @@ class Space:
         """The plainest problem there is, with round sizes, on which structure is probed."""
 
         def first(letter: str, default: int) -> int:
-            return tuple(self.sizes.get(letter, (default,)))[0]
+            return next(iter(self.sizes.get(letter, (default,))))
 
         D = first("D", 16)
         E = D if D in self.sizes.get("E", (D,)) else first("E", D)
@@ -187,7 +189,7 @@ def _assemble(space: Space, seed: int, drawn: dict[str, Any]) -> Recipe:
 
 
 def _ranks(space: Space) -> list[str]:
-    ranks = [r for r in ("rank 4", "rank 3", "rank 2", "rank 5") if r in space.structure]
+    ranks: list[str] = [r for r in ("rank 4", "rank 3", "rank 2", "rank 5") if r in space.structure]
     # The first is what everybody has; the others share a third of the problems.
     return [ranks[0]] * (2 * len(ranks)) + ranks[1:] if ranks else ["rank 4"]
 

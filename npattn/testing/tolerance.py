@@ -12,134 +12,17 @@ count of roundings, a unit roundoff, or a constant of the calculus.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, cast
 
-import ml_dtypes
 import numpy as np
 
 from npattn import dense
 from npattn.conventions import Conventions
-from npattn.errors import OptionError
 from npattn.problem import Array, Gradients, Problem, sum_to
+from npattn.testing.rounding import Rounding, Units, unit_roundoff
 
 __all__ = ["Rounding", "bounds", "unit_roundoff"]
-
-Storage = Literal["accumulator", "input"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rounding:
-    """Which intermediates an implementation rounds to the dtype of its inputs, and its exp.
-
-    Sums, the row maximum, the row sum and lse are kept in the accumulator: float32, or float64 for
-    float64 inputs. "input" rounds to the dtype of q, k, v.
-
-    Parameters
-    ----------
-    name : str
-        How reports call it.
-    scores, weights, dweights, dscores : {"accumulator", "input"}
-        How S, P, dP and dS are stored.
-    delta_from : {"out", "weights", "either"}
-        D = Σ do·out with the rounded out, or Σ P·dP.
-    exp_error : float, optional
-        Relative error of exp and tanh. Default: four units of the accumulator.
-    gradient_block : int, optional
-        Rows after which dq, dk, dv are rounded to the input dtype and added to; None: never.
-    gradient_roundings : int, default 1
-        How often a finished dq, dk, dv is rounded.
-    """
-
-    name: str
-    scores: Storage = "accumulator"
-    weights: Storage = "accumulator"
-    dweights: Storage = "accumulator"
-    dscores: Storage = "accumulator"
-    delta_from: Literal["out", "weights", "either"] = "either"
-    exp_error: float | None = None
-    gradient_block: int | None = None
-    gradient_roundings: int = 1
-
-    @classmethod
-    def upcast(cls) -> Rounding:
-        """Everything in the accumulator, rounded once at the end."""
-        return cls(name="upcast")
-
-    @classmethod
-    def fused(cls) -> Rounding:
-        """P and dS are rounded for the matrix products, D comes from the rounded out."""
-        return cls(name="fused", weights="input", dscores="input", delta_from="out")
-
-    @classmethod
-    def eager(cls) -> Rounding:
-        """S, P, dP, dS are all stored in the input dtype, as separate array operations do."""
-        return cls(
-            name="eager",
-            scores="input",
-            weights="input",
-            dweights="input",
-            dscores="input",
-            gradient_roundings=2,
-        )
-
-    @classmethod
-    def undeclared(cls, dtype: Any) -> Rounding:
-        """What is allowed to whoever declares nothing: the loosest that the dtype explains."""
-        if unit_roundoff(dtype) <= 2.0**-24:
-            return cls.eager()
-        return replace(cls.eager(), exp_error=2.0**-11, gradient_block=32)
-
-    @classmethod
-    def named(cls, name: str) -> Rounding:
-        """The preset of that name."""
-        presets = {"upcast": cls.upcast, "fused": cls.fused, "eager": cls.eager}
-        if name not in presets:
-            raise OptionError(f"rounding is {name!r}, must be one of {', '.join(presets)}")
-        return presets[name]()
-
-
-def unit_roundoff(dtype: Any) -> float:
-    """Half the distance from 1 to the next number: 2⁻²⁴ for float32, 2⁻⁸ for bfloat16."""
-    return float(ml_dtypes.finfo(dtype).eps) / 2
-
-
-@dataclass(frozen=True)
-class _Units:
-    """A `Rounding` in numbers, for one dtype."""
-
-    u: float  # accumulator
-    tiny: float  # what flushing subnormals, or a product of them, loses
-    low: float  # input dtype
-    eta: float  # half the least subnormal of the input dtype
-    s: float  # stored scores, and so on: `low` or 0
-    p: float
-    dp: float
-    ds: float
-    exp: float
-    grad: float  # gradients accumulated across blocks
-
-    @classmethod
-    def of(cls, rounding: Rounding, dtype: Any) -> _Units:
-        low = unit_roundoff(dtype)
-        wide = np.float32 if low >= unit_roundoff(np.float32) else np.float64
-        u = unit_roundoff(wide)
-
-        def stored(where: Storage) -> float:
-            return low if where == "input" else 0.0
-
-        return cls(
-            u=u,
-            tiny=float(np.finfo(wide).tiny),
-            low=low,
-            eta=float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2,
-            s=stored(rounding.scores),
-            p=stored(rounding.weights),
-            dp=stored(rounding.dweights),
-            ds=stored(rounding.dscores),
-            exp=4 * u if rounding.exp_error is None else rounding.exp_error,
-            grad=0.0 if rounding.gradient_block is None else low,
-        )
 
 
 def bounds(
@@ -175,7 +58,7 @@ def bounds(
     rounding = rounding or Rounding.undeclared(dtype)
     conventions = conventions or Conventions()
     canonical = conventions.canonical(problem)
-    form = _Form(canonical, rounding, _Units.of(rounding, dtype))
+    form = _Form(canonical, rounding, Units.of(rounding, dtype))
     found = form.forward()
     if dout is not None:
         do, dl, _ = conventions.cotangents(problem, dout.astype(float), dlse, None)
@@ -191,7 +74,7 @@ def bounds(
 class _Form:
     """The full form of the bound: every quantity of the oracle, and the error of each."""
 
-    def __init__(self, problem: Problem, rounding: Rounding, unit: _Units) -> None:
+    def __init__(self, problem: Problem, rounding: Rounding, unit: Units) -> None:
         self.problem, self.rounding, self.unit = problem, rounding, unit
         out, lse, self.r = dense.forward(problem)
         head = (None,) if problem.headless else (...,)
@@ -199,6 +82,7 @@ class _Form:
         keep = self.r.keep
         self.z = np.ones((1, 1)) if keep is None else np.broadcast_to(keep, self.r.p.shape)
         self.drops = keep is not None
+        self.scale = abs(cast(float, problem.scale))  # a number, once the problem is made
         self.blocks = math.ceil(problem.S / 16)  # no online softmax has smaller tiles
         self.chain = problem.S + 2 * self.blocks + 4  # any order of summation
 
@@ -211,7 +95,7 @@ class _Form:
     @np.errstate(all="ignore")  # hidden scores may be anything
     def forward(self) -> dict[str, Array]:
         u, unit = self.unit.u, self.unit
-        q, k, v, _, _, live, p, p_sink, _ = self.r
+        v, live, p, p_sink = self.r.v, self.r.live, self.r.p, self.r.p_sink
         s, error = self._scores()
         m = np.max(np.where(live, s, -np.inf), -1, keepdims=True, initial=-np.inf)
         sinks = self.problem.sinks
@@ -260,7 +144,9 @@ class _Form:
         lost = (unit.p and unit.eta) + unit.tiny
         t_sum = t_sum + lost * reach + np.where(seen, (self.problem.S + 2) * unit.tiny, 0)
         self.t_soft, self.t_sum = t_soft, t_p + t_sum
-        t_w = np.minimum(1, p * self.R / self.down + self.p_hat * (unit.p + self.gamma(self.chain) + 4 * u))
+        t_w = np.minimum(
+            1, p * self.R / self.down + self.p_hat * (unit.p + self.gamma(self.chain) + 4 * u)
+        )
         t_w = np.where(live, t_w + lost, 0)
         return {"o": t_soft + t_p + t_sum, "lse": t_lse[..., 0], "weights": t_w}
 
@@ -268,7 +154,7 @@ class _Form:
         """The final scores and the error of each, stage by stage; and that of their slope."""
         unit, u, problem = self.unit, self.unit.u, self.problem
         q, k, live = self.r.q, self.r.k, self.r.live
-        scale, D = abs(problem.scale), problem.D
+        scale, D = self.scale, problem.D
         aq, ak = abs(q), abs(k)
         s = problem.scale * (q @ k.swapaxes(-1, -2))
         # D products and sums; the scale may be rounded, its root taken, and put on q and k.
@@ -316,7 +202,7 @@ class _Form:
         cross = o * dense.sum_live(w * z, v, live)
         # What the three terms lose to float64 when they cancel.
         noise = (self.problem.S + 4) * 2.0**-52 * (square + 2 * abs(cross) + o**2 * W)
-        return np.sqrt(W * np.maximum(square - 2 * cross + o**2 * W + noise, 0))
+        return np.asarray(np.sqrt(W * np.maximum(square - 2 * cross + o**2 * W + noise, 0)))
 
     def _range(self) -> Array:
         """The largest |z v − o| there is: a convex combination cannot err by more."""
@@ -341,7 +227,9 @@ class _Form:
         ado = abs(do)
         dp = np.where(live, z * (do @ v.swapaxes(-1, -2)), 0)
         reach = np.where(live, z * (ado @ abs(v).swapaxes(-1, -2)), 0)
-        e_dp = self.gamma(problem.E + 2) * reach + n_p * (unit.dp * abs(dp) + (unit.dp and unit.eta))
+        e_dp = self.gamma(problem.E + 2) * reach + n_p * (
+            unit.dp * abs(dp) + (unit.dp and unit.eta)
+        )
         e_dp = np.where(live, e_dp + unit.tiny * (problem.E + 2) * z, 0)
         D = (p * dp).sum(-1, keepdims=True)
         e_D = self._delta_error(do, dp, e_dp, D) + u * abs(D)
@@ -366,10 +254,12 @@ class _Form:
         loose = p * (R * abs(slope) + (1 + R) * bent)  # of ps
         loose = np.where(live, loose, 0)
 
-        scale, ak, aq = abs(problem.scale), abs(k), abs(q)
+        scale, ak, aq = self.scale, abs(k), abs(q)
         live_t = live.swapaxes(-1, -2)
-        # Errors common to a row (of D, of lse) meet Σ p k and dq themselves, before absolute values.
-        t_dq = dense.sum_live((1 + rebuild) * e_dx + self.gamma(problem.S + 4) * (abs(dx) + e_dx), ak, live)
+        # Errors common to a row (of D, of lse) meet Σ p k and dq, before absolute values.
+        t_dq = dense.sum_live(
+            (1 + rebuild) * e_dx + self.gamma(problem.S + 4) * (abs(dx) + e_dx), ak, live
+        )
         t_dq = t_dq + e_D * (abs(dense.sum_live(ps, k, live)) + dense.sum_live(loose, ak, live))
         t_dq = scale * (t_dq + rebuild * abs(dense.sum_live(dx, k, live)))
         flush = unit.tiny * (1 + scale)
@@ -416,8 +306,7 @@ class _Form:
 
     def _delta_error(self, do: Array, dp: Array, e_dp: Array, D: Array) -> Array:
         """Of D, computed as Σ do·out from the delivered out, or as Σ P·dP."""
-        unit, u, z = self.unit, self.unit.u, self.z
-        _, _, v, _, _, live, p, p_sink, _ = self.r
+        unit, (live, p, p_sink) = self.unit, (self.r.live, self.r.p, self.r.p_sink)
         n_p, ado = 1 + self.drops, abs(do)
         # Contracted with do before taking absolute values: Σ do (z v − o) = dp − D.
         soft = (p * self.R * abs(dp - D)).sum(-1, keepdims=True) / self.down
@@ -436,7 +325,7 @@ class _Form:
             return np.asarray(from_out)
         if self.rounding.delta_from == "weights":
             return np.asarray(from_weights)
-        return np.maximum(from_out, from_weights)
+        return np.asarray(np.maximum(from_out, from_weights))
 
     def _storage(self, mass: Array, length: int) -> Array:
         """Of gradients that are rounded before they are finished."""
@@ -452,7 +341,9 @@ class _Form:
         copies = mass.size / max(of.size, 1)
         if copies <= 1:
             return np.zeros_like(mass)
-        return self.gamma(copies) * mass + self.unit.low * mass + np.where(mass > 0, self.unit.eta, 0)
+        return (
+            self.gamma(copies) * mass + self.unit.low * mass + np.where(mass > 0, self.unit.eta, 0)
+        )
 
     def _shared(self, t: Array, mass: Array, of: Array) -> Array:
         return dense.sum_shared(t + self._partial(mass, of), self.problem.K, of.shape)
@@ -479,13 +370,15 @@ def _translated(
         rel = form.gamma(form.chain + 4) + 2 * form.unit.p + form.unit.exp
         sizes = conventions.results(problem.replace(v=abs(problem.v)), abs(form.o), lse)[0]
         found["o"] = np.where(empty[..., None], rel * sizes, found["o"])
+        even = rel / max(problem.S, 1)
+        found["weights"] = np.where(empty[..., None], even, found["weights"])
     if problem.headless:
         found = {n: t[0] if n in ("o", "lse", "weights") else t for n, t in found.items()}
     if dout is not None:
         raw = Gradients(**{n[1:]: t for n, t in found.items() if n[0] == "d"})
         flat = lse[0] if problem.headless else lse
-        size = Conventions(hidden_fill=conventions.hidden_fill)
-        grads = size.gradients(problem, raw, abs(dout), flat)
+        filled = Conventions(hidden_fill=conventions.hidden_fill)
+        grads = filled.gradients(problem, raw, abs(dout), flat)
         if mean:
             # The cotangent of an empty row goes to v through a rounded 1/S.
             whole = Conventions(empty_row="mean").gradients(

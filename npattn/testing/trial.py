@@ -1,0 +1,182 @@
+"""One implementation under judgement: asked for all it gives, and held against the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from npattn.api import backward, evaluate
+from npattn.conventions import Conventions
+from npattn.errors import NpattnError
+from npattn.problem import Array, Problem
+from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.implementation import Implementation
+from npattn.testing.recipe import Cotangents, Recipe
+from npattn.testing.strategies import Space
+from npattn.testing.tolerance import Rounding, bounds
+
+__all__ = ["GRADIENTS", "Trial", "Violation"]
+
+GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
+
+
+class Violation(NpattnError):
+    """An implementation broke a rule, on this problem.
+
+    Attributes
+    ----------
+    problem : Problem
+    cotangents : Cotangents or None
+    kind : {"value", "change", "bits", "shape"}
+        What a script must do to show it.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        problem: Problem,
+        cotangents: Cotangents | None = None,
+        kind: str = "value",
+        ratio: float = float("inf"),
+    ) -> None:
+        super().__init__(text)
+        self.problem, self.cotangents = problem, cotangents
+        self.kind, self.ratio = kind, ratio
+
+
+@dataclass
+class Trial:
+    """One implementation, judged under conventions and a rounding model, in one dtype."""
+
+    implementation: Implementation
+    conventions: Conventions
+    rounding: Rounding
+    space: Space
+    gradients: frozenset[str] = frozenset()
+    shuns_empty_rows: bool = False
+    _agreements: dict[Recipe, dict[str, Comparison]] = field(default_factory=dict)
+
+    def problem(self, recipe: Recipe) -> Problem:
+        """The recipe's problem in the terms of the conventions."""
+        return self.asked(recipe).problem(self.conventions.causal, self.conventions.mask_true)
+
+    def asked(self, recipe: Recipe) -> Recipe:
+        """The recipe with its window in the terms of the conventions."""
+        left, right = recipe.window or (None, None)
+        if self.conventions.window == "total" and left is not None:
+            return replace(recipe, window=(left + 1, right))
+        return recipe
+
+    def cotangents(self, recipe: Recipe, problem: Problem) -> Cotangents:
+        """Random ones, of o and of what lse there is; 0 for the lse of empty rows."""
+        dout, dlse = recipe.cotangents(problem, lse=self.takes_dlse)
+        if dlse is not None:
+            dlse = np.where(self.empty(problem), np.zeros_like(dlse), dlse)
+        return Cotangents(dout, dlse)
+
+    @property
+    def takes_dlse(self) -> bool:
+        f = self.implementation
+        return f.returns_lse and (f.backward is None or "dlse" in f.backward_takes)
+
+    def visible(self, problem: Problem) -> Array:
+        """What is visible, broadcast to (..., H, T, S) (rank 2: (T, S))."""
+        canonical = replace(self.conventions, hidden_fill=None).canonical(problem)
+        heads = () if problem.headless else (problem.H,)
+        whole = (*problem.lead, *heads, problem.T, problem.S)
+        return np.broadcast_to(True if canonical.visible is None else canonical.visible, whole)
+
+    def empty(self, problem: Problem) -> Array:
+        """Rows that see nothing, (..., H, T), a score of −inf not being seen."""
+        plain = replace(self.conventions, hidden_fill=None).canonical(problem)
+        return np.asarray(evaluate(plain.replace(sinks=None)).lse == -np.inf)
+
+    def shuns(self, recipe: Recipe, rule: str) -> bool:
+        """Whether the rule is not asked of this recipe, since empty rows are known to be wrong."""
+        if not self.shuns_empty_rows or rule == "empty-row":
+            return False
+        return bool(self.empty(self.problem(recipe)).any())
+
+    # --- the implementation against the oracle ---
+
+    def agreement(self, recipe: Recipe) -> dict[str, Comparison]:
+        """Every result of a plain problem against the oracle; remembered, for many rules ask."""
+        if recipe not in self._agreements:
+            problem = self.problem(recipe)
+            cotangents = self.cotangents(recipe, problem)
+            self._agreements[recipe] = self.against_oracle(problem, cotangents, recipe.view)
+        return self._agreements[recipe]
+
+    def against_oracle(
+        self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
+    ) -> dict[str, Comparison]:
+        """Compare all that the implementation gives."""
+        got = self.results(problem, cotangents, view)
+        want, allowed = self.oracle(problem, cotangents)
+        found: dict[str, Comparison] = {}
+        for name, array in got:
+            if name not in want:
+                continue
+            if array.shape != want[name].shape:
+                raise Violation(
+                    f"{name} has shape {array.shape}, want {want[name].shape}", problem, cotangents
+                )
+            seen = compare_arrays(name, array, want[name], allowed[name])
+            if name not in found or seen.ratio > found[name].ratio:
+                found[name] = seen
+        return found
+
+    def results(
+        self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
+    ) -> list[tuple[str, Array]]:
+        """All that the implementation gives: a name comes once for each way to call it."""
+        f = self.implementation
+        got = list(f.forward(problem, view).items())
+        if self.gradients:
+            got += f.gradients(problem, cotangents, view).items()
+            # Kernels dispatch on whether the gradient of the bias is asked.
+            if problem.bias is not None and f.backward is None:
+                got += f.gradients(problem, cotangents, view, bias_gradient=False).items()
+        return [(name.removesuffix(" too"), array) for name, array in got]
+
+    def oracle(
+        self, problem: Problem, cotangents: Cotangents
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Exact values and allowed errors."""
+        fwd = evaluate(problem, self.conventions)
+        want: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
+        if self.implementation.returns_weights:
+            want["weights"] = fwd.weights
+        dlse = None if cotangents.dlse is None else cotangents.dlse.astype(float)
+        dout = cotangents.dout.astype(float) if self.gradients else None
+        if dout is not None:
+            grads = backward(fwd, dout, dlse)
+            for name in GRADIENTS:
+                value = getattr(grads, name[1:])
+                if value is not None and name in self.gradients:
+                    want[name] = value
+        allowed = bounds(
+            problem,
+            problem.q.dtype,
+            self.rounding,
+            dout=dout,
+            dlse=dlse,
+            conventions=self.conventions,
+        )
+        if self.conventions.empty_row == "nan":
+            for name in GRADIENTS:  # undefined where a NaN row adds to it, says the convention
+                if name in want:
+                    allowed[name] = np.where(np.isnan(want[name]), np.inf, allowed[name])
+        return want, allowed
+
+    def check(self, found: Mapping[str, Comparison], problem: Problem, cot: Cotangents) -> float:
+        """The worst ratio; a Violation if one is above 1."""
+        wrong = [c for c in found.values() if not c.passed]
+        if wrong:
+            worst = max(wrong, key=lambda c: c.ratio)
+            text = "\n".join(str(c) for c in sorted(wrong, key=lambda c: -c.ratio))
+            raise Violation(text, problem, cot, ratio=worst.ratio)
+        return max((c.ratio for c in found.values()), default=0.0)
