@@ -114,7 +114,7 @@ def shape_dtype(mutant: Mutant) -> bool:
 
 
 def bits(dtype: Any) -> int:
-    return np.dtype(dtype).itemsize
+    return int(np.dtype(dtype).itemsize)
 
 
 def rows_sum_to_one(mutant: Mutant) -> bool:
@@ -199,7 +199,8 @@ def views(mutant: Mutant) -> bool:
 
 def repeatable(mutant: Mutant) -> bool:
     """A call with other arrays of the same shapes in between is right, and changes nothing."""
-    case, other = draw(0, SIZES[0], ()), ([x + 1 for x in draw(4, SIZES[0], ())[0]], {})
+    case = draw(0, SIZES[0], ())
+    other: Case = [x + 1 for x in case[0]], {}
     do, dlse = rows_cotangents(case)
     first = results(mutant, case, do, dlse)
     between = wrong(mutant, other)
@@ -251,7 +252,7 @@ def test_the_base_takes_one_head_of_rank_2() -> None:
 def test_the_base_passes_gradients_of_the_weights() -> None:
     (q, k, v), options = draw(2, SIZES[0], ("sinks", "bias", "dropout"))
     fwd = npattn.forward(q, k, v, **options)
-    dweights = np.random.default_rng(0).standard_normal(fwd.weights.shape)
+    dweights = np.asarray(np.random.default_rng(0).standard_normal(fwd.weights.shape))
     do = np.zeros_like(fwd.out)
     want = npattn.backward(fwd, do, None, dweights)
     got = base_backward(do, q, k, v, out=fwd.out, lse=fwd.lse, dweights=dweights, **options)

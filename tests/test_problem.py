@@ -137,8 +137,8 @@ WRONG_OPTIONS = {
     "causal=True with T ≠ S": (
         {"causal": True},
         "causal is True with T = 5 queries and S = 7 keys, which is ambiguous: "
-        'say causal="bottom_right" (the last query sees the last key: t sees s ≤ t + S − T), '
-        'causal="top_left" (the first sees the first: t sees s ≤ t), or conventions=',
+        'say causal="bottom_right" (t sees s ≤ t + S − T: the last query, the last key), '
+        'causal="top_left" (t sees s ≤ t: the first query, the first key), or conventions=',
     ),
     "unknown causal": (
         {"causal": "left"},

@@ -397,21 +397,52 @@ for _where in ("k", "v", "kv"):
     )
 
 
-@rule("nan-query", "10", draw=lambda t: {"nonempty": True})
-def nan_query(trial: Trial, recipe: Recipe) -> float:
-    """A NaN query gives NaN where it sees a key, and reaches no other row.
-
-    Broken by nan_to_num after the softmax, and by a maximum that skips NaN and then finds an
-    empty row.
-    """
+def _nan_query(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents, Array]:
+    """The problem with a NaN in one query, and where that query is: (..., H, T)."""
     problem = trial.problem(recipe)
     rng = np.random.default_rng([recipe.seed, 10])
     q = problem.q.copy()
     at = tuple(int(rng.integers(n)) for n in q.shape[:-1])
     q[(*at, int(rng.integers(q.shape[-1])))] = np.nan
     poisoned = problem.replace(q=q)
-    cotangents = trial.cotangents(recipe, poisoned)
-    return trial.check(trial.against_oracle(poisoned, cotangents), poisoned, cotangents)
+    return poisoned, trial.cotangents(recipe, poisoned), np.asarray(np.isnan(q).any(-1))
+
+
+@rule("nan-query", "10", draw=lambda t: {"nonempty": True})
+def nan_query(trial: Trial, recipe: Recipe) -> float:
+    """A NaN query stays NaN: its o and lse are non-finite where it sees a key.
+
+    A NaN says that something went wrong before; whoever turns it into a number hides that. Broken
+    by nan_to_num after the softmax, and by a maximum that skips NaN and then finds an empty row.
+    """
+    poisoned, cotangents, rows = _nan_query(trial, recipe)
+    want, allowed = trial.oracle(poisoned, cotangents)
+    found: dict[str, Comparison] = {}
+    for name, got in trial.results(poisoned, cotangents):
+        if name in ("o", "lse") and got.shape == want[name].shape:
+            here = rows[..., None] if name == "o" else rows
+            stays = here & ~np.isfinite(want[name])
+            limit = np.where(stays, allowed[name], np.inf)
+            found[f"{name}{len(found)}"] = compare_arrays(name, got, want[name], limit)
+    return trial.check(found, poisoned, cotangents)
+
+
+@rule("nan-query-alone", "10", draw=lambda t: {"nonempty": True})
+def nan_query_alone(trial: Trial, recipe: Recipe) -> float:
+    """A NaN query reaches no other row, and no gradient of a key that it does not see.
+
+    Neither does it reach its own row where it sees no key. Broken by weights of 0 times NaN: in
+    the gradient of k, which multiplies dS by the query, and in that of v.
+    """
+    poisoned, cotangents, _ = _nan_query(trial, recipe)
+    want, allowed = trial.oracle(poisoned, cotangents)
+    limits = {n: np.where(np.isfinite(want[n]), x, np.inf) for n, x in allowed.items() if n in want}
+    found = {
+        str(i): compare_arrays(name, got, want[name], limits[name])
+        for i, (name, got) in enumerate(trial.results(poisoned, cotangents))
+        if name in want and got.shape == want[name].shape
+    }
+    return trial.check(found, poisoned, cotangents)
 
 
 # --- memory ---

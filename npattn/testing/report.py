@@ -125,7 +125,7 @@ class Report:
         if self.untested:
             parts += [Text("\nnot tested", style="bold yellow")]
             parts += [Text(f"  {line}") for line in self.untested]
-        parts += [Text(""), self._table()]
+        parts += [Text(""), self._table(), Text("number: largest error / allowed error", "dim")]
         for outcome in self.outcomes:
             if outcome.message and outcome.status in ("failed", "error", "suspect"):
                 parts += [Text(""), self._failure(outcome)]
@@ -198,5 +198,5 @@ def _cell(outcome: Outcome) -> str:
     if outcome.status == "not applicable":
         return f"[dim]– {escape(outcome.message)}[/dim]"
     colour = COLOURS[outcome.status]
-    tail = f" {outcome.worst:.2g} of allowed" if 0 < outcome.worst < float("inf") else ""
+    tail = f" {outcome.worst:.2g}" if 0 < outcome.worst < float("inf") else ""
     return f"[{colour}]{outcome.status}[/{colour}]{tail}"

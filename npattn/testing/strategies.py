@@ -164,6 +164,10 @@ def recipes(
     pools["rank"], pools["heads"] = _ranks(space), _heads(space, nonempty)
     pools["distribution"] = list(DISTRIBUTIONS)
     pools["broadcast"] = (False, False, True) if "broadcast" in space.structure else (False,)
+    # Kernels dispatch on E = D, on T = S and on round sizes: each gets its share.
+    pools["same size"] = (False, True) if "E" not in space.sizes else (False,)
+    pools["square"] = (False, False, True) if "S" not in space.sizes else (False,)
+    pools["round"] = (False,) if space.sizes else (False, False, False, False, True)
     pools |= _options(space.features - forbid)
     for name, values in (force or {}).items():
         pools[name] = values if isinstance(values, tuple) else (values,)
@@ -178,14 +182,21 @@ def _assemble(space: Space, seed: int, drawn: dict[str, Any]) -> Recipe:
     lead = {"rank 2": None, "rank 3": (), "rank 4": (B,), "rank 5": (B, 3)}[rank]
     if lead is None:
         H = K = 1
-    if "E != D" not in space.structure:
+    if drawn.pop("round"):
+        drawn |= {letter: _rounded(drawn[letter]) for letter in "TSDE"}
+    if drawn.pop("same size") or "E != D" not in space.structure:
         drawn["E"] = drawn["D"]
-    if "T != S" not in space.structure:
+    if drawn.pop("square") or "T != S" not in space.structure:
         drawn["S"] = drawn["T"]
     if "T > S" not in space.structure and drawn["T"] > drawn["S"]:
         drawn["T"], drawn["S"] = drawn["S"], drawn["T"]
     drawn["broadcast"] = drawn["broadcast"] and bool(lead)
     return Recipe(lead=lead, H=H, K=K, dtype=space.dtype, seed=seed, **drawn)
+
+
+def _rounded(size: int) -> int:
+    """The round size nearest in kind: 8, 16 or 64."""
+    return 8 if size < 8 else 16 if size < 32 else 64
 
 
 def _ranks(space: Space) -> list[str]:

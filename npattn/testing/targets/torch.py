@@ -73,15 +73,15 @@ class Torch:
         asked = tuple(asked)
         leaves = {name: inputs[name].detach().requires_grad_() for name in asked}
         results = call(**leaves)
-        outputs = [results[name] for name in cotangents if results[name].requires_grad]
-        if not outputs:
+        reached = [name for name in cotangents if results[name].requires_grad]
+        if not reached and any(results[name].numel() for name in cotangents):
             raise ImplementationError("its result does not require grad: autograd cannot reach it")
-        dout = [cotangents[name] for name in cotangents if results[name].requires_grad]
-        grads = torch.autograd.grad(outputs, list(leaves.values()), dout, allow_unused=True)
-        missing = [n for n, g in zip(asked, grads, strict=True) if g is None and leaves[n].numel()]
-        if missing:
-            raise ImplementationError(f"autograd gives no gradient of {', '.join(missing)}")
+        grads: Iterable[torch.Tensor | None] = [None] * len(asked)
+        if reached:
+            outputs, dout = zip(*((results[n], cotangents[n]) for n in reached), strict=True)
+            grads = torch.autograd.grad(outputs, list(leaves.values()), dout, allow_unused=True)
         pairs = zip(asked, grads, strict=True)
+        # None is how autograd says zero.
         return results, {n: torch.zeros_like(leaves[n]) if g is None else g for n, g in pairs}
 
 

@@ -1,0 +1,684 @@
+"""How an implementation is read and called; nothing that is at its default is passed."""
+
+import functools
+import inspect
+import sys
+import types
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import npattn
+from npattn.errors import OptionError
+from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe
+from npattn.testing.implementation import NumPy
+from npattn.testing.targets.numpy import flash, flash_backward
+
+B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
+SIZES = {"lead": (B,), "H": H, "K": K, "T": T, "S": S, "D": D, "E": E}
+
+
+def problem(**options):
+    return Recipe(**(SIZES | options)).problem()
+
+
+def zeros_for(q, v):
+    return np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+
+
+class Recorder:
+    """An attention that gives zeros and remembers how it was called."""
+
+    def __init__(self, f=None):
+        self.calls = []
+
+    def __call__(
+        self,
+        q,
+        k,
+        v,
+        mask=None,
+        *,
+        causal=False,
+        window=None,
+        bias=None,
+        scale=None,
+        softcap=None,
+        score_mod=None,
+        sinks=None,
+        dropout_mask=None,
+        dropout_rate=0.0,
+    ):
+        given = inspect.getargvalues(inspect.currentframe()).locals
+        self.calls.append({n: x for n, x in given.items() if n != "self"})
+        return zeros_for(q, v)
+
+
+# --- reading the signature ------------------------------------------------------------------------
+
+
+def test_the_options_that_it_names_are_its_features():
+    def f(a, b, c, mask=None, *, causal=False, scale=None):
+        return zeros_for(a, c)
+
+    read = Implementation(f)
+    assert read.features == {"mask", "causal", "scale"}
+    assert read.untested == ()
+    assert read.returns == ()
+    assert not read.has_gradients
+    assert read.name.endswith("f")
+
+
+def test_parameters_that_nobody_knows_keep_their_default_and_are_listed():
+    def f(q, k, v, causal=False, block_size=64, *, num_warps=4):
+        return zeros_for(q, v)
+
+    assert Implementation(f).untested == ("block_size", "num_warps")
+    assert Implementation(f).features == {"causal"}
+
+
+def test_a_parameter_without_a_default_that_nobody_knows_is_an_error_that_says_what_to_do():
+    def f(q, k, v, block_size, *, stages):
+        return zeros_for(q, v)
+
+    with pytest.raises(OptionError, match=r"needs block_size, stages.*rename="):
+        Implementation(f)
+    filled = functools.partial(f, block_size=64, stages=2)
+    assert Implementation(filled).untested == ("block_size", "stages")
+
+
+def test_fewer_than_three_positional_parameters_are_an_error():
+    def f(qkv, causal=False):
+        return qkv
+
+    with pytest.raises(OptionError, match="2 positional parameters, must have three: q, k, v"):
+        Implementation(f)
+
+
+def test_starred_parameters_take_q_k_and_v_and_name_no_feature():
+    def f(*arrays, causal=False, **rest):
+        return zeros_for(arrays[0], arrays[2])
+
+    read = Implementation(f)
+    assert read.features == {"causal"}
+    assert read.untested == ()
+
+
+def test_a_callable_without_a_readable_signature_needs_features():
+    class Opaque:
+        __signature__ = 3
+
+        def __call__(self, q, k, v, **options):
+            self.got = options
+            return zeros_for(q, v)
+
+    with pytest.raises(OptionError, match="no readable signature, must be given with features="):
+        Implementation(Opaque())
+    f = Opaque()
+    read = Implementation(f, features=["mask", "scale"], framework="numpy")
+    assert read.features == {"mask", "scale"}
+    read.forward(problem(scale=0.5))
+    assert f.got == {"scale": 0.5}
+
+
+def test_features_narrow_down_what_the_signature_says():
+    read = Implementation(flash, features=("mask", "return_lse"))
+    assert read.features == {"mask"}
+    assert read.returns_lse
+    assert "causal" in read.untested
+    assert "dropout_rate" in read.untested
+
+
+@pytest.mark.parametrize("words", [{"features": ["heads"]}, {"rename": {"is_causal": "cause"}}])
+def test_an_unknown_feature_is_an_error_that_lists_those_there_are(words):
+    with pytest.raises(OptionError, match="is not a feature, must be one of mask, causal"):
+        Implementation(Recorder(), **words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"layout": "BHDT"}, {"framework": "mxnet"}, {"f": 3}],
+    ids=lambda words: next(iter(words)),
+)
+def test_an_argument_that_is_not_legal_is_an_error(words):
+    (name, value), *_ = words.items()
+    with pytest.raises(OptionError, match=f"{name} is .*{value}.*must be"):
+        Implementation(**({"f": flash} | words))
+
+
+def test_it_is_called_by_the_name_given_or_its_spec_or_its_own():
+    assert Implementation(flash, name="mine", spec="a:b").name == "mine"
+    assert Implementation(flash, spec="a:b").name == "a:b"
+    assert Implementation(flash).name == "flash"
+    assert Implementation(Recorder()).name == "Recorder"
+
+
+# --- calling --------------------------------------------------------------------------------------
+
+
+def test_options_at_their_default_are_not_passed():
+    words = []
+
+    def f(q, k, v, **given):
+        words.append(set(given))
+        return zeros_for(q, v)
+
+    every = ("mask", "causal", "window", "bias", "scale", "softcap", "sinks", "dropout_rate")
+    read = Implementation(f, features=every)
+    words.clear()
+    read.forward(problem())
+    read.forward(problem(scale=D**-0.5))
+    read.forward(problem(causal=True, scale=0.5, dropout=0.5, sinks=True))
+    assert words == [set(), set(), {"causal", "scale", "dropout_mask", "dropout_rate", "sinks"}]
+
+
+def test_options_arrive_in_their_plain_form():
+    f = Recorder()
+    full = problem(
+        mask="full", causal=True, window=(2, None), bias="heads", scale=-0.75, softcap=2.0,
+        score_mod="squash", sinks=True, dropout=0.25,
+    )  # fmt: skip
+    Implementation(f, framework="numpy").forward(full)
+    (got,) = f.calls
+    assert got["mask"].dtype == bool
+    assert got["mask"].shape == (B, H, T, S)
+    assert got["causal"] is True
+    assert got["window"] == (2, None)
+    assert got["bias"].dtype == np.float32
+    assert got["bias"].shape == (H, T, S)
+    assert (got["scale"], got["softcap"], got["dropout_rate"]) == (-0.75, 2.0, 0.25)
+    assert all(type(got[n]) is float for n in ("scale", "softcap", "dropout_rate"))
+    assert got["sinks"].shape == (H,)
+    assert got["score_mod"] is full.score_mod
+    np.testing.assert_array_equal(got["q"], full.q)
+    np.testing.assert_array_equal(got["dropout_mask"], full.dropout_mask)
+
+
+def test_other_names_are_adapted():
+    def f(query, key, value, attn_bias=None, is_causal=False, need_lse=False):
+        assert is_causal
+        out, lse = flash(query, key, value, bias=attn_bias, causal=is_causal, return_lse=True)
+        return (out, lse) if need_lse else out
+
+    def backward(dout, q, k, v, *, out, lse, attn_bias, is_causal):
+        return flash_backward(dout, q, k, v, out=out, lse=lse, bias=attn_bias, causal=is_causal)
+
+    rename = {"is_causal": "causal", "attn_bias": "bias", "need_lse": "return_lse"}
+    read = Implementation(f, backward=backward, rename=rename, framework="numpy")
+    assert read.features == {"causal", "bias"}
+    asked = problem(causal=True, bias="full")
+    found = read.forward(asked)
+    np.testing.assert_allclose(found["o"], npattn.forward(**words(asked)).out, atol=1e-5)
+    np.testing.assert_allclose(found["lse"], npattn.forward(**words(asked)).lse, atol=1e-5)
+    assert set(read.gradients(asked, cotangents(asked))) == {"dq", "dk", "dv", "dbias"}
+
+
+def words(asked):
+    return {n: getattr(asked, n) for n in ("q", "k", "v", "mask", "causal", "bias", "scale")}
+
+
+def cotangents(asked, lse=True):
+    rng = np.random.default_rng(1)
+    dout = rng.standard_normal((*asked.lead, asked.H, asked.T, asked.E)).astype(asked.q.dtype)
+    return Cotangents(dout, rng.standard_normal(dout.shape[:-1]) if lse else None)
+
+
+def test_what_it_returns_is_asked_for_beside_the_plain_call():
+    asked, calls = problem(), []
+
+    def f(q, k, v, return_lse=False, return_weights=False):
+        calls.append((return_lse, return_weights))
+        out, lse = flash(q, k, v, return_lse=True)
+        return (out, lse, np.ones((*lse.shape, S))) if return_lse and return_weights else out
+
+    found = Implementation(f, framework="numpy").forward(asked)
+    assert calls == [(False, False), (True, True)]
+    assert set(found) == {"o", "o too", "lse", "weights"}
+    assert found["weights"].shape == (B, H, T, S)
+    np.testing.assert_array_equal(found["o"], found["o too"])
+
+
+def test_weights_alone_are_the_second_of_two():
+    def f(q, k, v, return_weights=False):
+        out = zeros_for(q, v)
+        return (out, np.ones((*out.shape[:-1], S), np.float32)) if return_weights else out
+
+    assert set(Implementation(f).forward(problem())) == {"o", "o too", "weights"}
+
+
+def test_lists_are_taken_as_tuples():
+    def f(q, k, v, return_lse=False):
+        out, lse = flash(q, k, v, return_lse=True)
+        return [out, lse] if return_lse else out
+
+    assert set(Implementation(f).forward(problem())) == {"o", "o too", "lse"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda o: (o,), lambda o: o, lambda o: (o, o, o), lambda o: None], ids="1an3"
+)
+def test_a_wrong_number_of_results_is_an_error(wrong):
+    def f(q, k, v, return_lse=False):
+        return wrong(zeros_for(q, v)) if return_lse else zeros_for(q, v)
+
+    with pytest.raises(ImplementationError, match="must return o, lse when asked for them"):
+        Implementation(f).forward(problem())
+
+
+def test_an_exception_is_told_with_its_kind():
+    def f(q, k, v):
+        raise RuntimeError("no kernel\n  for this size")
+
+    with pytest.raises(ImplementationError, match=r"raised RuntimeError: no kernel for this size"):
+        Implementation(f, framework="numpy").forward(problem())
+
+
+def test_an_exception_without_words_is_told_by_its_kind():
+    def f(q, k, v):
+        raise KeyError
+
+    with pytest.raises(ImplementationError, match=r"raised KeyError$"):
+        Implementation(f, framework="numpy").forward(problem())
+
+
+def test_a_result_that_is_no_array_is_an_error_that_names_its_kind():
+    def f(q, k, v):
+        return zeros_for(q, v).tolist()
+
+    with pytest.raises(ImplementationError, match=r"returned builtins.list, must be a NumPy array"):
+        Implementation(f, framework="numpy").forward(problem())
+
+
+# --- backward -------------------------------------------------------------------------------------
+
+
+def test_backward_gets_those_keywords_that_it_names():
+    asked, got = problem(mask="full"), {}
+
+    def bare(dout, q, k, v, mask=None):
+        got["bare"] = dout, mask
+        return q, k, v
+
+    def full(dout, q, k, v, *, out, lse, dlse=None, dweights=None, mask=None):
+        got["full"] = out, lse, dlse, dweights
+        return {"q": q, "k": k, "v": v, "bias": None}
+
+    given = cotangents(asked)
+    found = Implementation(flash, backward=bare).gradients(asked, given)
+    assert set(found) == {"dq", "dk", "dv"}
+    np.testing.assert_array_equal(got["bare"][0], given.dout)
+    np.testing.assert_array_equal(got["bare"][1], asked.mask)
+    found = Implementation(flash, backward=full).gradients(asked, given)
+    assert set(found) == {"dq", "dk", "dv"}  # what is None is not there
+    out, lse = flash(asked.q, asked.k, asked.v, asked.mask, return_lse=True)
+    np.testing.assert_array_equal(got["full"][0], out)
+    np.testing.assert_array_equal(got["full"][1], lse)
+    np.testing.assert_array_equal(got["full"][2], given.dlse)
+    assert got["full"][3] is None
+
+
+def test_lse_and_dlse_are_none_where_the_forward_has_none():
+    def f(q, k, v):
+        return flash(q, k, v)
+
+    def backward(dout, q, k, v, *, out, lse, dlse):
+        assert lse is None
+        assert dlse is None
+        return q, k, v
+
+    assert set(Implementation(f, backward=backward).gradients(problem(), cotangents(problem())))
+
+
+@pytest.mark.parametrize("wrong", [lambda q: q, lambda q: (q, q), lambda q: None], ids="a2n")
+def test_a_backward_that_returns_something_else_is_an_error(wrong):
+    def backward(dout, q, k, v):
+        return wrong(q)
+
+    with pytest.raises(ImplementationError, match=r"must return \(dq, dk, dv\) or a mapping"):
+        Implementation(flash, backward=backward).gradients(problem(), cotangents(problem()))
+
+
+def test_a_name_of_a_gradient_that_there_is_not_is_an_error():
+    def backward(dout, q, k, v):
+        return {"q": q, "k": k, "value": v}
+
+    with pytest.raises(ImplementationError, match="value"):
+        Implementation(flash, backward=backward).gradients(problem(), cotangents(problem()))
+
+
+def test_an_exception_in_backward_is_told_as_one_in_backward():
+    def backward(dout, q, k, v):
+        raise NotImplementedError("GQA")
+
+    with pytest.raises(ImplementationError, match="backward raised NotImplementedError: GQA"):
+        Implementation(flash, backward=backward).gradients(problem(), cotangents(problem()))
+
+
+def test_numpy_has_no_gradient_of_its_own():
+    with pytest.raises(ImplementationError, match="differentiated by its backward="):
+        Implementation(flash).gradients(problem(), cotangents(problem()))
+    assert not NumPy.differentiates
+
+
+def test_numpy_has_no_devices():
+    with pytest.raises(OptionError, match="device is 'cuda', must be None for NumPy arrays"):
+        Implementation(flash).on("cuda")
+
+
+# --- arrays: layout, strides, freshness -----------------------------------------------------------
+
+
+def test_layout_bthd_concerns_q_k_v_o_and_their_gradients_only():
+    def f(q, k, v, mask=None, *, bias=None, return_lse=False):
+        assert q.shape == (B, T, H, D)
+        assert k.shape == (B, S, K, D)
+        assert v.shape == (B, S, K, E)
+        assert mask.shape == bias.shape == (B, H, T, S)
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+        out, lse = flash(q, k, v, mask, bias=bias, return_lse=True)
+        return (out.swapaxes(1, 2), lse) if return_lse else out.swapaxes(1, 2)
+
+    def backward(dout, q, k, v, *, out, lse, dlse, **options):
+        assert dout.shape == out.shape == (B, T, H, E)
+        assert lse.shape == dlse.shape == (B, H, T)
+        dout, q, k, v, out = (x.swapaxes(1, 2) for x in (dout, q, k, v, out))
+        grads = flash_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse, **options)
+        return {n: x if n == "bias" else x.swapaxes(1, 2) for n, x in grads.items()}
+
+    asked = problem(mask="full", bias="full")
+    there = Implementation(f, backward=backward, framework="numpy", layout="BTHD")
+    here = Implementation(flash, backward=flash_backward)
+    pairs = [(there.forward(asked), here.forward(asked))]
+    given = cotangents(asked)
+    pairs += [(there.gradients(asked, given), here.gradients(asked, given))]
+    for got, want in pairs:
+        assert set(got) == set(want)
+        for name in got:
+            np.testing.assert_allclose(got[name], want[name], atol=1e-5, err_msg=name)
+
+
+def test_layout_bthd_leaves_other_ranks_alone():
+    flat = problem(lead=())
+    inputs = Implementation(flash, layout="BTHD").inputs(flat)
+    assert inputs["q"].shape == (H, T, D)
+
+
+def strides_of(view, layout="BHTD", asked=None):
+    asked = asked or problem()
+    laid = Implementation(flash, layout=layout, framework="numpy").inputs(asked, view)
+    plain = Implementation(flash, layout=layout, framework="numpy").inputs(asked)
+    for name in "qkv":
+        np.testing.assert_array_equal(laid[name], plain[name])
+    return laid["k"].strides, plain["k"].strides
+
+
+def test_a_transposed_view_has_its_heads_inside_its_length():
+    laid, plain = strides_of("transposed")
+    assert plain == (4 * K * S * D, 4 * S * D, 4 * D, 4)
+    assert laid == (4 * K * S * D, 4 * D, 4 * K * D, 4)
+
+
+def test_a_transposed_view_of_one_head_is_in_column_order():
+    laid, _ = strides_of("transposed", asked=problem(lead=None, H=1, K=1))
+    assert laid == (4, 4 * S)
+
+
+def test_a_stepped_view_is_every_second_element_of_a_larger_buffer():
+    laid, plain = strides_of("stepped")
+    assert laid[-2:] == (4 * plain[-2], 2 * plain[-1])
+
+
+def test_a_reversed_view_goes_backwards_in_memory():
+    laid, plain = strides_of("reversed")
+    assert laid[-2] == -plain[-2]
+
+
+def test_an_expanded_view_repeats_by_a_stride_of_zero_what_is_the_same():
+    asked = problem()
+    laid, plain = strides_of("expanded", asked=asked)
+    assert laid == plain  # two samples that differ cannot share memory
+    same = asked.replace(k=np.repeat(asked.k[:1], B, axis=0))
+    laid, _ = strides_of("expanded", asked=same)
+    assert laid[0] == 0
+
+
+@pytest.mark.parametrize("view", ["contiguous", "transposed", "stepped", "reversed"])
+@pytest.mark.parametrize("layout", ["BHTD", "BTHD"])
+def test_arrays_are_fresh_and_writable(view, layout):
+    asked = problem(mask="full", bias="heads", sinks=True, dropout=0.5)
+    read = Implementation(flash, layout=layout, framework="numpy")
+    first, second = read.inputs(asked, view), read.inputs(asked, view)
+    assert set(first) == {"q", "k", "v", "mask", "bias", "sinks", "dropout_mask"}
+    for name, array in first.items():
+        assert array.flags.writeable, name
+        assert not np.shares_memory(array, second[name]), name
+        assert not np.shares_memory(array, getattr(asked, name)), name
+
+
+def test_results_are_copies_that_a_later_call_cannot_change():
+    buffer = np.zeros((B, H, T, E), np.float32)
+
+    def f(q, k, v):
+        buffer[...] += 1
+        return buffer
+
+    read = Implementation(f, framework="numpy")
+    first = read.forward(problem())["o"]
+    read.forward(problem())
+    assert (first == 1).all()
+
+
+# --- which framework ------------------------------------------------------------------------------
+
+
+def made(source, module="elsewhere", **names):
+    """A function of a module that this test is not in."""
+    home = types.ModuleType(module)
+    vars(home).update(names)
+    exec(source, vars(home))
+    return home.f
+
+
+def test_annotations_say_numpy():
+    f = made("def f(q: 'np.ndarray', k, v): raise ValueError", np=np)
+    assert Implementation(f).framework.name == "numpy"
+    f = made("def f(q: 'numpy.typing.NDArray', k, v): raise ValueError")
+    assert Implementation(f).framework.name == "numpy"
+
+
+def test_a_function_of_numpy_takes_numpy_arrays():
+    f = made("def f(q, k, v): raise ValueError", module="numpy")
+    assert Implementation(f).framework.name == "numpy"
+
+
+def test_a_probe_finds_numpy():
+    assert Implementation(lambda q, k, v: np.zeros_like(q)).framework.name == "numpy"
+
+
+def test_where_nothing_says_it_the_error_names_framework(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with pytest.raises(OptionError, match=r"tiny problem \(numpy: ValueError: no\).*framework="):
+        Implementation(made("def f(q, k, v): raise ValueError('no')"))
+
+
+# --- torch ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def framework(torch):
+    from npattn.testing.targets.torch import Torch
+
+    return Torch()
+
+
+def plain_torch(torch):
+    """Attention as a torch user writes it, without an annotation."""
+
+    def f(q, k, v, mask=None, *, bias=None, return_lse=False):
+        groups = q.shape[-3] // k.shape[-3]
+        k, v = (x.repeat_interleave(groups, -3) for x in (k, v))
+        s = torch.einsum("bhtd,bhsd->bhts", q, k) / q.shape[-1] ** 0.5
+        s = s if bias is None else s + bias
+        s = s if mask is None else s.masked_fill(~mask, float("-inf"))
+        out = torch.einsum("bhts,bhse->bhte", s.softmax(-1), v)
+        return (out, s.logsumexp(-1)) if return_lse else out
+
+    return f
+
+
+def test_annotations_say_torch(torch):
+    f = made("def f(q: torch.Tensor, k, v): raise ValueError", torch=torch)
+    assert Implementation(f).framework.name == "torch"
+
+
+def test_a_function_of_torch_takes_tensors(torch):
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    read = Implementation(sdpa, features=["scale"])
+    assert read.framework.name == "torch"
+    assert read.has_gradients
+
+
+def test_a_probe_finds_torch(torch):
+    assert Implementation(plain_torch(torch)).framework.name == "torch"
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "int64"],
+)
+def test_every_bit_survives_the_way_into_torch_and_out_of_it(torch, framework, dtype):
+    rng = np.random.default_rng(0)
+    array = (4 * rng.standard_normal((3, 5))).astype(dtype)
+    tensor = framework.give(array.copy())
+    assert str(tensor.dtype) == f"torch.{dtype}"
+    assert list(tensor.shape) == [3, 5]
+    back = framework.take(tensor)
+    assert back.dtype == array.dtype
+    assert back.tobytes() == array.tobytes()
+
+
+def test_every_number_of_8_bits_survives_both_ways(framework):
+    for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
+        every = np.arange(256, dtype=np.uint8).view(dtype)
+        assert framework.take(framework.give(every.copy())).tobytes() == every.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("view", ["transposed", "stepped"])
+def test_views_keep_their_strides_in_torch(torch, dtype, view):
+    asked = problem(dtype=dtype)
+    given = Implementation(plain_torch(torch), framework="torch").inputs(asked, view)
+    laid = Implementation(flash).inputs(asked, view)
+    for name in "qkv":
+        assert given[name].stride() == tuple(
+            n // laid[name].itemsize for n in laid[name].strides
+        ), name
+        assert not given[name].is_contiguous()
+        np.testing.assert_array_equal(
+            given[name].double().numpy(), getattr(asked, name).astype(float)
+        )
+
+
+def test_expanded_tensors_have_a_stride_of_zero(torch):
+    asked = problem()
+    asked = asked.replace(k=np.repeat(asked.k[:1], B, axis=0))
+    given = Implementation(plain_torch(torch), framework="torch").inputs(asked, "expanded")
+    assert given["k"].stride()[0] == 0
+    np.testing.assert_array_equal(given["k"].numpy(), asked.k)
+
+
+def test_torch_has_no_negative_strides(torch):
+    with pytest.raises(ImplementationError, match="torch tensors have no negative strides"):
+        Implementation(plain_torch(torch), framework="torch").inputs(problem(), "reversed")
+
+
+def test_what_torch_returns_must_be_a_tensor(torch):
+    with pytest.raises(ImplementationError, match=r"returned builtins.float, must be a torch tens"):
+        Implementation(lambda q, k, v: 1.0, framework="torch").forward(problem())
+
+
+def test_tensors_live_on_the_device(torch):
+    read = Implementation(plain_torch(torch))
+    read.on("meta")
+    assert read.framework.device == "meta"
+    assert read.framework.give(np.ones(3)).device.type == "meta"
+
+
+@pytest.mark.parametrize("lse", [True, False])
+def test_autograd_gives_the_gradients_of_the_oracle(torch, lse):
+    asked = problem(dtype="float64", mask="padding", bias="heads")
+    read = Implementation(plain_torch(torch))
+    given = cotangents(asked, lse)
+    found = read.gradients(asked, given)
+    fwd = npattn.forward(**words(asked))
+    want = npattn.backward(fwd, *given)
+    assert set(found) == {"dq", "dk", "dv", "dbias"}
+    for name, array in found.items():
+        np.testing.assert_allclose(array, getattr(want, name[1:]), atol=1e-12, err_msg=name)
+
+
+def test_autograd_can_leave_the_gradient_of_the_bias_unasked(torch):
+    seen = []
+
+    def f(q, k, v, bias=None):
+        seen.append((q.requires_grad, bias.requires_grad))
+        return plain_torch(torch)(q, k, v, bias=bias)
+
+    asked = problem(bias="full")
+    read = Implementation(f, framework="torch")
+    read.forward(asked)
+    assert set(read.gradients(asked, cotangents(asked))) == {"dq", "dk", "dv", "dbias"}
+    without = read.gradients(asked, cotangents(asked), bias_gradient=False)
+    assert set(without) == {"dq", "dk", "dv"}
+    assert seen == [(False, False), (True, True), (True, False)]
+
+
+def test_a_result_that_autograd_cannot_reach_is_an_error(torch):
+    def f(q, k, v):
+        return plain_torch(torch)(q, k, v).detach()
+
+    with pytest.raises(ImplementationError, match="does not require grad"):
+        Implementation(f).gradients(problem(), cotangents(problem()))
+
+
+def test_an_input_that_autograd_cannot_reach_has_gradient_zero(torch):
+    def f(q, k, v):
+        return plain_torch(torch)(q, k.detach(), v)
+
+    found = Implementation(f).gradients(problem(), cotangents(problem()))
+    assert found["dk"].shape == (B, K, S, D)
+    assert (found["dk"] == 0).all()
+    assert (found["dv"] != 0).all()
+
+
+def test_an_exception_in_autograd_is_told(torch):
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            return q.sum() + k.sum() + torch.zeros(B, H, T, E)
+
+        @staticmethod
+        def backward(ctx, dout):
+            raise RuntimeError("not yet")
+
+    with pytest.raises(ImplementationError, match="its gradient raised RuntimeError: not yet"):
+        Implementation(lambda q, k, v: Broken.apply(q, k, v)).gradients(
+            problem(), cotangents(problem())
+        )
+
+
+def test_a_torch_function_with_a_backward_of_its_own_is_asked_for_that(torch):
+    def backward(dout, q, k, v, *, out):
+        assert out.shape == dout.shape
+        return torch.zeros_like(q), torch.ones_like(k), torch.ones_like(v)
+
+    read = Implementation(plain_torch(torch), backward=backward)
+    found = read.gradients(problem(), cotangents(problem()))
+    assert (found["dq"] == 0).all()
+    assert (found["dk"] == 1).all()

@@ -1,0 +1,248 @@
+"""Every property says what it proves, passes on what is right, and fails on what breaks it."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npattn.testing import Recipe, check
+from npattn.testing.mutants import MUTANTS
+from npattn.testing.properties import PROPERTIES
+from npattn.testing.targets.numpy import flash, flash_backward
+
+SEMANTICS = Path(__file__).parent.parent / "docs" / "semantics.md"
+
+# One mutant for each rule: without it, the rule might be one that cannot fail.
+KILLS = {
+    "shape-dtype": "out-widened",
+    "agreement-o": "scale-twice",
+    "agreement-lse": "lse-base-2",
+    "agreement-weights": "weights-after-dropout",
+    "agreement-dq": "dq-unscaled",
+    "agreement-dk": "dk-of-base-2-query",
+    "agreement-dv": "dk-of-first-head",
+    "agreement-dbias": "dbias-zero",
+    "agreement-dsinks": "dsinks-zero",
+    "rows-sum-to-one": "mask-after-softmax",
+    "empty-row": "empty-row-mean",
+    "hidden-finite": "softcap-after-mask",
+    "hidden-nan-k": "nan-leaks-through-additive-mask",
+    "hidden-nan-v": "nan-leaks-through-zero-weight",
+    "hidden-nan-kv": "nan-leaks-through-additive-mask",
+    "nan-query": "nan-of-query-zeroed",
+    "inputs-unchanged": "input-changed",
+    "views": "views-misread",
+    "repeatable": "result-changes",
+}
+
+
+def outcome_of(report, rule):
+    (outcome,) = (o for o in report.outcomes if o.rule == rule)
+    return outcome
+
+
+def test_every_property_has_a_mutant_that_it_kills():
+    assert set(KILLS) == set(PROPERTIES)
+    assert set(KILLS.values()) <= set(MUTANTS)
+
+
+@pytest.mark.parametrize(("rule", "name"), KILLS.items())
+def test_the_property_fails_on_its_mutant(rule, name):
+    mutant = MUTANTS[name]
+    report = check(mutant.forward, backward=mutant.backward, only=[rule], examples=20)
+    outcome = outcome_of(report, rule)
+    assert outcome.status == "failed", str(report)
+    assert outcome.worst > 1
+    assert outcome.message
+
+
+@pytest.fixture(scope="module")
+def report_on_flash():
+    return check(flash, backward=flash_backward, examples=6)
+
+
+@pytest.mark.parametrize("rule", PROPERTIES)
+def test_flash_keeps_the_rule(report_on_flash, rule):
+    outcome = outcome_of(report_on_flash, rule)
+    want = "not applicable" if rule == "agreement-weights" else "passed"  # it returns none
+    assert outcome.status == want, outcome.message
+    assert 0 <= outcome.worst <= 1
+
+
+def test_every_property_states_its_rule_in_a_line():
+    for rule in PROPERTIES.values():
+        assert 20 < len(rule.about) < 100, rule.rule
+        assert rule.about.endswith((".", ",")), rule.rule
+
+
+def test_every_property_says_why_and_which_bugs_break_it():
+    short = [
+        name
+        for name, rule in PROPERTIES.items()
+        if "Broken by" not in rule.check.__doc__ or len(rule.check.__doc__.split()) < 20
+    ]
+    assert short == []
+
+
+def test_every_property_cites_rules_that_the_semantics_have():
+    numbers = set(re.findall(r"^\*\*(\d+)\. ", SEMANTICS.read_text(), re.MULTILINE))
+    for rule in PROPERTIES.values():
+        cited = re.findall(r"\d+", rule.section)
+        assert cited, rule.rule
+        assert set(cited) <= numbers, rule.rule
+
+
+def test_names_are_words_with_hyphens_in_the_order_of_reports():
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in PROPERTIES)
+    assert all(name == rule.rule for name, rule in PROPERTIES.items())
+    assert list(PROPERTIES)[:2] == ["shape-dtype", "agreement-o"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        ("agreement-lse", "returns no lse"),
+        ("agreement-weights", "returns no weights"),
+        ("agreement-dq", "no backward"),
+        ("agreement-dbias", "has no bias"),
+        ("agreement-dsinks", "has no sinks"),
+        ("empty-row", "has no mask (nor causal with T > S, bottom right) to empty a row with"),
+        ("hidden-finite", "has no mask, causal or window"),
+        ("hidden-nan-v", "has no mask, causal or window"),
+    ],
+)
+def test_a_rule_that_does_not_apply_says_why(rule, reason):
+    report = check(plain, only=[rule], examples=3)
+    outcome = outcome_of(report, rule)
+    assert outcome.status == "not applicable"
+    assert outcome.message == reason
+
+
+def plain(q, k, v):
+    return flash(q, k, v)
+
+
+# --- mistakes that no mutant of the zoo makes -----------------------------------------------------
+
+
+def failing(f, rule, backward=None, **words):
+    outcome = outcome_of(check(f, backward=backward, only=[rule], examples=20, **words), rule)
+    assert outcome.status == "failed", outcome
+    return outcome.message
+
+
+def test_a_result_of_the_wrong_shape_breaks_shape_dtype():
+    def f(q, k, v):
+        return flash(q, k, v)[..., None]
+
+    assert "o has shape" in failing(f, "shape-dtype")
+    assert "o has shape" in failing(f, "agreement-o")
+    assert "o has shape" in failing(f, "rows-sum-to-one")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int64", "bool", "complex64"])
+def test_an_lse_that_is_narrow_or_no_real_float_breaks_shape_dtype(dtype):
+    def f(q, k, v, return_lse=False):
+        out, lse = flash(q, k, v, return_lse=True)
+        return (out, np.nan_to_num(lse).astype(dtype)) if return_lse else out
+
+    assert f"lse has dtype {dtype}" in failing(f, "shape-dtype")
+
+
+def test_a_wrong_lse_of_an_empty_row_breaks_empty_row():
+    def f(q, k, v, mask=None, return_lse=False):
+        out, lse = flash(q, k, v, mask, return_lse=True)
+        return (out, np.where(lse == -np.inf, np.inf, lse)) if return_lse else out
+
+    assert "lse of a query that sees nothing is inf, want -inf" in failing(f, "empty-row")
+
+
+def test_weights_that_do_not_sum_to_one_break_rows_sum_to_one():
+    def f(q, k, v, return_weights=False):
+        out = flash(q, k, v)
+        weights = np.full((*out.shape[:-1], k.shape[-2]), 0.25, np.float32)
+        return (out, weights) if return_weights else out
+
+    assert "sum of weights" in failing(f, "rows-sum-to-one")
+
+
+def test_what_is_wrong_only_in_a_result_that_was_asked_for_breaks_agreement():
+    def f(q, k, v, return_lse=False):
+        out, lse = flash(q, k, v, return_lse=True)
+        return (2 * out, lse) if return_lse else out  # another code path
+
+    assert failing(f, "agreement-o").startswith("o[")
+
+
+def test_a_plan_cached_by_shape_alone_breaks_views():
+    plans = {}
+
+    def f(q, k, v):
+        plan = plans.setdefault(q.shape, q.strides)
+        return flash(q if q.strides == plan else q[..., ::-1], k, v)
+
+    assert failing(f, "views").startswith("o[")
+
+
+def test_a_result_that_is_kept_from_the_call_before_breaks_repeatable():
+    kept = {}
+
+    def f(q, k, v):
+        key = q.shape, k.shape, v.shape
+        return kept.setdefault(key, flash(q, k, v)).copy()
+
+    assert failing(f, "repeatable")
+
+
+def test_a_result_that_is_kept_breaks_repeatable_also_where_the_gradients_are_right():
+    kept = {}
+
+    def f(q, k, v, return_lse=False):
+        key = q.shape, k.shape, v.shape
+        out, lse = kept.setdefault(key, flash(q, k, v, return_lse=True))
+        return (out.copy(), lse.copy()) if return_lse else out.copy()
+
+    def backward(dout, q, k, v, *, dlse=None):
+        out, lse = flash(q, k, v, return_lse=True)
+        return flash_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse)
+
+    assert failing(f, "repeatable", backward)
+
+
+def test_dropout_that_nobody_asked_for_breaks_repeatable():
+    rng = np.random.default_rng(0)
+
+    def f(q, k, v):
+        return flash(q, k, v) * (rng.random(v.shape[-1]) < 0.9)
+
+    assert "between two calls" in failing(f, "repeatable")
+
+
+def test_a_written_dout_is_not_among_the_inputs_but_a_written_v_is():
+    def f(q, k, v):
+        out = flash(q, k, v)
+        v[...] = 0
+        return out
+
+    assert failing(f, "inputs-unchanged") == "v was written to"
+
+
+def test_an_input_written_to_by_backward_breaks_inputs_unchanged():
+    def backward(dout, q, k, v, *, out, lse, dlse=None):
+        grads = flash_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse)
+        k *= 2
+        return grads
+
+    def f(q, k, v, return_lse=False):
+        return flash(q, k, v, return_lse=return_lse)
+
+    assert failing(f, "inputs-unchanged", backward) == "k was written to"
+
+
+def test_a_recipe_of_the_smallest_failing_problem_is_small():
+    mutant = MUTANTS["scale-twice"]
+    report = check(mutant.forward, only=["agreement-o"], examples=30)
+    line = outcome_of(report, "agreement-o").recipe
+    recipe = eval(line.rpartition(".problem(")[0], {"Recipe": Recipe})
+    assert recipe.T * recipe.S * recipe.D * recipe.E <= 60

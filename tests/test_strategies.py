@@ -1,0 +1,270 @@
+"""What is drawn: odd sizes and round ones, 0 and 1, and nothing that was refused."""
+
+import functools
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as hypothesis_seed
+
+from npattn.errors import OptionError
+from npattn.problem import Problem
+from npattn.testing.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS
+from npattn.testing.strategies import FEATURES, STRUCTURE, Space, problems, recipes
+
+EVERYTHING = frozenset(STRUCTURE)
+LETTERS = "HKTSDE"
+
+
+def drawn(strategy, number=300):
+    """What Hypothesis draws, without shrinking, always the same."""
+    found = []
+    quiet = settings(
+        max_examples=number,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+
+    @hypothesis_seed(0)
+    @quiet
+    @given(strategy)
+    def keep(one):
+        found.append(one)
+
+    keep()
+    return found
+
+
+@functools.cache
+def sample():
+    return tuple(set(drawn(recipes(Space()))))
+
+
+def share(condition, of=None):
+    of = sample() if of is None else of
+    return sum(map(condition, of)) / len(of)
+
+
+def without(*names):
+    return Space(structure=EVERYTHING - set(names))
+
+
+# --- what sizes there are -------------------------------------------------------------------------
+
+
+def test_most_draws_are_different():
+    assert len(sample()) > 200
+
+
+@pytest.mark.parametrize("pair", ["TS", "DE", "TD", "SE"])
+def test_two_sizes_are_mostly_different(pair):
+    assert share(lambda r: getattr(r, pair[0]) != getattr(r, pair[1])) > 0.7
+
+
+@pytest.mark.parametrize("letter", "TSDE")
+def test_sizes_are_mostly_odd_and_no_powers_of_two(letter):
+    sizes = [getattr(r, letter) for r in sample()]
+    assert share(lambda n: n % 2 == 1, sizes) > 0.5
+    assert share(lambda n: n > 1 and n & (n - 1) == 0, sizes) < 0.5
+
+
+@pytest.mark.parametrize("letter", "TSDE")
+def test_round_sizes_and_0_and_1_are_drawn_too(letter):
+    sizes = {getattr(r, letter) for r in sample()}
+    assert {0, 1} <= sizes
+    assert sizes & {8, 16}
+    assert 64 in sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "condition"),
+    [
+        ("T > S", lambda r: r.T > r.S > 0),
+        ("S = 65", lambda r: r.S == 65),
+        ("K = 3 with G = 4", lambda r: (r.H, r.K) == (12, 3)),
+        ("K = 1 with G > 1", lambda r: r.K == 1 < r.H),
+        ("H = 0", lambda r: (r.H, r.K) == (0, 0)),
+        ("E != D", lambda r: r.E != r.D),
+        ("rank 2", lambda r: r.lead is None),
+        ("rank 3", lambda r: r.lead == ()),
+        ("rank 5", lambda r: r.lead is not None and len(r.lead) == 2),
+        ("B = 0", lambda r: bool(r.lead) and r.lead[0] == 0),
+        ("broadcast", lambda r: r.broadcast),
+    ],
+)
+def test_what_hides_bugs_is_among_some_hundreds_of_draws(name, condition):
+    assert share(condition) > 0, name
+
+
+@pytest.mark.parametrize(
+    ("field", "kinds"),
+    [
+        ("mask", MASKS),
+        ("bias", BIASES),
+        ("distribution", DISTRIBUTIONS),
+        ("score_mod", SCORE_MODS),
+        ("causal", (True, False)),
+        ("sinks", (True, False)),
+        ("dropout", (None, 0.0, 0.5, 0.3)),
+        ("scale", (None, 0.0, -0.75)),
+        ("window", (None, (0, 0), (3, None), (None, 1))),
+        ("softcap", (None, 0.5, 30.0)),
+    ],
+)
+def test_every_kind_of_an_option_is_drawn(field, kinds):
+    assert set(kinds) <= {getattr(r, field) for r in sample()} | (
+        {None} if field in ("mask", "bias", "score_mod") else set()
+    )
+
+
+def test_an_option_is_off_in_about_two_of_three_problems():
+    for field in ("mask", "bias", "score_mod", "window"):
+        assert 0.4 < share(lambda r, f=field: getattr(r, f) is None) < 0.9, field
+
+
+# --- what was refused -----------------------------------------------------------------------------
+
+HAS = {
+    "rank 2": lambda r: r.lead is None,
+    "rank 3": lambda r: r.lead == (),
+    "rank 4": lambda r: r.lead is not None and len(r.lead) == 1,
+    "rank 5": lambda r: r.lead is not None and len(r.lead) == 2,
+    "K < H": lambda r: r.K < r.H,
+    "E != D": lambda r: r.E != r.D,
+    "T != S": lambda r: r.T != r.S,
+    "T > S": lambda r: r.T > r.S,
+    "D % 8": lambda r: r.D % 8 != 0,
+    "broadcast": lambda r: r.broadcast,
+    "B = 0": lambda r: bool(r.lead) and r.lead[0] == 0,
+    "H = 0": lambda r: r.H == 0,
+    "T = 0": lambda r: r.T == 0,
+    "S = 0": lambda r: r.S == 0,
+    "D = 0": lambda r: r.D == 0,
+    "E = 0": lambda r: r.E == 0,
+}
+
+
+@pytest.mark.parametrize("name", HAS)
+def test_structure_that_was_refused_is_never_drawn(name):
+    found = drawn(recipes(without(name)), 150)
+    assert len(found) == 150
+    assert share(HAS[name], found) == 0
+
+
+def test_sizes_of_values_are_round_too_where_odd_ones_are_refused():
+    found = drawn(recipes(without("D % 8")), 150)
+    assert all(r.E % 8 == 0 for r in found)
+
+
+def test_what_refuses_all_but_the_plainest_gets_the_plainest():
+    plainest = Space(structure=frozenset({"rank 3"}), features=frozenset())
+    for recipe in drawn(recipes(plainest), 60):
+        assert recipe.lead == ()
+        assert recipe.H == recipe.K > 0
+        assert recipe.T == recipe.S > 0
+        assert recipe.D == recipe.E > 0
+        assert recipe.D % 8 == 0
+
+
+def test_options_that_it_does_not_have_are_never_drawn():
+    space = Space(features=frozenset({"causal"}))
+    found = drawn(recipes(space), 60)
+    assert share(lambda r: r.causal, found) > 0
+    for field in ("mask", "window", "bias", "scale", "softcap", "score_mod", "dropout"):
+        assert {getattr(r, field) for r in found} == {None}, field
+    assert not any(r.sinks for r in found)
+
+
+def test_a_dropout_mask_without_a_rate_has_the_rate_0():
+    found = drawn(recipes(Space(features=frozenset({"dropout_mask"}))), 60)
+    assert {r.dropout for r in found} == {None, 0.0}
+
+
+def test_a_rate_without_a_dropout_mask_is_never_drawn():
+    found = drawn(recipes(Space(features=frozenset({"dropout_rate"}))), 30)
+    assert {r.dropout for r in found} == {None}
+
+
+# --- what is asked for ----------------------------------------------------------------------------
+
+
+def test_sizes_are_those_that_were_given():
+    sizes = {"B": (3,), "H": (4, 8), "K": (2, 4), "T": (128,), "S": (64, 96), "D": (64, 128)}
+    found = drawn(recipes(Space(sizes=sizes, structure=EVERYTHING - {"rank 2"})), 100)
+    for recipe in found:
+        for letter in sizes.keys() - {"B"}:
+            assert getattr(recipe, letter) in sizes[letter], letter
+        assert recipe.H % recipe.K == 0
+        assert recipe.lead[:1] in ((), (3,))
+    for letter in sizes.keys() - {"B"}:
+        assert {getattr(r, letter) for r in found} == set(sizes[letter]), letter
+
+
+def test_sizes_are_those_that_were_given_also_where_more_queries_than_keys_are_refused():
+    sizes = {"T": (32, 128), "S": (64,)}
+    found = drawn(recipes(Space(sizes=sizes, structure=EVERYTHING - {"T > S"})), 40)
+    assert {(r.T, r.S) for r in found} == {(32, 64)}
+
+
+def test_heads_without_a_divisor_among_the_key_heads_are_not_shared():
+    found = drawn(recipes(Space(sizes={"H": (5,), "K": (2,)}, structure=frozenset({"rank 4"}))), 20)
+    assert {(r.H, r.K) for r in found} == {(5, 5)}
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"Q": (1,)}, {"D": 64}, {"D": ()}, {"D": (-1,)}, {"D": (1.5,)}, {"DT": (1,)}]
+)
+def test_sizes_that_are_not_legal_are_an_error(sizes):
+    with pytest.raises(OptionError, match="must be a letter of B H K T S D E with a"):
+        Space(sizes=sizes)
+
+
+def test_nonempty_draws_no_size_of_0():
+    for recipe in drawn(recipes(Space(), nonempty=True), 150):
+        sizes = [getattr(recipe, letter) for letter in LETTERS]
+        assert all((*sizes, *(recipe.lead or ())))
+
+
+def test_nonempty_draws_1_where_only_0_was_given():
+    found = drawn(recipes(Space(sizes={"T": (0,)}), nonempty=True), 10)
+    assert {r.T for r in found} == {1}
+
+
+def test_what_is_forced_is_always_drawn_and_what_is_forbidden_never():
+    found = drawn(
+        recipes(
+            Space(),
+            force={"mask": ("padding", "full"), "causal": True, "S": 9},
+            forbid=frozenset({"sinks", "bias"}),
+        ),
+        60,
+    )
+    assert {r.mask for r in found} == {"padding", "full"}
+    assert {(r.causal, r.sinks, r.bias) for r in found} == {(True, False, None)}
+    assert {r.S for r in found} == {9}
+
+
+def test_the_dtype_is_that_of_the_space():
+    assert {r.dtype for r in drawn(recipes(Space(dtype="bfloat16")), 10)} == {"bfloat16"}
+
+
+def test_every_draw_makes_a_problem():
+    found = drawn(problems(), 100)
+    assert len(found) == 100
+    assert all(type(p) is Problem for p in found)
+    small = drawn(problems(Space(sizes={"T": (4,)}), nonempty=True), 5)
+    assert {p.T for p in small} == {4}
+
+
+def test_the_plainest_problem_has_the_sizes_that_were_given():
+    base = Space(sizes={"D": (40,), "T": (3,), "H": (6,), "K": (2,)}).base()
+    assert (base.D, base.E, base.T, base.S, base.H, base.K) == (40, 40, 3, 3, 6, 2)
+    other = Space(sizes={"E": (24,), "S": (5,), "B": (7,)}).base()
+    assert (other.D, other.E, other.T, other.S, other.lead) == (16, 24, 16, 5, (7,))
+
+
+def test_features_and_structure_are_all_there_unless_it_is_said():
+    assert Space().features == set(FEATURES)
+    assert Space().structure == set(STRUCTURE)
+    assert set(HAS) < set(STRUCTURE)
