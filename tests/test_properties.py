@@ -31,6 +31,7 @@ KILLS = {
     "hidden-nan-v": "nan-leaks-through-zero-weight",
     "hidden-nan-kv": "nan-leaks-through-additive-mask",
     "nan-query": "nan-of-query-zeroed",
+    "nan-query-alone": "nan-leaks-into-gradients",
     "inputs-unchanged": "input-changed",
     "views": "views-misread",
     "repeatable": "result-changes",

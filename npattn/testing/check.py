@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
+from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 
 import npattn
@@ -22,7 +23,7 @@ from npattn.testing.properties import PROPERTIES, Property
 from npattn.testing.recipe import Recipe
 from npattn.testing.report import Outcome, Report, Status
 from npattn.testing.script import script
-from npattn.testing.strategies import FEATURES, STRUCTURE, Space, recipes
+from npattn.testing.strategies import FEATURES, STRUCTURE, Pools, Space
 from npattn.testing.tolerance import Rounding
 from npattn.testing.trial import Trial, Violation
 
@@ -392,17 +393,26 @@ class _Search:
         self._deadline = float("inf")
 
     def run(self, seed: int) -> None:
-        # Hypothesis repeats and varies what it drew; only different recipes count as examples.
+        pools = Pools(self.trial.space, **self.rule.draw(self.trial))
+        # Hypothesis may repeat itself; only different recipes count as examples.
+        self._hypothesis(pools.seeds(), seed, 6 * self.examples, Phase.generate)
+        if self.failure is not None:
+            self._deadline = time.monotonic() + SHRINK_SECONDS
+            near = pools.near(self.failure[0].seed)
+            self._hypothesis(near, seed, 300, Phase.generate, Phase.shrink)
+
+    def _hypothesis(
+        self, drawn: st.SearchStrategy[Recipe], seed: int, examples: int, *phases: Phase
+    ) -> None:
         profile = settings(
-            max_examples=6 * self.examples,
+            max_examples=examples,
             database=None,
             deadline=None,
-            phases=(Phase.generate, Phase.shrink),
+            phases=phases,
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
             print_blob=False,
         )
-        drawn = recipes(self.trial.space, **self.rule.draw(self.trial))
         test = hypothesis_seed(seed)(profile(given(drawn)(self.one)))
         try:
             test()
@@ -428,8 +438,6 @@ class _Search:
         try:
             ratio = self.rule.check(self.trial, recipe)
         except (Violation, ImplementationError) as err:
-            if self.failure is None:
-                self._deadline = time.monotonic() + SHRINK_SECONDS
             self._seen[recipe] = err
             self.failure = recipe, err
             raise

@@ -249,7 +249,8 @@ class Implementation:
             self.rename.get(n, n): x for n, x in {**inputs, **options}.items() if n not in "qkv"
         }
         try:
-            found = self.backward(given["o"], inputs["q"], inputs["k"], inputs["v"], **words)
+            with np.errstate(all="ignore"):
+                found = self.backward(given["o"], inputs["q"], inputs["k"], inputs["v"], **words)
         except Exception as err:
             raise ImplementationError(f"backward raised {_told(err)}") from err
         if isinstance(found, Mapping):
@@ -265,7 +266,8 @@ class Implementation:
         words |= dict.fromkeys(returns, True)
         words = {self.rename.get(n, n): x for n, x in words.items()}
         try:
-            found = self.f(inputs["q"], inputs["k"], inputs["v"], **words)
+            with np.errstate(all="ignore"):  # NaN and inf are given on purpose
+                found = self.f(inputs["q"], inputs["k"], inputs["v"], **words)
         except Exception as err:
             raise ImplementationError(f"raised {_told(err)}") from err
         names = ["o", *(n.removeprefix("return_") for n in RETURNS if n in tuple(returns))]

@@ -6,9 +6,13 @@ Sizes are mostly different, odd and not powers of two, because round shapes hide
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from npattn.errors import MissingExtraError, OptionError
 from npattn.problem import Problem
@@ -22,7 +26,7 @@ except ImportError as err:
         "pip install 'npattn[check]'"
     ) from err
 
-__all__ = ["FEATURES", "STRUCTURE", "Space", "problems", "recipes"]
+__all__ = ["FEATURES", "STRUCTURE", "Pools", "Space", "problems", "recipes"]
 
 FEATURES = (
     "mask",
@@ -66,12 +70,14 @@ POOLS = {
     "B": (2, 1, 3),
     "K": (1, 2, 3, 5),
     "G": (1, 2, 3, 4),
-    "T": (2, 1, 3, 5, 7, 11, 17, 33, 67, 8, 16, 64),
-    "S": (3, 1, 2, 5, 7, 13, 19, 37, 65, 129, 8, 16, 64, 128),
-    "D": (3, 1, 2, 5, 7, 11, 13, 40, 65, 8, 16, 64),
-    "E": (2, 1, 3, 5, 9, 17, 33, 8, 16, 64),
+    "T": (2, 1, 3, 5, 7, 11, 17, 33, 67),
+    "S": (3, 1, 2, 5, 7, 13, 19, 37, 65, 129),
+    "D": (3, 1, 2, 5, 7, 11, 13, 40, 65),
+    "E": (2, 1, 3, 5, 9, 17, 33),
 }
-ROUND = {"T": (8, 16, 64), "S": (8, 16, 64, 128), "D": (8, 16, 64), "E": (8, 16, 64)}
+ROUND_D = (8, 16, 64)
+LARGE = 2**15  # scores; what is larger costs time and shows nothing that a smaller one does not
+KEEP = object()  # a field stays as the seed chose it
 WINDOWS = ((0, 0), (1, 0), (0, 1), (2, 3), (3, None), (None, 1), (7, 0), (16, 5))
 SCALES = (0.5, 1.0, -0.75, 0.0, 1.7)
 SOFTCAPS = (2.0, 0.5, 1.0, 30.0)
@@ -112,13 +118,12 @@ class Space:
                 )
 
     def pool(self, letter: str) -> tuple[int, ...]:
-        """The sizes to draw from."""
+        """The sizes to draw from; 0 is drawn apart."""
         if letter in self.sizes:
             return tuple(self.sizes[letter])
-        zero = (0,) if f"{letter} = 0" in self.structure else ()
         if letter == "D" and "D % 8" not in self.structure:
-            return (*ROUND["D"], *zero)
-        return (*POOLS[letter], *zero)
+            return ROUND_D
+        return POOLS[letter]
 
     def base(self) -> Recipe:
         """The plainest problem there is, with round sizes, on which structure is probed."""
@@ -135,14 +140,9 @@ class Space:
         return Recipe(lead=(first("B", 2),), H=H, K=K, T=T, S=S, D=D, E=E, dtype=self.dtype)
 
 
-def recipes(
-    space: Space,
-    *,
-    force: Mapping[str, Any] | None = None,
-    forbid: frozenset[str] = frozenset(),
-    nonempty: bool = False,
-) -> st.SearchStrategy[Recipe]:
-    """Recipes within a space.
+@dataclass(frozen=True)
+class Pools:
+    """What each field of a recipe is drawn from, the simplest first.
 
     Parameters
     ----------
@@ -153,33 +153,88 @@ def recipes(
         Features that are not drawn.
     nonempty : bool
         No size is 0.
+    """
+
+    space: Space
+    force: Mapping[str, Any] = field(default_factory=dict)
+    forbid: frozenset[str] = frozenset()
+    nonempty: bool = False
+
+    @cached_property
+    def lists(self) -> dict[str, Sequence[Any]]:
+        """A field of `Recipe`, or what makes several of them, and its values."""
+        space = self.space
+        pools: dict[str, Sequence[Any]] = {letter: space.pool(letter) for letter in "BTSDE"}
+        pools["rank"], pools["heads"] = _ranks(space), _heads(space)
+        pools["distribution"] = list(DISTRIBUTIONS)
+        pools["broadcast"] = (False, False, True) if "broadcast" in space.structure else (False,)
+        # Kernels dispatch on E = D, on T = S and on round sizes: each gets its share.
+        pools["same size"] = (False, True) if "E" not in space.sizes else (False,)
+        pools["square"] = (False, False, True) if "S" not in space.sizes else (False,)
+        pools["round"] = (False,) if space.sizes else (False,) * 5 + (True,)
+        zeros = [] if self.nonempty else _zeros(space)
+        pools["zero"] = [""] * max(8 * len(zeros), 1) + zeros
+        pools |= _options(space.features - self.forbid)
+        for name, values in self.force.items():
+            pools[name] = values if isinstance(values, tuple) else (values,)
+        return pools
+
+    def recipe(self, seed: int, changes: Sequence[Any] = ()) -> Recipe:
+        """What the seed chooses, evenly from every list, but for the changes."""
+        rng = np.random.default_rng([seed, 0])
+        chosen = {name: pool[int(rng.integers(len(pool)))] for name, pool in self.lists.items()}
+        changed = zip(self.lists, changes, strict=False)
+        return _assemble(self.space, seed, chosen | {n: x for n, x in changed if x is not KEEP})
+
+    def seeds(self) -> st.SearchStrategy[Recipe]:
+        """Recipes that differ in everything."""
+        return st.integers(0, 2**32 - 1).map(self.recipe)
+
+    def changes(self) -> st.SearchStrategy[tuple[Any, ...]]:
+        """Changes to what a seed chose: few, and as it shrinks, all of them."""
+        simple = [list(dict.fromkeys(pool)) for pool in self.lists.values()]
+        return st.tuples(*(st.sampled_from([*pool, *[KEEP] * 15 * len(pool)]) for pool in simple))
+
+    def near(self, seed: int) -> st.SearchStrategy[Recipe]:
+        """Recipes like that of the seed; Hypothesis shrinks them to the simplest."""
+        return self.changes().map(lambda changes: self.recipe(seed, changes))
+
+
+def recipes(space: Space | None = None, **options: Any) -> st.SearchStrategy[Recipe]:
+    """Recipes within a space.
+
+    Parameters
+    ----------
+    space : Space, optional
+        Default: everything that a `Problem` can be.
+    **options
+        force, forbid, nonempty, as in `Pools`.
 
     Returns
     -------
     strategy of Recipe
     """
-    pools: dict[str, Sequence[Any]] = {letter: space.pool(letter) for letter in "BTSDE"}
-    if nonempty:
-        pools = {letter: [n for n in pool if n] or [1] for letter, pool in pools.items()}
-    pools["rank"], pools["heads"] = _ranks(space), _heads(space, nonempty)
-    pools["distribution"] = list(DISTRIBUTIONS)
-    pools["broadcast"] = (False, False, True) if "broadcast" in space.structure else (False,)
-    # Kernels dispatch on E = D, on T = S and on round sizes: each gets its share.
-    pools["same size"] = (False, True) if "E" not in space.sizes else (False,)
-    pools["square"] = (False, False, True) if "S" not in space.sizes else (False,)
-    pools["round"] = (False,) if space.sizes else (False, False, False, False, True)
-    pools |= _options(space.features - forbid)
-    for name, values in (force or {}).items():
-        pools[name] = values if isinstance(values, tuple) else (values,)
-    names = list(pools)
-    drawn = st.tuples(st.integers(0, 2**20), *(st.sampled_from(pool) for pool in pools.values()))
-    return drawn.map(lambda xs: _assemble(space, xs[0], dict(zip(names, xs[1:], strict=True))))
+    pools = Pools(space or Space(), **options)
+    return st.tuples(st.integers(0, 2**32 - 1), pools.changes()).map(lambda x: pools.recipe(*x))
+
+
+def _zeros(space: Space) -> list[str]:
+    """Letters that may be 0 alone."""
+    tied = {"T": "T != S", "S": "T != S", "D": "E != D", "E": "E != D"}
+    return [
+        letter
+        for letter in "BHTSDE"
+        if f"{letter} = 0" in space.structure
+        and letter not in space.sizes
+        and tied.get(letter, f"{letter} = 0") in space.structure
+    ]
 
 
 def _assemble(space: Space, seed: int, drawn: dict[str, Any]) -> Recipe:
     """A recipe of independent draws, bent to the structure that was accepted."""
     B, rank, (H, K) = drawn.pop("B"), drawn.pop("rank"), drawn.pop("heads")
-    lead = {"rank 2": None, "rank 3": (), "rank 4": (B,), "rank 5": (B, 3)}[rank]
+    leads: dict[str, tuple[int, ...] | None] = {"rank 2": None, "rank 3": (), "rank 4": (B,)}
+    lead = leads.get(rank, (B, 3))
     if lead is None:
         H = K = 1
     if drawn.pop("round"):
@@ -190,6 +245,17 @@ def _assemble(space: Space, seed: int, drawn: dict[str, Any]) -> Recipe:
         drawn["S"] = drawn["T"]
     if "T > S" not in space.structure and drawn["T"] > drawn["S"]:
         drawn["T"], drawn["S"] = drawn["S"], drawn["T"]
+    if "B" not in space.sizes and math.prod(lead or ()) * H * drawn["T"] * drawn["S"] > LARGE:
+        lead = None if lead is None else (1,) * len(lead)
+    if "T" not in space.sizes and H * drawn["T"] * drawn["S"] > LARGE:
+        drawn["T"] = min(drawn["T"], 17)
+    zero = drawn.pop("zero")
+    if zero in ("T", "S", "D", "E"):
+        drawn[zero] = 0
+    elif zero == "B" and lead:
+        lead = (0, *lead[1:])
+    elif zero == "H" and lead is not None:
+        H = K = 0
     drawn["broadcast"] = drawn["broadcast"] and bool(lead)
     return Recipe(lead=lead, H=H, K=K, dtype=space.dtype, seed=seed, **drawn)
 
@@ -226,7 +292,7 @@ def _options(features: frozenset[str]) -> dict[str, Sequence[Any]]:
     }
 
 
-def _heads(space: Space, nonempty: bool) -> list[tuple[int, int]]:
+def _heads(space: Space) -> list[tuple[int, int]]:
     """Pairs (H, K), the simplest first."""
     shared = "K < H" in space.structure
     if "H" in space.sizes:
@@ -238,21 +304,9 @@ def _heads(space: Space, nonempty: bool) -> list[tuple[int, int]]:
         ]
         return pairs or [(H, H) for H in space.sizes["H"]]
     groups = POOLS["G"] if shared else (1,)
-    pairs = [(K * G, K) for G in groups for K in space.pool("K") if K]
-    return pairs + ([(0, 0)] if "H = 0" in space.structure and not nonempty else [])
+    return [(K * G, K) for G in groups for K in space.pool("K") if K]
 
 
 def problems(space: Space | None = None, **options: Any) -> st.SearchStrategy[Problem]:
-    """Problems within a space; everything that a `Problem` can be unless said otherwise.
-
-    Parameters
-    ----------
-    space : Space, optional
-    **options
-        As in `recipes`.
-
-    Returns
-    -------
-    strategy of Problem
-    """
-    return recipes(space or Space(), **options).map(Recipe.problem)
+    """Problems within a space; as `recipes`."""
+    return recipes(space, **options).map(Recipe.problem)

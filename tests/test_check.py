@@ -1,0 +1,685 @@
+"""check: what is refused is never drawn; what is wrong is found, small, and the same again."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import npattn
+from npattn.conventions import Conventions
+from npattn.errors import NpattnError
+from npattn.testing import Implementation, Recipe, Rounding, check
+from npattn.testing.properties import PROPERTIES
+from npattn.testing.targets.numpy import flash, flash_backward, naive
+
+FEW = 8  # examples
+
+
+def outcome_of(report, rule):
+    (outcome,) = (o for o in report.outcomes if o.rule == rule)
+    return outcome
+
+
+def statuses(report):
+    return {o.rule: o.status for o in report.outcomes}
+
+
+def judged(f, *only, examples=FEW, **words):
+    return check(f, only=only or ("agreement-o",), examples=examples, **words)
+
+
+def plain(q, k, v):
+    return flash(q, k, v)
+
+
+# --- structure ------------------------------------------------------------------------------------
+
+REFUSALS = {
+    "K < H": lambda q, k, v: q.ndim > 2 and k.shape[-3] < q.shape[-3],
+    "T > S": lambda q, k, v: q.shape[-2] > k.shape[-2],
+    "T != S": lambda q, k, v: q.shape[-2] != k.shape[-2],
+    "E != D": lambda q, k, v: q.shape[-1] != v.shape[-1],
+    "rank 2": lambda q, k, v: q.ndim == 2,
+    "rank 3": lambda q, k, v: q.ndim == 3,
+    "rank 5": lambda q, k, v: q.ndim == 5,
+    "D % 8": lambda q, k, v: q.shape[-1] % 8,
+    "broadcast": lambda q, k, v: q.shape[:-3] != k.shape[:-3],
+    "B = 0": lambda q, k, v: 0 in q.shape[:-3],
+    "H = 0": lambda q, k, v: q.ndim > 2 and q.shape[-3] == 0,
+    "T = 0": lambda q, k, v: q.shape[-2] == 0,
+    "S = 0": lambda q, k, v: k.shape[-2] == 0,
+    "D = 0": lambda q, k, v: q.shape[-1] == 0,
+    "E = 0": lambda q, k, v: v.shape[-1] == 0,
+}
+VIEWS = {
+    "transposed": lambda x: (
+        x.ndim > 2 and not x.flags.c_contiguous and x.strides[-2] > x.strides[-3]
+    ),
+    "stepped": lambda x: x.strides[-1] == 2 * x.itemsize,
+    "reversed": lambda x: x.strides[-2] < 0,
+    "expanded": lambda x: 0 in x.strides and x.size > 0,
+}
+
+
+def refusing(condition):
+    refused = []
+
+    def f(q, k, v):
+        if condition(q, k, v):
+            refused.append(q.shape)
+            raise NotImplementedError("not this one")
+        return flash(q, k, v)
+
+    f.refused = refused
+    return f
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_structure_that_is_refused_is_said_and_never_drawn_again(name):
+    f = refusing(REFUSALS[name])
+    report = judged(f, examples=40, framework="numpy")
+    told = f"float32: {name}: refused (raised NotImplementedError: not this one)"
+    assert told in report.untested
+    assert report.passed, str(report)
+    probes = len(f.refused)
+    assert probes <= 6  # probed alone, and never drawn
+    assert outcome_of(report, "agreement-o").examples == 40
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_that_are_refused_are_said_and_never_drawn_again(name):
+    f = refusing(lambda *arrays: any(VIEWS[name](x) for x in arrays if min(x.shape) > 1))
+    report = judged(f, "views", examples=20)
+    assert any(line.startswith(f"float32: {name}: refused") for line in report.untested)
+    assert report.passed, str(report)
+
+
+def test_one_who_refuses_every_view_is_asked_for_none():
+    def f(q, k, v):
+        if not all(x.flags.c_contiguous for x in (q, k, v)):
+            raise ValueError("contiguous only")
+        return flash(q, k, v)
+
+    report = judged(f, "views")
+    told = {line.split(": ")[1] for line in report.untested if "contiguous only" in line}
+    assert told == set(VIEWS)
+    assert outcome_of(report, "views").message == "refuses every view that is not contiguous"
+
+
+def test_sizes_of_values_that_are_not_multiples_of_8_can_be_refused_too():
+    def f(q, k, v):
+        if q.shape[-1] % 8 or v.shape[-1] % 8:
+            raise ValueError("only multiples of 8")
+        return flash(q, k, v)
+
+    report = judged(f, examples=30, framework="numpy")
+    assert any("D % 8: refused" in line for line in report.untested)
+    assert statuses(report) == {"agreement-o": "passed"}
+
+
+def test_one_who_takes_rank_2_only_is_judged_on_that():
+    def f(q, k, v):
+        if q.ndim != 2:
+            raise ValueError("rank 2 only")
+        return flash(q, k, v)
+
+    report = judged(f, "agreement-o", "views", framework="numpy")
+    assert report.passed, str(report)
+    assert sum("rank 2 only" in line for line in report.untested) == 3
+
+
+def test_one_who_refuses_everything_was_not_tested():
+    def f(q: np.ndarray, k, v, mask=None):
+        raise ValueError("never")
+
+    report = check(f, examples=FEW)
+    assert not report.tested
+    assert not report.passed
+    assert statuses(report) == {"structure": "not applicable"}
+    assert any("even the plainest problem is refused" in line for line in report.untested)
+    assert "never" in str(report)
+
+
+def test_a_backward_that_refuses_structure_counts_as_a_refusal():
+    def backward(dout, q, k, v, *, out, lse, dlse=None):
+        if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
+            raise NotImplementedError("no GQA in backward")
+        return flash_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse)
+
+    def f(q, k, v, return_lse=False):
+        return flash(q, k, v, return_lse=return_lse)
+
+    report = judged(f, "agreement-dq", backward=backward)
+    assert any("K < H: refused (backward raised" in line for line in report.untested)
+    assert report.passed, str(report)
+
+
+def test_a_backward_that_refuses_everything_is_said():
+    def backward(dout, q, k, v):
+        raise NotImplementedError("soon")
+
+    report = judged(plain, "agreement-o", "agreement-dq", backward=backward)
+    assert any(line.startswith("float32: gradients: refused") for line in report.untested)
+    assert statuses(report)["agreement-o"] == "passed"
+    assert statuses(report)["agreement-dq"] == "not applicable"
+
+
+def test_gradients_that_backward_does_not_return_are_said():
+    def backward(dout, q, k, v, **options):
+        out, lse = flash(q, k, v, return_lse=True, **options)
+        grads = flash_backward(dout, q, k, v, out=out, lse=lse, **options)
+        return {n: grads[n] for n in "qk"}
+
+    def f(q, k, v, *, bias=None, sinks=None):
+        return flash(q, k, v, bias=bias, sinks=sinks)
+
+    report = judged(f, "agreement-d", backward=backward)
+    for name in ("dbias", "dsinks", "dv"):
+        assert f"float32: {name}: backward does not return it" in report.untested
+    assert statuses(report)["agreement-dq"] == "passed"
+    assert statuses(report)["agreement-dv"] == "not applicable"
+    assert outcome_of(report, "agreement-dsinks").message == "gives no dsinks"
+
+
+@pytest.mark.parametrize("letter", "TSDE")
+def test_what_is_wrong_only_at_size_0_fails_alone(letter):
+    def f(q, k, v):
+        out = flash(q, k, v)
+        sizes = {"T": q.shape[-2], "S": k.shape[-2], "D": q.shape[-1], "E": v.shape[-1]}
+        if sizes[letter]:
+            return out
+        return out + 1 if out.size else np.zeros((3,), q.dtype)
+
+    report = check(f, examples=FEW, only=["agreement-o", "shape-dtype"])
+    assert statuses(report) == {
+        "structure": "failed",
+        "agreement-o": "passed",
+        "shape-dtype": "passed",
+    }
+    assert f"float32: {letter} = 0: accepted and wrong, so not drawn again" in report.untested
+    assert outcome_of(report, "structure").message.startswith(f"{letter} = 0: ")
+    assert 0 in (outcome_of(report, "structure").problem.q.shape) + (
+        outcome_of(report, "structure").problem.v.shape
+    )
+
+
+def test_what_is_always_wrong_is_no_matter_of_sizes_of_0():
+    report = check(lambda q, k, v: 2 * flash(q, k, v), examples=FEW, only=["agreement-o"])
+    assert statuses(report) == {"agreement-o": "failed"}
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def test_an_option_that_raises_is_an_error_and_never_drawn_again():
+    asked = []
+
+    def f(q, k, v, *, softcap=None, scale=None):
+        if softcap is not None:
+            asked.append(softcap)
+            raise NotImplementedError("no softcap yet")
+        return flash(q, k, v, scale=scale)
+
+    report = judged(f, examples=30)
+    assert statuses(report) == {"option-softcap": "error", "agreement-o": "passed"}
+    assert not report.passed
+    assert len(asked) == 1
+    assert "no softcap yet" in outcome_of(report, "option-softcap").message
+    assert any("softcap: raised, so it is not drawn again" in line for line in report.untested)
+
+
+def test_an_exception_on_structure_that_was_accepted_is_an_error():
+    def f(q, k, v, mask=None):
+        if mask is not None and not mask.any(-1).all():
+            raise FloatingPointError("a row sees nothing")
+        return flash(q, k, v, mask)
+
+    report = judged(f, "empty-row", "agreement-o")
+    assert outcome_of(report, "empty-row").status == "error"
+    assert "raised FloatingPointError: a row sees nothing" in str(report)
+    assert statuses(report)["agreement-o"] == "passed"  # asked without empty rows
+    assert any("queries that see nothing: wrong" in line for line in report.untested)
+    assert not report.passed
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(lambda o: None, id="None"),
+        pytest.param(lambda o: [o], id="list"),
+        pytest.param(lambda o: "o", id="text"),
+    ],
+)
+def test_a_result_that_cannot_be_read_is_never_a_pass(wrong):
+    calls = []
+
+    def f(q: np.ndarray, k, v, scale=None):
+        calls.append(q.shape)
+        return flash(q, k, v) if scale is None else wrong(flash(q, k, v))
+
+    report = judged(f)
+    assert statuses(report)["option-scale"] == "error"
+    assert not report.passed
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool", "complex128"])
+def test_a_result_that_is_no_real_float_is_a_failure(dtype):
+    report = judged(lambda q, k, v: flash(q, k, v).astype(dtype), "agreement-o", "shape-dtype")
+    assert statuses(report)["shape-dtype"] == "failed"
+    assert not report.passed
+
+
+def test_a_backward_with_a_name_that_there_is_not_does_not_stop_the_judge():
+    def backward(dout, q, k, v):
+        return {"q": q, "k": k, "v": v, "mask": q}
+
+    report = judged(plain, "shape-dtype", backward=backward)
+    assert not report.passed or any("mask" in line for line in report.untested)
+
+
+def test_a_row_that_sees_nothing_does_not_hide_the_other_mistakes():
+    def f(q, k, v, mask=None, *, scale=None):
+        return naive(q, np.repeat(k, q.shape[-3] // (k.shape[-3] or 1), -3) if q.ndim > 2 else k,
+                     np.repeat(v, q.shape[-3] // (v.shape[-3] or 1), -3) if q.ndim > 2 else v,
+                     mask)  # fmt: skip
+
+    report = judged(f, "empty-row", "agreement-o", "rows-sum-to-one", sizes={"S": (3, 7)})
+    assert statuses(report)["empty-row"] == "failed"
+    assert statuses(report)["agreement-o"] == "failed"  # the scale is ignored
+    assert statuses(report)["rows-sum-to-one"] == "passed"
+    assert "nan" not in outcome_of(report, "agreement-o").message
+
+
+# --- side effects, races, seeds -------------------------------------------------------------------
+
+
+def test_who_writes_to_its_inputs_is_found():
+    def f(q, k, v, mask=None):
+        out = flash(q, k, v, mask)
+        if mask is not None:
+            np.logical_not(mask, out=mask)
+        return out
+
+    report = judged(f, "inputs-unchanged", examples=30)
+    assert outcome_of(report, "inputs-unchanged").message == "mask was written to"
+
+
+def test_who_is_wrong_now_and_then_is_failed_and_shown():
+    rng = np.random.default_rng(0)
+
+    def f(q, k, v):
+        out = flash(q, k, v)
+        return out + (rng.random() < 0.4)
+
+    report = judged(f, "agreement-o", "repeatable", examples=30)
+    assert statuses(report) == {"agreement-o": "failed", "repeatable": "failed"}
+    assert outcome_of(report, "agreement-o").problem is not None
+
+
+def test_who_changes_its_mind_while_it_is_shrunk_is_failed_all_the_same():
+    calls = []
+
+    def f(q, k, v):
+        calls.append(1)
+        return flash(q, k, v) + (len(calls) == 40)
+
+    report = judged(f, examples=40)
+    assert outcome_of(report, "agreement-o").status == "failed"
+
+
+def softmax_over_1_too_many(q, k, v, scale=None, *, return_lse=False):
+    out, lse = flash(q, k, v, scale=scale, return_lse=True)
+    total = np.exp(lse.astype(np.float64))[..., None]
+    out = (out * (total / (1 + total))).astype(q.dtype)
+    return (out, lse) if return_lse else out
+
+
+def without_versions(report):
+    found = report.as_dict()
+    return json.dumps(found, default=str)
+
+
+def test_one_seed_gives_one_report_and_another_gives_another():
+    words = {"examples": 20, "only": ["agreement-o", "agreement-lse"]}
+    first, again = (check(softmax_over_1_too_many, seed=3, **words) for _ in range(2))
+    assert str(first) == str(again)
+    assert without_versions(first) == without_versions(again)
+    assert "seed 3" in str(first)
+    other = check(plain, seed=4, **words)
+    assert other.outcomes[0].worst != check(plain, seed=5, **words).outcomes[0].worst
+
+
+def test_the_smallest_failing_problem_is_small():
+    def f(q, k, v, *, causal=False, scale=None, softcap=None):
+        return flash(q, k, v, causal=causal, scale=scale)  # softcap is ignored
+
+    outcome = outcome_of(judged(f, examples=50), "agreement-o")
+    problem = outcome.problem
+    assert problem.softcap is not None
+    assert not problem.causal
+    assert problem.T * problem.S <= 12
+    assert problem.D <= 5
+    assert problem.E <= 3
+    again = eval(outcome.recipe, {"Recipe": Recipe})
+    assert repr(again) == repr(problem)
+    np.testing.assert_array_equal(again.q, problem.q)
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+
+def test_only_takes_rules_and_beginnings_of_their_names_once_each():
+    report = judged(flash, "hidden-nan", "hidden-nan-v", "agreement-o", examples=3)
+    rules = [o.rule for o in report.outcomes]
+    assert rules == ["hidden-nan-k", "hidden-nan-v", "hidden-nan-kv", "agreement-o"]
+
+
+def test_only_structure_probes_and_judges_no_rule():
+    report = check(lambda q, k, v: flash(q, k, v) + (k.shape[-2] == 0), only=["structure"])
+    assert statuses(report) == {"structure": "failed"}
+
+
+def test_without_only_every_rule_has_an_outcome():
+    report = check(plain, examples=2, sizes={"T": (3,), "S": (5,)})
+    assert [o.rule for o in report.outcomes] == list(PROPERTIES)
+    assert report.passed, str(report)
+
+
+def test_sizes_restrict_what_is_drawn_and_what_is_probed():
+    seen = set()
+
+    def f(q, k, v):
+        seen.add((q.shape[-2], k.shape[-2], q.shape[-1]))
+        return flash(q, k, v)
+
+    judged(f, "agreement-o", "views", sizes={"T": (4, 6), "S": (9,), "D": (8, 24)}, examples=20,
+           framework="numpy")  # fmt: skip
+    assert {T for T, _, _ in seen} == {4, 6}
+    assert {S for _, S, _ in seen} == {9}
+    assert {D for _, _, D in seen} == {8, 24}
+
+
+def test_a_kernel_of_one_shape_is_judged_on_that_shape():
+    def f(q, k, v, *, causal=False):
+        if (q.shape, k.shape, v.shape) != ((1, 4, 16, 64), (1, 2, 16, 64), (1, 2, 16, 64)):
+            raise ValueError("one shape only")
+        return flash(q, k, v, causal=causal)
+
+    sizes = {"B": (1,), "H": (4,), "K": (2,), "T": (16,), "S": (16,), "D": (64,), "E": (64,)}
+    report = judged(f, sizes=sizes, framework="numpy")
+    assert report.passed, str(report)
+    assert outcome_of(report, "agreement-o").examples == FEW
+
+
+def test_every_dtype_has_its_own_outcome():
+    report = judged(plain, dtypes=("float32", "bfloat16", "float8_e5m2"), examples=5)
+    assert [o.dtype for o in report.outcomes] == ["float32", "bfloat16", "float8_e5m2"]
+    assert [o.id for o in report.outcomes][1] == "agreement-o[bfloat16]"
+    assert report.passed, str(report)
+
+
+def rounds_scores(q, k, v):
+    """o of scores that were stored in the dtype of q, as eager code does."""
+    s = (q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)).astype(q.dtype)
+    s = (s.astype(np.float32) / np.float32(math.sqrt(q.shape[-1] or 1))).astype(q.dtype)
+    s = s.astype(np.float64)
+    w = np.exp(s - s.max(-1, keepdims=True, initial=-1e30))
+    w = w / np.maximum(w.sum(-1, keepdims=True), 1e-300)
+    return (w @ v.astype(np.float64)).astype(q.dtype)
+
+
+def test_a_declared_rounding_is_a_promise_that_is_held_against_it():
+    words = {"dtypes": ("bfloat16",), "examples": 30, "framework": "numpy",
+             "sizes": {"H": (1,), "K": (1,)}}  # fmt: skip
+    assert judged(rounds_scores, **words).passed
+    strict = judged(rounds_scores, rounding="upcast", **words)
+    assert outcome_of(strict, "agreement-o").status == "failed"
+    assert strict.facts["rounding"] == "upcast"
+    assert not judged(rounds_scores, rounding=Rounding.upcast(), **words).passed
+
+
+def test_strict_is_kept_by_the_report():
+    assert check(plain, only=["agreement-o"], examples=2, strict=True).strict
+
+
+def test_layout_is_passed_on():
+    def f(q, k, v):
+        if q.ndim != 4:
+            raise ValueError("rank 4 only")
+        return flash(*(x.swapaxes(1, 2) for x in (q, k, v))).swapaxes(1, 2)
+
+    assert judged(f, layout="BTHD").passed
+    assert not judged(f).passed
+
+
+def test_features_narrow_down_what_is_asked():
+    def f(q, k, v, *, scale=None, softcap=None):
+        return flash(q, k, v, scale=scale)
+
+    assert not judged(f, examples=30).passed
+    report = judged(f, features=["scale"])
+    assert report.passed
+    assert "softcap: unknown to the judge, keeps its default" in report.untested
+
+
+def test_an_implementation_is_taken_as_it_is():
+    def f(q, k, v, is_causal=False):
+        return flash(q, k, v, causal=is_causal)
+
+    report = judged(Implementation(f, rename={"is_causal": "causal"}, name="mine"))
+    assert report.target == "mine"
+    assert report.facts["features"] == "causal"
+    assert report.passed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("backward", flash_backward),
+        ("layout", "BTHD"),
+        ("features", ["mask"]),
+        ("framework", "torch"),
+    ],
+)
+def test_what_an_implementation_says_itself_cannot_be_said_again(name, value):
+    with pytest.raises(NpattnError, match="Implementation"):
+        judged(Implementation(flash), examples=1, **{name: value})
+
+
+def test_progress_is_told():
+    told = []
+    judged(plain, "agreement-o", "views", examples=2, progress=lambda *args: told.append(args))
+    assert told[0] == ("float32", "agreement-o", 0, 2)
+    assert told[-1] == ("float32", "", 2, 2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"dtypes": ("float31",)},
+        {"dtypes": ()},
+        {"dtypes": "float32"},
+        {"examples": 0},
+        {"only": ["hidden-nans"]},
+        {"sizes": {"Q": (3,)}},
+        {"sizes": {"D": 64}},
+        {"rounding": "exact"},
+        {"rounding": 3},
+        {"framework": "mxnet"},
+        {"layout": "BHDT"},
+        {"features": ["heads"]},
+        {"device": "cuda"},
+        {"conventions": "torch.sdpa"},
+    ],
+    ids=str,
+)
+def test_an_argument_that_is_not_legal_is_an_error_before_any_work(words):
+    with pytest.raises(NpattnError):
+        check(**({"f": flash, "only": ["agreement-o"]} | words))
+
+
+# --- conventions ----------------------------------------------------------------------------------
+
+
+def peculiar(
+    *,
+    top_left=False,
+    hides=False,
+    empty="zero",
+    fill=None,
+    base=math.e,
+    counts_itself=False,
+    lse_empty=-math.inf,
+):
+    """Attention in plain NumPy that means other things by the same words."""
+
+    @np.errstate(all="ignore")
+    def f(q, k, v, mask=None, *, causal=False, window=None, bias=None, return_lse=False):
+        q64, k64, v64 = (x.astype(np.float64) for x in (q, k, v))
+        if q.ndim > 2 and k.shape[-3]:
+            k64, v64 = (np.repeat(x, q.shape[-3] // k.shape[-3], -3) for x in (k64, v64))
+        T, S = q.shape[-2], k.shape[-2]
+        s = q64 @ k64.swapaxes(-1, -2) / math.sqrt(q.shape[-1] or 1)
+        s = s if bias is None else s + bias
+        visible = np.ones((T, S), bool) if mask is None else (~mask if hides else mask)
+        past = np.arange(S) - np.arange(T)[:, None] - (0 if top_left else S - T)
+        left, right = window or (None, None)
+        right = 0 if causal else right
+        left = left - 1 if left is not None and counts_itself else left
+        visible = visible if left is None else visible & (past >= -left)
+        visible = visible if right is None else visible & (past <= right)
+        s = np.where(visible, s, -np.inf if fill is None else fill)
+        top = s.max(-1, keepdims=True, initial=-np.inf)
+        top = np.where(top == -np.inf, 0, top)
+        e = np.exp(s - top)
+        total = e.sum(-1, keepdims=True)
+        w = np.where(s == -np.inf, 0, e / np.where(total == 0, 1, total))
+        dead = total == 0
+        w = np.where(dead, {"zero": 0, "nan": np.nan, "mean": 1 / max(S, 1)}[empty], w)
+        # Only keys that count are multiplied: 0 · NaN is NaN.
+        bad = ((w != 0).astype(float) @ ~np.isfinite(v64)) > 0
+        o = np.where(bad, np.nan, w @ np.where(np.isfinite(v64), v64, 0)).astype(q.dtype)
+        o = np.where(dead, np.nan, o).astype(q.dtype) if empty == "nan" else o
+        lse = np.where(dead, lse_empty, (top + np.log(total)) / math.log(base))[..., 0]
+        return (o, lse.astype(np.float32)) if return_lse else o
+
+    return f
+
+
+LEAST = float(np.finfo(np.float32).min)
+CONVENTIONS = {
+    "mask_true": ({"hides": True}, {"mask_true": "hide"}),
+    "causal": ({"top_left": True}, {"causal": "top_left"}),
+    "mean": ({"empty": "mean"}, {"empty_row": "mean"}),
+    "nan": ({"empty": "nan"}, {"empty_row": "nan"}),
+    "hidden_fill": ({"fill": LEAST}, {"hidden_fill": LEAST}),
+    "hidden_fill -1e4": ({"fill": -1e4}, {"hidden_fill": -1e4}),
+    "lse_base": ({"base": 2.0}, {"lse_base": "2"}),
+    "lse_empty": ({"lse_empty": np.inf}, {"lse_empty": np.inf}),
+    "window": ({"counts_itself": True}, {"window": "total"}),
+    "many": (
+        {"top_left": True, "hides": True, "base": 2.0, "empty": "mean"},
+        {"causal": "top_left", "mask_true": "hide", "lse_base": "2", "empty_row": "mean"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_who_means_something_else_passes_under_its_conventions(name):
+    quirks, meaning = CONVENTIONS[name]
+    report = check(
+        peculiar(**quirks), framework="numpy", conventions=Conventions(**meaning), examples=8
+    )
+    assert report.passed, str(report)
+    assert next(iter(meaning)) in str(report.facts["conventions"])
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_who_means_something_else_fails_under_those_of_npattn(name):
+    quirks, _ = CONVENTIONS[name]
+    only = ["empty-row", "agreement-o", "agreement-lse"]
+    report = check(peculiar(**quirks), framework="numpy", examples=30, only=only)
+    assert "failed" in statuses(report).values()
+    assert report.facts["conventions"] == "default"
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_who_means_what_npattn_means_fails_under_other_conventions(name):
+    _, meaning = CONVENTIONS[name]
+    only = ["empty-row", "agreement-o", "agreement-lse"]
+    words = {"framework": "numpy", "examples": 30, "only": only}
+    report = check(peculiar(), conventions=Conventions(**meaning), **words)
+    assert not report.passed
+
+
+def test_what_has_no_peculiarity_passes_under_npattn_s_own():
+    report = check(peculiar(), framework="numpy", examples=6)
+    assert report.passed, str(report)
+
+
+def test_the_line_of_a_failure_is_in_the_terms_of_the_conventions():
+    meaning = Conventions(causal="top_left", mask_true="hide", window="total")
+    quirks = {"top_left": True, "hides": True, "counts_itself": False}
+    report = judged(peculiar(**quirks), conventions=meaning, framework="numpy", examples=60)
+    outcome = outcome_of(report, "agreement-o")
+    assert outcome.status == "failed"
+    assert ".problem(alignment='top_left', mask_true='hide')" in outcome.recipe
+    again = eval(outcome.recipe, {"Recipe": Recipe})
+    assert repr(again) == repr(outcome.problem)
+
+
+def test_gradients_are_judged_under_conventions_too():
+    torch = pytest.importorskip("torch")
+
+    def jax_like(q, k, v, mask=None, *, causal=False, return_lse=False):
+        if q.ndim > 2:
+            k, v = (x.repeat_interleave(q.shape[-3] // (k.shape[-3] or 1), -3) for x in (k, v))
+        s = q @ k.transpose(-1, -2) / (q.shape[-1] or 1) ** 0.5
+        T, S = s.shape[-2:]
+        visible = torch.ones(T, S, dtype=torch.bool)
+        visible = visible.tril() if causal else visible
+        visible = visible if mask is None else visible & mask
+        s = s.masked_fill(~visible, LEAST)
+        o = s.softmax(-1) @ v
+        return (o, s.logsumexp(-1) / math.log(2)) if return_lse else o
+
+    sizes = {"B": (2,), "S": (3, 7), "T": (2, 5), "D": (3, 8), "H": (4,), "K": (2,)}
+    words = {"framework": "torch", "sizes": sizes, "only": ["empty-row", "agreement"]}
+    meaning = Conventions(causal="top_left", hidden_fill=LEAST, lse_base="2")
+    report = check(jax_like, conventions=meaning, examples=12, **words)
+    assert report.passed, str(report)
+    assert statuses(report)["agreement-dv"] == "passed"
+    assert not check(jax_like, examples=12, **words).passed
+
+
+# --- the report's head ----------------------------------------------------------------------------
+
+
+def test_what_was_not_tested_stands_on_top():
+    def f(q, k, v, block=64):
+        if q.ndim != 4:
+            raise ValueError("rank 4 only")
+        return flash(q, k, v)
+
+    report = check(f, examples=2, only=["agreement-o"])
+    text = str(report)
+    for line in (
+        "block: unknown to the judge, keeps its default",
+        "options it does not have: mask, causal, window",
+        "gradients: no backward= was given",
+        "lse: no return_lse parameter",
+        "float32: rank 3: refused (raised ValueError: rank 4 only)",
+    ):
+        assert any(told.startswith(line) for told in report.untested), line
+        assert text.index(line) < text.index("agreement-o")
+    assert text.index("not tested") < text.index("rule")
+
+
+def test_the_facts_say_what_was_run():
+    report = check(flash, examples=2, seed=7, only=["agreement-o"])
+    assert report.facts["seed"] == 7
+    assert report.facts["examples"] == 2
+    assert report.facts["rounding"] == "undeclared"
+    assert report.facts["versions"]["npattn"] == npattn.__version__
+    assert report.facts["versions"]["numpy"] == np.__version__

@@ -1,0 +1,314 @@
+"""The command line: what it takes, what it prints, and its exit code."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+import npattn
+from npattn.cli import cli
+from npattn.testing.properties import PROPERTIES
+from npattn.testing.targets import TARGETS
+
+FAST = ("--examples", "3")
+MINE = """
+from npattn.testing.targets.numpy import flash, flash_backward
+
+def good(q, k, v, *, return_lse=False):
+    return flash(q, k, v, return_lse=return_lse)
+
+def good_backward(dout, q, k, v, *, out, lse, dlse=None):
+    return flash_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse)
+
+def wrong_backward(dout, q, k, v, *, out, lse, dlse=None):
+    grads = good_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse)
+    return grads["k"], grads["k"], 2 * grads["v"]
+
+def doubled(q, k, v):
+    return 2 * flash(q, k, v)
+
+def swapped(q, k, v):
+    if q.ndim != 4:
+        raise ValueError("rank 4 only")
+    return flash(*(x.swapaxes(1, 2) for x in (q, k, v))).swapaxes(1, 2)
+
+def refuses(q: "np.ndarray", k, v):
+    raise ValueError("never")
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A folder with an attention of one's own in it, as the working directory."""
+    name = f"cli_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield name
+    sys.modules.pop(name, None)
+
+
+def run(*words, code=0):
+    result = CliRunner().invoke(cli, [str(word) for word in words], terminal_width=200)
+    assert result.exit_code == code, result.output + repr(result.exception)
+    return result.output
+
+
+def check(*words, code=0):
+    return run("check", *words, *FAST, code=code)
+
+
+def told(output):
+    """Output without line breaks, which depend on the width of the terminal."""
+    return " ".join(output.replace("│", " ").replace("╭", " ").split())
+
+
+# --- what is judged -------------------------------------------------------------------------------
+
+
+def test_without_a_target_it_judges_numpy_flash():
+    output = check("--only", "agreement-o")
+    assert "npattn check numpy.flash" in output
+    assert "1 passed" in output
+
+
+def test_a_known_target_comes_with_its_backward():
+    output = check("numpy.flash", "--only", "agreement-d")
+    assert "5 passed" in output
+
+
+def test_a_known_target_that_is_wrong_has_exit_code_1():
+    output = check("numpy.naive", "--only", "empty-row", code=1)
+    assert "empty-row[float32] failed" in output
+    assert "\nFAILED: " in output
+    assert "drawn as Recipe(" in output
+
+
+@pytest.mark.parametrize("spec", ["{}:good", "{}.py:good"])
+def test_a_function_is_found_by_its_module_or_its_path(mine, spec):
+    assert "passed: 1 passed" in check(spec.format(mine), "--only", "agreement-o")
+    assert "FAILED" in check(spec.format(mine).replace("good", "doubled"), code=1)
+
+
+def test_backward_names_a_function_too(mine):
+    good = check(f"{mine}:good", "--backward", f"{mine}:good_backward", "--only", "agreement-d")
+    assert "3 passed" in good
+    words = (f"{mine}.py:good", "--backward", f"{mine}.py:wrong_backward", "--only", "agreement-dv")
+    assert "agreement-dv[float32] failed" in check(*words, code=1)
+
+
+def test_dtype_may_be_given_twice():
+    output = check("--dtype", "float32", "--dtype", "bfloat16", "--only", "agreement-o")
+    assert "2 passed" in output
+    header = next(line for line in output.splitlines() if line.startswith("rule"))
+    assert header.split() == ["rule", "§", "float32", "bfloat16"]
+
+
+def test_sizes_seed_examples_rounding_and_strict_are_passed_on(tmp_path):
+    path = tmp_path / "report.json"
+    words = ("--sizes", "D=8,16", "--sizes", "T=3", "--seed", "11", "--rounding", "eager")
+    check(*words, "--strict", "--only", "agreement-o", "--json", path)
+    facts = json.loads(path.read_text())["facts"]
+    assert facts["seed"] == "11"
+    assert facts["examples"] == "3"
+    assert facts["rounding"] == "eager"
+
+
+def test_sizes_restrict_what_a_failing_problem_has(mine):
+    words = ("--sizes", "D=8", "--sizes", "T=4", "--sizes", "S=6")
+    output = check(f"{mine}:doubled", *words, "--only", "agreement-o", code=1)
+    assert "T=4, S=6, D=8" in output
+
+
+def test_layout_is_passed_on(mine):
+    words = (f"{mine}:swapped", "--only", "agreement-o")
+    assert "passed" in check(*words, "--layout", "BTHD")
+    assert "FAILED" in check(*words, code=1)
+
+
+def test_only_may_be_given_twice_and_takes_beginnings():
+    output = check("--only", "hidden-nan", "--only", "views")
+    assert "4 passed" in output
+
+
+def test_json_and_html_hold_the_report(tmp_path):
+    paths = tmp_path / "report.json", tmp_path / "report.html"
+    check("numpy.naive", "--only", "empty-row", "--json", paths[0], "--html", paths[1], code=1)
+    report = json.loads(paths[0].read_text())
+    assert report["target"] == "numpy.naive"
+    assert report["passed"] is False
+    (outcome,) = (o for o in report["outcomes"] if o["rule"] == "empty-row")
+    assert outcome["status"] == "failed"
+    assert "import numpy as np" in outcome["script"]
+    page = paths[1].read_text()
+    assert page.lower().startswith("<!doctype html>")
+    assert "empty-row" in page
+
+
+def test_a_torch_target_is_judged_under_its_conventions():
+    pytest.importorskip("torch")
+    output = run("check", "torch.sdpa-math", "--dtype", "float64", "--only", "agreement-o",
+                 "--examples", 5)  # fmt: skip
+    assert "causal='top_left'" in output
+    assert "passed" in output
+
+
+def test_device_is_passed_on(mine):
+    message = told(check(f"{mine}:good", "--device", "cuda", code=2))
+    assert "device is 'cuda', must be None for NumPy arrays" in message
+
+
+# --- nothing tested, wrong usage ------------------------------------------------------------------
+
+
+def test_where_nothing_was_accepted_the_exit_code_is_2(mine):
+    output = check(f"{mine}:refuses", code=2)
+    assert "nothing could be tested" in output
+    assert "even the plainest problem is refused (raised ValueError: never)" in output
+
+
+def test_where_no_rule_applied_the_exit_code_is_2(mine):
+    assert "nothing could be tested" in check(f"{mine}:good", "--only", "agreement-weights", code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["numpy.flasch"], "did you mean numpy.flash?"),
+        (["nowhere:f"], "which cannot be found"),
+        (["nowhere.py:f"], "which does not exist"),
+        (["json:nothing"], "has no callable 'nothing', it has"),
+        (["numpy.flash", "--only", "nothing"], "'nothing' is not a rule, must be one of"),
+        (["numpy.flash", "--sizes", "D"], "must look like D=64,128"),
+        (["numpy.flash", "--sizes", "D=a"], "must look like D=64,128"),
+        (["numpy.flash", "--sizes", "Q=3"], "must be a letter of B H K T S D E"),
+        (["numpy.flash", "--sizes", "D=-3"], "must be a letter of B H K T S D E"),
+        (["numpy.flash", "--dtype", "float31"], "'float31' is not one of"),
+        (["numpy.flash", "--layout", "BDHT"], "'BDHT' is not one of"),
+        (["numpy.flash", "--examples", "0"], "0 is not in the range x>=1"),
+        (["numpy.flash", "--rounding", "exact"], "'exact' is not one of"),
+        (["numpy.flash", "--backward", "nowhere:g"], "which cannot be found"),
+        (["numpy.flash", "--expect", "nowhere.toml"], "does not exist"),
+        (["numpy.flash", "--fast"], "No such option"),
+    ],
+)
+def test_wrong_usage_says_what_is_wrong_with_exit_code_2(words, message):
+    assert message in told(run("check", *words, code=2))
+
+
+# --- expected failures ----------------------------------------------------------------------------
+
+
+def expecting(tmp_path, text):
+    path = tmp_path / "expected.toml"
+    path.write_text(text)
+    return ("--expect", path)
+
+
+NAIVE = ("numpy.naive", "--only", "empty-row", "--only", "nan-query")
+ZERO = '"structure" = "0 / 0 where D = 0"\n'
+
+
+@pytest.mark.parametrize("name", ["empty-row[float32]", "empty-row"])
+def test_a_failure_that_was_expected_is_no_failure(tmp_path, name):
+    output = check(*NAIVE, *expecting(tmp_path, f'{ZERO}"{name}" = "it has no guard"'), code=0)
+    assert "expected: empty-row[float32]: it has no guard" in output
+    assert "FAILED" in output  # the report says what it found all the same
+
+
+def test_an_expected_failure_that_passes_is_stale(tmp_path):
+    text = f'{ZERO}"empty-row" = "it has no guard"\n"nan-query[float32]" = "it is old"'
+    output = check(*NAIVE, *expecting(tmp_path, text), code=1)
+    assert "expected failure nan-query[float32] did not fail: remove it" in output
+
+
+def test_an_expected_failure_of_a_rule_that_there_is_not_is_stale(tmp_path):
+    text = f'{ZERO}"empty-row" = "it has no guard"\n"empty-rows" = "a slip"'
+    output = check(*NAIVE, *expecting(tmp_path, text), code=1)
+    assert "expected failure empty-rows matches no rule that was checked: remove it" in output
+
+
+def test_a_failure_that_was_not_expected_is_a_failure(tmp_path):
+    output = check("numpy.naive", "--only", "empty-row", *expecting(tmp_path, ""), code=1)
+    assert "expected" not in output.split("FAILED")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"empty-row" = ""', "has empty-row without a reason"),
+        ('"empty-row" = "  "', "has empty-row without a reason"),
+        ('"empty-row" = 3', "has empty-row without a reason"),
+        ('[empty-row]\nreason = "x"', "has empty-row without a reason"),
+        ("empty-row: no guard", "is not TOML"),
+    ],
+)
+def test_an_entry_without_a_reason_is_an_error(tmp_path, text, message):
+    assert message in told(check(*NAIVE, *expecting(tmp_path, text), code=2))
+
+
+# --- list, version, start -------------------------------------------------------------------------
+
+
+def test_list_names_every_target_and_every_rule():
+    output = run("list")
+    words = output.split()
+    assert set(TARGETS) <= set(words)
+    assert set(PROPERTIES) <= set(words)
+
+
+def test_list_says_what_a_target_needs_that_cannot_run_here(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "pip install 'npattn[torch]'" in told(run("list"))
+
+
+def test_help_names_the_commands_and_the_exit_codes():
+    assert {"check", "list"} <= set(run("--help").split())
+    assert "Exit code 0: passed; 1: failed; 2:" in told(run("check", "--help"))
+
+
+def test_version_is_that_of_the_package():
+    assert npattn.__version__ in run("--version")
+
+
+def python(code_or_module, *words):
+    return subprocess.run(
+        [sys.executable, *code_or_module, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"COLUMNS": "200"},
+    )
+
+
+def test_python_m_npattn_works_too():
+    done = python(["-m", "npattn"], "list")
+    assert done.returncode == 0, done.stderr
+    assert "numpy.flash" in done.stdout
+    wrong = python(["-m", "npattn"], "check", "nothing")
+    assert wrong.returncode == 2
+    assert "Usage: npattn check" in wrong.stderr
+
+
+@pytest.mark.parametrize("package", ["click", "rich", "hypothesis"])
+def test_without_an_extra_it_says_which_to_install(package):
+    block = f"import sys; sys.modules[{package!r}] = None; "
+    done = python(["-c", block + "from npattn.__main__ import main; main()"], "list")
+    assert done.returncode == 2
+    assert done.stderr.startswith("npattn: ")
+    assert "pip install 'npattn[check]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_torch_its_targets_say_what_to_install():
+    block = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: "
+    block += "None if n == 'torch' else f(n, *a); from npattn.__main__ import main; main()"
+    done = python(["-c", block], "check", "torch.sdpa")
+    assert done.returncode == 2
+    assert "torch.sdpa needs torch" in done.stderr
+    assert "pip install 'npattn[torch]'" in done.stderr

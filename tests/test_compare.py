@@ -1,0 +1,338 @@
+"""A delivered array against the exact one: what counts as an error, and what never passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import npattn
+from npattn.errors import NpattnError, OptionError
+from npattn.problem import Problem, finfo
+from npattn.testing.compare import Comparison, compare, compare_arrays, excess
+from npattn.testing.rounding import Rounding
+from npattn.testing.tolerance import bounds
+
+Array = np.ndarray[Any, Any]
+BF16 = ml_dtypes.bfloat16
+DTYPES: tuple[Any, ...] = (BF16, np.float16, np.float32, np.float64)
+NARROW = DTYPES[:3]
+
+
+def one(value: float, dtype: Any) -> Array:
+    return np.array([value], np.float64).astype(dtype)
+
+
+def gap(got: float, want: float, dtype: Any) -> float:
+    return float(excess(one(got, dtype), np.array([want]))[0])
+
+
+# --- excess ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@given(want=st.floats(-6e4, 6e4))
+def test_rounding_the_exact_value_costs_nothing(dtype: Any, want: float) -> None:
+    exact = np.array([want])
+    assert excess(exact.astype(dtype), exact)[0] == 0
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@given(want=st.floats(-1e3, 1e3), error=st.floats(-1, 1))
+def test_what_was_t_off_before_it_was_rounded_has_an_excess_of_at_most_t(
+    dtype: Any, want: float, error: float
+) -> None:
+    computed = np.array([want + error])
+    t = abs(computed - want)
+    assert excess(computed.astype(dtype), np.array([want]))[0] <= t * (1 + 2.0**-50)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_excess_is_counted_from_the_midpoint_to_the_neighbour(dtype: Any, sign: int) -> None:
+    u = float(finfo(dtype).eps) / 2
+    assert gap(sign, sign * (1 + u), dtype) == 0  # the midpoint itself rounds either way
+    assert gap(sign, sign * (1 + 1.5 * u), dtype) == 0.5 * u
+    assert gap(sign, sign * (1 - u / 2), dtype) == 0  # below a power of two the spacing halves
+    assert gap(sign, sign * (1 - u), dtype) == u / 2
+    assert gap(sign * 2, sign, dtype) == 1 - u
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_subnormals_and_zero_are_numbers_like_others(dtype: Any) -> None:
+    least = float(finfo(dtype).smallest_subnormal)
+    assert gap(0, least / 2, dtype) == 0
+    assert gap(0, -least / 2, dtype) == 0
+    assert gap(-0.0, least / 4, dtype) == 0
+    assert gap(0, least, dtype) == least / 2
+    assert gap(3 * least, 4 * least, dtype) == least / 2
+    assert gap(least, 0, dtype) == least / 2
+
+
+def test_in_float64_the_excess_is_within_a_unit_of_the_distance() -> None:
+    assert gap(1, 1, np.float64) == 0
+    assert gap(1, 1 + 2.0**-52, np.float64) <= 2.0**-53
+    assert gap(1, 1 + 2.0**-40, np.float64) == pytest.approx(2.0**-40, rel=2.0**-11)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("got", [np.nan, np.inf, -np.inf])
+def test_a_non_finite_result_of_a_finite_value_is_infinitely_wrong(dtype: Any, got: float) -> None:
+    assert gap(got, 1, dtype) == np.inf
+    assert gap(got, 0, dtype) == np.inf
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("want", [np.nan, np.inf, -np.inf])
+def test_a_non_finite_value_asks_for_a_non_finite_result_of_any_kind(
+    dtype: Any, want: float
+) -> None:
+    assert gap(1, want, dtype) == np.inf
+    assert gap(0, want, dtype) == np.inf
+    assert [gap(got, want, dtype) for got in (np.nan, np.inf, -np.inf)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_the_largest_number_has_an_excess_from_below(dtype: Any) -> None:
+    top = float(finfo(dtype).max)
+    assert gap(top, top, dtype) == 0
+    assert gap(top, top / 2, dtype) > top / 4
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_number_is_not_near_to_all_that_is_beyond_it(dtype: Any, sign: int) -> None:
+    top = float(finfo(dtype).max)
+    half = top * float(finfo(dtype).eps) / 2
+    assert gap(sign * top, sign * (top + half / 4), dtype) == 0
+    assert gap(sign * top, sign * 1.5 * top, dtype) > top / 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_excess_has_the_shape_of_its_arrays(dtype: Any) -> None:
+    for shape in ((), (0,), (2, 0, 3), (2, 3)):
+        found = excess(np.ones(shape, dtype), np.ones(shape))
+        assert found.shape == shape
+        assert found.dtype == np.float64
+
+
+# --- compare_arrays -------------------------------------------------------------------------------
+
+
+def arrays(got: Any, want: Any, allowed: Any, dtype: Any = np.float32) -> Comparison:
+    want = np.asarray(want, np.float64)
+    allowed = np.broadcast_to(np.asarray(allowed, np.float64), want.shape)
+    return compare_arrays("o", np.asarray(got, np.float64).astype(dtype), want, allowed)
+
+
+def test_what_is_within_the_allowed_error_passes_and_what_is_beyond_fails() -> None:
+    assert arrays([1.0], [1.5], 0.51).passed
+    found = arrays([1.0], [1.5], 0.25)
+    assert not found.passed
+    assert found.ratio == pytest.approx(2, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("allowed", [0, 1, 1e300])
+def test_nan_never_passes_where_a_number_belongs(dtype: Any, allowed: float) -> None:
+    found = arrays([1.0, np.nan], [1.0, 1.0], allowed, dtype)
+    assert not found.passed
+    assert found.ratio == np.inf
+    assert found.index == (1,)
+    assert np.isnan(found.got)
+
+
+def test_a_number_never_passes_where_nan_belongs() -> None:
+    assert not arrays([0.0], [np.nan], 1.0).passed
+    assert arrays([np.nan], [np.nan], 0.0).passed
+    assert arrays([np.inf], [np.nan], 0.0).passed
+
+
+def test_an_allowed_error_of_nan_passes_nothing_but_the_exact_value() -> None:
+    assert not arrays([1.0], [2.0], np.nan).passed
+    assert arrays([2.0], [2.0], np.nan).passed
+
+
+def test_an_allowed_error_of_0_passes_the_rounded_exact_value_alone() -> None:
+    assert arrays([0.1], [0.1], 0).passed
+    assert arrays([0.0], [0.0], 0).passed
+    found = arrays([1e-30], [0.0], 0)
+    assert not found.passed
+    assert found.ratio == np.inf
+
+
+@pytest.mark.parametrize("got", [0.0, 1e30, np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("want", [1.0, np.nan, np.inf])
+def test_nothing_is_required_where_the_allowed_error_is_infinite(got: float, want: float) -> None:
+    assert arrays([got], [want], np.inf).passed
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_overflow_passes_where_the_exact_value_is_beyond_the_dtype(sign: int) -> None:
+    inf = sign * np.inf
+    assert arrays([inf], [sign * 7e4], 1.0, np.float16).passed
+    assert arrays([inf], [sign * 65000], 600.0, np.float16).passed  # or may be
+    assert not arrays([inf], [sign * 6e4], 1.0, np.float16).passed
+    assert not arrays([np.nan], [sign * 7e4], 1.0, np.float16).passed
+    assert not arrays([sign], [sign * 7e4], 1.0, np.float16).passed
+    assert arrays([inf], [sign * 1e39], 1e30, BF16).passed
+    assert not arrays([inf], [sign * 7e4], 1.0, BF16).passed
+
+
+def test_overflow_to_the_other_side_does_not_pass() -> None:
+    assert not arrays([-np.inf], [7e4], 1.0, np.float16).passed
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3, 0)])
+def test_an_empty_array_passes_and_says_that_it_is_empty(shape: tuple[int, ...]) -> None:
+    found = arrays(np.zeros(shape), np.zeros(shape), 0)
+    assert found.passed
+    assert found.ratio == 0
+    assert (found.wrong, found.size) == (0, 0)
+    assert str(found) == "o is empty"
+
+
+def test_the_worst_element_is_the_one_that_is_most_beyond_what_it_is_allowed() -> None:
+    want = np.zeros((2, 3, 5))
+    got, allowed = want.copy(), want + 1
+    got[0, 1, 2], allowed[0, 1, 2] = 100, 1000  # the largest error, but allowed
+    got[1, 2, 3], allowed[1, 2, 3] = 1, 0.25
+    got[1, 0, 0] = 2
+    found = arrays(got, want, allowed)
+    assert found.index == (1, 2, 3)
+    assert found.ratio == pytest.approx(4, rel=1e-6)
+    assert (found.got, found.want, found.allowed) == (1, 0, 0.25)
+    assert (found.wrong, found.size) == (2, 30)
+
+
+def test_a_scalar_has_an_empty_index() -> None:
+    found = arrays(1.0, 3.0, 1.0)
+    assert found.index == ()
+    assert not found.passed
+    assert "got 1" in str(found)
+
+
+def test_a_comparison_says_where_what_and_how_much() -> None:
+    found = compare_arrays("dq", np.float32([[1, 2]]), np.array([[1.0, 3]]), np.full((1, 2), 0.5))
+    assert str(found) == (
+        "dq[0, 1]: got 2, want 3, allowed ±0.5 (error 2 of the allowed; 1 of 2 elements are wrong)"
+    )
+    assert "wrong" not in str(arrays([1.0], [1.0], 1.0))
+
+
+# --- compare --------------------------------------------------------------------------------------
+
+
+def made(dtype: Any = np.float32, **options: Any) -> tuple[Problem, Array, Array]:
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        rng.standard_normal(s).astype(dtype) for s in ((2, 6, 5, 3), (2, 3, 7, 3), (2, 3, 7, 11))
+    )
+    dout = rng.standard_normal((2, 6, 5, 11)).astype(dtype)
+    dlse = rng.standard_normal((2, 6, 5))
+    return Problem(q, k, v, **options), dout, dlse
+
+
+def results(problem: Problem, dout: Array, dlse: Array | None) -> dict[str, Array]:
+    """What a correct implementation delivers, in the dtype of q."""
+    low = problem.q.dtype
+    exact = npattn.forward(problem.q, problem.k, problem.v, bias=problem.bias, sinks=problem.sinks)
+    grads = npattn.backward(exact, dout, dlse)
+    found = {"o": exact.out, "lse": exact.lse, "weights": exact.weights}
+    found |= {f"d{n}": getattr(grads, n) for n in ("q", "k", "v", "bias", "sinks")}
+    return {n: x.astype(low) for n, x in found.items() if x is not None}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_lone_array_is_o(dtype: Any) -> None:
+    problem, dout, dlse = made(dtype)
+    o = results(problem, dout, dlse)["o"]
+    (found,) = compare(o, problem)
+    assert found.name == "o"
+    assert found.passed
+    (wrong,) = compare(-o, problem)
+    assert not wrong.passed
+
+
+def test_a_pair_is_o_and_lse() -> None:
+    problem, dout, dlse = made()
+    got = results(problem, dout, dlse)
+    o, lse = compare((got["o"], got["lse"]), problem)
+    assert (o.name, lse.name) == ("o", "lse")
+    assert o.passed
+    assert lse.passed
+    _, base2 = compare((got["o"], got["lse"] / np.float32(np.log(2))), problem)
+    assert not base2.passed
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_mapping_names_its_results_and_keeps_their_order(dtype: Any) -> None:
+    rng = np.random.default_rng(1)
+    bias, sinks = rng.standard_normal((5, 7)).astype(dtype), rng.standard_normal(6).astype(dtype)
+    problem, dout, dlse = made(dtype, bias=bias, sinks=sinks)
+    got = dict(reversed(results(problem, dout, dlse).items()))
+    found = compare(got, problem, dout=dout, dlse=dlse)
+    assert [c.name for c in found] == list(got)
+    assert set(got) == {"o", "lse", "weights", "dq", "dk", "dv", "dbias", "dsinks"}
+    assert all(c.passed for c in found), [str(c) for c in found]
+    for name in got:
+        broken = got | {name: (1.25 * got[name].astype(float)).astype(dtype)}
+        failed = [c.name for c in compare(broken, problem, dout=dout, dlse=dlse) if not c.passed]
+        assert failed == [name]
+
+
+def test_gradients_belong_to_the_cotangent_of_lse_that_is_given() -> None:
+    problem, dout, dlse = made()
+    got = {"dq": results(problem, dout, dlse)["dq"]}
+    assert compare(got, problem, dout=dout, dlse=dlse)[0].passed
+    assert not compare(got, problem, dout=dout)[0].passed
+
+
+def test_the_allowed_error_is_that_of_the_rounding_declared() -> None:
+    problem, dout, _ = made(BF16)
+    got = {"o": results(problem, dout, None)["o"]}
+    for rounding in (None, Rounding.upcast(), Rounding.fused()):
+        (found,) = compare(got, problem, rounding=rounding)
+        limit = bounds(problem, BF16, rounding)["o"]
+        assert found.allowed == limit[found.index]
+
+
+def test_the_exact_value_is_that_of_the_conventions() -> None:
+    mask = np.zeros((1, 7), bool)
+    problem, _, _ = made(mask=mask)
+    mean = np.repeat(problem.v.astype(float).mean(-2, keepdims=True), 2, axis=-3)
+    got = np.broadcast_to(mean, (2, 6, 5, 11)).astype(np.float32)
+    assert compare(got, problem, conventions=npattn.Conventions(empty_row="mean"))[0].passed
+    assert not compare(got, problem)[0].passed
+
+
+def test_a_list_that_numpy_reads_is_an_array() -> None:
+    problem, _, _ = made(np.float64)
+    assert compare(npattn.attention(problem.q, problem.k, problem.v).tolist(), problem)[0].passed
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
+    problem, dout, _ = made()
+    with pytest.raises(OptionError, match="out is not a result of this problem, must be one of o"):
+        compare({"out": np.zeros((2, 6, 5, 11))}, problem)
+    with pytest.raises(OptionError, match="dbias is not a result") as caught:
+        compare({"dbias": np.zeros((5, 7))}, problem, dout=dout)
+    assert "dq, dk, dv" in str(caught.value)
+    assert "dout=" not in str(caught.value)
+
+
+def test_gradients_without_dout_are_an_error_that_asks_for_it() -> None:
+    problem, _, _ = made()
+    with pytest.raises(OptionError, match=r"gradients need dout="):
+        compare({"dq": np.zeros((2, 6, 5, 3))}, problem)
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 5, 10), (6, 5, 11), (), (2, 6, 11, 5), (1, 6, 5, 11)])
+def test_another_shape_is_an_error_and_never_broadcast(shape: tuple[int, ...]) -> None:
+    problem, _, _ = made()
+    with pytest.raises(NpattnError, match=r"o has shape .*, must have \(2, 6, 5, 11\)"):
+        compare(np.zeros(shape, np.float32), problem)

@@ -1,0 +1,158 @@
+"""A report prints what was not tested first, then a table, then every failure with its problem."""
+
+import json
+
+import numpy as np
+import pytest
+
+from npattn import Problem
+from npattn.testing import Outcome, Report
+
+PROBLEM = Problem(np.zeros((1, 2)), np.zeros((3, 2)), np.zeros((3, 4)))
+
+
+def outcome(rule="agreement-o", status="passed", dtype="float32", **words):
+    return Outcome(rule, "1-10", "o agrees with the oracle.", dtype, status, **words)
+
+
+def report(*outcomes, untested=(), strict=False):
+    facts = {"seed": 7, "examples": 3, "versions": {"npattn": "0"}}
+    return Report("mine:f", tuple(outcomes), tuple(untested), facts, strict)
+
+
+FAILED = outcome(
+    status="failed",
+    worst=12.5,
+    message="o[0, 1]: got 1, want 2\nlse[0]: got 3, want [4]",
+    problem=PROBLEM,
+    recipe="Recipe(...).problem()",
+    script_text="print('shown')",
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "passed", "strictly"),
+    [
+        ("passed", True, True),
+        ("failed", False, False),
+        ("error", False, False),
+        ("suspect", True, False),
+        ("not applicable", False, False),
+    ],
+)
+def test_a_report_passes_where_something_was_tested_and_nothing_failed(status, passed, strictly):
+    assert report(outcome(status=status)).passed is passed
+    assert report(outcome(status=status), strict=True).passed is strictly
+    assert report(outcome(status=status)).tested is (status != "not applicable")
+
+
+def test_a_report_of_nothing_did_not_pass():
+    assert not report().passed
+    assert "FAILED: nothing tested" in str(report())
+
+
+def test_what_was_not_tested_comes_first_then_the_table_then_the_failures():
+    text = str(report(FAILED, untested=["no backward= was given"]))
+    places = [
+        text.index(words)
+        for words in (
+            "npattn check mine:f",
+            "seed 7  examples 3",
+            "not tested",
+            "no backward= was given",
+            "rule",
+            "agreement-o[float32] failed: o agrees with the oracle. [semantics 1-10]",
+            "  o[0, 1]: got 1, want 2",
+            "  lse[0]: got 3, want [4]",
+            "  on Problem(q=float64 (1, 2)",
+            "  drawn as Recipe(...).problem()",
+            "FAILED: 1 failed",
+        )
+    ]
+    assert places == sorted(places)
+    assert "versions" not in text
+
+
+def test_where_all_was_tested_nothing_is_said_of_it():
+    assert "not tested" not in str(report(outcome()))
+
+
+def test_a_line_to_be_pasted_is_never_broken():
+    long = "Recipe(" + "x=1, " * 100 + ").problem()"
+    text = str(report(outcome(status="failed", message="m", problem=PROBLEM, recipe=long)))
+    assert long in text
+
+
+def test_there_is_a_column_for_each_dtype_and_a_row_for_each_rule():
+    lines = str(
+        report(
+            outcome(worst=0.25),
+            outcome(dtype="bfloat16", worst=float("inf"), status="failed"),
+            outcome("views", dtype="bfloat16"),
+        )
+    ).splitlines()
+    assert next(x for x in lines if x.startswith("rule")).split() == [
+        "rule",
+        "§",
+        "float32",
+        "bfloat16",
+    ]
+    row = next(x for x in lines if x.startswith("agreement-o "))
+    assert "passed 0.25" in row
+    assert row.rstrip().endswith("failed")
+    assert next(x for x in lines if x.startswith("views")).split() == ["views", "1-10", "passed"]
+
+
+def test_a_rule_that_does_not_apply_says_why_in_the_table():
+    text = str(report(outcome(), outcome("views", "not applicable", message="refuses [all] views")))
+    assert "– refuses [all] views" in text
+    assert "passed: 1 passed" in text
+
+
+def test_a_suspect_is_told_with_its_message():
+    text = str(report(outcome(status="suspect", message="rather far off")))
+    assert "agreement-o[float32] suspect" in text
+    assert "rather far off" in text
+    assert "passed: 1 suspect" in text
+
+
+def test_an_outcome_has_a_name_for_files_of_expected_failures_and_a_script():
+    assert FAILED.id == "agreement-o[float32]"
+    assert FAILED.script() == "print('shown')"
+    assert "shown" not in repr(FAILED)
+
+
+def test_json_holds_everything(tmp_path):
+    path = tmp_path / "report.json"
+    endless = outcome("views", "failed", worst=float("inf"), message="m")
+    report(FAILED, endless, outcome(dtype="float64"), untested=["lse"]).to_json(path)
+    found = json.loads(path.read_text())
+    assert found["target"] == "mine:f"
+    assert found["passed"] is False
+    assert found["untested"] == ["lse"]
+    assert found["facts"]["seed"] == "7"
+    first, second, third = found["outcomes"]
+    assert first["script"] == "print('shown')"
+    assert first["problem"].startswith("Problem(q=float64 (1, 2)")
+    assert (first["worst"], second["worst"]) == (12.5, "inf")
+    assert (third["status"], third["problem"]) == ("passed", "")
+
+
+def test_json_is_json_also_where_the_worst_is_not_a_number(tmp_path):
+    path = tmp_path / "report.json"
+    report(outcome(worst=float("nan"), status="failed")).to_json(path)
+
+    def no_constant(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    assert json.loads(path.read_text(), parse_constant=no_constant)["outcomes"]
+
+
+def test_html_is_a_page_with_the_same_text(tmp_path):
+    path = tmp_path / "report.html"
+    report(FAILED, untested=["dq < dk"]).to_html(path)
+    page = path.read_text()
+    assert page.lower().startswith("<!doctype html>")
+    assert "agreement-o" in page
+    assert "dq &lt; dk" in page
+    assert "FAILED: 1 failed" in page

@@ -1,0 +1,134 @@
+"""What an implementation declares that it rounds, and the numbers that it comes to."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from npattn.errors import OptionError
+from npattn.testing import tolerance
+from npattn.testing.rounding import Rounding, Units, unit_roundoff
+
+STORED = ("scores", "weights", "dweights", "dscores")
+
+
+def stored_low(rounding: Rounding) -> set[str]:
+    return {name for name in STORED if getattr(rounding, name) == "input"}
+
+
+def test_upcast_stores_nothing_low() -> None:
+    rounding = Rounding.upcast()
+    assert stored_low(rounding) == set()
+    assert rounding.gradient_roundings == 1
+    assert rounding.gradient_block is None
+
+
+def test_fused_stores_what_enters_a_matrix_product_low_and_takes_delta_from_out() -> None:
+    rounding = Rounding.fused()
+    assert stored_low(rounding) == {"weights", "dscores"}
+    assert rounding.delta_from == "out"
+    assert rounding.gradient_roundings == 1
+
+
+def test_eager_stores_everything_low_and_rounds_gradients_twice() -> None:
+    rounding = Rounding.eager()
+    assert stored_low(rounding) == set(STORED)
+    assert rounding.delta_from == "either"
+    assert rounding.gradient_roundings == 2
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, "float32"])
+def test_undeclared_is_eager_in_wide_dtypes(dtype: Any) -> None:
+    assert Rounding.undeclared(dtype) == Rounding.eager()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", np.float16, ml_dtypes.float8_e4m3fn])
+def test_undeclared_allows_a_fast_exp_and_gradients_summed_low_in_narrow_dtypes(dtype: Any) -> None:
+    rounding = Rounding.undeclared(dtype)
+    assert rounding.exp_error == 2.0**-11
+    assert rounding.gradient_block == 32
+    changed = dataclasses.replace(rounding, exp_error=None, gradient_block=None)
+    assert changed == Rounding.eager()
+
+
+@pytest.mark.parametrize("name", ["upcast", "fused", "eager"])
+def test_a_preset_is_found_by_the_name_that_it_bears(name: str) -> None:
+    rounding = Rounding.named(name)
+    assert rounding == getattr(Rounding, name)()
+    assert rounding.name == name
+
+
+@pytest.mark.parametrize("name", ["", "Fused", "flash", "undeclared"])
+def test_an_unknown_preset_is_an_error_that_lists_the_known_ones(name: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Rounding.named(name)
+    assert str(caught.value) == f"rounding is {name!r}, must be one of upcast, fused, eager"
+
+
+def test_a_rounding_is_frozen_hashable_and_made_by_keywords() -> None:
+    rounding = Rounding(name="mine", weights="input")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        rounding.weights = "accumulator"  # type: ignore[misc]  # that is the point
+    assert hash(rounding) == hash(Rounding(name="mine", weights="input"))
+    with pytest.raises(TypeError, match="positional"):
+        Rounding("mine")  # type: ignore[misc]  # that is the point
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exponent"),
+    [
+        ("bfloat16", -8),
+        (np.float16, -11),
+        (np.float32, -24),
+        (np.float64, -53),
+        (ml_dtypes.float8_e4m3fn, -4),
+        (ml_dtypes.float8_e5m2, -3),
+    ],
+)
+def test_unit_roundoff_is_half_the_distance_from_1_to_the_next_number(
+    dtype: Any, exponent: int
+) -> None:
+    u = unit_roundoff(dtype)
+    assert u == 2.0**exponent
+    one = np.ones((), dtype)
+    assert np.asarray(1 + u).astype(dtype) == one  # a tie, to even
+    assert np.asarray(1 + 1.5 * u).astype(dtype) > one
+
+
+def test_tolerance_offers_the_same_names() -> None:
+    assert tolerance.Rounding is Rounding
+    assert tolerance.unit_roundoff is unit_roundoff
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_sums_are_in_float32_for_inputs_up_to_float32(dtype: str) -> None:
+    unit = Units.of(Rounding.fused(), dtype)
+    assert unit.u == 2.0**-24
+    assert unit.tiny == 2.0**-126
+    assert unit.low == unit_roundoff(dtype)
+    assert unit.exp == 2.0**-22
+
+
+def test_sums_are_in_float64_for_float64() -> None:
+    unit = Units.of(Rounding.fused(), np.float64)
+    assert unit.u == unit.low == 2.0**-53
+    assert unit.exp == 2.0**-51
+
+
+def test_what_is_not_stored_low_has_no_unit() -> None:
+    unit = Units.of(Rounding.fused(), "bfloat16")
+    assert (unit.s, unit.p, unit.dp, unit.ds, unit.grad) == (0, 2.0**-8, 0, 2.0**-8, 0)
+    loose = Units.of(Rounding.undeclared("bfloat16"), "bfloat16")
+    assert (loose.s, loose.p, loose.dp, loose.ds, loose.grad) == (2.0**-8,) * 5
+    assert loose.exp == 2.0**-11
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least"), [("float16", 2.0**-24), ("bfloat16", 2.0**-133), ("float32", 2.0**-149)]
+)
+def test_eta_is_half_the_least_subnormal(dtype: str, least: float) -> None:
+    assert Units.of(Rounding.eager(), dtype).eta == least / 2

@@ -1,0 +1,365 @@
+"""A script shows its failure by itself: with numpy, npattn and the implementation only."""
+
+import ast
+import functools
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from npattn.conventions import Conventions
+from npattn.testing import Implementation, check
+from npattn.testing.mutants import MUTANTS
+from npattn.testing.targets import load
+
+# What somebody has in a file of their own; each function is wrong in its own way.
+MINE = """
+import numpy as np
+from npattn.testing.targets.numpy import flash, flash_backward
+
+calls = 0
+
+def doubled(q, k, v):
+    return 2 * flash(q, k, v)
+
+def wrong_gradient(q, k, v, *, return_lse=False):
+    return flash(q, k, v, return_lse=return_lse)
+
+def wrong_gradient_backward(dout, q, k, v, *, out, lse, dlse=None):
+    grads = flash_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse)
+    return 3 * grads["q"], grads["k"], grads["v"]
+
+def in_place(q, k, v):
+    out = flash(q, k, v)
+    q *= 2
+    return out
+
+def in_place_in_backward(dout, q, k, v, *, out, lse, dlse=None):
+    k *= 2
+    return wrong_gradient_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse)
+
+def drifting(q, k, v):
+    global calls
+    calls += 1
+    return flash(q, k, v) * np.float32(1 + calls / 64)
+
+def no_softcap(q, k, v, *, softcap=None):
+    if softcap is not None:
+        raise NotImplementedError("no softcap yet")
+    return flash(q, k, v)
+
+def no_gradient_of_softcap(q, k, v, *, softcap=None):
+    return flash(q, k, v, softcap=softcap)
+
+def no_gradient_of_softcap_backward(dout, q, k, v, *, out, softcap=None):
+    if softcap is not None:
+        raise NotImplementedError("no softcap in backward yet")
+    _, lse = flash(q, k, v, return_lse=True)
+    return flash_backward(dout, q, k, v, out=out, lse=lse)
+
+def no_score_mod(q, k, v, *, score_mod=None):
+    return flash(q, k, v)
+
+def no_view(q, k, v):
+    inside = q.ndim > 2 and min(q.shape) > 1 and q.strides[-3] < q.strides[-2]
+    return flash(q + 1 if inside else q, k, v)
+
+def all_options(q, k, v, mask=None, *, causal=False, window=None, bias=None, scale=None,
+                softcap=None, sinks=None, dropout_mask=None, dropout_rate=0.0):
+    out = flash(q, k, v, mask, causal=causal, window=window, bias=bias, scale=scale,
+                softcap=softcap, sinks=sinks, dropout_mask=dropout_mask, dropout_rate=dropout_rate)
+    used = [mask, window, bias, softcap, sinks, dropout_mask]
+    return out + 1 if sum(x is not None for x in used) > 3 else out
+
+def leaks(q, k, v, mask=None):
+    from npattn.testing.targets.numpy import naive
+    groups = q.shape[-3] // (k.shape[-3] or 1) if q.ndim > 2 else 1
+    k, v = (np.repeat(x, groups, -3) if groups != 1 else x for x in (k, v))
+    return naive(q, k, v, mask)
+
+def widened(q, k, v):
+    return flash(q, k, v).astype(np.float64)
+
+def half(q, k, v, *, is_causal=False):
+    return flash(q, k, v)  # is_causal is ignored
+
+class Kernel:
+    def method(self, q, k, v):
+        return 2 * flash(q, k, v)
+
+bound = Kernel().method
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Where that file is; what is imported from it is forgotten afterwards."""
+    name = f"mine_{tmp_path.name}".replace("-", "_")
+    path = tmp_path / f"{name}.py"
+    path.write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield path
+    sys.modules.pop(name, None)
+
+
+def implementation(mine, function, *, by="path", backward=None, **words):
+    spec = f"{mine}:{function}" if by == "path" else f"{mine.stem}:{function}"
+    f = load(spec)[0]
+    if backward is not None:
+        words["backward"] = load(f"{mine}:{backward}")[0]
+    return Implementation(f, spec=spec, framework="numpy", **words)
+
+
+def failure(f, rule, *, examples=20, **words):
+    report = check(f, only=[rule.removeprefix("option-") if "option" not in rule else "structure"],
+                   examples=examples, **words)  # fmt: skip
+    (outcome,) = (o for o in report.outcomes if o.rule == rule)
+    assert outcome.status in ("failed", "error"), str(report)
+    return outcome
+
+
+def run(script, where, *, fails=False):
+    """What the script prints in a fresh interpreter."""
+    path = where.parent / "shown.py"
+    path.write_text(script)
+    words = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(path)],
+        cwd=where.parent,
+        env=words,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode != 0) == fails, done.stderr
+    return done.stderr if fails else done.stdout
+
+
+def packages(script):
+    found = set()
+    for node in ast.walk(ast.parse(script)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("by", ["path", "module"])
+def test_a_wrong_value_prints_wrong(mine, by):
+    text = failure(implementation(mine, "doubled", by=by), "agreement-o").script()
+    assert packages(text) <= {"numpy", "npattn"}
+    shown = run(text, mine)
+    assert "WRONG o[" in shown
+    assert "o float32" in shown
+
+
+def test_the_script_says_what_is_broken_in_its_first_lines(mine):
+    outcome = failure(implementation(mine, "doubled"), "agreement-o")
+    head = ast.get_docstring(ast.parse(outcome.script()))
+    assert 'breaks "agreement-o"' in head
+    assert "got" in head
+    assert "want" in head
+
+
+def test_a_wrong_gradient_prints_wrong(mine):
+    f = implementation(mine, "wrong_gradient", backward="wrong_gradient_backward")
+    shown = run(failure(f, "agreement-dq").script(), mine)
+    assert "WRONG dq[" in shown
+    assert "ok    o[" in shown
+
+
+def test_a_wrong_gradient_of_two_functions_prints_wrong(mine):
+    f, backward = (
+        load(f"{mine.stem}:{n}")[0] for n in ("wrong_gradient", "wrong_gradient_backward")
+    )
+    text = failure(f, "agreement-dq", backward=backward).script()
+    assert packages(text) == {"numpy", "npattn", mine.stem}
+    assert "WRONG dq[" in run(text, mine)
+
+
+def test_an_input_that_is_written_to_is_said(mine):
+    shown = run(failure(implementation(mine, "in_place"), "inputs-unchanged").script(), mine)
+    assert "q WAS WRITTEN TO" in shown
+    assert "k unchanged" in shown
+
+
+def test_an_input_that_backward_writes_to_is_said(mine):
+    f, backward = (load(f"{mine.stem}:{n}")[0] for n in ("wrong_gradient", "in_place_in_backward"))
+    shown = run(failure(f, "inputs-unchanged", backward=backward).script(), mine)
+    assert "k WAS WRITTEN TO" in shown
+
+
+def test_a_result_that_is_not_the_same_again_is_said(mine):
+    shown = run(failure(implementation(mine, "drifting"), "repeatable").script(), mine)
+    assert "o DIFFERS BETWEEN TWO CALLS" in shown
+
+
+def test_an_option_that_raises_raises_again(mine):
+    text = failure(implementation(mine, "no_softcap"), "option-softcap").script()
+    assert "no softcap yet" in run(text, mine, fails=True)
+
+
+def test_an_option_whose_gradient_raises_raises_again(mine):
+    names = ("no_gradient_of_softcap", "no_gradient_of_softcap_backward")
+    f, backward = (load(f"{mine.stem}:{n}")[0] for n in names)
+    text = failure(f, "option-softcap", backward=backward).script()
+    assert "no softcap in backward yet" in run(text, mine, fails=True)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_a_narrow_dtype_is_kept(mine, dtype):
+    text = failure(implementation(mine, "doubled"), "agreement-o", dtypes=(dtype,)).script()
+    assert dtype in text
+    shown = run(text, mine)
+    assert f"o {dtype}" in shown
+    assert "WRONG o[" in shown
+
+
+def test_a_score_mod_is_named(mine):
+    text = failure(implementation(mine, "no_score_mod"), "agreement-o").script()
+    assert "SCORE_MODS" in text
+    assert "WRONG o[" in run(text, mine)
+
+
+def test_many_options_at_once_are_kept(mine):
+    outcome = failure(implementation(mine, "all_options"), "agreement-o", examples=100)
+    assert outcome.script().count("\n    np.array(") == 3
+    assert sum(f" {n}=" in outcome.script() for n in ("mask", "bias", "sinks", "dropout_mask")) >= 1
+    assert "WRONG o[" in run(outcome.script(), mine)
+
+
+def test_nan_and_inf_in_the_inputs_are_kept(mine):
+    text = failure(implementation(mine, "leaks"), "hidden-nan-v").script()
+    assert "np.nan" in text or "np.inf" in text
+    assert "WRONG o[" in run(text, mine)
+
+
+def test_a_row_that_sees_nothing_is_kept(mine):
+    assert "WRONG o[" in run(failure(implementation(mine, "leaks"), "empty-row").script(), mine)
+
+
+def test_a_size_of_0_is_kept(mine):
+    mine.write_text(
+        MINE
+        + textwrap.dedent("""
+        def ones(q, k, v):
+            return flash(q, k, v) + (k.shape[-2] == 0)
+        """)
+    )
+    text = failure(implementation(mine, "ones"), "structure").script()
+    assert "np.zeros((" in text
+    assert "WRONG o[" in run(text, mine)
+
+
+def test_a_view_that_is_misread_is_shown(mine):
+    text = failure(implementation(mine, "no_view"), "views", examples=100).script()
+    assert "WRONG o[" in run(text, mine)
+
+
+def test_a_dtype_that_is_wrong_is_printed(mine):
+    shown = run(failure(implementation(mine, "widened"), "shape-dtype").script(), mine)
+    assert "o float64" in shown
+
+
+def test_other_names_and_conventions_are_kept(mine):
+    f = implementation(mine, "half", rename={"is_causal": "causal"})
+    text = failure(f, "agreement-o", conventions=Conventions(causal="top_left")).script()
+    assert "rename={'is_causal': 'causal'}" in text
+    assert "conventions = npattn.Conventions(causal='top_left')" in text
+    assert "WRONG o[" in run(text, mine)
+
+
+def test_conventions_that_are_numbers_are_kept(mine):
+    meaning = Conventions(lse_empty=float("inf"), hidden_fill=-1e4)
+    text = failure(implementation(mine, "doubled"), "agreement-o", conventions=meaning).script()
+    assert "WRONG o[" in run(text, mine)
+
+
+def test_a_layout_is_kept(mine):
+    text = failure(implementation(mine, "doubled", layout="BTHD"), "agreement-o").script()
+    assert "layout='BTHD'" in text
+    assert "o float32" in run(text, mine)
+
+
+def test_a_known_target_is_loaded_by_its_name(mine):
+    f, _ = load("numpy.naive")
+    text = failure(Implementation(f, spec="numpy.naive"), "empty-row").script()
+    assert "load('numpy.naive')" in text
+    assert "WRONG o[" in run(text, mine)
+
+
+def test_a_torch_function_is_shown_with_its_gradients(mine):
+    pytest.importorskip("torch")
+    mine.write_text("""
+import torch
+
+def f(q, k, v):
+    s = torch.einsum("bhtd,bhsd->bhts", q, k)  # not scaled
+    return torch.einsum("bhts,bhse->bhte", s.softmax(-1), v)
+""")
+    spec = f"{mine}:f"
+    f = Implementation(load(spec)[0], spec=spec, framework="torch")
+    sizes = {"H": (2,), "K": (2,), "B": (2,), "D": (3,), "S": (5,)}
+    text = failure(f, "agreement-dq", sizes=sizes).script()
+    assert "framework='torch'" in text
+    assert "WRONG dq[" in run(text, mine)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        pytest.param(lambda q, k, v: 2 * MUTANTS["dlse-ignored"].forward(q, k, v), id="lambda"),
+        pytest.param(functools.partial(MUTANTS["scale-twice"].forward, causal=False), id="partial"),
+    ],
+)
+def test_what_has_no_name_gets_a_marked_placeholder(f, mine):
+    text = failure(f, "agreement-o").script()
+    assert "TODO: import your implementation here, as `f`" in text
+    ast.parse(text)
+    assert "TODO" in run(text, mine, fails=True)
+
+
+def test_a_placeholder_can_be_filled_in(mine):
+    text = failure(lambda q, k, v: 2 * load("numpy.flash")[0](q, k, v), "agreement-o").script()
+    (line,) = (line for line in text.splitlines() if line.startswith("raise SystemExit"))
+    text = text.replace(line, f"from {mine.stem} import doubled as f")
+    assert "WRONG o[" in run(text, mine)
+
+
+def test_a_nested_function_gets_a_placeholder():
+    def f(q, k, v):
+        return np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+
+    assert "TODO" in failure(f, "agreement-o").script()
+
+
+def test_a_bound_method_is_not_taken_for_the_function_of_its_class(mine):
+    text = failure(load(f"{mine.stem}:bound")[0], "agreement-o", framework="numpy").script()
+    ast.parse(text)
+    if "TODO" not in text:
+        assert "WRONG o[" in run(text, mine)
+
+
+def test_an_object_with_a_repr_of_many_lines_gives_a_script_that_can_be_read():
+    class Kernel:
+        def __call__(self, q, k, v):
+            return 2 * load("numpy.flash")[0](q, k, v)
+
+        def __repr__(self):
+            return "Kernel(\n  stages=2)"
+
+    text = failure(Kernel(), "agreement-o").script()
+    ast.parse(text)
+    assert "TODO" in text
+
+
+def test_what_passed_has_no_script():
+    f, backward = load("numpy.flash")
+    (outcome,) = check(f, backward=backward, only=["agreement-o"], examples=2).outcomes
+    assert outcome.script() == ""

@@ -1,0 +1,166 @@
+"""Targets: those known by name, those of one's own, and what is said of those there are not."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import npattn
+from npattn.conventions import PROFILES, Conventions
+from npattn.errors import MissingExtraError, OptionError
+from npattn.testing import Implementation, Recipe, check
+from npattn.testing.recipe import Cotangents
+from npattn.testing.targets import TARGETS, Target, load
+from npattn.testing.targets.numpy import flash, flash_backward
+
+
+def test_every_target_has_its_name_its_conventions_and_a_line_about_it():
+    for name, target in TARGETS.items():
+        assert target.name == name
+        assert target.conventions is PROFILES[target.profile]
+        assert len(target.about) > 20
+    assert {"numpy.flash", "numpy.naive", "torch.sdpa", "torch.sdpa-math"} <= set(TARGETS)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_target_that_can_run_here_is_an_implementation(name):
+    if not TARGETS[name].runs_here:
+        pytest.skip(f"{TARGETS[name].needs} is not installed")
+    f, backward = load(name)
+    read = Implementation(f, backward=backward, spec=name)
+    assert read.untested == ()
+    assert read.framework.name == name.split(".")[0]
+    assert "mask" in read.features
+
+
+def test_flash_comes_with_its_backward_and_naive_without():
+    assert load("numpy.flash") == (flash, flash_backward)
+    assert load("numpy.naive")[1] is None
+    assert TARGETS["numpy.flash"].runs_here
+
+
+def test_a_target_whose_package_is_not_there_says_what_to_install(monkeypatch):
+    absent = Target("x.f", "nowhere", "f", None, "absent_package", "npattn", "of no use")
+    monkeypatch.setitem(TARGETS, "x.f", absent)
+    assert not absent.runs_here
+    with pytest.raises(MissingExtraError, match=r"x.f needs absent_package.*npattn\[absent_pack"):
+        load("x.f")
+
+
+def test_torch_targets_say_what_to_install_where_there_is_no_torch():
+    code = "import sys; sys.modules['torch'] = None; import npattn.testing.targets.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "torch targets need torch; npattn itself does not: pip install" in done.stderr
+
+
+# --- one's own ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("own_"):
+            del sys.modules[name]
+
+
+def test_a_function_is_loaded_from_a_file_and_from_a_module(folder):
+    (folder / "own_one.py").write_text(
+        "class A:\n    @staticmethod\n    def f(q, k, v): return q\n"
+    )
+    for spec in ("own_one.py:A.f", f"{folder}/own_one.py:A.f", "own_one:A.f"):
+        f, backward = load(spec)
+        assert f(1, 2, 3) == 1
+        assert backward is None
+
+
+def test_two_functions_of_one_module_are_of_one_module(folder):
+    (folder / "own_two.py").write_text("def f(): return g\ndef g(): pass\n")
+    assert load("own_two:f")[0]() is load("own_two:g")[0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("numpy.flach", r"must be module:function.*did you mean numpy.flash\?"),
+        ("zzz", r"TARGET is 'zzz', must be .*numpy.naive, torch.sdpa, torch.sdpa-math$"),
+        (":f", "must be module:function"),
+        ("own_three:", "must be module:function"),
+        ("absent.py:f", r"has file 'absent.py', which does not exist \[in .*\]"),
+        ("absent:f", "has module 'absent', which cannot be found"),
+        ("absent.inside:f", "has module 'absent.inside', which cannot be found"),
+        ("own_three.py:g", "has no callable 'g', it has f$"),
+        ("own_three.py:number", "has no callable 'number'"),
+        ("own_three.py:f.g.h", "has no callable 'f.g.h'"),
+    ],
+)
+def test_what_cannot_be_loaded_is_said_with_what_there_is(folder, spec, message):
+    (folder / "own_three.py").write_text("number = 3\ndef f(q, k, v): return q\ndef _g(): pass\n")
+    with pytest.raises(OptionError, match=message):
+        load(spec)
+
+
+def test_what_a_module_itself_cannot_import_is_its_own_error(folder):
+    (folder / "own_four.py").write_text("import absent_dependency\ndef f(q, k, v): return q\n")
+    with pytest.raises(ModuleNotFoundError, match="absent_dependency"):
+        load("own_four:f")
+    with pytest.raises(ModuleNotFoundError, match="absent_dependency"):
+        load("own_four.py:f")
+
+
+# --- torch ----------------------------------------------------------------------------------------
+
+B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
+SIZES = {"lead": (B,), "H": H, "K": K, "T": T, "S": S, "D": D, "E": E, "dtype": "float64"}
+ON = {"mask": "padding", "causal": True, "bias": "full", "scale": 0.5}
+COMBINATIONS = [
+    {name: ON[name] for name in names} for n in range(4) for names in itertools.combinations(ON, n)
+]
+
+
+@pytest.mark.parametrize("name", ["torch.sdpa", "torch.sdpa-math"])
+@pytest.mark.parametrize("options", COMBINATIONS, ids=lambda options: "+".join(options) or "plain")
+def test_torch_agrees_with_npattn_in_float64(name, options):
+    pytest.importorskip("torch")
+    read = Implementation(load(name)[0])
+    meaning = TARGETS[name].conventions
+    assert meaning == Conventions(causal="top_left")
+    recipe = Recipe(**(SIZES | options))
+    problem = recipe.problem(meaning.causal)
+    given = Cotangents(recipe.cotangents(problem).dout, None)
+    words = {n: getattr(problem, n) for n in ("q", "k", "v", "mask", "causal", "bias", "scale")}
+    fwd = npattn.forward(**words, conventions=meaning)
+    want = npattn.backward(fwd, given.dout)
+    np.testing.assert_allclose(read.forward(problem)["o"], fwd.out, atol=1e-12)
+    for gradient, array in read.gradients(problem, given).items():
+        expected = getattr(want, gradient[1:])
+        np.testing.assert_allclose(array, expected, atol=1e-12, err_msg=gradient)
+
+
+@pytest.mark.parametrize("shape", ["rank 2", "one head each"])
+def test_torch_takes_heads_that_are_not_shared(shape):
+    pytest.importorskip("torch")
+    sizes = {"H": 1, "K": 1, "lead": None} if shape == "rank 2" else {"H": 3, "K": 3}
+    problem = Recipe(**(SIZES | sizes)).problem()
+    out = Implementation(load("torch.sdpa")[0]).forward(problem)["o"]
+    np.testing.assert_allclose(out, npattn.attention(problem.q, problem.k, problem.v), atol=1e-12)
+
+
+def test_torch_math_keeps_the_rules_on_ordinary_problems_in_float64():
+    pytest.importorskip("torch")
+    f, _ = load("torch.sdpa-math")
+    report = check(
+        f,
+        conventions=PROFILES["torch.sdpa"],
+        dtypes=("float64",),
+        sizes={"H": (4,), "K": (2,), "B": (2,), "T": (3, 5), "S": (5, 7)},
+        only=["agreement", "shape-dtype", "views", "inputs-unchanged"],
+        examples=6,
+    )
+    assert report.passed, str(report)
