@@ -53,9 +53,7 @@ REFUSALS = {
     "E = 0": lambda q, k, v: v.shape[-1] == 0,
 }
 VIEWS = {
-    "transposed": lambda x: (
-        x.ndim > 2 and not x.flags.c_contiguous and x.strides[-2] > x.strides[-3]
-    ),
+    "transposed": lambda x: x.ndim > 2 and 0 < x.strides[-3] < x.strides[-2],
     "stepped": lambda x: x.strides[-1] == 2 * x.itemsize,
     "reversed": lambda x: x.strides[-2] < 0,
     "expanded": lambda x: 0 in x.strides and x.size > 0,
@@ -398,6 +396,11 @@ def test_sizes_restrict_what_is_drawn_and_what_is_probed():
     assert {T for T, _, _ in seen} == {4, 6}
     assert {S for _, S, _ in seen} == {9}
     assert {D for _, _, D in seen} == {8, 24}
+
+
+def test_a_rule_that_needs_a_query_does_not_apply_where_only_0_queries_are_asked():
+    report = judged(flash, "nan-query", "rows-sum-to-one", sizes={"T": (0,)})
+    assert statuses(report)["nan-query"] == "not applicable"
 
 
 def test_a_kernel_of_one_shape_is_judged_on_that_shape():

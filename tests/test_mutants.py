@@ -31,7 +31,7 @@ def test_nothing_of_the_base_is_wrong_where_it_was_probed(report_on_the_base):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_rule_that_the_mutant_names_fails_it(name):
     mutant = MUTANTS[name]
-    report = check(mutant.forward, backward=mutant.backward, only=mutant.killed_by, examples=20)
+    report = check(mutant.forward, backward=mutant.backward, only=mutant.killed_by, examples=60)
     assert failed(report) & set(mutant.killed_by), str(report)
     assert not report.passed
 

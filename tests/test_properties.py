@@ -51,7 +51,7 @@ def test_every_property_has_a_mutant_that_it_kills():
 @pytest.mark.parametrize(("rule", "name"), KILLS.items())
 def test_the_property_fails_on_its_mutant(rule, name):
     mutant = MUTANTS[name]
-    report = check(mutant.forward, backward=mutant.backward, only=[rule], examples=20)
+    report = check(mutant.forward, backward=mutant.backward, only=[rule], examples=60)
     outcome = outcome_of(report, rule)
     assert outcome.status == "failed", str(report)
     assert outcome.worst > 1

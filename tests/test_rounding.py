@@ -41,9 +41,14 @@ def test_eager_stores_everything_low_and_rounds_gradients_twice() -> None:
     assert rounding.gradient_roundings == 2
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, "float32"])
-def test_undeclared_is_eager_in_wide_dtypes(dtype: Any) -> None:
-    assert Rounding.undeclared(dtype) == Rounding.eager()
+def test_undeclared_is_eager_in_float64() -> None:
+    assert Rounding.undeclared(np.float64) == Rounding.eager()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, "float32"])
+def test_undeclared_allows_the_least_accurate_exp_known_in_float32(dtype: Any) -> None:
+    eager = dataclasses.replace(Rounding.eager(), exp_error=2.0**-20)
+    assert Rounding.undeclared(dtype) == eager
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", np.float16, ml_dtypes.float8_e4m3fn])
@@ -121,9 +126,9 @@ def test_sums_are_in_float64_for_float64() -> None:
 
 def test_what_is_not_stored_low_has_no_unit() -> None:
     unit = Units.of(Rounding.fused(), "bfloat16")
-    assert (unit.s, unit.p, unit.dp, unit.ds, unit.grad) == (0, 2.0**-8, 0, 2.0**-8, 0)
+    assert (unit.q, unit.s, unit.p, unit.dp, unit.ds) == (0, 0, 2.0**-8, 0, 2.0**-8)
     loose = Units.of(Rounding.undeclared("bfloat16"), "bfloat16")
-    assert (loose.s, loose.p, loose.dp, loose.ds, loose.grad) == (2.0**-8,) * 5
+    assert (loose.q, loose.s, loose.p, loose.dp, loose.ds) == (2.0**-8,) * 5
     assert loose.exp == 2.0**-11
 
 

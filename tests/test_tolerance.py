@@ -644,7 +644,8 @@ def test_a_wrong_scale_is_beyond_the_undeclared_bound(dtype: str, error: float) 
     problem, cotangents = drawn(normal(dtype))
     scaled = problem.replace(scale=problem.scale * (1 + error))
     found = ratios(KERNELS["fused"](scaled, *cotangents), problem, *cotangents)
-    assert min(c.ratio for c in found.values()) > 1.5
+    assert found["o"].ratio > 1.2
+    assert found["lse"].ratio > 1.2
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -655,7 +656,21 @@ def test_a_missing_key_is_beyond_the_bound(dtype: str, rounding: Rounding | None
     found = ratios(
         KERNELS["fused"](problem.replace(mask=mask), *cotangents), problem, *cotangents, rounding
     )
-    assert min(c.ratio for c in found.values()) > 3
+    assert min(c.ratio for c in found.values()) > 1.5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("seed", range(7))
+def test_a_query_that_is_scaled_and_rounded_before_the_product_is_eager(
+    dtype: str, seed: int
+) -> None:
+    """As modules do that divide q by √D: s may cancel, but not what the rounding of q adds to it."""
+    recipe = replace(normal(dtype), seed=seed)
+    problem, cotangents = drawn(recipe)
+    scaled = (problem.q.astype(np.float32) * np.float32(problem.scale)).astype(dtype)
+    got = KERNELS["fused"](problem.replace(q=scaled, scale=1.0), *cotangents)
+    found = ratios({n: got[n] for n in ("o", "lse", "dk", "dv")}, problem, *cotangents)
+    assert max(c.ratio for c in found.values()) <= 1
 
 
 @pytest.mark.parametrize("dtype", LOW)
