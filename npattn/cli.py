@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from npattn.conventions import Conventions
 from npattn.errors import MissingExtraError, NpattnError, OptionError
 
 try:
     import click
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
@@ -54,6 +57,13 @@ def cli() -> None:
 @click.option(
     "--sizes", multiple=True, metavar="D=64,128", help="Draw these sizes only (B H K T S D E)."
 )
+@click.option(
+    "--convention",
+    "convention_words",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What it promises where systems disagree, as causal=top_left; may be given several times.",
+)
 @click.option("--rounding", type=click.Choice(["upcast", "fused", "eager"]), help="What it rounds.")
 @click.option("--strict", is_flag=True, help="A suspect counts as failed.")
 @click.option(
@@ -76,6 +86,7 @@ def check_command(
     json_path: str | None,
     html_path: str | None,
     expect_path: str | None,
+    convention_words: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Judge TARGET: module:function, path/file.py:function, or a name that npattn list knows.
@@ -91,8 +102,10 @@ def check_command(
             backward=known_backward if backward is None else load(backward)[0],
             layout=layout,
             spec=target,
+            backward_spec=backward,
         )
-        conventions = TARGETS[target].conventions if target in TARGETS else None
+        conventions = TARGETS[target].conventions if target in TARGETS else Conventions()
+        conventions = _changed(conventions, convention_words)
         with _progress() as (bar, tell):
             report = check(
                 implementation,
@@ -111,6 +124,10 @@ def check_command(
         report.to_json(json_path)
     if html_path is not None:
         report.to_html(html_path)
+    checked = {o.rule for o in report.outcomes}
+    if only:  # what was not asked cannot be missed
+        left_out = set(PROPERTIES) - checked
+        expected = {n: reason for n, reason in expected.items() if n.split("[")[0] not in left_out}
     sys.exit(_exit_code(report, expected, console))
 
 
@@ -120,7 +137,7 @@ def list_command() -> None:
     console = Console()
     table = Table("target", "here", "about", box=None, pad_edge=False)
     for target in TARGETS.values():
-        here = "yes" if target.runs_here else f"pip install 'npattn[{target.needs}]'"
+        here = "yes" if target.runs_here else escape(f"pip install 'npattn[{target.needs}]'")
         table.add_row(target.name, here, target.about)
     console.print(table)
     console.print()
@@ -169,6 +186,22 @@ def _sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
+def _changed(conventions: Conventions, words: tuple[str, ...]) -> Conventions:
+    """The conventions with ("causal=top_left", "hidden_fill=-1e9", ...)."""
+    names = [f.name for f in fields(Conventions)]
+    changes: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or name not in names:
+            raise OptionError(f"--convention is {word!r}, must be NAME=VALUE, {', '.join(names)}")
+        number = name in ("hidden_fill", "lse_empty")
+        try:
+            changes[name] = float(value) if number else value
+        except ValueError:
+            raise OptionError(f"--convention is {word!r}, must have a number") from None
+    return replace(conventions, **changes)
+
+
 def _expected(path: str) -> dict[str, str]:
     """The file of expected failures, each with a reason."""
     try:
@@ -202,4 +235,6 @@ def _exit_code(report: Report, expected: dict[str, str], console: Console) -> in
         why = "did not fail" if name in named else "matches no rule that was checked"
         console.print(f"expected failure {name} {why}: remove it", markup=False, soft_wrap=True)
     surprises = [o for o in failed if not entries(o)]
+    if failed and not surprises and not stale:
+        console.print("as expected", style="bold")
     return 1 if surprises or stale else 0

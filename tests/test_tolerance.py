@@ -664,7 +664,7 @@ def test_a_missing_key_is_beyond_the_bound(dtype: str, rounding: Rounding | None
 def test_a_query_that_is_scaled_and_rounded_before_the_product_is_eager(
     dtype: str, seed: int
 ) -> None:
-    """As modules do that divide q by √D: s may cancel, but not what the rounding of q adds to it."""
+    """As modules do that divide q by √D: s may cancel, but not the rounding of q in it."""
     recipe = replace(normal(dtype), seed=seed)
     problem, cotangents = drawn(recipe)
     scaled = (problem.q.astype(np.float32) * np.float32(problem.scale)).astype(dtype)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import given as hypothesis_given
 from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
@@ -19,7 +20,7 @@ import npattn
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.testing.implementation import Implementation, ImplementationError
-from npattn.testing.properties import PROPERTIES, Property
+from npattn.testing.properties import PROPERTIES, Property, repeated
 from npattn.testing.recipe import Recipe
 from npattn.testing.report import Outcome, Report, Status
 from npattn.testing.script import script
@@ -31,6 +32,7 @@ __all__ = ["check"]
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 SHRINK_SECONDS = 8.0  # per failing rule; the smallest problem found by then is reported
+DEFAULTS = {"framework": "auto", "layout": "BHTD"}
 Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
 
 
@@ -102,6 +104,13 @@ def check(
     False
     """
     if isinstance(f, Implementation):
+        named = [n for n, x in (("backward", backward), ("features", features)) if x is not None]
+        named += [n for n, x in (("framework", framework), ("layout", layout)) if x != DEFAULTS[n]]
+        if named:
+            raise OptionError(
+                f"{', '.join(named)} is given beside an Implementation, must be said when it is "
+                "made: Implementation(f, ...)"
+            )
         implementation = f
     else:
         implementation = Implementation(
@@ -114,6 +123,11 @@ def check(
             raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}")
     if not dtypes or examples < 1:
         raise OptionError(f"dtypes is {dtypes!r} and examples {examples}, must be 1 or more each")
+    if conventions is not None and not isinstance(conventions, Conventions):
+        raise OptionError(
+            f"conventions is {conventions!r}, must be a Conventions, "
+            'such as npattn.conventions.PROFILES["torch.sdpa"]'
+        )
     rules = _chosen(only)
     space = Space(features=implementation.features, sizes=dict(sizes or {}))
     outcomes: list[Outcome] = []
@@ -221,6 +235,8 @@ class _Judge:
         accepted: set[str] = set()
         first = ""
         for rank in RANKS:
+            if self.trial.implementation.layout == "BTHD" and rank != "rank 4":
+                continue
             shape = _of_rank(base, rank)
             try:
                 self.trial.implementation.forward(self.trial.problem(shape))
@@ -242,11 +258,10 @@ class _Judge:
         accepted = set()
         for name, change in _variations(base, self.trial.space.sizes).items():
             recipe = replace(base, **change)
-            problem = self.trial.problem(recipe)
+            problem, cotangents = repeated(self.trial, recipe)
             try:
                 self.trial.implementation.forward(problem, recipe.view)
                 if self.trial.implementation.has_gradients:
-                    cotangents = self.trial.cotangents(recipe, problem)
                     self.trial.implementation.gradients(problem, cotangents, recipe.view)
             except ImplementationError as err:
                 self.refused.append(f"{name}: refused ({err})")
@@ -269,6 +284,7 @@ class _Judge:
                 if trial.implementation.has_gradients:
                     trial.implementation.gradients(problem, trial.cotangents(recipe, problem))
             except ImplementationError as err:
+                err.cotangents = trial.cotangents(recipe, problem)
                 outcomes.append(
                     _outcome_of(
                         f"option-{feature}",
@@ -278,6 +294,7 @@ class _Judge:
                         problem=problem,
                         recipe=recipe,
                         trial=trial,
+                        error=err,
                     )
                 )
                 space = replace(space, features=space.features - {feature})
@@ -300,8 +317,9 @@ class _Judge:
             self.refused.append(f"gradients: refused ({err})")
             return
         trial.gradients = frozenset(found)
-        for name, asked in (("dbias", bias), ("dsinks", recipe.sinks)):
-            if asked and name not in found:
+        asked = {"dq": True, "dk": True, "dv": True, "dbias": bias, "dsinks": recipe.sinks}
+        for name, given in asked.items():
+            if given and name not in found:
                 self.refused.append(f"{name}: backward does not return it")
 
     def _probe_zeros(self) -> list[Outcome]:
@@ -413,7 +431,7 @@ class _Search:
             report_multiple_bugs=False,
             print_blob=False,
         )
-        test = hypothesis_seed(seed)(profile(given(drawn)(self.one)))
+        test = hypothesis_seed(seed)(profile(hypothesis_given(drawn)(self.one)))
         try:
             test()
         except (Violation, ImplementationError, _Enough):
@@ -459,11 +477,13 @@ def _outcome_of(
     trial: Trial | None = None,
     error: Exception | None = None,
 ) -> Outcome:
+    name = rule if isinstance(rule, str) else rule.rule
+    changed = name.startswith(("hidden-", "nan-", "rows-sum"))
     text = ""
     if problem is not None and trial is not None:
-        text = script(trial, rule if isinstance(rule, str) else rule.rule, problem, error)
+        text = script(trial, name, problem, error)
     return Outcome(
-        rule=rule if isinstance(rule, str) else rule.rule,
+        rule=name,
         section="12, 14" if isinstance(rule, str) else rule.section,
         about="What it accepts it answers rightly, sizes of 0 and each option alone."
         if isinstance(rule, str)
@@ -474,19 +494,20 @@ def _outcome_of(
         examples=examples,
         message=message,
         problem=problem,
-        recipe="" if recipe is None or trial is None else _line(recipe, trial),
+        recipe="" if recipe is None or trial is None else _line(recipe, trial, changed),
         script_text=text,
     )
 
 
-def _line(recipe: Recipe, trial: Trial) -> str:
+def _line(recipe: Recipe, trial: Trial, changed: bool) -> str:
     """The recipe as a line to paste, with `from npattn.testing import Recipe`."""
     words = []
     if trial.conventions.causal != "bottom_right":
         words.append(f"alignment={trial.conventions.causal!r}")
     if trial.conventions.mask_true != "attend":
         words.append(f"mask_true={trial.conventions.mask_true!r}")
-    return f"{trial.asked(recipe)!r}.problem({', '.join(words)})"
+    line = f"{trial.asked(recipe)!r}.problem({', '.join(words)})"
+    return line if not changed else f"{line}, then changed: script() has the arrays"
 
 
 RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")

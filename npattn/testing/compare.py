@@ -66,6 +66,7 @@ def excess(got: Array, want: Array) -> Array:
     delivered x rounded, has an excess of at most t. 0 where both are non-finite; inf where only
     one is.
     """
+    got = _real(got)
     wide = got.astype(np.float64)
     with np.errstate(all="ignore"):
         top = np.array(finfo(got.dtype).max, got.dtype)
@@ -78,6 +79,14 @@ def excess(got: Array, want: Array) -> Array:
     gap = np.where(np.isfinite(wide), gap, np.inf)
     gap = np.where(np.isfinite(want), gap, np.where(np.isfinite(wide), np.inf, 0))
     return np.asarray(gap)
+
+
+def _real(got: Array) -> Array:
+    """What was delivered as a floating array; a number that is not real is NaN."""
+    if np.iscomplexobj(got):
+        return np.where(got.imag == 0, got.real, np.nan)
+    kind = got.dtype.kind
+    return got.astype(np.float64) if kind in "biu" else got
 
 
 def compare_arrays(name: str, got: Array, want: Array, allowed: Array) -> Comparison:
@@ -96,6 +105,7 @@ def compare_arrays(name: str, got: Array, want: Array, allowed: Array) -> Compar
     Comparison
         Of the worst element.
     """
+    got = _real(got)
     gap = excess(got, want)
     # Overflow is right where the exact value, give or take what is allowed, is beyond the dtype.
     top = float(finfo(got.dtype).max)

@@ -23,11 +23,19 @@ from npattn.testing.strategies import FEATURES
 __all__ = ["Framework", "Implementation", "ImplementationError", "NumPy"]
 
 RETURNS = ("return_lse", "return_weights")
-BACKWARD = ("out", "lse", "dlse", "dweights")
+INPUTS = ("q", "k", "v", "bias", "sinks")
 
 
 class ImplementationError(NpattnError):
-    """The implementation under test raised, or returned what cannot be read."""
+    """The implementation under test raised, or returned what cannot be read.
+
+    Attributes
+    ----------
+    cotangents : Cotangents or None
+        Where it was its gradient that was asked for.
+    """
+
+    cotangents: Cotangents | None = None
 
 
 class Framework(Protocol):
@@ -93,8 +101,9 @@ class Implementation:
         Of q, k, v, o, dout and their gradients; "BTHD" is for rank 4.
     name : str, optional
         How reports call it.
-    spec : str, optional
-        "module:function", "path.py:function" or a known name, from which scripts import it.
+    spec, backward_spec : str, optional
+        "module:function", "path.py:function" or a known name, from which scripts import it and
+        its backward.
 
     Attributes
     ----------
@@ -120,12 +129,14 @@ class Implementation:
         layout: str = "BHTD",
         name: str | None = None,
         spec: str | None = None,
+        backward_spec: str | None = None,
     ) -> None:
         if not callable(f):
             raise OptionError(f"f is {f!r}, must be a callable f(q, k, v, ...)")
         if layout not in ("BHTD", "BTHD"):
             raise OptionError(f"layout is {layout!r}, must be BHTD or BTHD")
-        self.f, self.backward, self.layout, self.spec = f, backward, layout, spec
+        self.f, self.backward, self.layout = f, backward, layout
+        self.spec, self.backward_spec = spec, backward_spec
         self.name = name or spec or _name(f)
         self.rename = {ours: theirs for theirs, ours in (rename or {}).items()}
         known = (*FEATURES, *RETURNS)
@@ -254,6 +265,11 @@ class Implementation:
         except Exception as err:
             raise ImplementationError(f"backward raised {_told(err)}") from err
         if isinstance(found, Mapping):
+            unknown = [str(n) for n in found if n not in INPUTS]
+            if unknown:
+                raise ImplementationError(
+                    f"backward returned {', '.join(unknown)}, must be among {', '.join(INPUTS)}"
+                )
             return {f"d{name}": grad for name, grad in found.items() if grad is not None}
         if not isinstance(found, (tuple, list)) or len(found) != 3:
             raise ImplementationError("backward must return (dq, dk, dv) or a mapping")

@@ -71,12 +71,17 @@ class Outcome:
         return self.script_text
 
     @property
+    def failed(self) -> bool:
+        """Whether it counts against the implementation."""
+        return self.status in ("failed", "error")
+
+    @property
     def id(self) -> str:
         """How a file of expected failures names it."""
         return f"{self.rule}[{self.dtype}]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What `check` found.
 
@@ -108,6 +113,11 @@ class Report:
     def tested(self) -> bool:
         """Whether any problem was accepted."""
         return any(o.status != "not applicable" for o in self.outcomes)
+
+    def __repr__(self) -> str:
+        """Short, for it is what an assertion prints; `str` has it all."""
+        bad = [f"{o.id}: {o.message.splitlines()[0]}" for o in self.outcomes if o.failed]
+        return "\n".join([f"<Report of {self.target}: {self._verdict()}>", *bad])
 
     def __str__(self) -> str:
         text = io.StringIO()

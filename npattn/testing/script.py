@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from typing import Any
 
@@ -10,7 +9,8 @@ import numpy as np
 
 from npattn.conventions import Conventions
 from npattn.problem import Array, Problem
-from npattn.testing.implementation import Implementation
+from npattn.testing.implementation import Implementation, ImplementationError
+from npattn.testing.targets import TARGETS
 from npattn.testing.trial import Trial, Violation
 
 __all__ = ["script"]
@@ -35,7 +35,9 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
     str
     """
     f = trial.implementation
-    cotangents = error.cotangents if isinstance(error, Violation) else None
+    known = isinstance(error, (Violation, ImplementationError))
+    cotangents = error.cotangents if known else None  # type: ignore[union-attr]
+    view = getattr(error, "view", "contiguous")
     kind = error.kind if isinstance(error, Violation) else "raise"
     told = "\n".join(str(error or "").splitlines()).replace('"""', "'''").replace("\\", "/")
     head = [
@@ -52,15 +54,19 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
         _conventions_line(trial.conventions),
     ]
     body += [f"f = Implementation({_implementation(f)})"]
-    if cotangents is not None and trial.gradients:
+    with_gradients = cotangents is not None and f.has_gradients
+    if cotangents is not None and with_gradients:
         body += [f"dout = {_literal(cotangents.dout)}"]
         dlse = "None" if cotangents.dlse is None else _literal(cotangents.dlse)
         body += [f"dlse = {dlse}", "from npattn.testing import Cotangents", ""]
-    body += _show(kind, with_gradients=cotangents is not None and bool(trial.gradients))
+    body += [f"rounding = npattn.testing.{trial.rounding!r}"]
+    if isinstance(error, Violation) and error.before is not None:
+        body += [f"before = npattn.Problem({_arguments(error.before)})"]
+    body += _show(kind, view, with_gradients)
     return "\n".join([*head, *body, ""])
 
 
-def _show(kind: str, with_gradients: bool) -> list[str]:
+def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
     """What the script does once everything is made."""
     if kind == "change":
         lines = [
@@ -76,9 +82,10 @@ def _show(kind: str, with_gradients: bool) -> list[str]:
             "    new = f.framework.take(inputs[name])",
             '    print(name, "unchanged" if old.tobytes() == new.tobytes() else "WAS WRITTEN TO")',
         ]
-    gather = ["def results():", "    found = f.forward(problem)"]
+    laid = "" if view == "contiguous" else f", {view!r}"
+    gather = ["def results(problem=problem):", f"    found = f.forward(problem{laid})"]
     if with_gradients:
-        gather += ["    found |= f.gradients(problem, Cotangents(dout, dlse))"]
+        gather += [f"    found |= f.gradients(problem, Cotangents(dout, dlse){laid})"]
     gather += ["    return {n: x for n, x in found.items() if n != 'o too'}", "", ""]
     if kind == "bits":
         return [
@@ -88,12 +95,21 @@ def _show(kind: str, with_gradients: bool) -> list[str]:
             "    same = first[name].tobytes() == second[name].tobytes()",
             '    print(name, "has the same bits" if same else "DIFFERS BETWEEN TWO CALLS")',
         ]
+    if kind == "moves":
+        return [
+            *gather,
+            "# k and v differ only where they are hidden from every row whose dout is not 0.",
+            "first, second = results(before), results(problem)",
+            "for name in first:",
+            "    gap = abs(first[name].astype(float) - second[name].astype(float))",
+            "    if gap.max(initial=0) > 0:",
+            '        print("WRONG", name, "moves by", gap.max())',
+        ]
     words = ", dout=dout.astype(float), dlse=None if dlse is None else dlse.astype(float)"
-    words = (words if with_gradients else "") + ", conventions=conventions"
+    words = (words if with_gradients else "") + ", conventions=conventions, rounding=rounding"
     return [
         *gather,
         "got = results()",
-        "want = npattn.forward(**arguments, conventions=conventions)" if False else "",
         "for name, array in got.items():",
         "    print(name, array.dtype, array.shape)",
         f"for comparison in compare(got, problem{words}):",
@@ -102,32 +118,41 @@ def _show(kind: str, with_gradients: bool) -> list[str]:
 
 
 def _import_lines(f: Implementation) -> list[str]:
-    if f.spec is None:
-        return _import_object(f.f, "f") + (
-            _import_object(f.backward, "f_backward") if f.backward else []
-        )
-    return ["from npattn.testing.targets import load", f"f, f_backward = load({f.spec!r})"]
+    if f.spec in TARGETS:
+        return ["from npattn.testing.targets import load", f"f, f_backward = load({f.spec!r})"]
+    lines = _import_object(f.f, "f", f.spec)
+    if f.backward is not None:
+        lines += _import_object(f.backward, "f_backward", f.backward_spec)
+    return lines
 
 
-def _import_object(function: Any, name: str) -> list[str]:
-    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if not module or not qualname or "<" in qualname:
-        return [f"# {qualname or function!r} cannot be imported by name.", PLACEHOLDER]
-    if module == "__main__":
-        path = getattr(sys.modules["__main__"], "__file__", None) or _source(function)
-        if path is None:
-            return [PLACEHOLDER]
-        target = f"{path}:{qualname}"
-        return ["from npattn.testing.targets import load", f"{name}, _ = load({target!r})"]
-    first = qualname.split(".")[0]
-    return [f"from {module} import {first}", f"{name} = {qualname}"]
+def _import_object(function: Any, name: str, spec: str | None) -> list[str]:
+    """How to get the function by name: as it was named, or where it says that it lives."""
+    if spec is not None:
+        return ["from npattn.testing.targets import load", f"{name}, _ = load({spec!r})"]
+    home = getattr(function, "__module__", None) or ""
+    module = sys.modules.get(home)
+    qualname = _name_in(module, function)
+    if module is None or qualname is None:
+        told = " ".join(repr(function).split())
+        return [f"# {told} cannot be imported by name.", PLACEHOLDER]
+    path = getattr(module, "__file__", None)
+    if home == "__main__" and path is None:
+        return [PLACEHOLDER]
+    if home == "__main__":
+        return ["from npattn.testing.targets import load", f"{name}, _ = load('{path}:{qualname}')"]
+    return [f"from {home} import {qualname.split('.')[0]}", f"{name} = {qualname}"]
 
 
-def _source(function: Any) -> str | None:
-    try:
-        return inspect.getsourcefile(function)
-    except TypeError:
-        return None
+def _name_in(module: Any, function: Any) -> str | None:
+    """The dotted name by which a module gives just this object (a bound method has none)."""
+    found: Any = module
+    qualname = getattr(function, "__qualname__", "")
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if found is not None and found == function:
+        return str(qualname)
+    return next((n for n, x in vars(module or object).items() if x == function), None)
 
 
 def _implementation(f: Implementation) -> str:

@@ -121,7 +121,7 @@ class Space:
         """The sizes to draw from; 0 is drawn apart."""
         if letter in self.sizes:
             return tuple(self.sizes[letter])
-        if letter == "D" and "D % 8" not in self.structure:
+        if letter in "DE" and "D % 8" not in self.structure:
             return ROUND_D
         return POOLS[letter]
 
@@ -169,7 +169,7 @@ class Pools:
         pools["distribution"] = list(DISTRIBUTIONS)
         pools["broadcast"] = (False, False, True) if "broadcast" in space.structure else (False,)
         # Kernels dispatch on E = D, on T = S and on round sizes: each gets its share.
-        pools["same size"] = (False, True) if "E" not in space.sizes else (False,)
+        pools["same size"] = (False, False, True) if "E" not in space.sizes else (False,)
         pools["square"] = (False, False, True) if "S" not in space.sizes else (False,)
         pools["round"] = (False,) if space.sizes else (False,) * 5 + (True,)
         zeros = [] if self.nonempty else _zeros(space)
@@ -184,7 +184,8 @@ class Pools:
         rng = np.random.default_rng([seed, 0])
         chosen = {name: pool[int(rng.integers(len(pool)))] for name, pool in self.lists.items()}
         changed = zip(self.lists, changes, strict=False)
-        return _assemble(self.space, seed, chosen | {n: x for n, x in changed if x is not KEEP})
+        chosen |= {n: x for n, x in changed if x is not KEEP}
+        return _assemble(self.space, frozenset(self.force), seed, chosen)
 
     def seeds(self) -> st.SearchStrategy[Recipe]:
         """Recipes that differ in everything."""
@@ -230,27 +231,29 @@ def _zeros(space: Space) -> list[str]:
     ]
 
 
-def _assemble(space: Space, seed: int, drawn: dict[str, Any]) -> Recipe:
+def _assemble(space: Space, forced: frozenset[str], seed: int, drawn: dict[str, Any]) -> Recipe:
     """A recipe of independent draws, bent to the structure that was accepted."""
     B, rank, (H, K) = drawn.pop("B"), drawn.pop("rank"), drawn.pop("heads")
     leads: dict[str, tuple[int, ...] | None] = {"rank 2": None, "rank 3": (), "rank 4": (B,)}
     lead = leads.get(rank, (B, 3))
     if lead is None:
         H = K = 1
+    free = set("BTSDE") - set(space.sizes) - forced
     if drawn.pop("round"):
-        drawn |= {letter: _rounded(drawn[letter]) for letter in "TSDE"}
-    if drawn.pop("same size") or "E != D" not in space.structure:
+        drawn |= {letter: _rounded(drawn[letter]) for letter in free & set("TSDE")}
+    if (drawn.pop("same size") and "E" in free) or "E != D" not in space.structure:
         drawn["E"] = drawn["D"]
-    if drawn.pop("square") or "T != S" not in space.structure:
+    if "B" in free and math.prod(lead or ()) * H * drawn["T"] * drawn["S"] > LARGE:
+        lead = None if lead is None else (1,) * len(lead)
+    if "T" in free and H * drawn["T"] * drawn["S"] > LARGE:
+        drawn["T"] = min(drawn["T"], 17)
+    if (drawn.pop("square") and "S" in free) or "T != S" not in space.structure:
         drawn["S"] = drawn["T"]
     if "T > S" not in space.structure and drawn["T"] > drawn["S"]:
-        drawn["T"], drawn["S"] = drawn["S"], drawn["T"]
-    if "B" not in space.sizes and math.prod(lead or ()) * H * drawn["T"] * drawn["S"] > LARGE:
-        lead = None if lead is None else (1,) * len(lead)
-    if "T" not in space.sizes and H * drawn["T"] * drawn["S"] > LARGE:
-        drawn["T"] = min(drawn["T"], 17)
+        fitting = [n for n in space.pool("T") if n <= drawn["S"]]
+        drawn["T"] = max(fitting, default=drawn["S"])
     zero = drawn.pop("zero")
-    if zero in ("T", "S", "D", "E"):
+    if zero in ("T", "S", "D", "E") and zero in free:
         drawn[zero] = 0
     elif zero == "B" and lead:
         lead = (0, *lead[1:])

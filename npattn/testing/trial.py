@@ -30,8 +30,12 @@ class Violation(NpattnError):
     ----------
     problem : Problem
     cotangents : Cotangents or None
-    kind : {"value", "change", "bits", "shape"}
+    kind : {"value", "shape", "change", "bits", "moves"}
         What a script must do to show it.
+    view : str
+        How the arrays lay in memory.
+    before : Problem or None
+        Whose results should not have moved, where the kind is "moves".
     """
 
     def __init__(
@@ -41,8 +45,11 @@ class Violation(NpattnError):
         cotangents: Cotangents | None = None,
         kind: str = "value",
         ratio: float = float("inf"),
+        before: Problem | None = None,
     ) -> None:
         super().__init__(text)
+        self.before = before
+        self.view = "contiguous"
         self.problem, self.cotangents = problem, cotangents
         self.kind, self.ratio = kind, ratio
 

@@ -146,9 +146,12 @@ def load(spec: str) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
 def _module(home: str) -> ModuleType:
     """A module by its name or its path; what it raises while it is imported goes through."""
     if home.endswith(".py"):
-        path = Path(home)
+        path = Path(home).resolve()
         if not path.is_file():
             raise OptionError(f"TARGET has file {home!r}, which does not exist [in {Path.cwd()}]")
+        loaded = sys.modules.get(path.stem)
+        if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+            return loaded
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None
         assert spec.loader is not None
