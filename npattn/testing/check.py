@@ -412,8 +412,14 @@ class _Search:
 
     def run(self, seed: int) -> None:
         pools = Pools(self.trial.space, **self.rule.draw(self.trial))
-        # Hypothesis may repeat itself; only different recipes count as examples.
-        self._hypothesis(pools.seeds(), seed, 6 * self.examples, Phase.generate)
+        for recipe in pools.covering(seed, self.examples // 2):
+            try:
+                self.one(recipe)
+            except (Violation, ImplementationError):
+                break  # remembered in self.failure
+        if self.failure is None:
+            # Hypothesis may repeat itself; only different recipes count as examples.
+            self._hypothesis(pools.seeds(), seed, 6 * self.examples, Phase.generate)
         if self.failure is not None:
             self._deadline = time.monotonic() + SHRINK_SECONDS
             near = pools.near(self.failure[0].seed)
