@@ -5,7 +5,11 @@
 
 import os
 
-from hypothesis import HealthCheck, settings
+# Two workers on two cores: threads of BLAS and torch would wait for each other (children too).
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+from hypothesis import HealthCheck, settings  # noqa: E402  after the environment is set
 
 ALWAYS = {
     "deadline": None,  # these machines are noisy

@@ -390,9 +390,8 @@ class _Judge:
                 error=err,
             )
         if search.tried == 0:
-            return _outcome_of(
-                rule, dtype, "not applicable", message="no problem drawn could show it"
-            )
+            told = "no problem drawn could show it, or all were wrong before"
+            return _outcome_of(rule, dtype, "not applicable", message=told)
         return _outcome_of(rule, dtype, "passed", worst=search.worst, examples=search.tried)
 
 
@@ -462,6 +461,8 @@ class _Search:
         try:
             ratio = self.rule.check(self.trial, recipe)
         except (Violation, ImplementationError) as err:
+            if self.rule.alters and self.trial.wrong_anyway(recipe):
+                return
             self._seen[recipe] = err
             self.failure = recipe, err
             raise

@@ -13,7 +13,7 @@ from npattn.conventions import Conventions
 from npattn.errors import NpattnError
 from npattn.problem import Array, Problem
 from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.implementation import Implementation
+from npattn.testing.implementation import Implementation, ImplementationError
 from npattn.testing.recipe import Cotangents, Recipe
 from npattn.testing.strategies import Space
 from npattn.testing.tolerance import Rounding, bounds
@@ -116,6 +116,14 @@ class Trial:
             cotangents = self.cotangents(recipe, problem)
             self._agreements[recipe] = self.against_oracle(problem, cotangents, recipe.view)
         return self._agreements[recipe]
+
+    def wrong_anyway(self, recipe: Recipe) -> bool:
+        """Whether the plain problem, contiguous and not altered, is wrong or raises."""
+        try:
+            found = self.agreement(replace(recipe, view="contiguous"))
+        except (Violation, ImplementationError):
+            return True
+        return not all(c.passed for c in found.values())
 
     def against_oracle(
         self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"

@@ -1,0 +1,53 @@
+"""What README.md shows is what happens."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+ROW = re.compile(
+    r"^([a-z-]+) +[\d, -]+ +(passed|failed|error|suspect|–.*?)(?: [\d.e+-]+)? *$", re.M
+)
+
+
+def printed(*arguments, cwd):
+    run = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    return run.stdout
+
+
+def test_the_report_of_torch_is_the_one_that_it_prints(tmp_path):
+    torch = pytest.importorskip("torch")
+    if not torch.__version__.startswith("2.13."):
+        pytest.skip("the README shows PyTorch 2.13")
+    shown = README.split("<!-- report: torch.sdpa -->\n```text\n")[1].split("```")[0]
+    now = printed("-m", "npattn", "check", "torch.sdpa", cwd=tmp_path)
+    assert ROW.findall(shown) == ROW.findall(now)
+    assert len(ROW.findall(shown)) > 15
+
+
+def test_the_kernel_fails_as_shown(tmp_path):
+    kernel = re.search(r"```python\n# my_kernel.py\n(.*?)```", README, re.S).group(1)
+    (tmp_path / "my_kernel.py").write_text(kernel)
+    now = printed("-m", "npattn", "check", "my_kernel.py:attention", cwd=tmp_path)
+    for rule in ("agreement-o", "hidden-finite"):
+        line = f"{rule}[float32] failed: "
+        assert line in README
+        assert line in now
+
+
+def test_the_oracle_gives_the_shapes_shown(tmp_path):
+    code, shown = re.search(
+        r"```python\n(import numpy.*?)```\n```text\n(.*?)```", README, re.S
+    ).groups()
+    assert printed("-W", "error", "-c", code, cwd=tmp_path) == shown
+
+
+def test_there_is_one_main_and_one_test_command():
+    for name in ("main", "tests"):
+        assert len(re.findall(rf"<!-- ci: {name} -->\n```bash\n.*\n```", README)) == 1
