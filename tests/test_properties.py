@@ -108,7 +108,7 @@ def test_names_are_words_with_hyphens_in_the_order_of_reports():
         ("agreement-dq", "no backward"),
         ("agreement-dbias", "has no bias"),
         ("agreement-dsinks", "has no sinks"),
-        ("empty-row", "has no mask (nor causal with T > S, bottom right) to empty a row with"),
+        ("empty-row", "nothing empties a row"),
         ("hidden-finite", "has no mask, causal or window"),
         ("hidden-nan-v", "has no mask, causal or window"),
     ],

@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import given as hypothesis_given
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
-from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 
 import npattn
@@ -318,8 +316,8 @@ class _Judge:
             return
         trial.gradients = frozenset(found)
         asked = {"dq": True, "dk": True, "dv": True, "dbias": bias, "dsinks": recipe.sinks}
-        for name, given in asked.items():
-            if given and name not in found:
+        for name, there in asked.items():
+            if there and name not in found:
                 self.refused.append(f"{name}: backward does not return it")
 
     def _probe_zeros(self) -> list[Outcome]:
@@ -395,12 +393,8 @@ class _Judge:
         return _outcome_of(rule, dtype, "passed", worst=search.worst, examples=search.tried)
 
 
-class _Enough(BaseException):
-    """Ends a run of Hypothesis, which takes any Exception for a failing test."""
-
-
 class _Search:
-    """A run of Hypothesis over one rule: `examples` different recipes, then shrinking."""
+    """One rule over different recipes; what fails is shrunk."""
 
     def __init__(self, rule: Property, trial: Trial, examples: int) -> None:
         self.rule, self.trial, self.examples = rule, trial, examples
@@ -411,36 +405,32 @@ class _Search:
 
     def run(self, seed: int) -> None:
         pools = Pools(self.trial.space, **self.rule.draw(self.trial))
-        for recipe in pools.covering(seed, self.examples // 2):
-            try:
-                self.one(recipe)
-            except (Violation, ImplementationError):
-                break  # remembered in self.failure
-        if self.failure is None:
-            # Hypothesis may repeat itself; only different recipes count as examples.
-            self._hypothesis(pools.seeds(), seed, 6 * self.examples, Phase.generate)
-        if self.failure is not None:
-            self._deadline = time.monotonic() + SHRINK_SECONDS
-            near = pools.near(self.failure[0].seed)
-            self._hypothesis(near, seed, 300, Phase.generate, Phase.shrink)
+        try:
+            for recipe in pools.planned(seed, self.examples):
+                if self.tried < self.examples:
+                    self.one(recipe)
+        except (Violation, ImplementationError):
+            self._shrink(pools, seed)  # what failed is in self.failure
 
-    def _hypothesis(
-        self, drawn: st.SearchStrategy[Recipe], seed: int, examples: int, *phases: Phase
-    ) -> None:
+    def _shrink(self, pools: Pools, seed: int) -> None:
+        """Let Hypothesis find the simplest failing recipe that is like the one that failed."""
+        assert self.failure is not None
+        self._deadline = time.monotonic() + SHRINK_SECONDS
         profile = settings(
-            max_examples=examples,
+            max_examples=200,
             database=None,
             deadline=None,
-            phases=phases,
+            phases=(Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
             print_blob=False,
         )
-        test = hypothesis_seed(seed)(profile(hypothesis_given(drawn)(self.one)))
+        near = pools.near(self.failure[0].seed)
+        test = hypothesis_seed(seed)(profile(given(near)(self.one)))
         try:
             test()
-        except (Violation, ImplementationError, _Enough):
-            pass  # what failed is remembered in self.failure, at its smallest
+        except (Violation, ImplementationError):
+            pass  # the last one, the simplest, is in self.failure
         except Flaky:
             self.note = "\n(it did not fail every time that the same problem was tried)"
 
@@ -451,8 +441,6 @@ class _Search:
                 self.failure = recipe, err
                 raise err
             return
-        if self.failure is None and self.tried >= self.examples:
-            raise _Enough
         if time.monotonic() > self._deadline:
             return
         self._seen[recipe] = None

@@ -53,6 +53,8 @@ class Comparison:
             return f"{self.name} is empty"
         where = f"{self.name}[{', '.join(map(str, self.index))}]"
         state = "" if self.passed else f"; {self.wrong} of {self.size} elements are wrong"
+        if not np.isfinite(self.want):
+            return f"{where}: got {self.got:.9g}, want NaN or inf{state}"
         return (
             f"{where}: got {self.got:.9g}, want {self.want:.9g}, allowed ±{self.allowed:.3g} "
             f"(error {self.ratio:.3g} of the allowed{state})"

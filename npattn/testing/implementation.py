@@ -254,6 +254,7 @@ class Implementation:
         assert self.backward is not None
         results = self._call(inputs, options, ("return_lse",) if self.returns_lse else ())
         extra = {"out": results["o"], "lse": results.get("lse"), "dlse": given.get("lse")}
+        extra["dweights"] = None  # no rule sends a gradient through the weights yet
         takes = self.backward_takes
         words = {n: x for n, x in extra.items() if n in takes}
         words |= {
