@@ -18,11 +18,12 @@ import npattn
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.testing.implementation import Implementation, ImplementationError
-from npattn.testing.properties import PROPERTIES, Property, repeated
+from npattn.testing.outcome import outcome_of
+from npattn.testing.probe import Probe
+from npattn.testing.properties import PROPERTIES, Property
 from npattn.testing.recipe import Recipe
-from npattn.testing.report import Outcome, Report, Status
-from npattn.testing.script import script
-from npattn.testing.strategies import FEATURES, STRUCTURE, Pools, Space
+from npattn.testing.report import Outcome, Report
+from npattn.testing.strategies import FEATURES, Pools, Space
 from npattn.testing.tolerance import Rounding
 from npattn.testing.trial import Trial, Violation
 
@@ -207,12 +208,9 @@ class _Judge:
         self.refused: list[str] = []
 
     def run(self, rules: list[Property]) -> list[Outcome]:
-        outcomes = self._probe_structure()
+        outcomes = Probe(self.trial, self.refused).run()
         if not self.trial.space.structure:
             return outcomes
-        outcomes += self._probe_options()
-        self._probe_gradients()
-        outcomes += self._probe_zeros()
         judged: dict[str, Outcome] = {}
         # Empty rows first: where they are wrong, the other rules are asked without them, so that
         # one defect does not hide the others, nor look like them.
@@ -225,157 +223,18 @@ class _Judge:
         self.progress(self.trial.space.dtype, "", len(rules), len(rules))
         return outcomes + [judged[rule.rule] for rule in rules]
 
-    # --- probing: what is refused with an exception is not applicable, and not drawn again ---
-
-    def _probe_structure(self) -> list[Outcome]:
-        space, dtype = self.trial.space, self.trial.space.dtype
-        base = space.base()
-        accepted: set[str] = set()
-        first = ""
-        for rank in RANKS:
-            if self.trial.implementation.layout == "BTHD" and rank != "rank 4":
-                continue
-            shape = _of_rank(base, rank)
-            try:
-                self.trial.implementation.forward(self.trial.problem(shape))
-            except ImplementationError as err:
-                self.refused.append(f"{rank}: refused ({err})")
-                first = first or str(err)
-            else:
-                accepted.add(rank)
-                base = shape if len(accepted) == 1 else base
-        if not accepted:
-            self.refused = [f"nothing: even the plainest problem is refused ({first})"]
-            self.trial.space = replace(space, structure=frozenset())
-            return [_outcome_of("structure", dtype, "not applicable", message=first)]
-        accepted |= self._probe_variations(base)
-        self.trial.space = replace(space, structure=frozenset(accepted))
-        return []
-
-    def _probe_variations(self, base: Recipe) -> set[str]:
-        accepted = set()
-        for name, change in _variations(base, self.trial.space.sizes).items():
-            recipe = replace(base, **change)
-            problem, cotangents = repeated(self.trial, recipe)
-            try:
-                self.trial.implementation.forward(problem, recipe.view)
-                if self.trial.implementation.has_gradients:
-                    self.trial.implementation.gradients(problem, cotangents, recipe.view)
-            except ImplementationError as err:
-                self.refused.append(f"{name}: refused ({err})")
-            else:
-                accepted.add(name)
-        return accepted
-
-    def _probe_options(self) -> list[Outcome]:
-        """Each named option alone, on accepted structure: an exception is an error."""
-        trial, outcomes = self.trial, []
-        space = trial.space
-        base = self._accepted_base()
-        for feature, change in OPTION_PROBES.items():
-            if feature not in space.features:
-                continue
-            recipe = replace(base, **change)
-            problem = trial.problem(recipe)
-            try:
-                trial.implementation.forward(problem)
-                if trial.implementation.has_gradients:
-                    trial.implementation.gradients(problem, trial.cotangents(recipe, problem))
-            except ImplementationError as err:
-                err.cotangents = trial.cotangents(recipe, problem)
-                outcomes.append(
-                    _outcome_of(
-                        f"option-{feature}",
-                        space.dtype,
-                        "error",
-                        message=f"{feature} alone: {err}",
-                        problem=problem,
-                        recipe=recipe,
-                        trial=trial,
-                        error=err,
-                    )
-                )
-                space = replace(space, features=space.features - {feature})
-                self.refused.append(f"{feature}: raised, so it is not drawn again ({err})")
-        trial.space = space
-        return outcomes
-
-    def _probe_gradients(self) -> None:
-        """Which gradients there are: a backward may return fewer than there are inputs."""
-        trial = self.trial
-        if not trial.implementation.has_gradients:
-            return
-        base = self._accepted_base()
-        bias = "matrix" if "bias" in trial.space.features else None
-        recipe = replace(base, bias=bias, sinks="sinks" in trial.space.features)
-        problem = trial.problem(recipe)
-        try:
-            found = trial.implementation.gradients(problem, trial.cotangents(recipe, problem))
-        except ImplementationError as err:
-            self.refused.append(f"gradients: refused ({err})")
-            return
-        trial.gradients = frozenset(found)
-        asked = {"dq": True, "dk": True, "dv": True, "dbias": bias, "dsinks": recipe.sinks}
-        for name, there in asked.items():
-            if there and name not in found:
-                self.refused.append(f"{name}: backward does not return it")
-
-    def _probe_zeros(self) -> list[Outcome]:
-        """Sizes of 0 that are accepted must be right; where they are not, none is drawn again."""
-        trial, wrong = self.trial, []
-        base = self._accepted_base()
-        changes: dict[str, dict[str, Any]] = {"": {}} | _variations(base, trial.space.sizes)
-        for name, change in changes.items():
-            if name and (not name.endswith("= 0") or name not in trial.space.structure):
-                continue
-            recipe = replace(base, **change)
-            problem = trial.problem(recipe)
-            cotangents = trial.cotangents(recipe, problem)
-            try:
-                trial.check(trial.against_oracle(problem, cotangents), problem, cotangents)
-            except (Violation, ImplementationError) as err:
-                wrong.append((name, recipe, problem, err))
-                if not name:
-                    return []  # wrong without any 0: the business of the other rules
-        if not wrong:
-            return []
-        names = [name for name, *_ in wrong]
-        trial.space = replace(trial.space, structure=trial.space.structure - set(names))
-        self.refused.append(f"{', '.join(names)}: accepted and wrong, so not drawn again")
-        _, recipe, problem, first = wrong[0]
-        return [
-            _outcome_of(
-                "structure",
-                trial.space.dtype,
-                "failed",
-                worst=float("inf"),
-                examples=len(wrong),
-                message="\n".join(f"{name}: {told}" for name, _, _, told in wrong),
-                problem=problem,
-                recipe=recipe,
-                trial=trial,
-                error=first,
-            )
-        ]
-
-    def _accepted_base(self) -> Recipe:
-        base = self.trial.space.base()
-        return _of_rank(base, next(rank for rank in RANKS if rank in self.trial.space.structure))
-
-    # --- judging ---
-
     def judge(self, rule: Property) -> Outcome:
-        """One rule over the problems that Hypothesis draws, the failing one shrunk."""
+        """One rule over the planned problems, the failing one shrunk."""
         trial, dtype = self.trial, self.trial.space.dtype
         reason = rule.unless(trial)
         if reason is not None:
-            return _outcome_of(rule, dtype, "not applicable", message=reason)
+            return outcome_of(rule, dtype, "not applicable", message=reason)
         search = _Search(rule, trial, self.examples)
         search.run(self.seed)
         if search.failure is not None:
             recipe, err = search.failure
             raised = isinstance(err, ImplementationError)
-            return _outcome_of(
+            return outcome_of(
                 rule,
                 dtype,
                 "error" if raised else "failed",
@@ -389,8 +248,8 @@ class _Judge:
             )
         if search.tried == 0:
             told = "no problem drawn could show it, or all were wrong before"
-            return _outcome_of(rule, dtype, "not applicable", message=told)
-        return _outcome_of(rule, dtype, "passed", worst=search.worst, examples=search.tried)
+            return outcome_of(rule, dtype, "not applicable", message=told)
+        return outcome_of(rule, dtype, "passed", worst=search.worst, examples=search.tried)
 
 
 class _Search:
@@ -457,112 +316,3 @@ class _Search:
         if ratio is not None and self.failure is None:
             self.tried += 1
             self.worst = max(self.worst, ratio)
-
-
-def _outcome_of(
-    rule: Property | str,
-    dtype: str,
-    status: Status,
-    *,
-    worst: float = 0.0,
-    examples: int = 0,
-    message: str = "",
-    problem: Any = None,
-    recipe: Recipe | None = None,
-    trial: Trial | None = None,
-    error: Exception | None = None,
-) -> Outcome:
-    name = rule if isinstance(rule, str) else rule.rule
-    changed = name.startswith(("hidden-", "nan-", "rows-sum"))
-    text = ""
-    if problem is not None and trial is not None:
-        text = script(trial, name, problem, error)
-    return Outcome(
-        rule=name,
-        section="12, 14" if isinstance(rule, str) else rule.section,
-        about="What it accepts it answers rightly, sizes of 0 and each option alone."
-        if isinstance(rule, str)
-        else rule.about,
-        dtype=dtype,
-        status=status,
-        worst=worst,
-        examples=examples,
-        message=message,
-        problem=problem,
-        recipe="" if recipe is None or trial is None else _line(recipe, trial, changed),
-        script_text=text,
-    )
-
-
-def _line(recipe: Recipe, trial: Trial, changed: bool) -> str:
-    """The recipe as a line to paste, with `from npattn.testing import Recipe`."""
-    words = []
-    if trial.conventions.causal != "bottom_right":
-        words.append(f"alignment={trial.conventions.causal!r}")
-    if trial.conventions.mask_true != "attend":
-        words.append(f"mask_true={trial.conventions.mask_true!r}")
-    line = f"{trial.asked(recipe)!r}.problem({', '.join(words)})"
-    return line if not changed else f"{line}, then changed: script() has the arrays"
-
-
-RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
-
-
-def _of_rank(base: Recipe, rank: str) -> Recipe:
-    if rank == "rank 2":
-        return replace(base, lead=None, H=1, K=1)
-    return replace(base, lead={"rank 3": (), "rank 4": base.lead, "rank 5": (2, 3)}[rank])
-
-
-OPTION_PROBES: dict[str, dict[str, Any]] = {
-    "mask": {"mask": "full"},
-    "causal": {"causal": True},
-    "window": {"window": (2, 3)},
-    "bias": {"bias": "full"},
-    "scale": {"scale": 0.5},
-    "softcap": {"softcap": 2.0},
-    "score_mod": {"score_mod": "distance"},
-    "sinks": {"sinks": True},
-    "dropout_mask": {"dropout": 0.0},
-    "dropout_rate": {"dropout": 0.5},
-}
-
-
-def _variations(base: Recipe, sizes: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:
-    """Structure to probe, each alone: what changes in the plainest problem.
-
-    Sizes that were restricted by the user are left alone.
-    """
-    free = {letter: letter not in sizes for letter in "BHKTSDE"}
-    tests: dict[str, dict[str, Any]] = {}
-    if base.lead is not None and free["H"] and free["K"]:
-        tests["K < H"] = {"H": 3 * base.K}
-    elif "H" in sizes and "K" in sizes and max(sizes["H"]) > min(sizes["K"]):
-        tests["K < H"] = {"H": max(sizes["H"]), "K": min(sizes["K"])}
-    tests["E != D"] = {"E": base.E + 8 if free["E"] else max(sizes["E"])}
-    if free["D"] and not free["E"]:
-        tests["E != D"] = {"D": base.D + 8}
-    tests["D % 8"] = {"D": 13} if free["D"] else {}
-    if tests["D % 8"] and free["E"]:
-        tests["D % 8"]["E"] = 13
-    long = 2 * base.S + 1 if free["S"] else max(sizes["S"])
-    tests["T != S"] = (
-        {"S": long} if long != base.T else {"T": base.T + 1 if free["T"] else min(sizes["T"])}
-    )
-    late = 2 * base.T + 1 if free["T"] else max(sizes["T"])
-    tests["T > S"] = {"T": late}
-    if base.lead and len(base.lead) >= 1:
-        tests["broadcast"] = {"broadcast": True}
-    if base.lead and free["B"]:
-        tests["B = 0"] = {"lead": (0, *base.lead[1:])}
-    if base.lead is not None and free["H"] and free["K"]:
-        tests["H = 0"] = {"H": 0, "K": 0}
-    for letter in "TSDE":
-        if free[letter]:
-            tests[f"{letter} = 0"] = {letter: 0}
-    for view in ("transposed", "stepped", "expanded", "reversed"):
-        tests[view] = {"view": view}
-    legal = {name: change for name, change in tests.items() if change and name in STRUCTURE}
-    if "T > S" in legal and legal["T > S"]["T"] <= base.S:
-        del legal["T > S"]
-    return legal

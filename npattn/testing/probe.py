@@ -1,0 +1,236 @@
+"""What an implementation accepts: structure and options, each tried alone on a plain problem.
+
+What it refuses with an exception is not applicable, is said so on top of the report, and is never
+drawn again. On accepted structure an option that raises is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from npattn.testing.implementation import ImplementationError
+from npattn.testing.outcome import outcome_of
+from npattn.testing.properties import repeated
+from npattn.testing.recipe import Recipe
+from npattn.testing.report import Outcome
+from npattn.testing.strategies import STRUCTURE
+from npattn.testing.trial import Trial, Violation
+
+__all__ = ["Probe"]
+
+
+@dataclass
+class Probe:
+    """Narrows the space of a trial to what is accepted, and says what is not in `refused`."""
+
+    trial: Trial
+    refused: list[str]
+
+    def run(self) -> list[Outcome]:
+        """What went wrong; nothing, where all that was accepted was also answered."""
+        outcomes = self._structure()
+        if self.trial.space.structure:
+            outcomes += self._options()
+            self._gradients()
+            outcomes += self._zeros()
+        return outcomes
+
+    def _structure(self) -> list[Outcome]:
+        space, dtype = self.trial.space, self.trial.space.dtype
+        base = space.base()
+        accepted: set[str] = set()
+        first = ""
+        for rank in RANKS:
+            if self.trial.implementation.layout == "BTHD" and rank != "rank 4":
+                continue
+            shape = _of_rank(base, rank)
+            try:
+                self.trial.implementation.forward(self.trial.problem(shape))
+            except ImplementationError as err:
+                self.refused.append(f"{rank}: refused ({err})")
+                first = first or str(err)
+            else:
+                accepted.add(rank)
+                base = shape if len(accepted) == 1 else base
+        if not accepted:
+            self.refused[:] = [f"nothing: even the plainest problem is refused ({first})"]
+            self.trial.space = replace(space, structure=frozenset())
+            return [outcome_of("structure", dtype, "not applicable", message=first)]
+        accepted |= self._variations(base)
+        self.trial.space = replace(space, structure=frozenset(accepted))
+        return []
+
+    def _variations(self, base: Recipe) -> set[str]:
+        accepted = set()
+        for name, change in _variations(base, self.trial.space.sizes).items():
+            recipe = replace(base, **change)
+            problem, cotangents = repeated(self.trial, recipe)
+            try:
+                self.trial.implementation.forward(problem, recipe.view)
+                if self.trial.implementation.has_gradients:
+                    self.trial.implementation.gradients(problem, cotangents, recipe.view)
+            except ImplementationError as err:
+                self.refused.append(f"{name}: refused ({err})")
+            else:
+                accepted.add(name)
+        return accepted
+
+    def _options(self) -> list[Outcome]:
+        """Each named option alone, on accepted structure: an exception is an error."""
+        trial, outcomes = self.trial, []
+        space = trial.space
+        base = self._base()
+        for feature, change in OPTION_PROBES.items():
+            if feature not in space.features:
+                continue
+            recipe = replace(base, **change)
+            problem = trial.problem(recipe)
+            try:
+                trial.implementation.forward(problem)
+                if trial.implementation.has_gradients:
+                    trial.implementation.gradients(problem, trial.cotangents(recipe, problem))
+            except ImplementationError as err:
+                err.cotangents = trial.cotangents(recipe, problem)
+                outcomes.append(
+                    outcome_of(
+                        f"option-{feature}",
+                        space.dtype,
+                        "error",
+                        message=f"{feature} alone: {err}",
+                        problem=problem,
+                        recipe=recipe,
+                        trial=trial,
+                        error=err,
+                    )
+                )
+                space = replace(space, features=space.features - {feature})
+                self.refused.append(f"{feature}: raised, so it is not drawn again ({err})")
+        trial.space = space
+        return outcomes
+
+    def _gradients(self) -> None:
+        """Which gradients there are: a backward may return fewer than there are inputs."""
+        trial = self.trial
+        if not trial.implementation.has_gradients:
+            return
+        base = self._base()
+        bias = "matrix" if "bias" in trial.space.features else None
+        recipe = replace(base, bias=bias, sinks="sinks" in trial.space.features)
+        problem = trial.problem(recipe)
+        try:
+            found = trial.implementation.gradients(problem, trial.cotangents(recipe, problem))
+        except ImplementationError as err:
+            self.refused.append(f"gradients: refused ({err})")
+            return
+        trial.gradients = frozenset(found)
+        asked = {"dq": True, "dk": True, "dv": True, "dbias": bias, "dsinks": recipe.sinks}
+        for name, there in asked.items():
+            if there and name not in found:
+                self.refused.append(f"{name}: backward does not return it")
+
+    def _zeros(self) -> list[Outcome]:
+        """Sizes of 0 that are accepted must be right; where they are not, none is drawn again."""
+        trial, wrong = self.trial, []
+        base = self._base()
+        changes: dict[str, dict[str, Any]] = {"": {}} | _variations(base, trial.space.sizes)
+        for name, change in changes.items():
+            if name and (not name.endswith("= 0") or name not in trial.space.structure):
+                continue
+            recipe = replace(base, **change)
+            problem = trial.problem(recipe)
+            cotangents = trial.cotangents(recipe, problem)
+            try:
+                trial.check(trial.against_oracle(problem, cotangents), problem, cotangents)
+            except (Violation, ImplementationError) as err:
+                wrong.append((name, recipe, problem, err))
+                if not name:
+                    return []  # wrong without any 0: the business of the other rules
+        if not wrong:
+            return []
+        names = [name for name, *_ in wrong]
+        trial.space = replace(trial.space, structure=trial.space.structure - set(names))
+        self.refused.append(f"{', '.join(names)}: accepted and wrong, so not drawn again")
+        _, recipe, problem, first = wrong[0]
+        return [
+            outcome_of(
+                "structure",
+                trial.space.dtype,
+                "failed",
+                worst=float("inf"),
+                examples=len(wrong),
+                message="\n".join(f"{name}: {told}" for name, _, _, told in wrong),
+                problem=problem,
+                recipe=recipe,
+                trial=trial,
+                error=first,
+            )
+        ]
+
+    def _base(self) -> Recipe:
+        base = self.trial.space.base()
+        return _of_rank(base, next(rank for rank in RANKS if rank in self.trial.space.structure))
+
+
+RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
+
+
+def _of_rank(base: Recipe, rank: str) -> Recipe:
+    if rank == "rank 2":
+        return replace(base, lead=None, H=1, K=1)
+    return replace(base, lead={"rank 3": (), "rank 4": base.lead, "rank 5": (2, 3)}[rank])
+
+
+OPTION_PROBES: dict[str, dict[str, Any]] = {
+    "mask": {"mask": "full"},
+    "causal": {"causal": True},
+    "window": {"window": (2, 3)},
+    "bias": {"bias": "full"},
+    "scale": {"scale": 0.5},
+    "softcap": {"softcap": 2.0},
+    "score_mod": {"score_mod": "distance"},
+    "sinks": {"sinks": True},
+    "dropout_mask": {"dropout": 0.0},
+    "dropout_rate": {"dropout": 0.5},
+}
+
+
+def _variations(base: Recipe, sizes: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:
+    """Structure to probe, each alone: what changes in the plainest problem.
+
+    Sizes that were restricted by the user are left alone.
+    """
+    free = {letter: letter not in sizes for letter in "BHKTSDE"}
+    tests: dict[str, dict[str, Any]] = {}
+    if base.lead is not None and free["H"] and free["K"]:
+        tests["K < H"] = {"H": 3 * base.K}
+    elif "H" in sizes and "K" in sizes and max(sizes["H"]) > min(sizes["K"]):
+        tests["K < H"] = {"H": max(sizes["H"]), "K": min(sizes["K"])}
+    tests["E != D"] = {"E": base.E + 8 if free["E"] else max(sizes["E"])}
+    if free["D"] and not free["E"]:
+        tests["E != D"] = {"D": base.D + 8}
+    tests["D % 8"] = {"D": 13} if free["D"] else {}
+    if tests["D % 8"] and free["E"]:
+        tests["D % 8"]["E"] = 13
+    long = 2 * base.S + 1 if free["S"] else max(sizes["S"])
+    tests["T != S"] = (
+        {"S": long} if long != base.T else {"T": base.T + 1 if free["T"] else min(sizes["T"])}
+    )
+    late = 2 * base.T + 1 if free["T"] else max(sizes["T"])
+    tests["T > S"] = {"T": late}
+    if base.lead and len(base.lead) >= 1:
+        tests["broadcast"] = {"broadcast": True}
+    if base.lead and free["B"]:
+        tests["B = 0"] = {"lead": (0, *base.lead[1:])}
+    if base.lead is not None and free["H"] and free["K"]:
+        tests["H = 0"] = {"H": 0, "K": 0}
+    for letter in "TSDE":
+        if free[letter]:
+            tests[f"{letter} = 0"] = {letter: 0}
+    for view in ("transposed", "stepped", "expanded", "reversed"):
+        tests[view] = {"view": view}
+    legal = {name: change for name, change in tests.items() if change and name in STRUCTURE}
+    if "T > S" in legal and legal["T > S"]["T"] <= base.S:
+        del legal["T > S"]
+    return legal
