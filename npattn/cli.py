@@ -52,6 +52,13 @@ def cli() -> None:
 @click.option("--backward", help="Of a NumPy function: module:function or path/file.py:function.")
 @click.option("--examples", default=100, show_default=True, type=click.IntRange(1), help="A rule.")
 @click.option("--seed", default=0, show_default=True, help="Everything random comes from it.")
+@click.option(
+    "--framework",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "numpy", "torch"]),
+    help="Whose arrays it takes.",
+)
 @click.option("--layout", default="BHTD", show_default=True, type=click.Choice(["BHTD", "BTHD"]))
 @click.option("--only", multiple=True, metavar="RULE", help="A rule, or the beginning of its name.")
 @click.option(
@@ -81,6 +88,7 @@ def check_command(
     dtypes: tuple[str, ...],
     backward: str | None,
     layout: str,
+    framework: str,
     sizes: tuple[str, ...],
     only: tuple[str, ...],
     json_path: str | None,
@@ -101,6 +109,7 @@ def check_command(
             f,
             backward=known_backward if backward is None else load(backward)[0],
             layout=layout,
+            framework=framework,
             spec=target,
             backward_spec=backward,
         )

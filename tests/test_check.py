@@ -502,7 +502,6 @@ def test_progress_is_told():
     [
         {"dtypes": ("float31",)},
         {"dtypes": ()},
-        {"dtypes": "float32"},
         {"examples": 0},
         {"only": ["hidden-nans"]},
         {"sizes": {"Q": (3,)}},

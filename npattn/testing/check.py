@@ -117,6 +117,7 @@ def check(
         )
     if device is not None:
         implementation.on(device)
+    dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}")
@@ -134,6 +135,7 @@ def check(
         f"{name}: unknown to the judge, keeps its default" for name in implementation.untested
     ]
     untested += _missing(implementation)
+    untested.append(f"sizes above {space.largest} (others: sizes=)")
     for dtype in dtypes:
         model = rounding
         if not isinstance(model, Rounding):
@@ -142,7 +144,8 @@ def check(
             implementation, conventions or Conventions(), model, replace(space, dtype=dtype)
         )
         judge = _Judge(trial, examples, seed, progress or (lambda *_: None))
-        outcomes += judge.run(rules)
+        with implementation.framework.one_thread():
+            outcomes += judge.run(rules)
         untested += [f"{dtype}: {line}" for line in judge.refused]
     facts = {
         "seed": seed,
@@ -182,6 +185,8 @@ def _missing(implementation: Implementation) -> list[str]:
         lines.append("gradients: no backward= was given")
     if not implementation.returns_lse:
         lines.append("lse: no return_lse parameter")
+    elif implementation.backward is not None and "dlse" not in implementation.backward_takes:
+        lines.append("gradients through lse: backward has no dlse parameter")
     return lines
 
 

@@ -43,12 +43,15 @@ class Comparison:
     allowed: float
     wrong: int
     size: int
+    note: str = ""
 
     @property
     def passed(self) -> bool:
         return self.ratio <= 1
 
     def __str__(self) -> str:
+        if self.note:
+            return self.note
         if not self.index and self.size == 0:
             return f"{self.name} is empty"
         where = f"{self.name}[{', '.join(map(str, self.index))}]"

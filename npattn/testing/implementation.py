@@ -11,6 +11,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +45,9 @@ class Framework(Protocol):
     name: str
     differentiates: bool
 
+    def one_thread(self) -> AbstractContextManager[None]:
+        """Small problems are slow on many threads, which wait for each other."""
+
     def give(self, array: Array) -> Any:
         """A writable array of the framework with the values and the strides of `array`."""
 
@@ -65,6 +69,9 @@ class NumPy:
 
     name = "numpy"
     differentiates = False
+
+    def one_thread(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def give(self, array: Array) -> Array:
         return array
@@ -137,9 +144,19 @@ class Implementation:
             raise OptionError(f"layout is {layout!r}, must be BHTD or BTHD")
         self.f, self.backward, self.layout = f, backward, layout
         self.spec, self.backward_spec = spec, backward_spec
+        self.forward_only = False  # until a probe finds that it gives no gradient
         self.name = name or spec or _name(f)
         self.rename = {ours: theirs for theirs, ours in (rename or {}).items()}
         known = (*FEATURES, *RETURNS)
+        named = _parameters(f)
+        kinds = {p.kind for p in named.values()}
+        if named and inspect.Parameter.VAR_KEYWORD not in kinds:
+            absent = [theirs for theirs in (rename or {}) if theirs not in named]
+            if absent:
+                raise OptionError(
+                    f"rename has {', '.join(absent)}, must be parameters of {_name(f)} "
+                    f"({', '.join(named)}): rename={{theirs: ours}}"
+                )
         for ours in (*self.rename, *(features or ())):
             if ours not in known:
                 raise OptionError(f"{ours} is not a feature, must be one of {', '.join(known)}")
@@ -151,7 +168,9 @@ class Implementation:
 
     @property
     def has_gradients(self) -> bool:
-        return self.backward is not None or self.framework.differentiates
+        return not self.forward_only and (
+            self.backward is not None or self.framework.differentiates
+        )
 
     @property
     def returns_lse(self) -> bool:
@@ -346,6 +365,8 @@ class Implementation:
         if features is not None:
             unknown += sorted(has - set(features))
             has = set(features)
+        elif any(p.kind in kinds for p in parameters.values()):
+            unknown.append("*args or **kwargs (say which options there are: features=)")
         return has, tuple(unknown)
 
     def _framework(self, framework: str) -> Framework:
@@ -381,6 +402,11 @@ class Implementation:
             except Exception as err:  # noqa: BLE001  the probe only asks whether it can be called
                 told.append(f"{name}: {_told(err)}")
             else:
+                return name
+        # It may take other sizes only: then by what its module has imported.
+        modules = {getattr(x, "__name__", "") for x in getattr(self.f, "__globals__", {}).values()}
+        for name in ("torch", "numpy"):
+            if name in modules:
                 return name
         raise OptionError(
             f"{self.name} could not be called on a tiny problem ({'; '.join(told)}); say which "

@@ -54,6 +54,8 @@ class Probe:
             else:
                 accepted.add(rank)
                 base = shape if len(accepted) == 1 else base
+        if accepted:
+            self._forward_only(base)
         if not accepted:
             self.refused[:] = [f"nothing: even the plainest problem is refused ({first})"]
             self.trial.space = replace(space, structure=frozenset())
@@ -61,6 +63,17 @@ class Probe:
         accepted |= self._variations(base)
         self.trial.space = replace(space, structure=frozenset(accepted))
         return []
+
+    def _forward_only(self, base: Recipe) -> None:
+        """Whether even the plainest problem has no gradient; then the rest is asked without."""
+        implementation, problem = self.trial.implementation, self.trial.problem(base)
+        if not implementation.has_gradients:
+            return
+        try:
+            implementation.gradients(problem, self.trial.cotangents(base, problem))
+        except ImplementationError as err:
+            implementation.forward_only = True
+            self.refused.append(f"gradients: refused ({err})")
 
     def _variations(self, base: Recipe) -> set[str]:
         accepted = set()

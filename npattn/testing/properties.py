@@ -282,8 +282,10 @@ def empty_row(trial: Trial, recipe: Recipe) -> float | None:
     rows = trial.empty(problem)
     if not rows.any():
         return None
-    dout, dlse = recipe.cotangents(problem, lse=trial.takes_dlse)  # not 0 on empty rows
-    cotangents = Cotangents(dout, dlse)
+    # Not 0 on empty rows, and on them alone: what other rows pass is another rule's business.
+    dout, dlse = recipe.cotangents(problem, lse=trial.takes_dlse)
+    dout = np.where(rows[..., None], dout, np.zeros_like(dout))
+    cotangents = Cotangents(dout, None if dlse is None else np.where(rows, dlse, 0 * dlse))
     want, allowed = trial.oracle(problem, cotangents)
     found: dict[str, Comparison] = {}
     for name, got in trial.results(problem, cotangents):
@@ -366,7 +368,8 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
             old, new = old[~sees], new[~sees]
         old, new = old.astype(np.float64), new.astype(np.float64)  # exact; and 0 is −0
         if old.shape != new.shape or not np.array_equal(old, new, equal_nan=True):
-            gap = float(np.max(abs(old - new), initial=0))
+            with np.errstate(invalid="ignore"):
+                gap = float(np.nanmax(abs(old - new), initial=0))
             text = (
                 f"{name} moves by {gap:.3g} where finite garbage at key "
                 f"{', '.join(map(str, keys[:4]))} is hidden"

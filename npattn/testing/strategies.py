@@ -72,9 +72,9 @@ POOLS = {
     "K": (1, 2, 3, 5),
     "G": (1, 2, 3, 4),
     "T": (2, 1, 3, 5, 7, 11, 17, 33, 67),
-    "S": (3, 1, 2, 5, 7, 13, 19, 37, 65, 129),
-    "D": (3, 1, 2, 5, 7, 11, 13, 40, 65),
-    "E": (2, 1, 3, 5, 9, 17, 33),
+    "S": (3, 1, 2, 5, 7, 13, 19, 37, 65, 129, 257),
+    "D": (3, 1, 2, 5, 7, 11, 13, 40, 65, 128),
+    "E": (2, 1, 3, 5, 9, 17, 33, 128),
 }
 ROUND_D = (8, 16, 64)
 LARGE = 2**15  # scores; what is larger costs time and shows nothing that a smaller one does not
@@ -125,6 +125,11 @@ class Space:
         if letter in "DE" and "D % 8" not in self.structure:
             return ROUND_D
         return POOLS[letter]
+
+    @property
+    def largest(self) -> str:
+        """The largest sizes that are drawn, in words."""
+        return ", ".join(f"{letter} {max(self.pool(letter))}" for letter in "TSDE")
 
     def base(self) -> Recipe:
         """The plainest problem there is, with round sizes, on which structure is probed."""

@@ -110,6 +110,8 @@ class _Form:
         lost = np.where(live, (unit.eta_of(unit.p) + unit.tiny) * (z + self.drops), 0)
         t_sum = t_sum + dense.sum_live(lost, av, live)
         t_sum = t_sum + np.where(live.any(-1, keepdims=True), (self.problem.S + 2) * unit.tiny, 0)
+        if self.rounding.queries == "input":  # eager: exp(log_softmax) is not normalised again
+            t_sum = t_sum + self.lse_rounding * mass
         self.t_soft, self.t_sum = t_soft, t_p + t_sum
         t_w = (self.pR + self.r.p * self.up) / self.down  # of p e^a / Σ p e^a
         t_w = t_w + self.p_hat * (unit.p + chain + 4 * u) + unit.eta_of(unit.p) + unit.tiny
@@ -133,7 +135,10 @@ class _Form:
         # The argument of exp: s − m, with or without a factor log₂e, then exp itself and the
         # rescaling of an online softmax, which hits all earlier keys alike.
         online = unit.exp * (1 + min(self.blocks, 16)) + u * self.blocks
-        A = np.where(live, error + 4 * u * abs(s) + 2 * u * abs(m) + online, 0)
+        # (Multiplied by log₂e one by one, s and m lose their difference beyond 2¹⁴: a defect.)
+        near_s, near_m = np.minimum(abs(s), 2.0**14), np.minimum(abs(m), 2.0**14)
+        shift = 2 * u * abs(s - m) + 4 * u * near_s + 2 * u * near_m
+        A = np.where(live, error + shift + online, 0)
         # A weight that is 0 to float64 may not be 0 after such an error, so grow its logarithm;
         # beyond e¹⁰⁰ every use of it is capped by the range of v, or vacuous.
         lse = np.where(np.isfinite(self.lse), self.lse, 0)[..., None]
@@ -143,7 +148,8 @@ class _Form:
         down, up = (p * np.exp(-A)).sum(-1, keepdims=True), self.pR.sum(-1, keepdims=True)
         self.R_sink = np.zeros_like(m)
         if p_sink is not None and sink is not None:
-            A_sink = 4 * u * abs(sink) + 2 * u * abs(m) + online
+            shift = 2 * u * abs(sink - m) + 4 * u * np.minimum(abs(sink), 2.0**14)
+            A_sink = shift + 2 * u * near_m + online
             self.R_sink = np.broadcast_to(np.expm1(np.minimum(A_sink, 100)), m.shape)
             grown = np.concatenate([grown, np.broadcast_to(sink - lse + A_sink, m.shape)], -1)
             down, up = down + p_sink * np.exp(-A_sink), up + p_sink * self.R_sink
@@ -157,7 +163,8 @@ class _Form:
         soft = np.where(top < 90, np.log1p(up), vast)
         fixed = self.gamma(self.chain) + 4 * u
         # Rebuilding P from a saved lse beyond 2¹⁴ loses the weights: a defect, not rounding.
-        near = 5 * u * np.minimum(abs(lse), 2.0**14) + 2 * u * np.minimum(abs(m), 2.0**14)
+        near = 5 * u * np.minimum(abs(lse), 2.0**14) + 2 * u * near_m
+        self.lse_rounding = np.expm1(fixed + near)
         self.rebuild = np.expm1(np.minimum(soft + fixed + near + unit.exp, 100))
         return np.where(seen, soft + fixed + 3 * u * abs(lse) + 2 * u * abs(m), 0)
 
@@ -200,8 +207,11 @@ class _Form:
             error = step + inside * (abs(f) + abs(s * rate)) + unit.eta_of(unit.s)
             s = f
         if problem.bias is not None:
-            s = s + problem.bias.astype(float)
-            error = error + (u + unit.s) * (abs(s) + error) + unit.eta_of(unit.s)
+            x, s = s, s + problem.bias.astype(float)
+            # The bias itself is a number of the format, so no rounding of the sum moves it further
+            # than x does; a padding of −1e9 swallows x, and no more.
+            added = np.minimum((u + unit.s) * (abs(s) + error), 4 * (abs(x) + error))
+            error = error + added + unit.eta_of(unit.s)
         self.slope, self.slope_error = slope, np.where(live, slope_error, 0)
         return s, error
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from npattn.errors import MissingExtraError
+from npattn.errors import MissingExtraError, OptionError
 from npattn.problem import Array
 from npattn.testing.implementation import ImplementationError
 
@@ -39,6 +40,20 @@ class Torch:
 
     def __init__(self, device: str | None = None) -> None:
         self.device = device or "cpu"
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as err:
+            told = str(err).splitlines()[0]
+            raise OptionError(f"device is {device!r}, which torch cannot use here: {told}") from err
+
+    @contextmanager
+    def one_thread(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def give(self, array: Array) -> torch.Tensor:
         if any(stride < 0 for stride in array.strides):
