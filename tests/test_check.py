@@ -685,3 +685,50 @@ def test_the_facts_say_what_was_run():
     assert report.facts["rounding"] == "undeclared"
     assert report.facts["versions"]["npattn"] == npattn.__version__
     assert report.facts["versions"]["numpy"] == np.__version__
+
+
+def test_a_torch_function_without_a_gradient_is_judged_on_its_forward():
+    torch = pytest.importorskip("torch")
+
+    @torch.no_grad()
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        return torch.softmax(1.5 * s if q.shape[-1] % 8 else s, -1) @ v  # wrong for odd sizes
+
+    threads = torch.get_num_threads()
+    report = check(f, examples=20, only=["agreement"])
+    assert any("does not require grad" in line for line in report.untested)
+    assert statuses(report)["agreement-o"] == "failed"
+    assert statuses(report)["agreement-dq"] == "not applicable"
+    assert torch.get_num_threads() == threads
+
+
+def test_a_backward_without_dlse_is_said_to_leave_lse_untested():
+    def f(q: np.ndarray, k, v, *, return_lse=False):
+        return flash(q, k, v, return_lse=return_lse)
+
+    def backward(dout, q, k, v, *, out, lse):
+        return flash_backward(dout, q, k, v, out=out, lse=lse)
+
+    report = check(f, backward=backward, examples=FEW, only=["agreement"])
+    assert report.passed, str(report)
+    assert "gradients through lse: backward has no dlse parameter" in report.untested
+
+
+def test_a_wrong_shape_of_one_gradient_fails_that_gradient_alone():
+    def f(q: np.ndarray, k, v):
+        return flash(q, k, v)
+
+    def backward(dout, q, k, v, *, out, lse):
+        _, lse = flash(q, k, v, return_lse=True)
+        grads = flash_backward(dout, q, k, v, out=out, lse=lse)
+        return {**grads, "k": grads["k"][..., None]}
+
+    found = statuses(check(f, backward=backward, examples=FEW, only=["agreement"]))
+    assert found["agreement-dk"] == "failed"
+    assert found["agreement-o"] == found["agreement-dq"] == found["agreement-dv"] == "passed"
+
+
+def test_the_largest_sizes_drawn_stand_on_top():
+    report = check(flash, examples=FEW, only=["agreement-o"], sizes={"D": (64, 128)})
+    assert any(line.startswith("sizes above T 67, S 257, D 128") for line in report.untested)

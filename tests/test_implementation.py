@@ -13,6 +13,7 @@ import npattn
 from npattn.errors import OptionError
 from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe
 from npattn.testing.implementation import NumPy
+from npattn.testing.targets import TARGETS
 from npattn.testing.targets.numpy import flash, flash_backward
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
@@ -682,3 +683,17 @@ def test_a_torch_function_with_a_backward_of_its_own_is_asked_for_that(torch):
     found = read.gradients(problem(), cotangents(problem()))
     assert (found["dq"] == 0).all()
     assert (found["dk"] == 1).all()
+
+
+def test_a_name_to_rename_that_is_no_parameter_is_an_error_that_lists_those_there_are():
+    with pytest.raises(OptionError, match="rename has caussal, must be parameters of flash"):
+        Implementation(flash, rename={"caussal": "causal"})
+
+
+def test_a_device_that_torch_cannot_use_is_an_error():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has the device that is asked for")
+    f = TARGETS["torch.sdpa"].load()[0]
+    with pytest.raises(OptionError, match="device is 'cuda', which torch cannot use here"):
+        Implementation(f).on("cuda")

@@ -1,6 +1,7 @@
 """What is drawn: odd sizes and round ones, 0 and 1, and nothing that was refused."""
 
 import functools
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import seed as hypothesis_seed
 
 from npattn.errors import OptionError
 from npattn.problem import Problem
-from npattn.testing.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS
+from npattn.testing.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
 from npattn.testing.strategies import FEATURES, STRUCTURE, Pools, Space, problems, recipes
 
 EVERYTHING = frozenset(STRUCTURE)
@@ -277,3 +278,28 @@ def test_features_and_structure_are_all_there_unless_it_is_said():
     assert Space().features == set(FEATURES)
     assert Space().structure == set(STRUCTURE)
     assert set(HAS) < set(STRUCTURE)
+
+
+OPTIONS = ("mask", "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dropout")
+
+
+def switched_on(recipe):
+    """The options of a recipe that are not at their default."""
+    plain = Recipe()
+    return frozenset(n for n in OPTIONS if getattr(recipe, n) != getattr(plain, n))
+
+
+def test_the_first_half_of_what_is_planned_has_every_pair_of_options_and_no_third():
+    planned = list(itertools.islice(Pools(Space()).planned(0, 100), 46))
+    met = {switched_on(recipe) for recipe in planned}
+    pairs = {frozenset(pair) for pair in itertools.combinations(OPTIONS, 2)}
+    assert pairs <= met
+    assert max(map(len, met)) == 2
+    assert all(len(recipe.lead) == 1 and not recipe.broadcast for recipe in planned)
+    assert sum(recipe.E == recipe.D for recipe in planned) > 23
+
+
+def test_what_is_planned_depends_on_the_seed_alone():
+    first, again, other = (list(Pools(Space()).planned(seed, 60)) for seed in (3, 3, 5))
+    assert first == again
+    assert not set(first) & set(other)

@@ -263,7 +263,7 @@ class Implementation:
             _, grads = self.framework.gradients(call, inputs, given, asked)
         except ImplementationError:
             raise
-        except Exception as err:
+        except Exception as err:  # foreign code may raise anything; it goes into the report
             raise ImplementationError(f"its gradient raised {_told(err)}") from err
         return {f"d{name}": grad for name, grad in grads.items()}
 
@@ -282,7 +282,7 @@ class Implementation:
         try:
             with np.errstate(all="ignore"):
                 found = self.backward(given["o"], inputs["q"], inputs["k"], inputs["v"], **words)
-        except Exception as err:
+        except Exception as err:  # foreign code may raise anything; it goes into the report
             raise ImplementationError(f"backward raised {_told(err)}") from err
         if isinstance(found, Mapping):
             unknown = [str(n) for n in found if n not in INPUTS]
@@ -304,7 +304,7 @@ class Implementation:
         try:
             with np.errstate(all="ignore"):  # NaN and inf are given on purpose
                 found = self.f(inputs["q"], inputs["k"], inputs["v"], **words)
-        except Exception as err:
+        except Exception as err:  # foreign code may raise anything; it goes into the report
             raise ImplementationError(f"raised {_told(err)}") from err
         names = ["o", *(n.removeprefix("return_") for n in RETURNS if n in tuple(returns))]
         parts = (found,) if len(names) == 1 else found
