@@ -14,7 +14,7 @@ from npattn.errors import OptionError, ShapeError
 from npattn.problem import Array, Problem, finfo
 from npattn.testing.tolerance import Rounding, bounds
 
-__all__ = ["Comparison", "compare", "compare_arrays", "excess"]
+__all__ = ["Comparison", "compare", "compare_arrays", "excess", "half_ulp"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,17 @@ def excess(got: Array, want: Array) -> Array:
     gap = np.where(np.isfinite(wide), gap, np.inf)
     gap = np.where(np.isfinite(want), gap, np.where(np.isfinite(wide), np.inf, 0))
     return np.asarray(gap)
+
+
+def half_ulp(delivered: Array) -> Array:
+    """How far a number may be from one that was rounded to it: half the larger gap beside it."""
+    delivered = _real(delivered)
+    with np.errstate(all="ignore"):
+        top = np.array(finfo(delivered.dtype).max, delivered.dtype)
+        wide = delivered.astype(np.float64)
+        rise = np.nextafter(delivered, top).astype(np.float64) - wide
+        fall = wide - np.nextafter(delivered, -top).astype(np.float64)
+    return np.asarray(np.where(np.isfinite(wide), np.maximum(rise, fall) / 2, 0.0))
 
 
 def _real(got: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,13 +13,13 @@ from npattn.api import backward, evaluate
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError
 from npattn.problem import Array, Problem
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.compare import Comparison, compare_arrays, half_ulp
 from npattn.testing.implementation import Implementation, ImplementationError
 from npattn.testing.recipe import Cotangents, Recipe
 from npattn.testing.strategies import Space
 from npattn.testing.tolerance import Rounding, bounds
 
-__all__ = ["GRADIENTS", "Trial", "Violation"]
+__all__ = ["GRADIENTS", "Judged", "Trial", "Violation"]
 
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
 
@@ -55,6 +55,30 @@ class Violation(NpattnError):
         self.kind, self.ratio = kind, ratio
 
 
+@dataclass(frozen=True)
+class Judged:
+    """All that an implementation gave for a problem, beside what is exact and what is allowed.
+
+    Attributes
+    ----------
+    problem : Problem
+    cotangents : Cotangents
+    results : dict
+        As delivered, in the dtype delivered; of several ways to call it, the first.
+    want, allowed : dict
+        By the same names, float64.
+    """
+
+    problem: Problem
+    cotangents: Cotangents
+    results: dict[str, Array]
+    want: dict[str, Array]
+    allowed: dict[str, Array]
+
+
+Across = Mapping[str, Callable[[Array], Array]]
+
+
 @dataclass
 class Trial:
     """One implementation, judged under conventions and a rounding model, in one dtype."""
@@ -66,6 +90,7 @@ class Trial:
     gradients: frozenset[str] = frozenset()
     shuns_empty_rows: bool = False
     _agreements: dict[Recipe, dict[str, Comparison]] = field(default_factory=dict)
+    _judged: dict[Recipe, Judged] = field(default_factory=dict)
 
     def problem(self, recipe: Recipe) -> Problem:
         """The recipe's problem in the terms of the conventions."""
@@ -144,6 +169,74 @@ class Trial:
             if name not in found or seen.ratio > found[name].ratio:
                 found[name] = seen
         return found
+
+    # --- the implementation against itself ---
+
+    def judged(self, recipe: Recipe) -> Judged:
+        """What it gives for the plain problem, contiguous; remembered, for many rules ask."""
+        if recipe not in self._judged:
+            problem = self.problem(recipe)
+            self._judged[recipe] = self.judge(problem, self.cotangents(recipe, problem))
+        return self._judged[recipe]
+
+    def judge(self, problem: Problem, cotangents: Cotangents) -> Judged:
+        """What it gives for any problem."""
+        given = self.results(problem, cotangents)
+        want, allowed = self.oracle(problem, cotangents)
+        return Judged(problem, cotangents, dict(reversed(given)), want, allowed)
+
+    def relate(
+        self,
+        first: Judged,
+        second: Judged,
+        across: Across,
+        shift: Mapping[str, Array] | None = None,
+    ) -> float:
+        """The worst ratio; a Violation where results of `second` are not those of `first`, carried
+        across.
+
+        Parameters
+        ----------
+        first, second : Judged
+        across : mapping
+            Name of a result → how an array of `first` becomes that of `second`: linear, and with no
+            negative factor, for what is allowed is carried likewise. Names that either has not, or
+            not in its right shape, are left out.
+        shift : mapping, optional
+            What is added to it.
+
+        Notes
+        -----
+        Both are within what is allowed of exact results for which the relation holds, so that they
+        differ by no more than both together, and the rounding of the first on delivery.
+        """
+        found = {}
+        for name, carry in across.items():
+            if name not in first.want or name not in second.want:
+                continue
+            here, there = first.results.get(name), second.results.get(name)
+            if here is None or here.shape != first.want[name].shape:
+                continue
+            if there is None or there.shape != second.want[name].shape:
+                continue
+            want = carry(here.astype(np.float64)) + (shift or {}).get(name, 0.0)
+            room = carry(first.allowed[name] + half_ulp(here)) + second.allowed[name]
+            found[name] = compare_arrays(name, there, want, room)
+        wrong = [c for c in found.values() if not c.passed]
+        if not wrong:
+            return max((c.ratio for c in found.values()), default=0.0)
+        # One of the two is beyond what is allowed; that is the one to show.
+        shown = second if self._is_wrong(second) else first
+        text = "\n".join(str(c) for c in sorted(wrong, key=lambda c: -c.ratio))
+        worst = max(c.ratio for c in wrong)
+        raise Violation(text, shown.problem, shown.cotangents, ratio=worst)
+
+    def _is_wrong(self, judged: Judged) -> bool:
+        return any(
+            not compare_arrays(name, x, judged.want[name], judged.allowed[name]).passed
+            for name, x in judged.results.items()
+            if name in judged.want and x.shape == judged.want[name].shape
+        )
 
     def results(
         self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"

@@ -1,0 +1,277 @@
+"""Attention that is right, in float64 and in replaceable steps: what mutants are made of.
+
+    B batch   H query heads   K key/value heads (K divides H)   T queries   S keys
+    D query/key size   E value size
+
+Its forward and backward are made of the same steps, so that a mistake in a step is a consistent
+one, as in real code: the rule that must fail is then the forward's. Numbers in brackets are the
+rules of docs/semantics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn.problem import Array, Window, sum_to
+
+__all__ = ["Attention", "Call", "base", "base_backward"]
+
+
+class Call(NamedTuple):
+    """One call, as the steps see it: float64, with a head axis, defaults filled in."""
+
+    q: Array  # (..., H, T, D) with all leading axes
+    k: Array  # (..., K, S, D)
+    v: Array  # (..., K, S, E)
+    mask: Array | None
+    causal: bool
+    window: Window | None
+    bias: Array | float
+    scale: float
+    softcap: float | None
+    sinks: Array  # (H, 1, 1); no sink is a sink of −inf, which weighs nothing
+    keep: Array | float  # dropout: 1 / (1 − rate) where kept, 0 where dropped
+    dtype: np.dtype[Any]  # of q
+
+
+class Attention:
+    """Attention and its gradients in float64, rounded once at the end, in replaceable steps."""
+
+    @np.errstate(all="ignore")  # hidden scores may be anything
+    def forward(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None = None,
+        *,
+        causal: bool = False,
+        window: Window | None = None,
+        bias: Array | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Array | None = None,
+        dropout_mask: Array | None = None,
+        dropout_rate: float = 0.0,
+        return_lse: bool = False,
+        return_weights: bool = False,
+    ) -> Any:
+        """out, with (out, lse), (out, weights) or (out, lse, weights) where they are asked for."""
+        arrays = (q, k, v, mask, bias, sinks, dropout_mask)
+        call = self.call(arrays, causal, window, scale, softcap, dropout_rate)
+        o, lse, p = self.results(call)
+        wide = np.result_type(q.dtype, np.float32) if q.dtype.kind == "f" else np.float32
+        found = [o.astype(self.out_dtype(q.dtype))]
+        found += [lse.astype(wide)] if return_lse else []
+        found += [p.astype(wide)] if return_weights else []
+        found = [x[0] for x in found] if q.ndim == 2 else found
+        return found[0] if len(found) == 1 else tuple(found)
+
+    @np.errstate(all="ignore")
+    def backward(
+        self,
+        dout: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        out: Array,
+        lse: Array | None,
+        dlse: Array | None = None,
+        dweights: Array | None = None,
+        mask: Array | None = None,
+        causal: bool = False,
+        window: Window | None = None,
+        bias: Array | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Array | None = None,
+        dropout_mask: Array | None = None,
+        dropout_rate: float = 0.0,
+    ) -> dict[str, Array]:
+        """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, by name of the input."""
+        arrays = (q, k, v, mask, bias, sinks, dropout_mask)
+        call = self.call(arrays, causal, window, scale, softcap, dropout_rate)
+        do = np.asarray(dout, np.float64).reshape(*call.q.shape[:-1], v.shape[-1])
+        dl = 0.0 if dlse is None else np.asarray(dlse, np.float64).reshape(*call.q.shape[:-1], 1)
+        dw = 0.0 if dweights is None else np.asarray(dweights, np.float64)
+        dq, dk, dv, ds, ds_sink = self.gradients(self.recompute(call), do, dl, dw)
+        wide = np.result_type(q.dtype, np.float32) if q.dtype.kind == "f" else np.float32
+        grads = {"q": sum_to(dq, q.shape).astype(q.dtype)}
+        grads["k"] = self.reduce(self.share_back(dk, call.k), k.shape).astype(k.dtype)
+        grads["v"] = self.reduce(self.share_back(dv, call.v), v.shape).astype(v.dtype)
+        if bias is not None:
+            grads["bias"] = self.reduce_bias(ds, bias.shape).astype(wide)
+        if sinks is not None:
+            grads["sinks"] = sum_to(ds_sink, call.sinks.shape)[:, 0, 0].astype(wide)
+        return grads
+
+    # --- what comes in and goes out
+
+    def call(
+        self,
+        arrays: tuple[Any, ...],
+        causal: bool,
+        window: Window | None,
+        scale: float | None,
+        softcap: float | None,
+        dropout_rate: float,
+    ) -> Call:
+        given, mask, bias, sinks, dropout_mask = arrays[:3], *arrays[3:]
+        q, k, v = (x if x.ndim > 2 else x[None] for x in map(self.read, given))
+        lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+        scale = self.default_scale(q.shape[-3], q.shape[-1]) if scale is None else scale
+        sinks = np.full(q.shape[-3], -np.inf) if sinks is None else np.asarray(sinks, np.float64)
+        bias = 0.0 if bias is None else np.asarray(bias, np.float64)
+        keep = 1.0 if dropout_mask is None else dropout_mask / (1 - dropout_rate)
+        q = np.broadcast_to(q, (*lead, *q.shape[-3:]))
+        dtype = given[0].dtype
+        return Call(
+            q, k, v, mask, causal, window, bias, scale, softcap, sinks[:, None, None], keep, dtype
+        )
+
+    def read(self, x: Array) -> Array:
+        return np.array(x, np.float64)
+
+    def default_scale(self, H: int, D: int) -> float:
+        return 1 / math.sqrt(D or 1)
+
+    def out_dtype(self, dtype: np.dtype[Any]) -> Any:
+        return dtype
+
+    def share(self, x: Array, H: int) -> Array:
+        """(..., K, S, n) → (..., H, S, n): query head h uses key/value head h // (H / K).  [1]"""
+        return np.repeat(x, H // max(x.shape[-3], 1), axis=-3)
+
+    def share_back(self, dx: Array, x: Array) -> Array:
+        """(..., H, S, n) → (..., K, S, n): the sum over the query heads that share a head.  [13]"""
+        *lead, H, S, n = dx.shape
+        K = x.shape[-3]
+        return np.asarray(dx.reshape(*lead, K, H // max(K, 1), S, n).sum(-3))
+
+    def reduce(self, dx: Array, shape: tuple[int, ...]) -> Array:
+        return sum_to(dx, shape)
+
+    def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
+        return sum_to(ds, shape)
+
+    # --- forward
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        """out, lse, weights."""
+        s, live = self.scores(c)
+        p, _, lse = self.softmax(s, c, live)
+        o = self.see(p * c.keep, self.share(c.v, c.q.shape[-3]), live)
+        return o, lse[..., 0], self.returned_weights(p, c)
+
+    def returned_weights(self, p: Array, c: Call) -> Array:
+        return p  # before dropout  [9]
+
+    def product(self, c: Call) -> Array:
+        return np.asarray(c.scale * (c.q @ self.share(c.k, c.q.shape[-3]).swapaxes(-1, -2)))
+
+    def scores(self, c: Call) -> tuple[Array, Array]:
+        """The final scores, −inf where hidden, and where they take part.  [1-7]"""
+        visible = self.visible(c)
+        s = self.final(self.product(c), visible, c)
+        return s, np.broadcast_to(visible, s.shape) & (s != -np.inf)
+
+    def final(self, x: Array, visible: Array, c: Call) -> Array:
+        return self.hide(self.cap(x, c) + c.bias, visible)
+
+    def cap(self, x: Array, c: Call) -> Array:
+        return x if c.softcap is None else np.asarray(c.softcap * np.tanh(x / c.softcap))
+
+    def hide(self, s: Array, visible: Array) -> Array:
+        return np.where(visible, s, -np.inf)
+
+    def diagonal(self, T: int, S: int) -> Array:
+        """The key at which each query stands.  [6]"""
+        return np.arange(T)[:, None] + (S - T)
+
+    def sides(self, c: Call) -> Window:
+        """How many keys a query sees to its left and right.  [6, 7]"""
+        left, right = c.window or (None, None)
+        return left, 0 if c.causal else right
+
+    def visible(self, c: Call) -> Array:
+        T, S = c.q.shape[-2], c.k.shape[-2]
+        beside = np.arange(S) - self.diagonal(T, S)  # (T, S)
+        left, right = self.sides(c)
+        visible = np.ones((T, S), bool) if c.mask is None else c.mask
+        visible = visible if left is None else visible & (beside >= -left)
+        return visible if right is None else visible & (beside <= right)
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        """p, what the sink takes, lse.  [8, 11]"""
+        m = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), c.sinks)
+        pivot = np.where(m == -np.inf, 0, m)
+        e = np.exp(s - pivot)
+        e_sink = np.exp(c.sinks - pivot)
+        total = e.sum(-1, keepdims=True) + e_sink
+        safe = np.where(total == 0, 1, total)
+        p = np.where(s == -np.inf, 0, e / safe)  # in a row of a NaN query too: 0 / NaN is NaN
+        return p, e_sink / safe, self.lse(pivot, total, e_sink)
+
+    def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
+        return np.asarray(pivot + np.log(total))
+
+    def see(self, w: Array, x: Array, live: Array) -> Array:
+        """w @ x in which x counts only where it is live: 0 · NaN is NaN.  [10]"""
+        finite = np.isfinite(x)
+        touched = live.astype(np.float64) @ ~finite > 0
+        return np.where(touched, np.nan, w @ np.where(finite, x, 0))
+
+    # --- backward
+
+    def recompute(self, c: Call) -> Call:
+        """The call of which backward rebuilds the scores."""
+        return c
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        """dq, dk, dv with a head each, the gradient of the scores, and that of the sink."""
+        H = c.q.shape[-3]
+        k, v = self.share(c.k, H), self.share(c.v, H)
+        s, live = self.scores(c)
+        seen = live.swapaxes(-1, -2)
+        p, p_sink, _ = self.softmax(s, c, live)
+
+        dv = self.see((p * c.keep).swapaxes(-1, -2), do, seen)
+        dp = np.where(live, self.undrop(do @ v.swapaxes(-1, -2), c) + dw, 0)
+        delta = self.delta(p, dp) - self.use_dlse(dlse, live)
+        ds = np.where(live, self.jacobian(p, dp, delta, c), 0)
+        dx = np.where(live, ds * self.cap_slope(c), 0)
+        dq = self.dq_scale(c) * self.see(dx, k, live)
+        dk = self.dk(dx, c, seen)
+        return dq, dk, dv, ds, self.ds_sink(p_sink, delta, dlse)
+
+    def undrop(self, dp: Array, c: Call) -> Array:
+        return dp * c.keep
+
+    def delta(self, p: Array, dp: Array) -> Array:
+        return np.asarray((p * dp).sum(-1, keepdims=True))
+
+    def use_dlse(self, dlse: Any, live: Array) -> Any:
+        return dlse
+
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+        return np.asarray(p * (dp - delta))
+
+    def cap_slope(self, c: Call) -> Any:
+        return 1.0 if c.softcap is None else 1 - np.tanh(self.product(c) / c.softcap) ** 2
+
+    def dq_scale(self, c: Call) -> float:
+        return c.scale
+
+    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+        return np.asarray(c.scale * self.see(dx.swapaxes(-1, -2), c.q, seen))
+
+    def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
+        return -p_sink * delta  # delta holds −dlse
+
+
+base = Attention().forward
+base_backward = Attention().backward

@@ -1,0 +1,181 @@
+"""Properties: what is hidden does not matter, NaN goes where it is seen."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npattn.api import evaluate
+from npattn.problem import Array, Problem, finfo
+from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.properties.register import (
+    Check,
+    fills,
+    first,
+    force_hiding,
+    nothing_hides,
+    rule,
+)
+from npattn.testing.recipe import Cotangents, Recipe
+from npattn.testing.trial import Trial, Violation
+
+
+def _hidden_keys(trial: Trial, recipe: Recipe, problem: Problem) -> tuple[Array, Array] | None:
+    """Some keys that are hidden from some queries, (n,), and the rows that do see one of them."""
+    visible = trial.visible(problem)
+    if visible.size == 0:
+        return None
+    others = tuple(range(visible.ndim - 1))
+    never, partly = ~visible.any(axis=others), ~visible.all(axis=others)
+    rng = np.random.default_rng([recipe.seed, 7])
+    if never.any() and rng.random() < 0.5:
+        keys = np.flatnonzero(never)
+    elif partly.any():
+        keys = rng.choice(np.flatnonzero(partly), size=1)
+    else:
+        return None
+    return keys, np.asarray(visible[..., keys].any(-1))
+
+
+def _poisoned(problem: Problem, keys: Array, where: str, values: Array) -> Problem:
+    k, v = problem.k.copy(), problem.v.copy()
+    if "k" in where:
+        k[..., keys, :] = np.resize(values, k.shape[-1]).astype(k.dtype)
+    if "v" in where:
+        v[..., keys, :] = np.resize(values[::-1], v.shape[-1]).astype(v.dtype)
+    return problem.replace(k=k, v=v)
+
+
+@rule("hidden-finite", "5, 10", unless=first(nothing_hides, fills), draw=force_hiding)
+def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
+    """Finite garbage at hidden keys and values changes no bit of the rows it is hidden from.
+
+    Hidden positions leave the softmax, so nothing there is read into a result; whatever is
+    multiplied by a weight of exactly 0 adds exactly 0. Gradients are compared with cotangents
+    that are 0 on the rows which do see the garbage. Broken by additive masks of −1e4, by a row
+    maximum over hidden scores, by an off-by-one window or causal edge.
+    """
+    problem = trial.problem(recipe)
+    picked = _hidden_keys(trial, recipe, problem)
+    if picked is None:
+        return None
+    keys, sees = picked
+    if trial.conventions.empty_row == "mean":
+        sees = sees | trial.empty(problem)  # such a row is the mean of all values, hidden ones too
+    rng = np.random.default_rng([recipe.seed, 8])
+    size = min(1e3, float(finfo(recipe.dtype).max) / 64)
+    garbage = size * (1 + rng.random(7)) * rng.choice([-1, 1], 7)
+    changed = _poisoned(problem, keys, str(rng.choice(["k", "v", "kv"])), garbage)
+    dout, dlse = trial.cotangents(recipe, problem)
+    quiet = Cotangents(
+        np.where(sees[..., None], np.zeros_like(dout), dout),
+        None if dlse is None else np.where(sees, np.zeros_like(dlse), dlse),
+    )
+    before = trial.results(problem, quiet)
+    for (name, old), (_, new) in zip(before, trial.results(changed, quiet), strict=True):
+        if name in ("o", "lse", "weights") and old.shape[: sees.ndim] == sees.shape:
+            old, new = old[~sees], new[~sees]
+        old, new = old.astype(np.float64), new.astype(np.float64)  # exact; and 0 is −0
+        if old.shape != new.shape or not np.array_equal(old, new, equal_nan=True):
+            with np.errstate(invalid="ignore"):
+                gap = float(np.nanmax(abs(old - new), initial=0))
+            text = (
+                f"{name} moves by {gap:.3g} where finite garbage at key "
+                f"{', '.join(map(str, keys[:4]))} is hidden"
+            )
+            raise Violation(text, changed, quiet, "moves", before=problem)
+    return 0.0
+
+
+def _negligible(trial: Trial, problem: Problem, keys: Array) -> bool:
+    """Whether somebody sees one of these keys with a weight that may be stored as 0: an
+    implementation may leave such a value out, or multiply it."""
+    weights = evaluate(problem, trial.conventions).weights
+    if problem.dropout_mask is not None:
+        weights = weights * problem.dropout_mask
+    least = max(float(finfo(problem.q.dtype).tiny), float(finfo(np.float32).tiny))
+    return bool((trial.visible(problem)[..., keys] & (weights[..., keys] < least)).any())
+
+
+def _hidden_nan(where: str) -> Check:
+    named = {"k": "keys", "v": "values", "kv": "keys and values"}[where]
+
+    def check(trial: Trial, recipe: Recipe) -> float | None:
+        problem = trial.problem(recipe)
+        picked = _hidden_keys(trial, recipe, problem)
+        if picked is None:
+            return None
+        rng = np.random.default_rng([recipe.seed, 9])
+        keys, sees = picked
+        # At an inf that somebody does see nothing is required, so it is put where nobody looks.
+        values = [np.nan] if sees.any() else [np.nan, np.inf, -np.inf]
+        if "v" in where and _negligible(trial, problem, keys):
+            return None
+        poisoned = _poisoned(problem, keys, where, np.array([float(rng.choice(values))]))
+        cotangents = trial.cotangents(recipe, poisoned)
+        return trial.check(trial.against_oracle(poisoned, cotangents), poisoned, cotangents)
+
+    check.__doc__ = f"""NaN and inf at hidden {named} change nothing, in o, lse and gradients.
+
+    Hidden positions leave the softmax: they are not multiplied by 0, which would make NaN of
+    them. A row that does see the NaN is non-finite, and so are its gradients; no other is.
+    Broken by weights of 0 times v, by additive masks, by gradients masked after the product.
+    """
+    return check
+
+
+for _where in ("k", "v", "kv"):
+    rule(
+        f"hidden-nan-{_where}",
+        "10",
+        unless=first(nothing_hides, fills),
+        draw=force_hiding,
+        alters=True,
+    )(_hidden_nan(_where))
+
+
+def _nan_query(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents, Array]:
+    """The problem with a NaN in one query, and where that query is: (..., H, T)."""
+    problem = trial.problem(recipe)
+    rng = np.random.default_rng([recipe.seed, 10])
+    q = problem.q.copy()
+    at = tuple(int(rng.integers(n)) for n in q.shape[:-1])
+    q[(*at, int(rng.integers(q.shape[-1])))] = np.nan
+    poisoned = problem.replace(q=q)
+    return poisoned, trial.cotangents(recipe, poisoned), np.asarray(np.isnan(q).any(-1))
+
+
+@rule("nan-query", "10", draw=lambda t: {"nonempty": True})
+def nan_query(trial: Trial, recipe: Recipe) -> float:
+    """A NaN query stays NaN: its o and lse are non-finite where it sees a key.
+
+    A NaN says that something went wrong before; whoever turns it into a number hides that.
+    Broken by nan_to_num after the softmax, by a maximum that skips NaN and finds an empty row.
+    """
+    poisoned, cotangents, rows = _nan_query(trial, recipe)
+    want, allowed = trial.oracle(poisoned, cotangents)
+    found: dict[str, Comparison] = {}
+    for name, got in trial.results(poisoned, cotangents):
+        if name in ("o", "lse") and got.shape == want[name].shape:
+            here = rows[..., None] if name == "o" else rows
+            stays = here & ~np.isfinite(want[name])
+            limit = np.where(stays, allowed[name], np.inf)
+            found[f"{name}{len(found)}"] = compare_arrays(name, got, want[name], limit)
+    return trial.check(found, poisoned, cotangents)
+
+
+@rule("nan-query-alone", "10", draw=lambda t: {"nonempty": True}, alters=True)
+def nan_query_alone(trial: Trial, recipe: Recipe) -> float:
+    """A NaN query reaches no other row, and no gradient of a key that it does not see.
+
+    Neither does it reach its own row where it sees no key. Broken by weights of 0 times NaN: in
+    the gradient of k, which multiplies dS by the query, and in that of v.
+    """
+    poisoned, cotangents, _ = _nan_query(trial, recipe)
+    want, allowed = trial.oracle(poisoned, cotangents)
+    limits = {n: np.where(np.isfinite(want[n]), x, np.inf) for n, x in allowed.items() if n in want}
+    found = {
+        str(i): compare_arrays(name, got, want[name], limits[name])
+        for i, (name, got) in enumerate(trial.results(poisoned, cotangents))
+        if name in want and got.shape == want[name].shape
+    }
+    return trial.check(found, poisoned, cotangents)

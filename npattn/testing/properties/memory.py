@@ -1,0 +1,115 @@
+"""Properties: inputs, views, state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from npattn.problem import Array, Problem
+from npattn.testing.properties.register import rule
+from npattn.testing.recipe import Cotangents, Recipe
+from npattn.testing.trial import Trial, Violation
+
+
+@rule("inputs-unchanged", "15")
+def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
+    """Nothing that was passed is written to, forward or backward.
+
+    Broken by in-place scaling of q, by masks that are inverted in place.
+    """
+    f = trial.implementation
+    problem = trial.problem(recipe)
+    cotangents = trial.cotangents(recipe, problem)
+    inputs = f.inputs(problem)
+    before = {name: f.framework.take(x) for name, x in inputs.items()}
+    f.forward(problem, inputs=inputs)
+    if trial.gradients:
+        f.gradients(problem, cotangents, inputs=inputs)
+    for name, old in before.items():
+        if old.tobytes() != f.framework.take(inputs[name]).tobytes():
+            raise Violation(f"{name} was written to", problem, cotangents, "change")
+    return 0.0
+
+
+def _views(trial: Trial) -> tuple[str, ...]:
+    from npattn.testing.recipe import VIEWS
+
+    return tuple(view for view in VIEWS if view in trial.space.structure)
+
+
+def repeated(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents]:
+    """The problem and its cotangents; for the expanded view k, v and dout repeat along an axis."""
+    problem = trial.problem(recipe)
+    cotangents = trial.cotangents(recipe, problem)
+    if recipe.view != "expanded" or problem.k.ndim < 3:
+        return problem, cotangents
+    k, v, dout = (np.repeat(x[:1], len(x), axis=0) for x in (problem.k, problem.v, cotangents.dout))
+    return problem.replace(k=k, v=v), Cotangents(dout, cotangents.dlse)
+
+
+@rule(
+    "views",
+    "15",
+    unless=lambda t: None if _views(t) else "refuses every view that is not contiguous",
+    draw=lambda t: {"force": {"view": _views(t)}},
+    alters=True,
+)
+def views(trial: Trial, recipe: Recipe) -> float:
+    """How arrays lie in memory does not matter: transposed, stepped, expanded, reversed.
+
+    Broken by kernels that assume strides, and by plans that are cached by shape alone.
+    """
+    problem, cotangents = repeated(trial, recipe)
+    # A plan made for contiguous arrays must not be reused; and what is wrong there too is the
+    # business of another rule.
+    plain = trial.results(problem, cotangents)
+    laid = trial.results(problem, cotangents, recipe.view)
+    if all(_same_bits(x, y) for (_, x), (_, y) in zip(plain, laid, strict=True)):
+        return 0.0
+    found = trial.against_oracle(problem, cotangents, recipe.view)
+    try:
+        return trial.check(found, problem, cotangents)
+    except Violation as err:
+        err.view = recipe.view
+        raise
+
+
+def _same_bits(x: Array, y: Array) -> bool:
+    return bool(x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes())
+
+
+@rule("repeatable", "15")
+def repeatable(trial: Trial, recipe: Recipe) -> float:
+    """Two calls with the same problem give the same bits, whatever was called between them.
+
+    Broken by races, by state that is kept between calls, by dropout that nobody asked for.
+    """
+    problem, other = trial.problem(recipe), trial.problem(replace(recipe, seed=recipe.seed + 1))
+    cotangents = trial.cotangents(recipe, problem)
+    first = trial.results(problem, cotangents)
+    between = trial.cotangents(replace(recipe, seed=recipe.seed + 1), other)
+    second = trial.results(other, between)
+    same = {
+        name
+        for (name, x), (_, y) in zip(first, second, strict=True)
+        if x.size and np.isfinite(x).all() and _same_bits(x, y)
+    }
+    # Other arrays, the same result: right only if they happen to have it. Where the first was
+    # wrong already, that is the business of another rule.
+    own = trial.against_oracle(problem, cotangents) if same else {}
+    right = {name for name, c in own.items() if c.passed} & same
+    if right:
+        found = trial.against_oracle(other, between)
+        trial.check({name: c for name, c in found.items() if name in right}, other, between)
+    # A lone forward between them: what goes wrong every n-th call must not meet the same call.
+    again = [*trial.implementation.forward(problem).items()]
+    for (name, old), (_, new) in [
+        *zip(first, again, strict=False),  # the gradients come later
+        *zip(first, trial.results(problem, cotangents), strict=True),
+    ]:
+        if not _same_bits(old, new):
+            gap = float(np.max(abs(old.astype(float) - new.astype(float)), initial=0))
+            text = f"{name} differs by {gap:.3g} between two calls with the same arrays"
+            raise Violation(text, problem, cotangents, "bits")
+    return 0.0
