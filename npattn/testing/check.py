@@ -17,15 +17,16 @@ from hypothesis.errors import Flaky
 import npattn
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError
+from npattn.testing.evidence import model_of, plain
 from npattn.testing.implementation import Implementation, ImplementationError
 from npattn.testing.outcome import outcome_of
 from npattn.testing.probe import Probe
 from npattn.testing.properties import PROPERTIES, Property
 from npattn.testing.recipe import Recipe
-from npattn.testing.report import Outcome, Report
+from npattn.testing.report import Outcome, Report, Status
 from npattn.testing.strategies import FEATURES, Pools, Space
 from npattn.testing.tolerance import Rounding
-from npattn.testing.trial import Trial, Violation
+from npattn.testing.trial import Suspicion, Trial, Violation
 
 __all__ = ["check"]
 
@@ -51,6 +52,7 @@ def check(
     rounding: Rounding | str | None = None,
     strict: bool = False,
     only: Iterable[str] | None = None,
+    shrink: bool = True,
     progress: Progress | None = None,
 ) -> Report:
     """Judge an attention implementation: is it right, forward and backward?
@@ -82,6 +84,8 @@ def check(
         A suspect counts as failed.
     only : iterable of str, optional
         Rules, or beginnings of their names.
+    shrink : bool
+        Look for the smallest problem that fails, and not just for one.
     progress : callable, optional
         Told ``(dtype, rule, done, total)``.
 
@@ -131,6 +135,7 @@ def check(
     rules = _chosen(only)
     space = Space(features=implementation.features, sizes=dict(sizes or {}))
     outcomes: list[Outcome] = []
+    behaves: dict[str, str] = {}
     untested = [
         f"{name}: unknown to the judge, keeps its default" for name in implementation.untested
     ]
@@ -143,9 +148,11 @@ def check(
         trial = Trial(
             implementation, conventions or Conventions(), model, replace(space, dtype=dtype)
         )
-        judge = _Judge(trial, examples, seed, progress or (lambda *_: None))
+        judge = _Judge(trial, examples, seed, progress or (lambda *_: None), shrink)
         with implementation.framework.one_thread():
             outcomes += judge.run(rules)
+            if any(rule.rule == "aggregate" for rule in rules) and trial.space.structure:
+                behaves[dtype] = _behaviour(trial, seed)
         untested += [f"{dtype}: {line}" for line in judge.refused]
     facts = {
         "seed": seed,
@@ -153,6 +160,7 @@ def check(
         "features": ", ".join(sorted(implementation.features)) or "none",
         "rounding": rounding.name if isinstance(rounding, Rounding) else rounding or "undeclared",
         "conventions": _said(conventions),
+        **({"behaves as": behaves} if behaves else {}),
         "versions": {
             "npattn": npattn.__version__,
             "numpy": np.__version__,
@@ -190,6 +198,17 @@ def _missing(implementation: Implementation) -> list[str]:
     return lines
 
 
+def _behaviour(trial: Trial, seed: int) -> str:
+    """The tightest rounding model that explains what it does on plain inputs."""
+    try:
+        model = model_of(trial, plain(trial.space, seed))
+    except ImplementationError as err:
+        return f"no model: {err}"
+    if model is None:
+        return "no model: its errors are larger than any preset explains"
+    return f"{model[0].name}, χ² {model[1]:.2g}"
+
+
 def _said(conventions: Conventions | None) -> str:
     default = Conventions()
     changed = {
@@ -208,6 +227,7 @@ class _Judge:
     examples: int
     seed: int
     progress: Progress
+    shrinks: bool
 
     def __post_init__(self) -> None:
         self.refused: list[str] = []
@@ -234,15 +254,17 @@ class _Judge:
         reason = rule.unless(trial)
         if reason is not None:
             return outcome_of(rule, dtype, "not applicable", message=reason)
-        search = _Search(rule, trial, self.examples)
+        search = _Search(rule, trial, self.examples, self.shrinks)
         search.run(self.seed)
         if search.failure is not None:
             recipe, err = search.failure
-            raised = isinstance(err, ImplementationError)
+            status: Status = "failed"
+            if isinstance(err, (ImplementationError, Suspicion)):
+                status = "error" if isinstance(err, ImplementationError) else "suspect"
             return outcome_of(
                 rule,
                 dtype,
-                "error" if raised else "failed",
+                status,
                 worst=getattr(err, "ratio", 0.0),
                 examples=search.tried,
                 message=str(err) + search.note,
@@ -260,8 +282,8 @@ class _Judge:
 class _Search:
     """One rule over different recipes; what fails is shrunk."""
 
-    def __init__(self, rule: Property, trial: Trial, examples: int) -> None:
-        self.rule, self.trial, self.examples = rule, trial, examples
+    def __init__(self, rule: Property, trial: Trial, examples: int, shrinks: bool = True) -> None:
+        self.rule, self.trial, self.examples, self.shrinks = rule, trial, examples, shrinks
         self.worst, self.tried, self.note = 0.0, 0, ""
         self.failure: tuple[Recipe, Violation | ImplementationError] | None = None
         self._seen: dict[Recipe, Violation | ImplementationError | None] = {}
@@ -269,12 +291,18 @@ class _Search:
 
     def run(self, seed: int) -> None:
         pools = Pools(self.trial.space, **self.rule.draw(self.trial))
+        chosen = self.rule.recipes
         try:
+            if chosen is not None:
+                for recipe in chosen(self.trial, seed, self.examples):
+                    self.one(recipe)
+                return
             for recipe in pools.planned(seed, self.examples):
                 if self.tried < self.examples:
                     self.one(recipe)
-        except (Violation, ImplementationError):
-            self._shrink(pools, seed)  # what failed is in self.failure
+        except (Violation, ImplementationError):  # what failed is in self.failure
+            if chosen is None and self.shrinks:
+                self._shrink(pools, seed)
 
     def _shrink(self, pools: Pools, seed: int) -> None:
         """Let Hypothesis find the simplest failing recipe that is like the one that failed."""

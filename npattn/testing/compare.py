@@ -12,7 +12,7 @@ from npattn.api import backward, evaluate
 from npattn.conventions import Conventions
 from npattn.errors import OptionError, ShapeError
 from npattn.problem import Array, Problem, finfo
-from npattn.testing.tolerance import Rounding, bounds
+from npattn.testing.tolerance import Rounding, allowed
 
 __all__ = ["Comparison", "compare", "compare_arrays", "excess", "half_ulp"]
 
@@ -201,7 +201,7 @@ def compare(
         grads = backward(fwd, dout, dlse)
         for name in ("q", "k", "v", "bias", "sinks"):
             want[f"d{name}"] = getattr(grads, name)
-    allowed = bounds(
+    room = allowed(
         problem, problem.q.dtype, rounding, dout=dout, dlse=dlse, conventions=conventions
     )
     found = []
@@ -216,6 +216,6 @@ def compare(
         if array.shape != want[name].shape:
             raise ShapeError(f"{name} has shape {array.shape}, must have {want[name].shape}")
         free = name[0] == "d" and conventions is not None and conventions.empty_row == "nan"
-        limit = np.where(free & np.isnan(want[name]), np.inf, allowed[name])
+        limit = np.where(free & np.isnan(want[name]), np.inf, room[name])
         found.append(compare_arrays(name, array, want[name], limit))
     return tuple(found)

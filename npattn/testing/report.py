@@ -132,6 +132,8 @@ class Report:
 
     def _parts(self) -> list[Any]:
         parts: list[Any] = [Text(f"npattn check {self.target}", style="bold"), self._facts()]
+        for dtype, model in self.facts.get("behaves as", {}).items():
+            parts.append(Text(f"{dtype} behaves as {model}", "dim"))
         if self.untested:
             parts += [Text("\nnot tested", style="bold yellow")]
             parts += [Text(f"  {line}") for line in self.untested]
@@ -142,7 +144,8 @@ class Report:
         return [*parts, Text("\n" + self._verdict(), style="bold")]
 
     def _facts(self) -> Text:
-        return Text("  ".join(f"{k} {v}" for k, v in self.facts.items() if k != "versions"), "dim")
+        apart = ("versions", "behaves as")
+        return Text("  ".join(f"{k} {v}" for k, v in self.facts.items() if k not in apart), "dim")
 
     def _table(self) -> Table:
         dtypes = list(dict.fromkeys(o.dtype for o in self.outcomes))

@@ -2,52 +2,106 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from npattn.errors import OptionError
 from npattn.problem import finfo
 
-__all__ = ["Rounding", "Units", "unit_roundoff"]
+__all__ = ["Rounding", "Stored", "Units", "unit_roundoff"]
 
-Storage = Literal["accumulator", "input"]
+STORAGE = (
+    "queries",
+    "operands",
+    "scores",
+    "weights",
+    "row_sum",
+    "lse",
+    "dweights",
+    "dscores",
+    "shared",
+)
+NARROW = ("float32", "tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """Which intermediates an implementation rounds to the dtype of its inputs, and its exp.
+    """Which intermediates an implementation rounds, and to what.
 
-    Sums, the row maximum, the row sum and lse are kept in the accumulator: float32, or float64 for
-    float64 inputs. "input" rounds to the dtype of q, k, v.
+    A storage is "accumulator" (not rounded), "input" (the dtype of q, k, v) or the name of a
+    format: "float32", "tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2".
 
     Parameters
     ----------
     name : str
         How reports call it.
-    queries, scores, weights, dweights, dscores : {"accumulator", "input"}
-        How q · scale (where q is scaled before the product), S, P, dP and dS are stored.
+    accumulator : {None, "float32", "float64", "truncated"}
+        Of sums, products and the softmax. None: float64 for float64 inputs, else float32.
+        "truncated" is a float32 that is cut off and not rounded to nearest.
+    operands : storage
+        What enters a matrix product: "tf32" for float32 matrices on tensor cores.
+    queries, scores, weights, dweights, dscores : storage
+        q · scale (where q is scaled before the product), S, P, dP and dS.
+    row_sum : storage
+        In which the weights of a row are summed.
+    lse : storage
+        As it is saved for the backward, and delivered.
+    shared : storage
+        dk and dv of each query head, before those that share a key head are summed.
     delta_from : {"out", "weights", "either"}
-        D = Σ do·out with the rounded out, or Σ P·dP.
+        D = Σ do·out with the delivered out, or Σ P·dP.
     exp_error : float, optional
         Relative error of exp and tanh. Default: four units of the accumulator.
+    sum_block : int, optional
+        Length of the blocks in which long sums are taken; None: any order.
     gradient_block : int, optional
         Rows after which dq, dk, dv are rounded to the input dtype and added to; None: never.
-    gradient_roundings : int, default 1
-        How often a finished dq, dk, dv is rounded.
+    out_roundings, gradient_roundings : int, default 1
+        How often a finished out, and a finished dq, dk, dv, is rounded.
     """
 
     name: str
-    queries: Storage = "accumulator"
-    scores: Storage = "accumulator"
-    weights: Storage = "accumulator"
-    dweights: Storage = "accumulator"
-    dscores: Storage = "accumulator"
+    accumulator: Literal["float32", "float64", "truncated"] | None = None
+    operands: str = "accumulator"
+    queries: str = "accumulator"
+    scores: str = "accumulator"
+    weights: str = "accumulator"
+    row_sum: str = "accumulator"
+    lse: str = "accumulator"
+    dweights: str = "accumulator"
+    dscores: str = "accumulator"
+    shared: str = "accumulator"
     delta_from: Literal["out", "weights", "either"] = "either"
     exp_error: float | None = None
+    sum_block: int | None = None
     gradient_block: int | None = None
+    out_roundings: int = 1
     gradient_roundings: int = 1
+
+    def __post_init__(self) -> None:
+        legal = ("accumulator", "input", *NARROW)
+        for name in STORAGE:
+            if getattr(self, name) not in legal:
+                raise OptionError(f"{name} is {getattr(self, name)!r}, must be one of {legal}")
+        choices: dict[str, tuple[Any, ...]] = {
+            "accumulator": (None, "float32", "float64", "truncated"),
+            "delta_from": ("out", "weights", "either"),
+        }
+        for name, values in choices.items():
+            if getattr(self, name) not in values:
+                raise OptionError(f"{name} is {getattr(self, name)!r}, must be one of {values}")
+        for name in ("sum_block", "gradient_block", "out_roundings", "gradient_roundings"):
+            count = getattr(self, name)
+            if count is not None and (isinstance(count, bool) or count < 1):
+                raise OptionError(f"{name} is {count!r}, must be an integer ≥ 1")
+        if self.exp_error is not None and not 0 <= self.exp_error < 1:
+            raise OptionError(f"exp_error is {self.exp_error!r}, must be in [0, 1)")
+
+    def __repr__(self) -> str:
+        changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"Rounding({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
 
     @classmethod
     def upcast(cls) -> Rounding:
@@ -70,6 +124,7 @@ class Rounding:
             weights="input",
             dweights="input",
             dscores="input",
+            shared="input",
             gradient_roundings=2,
         )
 
@@ -97,43 +152,69 @@ def unit_roundoff(dtype: Any) -> float:
     return float(finfo(dtype).eps) / 2
 
 
+class Stored(NamedTuple):
+    """What storing a number x costs: |x| · u + eta."""
+
+    u: float
+    eta: float  # half the least subnormal
+
+    def times(self, n: int) -> float:
+        """The relative error of n of them in a row, to all orders."""
+        return float((1 + self.u) ** n - 1)
+
+
+EXACT = Stored(0.0, 0.0)
+TF32 = Stored(2.0**-11, 2.0**-137)  # the exponents of float32, 10 bits of its fraction
+
+
 @dataclass(frozen=True)
 class Units:
     """A `Rounding` in numbers, for one dtype."""
 
     u: float  # accumulator
     tiny: float  # what flushing subnormals, or a product of them, loses
-    low: float  # input dtype
-    eta: float  # half the least subnormal of the input dtype
-    q: float  # stored q · scale, and so on: `low` or 0
-    s: float
-    p: float
-    dp: float
-    ds: float
+    low: Stored  # input dtype
+    operands: Stored
+    q: Stored  # stored q · scale, and so on
+    s: Stored
+    p: Stored
+    row_sum: Stored
+    lse: Stored
+    dp: Stored
+    ds: Stored
+    shared: Stored
     exp: float
-
-    def eta_of(self, stored: float) -> float:
-        """What storage loses at the bottom of its range: nothing, where it is not stored."""
-        return self.eta if stored else 0.0
 
     @classmethod
     def of(cls, rounding: Rounding, dtype: Any) -> Units:
-        low = unit_roundoff(dtype)
-        wide = np.float32 if low >= unit_roundoff(np.float32) else np.float64
-        u = unit_roundoff(wide)
+        low = _storage(dtype)
+        narrow = low.u >= 2.0**-24
+        wide = rounding.accumulator or ("float32" if narrow else "float64")
+        u = {"float32": 2.0**-24, "truncated": 2.0**-23, "float64": 2.0**-53}[wide]
 
-        def stored(where: Storage) -> float:
-            return low if where == "input" else 0.0
+        def stored(where: str) -> Stored:
+            if where == "accumulator":
+                return EXACT
+            return low if where == "input" else _storage(where)
 
         return cls(
             u=u,
-            tiny=float(np.finfo(wide).tiny),
+            tiny=float(np.finfo(np.float64 if wide == "float64" else np.float32).tiny),
             low=low,
-            eta=float(finfo(dtype).smallest_subnormal) / 2,
+            operands=stored(rounding.operands),
             q=stored(rounding.queries),
             s=stored(rounding.scores),
             p=stored(rounding.weights),
+            row_sum=stored(rounding.row_sum),
+            lse=stored(rounding.lse),
             dp=stored(rounding.dweights),
             ds=stored(rounding.dscores),
+            shared=stored(rounding.shared),
             exp=4 * u if rounding.exp_error is None else rounding.exp_error,
         )
+
+
+def _storage(dtype: Any) -> Stored:
+    if isinstance(dtype, str) and dtype == "tf32":
+        return TF32
+    return Stored(unit_roundoff(dtype), float(finfo(dtype).smallest_subnormal) / 2)

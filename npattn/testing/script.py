@@ -11,7 +11,7 @@ from npattn.conventions import Conventions
 from npattn.problem import Array, Problem
 from npattn.testing.implementation import Implementation, ImplementationError
 from npattn.testing.targets import TARGETS
-from npattn.testing.trial import Trial, Violation
+from npattn.testing.trial import Suspicion, Trial, Violation
 
 __all__ = ["script"]
 
@@ -63,7 +63,18 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
     if isinstance(error, Violation) and error.before is not None:
         body += [f"before = npattn.Problem({_arguments(error.before)})"]
     body += _show(kind, view, with_gradients)
+    if isinstance(error, Suspicion):  # of thousands of numbers: they are drawn anew
+        body = [*_import_lines(f), "", _conventions_line(trial.conventions)]
+        body += [f"f = Implementation({_implementation(f)})", *_together(trial)]
     return "\n".join([*head, *body, ""])
+
+
+def _together(trial: Trial) -> list[str]:
+    words = f'only=["aggregate"], dtypes=({trial.space.dtype!r},), conventions=conventions'
+    words += f", rounding=npattn.testing.{trial.rounding!r}"
+    if trial.space.sizes:
+        words += f", sizes={dict(trial.space.sizes)!r}"
+    return [f"print(npattn.testing.check(f, {words}))"]
 
 
 def _show(kind: str, view: str, with_gradients: bool) -> list[str]:

@@ -17,9 +17,9 @@ from npattn.testing.compare import Comparison, compare_arrays, half_ulp
 from npattn.testing.implementation import Implementation, ImplementationError
 from npattn.testing.recipe import Cotangents, Recipe
 from npattn.testing.strategies import Space
-from npattn.testing.tolerance import Rounding, bounds
+from npattn.testing.tolerance import Rounding, allowed
 
-__all__ = ["GRADIENTS", "Judged", "Trial", "Violation"]
+__all__ = ["GRADIENTS", "Judged", "Suspicion", "Trial", "Violation"]
 
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
 
@@ -53,6 +53,10 @@ class Violation(NpattnError):
         self.view = "contiguous"
         self.problem, self.cotangents = problem, cotangents
         self.kind, self.ratio = kind, ratio
+
+
+class Suspicion(Violation):
+    """What chance hardly explains, though no single number is wrong."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +271,7 @@ class Trial:
                 value = getattr(grads, name[1:])
                 if value is not None and name in self.gradients:
                     want[name] = value
-        allowed = bounds(
+        room = allowed(
             problem,
             problem.q.dtype,
             self.rounding,
@@ -278,8 +282,8 @@ class Trial:
         if self.conventions.empty_row == "nan":
             for name in GRADIENTS:  # undefined where a NaN row adds to it, says the convention
                 if name in want:
-                    allowed[name] = np.where(np.isnan(want[name]), np.inf, allowed[name])
-        return want, allowed
+                    room[name] = np.where(np.isnan(want[name]), np.inf, room[name])
+        return want, room
 
     def check(self, found: Mapping[str, Comparison], problem: Problem, cot: Cotangents) -> float:
         """The worst ratio; a Violation if one is above 1."""

@@ -47,6 +47,8 @@ class Property:
     alters : bool
         It alters a problem and compares with the oracle: where the unaltered one is wrong too,
         that is the business of another rule.
+    recipes : callable, optional
+        (trial, seed, examples) → the recipes to ask it of, instead of drawn ones.
     """
 
     rule: str
@@ -55,6 +57,7 @@ class Property:
     unless: Callable[[Trial], str | None] = lambda trial: None
     draw: Callable[[Trial], dict[str, Any]] = lambda trial: {}
     alters: bool = False
+    recipes: Callable[[Trial, int, int], list[Recipe]] | None = None
 
     @property
     def about(self) -> str:
@@ -73,9 +76,10 @@ def rule(
     unless: Callable[[Trial], str | None] = lambda trial: None,
     draw: Callable[[Trial], dict[str, Any]] = lambda trial: {},
     alters: bool = False,
+    recipes: Callable[[Trial, int, int], list[Recipe]] | None = None,
 ) -> Callable[[Check], Check]:
     def register(check: Check) -> Check:
-        REGISTER[name] = Property(name, section, check, unless, draw, alters)
+        REGISTER[name] = Property(name, section, check, unless, draw, alters, recipes)
         return check
 
     return register

@@ -1,0 +1,379 @@
+"""The worst case: how far the steps of a rounding model can take each result from the exact one.
+
+    u    unit roundoff of the accumulators       γ(n) = n u / (1 − n u), n roundings in a row
+    A    error of the argument of exp            R = exp(A) − 1, relative error of a weight
+    z    dropout multiplier (1 without)          D = Σ p dp, "delta"
+
+docs/tolerance.md derives every line. No number here is fitted: each is a count of roundings, a unit
+roundoff, or a constant of the calculus.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy as np
+
+from npattn import dense
+from npattn.problem import Array, Problem, sum_to
+from npattn.testing.rounding import Rounding, Units
+
+__all__ = ["Hard"]
+
+
+class Hard:
+    """The full form of the bound: every quantity of the oracle, and the error of each."""
+
+    def __init__(self, problem: Problem, rounding: Rounding, dtype: Any) -> None:
+        self.problem, self.rounding = problem, rounding
+        self.unit = Units.of(rounding, dtype)
+        out, lse, self.r = dense.forward(problem)
+        head = (None,) if problem.headless else (...,)
+        self.o, self.lse = out[head], lse[head]  # with a head axis
+        keep = self.r.keep
+        self.z = np.ones((1, 1)) if keep is None else np.broadcast_to(keep, self.r.p.shape)
+        self.drops = keep is not None
+        self.scale = abs(cast(float, problem.scale))  # a number, once the problem is made
+        self.blocks = math.ceil(problem.S / 16)  # no online softmax has smaller tiles
+        self.chain = self.terms(problem.S) + 2 * self.blocks
+
+    def terms(self, n: int) -> int:
+        """How many roundings one term of a sum of n may meet: in any order, or in blocks."""
+        block = self.rounding.sum_block
+        return n + 4 if block is None else min(n, block + 3 * math.ceil(n / block)) + 4
+
+    def gamma(self, n: float) -> float:
+        """n roundings in a row."""
+        return n * self.unit.u / (1 - n * self.unit.u)
+
+    # --- forward ----------------------------------------------------------------------------------
+
+    @np.errstate(all="ignore")  # hidden scores may be anything
+    def forward(self) -> dict[str, Array]:
+        """Bounds of o, lse and weights."""
+        u, unit, live, p_sink = self.unit.u, self.unit, self.r.live, self.r.p_sink
+        t_lse = self._softmax()
+        z, av, chain = self.z, abs(self.r.v), self.gamma(self.chain)
+        n_p = 1 + self.drops
+        t_soft = self._spread(self.pR) / self.down
+        if p_sink is not None:
+            t_soft = t_soft + p_sink * self.R_sink * abs(self.o) / self.down
+        t_soft = np.minimum(t_soft, self._range())
+        mass = dense.sum_live(self.p_hat * z, av, live)
+        t_p = n_p * unit.p.u * (1 + unit.p.u) * mass
+        t_sum = chain * mass + (chain + self.row_sum + 4 * u) * (abs(self.o) + t_soft)
+        t_sum = t_sum + unit.operands.times(2) * mass
+        # What vanishes in storage, or because subnormals are flushed.
+        vanished = unit.p.eta + unit.operands.eta + unit.tiny
+        lost = np.where(live, vanished * (z + self.drops), 0)
+        t_sum = t_sum + dense.sum_live(lost, av, live)
+        t_sum = t_sum + np.where(live.any(-1, keepdims=True), (self.problem.S + 2) * unit.tiny, 0)
+        # Parts that are merged by e^(lse − whole), and exp(log_softmax), are not normalised again.
+        t_sum = t_sum + self.lse_rounding * mass
+        again = self.rounding.out_roundings - 1
+        size = np.where(mass > 0, abs(self.o) + t_soft + t_p + t_sum, 0)
+        t_sum = t_sum + unit.low.times(again) * size + again * unit.low.eta * (size > 0)
+        self.t_soft, self.t_sum = t_soft, t_p + t_sum
+        t_w = (self.pR + self.r.p * self.up) / self.down  # of p e^a / Σ p e^a
+        t_w = t_w + self.p_hat * (unit.p.u + chain + self.row_sum + 4 * u)
+        t_w = t_w + unit.p.eta + unit.tiny
+        t_w = np.where(live, np.minimum(t_w, 1), 0)
+        return {"o": t_soft + t_p + t_sum, "lse": t_lse[..., 0], "weights": t_w}
+
+    def _softmax(self) -> Array:
+        """Of the weights before they are normalised, p e^a with |a| ≤ A; returns that of lse.
+
+        pR ≥ p (e^A − 1) and up, its sum; down ≤ Σ p e^−A; p_hat, the largest weight there can be.
+        """
+        u, unit = self.unit.u, self.unit
+        live, p, p_sink = self.r.live, self.r.p, self.r.p_sink
+        s, error = self._scores()
+        m = np.max(np.where(live, s, -np.inf), -1, keepdims=True, initial=-np.inf)
+        sinks = self.problem.sinks
+        sink = None if sinks is None else sinks.astype(float)[:, None, None]
+        m = m if sink is None else np.maximum(m, sink)
+        m = np.where(np.isneginf(m), 0, m)
+        self.s, self.m, self.sink = s, m, sink
+
+        # The argument of exp: s − m, with or without a factor log₂e, then exp itself and the
+        # rescaling of an online softmax, which hits all earlier keys alike.
+        online = unit.exp * (1 + min(self.blocks, 16)) + u * self.blocks
+        # (Multiplied by log₂e one by one, s and m lose their difference beyond 2¹⁴: a defect.)
+        near_s, near_m = np.minimum(abs(s), 2.0**14), np.minimum(abs(m), 2.0**14)
+        shift = 2 * u * abs(s - m) + 4 * u * near_s + 2 * u * near_m
+        A = np.where(live, error + shift + online, 0)
+        # A weight that is 0 to float64 may not be 0 after such an error, so grow its logarithm;
+        # beyond e¹⁰⁰ every use of it is capped by the range of v, or vacuous.
+        lse = np.where(np.isfinite(self.lse), self.lse, 0)[..., None]
+        grown = np.where(live, s - lse + A, -np.inf)
+        pR = np.where(A < 1, p * np.expm1(A), np.exp(np.minimum(grown, 100)))
+        self.pR = np.where(live, pR, 0)
+        down, up = (p * np.exp(-A)).sum(-1, keepdims=True), self.pR.sum(-1, keepdims=True)
+        self.R_sink = np.zeros_like(m)
+        if p_sink is not None and sink is not None:
+            shift = 2 * u * abs(sink - m) + 4 * u * np.minimum(abs(sink), 2.0**14)
+            A_sink = shift + 2 * u * near_m + online
+            self.R_sink = np.broadcast_to(np.expm1(np.minimum(A_sink, 100)), m.shape)
+            grown = np.concatenate([grown, np.broadcast_to(sink - lse + A_sink, m.shape)], -1)
+            down, up = down + p_sink * np.exp(-A_sink), up + p_sink * self.R_sink
+        # A row that sees nothing has no error; one whose A is vast has the range as its bound.
+        seen = self.lse[..., None] != -np.inf
+        self.up, self.down = up, np.where(seen, np.maximum(down, np.exp(-600)), 1)
+        self.p_hat = np.minimum(1, (p + self.pR) / self.down)
+
+        self.row_sum = unit.row_sum.times(self.chain)  # summed in that format
+        top = np.max(grown, -1, keepdims=True, initial=0)
+        vast = top + np.log(np.exp(grown - top).sum(-1, keepdims=True))
+        soft = np.where(top < 90, np.log1p(up), vast)
+        fixed = self.gamma(self.chain) + self.row_sum + 4 * u
+        # Rebuilding P from a saved lse beyond 2¹⁴ loses the weights: a defect, not rounding.
+        near = (5 * u + unit.lse.u) * np.minimum(abs(lse), 2.0**14) + 2 * u * near_m + unit.lse.eta
+        self.lse_rounding = np.expm1(fixed + near)
+        self.rebuild = np.expm1(np.minimum(soft + fixed + near + unit.exp, 100))
+        t_lse = soft + fixed + (3 * u + unit.lse.u) * abs(lse) + 2 * u * abs(m) + unit.lse.eta
+        return np.where(seen, t_lse, 0)
+
+    def _scores(self) -> tuple[Array, Array]:
+        """The final scores and the error of each, stage by stage; and that of their slope."""
+        unit, u, problem = self.unit, self.unit.u, self.problem
+        q, k, live = self.r.q, self.r.k, self.r.live
+        scale, D = self.scale, problem.D
+        aq, ak = abs(q), abs(k)
+        self.x = s = problem.scale * (q @ k.swapaxes(-1, -2))
+        # D products and sums; the scale may be rounded, its root taken, and put on q and k.
+        reach = scale * (aq @ ak.swapaxes(-1, -2))
+        # q · scale may be stored before the product, and both rounded as they enter it.
+        error = (self.gamma(D + 6) + unit.q.u + unit.operands.times(2)) * reach
+        error = error + ((1 + u + unit.s.u) ** 2 - 1) * (abs(s) + error)
+        error = error + unit.s.eta * (1 + scale)
+        subnormal = aq.sum(-1, keepdims=True) + ak.sum(-1, keepdims=True).swapaxes(-1, -2) + D
+        error = error + scale * (unit.tiny + unit.operands.eta) * subnormal
+        slope: Any = 1.0
+        slope_error: Any = 0.0
+        if problem.softcap is not None:
+            c = problem.softcap
+            t = np.tanh(s / c)
+            moved = (error + (u + unit.s.u) * abs(s)) / c
+            # tanh rises by at most (1 − t²) δ + ½ max|tanh″| δ², and by at most δ.
+            moved = np.minimum(moved, (1 - t**2) * moved + 2 / 27**0.5 * moved**2)
+            moved = moved + (unit.s.times(2) + unit.exp + 4 * u) * abs(t)
+            slope, slope_error = 1 - t**2, 2 * abs(t) * moved + moved**2 + 3 * u + 2 * unit.s.u
+            s, error = c * t, c * moved + unit.s.eta * (2 * c + 1)
+        if problem.score_mod is not None:
+            f = dense.call_score_mod(problem, s)
+            rate = dense.slope(problem, s)
+            up, down = (dense.call_score_mod(problem, s + d) for d in (error, -error))
+            step = np.maximum(abs(up - f), abs(down - f))
+            bent = [abs(dense.slope(problem, s + d) - rate) for d in (error, -error)]
+            # What score_mod rounds inside is its own: eight operations on numbers of its size.
+            inside = 8 * u + 4 * unit.s.u
+            rate_error = np.maximum(*bent) + inside * (1 + abs(rate)) + unit.s.eta
+            slope_error = slope_error * (abs(rate) + rate_error) + abs(slope) * rate_error
+            slope = slope * rate
+            error = step + inside * (abs(f) + abs(s * rate)) + unit.s.eta
+            s = f
+        if problem.bias is not None:
+            x, s = s, s + problem.bias.astype(float)
+            # The bias itself is a number of the format, so no rounding of the sum moves it further
+            # than x does; a padding of −1e9 swallows x, and no more.
+            added = np.minimum((u + unit.s.u) * (abs(s) + error), 4 * (abs(x) + error))
+            error = error + added + unit.s.eta
+        self.slope, self.slope_error = slope, np.where(live, slope_error, 0)
+        return s, error
+
+    def _spread(self, w: Array) -> Array:
+        """At least Σ w |z v − o| over the live keys, by Cauchy and Schwarz."""
+        return np.asarray(np.sqrt(w.sum(-1, keepdims=True) * self.square(w)))
+
+    def square(self, w: Array) -> Array:
+        """Σ w (z v − o)² over the live keys, in three products."""
+        live, z, v = self.r.live, self.z, self.r.v
+        finite = self._seen_values()
+        # Only z = 1 lets a common offset of v cancel; the centre is free, so take the mean.
+        centre: Any = 0.0 if self.drops or v.shape[-2] == 0 else finite.mean(-2, keepdims=True)
+        v, o = v - centre, self.o - centre
+        W = w.sum(-1, keepdims=True)
+        square = dense.sum_live(w * z * z, v**2, live)
+        cross = o * dense.sum_live(w * z, v, live)
+        # What the three terms lose to float64 when they cancel.
+        noise = (self.problem.S + 4) * 2.0**-52 * (square + 2 * abs(cross) + o**2 * W)
+        return np.asarray(np.maximum(square - 2 * cross + o**2 * W + noise, 0))
+
+    def _seen_values(self) -> Array:
+        """v, but 0 where it is not a number, and where nobody looks: garbage may stand there."""
+        seen = np.asarray(self.r.live.any(-2))[..., None]
+        return np.where(np.isfinite(self.r.v) & seen, self.r.v, 0)
+
+    def _range(self) -> Array:
+        """The largest |z v − o| there is: a convex combination cannot err by more."""
+        v, z, live, finite = self.r.v, self.z, self.r.live, self._seen_values()
+        top = finite.max(-2, keepdims=True, initial=-np.inf) if v.shape[-2] else np.zeros((1, 1))
+        low = finite.min(-2, keepdims=True, initial=np.inf) if v.shape[-2] else np.zeros((1, 1))
+        if self.drops or self.r.p_sink is not None:
+            most = z.max(initial=1)
+            top, low = np.maximum(most * top, 0), np.minimum(most * low, 0)
+        far = np.maximum(abs(top - self.o), abs(self.o - low))
+        return np.where(live.any(-1, keepdims=True), far, 0)
+
+    # --- backward ---------------------------------------------------------------------------------
+
+    @np.errstate(all="ignore")
+    def backward(
+        self, do: Array, dlse: Array | None, dweights: Array | None = None
+    ) -> dict[str, Array]:
+        """Bounds of the gradients."""
+        problem, (q, k, live) = self.problem, (self.r.q, self.r.k, self.r.live)
+        dl: Any = 0.0 if dlse is None else dlse[..., None]
+        dw: Any = 0.0 if dweights is None else np.where(live, dweights, 0)
+        ds, e_ds, D, e_D = self._dscores(do, np.where(live.any(-1, keepdims=True), dl, 0), dw)
+        dx, e_dx, ps, loose = self._through_slope(ds, e_ds)
+        self.ds, self.dx, self.ps, self.D, self.dl, self.do = ds, dx, ps, D, dl, do
+        scale, ak, aq, unit = self.scale, abs(k), abs(q), self.unit
+        turn = live.swapaxes(-1, -2)
+        # What vanishes: products below the smallest number, and dS · scale where it is stored.
+        flush = (unit.tiny + unit.operands.eta) * (1 + scale) + unit.ds.eta
+        mm = unit.operands.times(2)
+
+        # Errors common to a row (of D, of lse) meet Σ p k and dq, before absolute values.
+        each = e_dx + (self.gamma(self.terms(problem.S)) + mm) * (abs(dx) + e_dx)
+        t_dq = dense.sum_live(each, ak, live) + self.rebuild * abs(dense.sum_live(dx, k, live))
+        common = abs(dense.sum_live(ps, k, live)) + dense.sum_live(loose, ak, live)
+        t_dq = scale * (t_dq + e_D * common) + flush * dense.sum_live(1.0 * live, ak + 1, live)
+
+        row = e_dx + (abs(ps) + loose) * e_D + self.rebuild * abs(dx) + unit.q.u * abs(dx)
+        row = np.where(live, row + (self.gamma(self.terms(problem.T)) + mm) * (abs(dx) + row), 0)
+        t_dk = scale * dense.sum_live(row.swapaxes(-1, -2), aq, turn)
+        t_dk = t_dk + flush * dense.sum_live(1.0 * turn, aq + 1, turn)
+
+        w, t_w = self._kept_weights()
+        t_dv = dense.sum_live(t_w.swapaxes(-1, -2), abs(do), turn)
+        t_dv = t_dv + mm * dense.sum_live(w.swapaxes(-1, -2), abs(do), turn)
+        t_dv = t_dv + (unit.tiny + unit.operands.eta) * turn.sum(-1, keepdims=True)
+
+        dx_t, w_t = abs(dx).swapaxes(-1, -2), w.swapaxes(-1, -2)
+        mass_q = scale * dense.sum_live(abs(dx), ak, live)
+        mass_k = scale * dense.sum_live(dx_t, aq, turn)
+        mass_v = dense.sum_live(w_t, abs(do), turn)
+        found = {
+            "dq": sum_to(self._stored(t_dq, mass_q, problem.q, shared=False), problem.q.shape),
+            "dk": self._shared(t_dk, mass_k, problem.k),
+            "dv": self._shared(t_dv, mass_v, problem.v),
+        }
+        if problem.bias is not None:
+            n = ds.size / max(problem.bias.size, 1)
+            each = e_ds + (self.r.p + self.pR) * e_D + self.rebuild * abs(ds)
+            each = np.where(live, each + self.gamma(n + 4) * (abs(ds) + each), 0)
+            found["dbias"] = sum_to(each, problem.bias.shape)
+        if self.r.p_sink is not None:
+            found["dsinks"] = self._dsinks(D - dl, abs(D) + abs(dl), e_D)
+        return found
+
+    def _dscores(self, do: Array, dlse: Array, dw: Any) -> tuple[Array, Array, Array, Array]:
+        """ds, its error but for what is common to a row, D, and the error of D."""
+        u, unit, (v, live, p) = self.unit.u, self.unit, (self.r.v, self.r.live, self.r.p)
+        z, n_p, E = self.z, 1 + self.drops, self.problem.E
+        dp = np.where(live, z * (do @ v.swapaxes(-1, -2)), 0)
+        reach = np.where(live, z * (abs(do) @ abs(v).swapaxes(-1, -2)), 0)
+        e_dp = (self.gamma(E + 2) + unit.operands.times(2)) * reach
+        e_dp = e_dp + unit.dp.times(n_p) * (abs(dp) + e_dp)
+        e_dp = e_dp + unit.dp.eta * (z + self.drops)
+        e_dp = e_dp + (unit.tiny + unit.operands.eta) * (E + 2) * z
+        self.dp_out, self.dp = dp, np.where(live, dp + dw, 0)
+        dp, e_dp = self.dp, e_dp + u * (abs(dw) + abs(dp)) * (dw != 0)
+        e_dp = np.where(live, e_dp, 0)
+        D = (p * dp).sum(-1, keepdims=True)
+        self.more = bool(np.any(dw != 0))
+        e_D = self._delta_error(do, dp, e_dp, D)
+        e_D = (1 + self.rebuild) * (e_D + u * (abs(D) + e_D))
+
+        g = np.where(live, dp - D + dlse, 0)
+        ds, P = p * g, (p + self.pR) * (1 + self.rebuild)
+        e_ds = (1 + self.rebuild) * self.pR * abs(g) + P * unit.p.times(n_p) * abs(g)
+        e_ds = e_ds + P * (1 + unit.p.u) * (e_dp + 3 * u * (abs(dp) + abs(D) + abs(dlse)))
+        if unit.dp.u:  # eager: the parts through out and through lse are stored, then added
+            apart = P * (abs(dp - D) + abs(dlse)) * (dlse != 0)
+            e_ds = e_ds + unit.ds.u * (apart + e_ds) + unit.low.eta
+        # Stored twice: after the backward of the softmax, and after the scale.
+        e_ds = e_ds + (unit.ds.times(2) + u) * (abs(ds) + e_ds + p * e_D + self.rebuild * abs(ds))
+        e_ds = e_ds + unit.ds.eta + (unit.p.eta + unit.tiny) * (1 + abs(g))
+        return ds, np.where(live, e_ds, 0), D, e_D
+
+    def _through_slope(self, ds: Array, e_ds: Array) -> tuple[Array, Array, Array, Array]:
+        """dx = ds · slope and its error, p · slope and what it may grow by."""
+        live, p, P = self.r.live, self.r.p, self.r.p + self.pR
+        if self.problem.softcap is None and self.problem.score_mod is None:
+            return ds, e_ds, p, self.pR
+        unit, slope, bent = self.unit, self.slope, self.slope_error
+        dx = np.where(live, ds * slope, 0)
+        e_dx = e_ds * (abs(slope) + bent) + abs(ds) * bent
+        e_dx = e_dx + ((1 + unit.u + unit.ds.u) ** 2 - 1) * (abs(dx) + e_dx) + unit.ds.eta
+        loose = self.pR * abs(slope) + P * bent
+        return dx, np.where(live, e_dx, 0), np.where(live, p * slope, 0), np.where(live, loose, 0)
+
+    def _kept_weights(self) -> tuple[Array, Array]:
+        """The weights that meet v, p z, and their error as the backward makes them."""
+        unit, (p, live), z = self.unit, (self.r.p, self.r.live), self.z
+        P = (p + self.pR) * (1 + self.rebuild)
+        t = self.pR + self.rebuild * (p + self.pR) + unit.p.times(1 + self.drops) * P
+        t = z * (t + self.gamma(self.terms(self.problem.T)) * P)
+        t = t + (unit.p.eta + unit.tiny) * (z + self.drops)
+        return np.where(live, p * z, 0), np.where(live, t, 0)
+
+    def _dsinks(self, pull: Array, size: Array, e_D: Array) -> Array:
+        """Of −Σ p_sink (D − dlse)."""
+        unit, p_sink = self.unit, self.r.p_sink
+        assert p_sink is not None
+        P = p_sink * (1 + self.R_sink) * (1 + self.rebuild)
+        each = (P - p_sink) * abs(pull) + P * (e_D + 3 * unit.u * size)
+        each = each + P * ((1 + unit.ds.u + unit.p.u) ** 2 - 1) * (abs(pull) + e_D)
+        each = each + (unit.ds.eta + unit.tiny) * (1 + abs(pull))
+        n = each.size / max(self.problem.H, 1)
+        each = each + self.gamma(n + 4) * (p_sink * abs(pull) + each)
+        return sum_to(each, (self.problem.H, 1, 1))[:, 0, 0]
+
+    def _delta_error(self, do: Array, dp: Array, e_dp: Array, D: Array) -> Array:
+        """Of D, computed as Σ do·out from the delivered out, or as Σ P·dP."""
+        unit, live, p_sink = self.unit, self.r.live, self.r.p_sink
+        n_p, ado, P = 1 + self.drops, abs(do), self.r.p + self.pR
+        # Contracted with do before taking absolute values: Σ do (z v − o) = dp − D.
+        soft = (self.pR * abs(dp - D)).sum(-1, keepdims=True) / self.down
+        if p_sink is not None:
+            soft = soft + p_sink * self.R_sink * abs(D) / self.down
+        soft = np.minimum(soft, (ado * self.t_soft).sum(-1, keepdims=True))
+        delivered = (
+            self.t_sum + unit.low.u * (abs(self.o) + self.t_soft + self.t_sum) + unit.low.eta
+        )
+        delivered = np.where(live.any(-1, keepdims=True), delivered, 0)
+        product = self.gamma(self.problem.E + 2) * (abs(self.o) + self.t_soft + self.t_sum)
+        from_out = soft + (ado * (delivered + product)).sum(-1, keepdims=True)
+        each = self.pR * abs(dp) + P * (unit.p.times(n_p) * abs(dp) + (1 + unit.p.u) * e_dp)
+        each = each + self.gamma(self.chain) * P * (abs(dp) + e_dp)
+        from_weights = each.sum(-1, keepdims=True) + self.rebuild * abs(D)
+        if self.rounding.delta_from == "weights" or self.more:  # out knows nothing of dweights
+            return np.asarray(from_weights)
+        if self.rounding.delta_from == "out":
+            return np.asarray(from_out)
+        return np.asarray(np.maximum(from_out, from_weights))
+
+    def _stored(self, t: Array, mass: Array, of: Array, *, shared: bool) -> Array:
+        """Of gradients that are rounded before they are finished: in blocks, in parts."""
+        unit, rounding, size = self.unit, self.rounding, mass + t
+        length = self.problem.T if shared else self.problem.S
+        more = unit.low.times(rounding.gradient_roundings - 1) * size + 4 * unit.u * size
+        more = more + (rounding.gradient_roundings - 1) * unit.low.eta
+        if rounding.gradient_block is not None:
+            blocks = max(math.ceil(length / rounding.gradient_block) - 1, 0)
+            more = more + unit.low.times(blocks) * size + blocks * unit.low.eta
+        # Parts of an input that is broadcast, or shared by heads, may be rounded, then summed.
+        copies = mass.size / max(of.size, 1)
+        heads = self.problem.H / max(self.problem.K, 1) if shared else 1.0
+        if copies > heads:
+            more = more + (self.gamma(copies) + unit.low.u) * size + unit.low.eta
+        if heads > 1:
+            more = more + (self.gamma(heads) + unit.shared.u) * size + unit.shared.eta
+        return t + np.where(mass > 0, more, 0)
+
+    def _shared(self, t: Array, mass: Array, of: Array) -> Array:
+        stored = self._stored(t, mass, of, shared=True)
+        return dense.sum_shared(stored, self.problem.K, of.shape)

@@ -1,0 +1,378 @@
+"""The likely case: the standard deviation of each result, if roundings are as good as random.
+
+Every rounding of a number x is taken for independent, with mean 0 and variance R2 u² x². A sum of n
+terms meets n of them at its partial sums, which grow towards the total S as (k/n) S plus a bridge:
+R2 u² (n/3 S² + n/2 Σ x²) whatever the order. Variances are pushed through the formulas of hard.py
+with squares where that has absolute values. docs/tolerance.md §6 derives every line.
+
+Independence is false where the same error repeats: equal keys, equal rows, weights that all round
+alike. There the deviation is inf, and only the worst case counts (`Noise.generic`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from npattn import dense
+from npattn.problem import Array, sum_to
+from npattn.testing.hard import Hard
+from npattn.testing.rounding import Stored
+
+__all__ = ["DEVIATIONS", "Noise"]
+
+R2 = 1 / (8 * math.log(2))
+"""Mean square of a rounding error in units of u|x|, for a significand distributed as 1/x: 0.18."""
+DEVIATIONS = 8.0
+"""Beyond so many deviations nothing is taken for chance: 10⁻¹⁵ for a normal variable. The largest
+that correct implementations came to on generic inputs is in docs/tolerance.md."""
+DISTINCT = 0.9
+"""The share of a row's scores that must be distinct in float32 for it to be generic."""
+FAINT = float(np.finfo(np.float64).tiny) / np.finfo(np.float64).eps
+FEW = int(DEVIATIONS**2 * R2)
+"""So many roundings cannot add up to `DEVIATIONS`, even if all are at their worst: 11."""
+SPREAD = 8.0
+"""How many units of storage the scores of a row must spread over to round independently."""
+
+
+class Noise:
+    """The deviation of each result of a problem whose worst case is known.
+
+    With `everywhere` also where roundings are not as good as random.
+    """
+
+    def __init__(self, hard: Hard, everywhere: bool = False) -> None:
+        self.everywhere = everywhere
+        self.hard, self.r, self.unit = hard, hard.r, hard.unit
+        self.live, self.p, self.z = hard.r.live, hard.r.p, hard.z
+        self.u2 = R2 * hard.unit.u**2
+        self.n_p = 1 + hard.drops
+        self.n = hard.terms(hard.problem.S)
+        self.v2 = np.where(np.isfinite(hard.r.v), hard.r.v, 0) ** 2
+
+    def summed(self, n: float, total: Array, squares: Array) -> Array:
+        """The variance that accumulating n terms adds."""
+        return self.u2 * (n / 3 * total**2 + n / 2 * squares)
+
+    # --- forward ----------------------------------------------------------------------------------
+
+    @np.errstate(all="ignore")  # hidden scores may be anything
+    def forward(self) -> dict[str, Array]:
+        """Deviations of o, lse and weights; the forward of `hard` has run."""
+        hard, unit, p, o = self.hard, self.unit, self.p, self.hard.o
+        var_a, var_sink = self._argument()
+        self.var_p = self._weights(var_a)
+        self.var_l, lse = self._lse(var_sink)
+        w2 = np.where(self.live, (p * self.z) ** 2, 0)
+        self.acc_o = self.summed(2 * self.n, o, 0 * o) + 4 * self.u2 * o**2
+        self.acc_o = self.acc_o + self.n / 2 * self.u2 * self.products(w2, self.v2)
+        var = hard.square(self.var_p) + self.acc_o
+        var = var + self.products(self.stored_weights(w2), self.v2)
+        # A factor common to all scores, the rounded scale or log₂e, does not average out.
+        px = np.where(self.live, p * hard.x, 0)
+        pull = self.products(px * self.z, hard.r.v) - o * px.sum(-1, keepdims=True)
+        tanh = 0.0 if hard.problem.softcap is None else unit.exp
+        var = var + (3 * unit.u**2 + tanh**2) * pull**2
+        if self.r.p_sink is not None:
+            var = var + self.r.p_sink**2 * var_sink * o**2
+        var = var + self.var_merge * o**2  # parts merged by lse are not normalised again
+        var = var + (hard.rounding.out_roundings - 1) * rounded(o, unit.low)
+        of_p = self.var_p.sum(-1, keepdims=True) + self.u2 * (self.n / 3 + 4)
+        weights = np.where(self.live, self.var_p + p**2 * of_p + rounded(p, unit.p), 0)
+        plain = self.generic()
+        flush = unit.tiny * (self.products(1.0 * self.live, abs(hard.r.v)) + self.n + 4)
+        return {
+            "o": self.sharp(var, plain[..., None], flush),
+            "lse": self.sharp(lse[..., 0], plain, unit.tiny),
+            "weights": self.sharp(weights, plain[..., None], unit.tiny),
+        }
+
+    def _argument(self) -> tuple[Array, Any]:
+        """Of the argument of exp, by element; and of the sink's."""
+        hard, unit, u2 = self.hard, self.unit, self.u2
+        problem, x, s, m = hard.problem, hard.x, hard.s, hard.m
+        reach = hard.scale**2 * (self.r.q**2 @ (self.r.k**2).swapaxes(-1, -2))
+        var = self.summed(problem.D + 2, x, reach)
+        var = var + R2 * (2 * unit.operands.u**2 + unit.q.u**2) * reach + 2 * u2 * x**2
+        var = var + 2 * rounded(x, unit.s)
+        if problem.softcap is not None:
+            c = problem.softcap
+            t = np.tanh(x / c)
+            var = var * (1 - t**2) ** 2 + (unit.exp**2 / 3 + 4 * u2) * (c * t) ** 2
+            var = var + 2 * rounded(c * t, unit.s)
+            x = c * t
+        if problem.score_mod is not None:
+            rate, f = dense.slope(problem, x), dense.call_score_mod(problem, x)
+            size = f**2 + (x * rate) ** 2
+            var = var * rate**2 + (8 * u2 + 4 * R2 * unit.s.u**2) * size
+            x = f
+        if problem.bias is not None:
+            added = u2 * s**2 + rounded(s, unit.s)
+            var = var + np.minimum(added, 16 * (x**2 + var))
+        near_s, near_m = np.minimum(abs(s), 2.0**14), np.minimum(abs(m), 2.0**14)
+        online = unit.exp**2 / 3 * (1 + min(hard.blocks, 16)) + u2 * hard.blocks
+        var = var + u2 * (4 * near_s**2 + 2 * near_m**2) + online
+        sink = 0.0
+        if hard.sink is not None:
+            sink = u2 * (4 * np.minimum(abs(hard.sink), 2.0**14) ** 2 + 2 * near_m**2) + online
+        return np.where(self.live, var, 0), sink
+
+    def _weights(self, var_a: Array) -> Array:
+        """Of p e^a: p² var_a, but e^a is not linear, and of 8 deviations its tail counts."""
+        hard, far = self.hard, DEVIATIONS * np.sqrt(var_a)
+        lse = np.where(np.isfinite(hard.lse), hard.lse, 0)[..., None]
+        grown = np.exp(np.minimum(hard.s - lse + far, 100))
+        reach = np.where(far < 1, self.p * np.expm1(far), grown)
+        return np.where(self.live, (reach / DEVIATIONS) ** 2, 0)
+
+    def _lse(self, var_sink: Any) -> tuple[Array, Array]:
+        """Of lse as the backward uses it, and as it is delivered."""
+        hard, unit, p = self.hard, self.unit, self.p
+        p2 = (p**2).sum(-1, keepdims=True)
+        var = self.var_p.sum(-1, keepdims=True) + self.u2 * (self.n / 3 + self.n / 2 * p2)
+        if self.r.p_sink is not None:
+            var = var + self.r.p_sink**2 * var_sink
+        lse = np.where(np.isfinite(hard.lse), hard.lse, 0)[..., None]
+        near = np.minimum(abs(lse), 2.0**14)
+        near_m = np.minimum(abs(hard.m), 2.0**14)
+        self.var_merge = self.u2 * (4 + 5 * near**2 + 2 * near_m**2)
+        saved = var + self.var_merge + rounded(near, unit.lse) + unit.exp**2 / 3
+        saved = (np.expm1(np.minimum(DEVIATIONS * np.sqrt(saved), 100)) / DEVIATIONS) ** 2
+        # A fast exp errs alike on like arguments, so that its error does not average out here.
+        common = unit.exp**2 / 3
+        if hard.problem.softcap is not None:
+            common = common * (1 + (p * abs(hard.s)).sum(-1, keepdims=True) ** 2)
+        whole = var + common + self.u2 * (4 + 3 * lse**2 + 2 * hard.m**2)
+        return saved, whole + rounded(lse, unit.lse)
+
+    def stored_weights(self, w2: Array) -> Array:
+        """Of weights (squared: w2) that are stored, and enter a product."""
+        unit = self.unit
+        var = self.n_p * (R2 * unit.p.u**2 * w2 + unit.p.eta**2 / 3 * self.z**2)
+        return np.where(self.live, var + 2 * R2 * unit.operands.u**2 * w2, 0)
+
+    # --- backward ---------------------------------------------------------------------------------
+
+    @np.errstate(all="ignore")
+    def backward(self) -> dict[str, Array]:
+        """Deviations of the gradients; the backward of `hard` has run."""
+        hard, unit, problem = self.hard, self.unit, self.hard.problem
+        var_dp, do2 = self._dweights(), np.where(np.isfinite(hard.do), hard.do, 0) ** 2
+        var_D = self._delta(var_dp, do2)
+        var_ds = self._dscores(var_dp)
+        var_dx = var_ds
+        if problem.softcap is not None or problem.score_mod is not None:
+            var_dx = var_ds * np.asarray(hard.slope) ** 2 + (hard.ds * hard.slope_error) ** 2
+            var_dx = var_dx + 2 * (self.u2 * hard.dx**2 + rounded(hard.dx, unit.ds))
+        dx2 = hard.dx**2
+        k, q = self.finite(self.r.k), self.finite(self.r.q)
+        ops = 2 * R2 * unit.operands.u**2
+        flush = (unit.tiny + unit.operands.eta) * (1 + hard.scale)
+
+        dq, squares = self.products(hard.dx, k), self.products(dx2, k**2)
+        var = self.products(var_dx + ops * dx2, k**2) + self.summed(self.n, dq, squares)
+        var = var + var_D * self.products(hard.ps, k) ** 2 + self.var_l * dq**2
+        underflow = unit.ds.eta**2 / 3 * self.products(1.0 * self.live, k**2 + 1)
+        var = hard.scale**2 * var + underflow
+        var = var + self._stored(dq * hard.scale, squares * hard.scale**2, problem.S, problem.q)
+        lost_q = flush * self.products(1.0 * self.live, abs(k) + 1)
+
+        turn = self.live.swapaxes(-1, -2)
+        each = var_dx + hard.ps**2 * var_D + dx2 * (self.var_l + R2 * unit.q.u**2 + ops)
+        dk = dense.sum_live(hard.dx.swapaxes(-1, -2), q, turn)
+        squares = dense.sum_live(dx2.swapaxes(-1, -2), q**2, turn)
+        var_k = dense.sum_live(np.where(self.live, each, 0).swapaxes(-1, -2), q**2, turn)
+        var_k = hard.scale**2 * (var_k + self.summed(hard.terms(problem.T), dk, squares))
+        var_k = var_k + unit.ds.eta**2 / 3 * dense.sum_live(1.0 * turn, q**2 + 1, turn)
+        squares = squares * hard.scale**2
+        var_k = var_k + self._stored(dk * hard.scale, squares, problem.T, problem.k, shared=True)
+        lost_k = flush * dense.sum_live(1.0 * turn, abs(q) + 1, turn)
+
+        w2 = np.where(self.live, (self.p * self.z) ** 2, 0)
+        each = w2 * self.var_l + self.z**2 * self.var_p + self.stored_weights(w2)
+        dv = dense.sum_live(np.sqrt(w2).swapaxes(-1, -2), self.finite(hard.do), turn)
+        squares = dense.sum_live(w2.swapaxes(-1, -2), do2, turn)
+        var_v = dense.sum_live(each.swapaxes(-1, -2), do2, turn)
+        var_v = var_v + self.summed(hard.terms(problem.T), dv, squares)
+        var_v = var_v + self._stored(dv, squares, problem.T, problem.v, shared=True)
+        lost_v = unit.tiny * dense.sum_live(1.0 * turn, abs(hard.do) + 1, turn)
+
+        rows = self.generic(hard.dp_out)
+        every = np.asarray(rows.all() and self.generic_columns())
+        share = dense.sum_shared
+        found = {
+            "dq": self.sharp(
+                sum_to(var, problem.q.shape),
+                sum_to(1.0 * ~rows[..., None], (*problem.q.shape[:-1], 1)) == 0,
+                sum_to(lost_q, problem.q.shape),
+            ),
+            "dk": self.sharp(
+                share(var_k, problem.K, problem.k.shape),
+                every,
+                share(lost_k, problem.K, problem.k.shape),
+            ),
+            "dv": self.sharp(
+                share(var_v, problem.K, problem.v.shape),
+                every,
+                share(lost_v, problem.K, problem.v.shape),
+            ),
+        }
+        if problem.bias is not None:
+            found["dbias"] = self._dbias(var_ds, var_D, problem.bias.shape, every)
+        if self.r.p_sink is not None:
+            found["dsinks"] = self._dsinks(var_D, every)
+        return found
+
+    def _dweights(self) -> Array:
+        """Of dP."""
+        hard, unit, z2 = self.hard, self.unit, self.z**2
+        E = hard.problem.E
+        do2 = np.where(np.isfinite(hard.do), hard.do, 0) ** 2
+        reach = np.where(self.live, z2 * (do2 @ self.v2.swapaxes(-1, -2)), 0)
+        var = self.summed(E + 2, hard.dp_out, reach) + 2 * R2 * unit.operands.u**2 * reach
+        var = var + self.n_p * (rounded(hard.dp_out, unit.dp) + self.u2 * hard.dp_out**2)
+        return np.where(self.live, var + self.u2 * hard.dp**2, 0)
+
+    def _delta(self, var_dp: Array, do2: Array) -> Array:
+        """Of D, from out or from the weights."""
+        hard, unit, p = self.hard, self.unit, self.p
+        dp, D, E = hard.dp, hard.D, hard.problem.E
+        p2 = p**2
+
+        def row(x: Array) -> Array:
+            return np.asarray(x.sum(-1, keepdims=True))
+
+        out = row(self.var_p * np.where(self.live, dp - D, 0) ** 2)
+        out = out + row(self.n_p * R2 * unit.p.u**2 * p2 * hard.dp_out**2)
+        delivered = self.acc_o + rounded(hard.o, unit.low)
+        out = out + row(do2 * delivered) + self.summed(E + 2, D, row(do2 * hard.o**2))
+        stored = self.var_p + self.n_p * R2 * unit.p.u**2 * p2
+        weights = row(stored * dp**2 + p2 * var_dp)
+        weights = weights + self.var_l * D**2 + self.summed(self.n, D, row(p2 * dp**2))
+        chosen = {"out": out, "weights": weights, "either": np.maximum(out, weights)}
+        source = "weights" if hard.more else hard.rounding.delta_from
+        return chosen[source] + self.u2 * D**2
+
+    def _dscores(self, var_dp: Array) -> Array:
+        """Of dS, but for what is common to a row."""
+        hard, unit, p2 = self.hard, self.unit, self.p**2
+        dp, D, dl, ds = hard.dp, hard.D, hard.dl, hard.ds
+        g2 = np.where(self.live, dp - D + dl, 0) ** 2
+        var = (self.var_p + self.n_p * R2 * unit.p.u**2 * p2) * g2 + p2 * var_dp
+        var = var + 3 * self.u2 * p2 * (dp**2 + D**2 + np.square(dl))
+        if unit.dp.u:  # stored apart, through out and through lse, then added
+            apart = p2 * (np.where(self.live, dp - D, 0) ** 2 + np.square(dl))
+            var = var + R2 * unit.ds.u**2 * apart * (np.asarray(dl) != 0)
+        var = var + 2 * rounded(ds, unit.ds) + self.u2 * ds**2
+        var = var + unit.p.eta**2 / 3 * (1 + g2)
+        return np.where(self.live, var, 0)
+
+    def _stored(
+        self, total: Array, squares: Array, length: int, of: Array, *, shared: bool = False
+    ) -> Array:
+        """Of gradients that are rounded before they are finished."""
+        hard, unit, rounding = self.hard, self.unit, self.hard.rounding
+        var = 4 * self.u2 * total**2 + (rounding.gradient_roundings - 1) * rounded(total, unit.low)
+        if rounding.gradient_block is not None:
+            blocks = max(math.ceil(length / rounding.gradient_block) - 1, 0)
+            low2 = R2 * unit.low.u**2
+            var = var + low2 * blocks * (total**2 + squares / 2) + blocks * unit.low.eta**2 / 3
+        heads = hard.problem.H / max(hard.problem.K, 1) if shared else 1.0
+        copies = total.size / max(of.size, 1)
+        if heads > 1:
+            var = var + rounded(total, unit.shared) + heads / 2 * self.u2 * total**2
+        if copies > heads:
+            var = var + rounded(total, unit.low) + copies / 2 * self.u2 * total**2
+        return var
+
+    def _dbias(self, var_ds: Array, var_D: Array, shape: tuple[int, ...], every: Array) -> Array:
+        hard, p, S = self.hard, self.p, self.hard.problem.S
+        row = p**2 * var_D + hard.ds**2 * self.var_l
+        if shape[-1] == 1 and S > 1:  # what is common to a row adds up along it
+            ps, dss = p.sum(-1, keepdims=True), hard.ds.sum(-1, keepdims=True)
+            row = np.broadcast_to((ps**2 * var_D + dss**2 * self.var_l) / S, hard.ds.shape)
+        n = hard.ds.size / max(math.prod(shape), 1)
+        total, squares = sum_to(hard.ds, shape), sum_to(hard.ds**2, shape)
+        var = sum_to(var_ds + row, shape) + self.summed(n, total, squares)
+        lost = self.unit.tiny * sum_to(1 + abs(hard.dp), shape)
+        return self.sharp(var, every, lost)
+
+    def _dsinks(self, var_D: Array, every: Array) -> Array:
+        hard, unit, p_sink = self.hard, self.unit, self.r.p_sink
+        assert p_sink is not None
+        assert hard.sink is not None
+        pull = hard.D - hard.dl
+        near = np.minimum(abs(hard.sink), 2.0**14)
+        var_sink = self.u2 * (4 * near**2 + 2 * np.minimum(abs(hard.m), 2.0**14) ** 2)
+        var_sink = var_sink + unit.exp**2 / 3 * (1 + min(hard.blocks, 16)) + self.u2 * hard.blocks
+        factor = var_sink + self.var_l + 2 * R2 * (unit.ds.u**2 + unit.p.u**2) + 2 * self.u2
+        var = p_sink**2 * (
+            factor * pull**2 + var_D + 3 * self.u2 * (hard.D**2 + np.square(hard.dl))
+        )
+        terms = p_sink * pull
+        shape = (hard.problem.H, 1, 1)
+        n = terms.size / max(hard.problem.H, 1)
+        total, squares = sum_to(terms, shape), sum_to(terms**2, shape)
+        var = sum_to(var + unit.ds.eta**2 / 3, shape) + self.summed(n, total, squares)
+        lost = unit.tiny * sum_to(1 + abs(pull), shape)
+        return self.sharp(var, every, lost)[:, 0, 0]
+
+    # --- where it holds ---------------------------------------------------------------------------
+
+    def generic(self, dp: Array | None = None) -> Array:
+        """Rows, (..., H, T), whose roundings are as good as independent.
+
+        Their scores, and dP where that counts, are distinct, and spread over more than what rounds
+        to the same number.
+        """
+        hard, unit = self.hard, self.unit
+        if self.everywhere:
+            return np.ones(self.live.shape[:-1], bool)
+        unit_p = max(unit.p.u, unit.u)
+        plain = self._varied(hard.s, unit_p * np.ones_like(hard.m))
+        if dp is not None:
+            dp = np.where(self.live, self.hard.do @ self.finite(self.r.v).swapaxes(-1, -2), 0)
+            size = np.sqrt((self.p * dp**2).sum(-1, keepdims=True))
+            plain = plain & self._varied(dp, max(unit.dp.u, unit.u) * size)
+        biased = hard.rounding.accumulator == "truncated" or unit.row_sum.u > 0
+        return plain & (not biased)
+
+    def _varied(self, x: Array, unit: Array) -> Array:
+        """Rows in which nearly all live x are distinct in float32, and spread over many units."""
+        values = np.sort(np.where(self.live, x, np.nan).astype(np.float32), -1)
+        count = self.live.sum(-1)
+        steps = np.diff(values, axis=-1) > 0  # NaN sorts last, and is above nothing
+        distinct = steps.sum(-1) + (count > 0)
+        x = np.where(self.live, x, 0)
+        total = self.p.sum(-1, keepdims=True)
+        mean = (self.p * x).sum(-1, keepdims=True) / np.where(total > 0, total, 1)
+        spread = np.sqrt((self.p * (x - mean) ** 2).sum(-1))
+        wide = spread >= SPREAD * unit[..., 0]
+        return np.asarray((distinct >= DISTINCT * count) & wide | (count <= FEW))
+
+    def generic_columns(self) -> bool:
+        """Whether the queries of each key are distinct too."""
+        if self.everywhere:
+            return True
+        values = np.where(self.live, self.hard.s, np.nan).swapaxes(-1, -2).astype(np.float32)
+        steps = np.diff(np.sort(values, -1), axis=-1) > 0
+        count = self.live.sum(-2)
+        return bool(((steps.sum(-1) + 1 >= DISTINCT * count) | (count <= FEW)).all())
+
+    def sharp(self, var: Array, plain: Array, lost: Any) -> Array:
+        """What is allowed of a result with this variance: `DEVIATIONS`, and what is flushed."""
+        plain = plain & (var > FAINT)  # else squares vanished, and what is left is not all
+        return np.where(plain, DEVIATIONS * np.sqrt(var) + lost, np.inf)
+
+    def products(self, w: Array, x: Array) -> Array:
+        return dense.sum_live(w, x, self.live)
+
+    def finite(self, x: Array) -> Array:
+        return np.where(np.isfinite(x), x, 0)
+
+
+def rounded(x: Array, unit: Stored) -> Array:
+    """The variance of storing x."""
+    return np.asarray(R2 * unit.u**2 * x**2 + unit.eta**2 / 3)

@@ -1,0 +1,41 @@
+"""Properties: what many small errors say together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npattn.testing.evidence import EXCESSIVE, chi_square, fits, plain, sampled
+from npattn.testing.properties.register import rule
+from npattn.testing.recipe import Recipe
+from npattn.testing.trial import Suspicion, Trial
+
+__all__: list[str] = []
+
+
+def _plain(trial: Trial, seed: int, examples: int) -> list[Recipe]:
+    return plain(trial.space, seed)[:examples]
+
+
+@rule("aggregate", "1, 13", recipes=_plain)
+def aggregate(trial: Trial, recipe: Recipe) -> float:
+    """Errors of plain inputs are as large as roundings make them, and look like no mistake.
+
+    Roundings are as good as independent, so thousands of elements have a mean square error near
+    what the model says, and their errors are not those of a scale, gain or key that is slightly
+    wrong. It sees what no single element shows: truncation for rounding, a scale that is wrong by
+    a thousandth in bfloat16, a key of zeros that takes weight. A finding is a suspicion: the
+    estimate rests on randomness, not on a worst case.
+    """
+    sample = sampled(trial, recipe)
+    told = []
+    for name in sample.names():
+        heads = chi_square(sample, name)
+        whole = float(np.nanmean(heads)) if np.isfinite(heads).any() else 0.0
+        if whole > EXCESSIVE:
+            told.append(f"{name}: χ² {whole:.3g} of what {trial.rounding.name} explains")
+    found = sorted((f for f in fits(sample, trial) if f.found), key=lambda f: -f.certainty)
+    told += [str(f) for f in found[:4]]
+    if told:
+        judged = sample.judged
+        raise Suspicion("\n".join(told), judged.problem, judged.cotangents)
+    return 0.0
