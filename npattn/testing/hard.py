@@ -70,7 +70,7 @@ class Hard:
         t_sum = t_sum + dense.sum_live(lost, av, live)
         t_sum = t_sum + np.where(live.any(-1, keepdims=True), (self.problem.S + 2) * unit.tiny, 0)
         # Parts that are merged by e^(lse − whole), and exp(log_softmax), are not normalised again.
-        t_sum = t_sum + self.lse_rounding * mass
+        t_sum = t_sum + self.merge * mass
         again = self.rounding.out_roundings - 1
         size = np.where(mass > 0, abs(self.o) + t_soft + t_p + t_sum, 0)
         t_sum = t_sum + unit.low.times(again) * size + again * unit.low.eta * (size > 0)
@@ -129,7 +129,7 @@ class Hard:
         fixed = self.gamma(self.chain) + self.row_sum + 4 * u
         # Rebuilding P from a saved lse beyond 2¹⁴ loses the weights: a defect, not rounding.
         near = (5 * u + unit.lse.u) * np.minimum(abs(lse), 2.0**14) + 2 * u * near_m + unit.lse.eta
-        self.lse_rounding = np.expm1(fixed + near)
+        self.merge = np.expm1(4 * u + near)
         self.rebuild = np.expm1(np.minimum(soft + fixed + near + unit.exp, 100))
         t_lse = soft + fixed + (3 * u + unit.lse.u) * abs(lse) + 2 * u * abs(m) + unit.lse.eta
         return np.where(seen, t_lse, 0)

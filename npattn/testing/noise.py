@@ -82,7 +82,8 @@ class Noise:
         of_p = self.var_p.sum(-1, keepdims=True) + self.u2 * (self.n / 3 + 4)
         weights = np.where(self.live, self.var_p + p**2 * of_p + rounded(p, unit.p), 0)
         plain = self.generic()
-        flush = unit.tiny * (self.products(1.0 * self.live, abs(hard.r.v)) + self.n + 4)
+        lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
+        flush = self.products(lost, abs(hard.r.v)) + unit.tiny * (self.n + 4)
         return {
             "o": self.sharp(var, plain[..., None], flush),
             "lse": self.sharp(lse[..., 0], plain, unit.tiny),
@@ -169,7 +170,10 @@ class Noise:
         dx2 = hard.dx**2
         k, q = self.finite(self.r.k), self.finite(self.r.q)
         ops = 2 * R2 * unit.operands.u**2
-        flush = (unit.tiny + unit.operands.eta) * (1 + hard.scale)
+        # What is flushed is lost for certain: a weight, a dS, and their products.
+        size = 2 + abs(hard.dp) + abs(hard.D) + abs(np.asarray(hard.dl))
+        self.lost = np.where(self.live, (unit.tiny + unit.operands.eta) * size, 0)
+        flush = (1 + hard.scale) * self.lost
 
         dq, squares = self.products(hard.dx, k), self.products(dx2, k**2)
         var = self.products(var_dx + ops * dx2, k**2) + self.summed(self.n, dq, squares)
@@ -177,7 +181,7 @@ class Noise:
         underflow = unit.ds.eta**2 / 3 * self.products(1.0 * self.live, k**2 + 1)
         var = hard.scale**2 * var + underflow
         var = var + self._stored(dq * hard.scale, squares * hard.scale**2, problem.S, problem.q)
-        lost_q = flush * self.products(1.0 * self.live, abs(k) + 1)
+        lost_q = self.products(flush, abs(k) + 1)
 
         turn = self.live.swapaxes(-1, -2)
         each = var_dx + hard.ps**2 * var_D + dx2 * (self.var_l + R2 * unit.q.u**2 + ops)
@@ -188,7 +192,7 @@ class Noise:
         var_k = var_k + unit.ds.eta**2 / 3 * dense.sum_live(1.0 * turn, q**2 + 1, turn)
         squares = squares * hard.scale**2
         var_k = var_k + self._stored(dk * hard.scale, squares, problem.T, problem.k, shared=True)
-        lost_k = flush * dense.sum_live(1.0 * turn, abs(q) + 1, turn)
+        lost_k = dense.sum_live(flush.swapaxes(-1, -2), abs(q) + 1, turn)
 
         w2 = np.where(self.live, (self.p * self.z) ** 2, 0)
         each = w2 * self.var_l + self.z**2 * self.var_p + self.stored_weights(w2)
@@ -197,7 +201,8 @@ class Noise:
         var_v = dense.sum_live(each.swapaxes(-1, -2), do2, turn)
         var_v = var_v + self.summed(hard.terms(problem.T), dv, squares)
         var_v = var_v + self._stored(dv, squares, problem.T, problem.v, shared=True)
-        lost_v = unit.tiny * dense.sum_live(1.0 * turn, abs(hard.do) + 1, turn)
+        w_lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
+        lost_v = dense.sum_live(w_lost.swapaxes(-1, -2), abs(hard.do) + 1, turn)
 
         rows = self.generic(hard.dp_out)
         every = np.asarray(rows.all() and self.generic_columns())
@@ -296,7 +301,7 @@ class Noise:
         n = hard.ds.size / max(math.prod(shape), 1)
         total, squares = sum_to(hard.ds, shape), sum_to(hard.ds**2, shape)
         var = sum_to(var_ds + row, shape) + self.summed(n, total, squares)
-        lost = self.unit.tiny * sum_to(1 + abs(hard.dp), shape)
+        lost = sum_to(self.lost, shape)
         return self.sharp(var, every, lost)
 
     def _dsinks(self, var_D: Array, every: Array) -> Array:

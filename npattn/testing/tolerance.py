@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from npattn.conventions import Conventions
 from npattn.problem import Array, Gradients, Problem
+from npattn.testing.cheap import Cheap, covers
 from npattn.testing.hard import Hard
 from npattn.testing.noise import DEVIATIONS, Noise
-from npattn.testing.rounding import Rounding, unit_roundoff
+from npattn.testing.rounding import Rounding, Units, unit_roundoff
 
 __all__ = ["Rounding", "allowed", "bounds", "certificate", "deviations", "unit_roundoff"]
 
@@ -66,13 +68,19 @@ def allowed(
     dlse: Array | None = None,
     dweights: Array | None = None,
     conventions: Conventions | None = None,
+    cheap: bool = False,
 ) -> dict[str, Array]:
     """What is allowed of each result: the hard bound or, where roundings are as good as random,
     eight of their standard deviations, whichever is less.
 
-    Parameters and returns are those of `bounds`.
+    With `cheap`, where it holds, a looser hard bound at the price of a few matrix products: what it
+    fails deserves the second opinion of the full form. Parameters and returns are otherwise those
+    of `bounds`.
     """
     task = _Task(problem, dtype, rounding, dout, dlse, dweights, conventions)
+    found = task.cheap_bounds() if cheap else None
+    if found is not None:
+        return task.certified(found)
     hard = task.hard_bounds()
     sharp = task.deviations()
     return task.certified({name: np.minimum(t, sharp[name]) for name, t in hard.items()})
@@ -128,19 +136,45 @@ class _Task:
     ) -> None:
         self.problem = problem
         self.conventions = conventions or Conventions()
-        rounding = rounding or Rounding.undeclared(dtype)
-        self.hard = Hard(self.conventions.canonical(problem), rounding, dtype)
+        self.canonical = self.conventions.canonical(problem)
+        self.rounding, self.dtype = rounding or Rounding.undeclared(dtype), dtype
+        self.unit = Units.of(self.rounding, dtype)
         self.dout, self.dlse, self.dweights = dout, dlse, dweights
+
+    @cached_property
+    def hard(self) -> Hard:
+        return Hard(self.canonical, self.rounding, self.dtype)
+
+    def _cotangents(self) -> tuple[Array, Array | None, Array | None]:
+        """Of the canonical problem, with a head axis."""
+        assert self.dout is not None
+        do, *more = self.conventions.cotangents(
+            self.problem, self.dout.astype(float), self.dlse, self.dweights
+        )
+        head = (None,) if self.problem.headless else (...,)
+        dl, dw = (None if x is None else x[head] for x in more)
+        return do[head], dl, dw
+
+    def cheap_bounds(self) -> dict[str, Array] | None:
+        """None where the cheap form does not hold."""
+        if self.conventions != Conventions() or self.dweights is not None:
+            return None
+        if not covers(self.canonical):
+            return None
+        form = Cheap(self.canonical, self.rounding, self.dtype)
+        if not form.fits:
+            return None
+        found = form.forward()
+        if self.dout is not None:
+            do, dl, _ = self._cotangents()
+            found |= form.backward(do, dl)
+        head = 0 if self.problem.headless else ...
+        return {n: t[head] if n in ("o", "lse", "weights") else t for n, t in found.items()}
 
     def hard_bounds(self) -> dict[str, Array]:
         found = self.hard.forward()
         if self.dout is not None:
-            do, *more = self.conventions.cotangents(
-                self.problem, self.dout.astype(float), self.dlse, self.dweights
-            )
-            head = (None,) if self.problem.headless else (...,)
-            dl, dw = (None if x is None else x[head] for x in more)
-            found |= self.hard.backward(do[head], dl, dw)
+            found |= self.hard.backward(*self._cotangents())
         return _translated(self.problem, self.conventions, self.hard, found, self.dout)
 
     def deviations(self, everywhere: bool = False) -> dict[str, Array]:
@@ -154,7 +188,7 @@ class _Task:
     def certified(self, found: dict[str, Array]) -> dict[str, Array]:
         """With the oracle's own error, which obeys the same bound with its own, smaller unit: the
         bound is convex in the units and 0 where they are, so the ratio of the units is enough."""
-        more = 1 + unit_roundoff(np.float64) / self.hard.unit.u
+        more = 1 + unit_roundoff(np.float64) / self.unit.u
         return {name: more * bound for name, bound in found.items()}
 
 

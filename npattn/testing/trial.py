@@ -21,6 +21,7 @@ from npattn.testing.tolerance import Rounding, allowed
 
 __all__ = ["GRADIENTS", "Judged", "Suspicion", "Trial", "Violation"]
 
+CHEAP = 2**20  # scores, from which the cheap form of the bound is asked first
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
 
 
@@ -160,7 +161,15 @@ class Trial:
     ) -> dict[str, Comparison]:
         """Compare all that the implementation gives."""
         got = self.results(problem, cotangents, view)
-        want, allowed = self.oracle(problem, cotangents)
+        cheap = math.prod((*problem.lead, problem.H, problem.T, problem.S)) > CHEAP
+        found = self._compared(got, *self.oracle(problem, cotangents, cheap=cheap))
+        if cheap and not all(c.passed for c in found.values()):
+            return self._compared(got, *self.oracle(problem, cotangents))
+        return found
+
+    def _compared(
+        self, got: list[tuple[str, Array]], want: dict[str, Array], allowed: dict[str, Array]
+    ) -> dict[str, Comparison]:
         found: dict[str, Comparison] = {}
         for name, array in got:
             if name not in want:
@@ -256,7 +265,7 @@ class Trial:
         return [(name.removesuffix(" too"), array) for name, array in got]
 
     def oracle(
-        self, problem: Problem, cotangents: Cotangents
+        self, problem: Problem, cotangents: Cotangents, *, cheap: bool = False
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         """Exact values and allowed errors."""
         fwd = evaluate(problem, self.conventions)
@@ -278,6 +287,7 @@ class Trial:
             dout=dout,
             dlse=dlse,
             conventions=self.conventions,
+            cheap=cheap,
         )
         if self.conventions.empty_row == "nan":
             for name in GRADIENTS:  # undefined where a NaN row adds to it, says the convention

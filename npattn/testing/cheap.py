@@ -1,0 +1,251 @@
+"""The worst case at the price of a few matrix products: for problems too large for the full form.
+
+Where the full form has an error for every score, this has one for every row: |q·k| ≤ ‖q‖ max‖k‖.
+What then depends on the key is |s| alone, so that every sum is a product of P, |dS| or P∘|s| with
+k, q, v or do. It is never below the full form's true worst case, only looser; it covers what long
+problems have: masks, bias, shared heads, gradients of lse. docs/tolerance.md §5 derives it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from npattn import dense
+from npattn.problem import Array, Problem, sum_to
+from npattn.testing.rounding import Rounding, Units
+
+__all__ = ["Cheap", "covers"]
+
+SMALL = 0.5
+"""Up to which e^A − 1 ≤ A (1 + A) is used; beyond it the full form is needed."""
+
+
+def covers(problem: Problem) -> bool:
+    """Whether the cheap form knows the options of a problem."""
+    odd = (problem.softcap, problem.score_mod, problem.sinks, problem.dropout_mask)
+    return all(option is None for option in odd) and problem.S > 0 and problem.D > 0
+
+
+class Cheap:
+    """Bounds of a problem that `covers`; ``fits`` says whether they hold."""
+
+    @np.errstate(all="ignore")  # hidden scores may be anything
+    def __init__(self, problem: Problem, rounding: Rounding, dtype: Any) -> None:
+        self.problem, self.rounding = problem, rounding
+        self.unit = unit = Units.of(rounding, dtype)
+        out, lse, self.r = dense.forward(problem)
+        head = (None,) if problem.headless else (...,)
+        self.o, self.lse = out[head], lse[head][..., None]
+        self.live, self.p = self.r.live, self.r.p
+        self.seen = self.lse != -np.inf
+        self.scale = abs(problem.scale or 0.0)
+        self.blocks = math.ceil(problem.S / 16)
+        self.chain = self.gamma(self.terms(problem.S) + 2 * self.blocks)
+        s = problem.scale * (self.r.q @ self.r.k.swapaxes(-1, -2))
+        if problem.bias is not None:
+            s = s + problem.bias.astype(float)
+        self.s = np.where(self.live, abs(s), 0)
+        m = np.max(np.where(self.live, s, -np.inf), -1, keepdims=True, initial=-np.inf)
+        self.m = np.where(np.isfinite(m), abs(m), 0)
+        self.a, self.b = self._argument()
+        most = self.a + self.b * self.s.max(-1, keepdims=True, initial=0)
+        self.fits = bool((most <= SMALL).all()) and bool(np.isfinite(out).all())
+        self.k1 = 1 + most  # (e^A − 1) / A at most
+        self.R = most * self.k1
+        self.down = np.maximum(1 - self.R, 1 - SMALL * (1 + SMALL))
+        self.unit_p = unit.p.u
+
+    def terms(self, n: int) -> int:
+        block = self.rounding.sum_block
+        return n + 4 if block is None else min(n, block + 3 * math.ceil(n / block)) + 4
+
+    def gamma(self, n: float) -> float:
+        return n * self.unit.u / (1 - n * self.unit.u)
+
+    def _argument(self) -> tuple[Array, float]:
+        """The error of the argument of exp is at most a + b |s|."""
+        unit, u, problem = self.unit, self.unit.u, self.problem
+        q, k = self.r.q, np.where(np.isfinite(self.r.k), self.r.k, 0)
+        norm_k = np.sqrt((k**2).sum(-1)).max(-1)[..., None, None]
+        reach = self.scale * np.sqrt((q**2).sum(-1, keepdims=True)) * norm_k
+        products = self.gamma(problem.D + 6) + unit.q.u + unit.operands.times(2)
+        twice = (1 + u + unit.s.u) ** 2 - 1  # q kᵀ stored, scaled and stored again
+        a, b = products * (1 + twice) * reach, twice
+        if problem.bias is not None:
+            bias = np.where(self.live, abs(problem.bias.astype(float)), 0)
+            bias = np.where(np.isfinite(bias), bias, 0).max(-1, keepdims=True)
+            a, b = (a + twice * bias) * (1 + u + unit.s.u), b * (1 + u + unit.s.u) + u + unit.s.u
+        lost = self.scale * (unit.tiny + unit.operands.eta) * (1 + problem.D)
+        lost = lost * (1 + abs(q).max(-1, keepdims=True) + abs(k).max((-1, -2))[..., None, None])
+        online = unit.exp * (1 + min(self.blocks, 16)) + u * self.blocks
+        a = a + lost + unit.s.eta * (2 + self.scale) + 4 * u * self.m + online
+        return np.where(self.seen, a, 0), b + 6 * u
+
+    @np.errstate(all="ignore")
+    def forward(self) -> dict[str, Array]:
+        """Bounds of o, lse and weights."""
+        unit, u, p, live = self.unit, self.unit.u, self.p, self.live
+        v = np.where(np.isfinite(self.r.v), self.r.v, 0)
+        self.ps = p * self.s
+        s2 = np.sqrt((self.ps * self.s).sum(-1, keepdims=True))
+        s1 = self.ps.sum(-1, keepdims=True)
+        self.rho = self.k1 * (self.a + self.b * s2)  # √ Σ p R² at most
+        self.mean_R = self.k1 * (self.a + self.b * s1)  # Σ p R
+        centre = v.mean(-2, keepdims=True)
+        around = np.maximum(p @ (v - centre) ** 2 - (self.o - centre) ** 2, 0)
+        around = around + (self.problem.S + 4) * 2.0**-52 * (self.o - centre) ** 2
+        t_soft = np.where(self.seen, self.rho * np.sqrt(around) / self.down, 0)
+        row_sum = unit.row_sum.times(self.terms(self.problem.S) + 2 * self.blocks)
+        lse = np.where(self.seen, abs(self.lse), 0)
+        fixed = self.chain + row_sum + 4 * u
+        near = (5 * u + unit.lse.u) * np.minimum(lse, 2.0**14) + 2 * u * np.minimum(self.m, 2.0**14)
+        near = near + unit.lse.eta
+        soft = np.log1p(self.mean_R)
+        self.rebuild = np.expm1(soft + fixed + near + unit.exp)
+        mass = (1 + self.R) / self.down * dense.sum_live(p, abs(v), live)
+        stored = (
+            unit.p.u * (1 + unit.p.u) + self.chain + unit.operands.times(2) + np.expm1(4 * u + near)
+        )
+        t = stored * mass + fixed * (abs(self.o) + t_soft)
+        count = live.sum(-1, keepdims=True)
+        vanished = unit.p.eta + unit.operands.eta + unit.tiny
+        t = t + count * (vanished * abs(v).max(-2, keepdims=True) + unit.tiny)
+        again = self.rounding.out_roundings - 1
+        t = t + (unit.low.times(again) * (abs(self.o) + t_soft + t) + again * unit.low.eta)
+        self.t_soft, self.t_sum = t_soft, np.where(self.seen, t, 0)
+        relative = (self.R + self.mean_R) / self.down
+        relative = relative + (1 + self.R) / self.down * (unit.p.u + fixed)
+        weights = np.where(live, np.minimum(p * relative + unit.p.eta + unit.tiny, 1), 0)
+        t_lse = soft + fixed + (3 * u + unit.lse.u) * lse + 2 * u * self.m + unit.lse.eta
+        t_lse = np.where(self.seen, t_lse, 0)[..., 0]
+        return {"o": self.t_soft + self.t_sum, "lse": t_lse, "weights": weights}
+
+    @np.errstate(all="ignore")
+    def backward(self, do: Array, dlse: Array | None) -> dict[str, Array]:
+        """Bounds of the gradients."""
+        problem, unit, u, p = self.problem, self.unit, self.unit.u, self.p
+        q, k, v, live = self.r.q, self.r.k, self.r.v, self.live
+        turn = live.swapaxes(-1, -2)
+        finite_v = np.where(np.isfinite(v), v, 0)
+        dl = np.zeros((1, 1)) if dlse is None else np.where(self.seen, dlse[..., None], 0)
+        dp = np.where(live, do @ v.swapaxes(-1, -2), 0)
+        D = (p * dp).sum(-1, keepdims=True)
+        norm_v = np.sqrt((finite_v**2).sum(-1)).max(-1)[..., None, None]
+        reach = np.sqrt((do**2).sum(-1, keepdims=True)) * norm_v
+        products = (self.gamma(problem.E + 2) + unit.operands.times(2)) * reach
+        products = products + (unit.tiny + unit.operands.eta) * (problem.E + 2) + unit.dp.eta
+        e_D = self._delta(do, dp, D, products)
+
+        around = abs(D - dl)
+        ds = p * np.where(live, dp - D + dl, 0)
+        size, grown = abs(ds), (1 + self.R) * (1 + self.rebuild)
+        twice = unit.ds.times(2) + u
+        # |δ dS| ≤ |dS| (each + far |s|) + p rest + underflow
+        each = (1 + self.rebuild) * self.k1 * self.a + grown * unit.p.u
+        each = each + grown * (1 + unit.p.u) * (unit.dp.u + 3 * u) + twice * (1 + self.rebuild)
+        far = (1 + self.rebuild) * self.k1 * self.b * (1 + twice)
+        rest = products * (1 + unit.dp.u) + (unit.dp.u + 3 * u) * around
+        rest = grown * (1 + unit.p.u) * (rest + 3 * u * (abs(D) + abs(dl))) + twice * e_D
+        if unit.dp.u and dlse is not None:  # through out and through lse, stored apart
+            each = each + unit.ds.u * grown
+            rest = rest + 2 * unit.ds.u * grown * abs(dl)
+        lost = unit.ds.eta + (unit.p.eta + unit.tiny) * (
+            1 + abs(dp - D).max(-1, keepdims=True, initial=0) + abs(dl)
+        )
+        lost = lost + (unit.low.eta if unit.dp.u else 0.0)
+        slack = (1 + twice) * (1 + self.gamma(max(problem.S, problem.T) + 4) + unit.operands.u * 3)
+        base = (size * (each + far * self.s) + p * rest) * slack
+
+        ak, aq = abs(k), abs(q)
+        sums = self.gamma(self.terms(problem.S)) + unit.operands.times(2) + 4 * u
+        flush = (unit.tiny + unit.operands.eta) * (1 + self.scale) + unit.ds.eta
+        count = live.sum(-1, keepdims=True)
+        rows = dense.sum_live(base + sums * size, ak, live)
+        common = abs(dense.sum_live(p, k, live)) + self.R * dense.sum_live(p, ak, live)
+        t_dq = rows + self.rebuild * abs(dense.sum_live(ds, k, live)) + e_D * common
+        top_k = np.where(np.isfinite(ak), ak, 0).max(-2, keepdims=True)
+        t_dq = self.scale * (t_dq + lost * count * top_k) + flush * count * (top_k + 1)
+
+        sums = self.gamma(self.terms(problem.T)) + unit.operands.times(2) + 4 * u
+        column = base + p * ((1 + self.R) * e_D) + size * (self.rebuild + unit.q.u + sums)
+        t_dk = dense.sum_live(column.swapaxes(-1, -2), aq, turn)
+        times = turn.sum(-1, keepdims=True)
+        top_q = np.where(np.isfinite(aq), aq, 0).max(-2, keepdims=True)
+        worst = lost.max(-2, keepdims=True)
+        t_dk = self.scale * (t_dk + worst * times * top_q) + flush * times * (top_q + 1)
+
+        kept = self.k1 * self.a + self.rebuild * (1 + self.R) + unit.p.u * grown
+        kept = kept + (sums + unit.operands.times(2)) * grown
+        t_dv = dense.sum_live(p.swapaxes(-1, -2), kept * abs(do), turn)
+        t_dv = t_dv + dense.sum_live(self.ps.swapaxes(-1, -2), self.k1 * self.b * abs(do), turn)
+        top = (unit.p.eta + unit.tiny) * abs(do).max(-2, keepdims=True) + unit.tiny
+        t_dv = t_dv + times * top
+        found = self._stored(t_dq, t_dk, t_dv, size, do, turn)
+        if problem.bias is not None:
+            n = ds.size / max(problem.bias.size, 1)
+            bias = base + p * ((1 + self.R) * e_D) + size * self.rebuild + lost
+            bias = np.where(live, bias * (1 + self.gamma(n + 4)) + self.gamma(n + 4) * size, 0)
+            found["dbias"] = sum_to(bias, problem.bias.shape)
+        return found
+
+    def _delta(self, do: Array, dp: Array, D: Array, products: Array) -> Array:
+        """The error of D, from the delivered out or from the weights."""
+        unit, u, ado = self.unit, self.unit.u, abs(do)
+        second = np.sqrt((self.p * dp**2).sum(-1, keepdims=True))
+        spread = np.sqrt((self.p * np.where(self.live, dp - D, 0) ** 2).sum(-1, keepdims=True))
+        soft = self.rho * spread / self.down
+        soft = np.minimum(soft, (ado * self.t_soft).sum(-1, keepdims=True))
+        size = abs(self.o) + self.t_soft + self.t_sum
+        more = self.t_sum + (unit.low.u + self.gamma(self.problem.E + 2)) * size + unit.low.eta
+        from_out = soft + (ado * more).sum(-1, keepdims=True)
+        each = products * (1 + unit.dp.u) + unit.dp.u * second
+        from_weights = self.rho * second + (1 + self.R) * (
+            unit.p.u * second + (1 + unit.p.u) * each + self.chain * (second + each)
+        )
+        from_weights = from_weights + self.rebuild * abs(D)
+        source = self.rounding.delta_from
+        found = {"out": from_out, "weights": from_weights}.get(
+            source, np.maximum(from_out, from_weights)
+        )
+        return np.where(self.seen, (1 + self.rebuild) * (found + u * (abs(D) + found)), 0)
+
+    def _stored(
+        self, t_dq: Array, t_dk: Array, t_dv: Array, size: Array, do: Array, turn: Array
+    ) -> dict[str, Array]:
+        """With what is rounded before a gradient is finished."""
+        problem, unit, rounding = self.problem, self.unit, self.rounding
+        group = problem.H / max(problem.K, 1)
+        parts = {"dq": (t_dq, problem.q, problem.S), "dk": (t_dk, problem.k, problem.T)}
+        parts["dv"] = (t_dv, problem.v, problem.T)
+        found = {}
+        for name, (t, of, length) in parts.items():
+            heads = group if name != "dq" else 1.0
+            copies = t.size / max(of.size, 1)
+            times = rounding.gradient_roundings - 1
+            if rounding.gradient_block is not None:
+                times += max(math.ceil(length / rounding.gradient_block) - 1, 0)
+            factor = unit.low.times(times)
+            eta = times * unit.low.eta
+            if copies > heads:
+                factor, eta = factor + self.gamma(copies) + unit.low.u, eta + unit.low.eta
+            if heads > 1:
+                factor = factor + self.gamma(heads) + unit.shared.u
+                eta = eta + unit.shared.eta
+            if factor:
+                t = t + factor * (self._mass(name, size, do, turn) + t) + eta
+            shared = name != "dq"
+            found[name] = (
+                dense.sum_shared(t, problem.K, of.shape) if shared else sum_to(t, of.shape)
+            )
+        return found
+
+    def _mass(self, name: str, size: Array, do: Array, turn: Array) -> Array:
+        """The sum of the absolute values of the terms of a gradient."""
+        if name == "dq":
+            return self.scale * dense.sum_live(size, abs(self.r.k), self.live)
+        if name == "dk":
+            return self.scale * dense.sum_live(size.swapaxes(-1, -2), abs(self.r.q), turn)
+        return dense.sum_live(self.p.swapaxes(-1, -2), abs(do), turn)
