@@ -24,6 +24,7 @@ from npattn.testing.probe import Probe
 from npattn.testing.properties import PROPERTIES, Property
 from npattn.testing.recipe import Recipe
 from npattn.testing.report import Outcome, Report, Status
+from npattn.testing.robustness import notes
 from npattn.testing.strategies import FEATURES, Pools, Space
 from npattn.testing.tolerance import Rounding
 from npattn.testing.trial import Suspicion, Trial, Violation
@@ -31,6 +32,7 @@ from npattn.testing.trial import Suspicion, Trial, Violation
 __all__ = ["check"]
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+ROBUSTNESS = "robustness"  # asked only by name: it gives notes, and needs child processes
 SHRINK_SECONDS = 8.0  # per failing rule; the smallest problem found by then is reported
 DEFAULTS = {"framework": "auto", "layout": "BHTD"}
 Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
@@ -83,7 +85,7 @@ def check(
     strict : bool
         A suspect counts as failed.
     only : iterable of str, optional
-        Rules, or beginnings of their names.
+        Rules, or beginnings of their names; "robustness" for notes on wrong input.
     shrink : bool
         Look for the smallest problem that fails, and not just for one.
     progress : callable, optional
@@ -151,6 +153,8 @@ def check(
         judge = _Judge(trial, examples, seed, progress or (lambda *_: None), shrink)
         with implementation.framework.one_thread():
             outcomes += judge.run(rules)
+            if ROBUSTNESS in (only or ()):
+                outcomes.append(_robustness(trial))
             if any(rule.rule == "aggregate" for rule in rules) and trial.space.structure:
                 behaves[dtype] = _behaviour(trial, seed)
         untested += [f"{dtype}: {line}" for line in judge.refused]
@@ -177,8 +181,10 @@ def _chosen(only: Iterable[str] | None) -> list[Property]:
     chosen: list[Property] = []
     for wanted in only:
         found = [p for name, p in PROPERTIES.items() if name.startswith(wanted)]
-        if not found and wanted != "structure":  # which is always probed
-            raise OptionError(f"{wanted!r} is not a rule, must be one of {', '.join(PROPERTIES)}")
+        if not found and wanted not in ("structure", ROBUSTNESS):  # structure is always probed
+            raise OptionError(
+                f"{wanted!r} is not a rule, must be one of {', '.join([*PROPERTIES, ROBUSTNESS])}"
+            )
         chosen += [p for p in found if p not in chosen]
     return chosen
 
@@ -196,6 +202,21 @@ def _missing(implementation: Implementation) -> list[str]:
     elif implementation.backward is not None and "dlse" not in implementation.backward_takes:
         lines.append("gradients through lse: backward has no dlse parameter")
     return lines
+
+
+def _robustness(trial: Trial) -> Outcome:
+    """Notes on what becomes of wrong input; they pass, whatever they say."""
+    lines = notes(trial.implementation, trial.space)
+    about = "What it does with wrong input: notes, and no verdict."
+    return Outcome(
+        ROBUSTNESS,
+        "—",
+        about,
+        trial.space.dtype,
+        "passed",
+        examples=len(lines),
+        message="\n".join(lines),
+    )
 
 
 def _behaviour(trial: Trial, seed: int) -> str:

@@ -139,7 +139,7 @@ class Report:
             parts += [Text(f"  {line}") for line in self.untested]
         parts += [Text(""), self._table(), Text("number: largest error / allowed error", "dim")]
         for outcome in self.outcomes:
-            if outcome.message and outcome.status in ("failed", "error", "suspect"):
+            if outcome.message and outcome.status != "not applicable":  # passed: notes
                 parts += [Text(""), self._failure(outcome)]
         return [*parts, Text("\n" + self._verdict(), style="bold")]
 

@@ -242,7 +242,7 @@ def _row(task: tuple[str, str, str, int, int]) -> Row:
 def _of_correct(name: str, examples: int, seed: int) -> Iterator[Report]:
     """As it declares itself, and undeclared."""
     correct = CORRECT[name]
-    for rounding in dict.fromkeys((correct.rounding, None)):
+    for rounding in correct.models:
         yield check(
             correct.implementation(),
             conventions=correct.conventions,
@@ -250,6 +250,7 @@ def _of_correct(name: str, examples: int, seed: int) -> Iterator[Report]:
             rounding=rounding,
             examples=examples,
             seed=seed,
+            sizes=correct.sizes,
             only=correct.rules,
             shrink=False,
         )

@@ -1,0 +1,161 @@
+"""What an implementation does with wrong input: a note each, never a verdict.
+
+Nobody promises anything here, but whoever calls a kernel wants to know: is a mistake answered with
+an exception, with a number, or with a crash? Every case runs in a child process of its own, since
+a kernel that reads beyond an array may take its process with it. Only ``--only robustness`` asks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from npattn.problem import Array
+from npattn.testing.implementation import Implementation, ImplementationError
+from npattn.testing.recipe import Recipe
+from npattn.testing.strategies import Space
+
+__all__ = ["CASES", "notes"]
+
+PATIENCE = 60.0  # seconds, after which a case is said to hang
+
+Arrays = dict[str, Array]
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mistake of a caller.
+
+    Attributes
+    ----------
+    told : str
+        What is wrong.
+    needs : str or None
+        The option that it is made in.
+    change : callable
+        (arrays, options) → the same, with the mistake in them.
+    """
+
+    told: str
+    needs: str | None
+    change: Callable[[Arrays, Options], tuple[Arrays, Options]]
+
+
+def _without_last(name: str, axis: int) -> Callable[[Arrays, Options], tuple[Arrays, Options]]:
+    def change(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
+        array = arrays[name]
+        shorter = np.take(array, range(array.shape[axis] - 1), axis)
+        return arrays | {name: np.ascontiguousarray(shorter)}, options
+
+    return change
+
+
+def _with(name: str, value: Any) -> Callable[[Arrays, Options], tuple[Arrays, Options]]:
+    return lambda arrays, options: (arrays, options | {name: value})
+
+
+def _heads(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
+    """Two key/value heads for three query heads."""
+    return arrays | {"k": arrays["k"][:, :2].copy(), "v": arrays["v"][:, :2].copy()}, options
+
+
+def _integers(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
+    whole = {n: np.round(x.astype(np.float64)).astype(np.int32) for n, x in arrays.items()}
+    return whole, options
+
+
+def _mixed(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
+    other = np.float64 if arrays["k"].dtype == np.float32 else np.float32
+    return arrays | {"k": arrays["k"].astype(other)}, options
+
+
+def _mask(*axes: str) -> Callable[[Arrays, Options], tuple[Arrays, Options]]:
+    def change(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
+        (B, H, T, _), S = arrays["q"].shape, arrays["k"].shape[-2]
+        size = {"B": B, "H": H, "T": T, "S": S, "S+1": S + 1, "H+1": H + 1}
+        mask = np.random.default_rng(0).random([size[a] for a in axes]) < 0.7
+        return arrays | {"mask": mask}, options
+
+    return change
+
+
+CASES = (
+    Case("v is one key shorter than k", None, _without_last("v", -2)),
+    Case("k is one channel narrower than q", None, _without_last("k", -1)),
+    Case("3 query heads, 2 key/value heads", None, _heads),
+    Case("v has one head less than k", None, _without_last("v", -3)),
+    Case("k, v of one sample less than q", None, _without_last("k", -4)),
+    Case("k in another dtype than q and v", None, _mixed),
+    Case("q, k, v of integers", None, _integers),
+    Case("mask of shape (S,)", "mask", _mask("S")),
+    Case("mask of shape (B, S), where B = T: it fits by accident", "mask", _mask("B", "S")),
+    Case("mask of one key too many", "mask", _mask("T", "S+1")),
+    Case("mask of one head too many", "mask", _mask("H+1", "T", "S")),
+    Case("window of −2 keys to the left", "window", _with("window", (-2, 0))),
+    Case("softcap of 0", "softcap", _with("softcap", 0.0)),
+    Case("softcap of −1", "softcap", _with("softcap", -1.0)),
+    Case("scale NaN", "scale", _with("scale", float("nan"))),
+)
+"""The mistakes that are tried."""
+
+
+def notes(implementation: Implementation, space: Space) -> list[str]:
+    """What became of each case, a line each.
+
+    Parameters
+    ----------
+    implementation : Implementation
+    space : Space
+        For its dtype.
+
+    Returns
+    -------
+    list of str
+    """
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return ["not tried: this system cannot fork, and a crash would end this process"]
+    base = replace(Recipe(dtype=space.dtype), lead=(5,), H=3, K=3, T=5, S=7, D=16, E=16)
+    problem = base.problem()
+    lines = []
+    for case in CASES:
+        if case.needs is None or case.needs in implementation.features:
+            arrays, options = case.change({n: getattr(problem, n).copy() for n in "qkv"}, {})
+            lines.append(f"{case.told}: {_answer(implementation, arrays, options)}")
+    return lines
+
+
+def _answer(implementation: Implementation, arrays: Arrays, options: Options) -> str:
+    """What it does, in a child process."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    args = (theirs, implementation, arrays, options)
+    child = context.Process(target=_child, args=args, daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        return str(ours.recv()) if ours.poll(PATIENCE) else "no answer within a minute: it hangs"
+    except EOFError:
+        child.join()
+        code = child.exitcode or 0
+        return f"CRASHED with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+    finally:
+        child.kill()
+        child.join()
+        ours.close()
+
+
+def _child(pipe: Any, implementation: Implementation, arrays: Arrays, options: Options) -> None:
+    try:
+        out = implementation.call(arrays, options)
+    except ImplementationError as err:
+        said = " ".join(str(err).split())
+        pipe.send(f"an exception ({said[:160]})")
+        return
+    kind = "finite" if np.isfinite(out.astype(np.float64)).all() else "with NaN or inf"
+    pipe.send(f"ANSWERED without a word: {out.dtype} {out.shape}, {kind}")
