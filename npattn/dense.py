@@ -82,10 +82,11 @@ def backward(
     dp = dp if keep is None else dp * keep  # from w = p · keep
     dp = dp if dweights is None else dp + dweights
     dp = np.where(live, dp, 0)  # 0 · NaN is NaN, but a hidden value matters to nobody  [10]
-    delta = (p * dp).sum(-1, keepdims=True)  # (..., H, T, 1)
-    delta = delta if dlse is None else delta - dlse[..., None]
-    ds = np.where(live, p * (dp - delta), 0)  # from p = softmax(s) and lse(s)
-    ds_sink = None if p_sink is None else -p_sink * delta  # the same row of the Jacobian, dp = 0
+    g, g_sink = _less_mean(dp, 0, p, p_sink)  # from p = softmax(s)
+    if dlse is not None:
+        g, g_sink = g + dlse[..., None], g_sink + dlse[..., None]  # from lse = log Σ exp(s)
+    ds = np.where(live, p * g, 0)
+    ds_sink = None if p_sink is None else p_sink * g_sink  # one more key, with dp = 0
 
     dx = ds  # from s = x + bias
     if capped is not None:
@@ -126,10 +127,10 @@ def jvp(
     ds = ds if capped is None else ds * slope(problem, capped)  # s = score_mod(x)
     ds = ds if dbias is None else ds + dbias
     ds = np.where(live, ds, 0)
+    ds_sink = 0 if dsinks is None else dsinks[:, None, None]
     dlse = (p * ds).sum(-1, keepdims=True)  # (..., H, T, 1)
-    if p_sink is not None and dsinks is not None:
-        dlse = dlse + p_sink * dsinks[:, None, None]
-    dp = p * (ds - dlse)  # p = exp(s − lse)
+    dlse = dlse if p_sink is None else dlse + p_sink * ds_sink
+    dp = p * _less_mean(ds, ds_sink, p, p_sink)[0]  # p = exp(s − lse)
     dw, w = (dp, p) if keep is None else (dp * keep, p * keep)
     do = sum_live(dw, v, live)
     if dv is not None:
@@ -180,6 +181,21 @@ def _softmax(s: Array, live: Array, sinks: Array | None) -> tuple[Array, Array |
     total = np.where(total == 0, 1, total)
     p = np.where(live, e / total, 0)  # in a row of NaN, hidden keys still have weight 0  [10]
     return p, None if e_sink is None else e_sink / total, lse
+
+
+def _less_mean(
+    x: Array, x_sink: Array | int, p: Array, p_sink: Array | None
+) -> tuple[Array, Array]:
+    """x and x_sink less the mean of their row, Σ p x + p_sink x_sink.
+
+    Where one weight is almost 1, the mean is almost its x, and of their difference little is left
+    but the rounding of the mean. That rounding is common to the row, so a second pass takes it off.
+    """
+    for _ in range(2):
+        mean = (p * x).sum(-1, keepdims=True)  # (..., H, T, 1)
+        mean = mean if p_sink is None else mean + p_sink * x_sink
+        x, x_sink = x - mean, x_sink - mean
+    return x, np.asarray(x_sink)
 
 
 def sum_live(w: Array, x: Array, live: Array) -> Array:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import npattn
-from npattn import loops
+from npattn import dense, loops
 from npattn.errors import OptionError
 
 Array = np.ndarray[Any, Any]
@@ -466,6 +466,48 @@ def test_garbage_behind_a_mask_reaches_no_row_that_does_not_see_it(
     assert np.isfinite(fwd.out[..., :4, :]).all()
 
 
+@pytest.mark.parametrize("names", [(), ("sinks",), ("bias", "dropout")], ids=str)
+@pytest.mark.parametrize("hiding", HIDING)
+def test_finite_garbage_behind_a_mask_changes_no_bit(hiding: str, names: tuple[str, ...]) -> None:
+    before, after = bits_beside_garbage(hiding, names)
+    for name in before:
+        assert np.array_equal(before[name], after[name]), name
+
+
+@pytest.mark.parametrize("hiding", ["causal", "window"])
+def test_centring_the_values_by_keys_that_a_row_does_not_see_is_seen(
+    hiding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def centred(w: Array, x: Array, live: Array) -> Array:
+        mean = x.mean(-2, keepdims=True)
+        return np.asarray(w @ (x - mean) + w.sum(-1, keepdims=True) * mean)
+
+    monkeypatch.setattr(dense, "sum_live", centred)
+    before, after = bits_beside_garbage(hiding, ())
+    assert not np.array_equal(before["out"], after["out"])
+
+
+def bits_beside_garbage(
+    hiding: str, names: tuple[str, ...]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Every result of rows that do not see key 6, with and without large numbers there."""
+    case = make(89, MORE_KEYS, names)
+    results = []
+    for size in (1, 1e30):
+        case.k[:, :, 6] *= size
+        case.v[:, :, 6] *= -size
+        fwd = case.forward(**HIDING[hiding])
+        visible = np.asarray(fwd.problem.visible)
+        sees = np.broadcast_to(visible, fwd.weights.shape)[..., 6]
+        do, dl, dw = (np.asarray(x) for x in cotangents(fwd))
+        do, dw = (np.where(sees[..., None], 0, x) for x in (do, dw))
+        grads = npattn.backward(fwd, do, np.where(sees, 0, dl), dw)
+        rows = {n: getattr(fwd, n)[~sees] for n in ("out", "lse", "weights")}
+        found = {n: getattr(grads, n) for n in INPUTS if getattr(grads, n) is not None}
+        results.append(rows | found)
+    return results[0], results[1]
+
+
 @pytest.mark.parametrize("which", ["k", "v"])
 def test_a_nan_makes_nan_of_the_rows_that_see_it_and_of_no_other(which: str) -> None:
     case = make(13, MORE_KEYS, ("dropout",))
@@ -677,6 +719,109 @@ def test_the_bound_is_not_so_wide_that_nothing_fails_it() -> None:
         assert getattr(allowed, name).max() < 1e-13
     for name in INPUTS:
         assert getattr(allowed, name).max() < 1e-12
+
+
+# --- where a mean cancels -------------------------------------------------------------------------
+
+
+def one_hot(seed: int, lead: float) -> Case:
+    """Two rows in which one key leads by about `lead`, and one that sees nothing."""
+    case = hard(seed, logits=1, offset=0, softcap=1e6, sink=-np.inf)
+    bias = case.options["bias"].copy()
+    bias[0, 0] += lead
+    bias[2, 4] += lead
+    return case._replace(options={**case.options, "bias": bias})
+
+
+def pairwise(p: Array, x: Array) -> Array:
+    """Σ_i p_i |x_j − x_i|, which is at least |x_j − Σ p x|, and as small where one p_j is 1."""
+    gaps: Array = (p[..., None, :] * abs(x[..., :, None] - x[..., None, :])).sum(-1)
+    return gaps
+
+
+def less_mean_bound(p: Array, p_error: Array, x: Array, e: Array, size: Array) -> Array:
+    """A bound on the error of p (x − Σ p x) whose mean was taken twice; e ≥ |error of x|.
+
+    A constant added to x is gone after the first pass but for what that pass has lost, at most
+    `lost`, which the second sees as any other x and rounds again: the product of two errors. So
+    everything else is relative to the distances in the row, and not to x. The errors of x meet in
+    e_j − Σ p e, at most the sum over i ≠ j of p_i (e_i + e_j).
+    """
+    S = x.shape[-1]
+    apart = pairwise(p, x)
+    others = p @ (1 - np.eye(S)) * e + (p * e) @ (1 - np.eye(S))
+    lost = ((p_error + gamma(S) * p) * size).sum(-1, keepdims=True)
+    mean_error = ((p_error + gamma(S) * p) * apart).sum(-1, keepdims=True)
+    mean_error = mean_error + 2 * (p_error + gamma(S) * p).sum(-1, keepdims=True) * lost
+    bound: Array = p_error * apart + p * (others + mean_error + gamma(0) * apart)
+    return bound
+
+
+def assert_gradients_keep_the_bound_of_two_passes(case: Case) -> None:
+    fwd = case.forward()
+    do, _, dw = cotangents(fwd, 79)
+    assert dw is not None
+    d = Cotangents(do, np.zeros_like(fwd.lse), dw)  # dlse would be added to what is small
+    with mpmath.workdps(70):
+        exact = exactly(case, d)
+    p, p_error = exact.weights, rounding(fwd.problem, exact.lse, exact.weights).weights
+    x = do @ case.v.T + dw
+    size = abs(do) @ abs(case.v.T) + abs(dw)
+    e = gamma(case.v.shape[-1]) * size
+    ds, ds_error = abs(exact.bias), less_mean_bound(p, p_error, x, e, size)
+    # Then scale, the slope 1 − tanh² of a softcap that is all but none, and sums.
+    dx_error = (ds_error + gamma(len(case.k)) * ds) * case.options["scale"]
+    grads = npattn.backward(fwd, *d)
+    assert_within("dbias", grads.bias, exact.bias, ds_error)
+    assert_within("dq", grads.q, exact.q, dx_error @ abs(case.k))
+    assert_within("dk", grads.k, exact.k, dx_error.T @ abs(case.q))
+
+
+def assert_jvp_keeps_the_bound_of_two_passes(case: Case) -> None:
+    fwd = case.forward()
+    bump = np.asarray(np.random.default_rng(83).standard_normal(fwd.weights.shape))
+    got, _ = npattn.jvp(fwd, dbias=bump)
+    S, E = case.v.shape
+    for column in range(E):  # of do: the gradient of that column of o by the bias, along bump
+        d = Cotangents(np.zeros_like(fwd.out), np.zeros_like(fwd.lse), np.zeros_like(bump))
+        d.dout[:, column] = 1
+        with mpmath.workdps(70):
+            exact = exactly(case, d)
+        p, p_error = exact.weights, rounding(fwd.problem, exact.lse, exact.weights).weights
+        dp = p * pairwise(p, bump)
+        dp_error = less_mean_bound(p, p_error, bump, np.zeros_like(p), abs(bump)) + gamma(S) * dp
+        allowed = dp_error @ abs(case.v[:, column]) + gamma(S) * abs(exact.bias * bump).sum(-1)
+        assert_within("do", got[:, column], (exact.bias * bump).sum(-1), allowed)
+
+
+LEADS = [11.0, 31.0, 47.0]  # the other weights add up to about 1e-5, 1e-14, 1e-20
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("lead", LEADS)
+def test_beside_a_weight_of_almost_1_the_small_gradients_are_exact(lead: float, seed: int) -> None:
+    assert_gradients_keep_the_bound_of_two_passes(one_hot(seed, lead))
+    assert_jvp_keeps_the_bound_of_two_passes(one_hot(seed, lead))
+
+
+@pytest.mark.parametrize(
+    "check",
+    [assert_gradients_keep_the_bound_of_two_passes, assert_jvp_keeps_the_bound_of_two_passes],
+)
+@pytest.mark.parametrize("lead", LEADS)
+def test_taking_the_mean_once_is_seen(
+    lead: float, check: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def once(x: Array, x_sink: Any, p: Array, p_sink: Array | None) -> tuple[Array, Array]:
+        mean = (p * x).sum(-1, keepdims=True) + (0 if p_sink is None else p_sink * x_sink)
+        return x - mean, x_sink - mean
+
+    monkeypatch.setattr(dense, "_less_mean", once)
+    with pytest.raises(AssertionError, match="beyond by"):
+        check(one_hot(1, lead))
+    # Not by the bound of one pass, which is relative to the size of dp.
+    case = one_hot(1, lead)
+    assert_backward_agrees(case, case.forward(), cotangents(case.forward()))
 
 
 # --- against torch --------------------------------------------------------------------------------
