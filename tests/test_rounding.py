@@ -11,7 +11,7 @@ import pytest
 
 from npattn.errors import OptionError
 from npattn.testing import tolerance
-from npattn.testing.rounding import Rounding, Units, unit_roundoff
+from npattn.testing.rounding import Rounding, Stored, Units, unit_roundoff
 
 STORED = ("scores", "weights", "dweights", "dscores")
 
@@ -114,21 +114,36 @@ def test_sums_are_in_float32_for_inputs_up_to_float32(dtype: str) -> None:
     unit = Units.of(Rounding.fused(), dtype)
     assert unit.u == 2.0**-24
     assert unit.tiny == 2.0**-126
-    assert unit.low == unit_roundoff(dtype)
+    assert unit.low.u == unit_roundoff(dtype)
     assert unit.exp == 2.0**-22
 
 
 def test_sums_are_in_float64_for_float64() -> None:
     unit = Units.of(Rounding.fused(), np.float64)
-    assert unit.u == unit.low == 2.0**-53
+    assert unit.u == unit.low.u == 2.0**-53
     assert unit.exp == 2.0**-51
 
 
-def test_what_is_not_stored_low_has_no_unit() -> None:
-    unit = Units.of(Rounding.fused(), "bfloat16")
-    assert (unit.q, unit.s, unit.p, unit.dp, unit.ds) == (0, 0, 2.0**-8, 0, 2.0**-8)
+@pytest.mark.parametrize(
+    ("accumulator", "dtype", "u"),
+    [
+        ("float64", "bfloat16", 2.0**-53),
+        ("float32", "float64", 2.0**-24),
+        ("truncated", "float16", 2.0**-23),
+    ],
+)
+def test_an_accumulator_can_be_declared(accumulator: Any, dtype: str, u: float) -> None:
+    assert Units.of(Rounding(name="own", accumulator=accumulator), dtype).u == u
+
+
+def test_what_is_not_stored_costs_nothing() -> None:
+    low, exact = Stored(2.0**-8, 2.0**-134), Stored(0.0, 0.0)
+    fused = Units.of(Rounding.fused(), "bfloat16")
+    assert (fused.q, fused.s, fused.p, fused.dp, fused.ds) == (exact, exact, low, exact, low)
     loose = Units.of(Rounding.undeclared("bfloat16"), "bfloat16")
-    assert (loose.q, loose.s, loose.p, loose.dp, loose.ds) == (2.0**-8,) * 5
+    stored = (loose.q, loose.s, loose.p, loose.dp, loose.ds, loose.shared)
+    assert stored == (low,) * len(stored)
+    assert (loose.operands, loose.row_sum, loose.lse) == (exact,) * 3
     assert loose.exp == 2.0**-11
 
 
@@ -136,4 +151,40 @@ def test_what_is_not_stored_low_has_no_unit() -> None:
     ("dtype", "least"), [("float16", 2.0**-24), ("bfloat16", 2.0**-133), ("float32", 2.0**-149)]
 )
 def test_eta_is_half_the_least_subnormal(dtype: str, least: float) -> None:
-    assert Units.of(Rounding.eager(), dtype).eta == least / 2
+    assert Units.of(Rounding.eager(), dtype).low.eta == least / 2
+
+
+def test_a_storage_may_be_a_format_that_is_not_that_of_the_inputs() -> None:
+    unit = Units.of(Rounding(name="own", operands="tf32", weights="float8_e4m3fn"), "float32")
+    assert unit.operands.u == 2.0**-11
+    assert unit.p.u == 2.0**-4
+
+
+def test_storing_n_times_costs_n_roundings_to_all_orders() -> None:
+    once = Stored(2.0**-8, 0.0)
+    assert once.times(0) == 0
+    assert once.times(1) == 2.0**-8
+    assert once.times(2) == 2 * 2.0**-8 + 2.0**-16
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"weights": "float12"}, "weights is 'float12'"),
+        ({"accumulator": "bfloat16"}, "accumulator is 'bfloat16'"),
+        ({"delta_from": "dout"}, "delta_from is 'dout'"),
+        ({"sum_block": 0}, "sum_block is 0"),
+        ({"gradient_block": True}, "gradient_block is True"),
+        ({"exp_error": 1.5}, "exp_error is 1.5"),
+        ({"exp_error": -0.1}, "exp_error is -0.1"),
+    ],
+)
+def test_what_cannot_be_declared_is_an_error(words: dict[str, Any], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        Rounding(name="own", **words)
+
+
+def test_a_rounding_prints_what_was_declared_and_can_be_pasted() -> None:
+    own = Rounding(name="own", weights="input", exp_error=2.0**-20)
+    assert repr(own) == "Rounding(name='own', weights='input', exp_error=9.5367431640625e-07)"
+    assert eval(repr(own)) == own  # that is the claim

@@ -1,0 +1,176 @@
+"""Small mistakes that no element shows are named, with their size; what is right is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npattn.conventions import Conventions
+from npattn.testing import Implementation, check
+from npattn.testing.evidence import chi_square, fits, model_of, plain, sampled
+from npattn.testing.mutants import Attention
+from npattn.testing.rounding import Rounding
+from npattn.testing.strategies import Space
+from npattn.testing.trial import Trial
+
+SIZE = 2.0**-9
+
+
+def trial_of(made: Any, dtype: str = "float32", rounding: Rounding | None = None) -> Trial:
+    implementation = Implementation(made.forward, backward=made.backward)
+    space = Space(features=implementation.features, dtype=dtype)
+    model = rounding or Rounding.undeclared(dtype)
+    gradients = frozenset({"dq", "dk", "dv"})
+    return Trial(implementation, Conventions(), model, space, gradients)
+
+
+def found(made: Any, dtype: str = "float32", rounding: Rounding | None = None) -> list[Any]:
+    trial = trial_of(made, dtype, rounding)
+    return [f for r in plain(trial.space, 0) for f in fits(sampled(trial, r), trial) if f.found]
+
+
+class _Scaled(Attention):
+    def product(self, c: Any) -> Any:
+        return (1 + SIZE) * super().product(c)
+
+
+class _Gain(Attention):
+    def results(self, c: Any) -> Any:
+        o, lse, p = super().results(c)
+        return (1 + SIZE) * o, lse, p
+
+
+class _Mean(Attention):
+    def results(self, c: Any) -> Any:
+        o, lse, p = super().results(c)
+        return o + SIZE, lse, p
+
+
+class _LseOff(Attention):
+    def lse(self, *args: Any) -> Any:
+        return super().lse(*args) + SIZE
+
+
+class _KeyMissing(Attention):
+    at = -1
+
+    def visible(self, c: Any) -> Any:
+        visible = np.array(np.broadcast_to(super().visible(c), (c.q.shape[-2], c.k.shape[-2])))
+        visible[:, self.at] = False
+        return visible
+
+
+class _FirstMissing(_KeyMissing):
+    at = 0
+
+
+class _ZeroKey(Attention):
+    """A key of zeros takes weight: a sink of 0."""
+
+    def call(self, *args: Any) -> Any:
+        call = super().call(*args)
+        return call._replace(sinks=np.zeros_like(call.sinks))
+
+
+MISTAKES = [
+    (_Scaled, "o", "scale", SIZE),
+    (_Gain, "o", "gain", SIZE),
+    (_Mean, "o", "mean", SIZE),
+    (_LseOff, "lse", "mean", SIZE),
+    (_KeyMissing, "o", "last key missing:", 1),
+    (_FirstMissing, "o", "first key missing:", 1),
+    (_ZeroKey, "o", "a key of zeros attended:", 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "tensor", "name", "size"), MISTAKES, ids=lambda x: getattr(x, "__name__", None)
+)
+def test_a_small_mistake_is_named_with_its_size(
+    mistake: Any, tensor: str, name: str, size: float
+) -> None:
+    named = [f for f in found(mistake()) if (f.tensor, f.mistake) == (tensor, name)]
+    assert named
+    for fit in named:
+        # A key that is missing from every row is exactly that; the rest is of first order.
+        assert fit.size == pytest.approx(size, rel=0.05)
+        assert fit.error < 0.1 * abs(fit.size)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_what_is_right_is_not_suspected(dtype: str) -> None:
+    report = check(
+        Attention().forward, backward=Attention().backward, dtypes=(dtype,), only=["aggregate"]
+    )
+    assert [o.status for o in report.outcomes] == ["passed"]
+
+
+def test_a_suspicion_fails_a_report_only_where_it_is_strict() -> None:
+    # 2⁻⁹ is half a unit of bfloat16: no element shows it to whoever allows P to be stored.
+    words: dict[str, Any] = {"dtypes": ("bfloat16",), "only": ["agreement-o", "aggregate"]}
+    made = _Gain()
+    report = check(made.forward, backward=made.backward, examples=20, **words)
+    status = {o.rule: o.status for o in report.outcomes}
+    assert status == {"agreement-o": "passed", "aggregate": "suspect"}
+    assert report.passed
+    told = next(o.message for o in report.outcomes if o.rule == "aggregate")
+    assert "gain of o +0.19" in told
+    strict = check(made.forward, backward=made.backward, examples=20, strict=True, **words)
+    assert not strict.passed
+
+
+def test_errors_larger_than_the_model_are_suspected_by_their_size() -> None:
+    class Noisy(Attention):
+        """Every result is off by a unit of float32 or two, up or down."""
+
+        def results(self, c: Any) -> Any:
+            o, lse, p = super().results(c)
+            noise = np.random.default_rng(o.size).standard_normal(o.shape)
+            return o * (1 + 2.0**-20 * noise), lse, p
+
+    trial = trial_of(Noisy(), rounding=Rounding.upcast())
+    sample = sampled(trial, plain(trial.space, 0)[0])
+    assert np.nanmean(chi_square(sample, "o")) > 1.5
+    assert np.nanmean(chi_square(sample, "dv")) < 1.5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("float32", "upcast"), ("bfloat16", "upcast"), ("float16", "upcast")]
+)
+def test_the_tightest_model_is_named(dtype: str, name: str) -> None:
+    trial = trial_of(Attention(), dtype)
+    model = model_of(trial, plain(trial.space, 0))
+    assert model is not None
+    assert model[0].name == name
+    assert model[1] < 1.5
+
+
+def test_the_report_says_which_model_it_behaves_as() -> None:
+    report = check(Attention().forward, dtypes=("bfloat16",), only=["aggregate"])
+    assert report.facts["behaves as"]["bfloat16"].startswith("upcast, χ² 0.")
+    assert "bfloat16 behaves as upcast" in str(report)
+
+
+def test_what_no_model_explains_is_said_to_be_so() -> None:
+    report = check(_Scaled().forward, only=["aggregate"])
+    assert report.facts["behaves as"]["float32"].startswith("no model")
+
+
+@pytest.mark.parametrize("sizes", [{"D": (16,), "T": (5, 7)}, {"H": (3,), "K": (1,)}, {"S": (13,)}])
+def test_plain_problems_keep_to_the_sizes_that_a_kernel_takes(sizes: dict[str, Any]) -> None:
+    recipes = plain(Space(sizes=sizes), 0)
+    assert recipes
+    for recipe in recipes:
+        for letter, legal in sizes.items():
+            assert getattr(recipe, letter) in legal
+
+
+def test_plain_problems_are_of_the_structure_that_was_accepted() -> None:
+    space = Space(features=frozenset(), structure=frozenset({"rank 2", "D % 8"}))
+    for recipe in plain(space, 0):
+        assert recipe.lead is None
+        assert recipe.T == recipe.S
+        assert recipe.D == recipe.E
+        assert not recipe.causal
