@@ -185,7 +185,7 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
         problem,
         "dense",
         (canonical, conventions, raw_lse, residuals),
-        lambda: conventions.weights(problem, _p(canonical, residuals), raw_lse),
+        lambda: conventions.returned_weights(problem, _p(canonical, residuals), raw_lse),
     )
 
 

@@ -2,17 +2,20 @@
 
 A `Problem` under `Conventions` becomes a canonical one (docs/semantics.md), an engine computes it,
 and what it gives is translated back. The engines know nothing of conventions.
+Each translation, with its gradient: docs/derivations/conventions.md.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from npattn import dense
 from npattn.errors import OptionError
 from npattn.problem import Array, Gradients, Problem, ScoreMod, sum_to
 
@@ -39,10 +42,21 @@ class Conventions:
         What True means in `mask`.
     window : {"beside", "total"}
         Whether left counts the keys beside the query, or the query too (then left ≥ 1).
+    softcap : {"before_bias", "after_bias", "after_mask"}
+        What the cap is put on. "before_bias": scale · q·k, before score_mod and bias. "after_bias":
+        the score with both, so that a bias of −inf comes back as −softcap. "after_mask": hidden
+        scores too, −inf or `hidden_fill`, so that hidden keys take weight. Sinks are never capped.
+    bias : {"after_scale", "before_scale"}
+        Whether the bias is added as it is or multiplied by scale, as in scale · (q·k + bias). On
+        which side of the cap it is added is for `softcap` to say.
+    kv_head : {"repeat", "tile"}
+        Whether query head h uses key/value head h // (H / K), or h % K.
     lse_base : {"e", "2"}
         The base of the logarithm lse.
     lse_empty : float, default −inf
         lse of a query that sees nothing and has no sink.
+    weights : {"before_dropout", "after_dropout"}
+        Which weights are returned: the softmax, or what multiplies the values.
     """
 
     causal: Literal["bottom_right", "top_left"] = "bottom_right"
@@ -50,8 +64,12 @@ class Conventions:
     hidden_fill: float | None = None
     mask_true: Literal["attend", "hide"] = "attend"
     window: Literal["beside", "total"] = "beside"
+    softcap: Literal["before_bias", "after_bias", "after_mask"] = "before_bias"
+    bias: Literal["after_scale", "before_scale"] = "after_scale"
+    kv_head: Literal["repeat", "tile"] = "repeat"
     lse_base: Literal["e", "2"] = "e"
     lse_empty: float = -math.inf
+    weights: Literal["before_dropout", "after_dropout"] = "before_dropout"
 
     def __post_init__(self) -> None:
         for name, legal in LEGAL.items():
@@ -74,6 +92,23 @@ class Conventions:
 
     def canonical(self, problem: Problem) -> Problem:
         """The problem in npattn's own terms, with the same results up to `results`."""
+        fill = self.fill(problem)
+        problem = self._renamed(problem)
+        if self._caps_late(problem):
+            problem = _capped_late(problem)
+        return problem if fill is None else _filled(problem, fill)
+
+    def fill(self, problem: Problem) -> float | None:
+        """What hidden scores become, None if they leave the softmax or nothing can be hidden."""
+        if problem.mask is None and problem.window is None and not problem.causal:
+            return None
+        cap = problem.softcap
+        if self.softcap != "after_mask" or cap is None:
+            return self.hidden_fill
+        return -cap if self.hidden_fill is None else cap * math.tanh(self.hidden_fill / cap)
+
+    def _renamed(self, problem: Problem) -> Problem:
+        """The problem whose mask, window, heads and bias mean what they mean to npattn."""
         changes: dict[str, object] = {}
         if self.mask_true == "hide" and problem.mask is not None:
             changes["mask"] = ~problem.mask
@@ -85,33 +120,39 @@ class Conventions:
                     '(conventions window="total")'
                 )
             changes["window"] = (None if left is None else left - 1, right)
-        if changes:
-            problem = problem.replace(**changes)
-        if self.hidden_fill is not None and problem.visible is not None:
-            problem = _filled(problem, self.hidden_fill)
-        return problem
+        if self.kv_head == "tile" and problem.K != problem.H:
+            changes |= {name: self._shared(getattr(problem, name), problem) for name in "kv"}
+        if self.bias == "before_scale" and problem.bias is not None:
+            changes["bias"] = _times(problem.bias.astype(problem.dtype), _scale(problem))
+        return problem.replace(**changes) if changes else problem
+
+    def _caps_late(self, problem: Problem) -> bool:
+        """Whether anything comes between where npattn caps and where these conventions do."""
+        between = problem.bias is not None or problem.score_mod is not None
+        return self.softcap != "before_bias" and problem.softcap is not None and between
 
     # --- results back -----------------------------------------------------------------------------
 
     def results(self, problem: Problem, out: Array, lse: Array) -> tuple[Array, Array]:
         """out and lse of the canonical problem, in the terms of these conventions."""
-        empty = self._empty(lse)
+        empty = _empty(lse)
         if self.lse_base == "2":
-            lse = lse / math.log(2)
+            lse = _times(lse, 1 / math.log(2))
         if not empty.any():
             return out, lse
         lse = np.where(empty, self.lse_empty, lse)
         if self.empty_row == "nan":
             out = np.where(empty[..., None], np.nan, out)
         if self.empty_row == "mean":
-            out = np.where(empty[..., None], _mean_of_values(problem), out)
+            out = np.where(empty[..., None], self._mean_of_values(problem), out)
         return out, lse
 
-    def weights(self, problem: Problem, weights: Array, lse: Array) -> Array:
+    def returned_weights(self, problem: Problem, weights: Array, lse: Array) -> Array:
         """The weights of the canonical problem, in the terms of these conventions."""
         if weights.shape[-1] != problem.S:  # doubled by _filled
             weights = weights[..., : problem.S] + weights[..., problem.S :]
-        empty = self._empty(lse)[..., None]
+        weights = self._dropped(problem, weights)
+        empty = _empty(lse)[..., None]
         if self.empty_row == "zero" or not empty.any():
             return weights
         fill = np.nan if self.empty_row == "nan" else 1 / max(problem.S, 1)
@@ -120,38 +161,107 @@ class Conventions:
     def cotangents(
         self, problem: Problem, dout: Array, dlse: Array | None, dweights: Array | None
     ) -> tuple[Array, Array | None, Array | None]:
-        """Cotangents of what `results` and `weights` gave, as those of the canonical problem."""
+        """Cotangents of what these conventions gave, as those of the canonical problem."""
         if dlse is not None and self.lse_base == "2":
             dlse = dlse / math.log(2)
-        if dweights is not None and self._fills(problem):
-            dweights = np.concatenate([dweights, dweights], axis=-1)
+        if dweights is not None:
+            dweights = self._dropped(problem, dweights)
+            if self.fill(problem) is not None:
+                dweights = np.concatenate([dweights, dweights], axis=-1)
         return dout, dlse, dweights
 
     def gradients(self, problem: Problem, grads: Gradients, dout: Array, lse: Array) -> Gradients:
         """Gradients of the canonical problem, in the terms of these conventions."""
-        if self._fills(problem):
-            S, bias = problem.S, grads.bias
-            if bias is not None:
-                bias = None if problem.bias is None else sum_to(bias[..., :S], problem.bias.shape)
-            grads = replace(
-                grads, k=grads.k[..., :S, :], v=grads.v[..., :S, :] + grads.v[..., S:, :], bias=bias
-            )
-        empty = self._empty(lse)
+        S, q, k, v = problem.S, grads.q, grads.k, grads.v
+        if self.fill(problem) is not None:
+            k, v = k[..., :S, :], v[..., :S, :] + v[..., S:, :]
+            # Beside twins alone dq is 0, but a NaN, times a twin's key of 0, would be NaN.
+            q = np.where(self._sees(problem), q, 0)
+        if self.kv_head == "tile":
+            k = self._summed(k, problem, problem.k.shape)
+            v = self._summed(v, problem, problem.v.shape)
+        bias = None if grads.bias is None else self._dbias(problem, grads.bias)
+        grads = replace(grads, q=q, k=k, v=v, bias=bias)
+        empty = _empty(lse)
         if self.empty_row == "mean" and empty.any():
-            grads = replace(
-                grads, v=grads.v + _dv_of_mean(problem, np.where(empty[..., None], dout, 0))
-            )
+            dv = self._dv_of_mean(problem, np.where(empty[..., None], dout, 0))
+            grads = replace(grads, v=grads.v + dv)
         if self.empty_row == "nan" and empty.any():
-            grads = _with_nan(problem, grads, empty)
+            grads = self._with_nan(problem, grads, empty)
         return grads
 
-    def _fills(self, problem: Problem) -> bool:
-        options = (problem.mask, problem.window, problem.causal or None)
-        return self.hidden_fill is not None and any(o is not None for o in options)
+    # --- the parts --------------------------------------------------------------------------------
 
-    def _empty(self, lse: Array) -> Array:
-        """Rows that see nothing and have no sink: exactly those have a canonical lse of −inf."""
-        return np.asarray(lse.real == -np.inf)
+    def _shared(self, x: Array, problem: Problem) -> Array:
+        """(..., K, S, n) → (..., H, S, n): the key/value head that each query head uses."""
+        if problem.K == problem.H:
+            return x
+        h = np.arange(problem.H)
+        used = h % problem.K if self.kv_head == "tile" else h // (problem.H // problem.K)
+        return np.asarray(x[..., used, :, :])
+
+    def _summed(self, dx: Array, problem: Problem, shape: tuple[int, ...]) -> Array:
+        """The gradient of `_shared`: the sum over the query heads that use a key/value head."""
+        if problem.K != problem.H:
+            K, G = problem.K, problem.H // problem.K
+            heads, axis = ((G, K), -4) if self.kv_head == "tile" else ((K, G), -3)
+            dx = dx.reshape(*dx.shape[:-3], *heads, *dx.shape[-2:]).sum(axis)
+        return sum_to(dx, shape)
+
+    def _sees(self, problem: Problem) -> Array:
+        """Whether a query sees any key, in the shape of q but for its last axis, which is 1."""
+        visible = self._renamed(problem).visible
+        assert visible is not None
+        any_key = np.broadcast_to(
+            visible.any(-1, keepdims=True), (*problem.lead, problem.H, problem.T, 1)
+        )
+        return np.asarray(sum_to(any_key, (*problem.q.shape[:-1], 1)) > 0)
+
+    def _dropped(self, problem: Problem, weights: Array) -> Array:
+        """weights · keep / (1 − rate), where the weights returned are after dropout."""
+        if self.weights == "before_dropout" or problem.dropout_mask is None:
+            return weights
+        keep = problem.dropout_mask.astype(problem.dtype) / (1 - problem.dropout_rate)
+        return weights * (keep[0] if keep.ndim > weights.ndim else keep)  # rank 2 has no heads
+
+    def _dbias(self, problem: Problem, dbias: Array) -> Array | None:
+        """The gradient of the bias, from that of the canonical one."""
+        if problem.bias is None:  # it was made by _filled
+            return None
+        dbias = dbias[..., : problem.S]
+        if self._caps_late(problem):
+            dbias = _through_cap(self._renamed(problem), dbias)
+        if self.bias == "before_scale":
+            dbias = dbias * _scale(problem)
+        return sum_to(dbias, problem.bias.shape)
+
+    def _mean_of_values(self, problem: Problem) -> Array:
+        """The mean of all S values for each query head: (..., H, 1, E), 0 where S = 0."""
+        v = problem.v.astype(problem.dtype)
+        return self._shared(v.sum(-2, keepdims=True) / max(problem.S, 1), problem)
+
+    def _dv_of_mean(self, problem: Problem, dout: Array) -> Array:
+        """The gradient of `_mean_of_values`: 1/S of the cotangents of a head's rows to each."""
+        dmean = dout.sum(-2, keepdims=True) / max(problem.S, 1)  # (..., H, 1, E)
+        dmean = np.broadcast_to(dmean, (*dmean.shape[:-2], problem.S, dmean.shape[-1]))
+        return self._summed(dmean, problem, problem.v.shape)
+
+    def _with_nan(self, problem: Problem, grads: Gradients, empty: Array) -> Gradients:
+        """NaN wherever a row that is NaN would add to a gradient."""
+        rows = np.where(empty, np.nan, 0.0)  # (..., H, T)
+        rows = rows[None] if problem.headless else rows
+        keys = np.broadcast_to(rows.sum(-1)[..., None, None], (*rows.shape[:-1], problem.S, 1))
+        bias = grads.bias
+        if problem.bias is not None and bias is not None:
+            whole = np.broadcast_to(rows[..., None], (*rows.shape, problem.S))
+            bias = bias + sum_to(whole, problem.bias.shape)
+        return replace(
+            grads,
+            q=grads.q + sum_to(rows[..., None], (*problem.q.shape[:-1], 1)),
+            k=grads.k + self._summed(keys, problem, (*problem.k.shape[:-1], 1)),
+            v=grads.v + self._summed(keys, problem, (*problem.v.shape[:-1], 1)),
+            bias=bias,
+        )
 
 
 LEGAL = {
@@ -159,7 +269,11 @@ LEGAL = {
     "empty_row": ("zero", "nan", "mean"),
     "mask_true": ("attend", "hide"),
     "window": ("beside", "total"),
+    "softcap": ("before_bias", "after_bias", "after_mask"),
+    "bias": ("after_scale", "before_scale"),
+    "kv_head": ("repeat", "tile"),
     "lse_base": ("e", "2"),
+    "weights": ("before_dropout", "after_dropout"),
 }
 
 PROFILES = {
@@ -211,41 +325,67 @@ def _on_real_keys(mod: ScoreMod | None, S: int) -> ScoreMod:
     return modified
 
 
-def _with_nan(problem: Problem, grads: Gradients, empty: Array) -> Gradients:
-    """NaN wherever a row that is NaN would add to a gradient."""
-    rows = np.where(empty, np.nan, 0.0)  # (..., H, T)
-    rows = rows[None] if problem.headless else rows
-    keys = np.broadcast_to(rows.sum(-1)[..., None, None], (*rows.shape[:-1], problem.S, 1))
-    if problem.K != problem.H:
-        G = problem.H // problem.K
-        keys = keys.reshape(*keys.shape[:-3], problem.K, G, problem.S, 1).sum(-3)
-    bias = grads.bias
-    if problem.bias is not None and bias is not None:
-        whole = np.broadcast_to(rows[..., None], (*rows.shape, problem.S))
-        bias = bias + sum_to(whole, problem.bias.shape)
-    return replace(
-        grads,
-        q=grads.q + sum_to(rows[..., None], (*problem.q.shape[:-1], 1)),
-        k=grads.k + sum_to(keys, (*problem.k.shape[:-1], 1)),
-        v=grads.v + sum_to(keys, (*problem.v.shape[:-1], 1)),
-        bias=bias,
+def _capped_late(problem: Problem) -> Problem:
+    """A canonical problem that caps the score with its bias: score_mod does all three.
+
+    A bias of 0 stays, in full shape: its gradient is that of each final score.
+    """
+    cap = _cap(problem)
+    whole = (*problem.lead, problem.H, problem.T, problem.S)
+    return problem.replace(
+        score_mod=_after_bias(problem, lambda y: cap * np.tanh(y / cap)),
+        softcap=None,
+        bias=None if problem.bias is None else np.zeros(whole, problem.dtype),
     )
 
 
-def _mean_of_values(problem: Problem) -> Array:
-    """The mean of all S values for each query head: (..., H, 1, E), 0 where S = 0."""
-    v = problem.v.astype(problem.dtype)
-    mean = v.sum(-2, keepdims=True) / max(problem.S, 1)
-    if problem.headless or problem.H == problem.K:
-        return np.asarray(mean)
-    return np.repeat(mean, problem.H // problem.K, axis=-3)
+@np.errstate(all="ignore")  # hidden scores may be anything
+def _through_cap(problem: Problem, ds: Array) -> Array:
+    """The gradient of the bias from that of the final scores: ds · (1 − tanh²)."""
+    cap = _cap(problem)
+    x = dense.forward(_capped_late(problem))[2].capped  # scale · q kᵀ, what score_mod gets
+    assert x is not None
+    rate = problem.replace(score_mod=_after_bias(problem, lambda y: 1 - np.tanh(y / cap) ** 2))
+    slope = dense.call_score_mod(rate, x)
+    return np.where(ds == 0, 0, ds * slope)  # a hidden score may be NaN, and its slope too
 
 
-def _dv_of_mean(problem: Problem, dout: Array) -> Array:
-    """The gradient of `_mean_of_values`: 1/S of the cotangents of a head's rows to each value."""
-    dmean = dout.sum(-2, keepdims=True) / max(problem.S, 1)  # (..., H, 1, E)
-    if not problem.headless and problem.H != problem.K:
-        G = problem.H // problem.K
-        dmean = dmean.reshape(*dmean.shape[:-3], problem.K, G, *dmean.shape[-2:]).sum(-3)
-    dmean = np.broadcast_to(dmean, (*dmean.shape[:-2], problem.S, dmean.shape[-1]))
-    return sum_to(dmean, problem.v.shape)
+def _after_bias(problem: Problem, function: Callable[[Array], Array]) -> ScoreMod:
+    """The score_mod that gives function(score_mod(s) + bias)."""
+    mod, bias = problem.score_mod, problem.bias
+    bias = None if bias is None else bias.astype(problem.dtype)
+
+    def modified(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
+        s = s if mod is None else mod(s, b, h, t, s_index)
+        if bias is not None:
+            lead = np.unravel_index(b, problem.lead) if problem.lead else ()
+            at = (*lead, h, t, s_index)[-bias.ndim :]
+            s = s + bias[tuple(np.minimum(i, n - 1) for i, n in zip(at, bias.shape, strict=True))]
+        return function(s)
+
+    return modified
+
+
+def _times(x: Array, number: float) -> Array:
+    """x · number, part by part where x is complex: there (−∞ + 0j) · number has a NaN."""
+    with np.errstate(invalid="ignore", over="ignore"):  # −∞ · 0
+        if x.dtype.kind != "c":
+            return np.asarray(x * number)
+        scaled = np.empty_like(x)
+        scaled.real, scaled.imag = x.real * number, x.imag * number
+        return scaled
+
+
+def _scale(problem: Problem) -> float:
+    assert problem.scale is not None  # Problem has put the default there  [1]
+    return problem.scale
+
+
+def _cap(problem: Problem) -> float:
+    assert problem.softcap is not None
+    return problem.softcap
+
+
+def _empty(lse: Array) -> Array:
+    """Rows that see nothing and have no sink: exactly those have a canonical lse of −inf."""
+    return np.asarray(lse.real == -np.inf)

@@ -237,15 +237,25 @@ def slope(problem: Problem, s: Array) -> Array:
     tiny = np.finfo(s.dtype).tiny ** 0.5
     rate = np.asarray(call_score_mod(problem, s + 1j * tiny)).imag / tiny
     u = np.finfo(s.dtype).eps
-    h = u ** (1 / 3) * np.maximum(1, abs(s))  # balances truncation h² against rounding u / h
-    here, up, down = (call_score_mod(problem, s + d) for d in (0, h, -h))
-    rise, fall = (up - here) / h, (here - down) / h
-    # The two one-sided differences bracket the derivative of a smooth function; a kink between
-    # them widens the bracket. √u is far above the rounding of either, far below a lost term.
-    allowed = abs(rise - fall) + u**0.5 * (1 + abs(here) + abs(rise) + abs(fall))
-    if (abs(rate - (rise + fall) / 2) > allowed).any():
+    differs = np.ones(s.shape, bool)
+    # u^(1/3) balances truncation h² against rounding u / h; a function that bends within such a
+    # step is compared over shorter ones. What is not analytic differs over all of them.
+    for power in (1 / 3, 5 / 12, 1 / 2):
+        differs = differs & _differs(problem, s, rate, u**power * np.maximum(1, abs(s)))
+    if differs.any():
         raise OptionError(
             "score_mod has a complex-step derivative that differs from its difference quotient: "
             "it must be analytic in s (np.abs and .real are not; write np.where(s.real > 0, s, -s))"
         )
     return np.asarray(rate)
+
+
+def _differs(problem: Problem, s: Array, rate: Array, h: Array) -> Array:
+    """Where rate is not between the difference quotients over steps of h to either side."""
+    here, up, down = (call_score_mod(problem, s + d) for d in (0, h, -h))
+    rise, fall = (up - here) / h, (here - down) / h
+    # The two bracket the derivative of a smooth function; a kink between them widens the bracket.
+    # √u is at least the rounding of either, and far below a lost term.
+    root = np.finfo(s.dtype).eps ** 0.5
+    allowed = abs(rise - fall) + root * (1 + 4 * abs(here) + abs(rise) + abs(fall))
+    return np.asarray(abs(rate - (rise + fall) / 2) > allowed)

@@ -50,9 +50,17 @@ class Meaning(Protocol):
     @property
     def empty_row(self) -> str: ...
     @property
+    def softcap(self) -> str: ...
+    @property
+    def bias(self) -> str: ...
+    @property
+    def kv_head(self) -> str: ...
+    @property
     def lse_base(self) -> str: ...
     @property
     def lse_empty(self) -> float: ...
+    @property
+    def weights(self) -> str: ...
 
 
 class _Default(NamedTuple):
@@ -62,16 +70,21 @@ class _Default(NamedTuple):
     window: str = "beside"
     hidden_fill: float | None = None
     empty_row: str = "zero"
+    softcap: str = "before_bias"
+    bias: str = "after_scale"
+    kv_head: str = "repeat"
     lse_base: str = "e"
     lse_empty: float = -math.inf
+    weights: str = "before_dropout"
 
 
 class _Score(NamedTuple):
     """The score of one key for one query."""
 
     value: float
-    slope: float  # its derivative by scale · q·k
-    free: bool  # False where it is a constant, which passes no gradient
+    slope: float = 0.0  # its derivative by scale · q·k
+    bias_slope: float = 0.0  # its derivative by the bias
+    free: bool = True  # False where it is a constant, which passes no gradient
 
 
 class _Row(NamedTuple):
@@ -98,7 +111,7 @@ def forward(problem: Problem, conventions: Meaning | None = None) -> tuple[Array
     Returns
     -------
     out (..., H, T, E), lse (..., H, T), weights (..., H, T, S)
-        In float64; weights are before dropout.
+        In float64; weights are before dropout, unless the conventions say after.
 
     Raises
     ------
@@ -111,8 +124,9 @@ def forward(problem: Problem, conventions: Meaning | None = None) -> tuple[Array
         row = _row(task, b, at)
         out[at] = row.out
         lse[at] = row.lse
-        for s, p in row.p.items():
-            weights[(*at, s)] = p
+        returned = row.w if task.meaning.weights == "after_dropout" else row.p
+        for s, weight in returned.items():
+            weights[(*at, s)] = weight
     if problem.headless:  # the one head has no axis  [14]
         out, lse, weights = out[0], lse[0], weights[0]
     return out, lse[..., 0], weights
@@ -166,8 +180,8 @@ def _row(task: _Task, b: int, at: Index) -> _Row:
     for s in range(task.problem.S):
         if _sees(task, at, s):
             scores[s] = _score(task, b, at, s)
-        elif task.meaning.hidden_fill is not None:
-            scores[s] = _Score(task.meaning.hidden_fill, 0.0, free=False)
+        else:
+            scores[s] = _Score(_hidden(task), free=False)
     scores = {s: score for s, score in scores.items() if score.value != -math.inf}  # [4]
     sink = task.value("sinks", at[-2:-1], -math.inf)
     if not scores and sink == -math.inf:
@@ -203,21 +217,55 @@ def _sees(task: _Task, at: Index, s: int) -> bool:
     return True
 
 
+def _hidden(task: _Task) -> float:
+    """The score of a key that a query does not see; −inf leaves the softmax."""
+    fill, cap = task.meaning.hidden_fill, task.problem.softcap
+    score = -math.inf if fill is None else fill
+    if cap is not None and task.meaning.softcap == "after_mask":
+        score = cap * math.tanh(score / cap)
+    return score
+
+
 def _score(task: _Task, b: int, at: Index, s: int) -> _Score:
-    """scale · q·k, capped, modified, biased; with the derivative by scale · q·k.  [1-4]"""
-    problem, h, t = task.problem, at[-2], at[-1]
+    """scale · q·k, capped, modified, biased, in the order that is meant.  [1-4]"""
     q, k = task.vector("q", at), task.vector("k", task.key(at, s))
-    x = task.scale * _sum(a * b for a, b in zip(q, k, strict=True))
-    slope = 1.0
-    if problem.softcap is not None:
-        x, slope = problem.softcap * math.tanh(x / problem.softcap), _sech2(x / problem.softcap)
-    if problem.score_mod is not None:
-        where = tuple(np.int64(i) for i in (b, h, t, s))
-        with np.errstate(all="ignore"):
-            changed = problem.score_mod(np.float64(x), *where)  # type: ignore[arg-type]  # 0-d
-            stepped = problem.score_mod(np.complex128(complex(x, STEP)), *where)  # type: ignore[arg-type]
-        x, slope = float(changed), slope * (complex(stepped).imag / STEP)
-    return _Score(x + task.value("bias", (*at, s), 0.0), slope, free=True)
+    score = _Score(task.scale * _sum(a * b for a, b in zip(q, k, strict=True)), slope=1.0)
+    if task.meaning.softcap == "before_bias":
+        score = _capped(task, score)
+    score = _modified(task, b, (*at, s), score)
+    score = _biased(task, (*at, s), score)
+    if task.meaning.softcap != "before_bias":
+        score = _capped(task, score)
+    return score
+
+
+def _capped(task: _Task, score: _Score) -> _Score:
+    """c · tanh(score / c).  [2]"""
+    c = task.problem.softcap
+    if c is None:
+        return score
+    rate = _sech2(score.value / c)
+    value = c * math.tanh(score.value / c)
+    return _Score(value, rate * score.slope, rate * score.bias_slope)
+
+
+def _modified(task: _Task, b: int, at: Index, score: _Score) -> _Score:
+    """What score_mod makes of the score at (..., h, t, s).  [3]"""
+    mod = task.problem.score_mod
+    if mod is None:
+        return score
+    where = tuple(np.int64(i) for i in (b, *at[-3:]))
+    with np.errstate(all="ignore"):
+        changed = mod(np.float64(score.value), *where)  # type: ignore[arg-type]  # 0-d
+        stepped = mod(np.complex128(complex(score.value, STEP)), *where)  # type: ignore[arg-type]
+    return _Score(float(changed), score.slope * (complex(stepped).imag / STEP))
+
+
+def _biased(task: _Task, at: Index, score: _Score) -> _Score:
+    """The score with its bias, which may be multiplied by scale.  [4]"""
+    factor = task.scale if task.meaning.bias == "before_scale" else 1.0
+    bias = task.value("bias", at, 0.0)
+    return _Score(score.value + factor * bias, score.slope, factor)
 
 
 def _softmax(scores: dict[int, float], sink: float) -> tuple[dict[int, float], float, float]:
@@ -237,9 +285,9 @@ def _empty_row(task: _Task, at: Index) -> _Row:
         return _Row({}, {}, {}, 0.0, lse, [0.0] * E)
     if task.meaning.empty_row == "nan":
         p = dict.fromkeys(range(S), math.nan)
-        return _Row(dict.fromkeys(p, _Score(math.nan, 1.0, True)), p, p, 0.0, lse, [math.nan] * E)
+        return _Row(dict.fromkeys(p, _Score(math.nan, 1.0, 1.0)), p, p, 0.0, lse, [math.nan] * E)
     p = dict.fromkeys(range(S), 1 / S)
-    return _Row(dict.fromkeys(p, _Score(0.0, 0.0, False)), p, p, 0.0, lse, _out(task, at, p))
+    return _Row(dict.fromkeys(p, _Score(0.0, free=False)), p, p, 0.0, lse, _out(task, at, p))
 
 
 def _out(task: _Task, at: Index, w: dict[int, float]) -> list[float]:
@@ -274,7 +322,10 @@ def _add_row(
         for e, x in enumerate(do):
             sums["v"].add((*key, e), _times(row.w[s], x))  # from o = w v
         dw = _sum(a * b for a, b in zip(do, v, strict=True))  # from o = w v
-        dp[s] = dw * _keep(task, at, s) + dweights[s]  # from w = p · keep
+        # From w = p · keep, of which p or w is returned.
+        dropped = task.meaning.weights == "after_dropout"
+        direct = dweights[s] * _keep(task, at, s) if dropped else dweights[s]
+        dp[s] = dw * _keep(task, at, s) + direct
     delta = _sum(row.p[s] * dp[s] for s in dp) - dlse
 
     for s, score in row.scores.items():
@@ -283,7 +334,7 @@ def _add_row(
         k, key = task.vector("k", task.key(at, s)), task.key(at, s)
         ds = row.p[s] * (dp[s] - delta)  # from p = exp(s − lse), and lse
         if "bias" in sums:
-            sums["bias"].add((*at, s), ds)  # from s = x + bias
+            sums["bias"].add((*at, s), ds * score.bias_slope)  # from s = x + bias
         dx = ds * score.slope  # from s = score_mod(c · tanh(x / c))
         for d in range(task.problem.D):
             sums["q"].add((*at, d), scale * _times(dx, k[d]))  # from x = scale · q·k
@@ -333,8 +384,10 @@ class _Task:
 
     def key(self, at: Index, s: int) -> Index:
         """The index (..., K head, s) of key s for the query at (..., h, t).  [1]"""
-        queries_a_head = self.problem.H // self.problem.K
-        return (*at[:-2], at[-2] // queries_a_head, s)
+        h, K = at[-2], self.problem.K
+        if self.meaning.kv_head == "tile":
+            return (*at[:-2], h % K, s)
+        return (*at[:-2], h // (self.problem.H // K), s)
 
     def vector(self, name: str, at: Index) -> list[float]:
         """The last axis of q, k or v at an index of the whole."""

@@ -1,7 +1,7 @@
 """Every field of Conventions, alone and with others, held against loops.
 
 `Conventions` translates a problem into a canonical one and its results back; `loops` computes what
-the field says. The tolerance is the derived one of test_dense.
+the field says. The tolerance is the derived one of test_dense, of a problem that rounds alike.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,16 +27,19 @@ from test_dense import (
     ONE_HEAD,
     Case,
     Cotangents,
+    Rounding,
     Sizes,
     U,
     assert_within,
     cotangents,
+    gamma,
     make,
     rounding,
+    slope_along,
 )
 
 import npattn
-from npattn import Conventions, loops
+from npattn import Conventions, Problem, conventions, loops
 from npattn.conventions import PROFILES
 from npattn.errors import OptionError
 
@@ -46,17 +51,27 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "hidden_fill": (-1e9, 1.5, float(np.finfo(np.float32).min)),
     "mask_true": ("hide",),
     "window": ("total",),
+    "softcap": ("after_bias", "after_mask"),
+    "bias": ("before_scale",),
+    "kv_head": ("tile",),
     "lse_base": ("2",),
     "lse_empty": (math.inf, 0.0, math.nan),
+    "weights": ("after_dropout",),
 }
 SINGLES = [{name: value} for name, values in FIELDS.items() for value in values]
-PAIRS = [a | b for a, b in itertools.combinations(SINGLES, 2) if a.keys() != b.keys()]
+# A constant that is not finite has no complex step, and neither has a row of NaN.
+SMOOTH = [f for f in SINGLES if "lse_empty" not in f and f.get("empty_row") != "nan"]
+SOME = [{name: value} for name, values in FIELDS.items() for value in values[:2]]
+PAIRS = [a | b for a, b in itertools.combinations(SOME, 2) if a.keys() != b.keys()]
 HIDING: dict[str, Any] = {"causal": True, "window": (2, 1)}
+SHARED = MORE_QUERIES._replace(H=6, K=2)
+# Seeds with a scale above 0, a rate above 0, a bias that has a −inf, and arrays of many elements.
 PROBLEMS = {
-    "bare": (MORE_QUERIES, ()),
-    "bias and dropout": (MORE_QUERIES, ("mask", "bias", "dropout")),
-    "everything": (MORE_KEYS, NAMES),
-    "one head": (ONE_HEAD, ("mask", "score_mod", "softcap", "bias")),
+    "more queries": (7, MORE_QUERIES, ("softcap", "bias")),
+    "bias and dropout": (25, MORE_QUERIES, ("mask", "bias", "dropout")),
+    "everything": (29, MORE_KEYS, NAMES),
+    "one head": (3, ONE_HEAD, ("mask", "score_mod", "softcap", "bias")),
+    "shared heads": (12, SHARED, ("mask", "bias", "softcap", "dropout")),
 }
 
 
@@ -64,42 +79,101 @@ def told(fields: dict[str, Any]) -> str:
     return "-".join(f"{name}={value}" for name, value in fields.items())
 
 
-def assert_agrees(case: Case, conventions: Conventions, **hiding: Any) -> None:
+def assert_agrees(case: Case, meaning: Conventions, **hiding: Any) -> None:
     """Forward and backward under conventions give what loops gives under them."""
-    fwd = case.forward(conventions=conventions, **hiding)
+    fwd = case.forward(conventions=meaning, **hiding)
     problem, d = fwd.problem, cotangents(fwd, 5)
-    out, lse, weights = loops.forward(problem, conventions)
-    natural = dataclasses.replace(conventions, lse_base="e", lse_empty=-math.inf)
-    base = math.log(2) if conventions.lse_base == "2" else 1.0
-    canonical_d = Cotangents(d.dout, None if d.dlse is None else d.dlse / base, d.dweights)
-    sized = problem
-    if problem.dropout_mask is not None and conventions.empty_row == "mean":
-        sized = problem.replace(dropout_mask=np.ones((1, 1), bool))  # a mean row drops nothing
-    allowed = rounding(
-        sized,
-        loops.forward(problem, natural)[1],
-        weights,
-        *canonical_d,
-        steepness=case.steepness,
-        constant=filled(problem, conventions),
-    )
+    out, lse, weights = loops.forward(problem, meaning)
+    allowed = rounding_under(problem, meaning, d, case.steepness)
+    base = math.log(2) if meaning.lse_base == "2" else 1.0
     lse_error = allowed.lse / base + 2 * U * abs(np.nan_to_num(lse, posinf=0, neginf=0))
+    # Each of the two keeps within the bound, hence the factor.
     assert_within("out", fwd.out, out, 2 * allowed.out)
     assert_within("lse", fwd.lse, lse, 2 * lse_error)
     assert_within("weights", fwd.weights, weights, 2 * allowed.weights)
     assert (np.isinf(fwd.lse) == np.isinf(lse)).all()  # inf and nan are two conventions
 
-    got, want = npattn.backward(fwd, *d), loops.backward(problem, *d, conventions=conventions)
+    got, want = npattn.backward(fwd, *d), loops.backward(problem, *d, conventions=meaning)
     for name in INPUTS:
         bound = getattr(allowed, name)
         bound = None if bound is None else 2 * bound
         assert_within(f"d{name}", getattr(got, name), getattr(want, name), bound)
 
 
-def filled(problem: npattn.Problem, conventions: Conventions) -> Array | bool:
-    """True where the score is hidden_fill."""
-    visible = dataclasses.replace(conventions, hidden_fill=None).canonical(problem).visible
-    return False if conventions.hidden_fill is None or visible is None else ~visible
+def rounding_under(
+    problem: Problem, meaning: Conventions, d: Cotangents, steepness: float
+) -> Rounding:
+    """The bounds of test_dense, of a problem in the default meaning that rounds no less.
+
+    They have ten roundings to spare, which pay for a factor more and for the sum over a group.
+    """
+    plain = dataclasses.replace(
+        meaning, lse_base="e", lse_empty=-math.inf, weights="before_dropout"
+    )
+    _, lse, weights = loops.forward(problem, plain)
+    base = math.log(2) if meaning.lse_base == "2" else 1.0
+    most = 1 / (1 - problem.dropout_rate) if meaning.weights == "after_dropout" else 1.0
+    d = Cotangents(
+        d.dout,
+        None if d.dlse is None else d.dlse / base,
+        None if d.dweights is None else d.dweights * most,
+    )
+    sized, dbias = problem, 1.0  # dbias: what the bound of that gradient is multiplied by
+    if problem.dropout_mask is not None and meaning.empty_row == "mean":
+        sized = sized.replace(dropout_mask=np.ones((1, 1), bool))  # a mean row drops nothing
+    if meaning.bias == "before_scale" and problem.bias is not None:
+        dbias = abs(problem.scale or 0)
+        sized = sized.replace(bias=dbias * finite(problem.bias))
+    if meaning.softcap != "before_bias" and problem.softcap is not None:
+        bend = 4 / 27**0.5 / problem.softcap  # the largest |cap''|; |cap'| ≤ 1
+        steepness = steepness * (1 + bend)  # its square is above the second derivative of both
+        dbias *= 5 + steepness  # of 1 − tanh²: its own rounding, and bend · that of the score
+        sized = uncapped(sized)
+    tiles = problem.H // problem.K if meaning.kv_head == "tile" and problem.K else 1
+    if tiles > 1:
+        sized = sized.replace(
+            k=np.concatenate([problem.k] * tiles, -3), v=np.concatenate([problem.v] * tiles, -3)
+        )
+    hidden = filled(problem, meaning)
+    allowed = rounding(sized, lse, weights, *d, steepness=steepness, constant=hidden)
+    return allowed._replace(
+        weights=allowed.weights * most,
+        k=in_groups(allowed.k, problem.K, tiles),
+        v=in_groups(allowed.v, problem.K, tiles),
+        bias=None if problem.bias is None or allowed.bias is None else allowed.bias * dbias,
+    )
+
+
+def uncapped(problem: Problem) -> Problem:
+    """Without softcap, and with a bias as large as all numbers that meet before the cap.
+
+    A score_mod of test_dense adds at most 0.25 |t − s| or 0.5 b; twice the cap is for tanh.
+    """
+    added = 2 * (problem.softcap or 0)
+    if problem.score_mod is not None:
+        added += 0.25 * max(problem.T, problem.S) + 0.5 * math.prod(problem.lead)
+    bias = np.zeros((1, 1)) if problem.bias is None else finite(problem.bias)
+    return problem.replace(softcap=None, bias=bias + added, score_mod=lambda s, *_: s)
+
+
+def finite(x: Array) -> Array:
+    return np.where(np.isfinite(x), abs(x), 0)
+
+
+def in_groups(bound: Array, K: int, tiles: int) -> Array:
+    """The sum over the query heads h, h + K, ... that share a key/value head."""
+    if tiles == 1:
+        return bound
+    total: Array = bound.reshape(*bound.shape[:-3], tiles, K, *bound.shape[-2:]).sum(-4)
+    return total
+
+
+def filled(problem: Problem, meaning: Conventions) -> Array | bool:
+    """True where the score is a number that hidden keys get."""
+    capped = meaning.softcap == "after_mask" and problem.softcap is not None
+    renaming = Conventions(mask_true=meaning.mask_true, window=meaning.window)
+    visible = renaming.canonical(problem).visible
+    return False if visible is None or not (capped or meaning.hidden_fill is not None) else ~visible
 
 
 # --- every field ----------------------------------------------------------------------------------
@@ -110,12 +184,15 @@ def test_these_are_all_fields() -> None:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("fields", SINGLES + PAIRS, ids=told)
-def test_every_field_and_pair_of_fields_gives_what_loops_gives(
-    fields: dict[str, Any], problem: str
-) -> None:
-    sizes, names = PROBLEMS[problem]
-    assert_agrees(make(3, sizes, names), Conventions(**fields), **HIDING)
+@pytest.mark.parametrize("fields", SINGLES, ids=told)
+def test_every_field_gives_what_loops_gives(fields: dict[str, Any], problem: str) -> None:
+    assert_agrees(make(*PROBLEMS[problem]), Conventions(**fields), **HIDING)
+
+
+@pytest.mark.parametrize("problem", ["bias and dropout", "everything"])
+@pytest.mark.parametrize("fields", PAIRS, ids=told)
+def test_every_pair_of_fields_gives_what_loops_gives(fields: dict[str, Any], problem: str) -> None:
+    assert_agrees(make(*PROBLEMS[problem]), Conventions(**fields), **HIDING)
 
 
 @settings(deadline=None, max_examples=100)
@@ -135,7 +212,7 @@ def test_any_fields_together_give_what_loops_gives_on_any_options(data: st.DataO
 
 @pytest.mark.parametrize("fields", SINGLES, ids=told)
 def test_every_field_changes_something(fields: dict[str, Any]) -> None:
-    case = make(3, MORE_QUERIES, ("mask",))
+    case = make(*PROBLEMS["shared heads"])
     plain = case.forward(conventions=Conventions(), **HIDING)
     other = case.forward(conventions=Conventions(**fields), **HIDING)
     results = [(getattr(plain, n), getattr(other, n)) for n in ("out", "lse", "weights")]
@@ -151,6 +228,277 @@ def test_the_default_changes_nothing() -> None:
         assert (getattr(plain, name) == getattr(default, name)).all()
     for name in INPUTS:
         assert (getattr(grads, name) == getattr(same, name)).all()
+
+
+@pytest.mark.parametrize("fields", SMOOTH, ids=told)
+@pytest.mark.parametrize("problem", ["bias and dropout", "everything", "shared heads"])
+def test_gradients_are_the_slopes_of_forward_under_every_field(
+    problem: str, fields: dict[str, Any]
+) -> None:
+    case = make(*PROBLEMS[problem])
+    case.options.update(HIDING, conventions=Conventions(**fields))
+    fwd = case.forward()
+    d = cotangents(fwd, 43)
+    grads = npattn.backward(fwd, *d)
+    allowed = rounding_under(fwd.problem, Conventions(**fields), d, case.steepness)
+    rng = np.random.default_rng(47)
+    for name in INPUTS:
+        gradient, bound = getattr(grads, name), getattr(allowed, name)
+        if gradient is None:
+            continue
+        direction = rng.standard_normal(gradient.shape)
+        gap = abs(slope_along(case, d, name, direction) - (gradient * direction).sum())
+        # Forward mode adds the same products in another order, hence 2; the inner product rounds.
+        limit = 2 * (bound * abs(direction)).sum()
+        limit += gamma(gradient.size) * abs(gradient * direction).sum()
+        assert gap <= limit, f"d{name}: {gap:.2g} > {limit:.2g}"
+
+
+def no_factor(self: Conventions, problem: Problem, dbias: Array) -> Array:
+    assert problem.bias is not None
+    return npattn.problem.sum_to(dbias[..., : problem.S], problem.bias.shape)
+
+
+def as_given(self: Conventions, problem: Problem, weights: Array) -> Array:
+    return weights
+
+
+def as_filled(self: Conventions, problem: Problem) -> float | None:
+    return self.hidden_fill
+
+
+def as_repeated(self: Conventions, x: Array, problem: Problem) -> Array:
+    return np.repeat(x, problem.H // problem.K, -3)
+
+
+AFTER_BIAS = {"softcap": "after_bias"}
+FILLED_AND_CAPPED = {"softcap": "after_mask", "hidden_fill": 1.5}
+MISTAKES: dict[str, tuple[Any, str, Callable[..., Any], dict[str, Any]]] = {
+    "bias not scaled": (conventions, "_times", lambda x, number: x, {"bias": "before_scale"}),
+    "dbias not scaled": (Conventions, "_dbias", no_factor, {"bias": "before_scale"}),
+    "dbias past the cap": (conventions, "_through_cap", lambda p, ds: ds, AFTER_BIAS),
+    "capped before the bias": (Conventions, "_caps_late", lambda self, p: False, AFTER_BIAS),
+    "hidden keys leave": (Conventions, "fill", lambda self, p: None, {"softcap": "after_mask"}),
+    "a fill that is not capped": (Conventions, "fill", as_filled, FILLED_AND_CAPPED),
+    "heads repeated": (Conventions, "_shared", as_repeated, {"kv_head": "tile"}),
+    "weights as they are": (Conventions, "_dropped", as_given, {"weights": "after_dropout"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_translation_is_seen(
+    mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, wrong, fields = MISTAKES[mistake]
+    case = make(*PROBLEMS["shared heads"])
+    assert_agrees(case, Conventions(**fields), **HIDING)
+    monkeypatch.setattr(owner, name, wrong)
+    with pytest.raises(AssertionError, match="beyond by"):
+        assert_agrees(case, Conventions(**fields), **HIDING)
+
+
+def test_a_gradient_of_weights_that_forgets_dropout_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forgets(self: Conventions, problem: Problem, *given: Any) -> Any:
+        return given
+
+    case, meaning = make(*PROBLEMS["shared heads"]), Conventions(weights="after_dropout")
+    monkeypatch.setattr(Conventions, "cotangents", forgets)
+    with pytest.raises(AssertionError, match=r"^dq is"):
+        assert_agrees(case, meaning)
+
+
+# --- what each field means ------------------------------------------------------------------------
+
+
+def scores(meaning: Conventions, *, S: int = 2, **options: Any) -> Array:
+    """The final scores of one query q = 1 with keys 1, 2, ..., scale 1, read from the weights."""
+    one, keys = np.ones((1, 1)), np.arange(1.0, S + 1)[:, None]
+    options = {"scale": 1.0, **options}
+    fwd = npattn.forward(one, keys, np.ones((S, 1)), conventions=meaning, **options)
+    with np.errstate(divide="ignore"):  # hidden
+        return np.asarray(np.log(fwd.weights[0]) + fwd.lse[0])
+
+
+BIAS = np.array([[0.5, -np.inf]])
+CAP_3: dict[str, Any] = {"softcap": 3.0}
+
+
+def assert_near(got: Any, want: Any) -> None:
+    """Of order 1, out of a log, an exp and a tanh or two: fewer than 40 roundings."""
+    np.testing.assert_allclose(got, want, rtol=40 * U, atol=40 * U)
+
+
+def test_after_bias_caps_the_score_with_its_bias_and_minus_infinity_comes_back() -> None:
+    got = scores(Conventions(softcap="after_bias"), bias=BIAS, **CAP_3)
+    assert_near(got, [3 * math.tanh(1.5 / 3), -3])
+    got = scores(Conventions(), bias=BIAS, **CAP_3)
+    assert_near(got, [3 * math.tanh(1 / 3) + 0.5, -np.inf])
+
+
+def test_after_bias_leaves_hidden_keys_hidden_and_a_fill_uncapped() -> None:
+    mask = np.array([[True, False]])
+    got = scores(Conventions(softcap="after_bias"), mask=mask, **CAP_3)
+    assert_near(got, [3 * math.tanh(1 / 3), -np.inf])
+    got = scores(Conventions(softcap="after_bias", hidden_fill=-5.0), mask=mask, **CAP_3)
+    assert_near(got, [3 * math.tanh(1 / 3), -5])
+
+
+def test_after_mask_caps_what_is_hidden_too() -> None:
+    mask = np.array([[True, False]])
+    got = scores(Conventions(softcap="after_mask"), mask=mask, **CAP_3)
+    assert_near(got, [3 * math.tanh(1 / 3), -3])
+    got = scores(Conventions(softcap="after_mask", hidden_fill=-5.0), mask=mask, **CAP_3)
+    assert_near(got, [3 * math.tanh(1 / 3), 3 * math.tanh(-5 / 3)])
+
+
+def test_after_mask_gives_a_row_that_sees_nothing_the_mean_and_a_constant_lse() -> None:
+    q, k, v = (np.arange(1.0, 4)[:, None] for _ in range(3))
+    fwd = npattn.forward(
+        q, k, v, np.zeros((1, 3), bool), conventions=Conventions(softcap="after_mask"), **CAP_3
+    )
+    assert_near(fwd.out, [[2]] * 3)
+    assert_near(fwd.lse, [-3 + math.log(3)] * 3)
+    grads = npattn.backward(fwd, np.ones((3, 1)), np.ones(3))
+    assert not grads.q.any()
+    assert_near(grads.v, 1)
+
+
+@pytest.mark.parametrize("softcap", ["after_bias", "after_mask"])
+def test_where_nothing_is_capped_the_place_of_the_cap_changes_nothing(softcap: Any) -> None:
+    case = make(*PROBLEMS["shared heads"])
+    plain, late = (
+        case.forward(conventions=c, softcap=None, **HIDING)
+        for c in (Conventions(), Conventions(softcap=softcap))
+    )
+    assert (plain.out == late.out).all()
+
+
+def test_score_mod_keeps_its_place_between_scale_and_bias() -> None:
+    options: dict[str, Any] = {"score_mod": lambda s, *_: s * s, "bias": np.ones((1, 2)), **CAP_3}
+    for meaning, want in (
+        ("before_bias", [(3 * math.tanh(x / 3)) ** 2 + 1 for x in (1, 2)]),
+        ("after_bias", [3 * math.tanh((x * x + 1) / 3) for x in (1, 2)]),
+        ("after_mask", [3 * math.tanh((x * x + 1) / 3) for x in (1, 2)]),
+    ):
+        got = scores(Conventions(softcap=meaning), **options)  # type: ignore[arg-type]
+        assert_near(got, want)
+
+
+def test_sinks_are_never_capped() -> None:
+    one = np.ones((1, 1, 1))
+    meaning = Conventions(softcap="after_mask")
+    fwd = npattn.forward(
+        one, one, one, np.zeros((1, 1), bool), softcap=2.0, sinks=np.array([7.0]),
+        conventions=meaning,
+    )  # fmt: skip
+    assert_near(fwd.lse, [[np.logaddexp(2 * math.tanh(-math.inf), 7)]])
+
+
+def test_a_bias_before_scale_is_scaled_and_so_is_its_gradient() -> None:
+    meaning = Conventions(bias="before_scale")
+    bias = np.array([[3.0, 5.0]])
+    assert_near(scores(meaning, bias=bias, scale=0.25), [1, 1.75])
+    fwd = npattn.forward(
+        np.ones((1, 1)), np.ones((2, 1)), np.array([[1.0], [3.0]]), bias=0 * bias, scale=0.25,
+        conventions=meaning,
+    )  # fmt: skip
+    dbias = npattn.backward(fwd, np.ones((1, 1))).bias
+    assert_near(dbias, [[0.25 * 0.25 * -2, 0.25 * 0.25 * 2]])
+
+
+def test_a_bias_before_scale_is_added_on_the_side_of_the_cap_that_softcap_says() -> None:
+    options: dict[str, Any] = {"bias": np.array([[3.0, 5.0]]), "scale": 0.25, **CAP_3}
+    got = scores(Conventions(bias="before_scale"), **options)
+    assert_near(got, [3 * math.tanh(x / 12) + b for x, b in ((1, 0.75), (2, 1.25))])
+    got = scores(Conventions(bias="before_scale", softcap="after_bias"), **options)
+    assert_near(got, [3 * math.tanh(x / 12) for x in (4, 7)])
+
+
+def test_a_narrow_bias_is_scaled_in_the_dtype_computed_in() -> None:
+    bias = np.array([[1.0, 3.0]]).astype(ml_dtypes.bfloat16)
+    got = scores(Conventions(bias="before_scale"), bias=bias, scale=0.1)
+    assert_near(got, [0.2, 0.5])  # 0.1 is 0.10009765625 in bfloat16
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_minus_infinity_before_a_scale_that_is_not_positive_is_what_arithmetic_makes_of_it(
+    scale: float,
+) -> None:
+    meaning = Conventions(bias="before_scale")
+    assert np.isnan(scores(meaning, bias=BIAS, scale=scale)).all()
+    case = make(*PROBLEMS["shared heads"])
+    assert np.isinf(case.options["bias"]).any()
+    assert_agrees(case, meaning, scale=scale)
+    hidden = scores(meaning, bias=BIAS, scale=scale, mask=np.array([[True, False]]))
+    assert_near(hidden, [1.5 * scale, -np.inf])
+
+
+def test_a_tiled_head_uses_the_key_and_value_head_that_is_left_after_division() -> None:
+    v = np.array([5.0, 7.0]).reshape(2, 1, 1)
+    tile = Conventions(kv_head="tile")
+    fwd = npattn.forward(np.ones((6, 1, 1)), np.ones((2, 1, 1)), v, conventions=tile)
+    assert fwd.out[:, 0, 0].tolist() == [5, 7, 5, 7, 5, 7]
+    grads = npattn.backward(fwd, 2.0 ** np.arange(6)[:, None, None])
+    assert grads.v[:, 0, 0].tolist() == [1 + 4 + 16, 2 + 8 + 32]
+
+
+def test_tiling_leaves_the_order_of_query_heads_to_everything_else() -> None:
+    seen = []
+
+    def spy(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
+        seen.append(h.ravel().tolist())
+        return s + h
+
+    q, k = np.zeros((6, 1, 1)), np.zeros((2, 1, 1))
+    bias, sinks = 10.0 * np.arange(6)[:, None, None], np.full(6, -np.inf)
+    sinks[5] = 100
+    fwd = npattn.forward(
+        q, k, k, bias=bias, sinks=sinks, score_mod=spy, conventions=Conventions(kv_head="tile")
+    )
+    assert seen == [[0, 1, 2, 3, 4, 5]]
+    assert fwd.lse[:, 0].tolist() == [0, 11, 22, 33, 44, 100]
+
+
+def test_weights_after_dropout_are_what_multiplies_the_values() -> None:
+    case = make(*PROBLEMS["shared heads"])
+    fwd = case.forward(conventions=Conventions(weights="after_dropout"), dropout_rate=0.25)
+    plain = case.forward(dropout_rate=0.25)
+    keep = np.broadcast_to(case.options["dropout_mask"], fwd.weights.shape)
+    assert_near(fwd.weights, plain.weights * keep / 0.75)
+    assert (fwd.weights[~keep] == 0).all()
+    assert (plain.weights[~keep] > 0).any()
+
+
+def test_a_mean_row_has_even_weights_after_dropout_too() -> None:
+    fwd = make(3, MORE_QUERIES, ()).forward(
+        conventions=Conventions(empty_row="mean", weights="after_dropout"),
+        causal="bottom_right", dropout_mask=np.zeros((1, 1), bool), dropout_rate=0.5,
+    )  # fmt: skip
+    assert (fwd.weights[..., :2, :] == 0.2).all()  # T − S = 2 rows see nothing
+    assert not fwd.weights[..., 2:, :].any()
+
+
+def test_a_late_cap_looks_the_bias_up_wherever_it_broadcasts() -> None:
+    for shape in ((7, 5), (1, 5), (3, 1, 1), (2, 1, 7, 1), (1, 1, 1, 5)):
+        case = make(3, MORE_QUERIES, ("softcap",))
+        case.options["bias"] = np.random.default_rng(5).standard_normal(shape)
+        assert_agrees(case, Conventions(softcap="after_bias", hidden_fill=-2.0), **HIDING)
+
+
+def test_conventions_align_a_causal_mask_and_a_window_whatever_else_they_say() -> None:
+    others: dict[str, Any] = {"softcap": "after_bias", "bias": "before_scale", "kv_head": "tile"}
+    case = make(*PROBLEMS["shared heads"])
+    for causal in ("top_left", "bottom_right"):
+        meaning = Conventions(causal=causal, **others)  # type: ignore[arg-type]
+        said, asked = (
+            case.forward(causal=c, window=(2, 1), conventions=meaning) for c in (causal, True)
+        )
+        assert (said.out == asked.out).all()
+        canonical = meaning.canonical(said.problem)
+        assert (canonical.causal, canonical.alignment) == (causal, causal)
+        assert np.array_equal(canonical.visible, said.problem.visible)  # type: ignore[arg-type]
 
 
 # --- edges ----------------------------------------------------------------------------------------
@@ -178,6 +526,20 @@ def test_hidden_scores_are_the_fill_even_for_a_query_that_is_not_a_number() -> N
     assert np.isfinite(fwd.out).all()
 
 
+@pytest.mark.parametrize("fields", [{"hidden_fill": -1e9}, {"softcap": "after_mask"}], ids=told)
+@pytest.mark.parametrize("where", ["q", "v"])
+def test_a_nan_behind_a_fill_gives_no_gradient_to_a_query_that_sees_nothing(
+    where: str, fields: dict[str, Any]
+) -> None:
+    case = make(3, MORE_QUERIES, ("softcap",))
+    {"q": case.q[:, :, 0], "v": case.v[:, 0]}[where][...] = np.nan
+    assert_agrees(case, Conventions(**fields), causal=True)
+    fwd = case.forward(conventions=Conventions(**fields), causal=True)
+    grads = npattn.backward(fwd, np.ones_like(fwd.out))
+    assert np.isnan(fwd.out[..., :2, :]).all() == (where == "v")  # T − S = 2
+    assert (grads.q[..., :2, :] == 0).all()
+
+
 def test_a_row_that_is_not_a_number_leaves_the_gradients_of_other_queries_alone() -> None:
     case = make(3, MORE_QUERIES, ())
     fwd = case.forward(conventions=Conventions(empty_row="nan"), causal="bottom_right")
@@ -195,6 +557,13 @@ def test_a_mean_row_takes_no_part_in_dropout_and_gives_values_an_even_share() ->
     # Two empty rows, three heads, a batch of two, a fifth of 1 each; every other weight is dropped.
     np.testing.assert_allclose(grads.v, 2 * 3 * 2 / 5, rtol=16 * U, atol=0)
     assert not grads.q.any()
+
+
+def test_a_late_cap_has_no_gradient_for_complex_scores() -> None:
+    case = make(*PROBLEMS["shared heads"])
+    fwd = case.forward(q=case.q + 0j, conventions=Conventions(softcap="after_bias"))
+    with pytest.raises(OptionError, match="complex"):
+        npattn.backward(fwd, np.ones_like(fwd.out))
 
 
 # --- what is illegal ------------------------------------------------------------------------------
@@ -216,6 +585,11 @@ def test_a_mean_row_takes_no_part_in_dropout_and_gives_values_an_even_share() ->
         ("hidden_fill", "-1e9"),
         ("lse_empty", "zero"),
         ("lse_empty", None),
+        ("softcap", "after_scale"),
+        ("softcap", None),
+        ("bias", "before"),
+        ("kv_head", 0),
+        ("weights", False),
     ],
 )
 def test_an_illegal_value_is_named_with_its_field(name: str, value: Any) -> None:
@@ -236,8 +610,9 @@ def test_a_total_window_without_the_query_is_refused() -> None:
         case.forward(conventions=Conventions(window="total"), window=(0, 1))
 
 
-def test_jvp_refuses_conventions() -> None:
-    fwd = make(3, MORE_KEYS, ()).forward(conventions=Conventions())
+@pytest.mark.parametrize("fields", [{}, *SINGLES], ids=told)
+def test_jvp_refuses_conventions(fields: dict[str, Any]) -> None:
+    fwd = make(3, MORE_KEYS, ()).forward(conventions=Conventions(**fields))
     with pytest.raises(OptionError, match="conventions"):
         npattn.jvp(fwd, dq=fwd.problem.q)
 

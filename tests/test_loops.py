@@ -409,6 +409,100 @@ def test_empty_row_nan_gives_nan_and_puts_nan_wherever_it_would_pass_gradients()
     assert np.isnan(grads.bias).tolist() == [[False] * 3, [True] * 3]
 
 
+def test_after_bias_caps_the_sum_and_both_gradients_pass_the_cap() -> None:
+    late = npattn.Conventions(softcap="after_bias")
+    problem = Problem(
+        column(1.0),
+        column(2.0, 7.0),
+        column(3.0, 4.0),
+        bias=np.array([[0.5, -np.inf]]),
+        softcap=3.0,
+        score_mod=lambda s, *_: s * s,
+    )
+    y = (2.0**2 + 0.5) / 3
+    p = 1 / (1 + math.exp(-3 - 3 * math.tanh(y)))  # −inf comes back as −3
+    out, _, weights = loops.forward(problem, late)
+    assert weights == near(np.array([[p, 1 - p]]))
+    assert out == near(np.array([[3 * p + 4 * (1 - p)]]))
+    grads = loops.backward(problem, np.ones((1, 1)), conventions=late)
+    ds = p * (1 - p) * (3 - 4) / math.cosh(y) ** 2
+    assert grads.bias == near(np.array([[ds, 0]]))
+    assert grads.k == near(column(ds * 2 * 2, 0))
+    assert grads.q == near(np.array([[ds * 2 * 2 * 2]]))
+
+
+@pytest.mark.parametrize(("fill", "score"), [(None, -3.0), (-5.0, 3 * math.tanh(-5 / 3))])
+def test_after_mask_caps_what_is_hidden_and_no_gradient_passes_it(
+    fill: float | None, score: float
+) -> None:
+    late = npattn.Conventions(softcap="after_mask", hidden_fill=fill)
+    mask = np.array([[True, False]])
+    problem = Problem(column(1.0), column(2.0, 7.0), column(3.0, 4.0), mask, softcap=3.0)
+    p = 1 / (1 + math.exp(score - 3 * math.tanh(2 / 3)))
+    assert loops.forward(problem, late)[2] == near(np.array([[p, 1 - p]]))
+    grads = loops.backward(problem, np.ones((1, 1)), conventions=late)
+    assert grads.v == near(column(p, 1 - p))
+    assert grads.k == near(column(-p * (1 - p) / math.cosh(2 / 3) ** 2, 0))
+
+
+def test_after_mask_leaves_no_row_empty_and_without_a_cap_it_says_nothing() -> None:
+    late = npattn.Conventions(softcap="after_mask", empty_row="nan", lse_empty=0.0)
+    nothing = np.zeros((1, 1), bool)
+    capped = blank(2, 3, mask=nothing, softcap=2.0)
+    assert seen(capped, late) == ["012", "012"]
+    assert loops.forward(capped, late)[1] == near(-2 + math.log(3))
+    assert np.isnan(loops.forward(blank(2, 3, mask=nothing), late)[0]).all()
+    assert loops.forward(blank(2, 0, mask=nothing, softcap=2.0), late)[1].tolist() == [0, 0]
+
+
+def test_a_bias_before_scale_is_multiplied_by_it_and_so_is_its_gradient() -> None:
+    inside = npattn.Conventions(bias="before_scale")
+    problem, _ = two_keys(bias=np.array([[2.0, 3.0]]), scale=-0.5)
+    p = 1 / (1 + math.exp(-0.5 * (-1 + 3) + 0.5 * (0.5 + 2)))
+    assert loops.forward(problem, inside)[2] == near(np.array([[p, 1 - p]]))
+    grads = loops.backward(problem, np.ones((1, 1)), conventions=inside)
+    dbias = -0.5 * p * (1 - p) * (2 - 5)
+    assert grads.bias == near(np.array([[dbias, -dbias]]))
+
+
+@pytest.mark.parametrize(
+    ("softcap", "score"),
+    [("before_bias", 2 * math.tanh(0.75 / 2) + 0.5), ("after_bias", 2 * math.tanh(1.25 / 2))],
+)
+def test_a_bias_before_scale_is_added_where_softcap_says(softcap: Any, score: float) -> None:
+    words = npattn.Conventions(bias="before_scale", softcap=softcap)
+    problem = Problem(
+        column(1.0), column(3.0), column(1.0), bias=np.array([[2.0]]), scale=0.25, softcap=2.0
+    )
+    assert loops.forward(problem, words)[1] == near([score])
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_minus_infinity_before_a_scale_that_is_not_positive_makes_the_row_nan(scale: float) -> None:
+    inside = npattn.Conventions(bias="before_scale")
+    problem = blank(1, 3, bias=np.array([[0.0, -np.inf, 0.0]]), scale=scale)
+    assert np.isnan(loops.forward(problem, inside)[0]).all()
+    assert loops.forward(problem)[2] == near(np.array([[0.5, 0, 0.5]]))
+
+
+def test_a_tiled_query_head_uses_the_head_that_is_left_after_division() -> None:
+    tile = npattn.Conventions(kv_head="tile")
+    v = np.array([1.0, 2.0]).reshape(2, 1, 1)
+    problem = Problem(np.zeros((6, 1, 1)), np.zeros((2, 1, 1)), v)
+    assert loops.forward(problem, tile)[0][:, 0, 0].tolist() == [1, 2, 1, 2, 1, 2]
+    grads = loops.backward(problem, 2.0 ** np.arange(6)[:, None, None], conventions=tile)
+    assert grads.v[:, 0, 0].tolist() == [1 + 4 + 16, 2 + 8 + 32]
+
+
+def test_weights_after_dropout_are_what_multiplies_the_values_and_so_is_their_gradient() -> None:
+    after = npattn.Conventions(weights="after_dropout")
+    problem, p = two_keys(dropout_mask=np.array([[True, False]]), dropout_rate=0.75)
+    assert loops.forward(problem, after)[2] == near(np.array([[4 * p, 0]]))
+    dweights = np.array([[1.0, 7.0]])
+    grads = loops.backward(problem, np.zeros((1, 1)), None, dweights, conventions=after)
+    assert grads.q == near(np.array([[4 * p * (1 - p) * 1.5]]))
+
+
 def test_lse_base_2_divides_lse_and_its_gradient_by_ln_2() -> None:
     binary = npattn.Conventions(lse_base="2")
     assert loops.forward(blank(1, 4), binary)[1] == near([2.0])

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from npattn import dense
+from npattn.conventions import Conventions
 from npattn.problem import Array, Problem, sum_to
 from npattn.testing.rounding import Rounding, Units
 
@@ -23,9 +24,22 @@ __all__ = ["Hard"]
 
 
 class Hard:
-    """The full form of the bound: every quantity of the oracle, and the error of each."""
+    """The full form of the bound: every quantity of the oracle, and the error of each.
 
-    def __init__(self, problem: Problem, rounding: Rounding, dtype: Any) -> None:
+    `problem` is canonical, `given` what it was made of, under the conventions `meaning`.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        rounding: Rounding,
+        dtype: Any,
+        given: Problem | None = None,
+        meaning: Conventions | None = None,
+    ) -> None:
+        self.given, self.meaning = given or problem, meaning or Conventions()
+        # Heads that are shared by tiling are expanded in the canonical problem.
+        self.tiles = self.given.H // self.given.K if problem.K != self.given.K else 1
         self.problem, self.rounding = problem, rounding
         self.unit = Units.of(rounding, dtype)
         out, lse, self.r = dense.forward(problem)
@@ -172,15 +186,48 @@ class Hard:
             slope_error = slope_error * (abs(rate) + rate_error) + abs(slope) * rate_error
             slope = slope * rate
             error = step + inside * (abs(f) + abs(s * rate)) + unit.s.eta
+            if self.given.softcap is not None and self.capped_late:
+                c = self.given.softcap
+                t = abs(f) / c
+                error = error + (unit.exp + 4 * u) * abs(f)
+                error = error + inside * self._before_cap(s) * (1 - t**2)
+                cap_error = 2 * t * (unit.exp + error / c) + (error / c) ** 2 + 3 * u + 2 * unit.s.u
+                self.cap_error = np.where(live, cap_error, 0)
+                slope_error = slope_error + 2 * t * unit.exp * abs(rate)
             s = f
         if problem.bias is not None:
             x, s = s, s + problem.bias.astype(float)
             # The bias itself is a number of the format, so no rounding of the sum moves it further
             # than x does; a padding of −1e9 swallows x, and no more.
             added = np.minimum((u + unit.s.u) * (abs(s) + error), 4 * (abs(x) + error))
+            if self.meaning.bias == "before_scale" and not self.capped_late:
+                # The sum is rounded, then its product with a rounded scale; or each product is.
+                size = abs(x) + abs(problem.bias.astype(float)) + error
+                added = ((1 + u + unit.s.u) ** 3 - 1) * size + unit.s.eta * self.scale
             error = error + added + unit.s.eta
+            fill = self.meaning.fill(self.given)
+            if self.meaning.softcap == "after_mask" and fill is not None:
+                twin = np.arange(problem.S) >= self.given.S
+                error = error + np.where(twin, (unit.s.times(2) + unit.exp + 4 * u) * abs(fill), 0)
         self.slope, self.slope_error = slope, np.where(live, slope_error, 0)
         return s, error
+
+    @property
+    def capped_late(self) -> bool:
+        """Whether the canonical score_mod adds the bias and caps."""
+        return self.given.softcap is not None and self.problem.softcap is None
+
+    def _before_cap(self, x: Array) -> Array:
+        """|score_mod(x)| + |bias|, which meet before a late cap."""
+        given, S = self.given, self.given.S
+        x = x[..., :S]
+        size = abs(x) if given.score_mod is None else abs(dense.call_score_mod(given, x))
+        if given.bias is not None:
+            factor = self.scale if self.meaning.bias == "before_scale" else 1.0
+            b = abs(given.bias.astype(float)) * factor
+            size = size + np.where(np.isfinite(b), b, 0)
+        size = np.broadcast_to(size, x.shape)
+        return size if self.problem.S == S else np.concatenate([size, 0 * size], -1)
 
     def _spread(self, w: Array) -> Array:
         """At least Σ w |z v − o| over the live keys, by Cauchy and Schwarz."""
@@ -366,8 +413,9 @@ class Hard:
             blocks = max(math.ceil(length / rounding.gradient_block) - 1, 0)
             more = more + unit.low.times(blocks) * size + blocks * unit.low.eta
         # Parts of an input that is broadcast, or shared by heads, may be rounded, then summed.
-        copies = mass.size / max(of.size, 1)
-        heads = self.problem.H / max(self.problem.K, 1) if shared else 1.0
+        tiles = self.tiles if shared else 1
+        copies = mass.size / max(of.size, 1) * tiles
+        heads = self.problem.H / max(self.problem.K, 1) * tiles if shared else 1.0
         if copies > heads:
             more = more + (self.gamma(copies) + unit.low.u) * size + unit.low.eta
         if heads > 1:

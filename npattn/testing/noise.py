@@ -284,8 +284,9 @@ class Noise:
             blocks = max(math.ceil(length / rounding.gradient_block) - 1, 0)
             low2 = R2 * unit.low.u**2
             var = var + low2 * blocks * (total**2 + squares / 2) + blocks * unit.low.eta**2 / 3
-        heads = hard.problem.H / max(hard.problem.K, 1) if shared else 1.0
-        copies = total.size / max(of.size, 1)
+        tiles = hard.tiles if shared else 1
+        heads = hard.problem.H / max(hard.problem.K, 1) * tiles if shared else 1.0
+        copies = total.size / max(of.size, 1) * tiles
         if heads > 1:
             var = var + rounded(total, unit.shared) + heads / 2 * self.u2 * total**2
         if copies > heads:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from npattn.conventions import Conventions
-from npattn.problem import Array, Gradients, Problem
+from npattn.problem import Array, Gradients, Problem, sum_to
 from npattn.testing.cheap import Cheap, covers
 from npattn.testing.hard import Hard
 from npattn.testing.noise import DEVIATIONS, Noise
@@ -143,7 +143,7 @@ class _Task:
 
     @cached_property
     def hard(self) -> Hard:
-        return Hard(self.canonical, self.rounding, self.dtype)
+        return Hard(self.canonical, self.rounding, self.dtype, self.problem, self.conventions)
 
     def _cotangents(self) -> tuple[Array, Array | None, Array | None]:
         """Of the canonical problem, with a head axis."""
@@ -205,8 +205,13 @@ def _translated(
     if conventions.lse_base == "2":
         size = np.where(empty, 0, abs(lse))
         found["lse"] = (found["lse"] + 4 * u * size) / math.log(2)
-    if found["weights"].shape[-1] != problem.S:
-        found["weights"] = found["weights"][..., : problem.S] + found["weights"][..., problem.S :]
+    whole = replace(conventions, empty_row="zero")
+    with np.errstate(invalid="ignore"):  # a deviation of inf, dropped
+        found["weights"] = whole.returned_weights(problem, found["weights"], lse)
+    if conventions.weights == "after_dropout" and problem.dropout_mask is not None:
+        p_hat = replace(whole, weights="before_dropout").returned_weights(problem, form.p_hat, lse)
+        more = (2 * u + form.unit.p.u) / (1 - problem.dropout_rate) * p_hat
+        found["weights"] = found["weights"] + more + form.unit.p.eta + form.unit.tiny
     mean = conventions.empty_row == "mean" and empty.any()
     if mean:
         # As a softmax over S equal scores: a weight, S products and sums, a division.
@@ -220,15 +225,39 @@ def _translated(
     if dout is not None:
         raw = Gradients(**{n[1:]: t for n, t in found.items() if n[0] == "d"})
         flat = form.lse[0] if problem.headless else form.lse
-        filled = Conventions(hidden_fill=conventions.hidden_fill)
-        grads = filled.gradients(problem, raw, abs(dout), flat)
+        grads = whole.gradients(problem, raw, abs(dout), flat)
+        if problem.bias is not None and grads.bias is not None and raw.bias is not None:
+            bias = abs(grads.bias) + _more_of_dbias(problem, conventions, form, raw.bias)
+            # inf · 0, in deviations that say nothing
+            grads = replace(grads, bias=np.where(np.isnan(bias), np.inf, bias))
         if mean:
             # The cotangent of an empty row goes to v through a rounded 1/S.
-            whole = Conventions(empty_row="mean").gradients(
-                problem, replace(grads, v=np.zeros_like(grads.v)), abs(dout), flat
+            nothing = replace(
+                raw, **{n: np.zeros_like(t) for n, t in vars(raw).items() if t is not None}
+            )
+            mean_of = replace(conventions, empty_row="mean").gradients(
+                problem, nothing, abs(dout), flat
             )
             rel = form.gamma(form.chain + problem.T + 4) + 3 * form.unit.low.u
-            grads = replace(grads, v=grads.v + rel * whole.v)
+            grads = replace(grads, v=grads.v + rel * mean_of.v)
         found = {n: t for n, t in found.items() if n[0] != "d"}
         found |= {f"d{n}": t for n, t in vars(grads).items() if t is not None}
     return found
+
+
+def _more_of_dbias(
+    problem: Problem, conventions: Conventions, form: Hard, raw: Array
+) -> Array | float:
+    """What dbias errs by on its way through a late cap, or through the scale."""
+    before = conventions.bias == "before_scale"
+    if problem.bias is None or not (form.capped_late or before):
+        return 0.0
+    S, unit = problem.S, form.unit
+    mass, extra = abs(form.ds)[..., :S], np.zeros(())
+    if form.capped_late:
+        n = mass.size / max(problem.bias.size, 1)
+        extra = form.cap_error[..., :S] * (mass + raw[..., :S])
+        extra = extra + (unit.u + unit.ds.u + form.gamma(n + 4)) * mass + unit.ds.eta
+    if before:
+        extra = (extra + 2 * (unit.u + unit.ds.u) * mass + unit.ds.eta) * form.scale
+    return sum_to(np.broadcast_to(extra, mass.shape), problem.bias.shape)

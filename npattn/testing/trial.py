@@ -120,16 +120,23 @@ class Trial:
         f = self.implementation
         return f.returns_lse and (f.backward is None or "dlse" in f.backward_takes)
 
+    @property
+    def _leaving(self) -> Conventions:
+        """The conventions, but hidden keys leave the softmax."""
+        late = self.conventions.softcap == "after_mask"
+        softcap = "after_bias" if late else self.conventions.softcap
+        return replace(self.conventions, hidden_fill=None, softcap=softcap)
+
     def visible(self, problem: Problem) -> Array:
         """What is visible, broadcast to (..., H, T, S) (rank 2: (T, S))."""
-        canonical = replace(self.conventions, hidden_fill=None).canonical(problem)
+        canonical = self._leaving.canonical(problem)
         heads = () if problem.headless else (problem.H,)
         whole = (*problem.lead, *heads, problem.T, problem.S)
         return np.broadcast_to(True if canonical.visible is None else canonical.visible, whole)
 
     def empty(self, problem: Problem) -> Array:
         """Rows that see nothing, (..., H, T), a score of −inf not being seen."""
-        plain = replace(self.conventions, hidden_fill=None).canonical(problem)
+        plain = self._leaving.canonical(problem)
         return np.asarray(evaluate(plain.replace(sinks=None)).lse == -np.inf)
 
     def shuns(self, recipe: Recipe, rule: str) -> bool:

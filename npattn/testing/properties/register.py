@@ -99,8 +99,10 @@ def nothing_hides(trial: Trial) -> str | None:
 
 
 def fills(trial: Trial) -> str | None:
-    filled = trial.conventions.hidden_fill is not None
-    return "hidden_fill lets hidden keys matter" if filled else None
+    if trial.conventions.hidden_fill is not None:
+        return "hidden_fill lets hidden keys matter"
+    late = trial.conventions.softcap == "after_mask" and "softcap" in trial.space.features
+    return "a softcap after the mask lets hidden keys matter" if late else None
 
 
 def first(*reasons: Callable[[Trial], str | None]) -> Callable[[Trial], str | None]:

@@ -32,7 +32,7 @@ def rows_sum_to_one(trial: Trial, recipe: Recipe) -> float:
     # What an empty row gives is a convention; every other row sums to 1 exactly.
     rows = (
         trial.empty(problem)
-        if trial.conventions.hidden_fill is None
+        if trial.conventions.fill(problem) is None
         else np.zeros(fwd.lse.shape, bool)
     )
     want = np.where(rows[..., None], fwd.out, 1.0)
