@@ -1,4 +1,4 @@
-"""The command line: npattn check, npattn list."""
+"""The command line: npattn check, npattn list, npattn zoo."""
 
 from __future__ import annotations
 
@@ -154,6 +154,55 @@ def list_command() -> None:
     for rule in PROPERTIES.values():
         rules.add_row(rule.rule, rule.section, rule.about)
     console.print(rules)
+
+
+@cli.command("zoo")
+@click.argument("names", nargs=-1)
+@click.option("--examples", default=100, show_default=True, type=click.IntRange(1), help="A rule.")
+@click.option("--seed", default=0, show_default=True, help="Everything random comes from it.")
+@click.option(
+    "-j", "--jobs", default=1, show_default=True, type=click.IntRange(1), help="Processes."
+)
+@click.option(
+    "--rules",
+    default="all",
+    show_default=True,
+    type=click.Choice(["all", "killers"]),
+    help="Every rule, or for a mutant only those that must find it.",
+)
+@click.option("--list", "lists", is_flag=True, help="Only say what is in it.")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False), help="Write the matrix there."
+)
+def zoo_command(names: tuple[str, ...], lists: bool, json_path: str | None, **options: Any) -> None:
+    """Judge the judge: every mutant must be found, and nothing that is right may be.
+
+    NAMES are mutants or correct implementations, or beginnings of their names; default: all.
+    Exit code 0: all mutants killed, no false alarm; 1: else; 2: wrong usage.
+    """
+    from npattn.testing.correct import CORRECT
+    from npattn.testing.mutants import MUTANTS
+    from npattn.testing.zoo import zoo
+
+    console = Console()
+    if lists:
+        table = Table("name", "family", "what is wrong", "source", box=None, pad_edge=False)
+        for mutant in MUTANTS.values():
+            table.add_row(mutant.name, mutant.family, escape(mutant.sentence), mutant.source)
+        for right in CORRECT.values():
+            table.add_row(right.name, "correct", escape(right.sentence), "")
+        console.print(table)
+        return
+    try:
+        with _progress() as (bar, tell):
+            found = zoo(only=names, progress=lambda name, *at: tell("zoo", name, *at), **options)
+            bar.stop()
+    except NpattnError as err:
+        raise click.UsageError(str(err)) from err
+    console.print(str(found), markup=False, highlight=False, soft_wrap=True)
+    if json_path is not None:
+        found.to_json(json_path)
+    sys.exit(0 if found.passed else 1)
 
 
 class _progress:

@@ -1,0 +1,80 @@
+"""Wrong input gets notes: an exception, an answer, a crash or a hang; none is a verdict."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import npattn.testing.robustness as robustness
+from npattn.testing import Implementation, check
+from npattn.testing.robustness import CASES, notes
+from npattn.testing.strategies import Space
+from npattn.testing.targets.numpy import flash
+
+
+def lenient(q, k, v, mask=None):
+    """Answers whatever it is given."""
+    return np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+
+
+def crashing(q, k, v):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exiting(q, k, v):
+    os._exit(3)
+
+
+def hanging(q, k, v):
+    time.sleep(3600)
+
+
+def of(f):
+    return dict(line.split(": ", 1) for line in notes(Implementation(f), Space(dtype="float32")))
+
+
+def test_every_case_of_an_option_that_it_has_is_tried():
+    told = of(flash)
+    wanted = {c.told for c in CASES if c.needs is None or c.needs in Implementation(flash).features}
+    assert len(told) == len(notes(Implementation(flash), Space(dtype="float32"))) == len(wanted)
+
+
+def test_an_exception_is_told_with_its_words():
+    def refusing(q, k, v):
+        raise ValueError("k and v must have one length")
+
+    told = of(refusing)["v is one key shorter than k"]
+    assert told == "an exception (raised ValueError: k and v must have one length)"
+
+
+def test_an_answer_is_told_with_its_shape():
+    told = of(lenient)["v is one key shorter than k"]
+    assert told == "ANSWERED without a word: float32 (5, 3, 5, 16), finite"
+
+
+@pytest.mark.parametrize(
+    ("f", "told"), [(crashing, "CRASHED with SIGKILL"), (exiting, "CRASHED with exit code 3")]
+)
+def test_a_crash_ends_the_child_alone(f, told):
+    assert set(of(f).values()) == {told}
+
+
+def test_what_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(robustness, "PATIENCE", 0.01)
+    assert all("it hangs" in told for told in of(hanging).values())
+
+
+def test_notes_are_no_verdict():
+    report = check(lenient, only=["robustness"])
+    (outcome,) = report.outcomes
+    assert (outcome.rule, outcome.status) == ("robustness", "passed")
+    assert outcome.examples == len(outcome.message.splitlines())
+    assert report.passed
+    assert "ANSWERED without a word" in str(report)
+
+
+def test_it_is_asked_only_by_name():
+    report = check(lenient, examples=1, only=["shape-dtype"])
+    assert "robustness" not in {o.rule for o in report.outcomes}

@@ -1,0 +1,117 @@
+"""The judge is judged: the zoo tells who was killed by what, and who cried wolf."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from npattn.errors import OptionError
+from npattn.testing.correct import CORRECT
+from npattn.testing.mutants import MUTANTS
+from npattn.testing.zoo import Row, Zoo, witness, zoo
+
+FEW = ("scale-twice", "state-kept", "rows")  # two mutants, one that is right
+
+
+@pytest.fixture(scope="module")
+def small():
+    return zoo(only=FEW, rules="killers", examples=20)
+
+
+def test_the_mutants_are_killed_and_what_is_right_is_not(small):
+    rows = {row.name: row for row in small.rows}
+    assert rows["scale-twice"].right
+    assert "agreement-o" in rows["scale-twice"].found_by
+    assert rows["state-kept"].right
+    assert rows["rows"].kind == "correct"
+    assert rows["rows"].found_by == ()
+    assert small.passed
+    assert small.verdict.startswith("2 of 2 mutants killed (100 %), 0 false alarms on 1 correct")
+
+
+def test_every_rule_has_a_column_and_every_implementation_a_row(small):
+    text = str(small)
+    assert "  1 structure" in text or "  1 shape-dtype" in text or "agreement-o" in text
+    for name in FEW:
+        assert any(line.startswith(name) for line in text.splitlines())
+
+
+def test_the_matrix_can_be_written(small, tmp_path):
+    small.to_json(tmp_path / "zoo.json")
+    whole = json.loads((tmp_path / "zoo.json").read_text())
+    assert whole["passed"]
+    assert {row["name"] for row in whole["rows"]} == {row.name for row in small.rows}
+    assert all(row["right"] for row in whole["rows"])
+
+
+def row(**words):
+    return Row(**({"name": "x", "kind": "mutant", "family": "f", "statuses": {}} | words))
+
+
+@pytest.mark.parametrize(
+    ("status", "rule", "right"),
+    [
+        ("failed", "agreement-o", True),
+        ("error", "agreement-o", False),  # a crash is no proof of the rule
+        ("suspect", "agreement-o", False),
+        ("passed", "agreement-o", False),
+        ("failed", "agreement-dq", False),  # found, but not by the rule that it named
+    ],
+)
+def test_a_mutant_is_killed_by_a_failure_of_a_rule_that_it_named(status, rule, right):
+    assert row(statuses={rule: status}, wanted=("agreement-o",)).right == right
+
+
+def test_a_suspicion_kills_where_the_mutant_names_the_aggregate():
+    assert row(statuses={"aggregate": "suspect"}, wanted=("aggregate",)).right
+
+
+@pytest.mark.parametrize("status", ["failed", "error", "suspect"])
+def test_anything_found_in_what_is_right_is_a_false_alarm(status):
+    alarmed = row(kind="correct", statuses={"views": status}, told="views: moved")
+    whole = Zoo((alarmed,), 1.0)
+    assert not whole.passed
+    assert whole.false_alarms == [alarmed]
+    assert "FALSE ALARM: views: moved" in str(whole)
+
+
+def test_a_survivor_is_said_to_be_one():
+    whole = Zoo((row(statuses={"agreement-o": "passed"}, wanted=("agreement-o",)),), 1.0)
+    assert not whole.passed
+    assert "SURVIVED: none of agreement-o failed" in str(whole)
+
+
+def test_processes_find_what_one_finds(small):
+    both = zoo(only=FEW, rules="killers", examples=20, jobs=2)
+    assert [replace(r, seconds=0) for r in both.rows] == [replace(r, seconds=0) for r in small.rows]
+
+
+def test_progress_is_told_row_by_row():
+    told = []
+    zoo(only=["scale-twice"], rules="killers", examples=2, progress=lambda *x: told.append(x))
+    assert told == [("scale-twice", 1, 1)]
+
+
+@pytest.mark.parametrize("words", [{"only": ["no-such-animal"]}, {"rules": "some"}])
+def test_what_is_not_in_the_zoo_is_an_error(words):
+    with pytest.raises(OptionError, match=r"no-such-animal|some"):
+        zoo(**words)
+
+
+def test_the_zoo_is_as_large_as_it_is_said_to_be():
+    assert len(MUTANTS) >= 120
+    assert len(CORRECT) >= 25
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_has_a_witness(name):
+    found = witness(MUTANTS[name])
+    assert found is not None
+    assert found[1] > 10
+
+
+def test_a_witness_of_bits_is_beyond_any_multiple():
+    found = witness(MUTANTS["input-changed"])
+    assert found is not None
+    assert found[1] == math.inf
