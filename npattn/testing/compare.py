@@ -155,6 +155,7 @@ def compare(
     *,
     dout: Array | None = None,
     dlse: Array | None = None,
+    dweights: Array | None = None,
     conventions: Conventions | None = None,
     rounding: Rounding | str | None = None,
 ) -> tuple[Comparison, ...]:
@@ -166,7 +167,7 @@ def compare(
         o, or a mapping with keys among o, lse, weights, dq, dk, dv, dbias, dsinks.
     problem : Problem
         With the arrays as the implementation had them, in their dtype.
-    dout, dlse : array, optional
+    dout, dlse, dweights : array, optional
         The cotangents of gradients in `got`.
     conventions : Conventions, optional
     rounding : Rounding or str, optional
@@ -198,11 +199,17 @@ def compare(
     if "weights" in results:
         want["weights"] = fwd.weights
     if dout is not None:
-        grads = backward(fwd, dout, dlse)
+        grads = backward(fwd, dout, dlse, dweights)
         for name in ("q", "k", "v", "bias", "sinks"):
             want[f"d{name}"] = getattr(grads, name)
     room = allowed(
-        problem, problem.q.dtype, rounding, dout=dout, dlse=dlse, conventions=conventions
+        problem,
+        problem.q.dtype,
+        rounding,
+        dout=dout,
+        dlse=dlse,
+        dweights=dweights,
+        conventions=conventions,
     )
     found = []
     for name, value in results.items():

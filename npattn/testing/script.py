@@ -58,7 +58,9 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
     if cotangents is not None and with_gradients:
         body += [f"dout = {_literal(cotangents.dout)}"]
         dlse = "None" if cotangents.dlse is None else _literal(cotangents.dlse)
-        body += [f"dlse = {dlse}", "from npattn.testing import Cotangents", ""]
+        dw = "None" if cotangents.dweights is None else _literal(cotangents.dweights)
+        body += [f"dlse = {dlse}", f"dweights = {dw}"]
+        body += ["from npattn.testing import Cotangents", ""]
     body += [f"rounding = npattn.testing.{trial.rounding!r}"]
     if isinstance(error, Violation) and error.before is not None:
         body += [f"before = npattn.Problem({_arguments(error.before)})"]
@@ -86,7 +88,7 @@ def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
         ]
         lines += ["f.forward(problem, inputs=inputs)"]
         if with_gradients:
-            lines += ["f.gradients(problem, Cotangents(dout, dlse), inputs=inputs)"]
+            lines += ["f.gradients(problem, Cotangents(dout, dlse, dweights), inputs=inputs)"]
         return [
             *lines,
             "for name, old in before.items():",
@@ -96,7 +98,7 @@ def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
     laid = "" if view == "contiguous" else f", {view!r}"
     gather = ["def results(problem=problem):", f"    found = f.forward(problem{laid})"]
     if with_gradients:
-        gather += [f"    found |= f.gradients(problem, Cotangents(dout, dlse){laid})"]
+        gather += [f"    found |= f.gradients(problem, Cotangents(dout, dlse, dweights){laid})"]
     gather += ["    return {n: x for n, x in found.items() if n != 'o too'}", "", ""]
     if kind == "bits":
         return [
@@ -117,6 +119,7 @@ def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
             '        print("WRONG", name, "moves by", gap.max())',
         ]
     words = ", dout=dout.astype(float), dlse=None if dlse is None else dlse.astype(float)"
+    words += ", dweights=None if dweights is None else dweights.astype(float)"
     words = (words if with_gradients else "") + ", conventions=conventions, rounding=rounding"
     return [
         *gather,

@@ -108,17 +108,26 @@ class Trial:
             return replace(recipe, window=(left + 1, right))
         return recipe
 
-    def cotangents(self, recipe: Recipe, problem: Problem) -> Cotangents:
-        """Random ones, of o and of what lse there is; 0 for the lse of empty rows."""
-        dout, dlse = recipe.cotangents(problem, lse=self.takes_dlse)
+    def cotangents(self, recipe: Recipe, problem: Problem, weights: bool = False) -> Cotangents:
+        """Random ones, of o, of what lse there is and, where it is said, of the weights; 0 for the
+        lse of empty rows."""
+        found = recipe.cotangents(
+            problem, lse=self.takes_dlse, weights=weights and self.takes_dweights
+        )
+        dlse = found.dlse
         if dlse is not None:
             dlse = np.where(self.empty(problem), np.zeros_like(dlse), dlse)
-        return Cotangents(dout, dlse)
+        return Cotangents(found.dout, dlse, found.dweights)
 
     @property
     def takes_dlse(self) -> bool:
         f = self.implementation
         return f.returns_lse and (f.backward is None or "dlse" in f.backward_takes)
+
+    @property
+    def takes_dweights(self) -> bool:
+        f = self.implementation
+        return f.returns_weights and (f.backward is None or "dweights" in f.backward_takes)
 
     @property
     def _leaving(self) -> Conventions:
@@ -151,7 +160,7 @@ class Trial:
         """Every result of a plain problem against the oracle; remembered, for many rules ask."""
         if recipe not in self._agreements:
             problem = self.problem(recipe)
-            cotangents = self.cotangents(recipe, problem)
+            cotangents = self.cotangents(recipe, problem, weights=True)
             self._agreements[recipe] = self.against_oracle(problem, cotangents, recipe.view)
         return self._agreements[recipe]
 
@@ -280,9 +289,10 @@ class Trial:
         if self.implementation.returns_weights:
             want["weights"] = fwd.weights
         dlse = None if cotangents.dlse is None else cotangents.dlse.astype(float)
+        dw = None if cotangents.dweights is None else cotangents.dweights.astype(float)
         dout = cotangents.dout.astype(float) if self.gradients else None
         if dout is not None:
-            grads = backward(fwd, dout, dlse)
+            grads = backward(fwd, dout, dlse, dw)
             for name in GRADIENTS:
                 value = getattr(grads, name[1:])
                 if value is not None and name in self.gradients:
@@ -293,6 +303,7 @@ class Trial:
             self.rounding,
             dout=dout,
             dlse=dlse,
+            dweights=dw,
             conventions=self.conventions,
             cheap=cheap,
         )

@@ -53,12 +53,13 @@ def _agreement(name: str) -> Check:
         if name not in found:
             return None
         problem = trial.problem(recipe)
-        return trial.check({name: found[name]}, problem, trial.cotangents(recipe, problem))
+        cotangents = trial.cotangents(recipe, problem, weights=True)
+        return trial.check({name: found[name]}, problem, cotangents)
 
     check.__doc__ = f"""{name} agrees with the oracle, element by element.
 
     The allowed error is derived from the rounding model. Gradients are taken of random
-    cotangents on o and lse together, so that no term can hide behind another. Broken by nearly
+    cotangents on o, lse and weights together, so that no term can hide behind another. Broken by nearly
     everything: a wrong scale, alignment, window, head, order of softcap, bias and mask; in
     gradients by a term of the Jacobian that is missing, not reduced, or of another mask.
     """
