@@ -12,7 +12,7 @@ import pytest
 import npattn
 from npattn.errors import OptionError
 from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe
-from npattn.testing.implementation import NumPy
+from npattn.testing.implementation import NumPy, ResultError
 from npattn.testing.targets import TARGETS
 from npattn.testing.targets.numpy import flash, flash_backward
 
@@ -257,14 +257,30 @@ def test_lists_are_taken_as_tuples():
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda o: (o,), lambda o: o, lambda o: (o, o, o), lambda o: None], ids="1an3"
+    ("wrong", "got"),
+    [
+        (lambda o: (o,), "1 results"),
+        (lambda o: o, "one result"),
+        (lambda o: (o, o, o), "3 results"),
+        (lambda o: None, "one result"),
+    ],
 )
-def test_a_wrong_number_of_results_is_an_error(wrong):
+def test_a_wrong_number_of_results_is_no_refusal_but_a_wrong_result(wrong, got):
     def f(q, k, v, return_lse=False):
         return wrong(zeros_for(q, v)) if return_lse else zeros_for(q, v)
 
-    with pytest.raises(ImplementationError, match="must return o, lse when asked for them"):
+    told = rf"returned {got} for return_lse=True, must return \(o, lse\)"
+    with pytest.raises(ResultError, match=told):
         Implementation(f).forward(problem())
+
+
+def test_what_was_asked_for_is_told_by_its_own_name():
+    def f(q, k, v, need_lse=False, return_weights=False):
+        return zeros_for(q, v)
+
+    told = r"one result for need_lse=True, return_weights=True, must return \(o, lse, weights\)"
+    with pytest.raises(ResultError, match=told):
+        Implementation(f, rename={"need_lse": "return_lse"}).forward(problem())
 
 
 def test_an_exception_is_told_with_its_kind():
@@ -281,6 +297,47 @@ def test_an_exception_without_words_is_told_by_its_kind():
 
     with pytest.raises(ImplementationError, match=r"raised KeyError$"):
         Implementation(f, framework="numpy").forward(problem())
+
+
+def test_an_exit_is_told_as_an_exception_is():
+    def f(q, k, v):
+        sys.exit(3)
+
+    with pytest.raises(ImplementationError, match=r"raised SystemExit: 3$") as caught:
+        Implementation(f, framework="numpy").forward(problem())
+    assert not isinstance(caught.value, ResultError)
+    with pytest.raises(ImplementationError, match=r"backward raised SystemExit: 3$"):
+        Implementation(flash, backward=lambda dout, q, k, v: f(q, k, v)).gradients(
+            problem(), cotangents(problem())
+        )
+
+
+def test_an_exit_while_the_framework_is_tried_is_told_too():
+    with pytest.raises(OptionError, match=r"numpy: SystemExit"):
+        Implementation(made("def f(q, k, v): raise SystemExit"))
+
+
+def test_an_interrupt_is_the_users_and_passes():
+    def f(q, k, v):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Implementation(f, framework="numpy").forward(problem())
+
+
+def test_a_result_that_cannot_be_read_is_told_by_its_name():
+    class Lazy(np.ndarray):
+        def __array__(self, *args, **words):
+            raise RuntimeError("the device is gone")
+
+    class Broken(NumPy):
+        def take(self, value):
+            return value.__array__()
+
+    read = Implementation(lambda q, k, v: q.view(Lazy), framework="numpy")
+    read.framework = Broken()
+    with pytest.raises(ImplementationError, match=r"o could not be read: RuntimeError: the dev"):
+        read.forward(problem())
 
 
 def test_a_result_that_is_no_array_is_an_error_that_names_its_kind():
@@ -317,6 +374,35 @@ def test_backward_gets_those_keywords_that_it_names():
     np.testing.assert_array_equal(got["full"][1], lse)
     np.testing.assert_array_equal(got["full"][2], given.dlse)
     assert got["full"][3] is None
+
+
+def with_dweights(asked):
+    dout, dlse = cotangents(asked)
+    shape = (*dout.shape[:-1], asked.S)
+    return Cotangents(dout, dlse, np.random.default_rng(2).standard_normal(shape))
+
+
+def test_a_backward_gets_the_cotangent_of_the_weights_that_its_forward_returns():
+    asked, got = problem(), []
+
+    def f(q, k, v, return_lse=False, return_weights=False):
+        out, lse = flash(q, k, v, return_lse=True)
+        more = [lse] * return_lse + [np.ones((*lse.shape, S), lse.dtype)] * return_weights
+        return (out, *more) if more else out
+
+    def plain(q, k, v):
+        return flash(q, k, v)
+
+    def backward(dout, q, k, v, *, dweights=None):
+        got.append(dweights)
+        return q, k, v
+
+    given = with_dweights(asked)
+    Implementation(f, backward=backward, framework="numpy").gradients(asked, given)
+    np.testing.assert_array_equal(got.pop(), given.dweights)
+    Implementation(plain, backward=backward, framework="numpy").gradients(asked, given)
+    Implementation(f, backward=backward, framework="numpy").gradients(asked, cotangents(asked))
+    assert got == [None, None]
 
 
 def test_lse_and_dlse_are_none_where_the_forward_has_none():
@@ -521,14 +607,15 @@ def framework(torch):
 def plain_torch(torch):
     """Attention as a torch user writes it, without an annotation."""
 
-    def f(q, k, v, mask=None, *, bias=None, return_lse=False):
+    def f(q, k, v, mask=None, *, bias=None, return_lse=False, return_weights=False):
         groups = q.shape[-3] // k.shape[-3]
         k, v = (x.repeat_interleave(groups, -3) for x in (k, v))
         s = torch.einsum("bhtd,bhsd->bhts", q, k) / q.shape[-1] ** 0.5
         s = s if bias is None else s + bias
         s = s if mask is None else s.masked_fill(~mask, float("-inf"))
         out = torch.einsum("bhts,bhse->bhte", s.softmax(-1), v)
-        return (out, s.logsumexp(-1)) if return_lse else out
+        more = [s.logsumexp(-1)] * return_lse + [s.softmax(-1)] * return_weights
+        return (out, *more) if more else out
 
     return f
 
@@ -624,6 +711,16 @@ def test_autograd_gives_the_gradients_of_the_oracle(torch, lse):
         np.testing.assert_allclose(array, getattr(want, name[1:]), atol=1e-12, err_msg=name)
 
 
+def test_autograd_goes_through_the_weights_too(torch):
+    asked = problem(dtype="float64", mask="padding", bias="heads")
+    given = with_dweights(asked)
+    found = Implementation(plain_torch(torch)).gradients(asked, given)
+    fwd = npattn.forward(**words(asked))
+    want = npattn.backward(fwd, given.dout, given.dlse, given.dweights)
+    for name, array in found.items():
+        np.testing.assert_allclose(array, getattr(want, name[1:]), atol=1e-12, err_msg=name)
+
+
 def test_autograd_can_leave_the_gradient_of_the_bias_unasked(torch):
     seen = []
 
@@ -697,3 +794,154 @@ def test_a_device_that_torch_cannot_use_is_an_error():
     f = TARGETS["torch.sdpa"].load()[0]
     with pytest.raises(OptionError, match="device is 'cuda', which torch cannot use here"):
         Implementation(f).on("cuda")
+
+
+# --- JAX ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jax():
+    return pytest.importorskip("jax")
+
+
+def plain_jax(jax):
+    """Attention as a JAX user writes it, without an annotation."""
+    jnp = jax.numpy
+
+    def f(q, k, v, mask=None, *, bias=None, return_lse=False, return_weights=False):
+        groups = q.shape[-3] // k.shape[-3]
+        k, v = (jnp.repeat(x, groups, axis=-3) for x in (k, v))
+        s = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
+        s = s if bias is None else s + bias
+        s = s if mask is None else jnp.where(mask, s, -jnp.inf)
+        p = jax.nn.softmax(s)
+        lse = jax.scipy.special.logsumexp(s, axis=-1)
+        more = [lse] * return_lse + [p] * return_weights
+        return (p @ v, *more) if more else p @ v
+
+    return f
+
+
+def test_annotations_say_jax(jax):
+    for annotation in ("jax.Array", "'jax.Array'", "'jnp.ndarray'"):
+        f = made(f"def f(q: {annotation}, k, v): raise ValueError", jax=jax)
+        assert Implementation(f).framework.name == "jax"
+
+
+def test_a_function_of_jax_takes_its_arrays(jax):
+    read = Implementation(jax.nn.dot_product_attention, features=["scale"])
+    assert read.framework.name == "jax"
+    assert read.has_gradients
+
+
+def test_a_probe_finds_jax_also_behind_jit(jax):
+    assert Implementation(plain_jax(jax)).framework.name == "jax"
+    assert Implementation(jax.jit(lambda q, k, v: q)).framework.name == "jax"
+    wide = made("def f(q, k, v):\n    if q.shape[-1] < 64: raise ValueError", jnp=jax.numpy)
+    assert Implementation(wide).framework.name == "jax"
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "bool"],
+)
+def test_every_bit_survives_the_way_into_jax_and_out_of_it(jax, dtype):
+    from npattn.testing.targets.jax import JAX
+
+    array = (4 * np.random.default_rng(0).standard_normal((3, 5))).astype(dtype)
+    framework = JAX()
+    with framework.allowing(array.dtype):
+        given = framework.give(array.copy())
+    back = framework.take(given)
+    assert back.dtype == array.dtype
+    assert back.tobytes() == array.tobytes()
+    assert back.flags.writeable
+
+
+def test_float64_is_allowed_while_it_is_computed_with_and_only_then(jax):
+    seen = []
+
+    def f(q, k, v):
+        seen.append((q.dtype, jax.numpy.ones(3).dtype, (q + 1).dtype))
+        return q
+
+    for dtype in ("float64", "float32"):
+        read, asked = Implementation(f, framework="jax"), problem(dtype=dtype, E=D)
+        assert read.forward(asked)["o"].dtype == dtype
+        assert read.gradients(asked, cotangents(asked))["dq"].dtype == dtype
+    assert seen == [(np.float64,) * 3] * 2 + [(np.float32,) * 3] * 2
+    assert jax.numpy.ones(3).dtype == np.float32
+
+
+def test_where_float64_is_not_allowed_it_is_not_made_float32_silently(jax):
+    from npattn.testing.targets.jax import JAX
+
+    with pytest.raises(ImplementationError, match="JAX made float32 of float64"):
+        JAX().give(np.ones(3))
+
+
+@pytest.mark.parametrize("view", ["transposed", "stepped", "reversed"])
+def test_jax_has_no_views(jax, view):
+    with pytest.raises(ImplementationError, match="JAX arrays have no strides"):
+        Implementation(plain_jax(jax), framework="jax").inputs(problem(), view)
+
+
+def test_what_jax_returns_must_be_its_array(jax):
+    with pytest.raises(ResultError, match=r"returned numpy.ndarray, must be a JAX array"):
+        Implementation(lambda q, k, v: np.array(q), framework="jax").forward(problem())
+
+
+def test_an_input_that_is_given_away_is_seen(jax):
+    giving = jax.jit(lambda q, k, v: q * 2, donate_argnums=(0,))
+    read = Implementation(giving, framework="jax")
+    asked = problem()
+    inputs = read.inputs(asked)
+    read.forward(asked, inputs=inputs)
+    with pytest.raises(ImplementationError, match="given away"):
+        read.framework.take(inputs["q"])
+
+
+@pytest.mark.parametrize("lse", [True, False])
+def test_vjp_gives_the_gradients_of_the_oracle(jax, lse):
+    asked = problem(dtype="float64", mask="padding", bias="heads")
+    given = with_dweights(asked) if lse else cotangents(asked, lse)
+    found = Implementation(plain_jax(jax)).gradients(asked, given)
+    fwd = npattn.forward(**words(asked))
+    want = npattn.backward(fwd, given.dout, given.dlse, given.dweights)
+    assert set(found) == {"dq", "dk", "dv", "dbias"}
+    for name, array in found.items():
+        np.testing.assert_allclose(array, getattr(want, name[1:]), atol=1e-12, err_msg=name)
+    without = Implementation(plain_jax(jax)).gradients(asked, given, bias_gradient=False)
+    assert set(without) == {"dq", "dk", "dv"}
+
+
+def test_an_input_that_vjp_cannot_reach_has_gradient_zero(jax):
+    cut = jax.lax.stop_gradient
+    read = Implementation(lambda q, k, v: plain_jax(jax)(q, cut(k), v), framework="jax")
+    found = read.gradients(problem(), cotangents(problem()))
+    assert found["dk"].shape == (B, K, S, D)
+    assert (found["dk"] == 0).all()
+    assert (found["dv"] != 0).all()
+
+
+def test_an_exception_in_vjp_is_told(jax):
+    @jax.custom_vjp
+    def f(q, k, v):
+        return plain_jax(jax)(q, k, v)
+
+    def backward(kept, dout):
+        raise RuntimeError("not yet")
+
+    f.defvjp(lambda q, k, v: (f(q, k, v), None), backward)
+    with pytest.raises(ImplementationError, match="its gradient raised RuntimeError: not yet"):
+        Implementation(f, framework="jax").gradients(problem(), cotangents(problem()))
+
+
+def test_a_device_that_jax_cannot_use_is_an_error(jax):
+    with pytest.raises(OptionError, match="device is 'tpu', which JAX cannot use here"):
+        Implementation(plain_jax(jax), framework="jax").on("tpu")
+    with pytest.raises(OptionError, match="device is 'cpu:99', which JAX cannot use here"):
+        Implementation(plain_jax(jax), framework="jax").on("cpu:99")
+    read = Implementation(plain_jax(jax), framework="jax")
+    read.on("cpu:0")
+    assert read.framework.device == jax.devices("cpu")[0]

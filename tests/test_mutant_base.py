@@ -1,4 +1,8 @@
-"""The zoo's base keeps every rule, and every mutant has a witness for each rule that it names."""
+"""The zoo's base keeps every rule, and every mutant in float32 is wrong by far, in float64 already.
+
+What is exact and what is allowed are tests/test_targets_numpy.py's: the judge's own draws, bounds
+and rules have no part in it.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +16,13 @@ from test_targets_numpy import SIZES, Case, bound, cotangents, draw, oracle
 
 import npattn
 from npattn.testing.mutants import MUTANTS, Mutant, base, base_backward
+from npattn.testing.properties import PROPERTIES
 
 Array = np.ndarray[Any, Any]
 U = 2.0**-53
 BASE = Mutant("base", "", "", "", (), base, base_backward)
 
-REQUIRED = 24  # the least that the zoo begins with
-RULES = {
-    "shape-dtype",
-    "rows-sum-to-one",
-    "empty-row",
-    "hidden-finite",
-    "nan-query",
-    "inputs-unchanged",
-    "views",
-    "repeatable",
-    "structure",
-    *(f"agreement-{x}" for x in ("o", "lse", "weights", "dq", "dk", "dv", "dbias", "dsinks")),
-    *(f"hidden-nan-{where}" for where in ("k", "v", "kv")),
-}
+REQUIRED = 120  # the least that the zoo must not fall below
 
 
 def results(mutant: Mutant, case: Case, do: Array, dlse: Array | None) -> dict[str, Array]:
@@ -81,12 +73,42 @@ def masked_case(hidden: Any, **options: Any) -> Case:
     return arrays, {"mask": mask, **options}
 
 
+def special(sizes: tuple[Any, ...], mask: Any = None, bias: Any = None, **options: Any) -> Case:
+    """A problem of these sizes, with a mask and a bias of these shapes."""
+    arrays, _ = draw(0, sizes, ())
+    rng = np.random.default_rng(1)
+    options |= {} if mask is None else {"mask": rng.random(mask) < 0.6}
+    options |= {} if bias is None else {"bias": rng.standard_normal(bias)}
+    return arrays, options
+
+
+def shared(arrays: list[Array]) -> list[Array]:
+    """All samples have the keys and values of the first."""
+    q, k, v = arrays
+    return [q, k[:1], v[:1]]
+
+
 PLAIN = [draw(0, sizes, ()) for sizes in (SIZES[0], SIZES[1], SIZES[4])]
 DRAWN = [draw(seed, sizes) for sizes in (SIZES[0], SIZES[2], SIZES[1]) for seed in range(12)]
-HARD: list[Case] = [
-    ([500 * SIZE[0], *SIZE[1:]], {}) for SIZE in (draw(0, SIZES[0], ())[0],)
-]  # scores ≫ 709
-CASES = [*PLAIN, *DRAWN, *HARD]
+HARD: Case = ([500 * PLAIN[0][0][0], *PLAIN[0][0][1:]], {})  # scores ≫ 709
+WIDE = ((3,), 3, 3, 17, 23, 71, 7)  # as many samples as heads; more than 64 channels
+LONG = ((2,), 2, 2, 37, 157, 5, 3)
+MIDDLE = abs(np.arange(157)[None] - 78) < 30  # whole tiles at both ends are hidden
+SPECIAL = [
+    special(((2,), 2, 2, 1, 19, 5, 3), window=(2, 0)),  # decoding
+    special(((), 2, 2, 13, 13, 5, 3), mask=(13, 13), bias=(13, 13)),
+    special(((2,), 3, 3, 13, 3, 5, 5), softcap=1.5, scale=0.7, causal=True),  # 3 heads, 3 keys
+    special(SIZES[0], sinks=np.full(6, 800.0)),  # its exp overflows
+    special(WIDE, mask=(3, 1, 17, 23)),
+    special(WIDE, bias=(3, 1, 17, 23)),
+    special(WIDE, bias=(17, 23), causal=True, window=(29, None)),
+    special(LONG, window=(3, 1)),
+    special(LONG, dropout_mask=np.arange(157) % 5 != np.ones((37, 1)), dropout_rate=0.3),
+    (special(LONG)[0], {"mask": MIDDLE, "bias": np.full((1, 1), -1e5)}),  # scores ≪ 0
+    (shared(special(LONG)[0]), {}),
+    (HARD[0], {"scale": -1.0}),
+]
+CASES = [*PLAIN, *DRAWN, HARD, *SPECIAL]
 
 
 # --- one function a rule: does it find the mutant out? --------------------------------------------
@@ -131,12 +153,18 @@ def rows_sum_to_one(mutant: Mutant) -> bool:
 
 
 def empty_row(mutant: Mutant) -> bool:
-    case = draw(0, SIZES[0], ())
-    case[1]["mask"] = np.arange(5)[:, None] != np.full((1, 7), 2)
-    do, dlse = rows_cotangents(case)
-    want, allowed = oracle(*case, do, dlse), bound(*case, do, dlse, U)
-    dlse[..., 2] = 1e3  # must be ignored
-    return bool(off(results(mutant, case, do, dlse), want, allowed, 10))
+    """Query 2 is hidden from all by the mask; queries 0 to 4 of 9 stand before key 0 of 4."""
+    mask = np.arange(5)[:, None] != np.full((1, 7), 2)
+    masked, late = special(SIZES[0]), special(SIZES[2], causal=True)
+    masked[1]["mask"] = mask
+    sunk = masked[0], {"mask": mask, "sinks": np.linspace(-1, 1, 6)}
+    found = set()
+    for case, empty in ((masked, [2]), (sunk, [2]), (late, range(5))):
+        do, dlse = rows_cotangents(case)
+        want, allowed = oracle(*case, do, dlse), bound(*case, do, dlse, U)
+        dlse[..., empty] = dlse[..., empty] if "sinks" in case[1] else 1e3  # must be ignored
+        found |= off(results(mutant, case, do, dlse), want, allowed, 10)
+    return bool(found)
 
 
 def hidden_finite(mutant: Mutant) -> bool:
@@ -149,17 +177,31 @@ def hidden_finite(mutant: Mutant) -> bool:
     return any(not (clean[name] == got[name]).all() for name in clean)
 
 
+def poisoned(case: Case, where: str, *values: float) -> Case:
+    """NaN at key 2, and inf at key 5."""
+    (q, k, v), options = case
+    k, v = k.copy(), v.copy()
+    for name, x in (("k", k), ("v", v)):
+        if name in where:
+            x[..., 2, :], x[..., 5, :] = values or (np.nan, np.inf)
+    return [q, k, v], options
+
+
+def seen_nan_lost(mutant: Mutant, where: str) -> bool:
+    """Query 1 sees the NaN at keys 2 and 5, and nobody else does."""
+    case = masked_case([])
+    case[1]["mask"] = (np.arange(5)[:, None] == 1) | (np.arange(7) % 3 != 2)
+    out = mutant.forward(*poisoned(case, where, np.nan, np.nan)[0], **case[1])
+    return bool((np.isnan(out).any(-1) != (np.arange(5) == 1)).any())
+
+
 def hidden_nan(where: str) -> Callable[[Mutant], bool]:
     def check(mutant: Mutant) -> bool:
         case = masked_case([2, 5])
         do, dlse = rows_cotangents(case)
-        (q, k, v), options = case
-        k, v = k.copy(), v.copy()
-        for name, x in (("k", k), ("v", v)):
-            if name in where:
-                x[..., 2, :], x[..., 5, :] = np.nan, np.inf
-        got = results(mutant, ([q, k, v], options), do, dlse)
-        return bool(off(got, oracle(*case, do, dlse), bound(*case, do, dlse, U), 10))
+        want, allowed = oracle(*case, do, dlse), bound(*case, do, dlse, U)
+        got = results(mutant, poisoned(case, where), do, dlse)
+        return bool(off(got, want, allowed, 10)) or seen_nan_lost(mutant, where)
 
     return check
 
@@ -169,7 +211,7 @@ def nan_query(mutant: Mutant) -> bool:
     case = draw(0, SIZES[0], ())
     case[1]["window"] = (1, 1)
     do, dlse = rows_cotangents(case)
-    mutant.forward(*case[0], **case[1])
+    results(mutant, case, do, dlse)  # whoever keeps them must not give them again
     case[0][0][0, 3, 1] = np.nan
     touched: dict[str, Any] = dict.fromkeys(("o", "lse", "dq"), (0, 3, 1))
     touched |= dict.fromkeys(("dk", "dv"), (0, 1, slice(2, 5)))
@@ -183,29 +225,49 @@ def nan_query(mutant: Mutant) -> bool:
 
 
 def inputs_unchanged(mutant: Mutant) -> bool:
-    case = draw(7, SIZES[0])
-    arrays = [*case[0], *(x for x in case[1].values() if isinstance(x, np.ndarray))]
+    case = special(SIZES[0], mask=(5, 7), bias=(5, 7), causal=True, sinks=np.ones(6))
+    do, dlse = rows_cotangents(case)
+    given = (*case[0], *case[1].values(), do, dlse)
+    arrays = [x for x in given if isinstance(x, np.ndarray)]
     before = [x.copy() for x in arrays]
-    results(mutant, case, *rows_cotangents(case))
+    results(mutant, case, do, dlse)
     return any(not (x == y).all() for x, y in zip(arrays, before, strict=True))
+
+
+def across(x: Array) -> Array:
+    """The same array (B, H, T, n), stored as (B, T, H, n)."""
+    return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
 
 
 def views(mutant: Mutant) -> bool:
     (q, k, v), options = draw(3, SIZES[0], ("mask",))
-    transposed = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v)]
+    transposed = [across(x) for x in (q, k, v)]
     expanded = [q, np.broadcast_to(k[:, :1], k.shape), v]
-    return bool(wrong(mutant, (transposed, options)) or wrong(mutant, (expanded, options)))
+    stepped = [np.repeat(x, 2, axis=-1)[..., ::2] for x in (q, k, v)]
+    backwards = [x[..., ::-1, :].copy()[..., ::-1, :] for x in (q, k, v)]
+    laid = (transposed, expanded, stepped, backwards)
+    do, dlse = rows_cotangents(([q, k, v], options))
+    straight, turned = (results(mutant, ([q, k, v], options), x, dlse) for x in (do, across(do)))
+    return any(wrong(mutant, (arrays, options)) for arrays in laid) or any(
+        (straight[name] != turned[name]).any() for name in straight
+    )
 
 
 def repeatable(mutant: Mutant) -> bool:
-    """A call with other arrays of the same shapes in between is right, and changes nothing."""
+    """Calls with other arrays of the same shapes in between are right, and change nothing."""
     case = draw(0, SIZES[0], ())
     other: Case = [x + 1 for x in case[0]], {}
     do, dlse = rows_cotangents(case)
     first = results(mutant, case, do, dlse)
+    before = {name: x.copy() for name, x in first.items()}
     between = wrong(mutant, other)
-    second = results(mutant, case, do, dlse)
-    return bool(between) or any(first[n].tobytes() != second[n].tobytes() for n in first)
+    changed = any((first[name] != before[name]).any() for name in first)
+    out, lse = mutant.forward(*case[0], return_lse=True)
+    mutant.forward(*other[0])
+    grads = mutant.backward(do, *case[0], out=out, lse=lse, dlse=dlse)
+    second = {"o": out, "lse": lse} | {f"d{name}": x for name, x in grads.items()}
+    differ = any(x.tobytes() != before[name].tobytes() for name, x in second.items())
+    return bool(between) or changed or differ
 
 
 FINDS: dict[str, Callable[[Mutant], bool]] = {
@@ -264,7 +326,7 @@ def test_the_base_passes_gradients_of_the_weights() -> None:
         assert (abs(got[name] - getattr(want, name)) <= 2 * allowed[f"d{name}"]).all()
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("rule", sorted(FINDS))
 def test_the_base_keeps_every_rule(rule: str) -> None:
     assert not FINDS[rule](BASE)
 
@@ -272,21 +334,25 @@ def test_the_base_keeps_every_rule(rule: str) -> None:
 # --- the mutants ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"), [(name, rule) for name, m in MUTANTS.items() for rule in m.killed_by]
-)
-def test_each_rule_that_a_mutant_names_has_a_witness(name: str, rule: str) -> None:
-    assert FINDS[rule](MUTANTS[name])
+# What rounds in fewer bits only is no more wrong here than the base is.
+PLAINLY = [name for name, mutant in MUTANTS.items() if mutant.dtypes[0] == "float32"]
+
+
+@pytest.mark.parametrize("name", PLAINLY)
+def test_a_mutant_is_wrong_by_far(name: str) -> None:
+    mutant = MUTANTS[name]
+    assert any(FINDS[rule](mutant) for rule in mutant.killed_by if rule in FINDS)
 
 
 def test_the_zoo_is_well_formed() -> None:
-    assert len(MUTANTS) >= REQUIRED
-    assert set(FINDS) == RULES
+    assert len(PLAINLY) >= REQUIRED
+    assert set(FINDS) <= {*PROPERTIES, "structure"}
+    families = [mutant.family for mutant in MUTANTS.values()]
+    assert families == sorted(families)
     features = inspect.signature(base).parameters
     for name, mutant in MUTANTS.items():
         assert mutant.name == name
         assert mutant.killed_by
-        assert set(mutant.killed_by) <= RULES, name
         assert mutant.sentence.endswith("."), name
         assert mutant.source == "inferred" or mutant.source.count("#") == 1, name
         assert inspect.signature(mutant.forward).parameters == features

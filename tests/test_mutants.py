@@ -5,10 +5,9 @@ import pytest
 from npattn.testing import check
 from npattn.testing.mutants import MUTANTS, base, base_backward
 from npattn.testing.properties import PROPERTIES
+from npattn.testing.zoo import ENOUGH, witness
 
-
-def failed(report):
-    return {outcome.rule for outcome in report.outcomes if outcome.status == "failed"}
+EQUIVALENT = [name for name, mutant in MUTANTS.items() if mutant.equivalent]
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +18,10 @@ def report_on_the_base():
 @pytest.mark.parametrize("rule", PROPERTIES)
 def test_the_base_keeps_the_rule(report_on_the_base, rule):
     (outcome,) = (o for o in report_on_the_base.outcomes if o.rule == rule)
-    assert outcome.status == "passed", outcome.message
-    assert outcome.examples > 0
+    only_in_16_bits = rule == "large-products"
+    wanted = "not applicable" if only_in_16_bits else "passed"
+    assert outcome.status == wanted, outcome.message
+    assert only_in_16_bits or outcome.examples > 0
 
 
 def test_nothing_of_the_base_is_wrong_where_it_was_probed(report_on_the_base):
@@ -29,11 +30,25 @@ def test_nothing_of_the_base_is_wrong_where_it_was_probed(report_on_the_base):
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_rule_that_the_mutant_names_fails_it(name):
+def test_a_rule_that_the_mutant_names_fails_it_far_beyond_what_rounding_does(name):
     mutant = MUTANTS[name]
-    report = check(mutant.forward, backward=mutant.backward, only=mutant.killed_by, examples=60)
-    assert failed(report) & set(mutant.killed_by), str(report)
-    assert not report.passed
+    report = check(
+        mutant.forward,
+        backward=mutant.backward,
+        only=mutant.killed_by,
+        dtypes=mutant.dtypes,
+        rounding=mutant.rounding,
+        shrink=False,
+    )
+    found = [
+        o
+        for o in report.outcomes
+        if o.rule in mutant.killed_by
+        and (o.status == "failed" or (o.rule, o.status) == ("aggregate", "suspect"))
+    ]
+    assert found, str(report)
+    if max(o.worst for o in found) <= ENOUGH:  # that problem showed it, another shows it better
+        assert witness(mutant) is not None
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -41,3 +56,18 @@ def test_a_mutant_names_rules_that_there_are(name):
     killed_by = MUTANTS[name].killed_by
     assert killed_by
     assert set(killed_by) <= {*PROPERTIES, "structure"}
+
+
+@pytest.mark.parametrize("name", EQUIVALENT)
+def test_the_output_of_an_equivalent_mutant_is_right_on_a_thousand_problems(name):
+    mutant = MUTANTS[name]
+    report = check(mutant.forward, only=["agreement-o"], examples=1000, shrink=False)
+    (outcome,) = (o for o in report.outcomes if o.rule == "agreement-o")
+    assert outcome.status == "passed", outcome.message
+    assert outcome.examples == 1000
+
+
+def test_there_are_equivalent_mutants_and_each_needs_lse():
+    assert EQUIVALENT
+    for name in EQUIVALENT:
+        assert any("lse" in rule or rule != "agreement-o" for rule in MUTANTS[name].killed_by)

@@ -8,7 +8,7 @@ import pytest
 
 from npattn.errors import OptionError
 from npattn.testing.correct import CORRECT
-from npattn.testing.mutants import MUTANTS
+from npattn.testing.mutants import MUTANTS, base, base_backward
 from npattn.testing.zoo import Row, Zoo, witness, zoo
 
 FEW = ("scale-twice", "state-kept", "rows")  # two mutants, one that is right
@@ -104,11 +104,15 @@ def test_the_zoo_is_as_large_as_it_is_said_to_be():
     assert len(CORRECT) >= 25
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_every_mutant_has_a_witness(name):
-    found = witness(MUTANTS[name])
+def test_a_witness_is_far_beyond_what_is_allowed():
+    found = witness(MUTANTS["scale-twice"])
     assert found is not None
     assert found[1] > 10
+
+
+def test_what_is_right_has_no_witness():
+    right = replace(MUTANTS["scale-twice"], forward=base, backward=base_backward)
+    assert witness(right, tries=40) is None
 
 
 def test_a_witness_of_bits_is_beyond_any_multiple():

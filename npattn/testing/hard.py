@@ -231,7 +231,7 @@ class Hard:
 
     def _spread(self, w: Array) -> Array:
         """At least Σ w |z v − o| over the live keys, by Cauchy and Schwarz."""
-        return np.asarray(np.sqrt(w.sum(-1, keepdims=True) * self.square(w)))
+        return np.asarray(np.sqrt(w.sum(-1, keepdims=True)) * np.sqrt(self.square(w)))
 
     def square(self, w: Array) -> Array:
         """Σ w (z v − o)² over the live keys, in three products."""

@@ -7,24 +7,35 @@ named distribution, so that shrinking is fast and a report can print the whole p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from npattn.problem import Array, Problem, Window, finfo
+from npattn.testing.draws import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS
 
 __all__ = ["BIASES", "DISTRIBUTIONS", "MASKS", "SCORE_MODS", "VIEWS", "Cotangents", "Recipe"]
 
-Draw = Callable[[np.random.Generator, "Recipe"], tuple[Array, Array, Array]]
+VIEWS = ("contiguous", "transposed", "stepped", "expanded", "reversed")
+"""How arrays lie in memory: as made; (B, T, H, D) storage seen as (B, H, T, D); every second
+element of a larger buffer; k, v and dout repeated by a stride of 0; negative strides."""
 
 
-class Cotangents(NamedTuple):
-    """Of out and, where the implementation returns it, of lse."""
+@dataclass(frozen=True, eq=False)
+class Cotangents:
+    """Of out and, where the implementation returns them, of lse and of the weights.
+
+    ``dout, dlse = cotangents`` takes the two apart that most rules alter.
+    """
 
     dout: Array
     dlse: Array | None
+    dweights: Array | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.dout, self.dlse))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,16 +130,17 @@ class Recipe:
             alignment=alignment,  # type: ignore[arg-type]  # checked by Problem
         )
 
-    def cotangents(self, problem: Problem, lse: bool = True) -> Cotangents:
-        """Random cotangents: dout in the dtype tested, dlse in that of an lse (0 on empty rows
-        is the caller's to see to)."""
-        rng = self._stream(6)
+    def cotangents(self, problem: Problem, lse: bool = True, weights: bool = False) -> Cotangents:
+        """Random cotangents: dout in the dtype tested, dlse and dweights in that of an lse (0 on
+        empty rows is the caller's to see to). None of them changes with what else is asked."""
         lead = () if self.lead is None else (*problem.lead, problem.H)
-        dout = self._cast(rng.standard_normal((*lead, problem.T, problem.E)))
-        if not lse:
-            return Cotangents(dout, None)
         wide = np.float64 if self.dtype == "float64" else np.float32
-        return Cotangents(dout, rng.standard_normal((*lead, problem.T)).astype(wide))
+        rng = self._stream(6)
+        dout = self._cast(rng.standard_normal((*lead, problem.T, problem.E)))
+        dlse = rng.standard_normal((*lead, problem.T)).astype(wide)
+        whole = (*lead, problem.T, problem.S)
+        dweights = self._stream(13).standard_normal(whole).astype(wide) if weights else None
+        return Cotangents(dout, dlse if lse else None, dweights)
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -142,12 +154,16 @@ class Recipe:
         lead = (1,) * len(self.lead) if shared and self.broadcast else self.lead
         return (*lead, heads, length, size)
 
+    def arrays(self, draw: Callable[[tuple[int, ...]], Array]) -> tuple[Array, Array, Array]:
+        """q, k, v, each drawn by its shape."""
+        q = draw(self.shape(self.H, self.T, self.D))
+        k = draw(self.shape(self.K, self.S, self.D, shared=True))
+        v = draw(self.shape(self.K, self.S, self.E, shared=True))
+        return q, k, v
+
     def normal(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
         """Standard normal q, k, v."""
-        q = rng.standard_normal(self.shape(self.H, self.T, self.D))
-        k = rng.standard_normal(self.shape(self.K, self.S, self.D, shared=True))
-        v = rng.standard_normal(self.shape(self.K, self.S, self.E, shared=True))
-        return q, k, v
+        return self.arrays(rng.standard_normal)
 
     def steepness(self, logit: float) -> float:
         """What to multiply a standard normal q with for scores of about `logit`.
@@ -164,198 +180,3 @@ class Recipe:
 
     def _cast(self, x: Array) -> Array:
         return np.asarray(x).astype(self.dtype)
-
-
-# --- what q, k, v look like ---
-
-
-def _normal(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
-    return recipe.normal(rng)
-
-
-def _steep(logit: float) -> Draw:
-    def draw(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
-        q, k, v = recipe.normal(rng)
-        return q * recipe.steepness(logit), k, v
-
-    return draw
-
-
-def _low(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
-    """All scores far below zero: what a finite running maximum, or none at all, gets wrong."""
-    q, k, v = recipe.normal(rng)
-    sign = -1 if recipe.scale is None or recipe.scale >= 0 else 1
-    return sign * (abs(q) + 1) * recipe.steepness(150), abs(k) + 0.5, v
-
-
-def _offset(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return q, k, v + 100
-
-
-def _flat(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return 0 * q, k, v
-
-
-def _integers(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return np.round(q), np.round(k), np.round(2 * v)
-
-
-def _outliers(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    if recipe.D and recipe.E:
-        k[..., 0] *= 8
-        v[..., -1] *= 64
-    return q, k, v
-
-
-def _duplicates(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return q, np.repeat(k[..., ::2, :], 2, axis=-2)[..., : recipe.S, :], v
-
-
-def _tiny(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return q, k, v * 2.0**-10
-
-
-DISTRIBUTIONS: dict[str, Draw] = {
-    "normal": _normal,
-    "large logits": _steep(20),
-    "one-hot": _steep(300),
-    "huge logits": _steep(1e4),
-    "low": _low,
-    "value offset": _offset,
-    "flat": _flat,
-    "integers": _integers,
-    "outliers": _outliers,
-    "duplicate keys": _duplicates,
-    "tiny values": _tiny,
-}
-"""What q, k, v look like, by name."""
-
-# --- masks and biases: (rng, recipe) → array ---
-
-Make = Callable[[np.random.Generator, Recipe], Array]
-
-
-def _tail(recipe: Recipe, rank: int) -> tuple[int, ...]:
-    return recipe.whole[-rank:]
-
-
-def _random(rank: int) -> Make:
-    def make(rng: np.random.Generator, recipe: Recipe) -> Array:
-        return rng.random(_tail(recipe, rank)) < 0.7
-
-    return make
-
-
-def _padding(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """(B, 1, 1, S): a length for each sample, as padding masks have it; at least one key."""
-    lead = recipe.lead or ()
-    heads = (1,) if recipe.lead is not None else ()
-    lengths = rng.integers(1, max(recipe.S, 1) + 1, size=(*lead, *heads, 1, 1))
-    return np.arange(recipe.S) < lengths
-
-
-def _left_padding(rng: np.random.Generator, recipe: Recipe) -> Array:
-    return np.ascontiguousarray(_padding(rng, recipe)[..., ::-1])
-
-
-def _empty_rows(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """Some queries see nothing."""
-    mask = rng.random(recipe.whole) < 0.7
-    mask[..., rng.integers(0, max(recipe.T, 1)) :: 3, :] = False
-    return mask
-
-
-def _empty_head(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """(..., T, S) in which every query of one batch element and head sees nothing."""
-    mask = rng.random(recipe.whole) < 0.7
-    if mask.size:
-        mask[(0,) * (mask.ndim - 2)] = False
-    return mask
-
-
-def _first_tile(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """Nobody sees the first half of the keys: whole tiles of an online softmax are empty."""
-    mask = rng.random(recipe.whole) < 0.8
-    mask[..., : recipe.S // 2] = False
-    return mask
-
-
-MASKS: dict[str, Make] = {
-    "matrix": _random(2),
-    "full": _random(5),
-    "heads": _random(3),
-    "padding": _padding,
-    "left padding": _left_padding,
-    "empty rows": _empty_rows,
-    "empty head": _empty_head,
-    "first tile": _first_tile,
-}
-"""Boolean masks, by name (True = may attend)."""
-
-
-def _normal_bias(rank: int, *singletons: int) -> Make:
-    def make(rng: np.random.Generator, recipe: Recipe) -> Array:
-        shape = list(_tail(recipe, rank))
-        for axis in singletons:
-            if len(shape) >= -axis:
-                shape[axis] = 1
-        return 2 * rng.standard_normal(shape)
-
-    return make
-
-
-def _alibi(rng: np.random.Generator, recipe: Recipe) -> Array:
-    t, s = np.ogrid[: recipe.T, : recipe.S]
-    distance = -abs(t + recipe.S - recipe.T - s).astype(float)
-    if recipe.lead is None:
-        return distance / 2
-    slopes = 2.0 ** (-8 * np.arange(1, recipe.H + 1) / max(recipe.H, 1))
-    return np.asarray(slopes[:, None, None] * distance)
-
-
-def _minus_inf(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """A decoder's padding mask in additive form: −inf, and 0 elsewhere; a key remains."""
-    return np.where(_padding(rng, recipe), 0, -np.inf)
-
-
-def _large_negative(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """An additive padding mask with a large finite number, as frameworks write it."""
-    least = float(finfo(recipe.dtype).min)
-    return np.where(_padding(rng, recipe), 0, max(-1e9, least / 4))
-
-
-BIASES: dict[str, Make] = {
-    "matrix": _normal_bias(2),
-    "full": _normal_bias(5),
-    "heads": _normal_bias(3),
-    "keys": _normal_bias(5, -2),
-    "one for all heads": _normal_bias(5, -3),
-    "one for all samples": _normal_bias(5, -4),
-    "one a row": _normal_bias(5, -1),
-    "alibi": _alibi,
-    "-inf padding": _minus_inf,
-    "large negative padding": _large_negative,
-}
-"""Biases, by name."""
-
-
-def _distance_mod(s: Any, b: Any, h: Any, t: Any, s_index: Any) -> Any:
-    return s - 0.125 * (h + 1) * (t - s_index)
-
-
-def _squash_mod(s: Any, b: Any, h: Any, t: Any, s_index: Any) -> Any:
-    return s / (1 + 0.0625 * s * s)
-
-
-SCORE_MODS: dict[str, Callable[..., Any]] = {"distance": _distance_mod, "squash": _squash_mod}
-"""Score modifications, by name: plain arithmetic, so that they take tensors of any framework."""
-
-VIEWS = ("contiguous", "transposed", "stepped", "expanded", "reversed")
-"""How arrays lie in memory: as made; (B, T, H, D) storage seen as (B, H, T, D); every second
-element of a larger buffer; k, v and dout repeated by a stride of 0; negative strides."""

@@ -1,7 +1,8 @@
-"""What is drawn: Hypothesis strategies of recipes and problems.
+"""What is drawn: recipes from seeds, planned so that every pair meets, and Hypothesis strategies.
 
 Sizes are mostly different, odd and not powers of two, because round shapes hide bugs; round ones,
-0 and 1 are drawn too. Every list begins with the simplest, to which Hypothesis shrinks.
+those beside the edges of tiles, 0 and 1 are drawn too. Every list begins with the simplest, to
+which Hypothesis shrinks.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from npattn.errors import MissingExtraError, OptionError
 from npattn.problem import Problem
+from npattn.testing.covering import BY_SAMPLE, covering
 from npattn.testing.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
 
 try:
@@ -67,17 +69,21 @@ STRUCTURE = (
 )
 """What has no parameter and is probed: ranks, sizes, views."""
 
+EDGES = (15, 17, 31, 33, 63, 65, 127, 129, 257)  # one beside a multiple of a tile
 POOLS = {
     "B": (2, 1, 3),
     "K": (1, 2, 3, 5),
     "G": (1, 2, 3, 4),
-    "T": (2, 1, 3, 5, 7, 11, 17, 33, 67),
-    "S": (3, 1, 2, 5, 7, 13, 19, 37, 65, 129, 257),
+    "T": (2, 1, 3, 5, 7, 11) * 2 + (1, 1) + EDGES,  # decoding asks with one query
+    "S": (3, 1, 2, 5, 7, 13, 19) * 2 + EDGES,
     "D": (3, 1, 2, 5, 7, 11, 13, 40, 65, 128),
     "E": (2, 1, 3, 5, 9, 17, 33, 128),
 }
 ROUND_D = (8, 16, 64)
-LARGE = 2**15  # scores; what is larger costs time and shows nothing that a smaller one does not
+LARGE = 2**16  # numbers; what is larger costs time and shows nothing that a smaller one does not
+LONG = 4096  # keys, for a few queries: sums of thousands of nearly equal weights
+CANDIDATES = 500  # recipes from which the plan chooses
+PLAIN = Recipe()
 KEEP = object()  # a field stays as the seed chose it
 WINDOWS = ((0, 0), (1, 0), (0, 1), (2, 3), (3, None), (None, 1), (7, 0), (16, 5))
 SCALES = (0.5, 1.0, -0.75, 0.0, 1.7)
@@ -129,7 +135,10 @@ class Space:
     @property
     def largest(self) -> str:
         """The largest sizes that are drawn, in words."""
-        return ", ".join(f"{letter} {max(self.pool(letter))}" for letter in "TSDE")
+        largest = {letter: max(self.pool(letter)) for letter in "TSDE"}
+        if "long" in _extents(self, frozenset()):
+            largest["S"] = LONG
+        return ", ".join(f"{letter} {size}" for letter, size in largest.items())
 
     def base(self) -> Recipe:
         """The plainest problem there is, with round sizes, on which structure is probed."""
@@ -174,12 +183,17 @@ class Pools:
         if self.nonempty:
             pools = {letter: [n for n in pool if n] for letter, pool in pools.items()}
         pools["rank"], pools["heads"] = _ranks(space), _heads(space)
-        pools["distribution"] = list(DISTRIBUTIONS)
+        pools["extent"] = _extents(space, frozenset(self.force))
+        # Extreme ones hide what plain ones show, so a third is plain.
+        pools["distribution"] = ["normal"] * (len(DISTRIBUTIONS) // 2) + list(DISTRIBUTIONS)
         pools["broadcast"] = (False, False, True) if "broadcast" in space.structure else (False,)
         # Kernels dispatch on E = D, on T = S and on round sizes: each gets its share.
         pools["same size"] = (False, False, True) if "E" not in space.sizes else (False,)
         pools["square"] = (False, False, True) if "S" not in space.sizes else (False,)
         pools["round"] = (False,) if space.sizes else (False,) * 5 + (True,)
+        # Where B = H axes that are swapped go unnoticed by shape.
+        apart = "B" in space.sizes or "B" in self.force
+        pools["B = H"] = (False,) if apart else (False, False, False, True)
         zeros = [] if self.nonempty else _zeros(space)
         pools["zero"] = [""] * max(8 * len(zeros), 1) + zeros
         pools |= _options(space.features - self.forbid)
@@ -200,7 +214,9 @@ class Pools:
         odd structure. Mistakes there hide behind every third option.
         """
         rng = np.random.default_rng([seed, 0])
-        chosen = {name: pool[int(rng.integers(len(pool)))] for name, pool in self.lists.items()}
+        where = rng.random(len(self.lists)).tolist()  # at once: this is called by the thousand
+        lists = zip(self.lists.items(), where, strict=True)
+        chosen = {name: pool[int(x * len(pool))] for (name, pool), x in lists}
         if seed % 2:
             on = self.few[seed // 2 % len(self.few)]
             for name in _options(self.space.features):
@@ -215,8 +231,9 @@ class Pools:
         return _assemble(self.space, frozenset(self.force), seed, chosen)
 
     def planned(self, seed: int, examples: int) -> Iterator[Recipe]:
-        """Recipes to judge with: first those in which every pair of options meets, up to half of
-        the examples, then any; a few times more than asked for, since some show nothing.
+        """Recipes to judge with: first those in which every pair of options meets and no third,
+        up to half of the examples; then those in which every option meets every kind of structure,
+        and each kind is there; then any. A few times more than asked for, since some show nothing.
 
         A report must be the same everywhere, so the seeds do not come from Hypothesis, whose draws
         depend on what else is loaded.
@@ -224,9 +241,12 @@ class Pools:
         if not all(self.lists.values()):
             return  # sizes of 0 only, for a rule that needs more
         first = len(self.few) * (seed % 2**20)
-        for n in range(min(len(self.few), examples // 2)):
-            yield self.recipe(2 * (first + n) + 1)
+        pairs = min(len(self.few), examples // 2)
+        plan = [self.recipe(2 * (first + n) + 1) for n in range(pairs)]
         rng = np.random.default_rng([seed, 11])
+        draws = [self.recipe(2 * int(x)) for x in rng.integers(2**31, size=CANDIDATES)]
+        yield from plan
+        yield from covering(plan, draws)
         for _ in range(5 * examples):
             yield self.recipe(int(rng.integers(2**32)))
 
@@ -258,6 +278,14 @@ def recipes(space: Space | None = None, **options: Any) -> st.SearchStrategy[Rec
     return st.tuples(st.integers(0, 2**32 - 1), pools.changes()).map(lambda x: pools.recipe(*x))
 
 
+def _extents(space: Space, forced: frozenset[str]) -> tuple[str, ...]:
+    """How far T, S and D reach: as drawn, long in S, or wide in S and D."""
+    free = set("BTSD") - set(space.sizes) - forced
+    long = ("long",) if free >= set("BTS") and "T != S" in space.structure else ()
+    wide = ("wide", "wide", "wide") if free >= set("BTSD") else ()
+    return ("",) * 45 + wide + long
+
+
 def _zeros(space: Space) -> list[str]:
     """Letters that may be 0 alone."""
     tied = {"T": "T != S", "S": "T != S", "D": "E != D", "E": "E != D"}
@@ -278,19 +306,17 @@ def _assemble(space: Space, forced: frozenset[str], seed: int, drawn: dict[str, 
     if lead is None:
         H = K = 1
     free = set("BTSDE") - set(space.sizes) - forced
-    if drawn.pop("round"):
-        drawn |= {letter: _rounded(drawn[letter]) for letter in free & set("TSDE")}
-    if (drawn.pop("same size") and "E" in free) or "E != D" not in space.structure:
-        drawn["E"] = drawn["D"]
-    if "B" in free and math.prod(lead or ()) * H * drawn["T"] * drawn["S"] > LARGE:
+    if drawn.pop("B = H") and lead and H <= 6:
+        lead = (H, *lead[1:])
+    _stretch(space, free, seed, drawn)
+    if _cost(lead, H, drawn) > LARGE and not set("HK") & set(space.sizes):
+        H, K = H // K, 1
+    if _cost(lead, H, drawn) > LARGE and "B" in free:
         lead = None if lead is None else (1,) * len(lead)
-    if "T" in free and H * drawn["T"] * drawn["S"] > LARGE:
-        drawn["T"] = min(drawn["T"], 17)
-    if (drawn.pop("square") and "S" in free) or "T != S" not in space.structure:
-        drawn["S"] = drawn["T"]
-    if "T > S" not in space.structure and drawn["T"] > drawn["S"]:
-        fitting = [n for n in space.pool("T") if n <= drawn["S"]]
-        drawn["T"] = max(fitting, default=drawn["S"])
+    while _cost(lead, H, drawn) > LARGE and drawn["T"] > 1 and "T" in free:
+        square, drawn["T"] = drawn["T"] == drawn["S"], drawn["T"] // 2
+        if square:
+            drawn["S"] = drawn["T"]
     zero = drawn.pop("zero")
     if zero in ("T", "S", "D", "E") and zero in free:
         drawn[zero] = 0
@@ -302,6 +328,32 @@ def _assemble(space: Space, forced: frozenset[str], seed: int, drawn: dict[str, 
     return Recipe(lead=lead, H=H, K=K, dtype=space.dtype, seed=seed, **drawn)
 
 
+def _stretch(space: Space, free: set[str], seed: int, drawn: dict[str, Any]) -> None:
+    """Make T, S, D, E round, wide, long or equal where that was drawn, or must be."""
+    if drawn.pop("round"):
+        sizes = free & set("SDE" if drawn["T"] == 1 else "TSDE")
+        drawn |= {letter: _rounded(drawn[letter]) for letter in sizes}
+    extent = drawn.pop("extent")
+    if extent == "wide":
+        drawn |= {"S": (129, 257)[seed // 2 % 2], "D": 65 if "D % 8" in space.structure else 128}
+    if (drawn.pop("same size") and "E" in free) or "E != D" not in space.structure:
+        drawn["E"] = drawn["D"]
+    square = drawn.pop("square") and "S" in free
+    if extent == "long" and drawn["D"] + drawn["E"] <= 32:
+        drawn |= {"S": LONG, "T": min(drawn["T"], 3)}
+    elif square or "T != S" not in space.structure:
+        drawn["S"] = drawn["T"]
+    if "T > S" not in space.structure and drawn["T"] > drawn["S"]:
+        fitting = [n for n in space.pool("T") if n <= drawn["S"]]
+        drawn["T"] = max(fitting, default=drawn["S"])
+
+
+def _cost(lead: tuple[int, ...] | None, H: int, drawn: Mapping[str, Any]) -> int:
+    """About how many numbers are held: scores, and q, k, v, which are read less often."""
+    T, S, size = drawn["T"], drawn["S"], drawn["D"] + drawn["E"]
+    return int(math.prod(lead or ()) * H * (T * S + (T + S) * size // 4))
+
+
 def _rounded(size: int) -> int:
     """The round size nearest in kind: 8, 16 or 64."""
     return 8 if size < 8 else 16 if size < 32 else 64
@@ -309,28 +361,28 @@ def _rounded(size: int) -> int:
 
 def _ranks(space: Space) -> list[str]:
     ranks: list[str] = [r for r in ("rank 4", "rank 3", "rank 2", "rank 5") if r in space.structure]
-    # The first is what everybody has; the others share a third of the problems.
-    return [ranks[0]] * (2 * len(ranks)) + ranks[1:] if ranks else ["rank 4"]
+    # The first is what everybody has, and what problems on the beaten path have.
+    return [ranks[0]] * 2 + ranks if ranks else ["rank 4"]
 
 
 def _options(features: frozenset[str]) -> dict[str, Sequence[Any]]:
     """Field of `Recipe` → what to draw: off in two of three problems."""
     rates = RATES if "dropout_rate" in features else (0.0,)
-    every: list[tuple[str, str, Any, Sequence[Any]]] = [
-        ("mask", "mask", None, list(MASKS)),
-        ("causal", "causal", False, (True,)),
-        ("window", "window", None, WINDOWS),
-        ("bias", "bias", None, list(BIASES)),
-        ("scale", "scale", None, SCALES),
-        ("softcap", "softcap", None, SOFTCAPS),
-        ("score_mod", "score_mod", None, list(SCORE_MODS)),
-        ("sinks", "sinks", False, (True,)),
-        ("dropout_mask", "dropout", None, rates),
-    ]
+    every: dict[str, Sequence[Any]] = {
+        "mask": [*MASKS, *BY_SAMPLE],
+        "causal": (True,),
+        "window": WINDOWS,
+        "bias": list(BIASES),
+        "scale": SCALES,
+        "softcap": SOFTCAPS,
+        "score_mod": list(SCORE_MODS),
+        "sinks": (True,),
+        "dropout": rates,
+    }
     return {
-        field: [off] * (2 * len(on)) + list(on)
-        for feature, field, off, on in every
-        if feature in features
+        field: [getattr(PLAIN, field)] * (2 * len(on)) + list(on)
+        for field, on in every.items()
+        if field in features or (field == "dropout" and "dropout_mask" in features)
     }
 
 

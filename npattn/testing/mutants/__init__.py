@@ -4,32 +4,24 @@
 them: a rule that a mutant names in `killed_by` must fail it.
 """
 
-from npattn.testing.mutants import (  # each module registers its own
+from npattn.testing.mutants import (  # noqa: F401  each module registers its own
+    cache,
     dropout,
     empty,
     gradients,
     heads,
     masks,
     memory,
+    online,
+    precision,
     scores,
     softmax,
+    window,
 )
 from npattn.testing.mutants.attention import Attention, base, base_backward
-from npattn.testing.mutants.register import MUTANTS, Mutant, mutant
+from npattn.testing.mutants.register import REGISTER, Mutant, mutant
 
-__all__ = [
-    "MUTANTS",
-    "Attention",
-    "Mutant",
-    "base",
-    "base_backward",
-    "dropout",
-    "empty",
-    "gradients",
-    "heads",
-    "masks",
-    "memory",
-    "mutant",
-    "scores",
-    "softmax",
-]
+__all__ = ["MUTANTS", "Attention", "Mutant", "base", "base_backward", "mutant"]
+
+MUTANTS: dict[str, Mutant] = dict(sorted(REGISTER.items(), key=lambda item: item[1].family))
+"""The zoo by name, a family together."""

@@ -17,7 +17,9 @@ import numpy as np
 
 from npattn.problem import Array, Window, sum_to
 
-__all__ = ["Attention", "Call", "base", "base_backward"]
+__all__ = ["TILE", "Attention", "Call", "base", "base_backward", "within"]
+
+TILE = 16  # queries or keys, in the mutants that have tiles
 
 
 class Call(NamedTuple):
@@ -35,6 +37,7 @@ class Call(NamedTuple):
     sinks: Array  # (H, 1, 1); no sink is a sink of −inf, which weighs nothing
     keep: Array | float  # dropout: 1 / (1 − rate) where kept, 0 where dropped
     dtype: np.dtype[Any]  # of q
+    returns_weights: bool = False  # kernels take another path where they are asked for
 
 
 class Attention:
@@ -62,7 +65,7 @@ class Attention:
         """out, with (out, lse), (out, weights) or (out, lse, weights) where they are asked for."""
         arrays = (q, k, v, mask, bias, sinks, dropout_mask)
         call = self.call(arrays, causal, window, scale, softcap, dropout_rate)
-        o, lse, p = self.results(call)
+        o, lse, p = self.results(call._replace(returns_weights=return_weights))
         wide = np.result_type(q.dtype, np.float32) if q.dtype.kind == "f" else np.float32
         found = [o.astype(self.out_dtype(q.dtype))]
         found += [lse.astype(wide)] if return_lse else []
@@ -180,10 +183,13 @@ class Attention:
         return s, np.broadcast_to(visible, s.shape) & (s != -np.inf)
 
     def final(self, x: Array, visible: Array, c: Call) -> Array:
-        return self.hide(self.cap(x, c) + c.bias, visible)
+        return self.hide(self.cap(x, c) + self.bias(c), visible)
 
     def cap(self, x: Array, c: Call) -> Array:
         return x if c.softcap is None else np.asarray(c.softcap * np.tanh(x / c.softcap))
+
+    def bias(self, c: Call) -> Array | float:
+        return c.bias
 
     def hide(self, s: Array, visible: Array) -> Array:
         return np.where(visible, s, -np.inf)
@@ -200,10 +206,11 @@ class Attention:
     def visible(self, c: Call) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
         beside = np.arange(S) - self.diagonal(T, S)  # (T, S)
-        left, right = self.sides(c)
-        visible = np.ones((T, S), bool) if c.mask is None else c.mask
-        visible = visible if left is None else visible & (beside >= -left)
-        return visible if right is None else visible & (beside <= right)
+        inside = within(beside, self.sides(c))
+        return inside if c.mask is None else inside & self.mask(c.mask, c)
+
+    def mask(self, mask: Array, c: Call) -> Array:
+        return mask
 
     def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
         """p, what the sink takes, lse.  [8, 11]"""
@@ -243,7 +250,7 @@ class Attention:
         dp = np.where(live, self.undrop(do @ v.swapaxes(-1, -2), c) + dw, 0)
         delta = self.delta(p, dp) - self.use_dlse(dlse, live)
         ds = np.where(live, self.jacobian(p, dp, delta, c), 0)
-        dx = np.where(live, ds * self.cap_slope(c), 0)
+        dx = self.uncap(ds, live, c)
         dq = self.dq_scale(c) * self.see(dx, k, live)
         dk = self.dk(dx, c, seen)
         return dq, dk, dv, ds, self.ds_sink(p_sink, delta, dlse)
@@ -260,6 +267,9 @@ class Attention:
     def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
         return np.asarray(p * (dp - delta))
 
+    def uncap(self, ds: Array, live: Array, c: Call) -> Array:
+        return np.where(live, ds * self.cap_slope(c), 0)
+
     def cap_slope(self, c: Call) -> Any:
         return 1.0 if c.softcap is None else 1 - np.tanh(self.product(c) / c.softcap) ** 2
 
@@ -271,6 +281,14 @@ class Attention:
 
     def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
         return -p_sink * delta  # delta holds −dlse
+
+
+def within(beside: Array, sides: Window) -> Array:
+    """Where a key, so many to the right of the query, is within its left and right side."""
+    left, right = sides
+    inside = np.ones(beside.shape, bool)
+    inside = inside if left is None else inside & (beside >= -left)
+    return inside if right is None else inside & (beside <= right)
 
 
 base = Attention().forward

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from npattn.problem import Array
 from npattn.testing.mutants.attention import Attention, Call
+from npattn.testing.mutants.online import Online
 from npattn.testing.mutants.register import mutant
 
 
@@ -36,3 +39,126 @@ class _WeightsAfterDropout(Attention):
 
     def returned_weights(self, p: Array, c: Call) -> Array:
         return p * c.keep
+
+
+@mutant("dropout-not-rescaled", "dropout", "agreement-o")
+class _DropoutNotRescaled(Attention):
+    """The weights that are kept are not divided by 1 − rate."""
+
+    def call(self, *arguments: Any) -> Call:
+        c = super().call(*arguments)
+        return c._replace(keep=np.sign(c.keep))
+
+
+@mutant("dropout-rescaled-twice", "dropout", "agreement-o")
+class _DropoutRescaledTwice(Attention):
+    """The weights that are kept are divided by 1 − rate twice."""
+
+    def call(self, *arguments: Any) -> Call:
+        c = super().call(*arguments)
+        return c._replace(keep=c.keep * c.keep)
+
+
+@mutant("dropout-mask-inverted", "dropout", "agreement-o")
+class _DropoutMaskInverted(Attention):
+    """True in the dropout mask drops."""
+
+    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
+        *others, keep = arrays
+        return super().call((*others, None if keep is None else ~keep), *options)
+
+
+@mutant("dropout-mask-needs-a-rate", "dropout", "agreement-o")
+class _DropoutMaskNeedsARate(Attention):
+    """At rate 0 nothing is dropped, though a dropout mask is given."""
+
+    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
+        *others, keep = arrays
+        return super().call((*others, keep if options[-1] else None), *options)
+
+
+@mutant("dropout-of-first-query", "dropout", "agreement-o", "NVIDIA/TransformerEngine#227")
+class _DropoutOfFirstQuery(Attention):
+    """All queries of a head are dropped by the mask of the first."""
+
+    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
+        *others, keep = arrays
+        return super().call((*others, None if keep is None else keep[..., :1, :]), *options)
+
+
+@mutant("dropout-of-first-head", "dropout", "agreement-o")
+class _DropoutOfFirstHead(Attention):
+    """All heads are dropped by the mask of the first."""
+
+    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
+        *others, keep = arrays
+        first = keep if keep is None or keep.ndim < 3 else keep[..., :1, :, :]
+        return super().call((*others, first), *options)
+
+
+@mutant("dropout-before-softmax", "dropout", "agreement-o agreement-lse")
+class _DropoutBeforeSoftmax(Attention):
+    """What is dropped leaves the softmax, as if it were hidden."""
+
+    def visible(self, c: Call) -> Array:
+        return np.asarray(super().visible(c) & (np.asarray(c.keep) > 0))
+
+
+@mutant("dropped-weights-normalised", "dropout", "agreement-o")
+class _DroppedWeightsNormalised(Attention):
+    """The weights that dropout leaves are divided by their sum, the sink included."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        p, p_sink, lse = super().softmax(s, c, live)
+        kept = (p * c.keep).sum(-1, keepdims=True) + p_sink
+        return p / np.where(kept == 0, 1, kept), p_sink, lse
+
+
+@mutant("lse-after-dropout", "dropout", "agreement-lse", equivalent=True)
+class _LseAfterDropout(Attention):
+    """lse sums what dropout leaves."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        p, p_sink, lse = super().softmax(s, c, live)
+        return p, p_sink, lse + np.log((p * c.keep).sum(-1, keepdims=True) + p_sink)
+
+
+@mutant("dp-rescaled-by-rate", "dropout", "agreement-dq agreement-dk", "NVIDIA/apex#816")
+class _DpRescaledByRate(Attention):
+    """Backward multiplies the gradient of the weights by the rate, not by 1 / (1 − rate)."""
+
+    def undrop(self, dp: Array, c: Call) -> Array:
+        most = np.max(c.keep, initial=1)
+        return np.asarray(dp * np.sign(c.keep) * (1 - 1 / most if most > 1 else 1))
+
+
+@mutant(
+    "dropout-of-other-seed-in-backward",
+    "dropout",
+    "agreement-dq agreement-dk agreement-dv",
+    "pytorch/pytorch#197563",
+)
+class _DropoutOfOtherSeedInBackward(Attention):
+    """Backward draws its dropout mask with another offset than forward."""
+
+    def recompute(self, c: Call) -> Call:
+        keep = np.asarray(c.keep)
+        return c._replace(keep=np.roll(keep, 1, axis=-1) if keep.ndim else keep)
+
+
+@mutant("dv-of-undropped-weights", "dropout", "agreement-dv")
+class _DvOfUndroppedWeights(Attention):
+    """dv takes the weights before dropout."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, _, *rest = super().gradients(c, do, dlse, dw)
+        return dq, dk, super().gradients(c._replace(keep=1.0), do, dlse, dw)[2], *rest
+
+
+@mutant("delta-of-undropped-out", "dropout", "agreement-dq agreement-dk")
+class _DeltaOfUndroppedOut(Online):
+    """Σ do·out takes an out that was not dropped."""
+
+    def row_delta(self, do: Array, out: Array, c: Call) -> Array:
+        whole = self.states(c._replace(keep=1.0))
+        return super().row_delta(do, self.divide(whole), c)

@@ -84,3 +84,138 @@ class _NaNLeaksIntoGradients(Attention):
         k = self.share(c.k, c.q.shape[-3])
         bad_q, bad_k = (np.isnan(x).any(-2, keepdims=True) for x in (c.q, k))
         return np.where(bad_k, np.nan, dq), np.where(bad_q, np.nan, dk), *rest
+
+
+@mutant("empty-row-nan-with-weights", "empty row", "empty-row", "pytorch/pytorch#160064")
+class _EmptyRowNaNWithWeights(Attention):
+    """Where the weights are asked for, another path is taken, and a row that sees nothing is NaN
+    there."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        p, p_sink, lse = super().softmax(s, c, live)
+        return np.where(c.returns_weights & (lse == -np.inf), np.nan, p), p_sink, lse
+
+
+@mutant("empty-row-unwritten", "empty row", "empty-row")
+class _EmptyRowUnwritten(Attention):
+    """A row that sees nothing is skipped: what stands there is the row before."""
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        o, lse, p = super().results(c)
+        return np.where(_empty(self, c), np.roll(o, 1, axis=-2), o), lse, p
+
+
+@mutant("empty-row-nan-in-backward", "empty row", "empty-row")
+class _EmptyRowNaNInBackward(Attention):
+    """Backward takes exp(s − lse), which is exp(−inf + inf) in a row that sees nothing."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
+        empty = _empty(self, c)
+        bad = empty.any(-2, keepdims=True)
+        dk, dv = (np.where(bad, np.nan, x) for x in (dk, dv))
+        return np.where(empty, np.nan, dq), dk, dv, *rest
+
+
+@mutant("empty-row-mean-in-backward", "empty row", "empty-row")
+class _EmptyRowMeanInBackward(Attention):
+    """out of a row that sees nothing is 0, but dv receives its gradient in equal parts."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
+        passed = np.where(_empty(self, c), do, 0).sum(-2, keepdims=True)
+        return dq, dk, dv + passed / max(c.k.shape[-2], 1), *rest
+
+
+@mutant("empty-row-passes-no-dsinks", "empty row", "empty-row")
+class _EmptyRowPassesNoDsinks(Attention):
+    """lse of a row that sees nothing is the sink, which does not receive the gradient of it."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        *grads, ds_sink = super().gradients(c, do, dlse, dw)
+        return *grads, np.where(_empty(self, c), 0, ds_sink)
+
+
+@mutant("empty-row-lse-zero", "empty row", "empty-row", equivalent=True)
+class _EmptyRowLseZero(Attention):
+    """lse of a row that sees nothing is 0, the logarithm of a sum that was made 1."""
+
+    def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
+        return super().lse(pivot, np.where(total == 0, 1, total), e_sink)
+
+
+@mutant(
+    "empty-row-lse-without-sink",
+    "empty row",
+    "empty-row",
+    "Dao-AILab/flash-attention#2706",
+    equivalent=True,
+)
+class _EmptyRowLseWithoutSink(Attention):
+    """lse of a row that sees nothing is −inf, whether there is a sink or not."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        p, p_sink, lse = super().softmax(s, c, live)
+        return p, p_sink, np.where(live.any(-1, keepdims=True), lse, -np.inf)
+
+
+@mutant(
+    "maximum-over-hidden",
+    "empty row",
+    "hidden-finite hidden-nan-k",
+    "torch-spyre/torch-spyre#4517",
+)
+class _MaximumOverHidden(Attention):
+    """The maximum of a row is taken before the hidden scores leave, so that large ones among them
+    make all weights vanish."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        everything = self.cap(self.product(c), c) + self.bias(c)
+        m = np.maximum(everything.max(-1, keepdims=True, initial=-np.inf), c.sinks)
+        pivot = np.where(m == -np.inf, 0, m)
+        e, e_sink = np.exp(s - pivot), np.exp(c.sinks - pivot)
+        total = e.sum(-1, keepdims=True) + e_sink
+        safe = np.where(total == 0, 1, total)
+        return np.where(live, e / safe, 0), e_sink / safe, self.lse(pivot, total, e_sink)
+
+
+@mutant("nan-score-hidden", "NaN", "nan-query")
+class _NaNScoreHidden(Attention):
+    """The maximum skips NaN, and a score that is NaN takes no weight."""
+
+    def scores(self, c: Call) -> tuple[Array, Array]:
+        s, live = super().scores(c)
+        return np.where(np.isnan(s), -np.inf, s), live & ~np.isnan(s)
+
+
+@mutant("nan-of-value-zeroed", "NaN", "hidden-nan-v")
+class _NaNOfValueZeroed(Attention):
+    """Values are cleaned before the product: a NaN that is seen becomes 0."""
+
+    def call(self, *arguments: Any) -> Call:
+        c = super().call(*arguments)
+        return c._replace(v=np.nan_to_num(c.v))
+
+
+@mutant("size-0-gives-0", "sizes of 0", "structure", "pytorch/pytorch#184914")
+class _Size0Gives0(Attention):
+    """out is 0 where q has no elements; at D = 0 it is the mean of the values."""
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        o, lse, p = super().results(c)
+        return (o if c.q.size else np.zeros_like(o)), lse, p
+
+
+@mutant("no-queries-no-gradient", "sizes of 0", "structure", "ROCm/flash-attention#179")
+class _NoQueriesNoGradient(Attention):
+    """Without queries backward returns at once, and dk and dv are what memory held."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
+        garbage = np.nan if c.q.shape[-2] == 0 else 0.0
+        return dq, dk + garbage, dv + garbage, *rest
+
+
+def _empty(self: Attention, c: Call) -> Array:
+    """The rows that see nothing, (..., H, T, 1)."""
+    return np.asarray(~self.scores(c)[1].any(-1, keepdims=True))

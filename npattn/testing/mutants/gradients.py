@@ -70,3 +70,122 @@ class _DbiasZero(Attention):
 
     def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
         return np.zeros(shape)
+
+
+@mutant("dlse-subtracted", "gradient", "agreement-dq agreement-dk")
+class _DlseSubtracted(Attention):
+    """The gradient of lse enters with the wrong sign."""
+
+    def use_dlse(self, dlse: Any, live: Array) -> Any:
+        return -dlse
+
+
+@mutant("dlse-of-base-2", "gradient", "agreement-dq agreement-dk")
+class _DlseOfBase2(Attention):
+    """The gradient of the natural lse is passed on as if it were that of one to base 2."""
+
+    def use_dlse(self, dlse: Any, live: Array) -> Any:
+        return dlse / math.log(2)
+
+
+@mutant("delta-without-weight", "gradient", "agreement-dq agreement-dk")
+class _DeltaWithoutWeight(Attention):
+    """dS = p dP − D, where it is p (dP − D)."""
+
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+        return np.asarray(p * dp - delta)
+
+
+@mutant("jacobian-without-weights", "gradient", "agreement-dq agreement-dk")
+class _JacobianWithoutWeights(Attention):
+    """dS = dP − D, without the weights."""
+
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+        return np.asarray(dp - delta)
+
+
+@mutant("jacobian-diagonal", "gradient", "agreement-dq agreement-dk", "ooples/AiDotNet.Tensors#49")
+class _JacobianDiagonal(Attention):
+    """The Jacobian of the softmax is taken as that of a sigmoid, p (1 − p), on its diagonal."""
+
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+        return np.asarray(p * (1 - p) * dp)
+
+
+@mutant("delta-without-sink", "gradient", "agreement-dq agreement-dk agreement-dsinks")
+class _DeltaWithoutSink(Attention):
+    """D is the mean of dP by weights that were made to sum to 1 without the sink."""
+
+    def delta(self, p: Array, dp: Array) -> Array:
+        total = p.sum(-1, keepdims=True)
+        return super().delta(p, dp) / np.where(total == 0, 1, total)
+
+
+@mutant("dk-unscaled", "gradient", "agreement-dk")
+class _DkUnscaled(Attention):
+    """dk lacks the scale."""
+
+    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+        return self.see(dx.swapaxes(-1, -2), c.q, seen)
+
+
+@mutant("dk-of-scaled-query", "gradient", "agreement-dk")
+class _DkOfScaledQuery(Attention):
+    """dk takes the query that forward scaled, and is scaled once more."""
+
+    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+        return c.scale * super().dk(dx, c, seen)
+
+
+@mutant("dk-of-next-query-head", "gradient", "agreement-dk")
+class _DkOfNextQueryHead(Attention):
+    """dk of a head multiplies its scores' gradient by the queries of the next."""
+
+    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+        return super().dk(dx, c._replace(q=np.roll(c.q, -1, axis=-3)), seen)
+
+
+@mutant("dv-of-unnormalised-weights", "gradient", "agreement-dv")
+class _DvOfUnnormalisedWeights(Attention):
+    """dv takes exp(s − maximum), which is not yet divided by the row sum."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, _, *rest = super().gradients(c, do, dlse, dw)
+        s, live = self.scores(c)
+        m = s.max(-1, keepdims=True, initial=-np.inf)
+        total = np.where(m == -np.inf, 1, np.exp(self.softmax(s, c, live)[2] - m))
+        return dq, dk, super().gradients(c, do * total, dlse, dw)[2], *rest
+
+
+@mutant("dout-taken-as-ones", "gradient", "agreement-dq agreement-dk agreement-dv")
+class _DoutTakenAsOnes(Attention):
+    """The gradient is that of the sum of out, whatever dout is."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        return super().gradients(c, np.ones_like(do), dlse, dw)
+
+
+@mutant("dk-mean-over-samples", "gradient", "agreement-dk agreement-dv")
+class _DkMeanOverSamples(Attention):
+    """dk and dv of keys that all samples share are their mean, not their sum."""
+
+    def reduce(self, dx: Array, shape: tuple[int, ...]) -> Array:
+        return super().reduce(dx, shape) * (math.prod(shape) / max(dx.size, 1))
+
+
+@mutant("dk-and-dv-exchanged", "gradient", "agreement-dk agreement-dv")
+class _DkAndDvExchanged(Attention):
+    """dk and dv are exchanged where they have the same shape."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
+        return (dq, dv, dk, *rest) if dk.shape == dv.shape else (dq, dk, dv, *rest)
+
+
+@mutant("dbias-transposed", "gradient", "agreement-dbias")
+class _DbiasTransposed(Attention):
+    """dbias is summed over a transposed array where there are as many queries as keys."""
+
+    def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
+        square = ds.shape[-1] == ds.shape[-2]
+        return super().reduce_bias(ds.swapaxes(-1, -2) if square else ds, shape)

@@ -1,12 +1,16 @@
-"""Mutants: heads."""
+"""Mutants: heads, and the layout of their axes."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from npattn.problem import Array
-from npattn.testing.mutants.attention import Attention
+from npattn.testing.mutants.attention import Attention, Call
 from npattn.testing.mutants.register import mutant
+
+# --- which key/value head a query head uses ---
 
 
 @mutant("heads-tiled", "heads", "agreement-o structure", "onnx/onnx#7274")
@@ -29,6 +33,56 @@ class _HeadsOfPaddedGroup(Attention):
         return np.asarray(np.take(x, np.arange(H) // group, axis=-3))
 
 
+@mutant("heads-by-number-of-keys", "heads", "agreement-o", "PSAL-POSTECH/ONNXim#34")
+class _HeadsByNumberOfKeys(Attention):
+    """Query head h uses key/value head h // K, and goes on from the first after the last."""
+
+    def share(self, x: Array, H: int) -> Array:
+        K = max(x.shape[-3], 1)
+        return np.asarray(np.take(x, np.arange(H) // K % K, axis=-3))
+
+
+@mutant("heads-all-of-first", "heads", "agreement-o")
+class _HeadsAllOfFirst(Attention):
+    """Where heads are shared, all use the first, as if there were one."""
+
+    def share(self, x: Array, H: int) -> Array:
+        return super().share(x if x.shape[-3] == H else x[..., :1, :, :], H)
+
+
+@mutant("heads-repeated-along-keys", "heads", "agreement-o", "PrimeIntellect-ai/prime-rl#2681")
+class _HeadsRepeatedAlongKeys(Attention):
+    """Keys and values are repeated along the axis of keys, and then cut into heads."""
+
+    def share(self, x: Array, H: int) -> Array:
+        *lead, K, S, n = x.shape
+        return np.repeat(x, H // max(K, 1), axis=-2).reshape(*lead, H, S, n)
+
+
+@mutant("heads-offset-by-queries", "heads", "agreement-o")
+class _HeadsOffsetByQueries(Attention):
+    """The keys of sample b begin at head b · H of all samples' K heads, not at b · K."""
+
+    def share(self, x: Array, H: int) -> Array:
+        *lead, K, S, n = x.shape
+        B = int(np.prod(lead))
+        head = np.arange(B)[:, None] * H + np.arange(H) // max(H // max(K, 1), 1)
+        return x.reshape(B * K, S, n)[head % max(B * K, 1)].reshape(*lead, H, S, n)
+
+
+@mutant("sink-of-key-head", "heads", "agreement-o agreement-lse")
+class _SinkOfKeyHead(Attention):
+    """Query head h has the sink of head h // G."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        H, K = c.q.shape[-3], c.k.shape[-3]
+        head = np.arange(H) // (H // max(K, 1) or 1)
+        return super().softmax(s, c._replace(sinks=c.sinks[head]), live)
+
+
+# --- gradients of shared heads ---
+
+
 @mutant("dk-of-first-head", "heads", "agreement-dk agreement-dv")
 class _DkOfFirstHead(Attention):
     """dk and dv are those of the first query head of each group, not the sum over the group."""
@@ -36,3 +90,75 @@ class _DkOfFirstHead(Attention):
     def share_back(self, dx: Array, x: Array) -> Array:
         K = x.shape[-3]
         return dx[..., :: dx.shape[-3] // max(K, 1) or 1, :, :]
+
+
+@mutant("dk-mean-over-group", "heads", "agreement-dk agreement-dv")
+class _DkMeanOverGroup(Attention):
+    """dk and dv are the mean over the query heads of each group, not the sum."""
+
+    def share_back(self, dx: Array, x: Array) -> Array:
+        group = dx.shape[-3] // max(x.shape[-3], 1)
+        return super().share_back(dx, x) / max(group, 1)
+
+
+@mutant(
+    "heads-tiled-in-backward",
+    "heads",
+    "agreement-dk agreement-dv",
+    "XunhaoLai/native-sparse-attention-triton#27",
+)
+class _HeadsTiledInBackward(Attention):
+    """dk and dv of query head h are added to head h % K, while forward uses h // G."""
+
+    def share_back(self, dx: Array, x: Array) -> Array:
+        *lead, H, S, n = dx.shape
+        K = x.shape[-3]
+        return np.asarray(dx.reshape(*lead, H // max(K, 1), K, S, n).sum(-4))
+
+
+# --- what is taken for what ---
+
+
+@mutant("keys-and-values-exchanged", "layout", "agreement-o", "tenstorrent/tt-mlir#8958")
+class _KeysAndValuesExchanged(Attention):
+    """k is used as v and v as k, where they are of one size."""
+
+    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
+        c = super().call(arrays, *options)
+        return c._replace(k=c.v, v=c.k) if c.k.shape == c.v.shape else c
+
+
+@mutant("values-ignored", "layout", "agreement-o", "ruvnet/agentic-flow#191")
+class _ValuesIgnored(Attention):
+    """out is made of the keys, where they are of the size of the values."""
+
+    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
+        c = super().call(arrays, *options)
+        return c._replace(v=c.k) if c.k.shape == c.v.shape else c
+
+
+@mutant("key-axes-exchanged", "layout", "agreement-o", "pytorch/pytorch#195320")
+class _KeyAxesExchanged(Attention):
+    """k, with as many heads as keys, is read with these two axes exchanged."""
+
+    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
+        c = super().call(arrays, *options)
+        return c._replace(k=c.k.swapaxes(-2, -3)) if c.k.shape[-2] == c.k.shape[-3] else c
+
+
+@mutant("heads-split-by-reshape", "layout", "agreement-o", "reczoo/FuxiCTR#30")
+class _HeadsSplitByReshape(Attention):
+    """q, k and v (T, H, D) are reshaped to (H, T, D), and no axis is moved."""
+
+    def read(self, x: Array) -> Array:
+        return super().read(x.swapaxes(-2, -3).reshape(x.shape) if x.ndim > 2 else x)
+
+
+@mutant("heads-merged-by-reshape", "layout", "agreement-o", "jsbaan/transformer-from-scratch#6")
+class _HeadsMergedByReshape(Attention):
+    """out (H, T, E) is reshaped to (T, H, E), and no axis is moved."""
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        o, lse, p = super().results(c)
+        *lead, H, T, E = o.shape
+        return o.reshape(*lead, T, H, E).swapaxes(-2, -3), lse, p

@@ -1,12 +1,14 @@
-"""Mutants: causal, window, mask."""
+"""Mutants: causal, mask."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from npattn.problem import Array, Window
-from npattn.testing.mutants.attention import Attention, Call
+from npattn.testing.mutants.attention import TILE, Attention, Call
 from npattn.testing.mutants.register import mutant
+
+# --- causal ---
 
 
 @mutant("causal-top-left", "causal", "agreement-o", "Dao-AILab/flash-attention#282")
@@ -26,6 +28,84 @@ class _CausalStrict(Attention):
         return left, -1 if c.causal else right
 
 
+@mutant("causal-offset-unsigned", "causal", "agreement-o empty-row")
+class _CausalOffsetUnsigned(Attention):
+    """Where there are more queries than keys, S − T counts as 0."""
+
+    def diagonal(self, T: int, S: int) -> Array:
+        return super().diagonal(T, max(T, S))
+
+
+@mutant("causal-of-padded-lengths", "causal", "agreement-o")
+class _CausalOfPaddedLengths(Attention):
+    """S − T is taken of T and S rounded up to whole tiles."""
+
+    def diagonal(self, T: int, S: int) -> Array:
+        return np.arange(T)[:, None] + TILE * (-(-S // TILE) - -(-T // TILE))
+
+
+@mutant("causal-only-when-square", "causal", "agreement-o", "mlx-node/mlx-node#24")
+class _CausalOnlyWhenSquare(Attention):
+    """causal is read only where there are as many queries as keys."""
+
+    def visible(self, c: Call) -> Array:
+        square = c.q.shape[-2] == c.k.shape[-2]
+        return super().visible(c._replace(causal=c.causal and square))
+
+
+@mutant("causal-ignored-with-dropout", "causal", "agreement-o", "keras-team/keras#23038")
+class _CausalIgnoredWithDropout(Attention):
+    """The path that drops weights does not read causal."""
+
+    def visible(self, c: Call) -> Array:
+        return super().visible(c._replace(causal=c.causal and np.ndim(c.keep) == 0))
+
+
+@mutant(
+    "causal-ignored-with-weights",
+    "causal",
+    "agreement-o agreement-weights",
+    "keras-team/keras#23038",
+)
+class _CausalIgnoredWithWeights(Attention):
+    """The path that returns the weights does not read causal."""
+
+    def visible(self, c: Call) -> Array:
+        return super().visible(c._replace(causal=c.causal and not c.returns_weights))
+
+
+@mutant("causal-ignored-with-wide-window", "causal", "agreement-o", "tlc-pack/libflash_attn#11")
+class _CausalIgnoredWithWideWindow(Attention):
+    """A window as wide to the left as there are keys is dropped, and causal with it."""
+
+    def sides(self, c: Call) -> Window:
+        left, right = super().sides(c)
+        wide = left is not None and left >= c.k.shape[-2]
+        return (None, None) if wide else (left, right)
+
+
+@mutant("causal-added-as-number", "causal", "empty-row", "microsoft/onnxruntime#8549")
+class _CausalAddedAsNumber(Attention):
+    """causal adds −1e4 to later keys, which are seen where the mask hides all others."""
+
+    def visible(self, c: Call) -> Array:
+        return super().visible(c._replace(causal=False))
+
+    def final(self, x: Array, visible: Array, c: Call) -> Array:
+        allowed = super().visible(c._replace(mask=None, window=None))
+        return super().final(x, visible, c) + np.where(allowed, 0, -1e4)
+
+
+@mutant("causal-before-scale", "causal", "agreement-o")
+class _CausalBeforeScale(Attention):
+    """With causal, scores are hidden by −inf before the scale, which makes +inf or NaN of it where
+    it is not positive."""
+
+    def final(self, x: Array, visible: Array, c: Call) -> Array:
+        s = super().final(x, visible, c)
+        return np.where(visible, s, c.scale * -np.inf) if c.causal else s
+
+
 @mutant(
     "causal-backward-top-left",
     "causal",
@@ -42,43 +122,49 @@ class _CausalBackwardTopLeft(Attention):
         return c._replace(causal=False, mask=mask) if c.causal else c
 
 
-@mutant("window-one-wider", "window", "agreement-o", "huggingface/transformers#39408")
-class _WindowOneWider(Attention):
-    """The window reaches one key further to the left."""
+@mutant(
+    "causal-ignored-in-backward",
+    "causal",
+    "agreement-dq agreement-dk agreement-dv",
+    "triton-lang/triton#4541",
+)
+class _CausalIgnoredInBackward(Attention):
+    """Backward is never causal."""
 
-    def sides(self, c: Call) -> Window:
-        left, right = super().sides(c)
-        return None if left is None else left + 1, right
-
-
-@mutant("window-one-narrower", "window", "agreement-o", "NVIDIA/TransformerEngine#1212")
-class _WindowOneNarrower(Attention):
-    """The left end of the window is exclusive."""
-
-    def sides(self, c: Call) -> Window:
-        left, right = super().sides(c)
-        return None if left is None else left - 1, right
+    def recompute(self, c: Call) -> Call:
+        return c._replace(causal=False)
 
 
 @mutant(
-    "window-ignored-in-backward",
-    "window",
+    "causal-always-in-backward",
+    "causal",
     "agreement-dq agreement-dk agreement-dv",
-    "meta-pytorch/MSLK#263",
+    "triton-lang/triton#4541",
 )
-class _WindowIgnoredInBackward(Attention):
-    """Backward rebuilds the weights without the window."""
+class _CausalAlwaysInBackward(Attention):
+    """Backward is always causal."""
 
     def recompute(self, c: Call) -> Call:
-        return c._replace(window=None)
+        return c._replace(causal=True)
+
+
+# --- mask ---
 
 
 @mutant("mask-inverted", "mask", "agreement-o", "lucidrains/x-transformers#160")
 class _MaskInverted(Attention):
     """True in the mask hides."""
 
+    def mask(self, mask: Array, c: Call) -> Array:
+        return ~mask
+
+
+@mutant("mask-without-effect", "mask", "agreement-o", "lucidrains/flamingo-pytorch#10")
+class _MaskWithoutEffect(Attention):
+    """The masked scores are a copy that nobody uses."""
+
     def visible(self, c: Call) -> Array:
-        return super().visible(c if c.mask is None else c._replace(mask=~c.mask))
+        return super().visible(c._replace(mask=None))
 
 
 @mutant("mask-ignored-when-causal", "mask", "agreement-o", "AI-Hypercomputer/maxtext#878")
@@ -89,12 +175,30 @@ class _MaskIgnoredWhenCausal(Attention):
         return super().visible(c._replace(mask=None) if c.causal else c)
 
 
+@mutant("mask-ignored-with-bias", "mask", "agreement-o")
+class _MaskIgnoredWithBias(Attention):
+    """mask and bias share an argument, and the bias takes its place."""
+
+    def visible(self, c: Call) -> Array:
+        return super().visible(c if np.ndim(c.bias) == 0 else c._replace(mask=None))
+
+
 @mutant("causal-ignored-with-mask", "mask", "agreement-o", "keras-team/keras#23040")
 class _CausalIgnoredWithMask(Attention):
     """causal is not read where a mask is given."""
 
     def visible(self, c: Call) -> Array:
         return super().visible(c if c.mask is None else c._replace(causal=False))
+
+
+@mutant("mask-or-causal", "mask", "agreement-o")
+class _MaskOrCausal(Attention):
+    """A query sees what the mask or causal allows, not what both allow."""
+
+    def visible(self, c: Call) -> Array:
+        if c.mask is None or not c.causal:
+            return super().visible(c)
+        return super().visible(c._replace(mask=None)) | super().visible(c._replace(causal=False))
 
 
 @mutant(
@@ -120,3 +224,99 @@ class _MaskAddedAsNumber(Attention):
 
     def hide(self, s: Array, visible: Array) -> Array:
         return s + visible
+
+
+@mutant("mask-multiplies-scores", "mask", "agreement-o hidden-finite")
+class _MaskMultipliesScores(Attention):
+    """Hidden scores are multiplied by 0, and a score of 0 has weight."""
+
+    def hide(self, s: Array, visible: Array) -> Array:
+        return np.where(visible, s, 0)
+
+
+@mutant("mask-as-length", "mask", "agreement-o", "microsoft/onnxruntime#27885")
+class _MaskAsLength(Attention):
+    """Of the mask only the number of its True is used, as the number of leading keys."""
+
+    def mask(self, mask: Array, c: Call) -> Array:
+        S = c.k.shape[-2]
+        each = np.broadcast_to(mask, (*mask.shape[:-1], S))
+        return np.arange(S) < each.sum(-1, keepdims=True)
+
+
+@mutant("mask-of-whole-tiles", "mask", "agreement-o")
+class _MaskOfWholeTiles(Attention):
+    """A tile of keys of which the mask shows one is seen whole."""
+
+    def mask(self, mask: Array, c: Call) -> Array:
+        S = c.k.shape[-2]
+        each = np.broadcast_to(mask, (*mask.shape[:-1], S))
+        tiles = np.logical_or.reduceat(each, np.arange(0, S, TILE), axis=-1)
+        return np.repeat(tiles, TILE, axis=-1)[..., :S]
+
+
+@mutant("mask-of-first-sample", "mask", "agreement-o")
+class _MaskOfFirstSample(Attention):
+    """The mask of the first sample is used for all."""
+
+    def mask(self, mask: Array, c: Call) -> Array:
+        return mask[..., :1, :, :, :] if mask.ndim > 3 else mask
+
+
+@mutant("mask-of-first-head", "mask", "agreement-o")
+class _MaskOfFirstHead(Attention):
+    """The mask of the first head is used for all."""
+
+    def mask(self, mask: Array, c: Call) -> Array:
+        return mask[..., :1, :, :] if mask.ndim > 2 else mask
+
+
+@mutant("mask-of-last-query", "mask", "agreement-o")
+class _MaskOfLastQuery(Attention):
+    """The mask of the last query is used for all, as if it were a padding mask."""
+
+    def mask(self, mask: Array, c: Call) -> Array:
+        return mask[..., -1:, :]
+
+
+@mutant("mask-transposed", "mask", "agreement-o")
+class _MaskTransposed(Attention):
+    """A square mask is read with queries and keys exchanged."""
+
+    def mask(self, mask: Array, c: Call) -> Array:
+        square = mask.shape[-2] == mask.shape[-1]
+        return mask.swapaxes(-1, -2) if square else mask
+
+
+@mutant("mask-tiled-over-heads", "mask", "agreement-o", "line/lighthouse#77")
+class _MaskTiledOverHeads(Attention):
+    """The masks of the samples are tiled, not repeated, over the heads of (B · H, T, S)."""
+
+    def mask(self, mask: Array, c: Call) -> Array:
+        if mask.ndim < 4 or mask.shape[-3] != 1:
+            return mask
+        B, H = mask.shape[-4], c.q.shape[-3]
+        sample = np.arange(B * H).reshape(B, H) % max(B, 1)
+        return np.asarray(mask[..., sample, 0, :, :])
+
+
+@mutant("mask-samples-as-heads", "mask", "agreement-o hidden-finite")
+class _MaskSamplesAsHeads(Attention):
+    """A mask (B, 1, T, S) is read as (1, B, T, S) where there are B heads."""
+
+    def mask(self, mask: Array, c: Call) -> Array:
+        fits = mask.ndim > 3 and mask.shape[-4:-2] == (c.q.shape[-3], 1)
+        return mask.swapaxes(-3, -4) if fits else mask
+
+
+@mutant(
+    "mask-ignored-in-backward",
+    "mask",
+    "agreement-dq agreement-dk agreement-dv",
+    "Dao-AILab/flash-attention#1947",
+)
+class _MaskIgnoredInBackward(Attention):
+    """Backward rebuilds the weights without the mask."""
+
+    def recompute(self, c: Call) -> Call:
+        return c._replace(mask=None)

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any, TypeVar
 
 import numpy as np
 
 from npattn.problem import Array
 from npattn.testing.mutants.attention import Attention, Call
 from npattn.testing.mutants.register import mutant
+
+Override = TypeVar("Override", bound=Callable[..., Any])
+
+
+def like(original: Callable[..., Any]) -> Callable[[Override], Override]:
+    """Give an override the signature of what it overrides, by which the judge knows its options."""
+
+    def sign(override: Override) -> Override:
+        update_wrapper(override, original)
+        return override
+
+    return sign
 
 
 @mutant("out-widened", "dtype", "shape-dtype")
@@ -65,3 +80,172 @@ class _ResultChanges(Attention):
         o, lse, p = super().results(c)
         self.calls += 1
         return (o if self.calls % 3 else o * (1 + 2.0**-7)), lse, p
+
+
+@mutant("gradients-widened", "dtype", "shape-dtype", dtypes=("float16",))
+class _GradientsWidened(Attention):
+    """The gradients come in float32 whatever the inputs are."""
+
+    @like(Attention.backward)
+    def backward(self, *arrays: Any, **options: Any) -> dict[str, Array]:
+        found = super().backward(*arrays, **options)
+        return {name: np.asarray(x, np.float32) for name, x in found.items()}
+
+
+@mutant("lse-narrowed", "dtype", "shape-dtype", dtypes=("float16",), equivalent=True)
+class _LseNarrowed(Attention):
+    """lse is delivered in the dtype of q."""
+
+    @like(Attention.forward)
+    def forward(self, *arrays: Any, **options: Any) -> Any:
+        found = super().forward(*arrays, **options)
+        if not options.get("return_lse"):
+            return found
+        return found[0], found[1].astype(arrays[0].dtype), *found[2:]
+
+
+@mutant("dbias-not-summed", "dtype", "shape-dtype agreement-dbias")
+class _DbiasNotSummed(Attention):
+    """dbias has the shape of the scores, not that of the bias."""
+
+    def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
+        return ds
+
+
+@mutant("value-has-scale-of-key", "dtype", "agreement-o", "sgl-project/sglang#34765")
+class _ValueHasScaleOfKey(Attention):
+    """k and v are stored with a power of 2 as their scale, and v is restored with that of k."""
+
+    def call(self, *arguments: Any) -> Call:
+        c = super().call(*arguments)
+        return c._replace(v=c.v * _power(c.k) / _power(c.v))
+
+
+@mutant("mask-changed", "memory", "inputs-unchanged")
+class _MaskChanged(Attention):
+    """The causal mask is put into the caller's mask."""
+
+    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
+        c = super().call(arrays, *options)
+        mask = arrays[3]
+        if c.causal and mask is not None and mask.shape[-2:] == (c.q.shape[-2], c.k.shape[-2]):
+            mask &= super().visible(c._replace(mask=None))
+        return c
+
+
+@mutant("dout-changed", "memory", "inputs-unchanged")
+class _DoutChanged(Attention):
+    """dout is scaled in place."""
+
+    @like(Attention.backward)
+    def backward(self, dout: Array, *arrays: Any, **options: Any) -> dict[str, Array]:
+        found = super().backward(dout, *arrays, **options)
+        dout *= np.asarray(0.5, dout.dtype)
+        return found
+
+
+@mutant("out-written-again", "memory", "repeatable")
+class _OutWrittenAgain(Attention):
+    """A result lies in a buffer that the next call with the same shapes writes to."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[Any, ...], Array] = {}
+
+    @like(Attention.forward)
+    def forward(self, *arrays: Any, **options: Any) -> Any:
+        found = super().forward(*arrays, **options)
+        several = isinstance(found, tuple)
+        kept = [self.keep(n, x) for n, x in enumerate(found if several else (found,))]
+        return tuple(kept) if several else kept[0]
+
+    def keep(self, number: int, x: Array) -> Array:
+        buffer = self.buffers.setdefault((number, x.shape, x.dtype), x)
+        buffer[...] = x
+        return buffer
+
+
+@mutant("saved-of-last-forward", "memory", "repeatable")
+class _SavedOfLastForward(Attention):
+    """Backward takes what the last forward with these shapes has saved, whichever that was."""
+
+    def __init__(self) -> None:
+        self.saved: dict[tuple[Any, ...], Call] = {}
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        self.saved[c.q.shape, c.k.shape, c.v.shape] = c
+        return super().results(c)
+
+    def recompute(self, c: Call) -> Call:
+        return self.saved.get((c.q.shape, c.k.shape, c.v.shape), c)
+
+
+@mutant("strides-of-first-call", "memory", "views", "flashinfer-ai/flashinfer#4270")
+class _StridesOfFirstCall(Attention):
+    """A plan is made for a shape and holds the strides of the first call with it."""
+
+    def __init__(self) -> None:
+        self.plans: dict[tuple[Any, ...], tuple[int, ...]] = {}
+
+    def read(self, x: Array) -> Array:
+        plan = self.plans.setdefault((x.shape, x.dtype), x.strides)
+        if plan == x.strides or min(x.shape, default=0) < 2:
+            return super().read(x)
+        in_memory = x.transpose(np.argsort([-abs(n) for n in x.strides], kind="stable"))
+        return super().read(in_memory).reshape(x.shape)
+
+
+@mutant("dout-misread", "memory", "views")
+class _DoutMisread(Attention):
+    """A transposed dout is read in the order of its memory."""
+
+    @like(Attention.backward)
+    def backward(self, dout: Array, *arrays: Any, **options: Any) -> dict[str, Array]:
+        order = np.argsort([-abs(stride) for stride in dout.strides], kind="stable")
+        if min(dout.shape, default=0) > 1:
+            dout = dout.transpose(order).reshape(dout.shape)
+        return super().backward(dout, *arrays, **options)
+
+
+@mutant("visible-of-first-call", "memory", "agreement-o repeatable")
+class _VisibleOfFirstCall(Attention):
+    """What causal and window leave is remembered by the sizes alone."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, int], Array] = {}
+
+    def visible(self, c: Call) -> Array:
+        if c.mask is not None:
+            return super().visible(c)
+        return self.known.setdefault((c.q.shape[-2], c.k.shape[-2]), super().visible(c))
+
+
+@mutant("scale-of-first-call", "memory", "agreement-o structure")
+class _ScaleOfFirstCall(Attention):
+    """The default scale is that of the first call, whatever D is now."""
+
+    first: float | None = None
+
+    def default_scale(self, H: int, D: int) -> float:
+        if self.first is None:
+            self.first = super().default_scale(H, D)
+        return self.first
+
+
+@mutant("update-lost", "memory", "repeatable", "Dao-AILab/flash-attention#359")
+class _UpdateLost(Attention):
+    """In every third backward the last query adds nothing to dk, as where two writers race."""
+
+    calls = 0
+
+    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+        self.calls += 1
+        if self.calls % 3 == 0:
+            dx = dx.copy()
+            dx[..., -1:, :] = 0
+        return super().dk(dx, c, seen)
+
+
+def _power(x: Array) -> float:
+    """The power of 2 next to the largest element."""
+    top = float(np.max(np.abs(x), initial=0, where=np.isfinite(x)))
+    return 2.0 ** math.floor(math.log2(top)) if top else 1.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["MUTANTS", "Mutant", "mutant"]
+__all__ = ["REGISTER", "Mutant", "mutant"]
 
 Made = TypeVar("Made", bound=type)
 
@@ -46,8 +46,8 @@ class Mutant:
     equivalent: bool = False
 
 
-MUTANTS: dict[str, Mutant] = {}
-"""The zoo, by name."""
+REGISTER: dict[str, Mutant] = {}
+"""Every mutant that a module has made, by name."""
 
 
 def mutant(
@@ -64,10 +64,10 @@ def mutant(
     wrong."""
 
     def register(cls: Made) -> Made:
-        if name in MUTANTS:
+        if name in REGISTER:
             raise KeyError(f"{name} is twice in the zoo")
         made, sentence = cls(), " ".join((cls.__doc__ or "").split())
-        MUTANTS[name] = Mutant(
+        REGISTER[name] = Mutant(
             name,
             family,
             sentence,

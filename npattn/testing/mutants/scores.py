@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from npattn.problem import Array
+from npattn.problem import Array, sum_to
 from npattn.testing.mutants.attention import Attention, Call
 from npattn.testing.mutants.register import mutant
+
+# --- scale ---
 
 
 @mutant("scale-of-all-heads", "scale", "agreement-o", "karpathy/ng-video-lecture#6")
@@ -20,12 +22,12 @@ class _ScaleOfAllHeads(Attention):
         return 1 / math.sqrt(H * D or 1)
 
 
-@mutant("scale-twice", "scale", "agreement-o", "huggingface/transformers#38290")
-class _ScaleTwice(Attention):
-    """q is scaled, and then the scores once more."""
+@mutant("scale-of-number-of-heads", "scale", "agreement-o", "tenstorrent/tt-metal#56789")
+class _ScaleOfNumberOfHeads(Attention):
+    """The default scale is 1/√H."""
 
-    def product(self, c: Call) -> Array:
-        return np.asarray(c.scale * super().product(c))
+    def default_scale(self, H: int, D: int) -> float:
+        return 1 / math.sqrt(H or 1)
 
 
 @mutant("scale-of-padded-size", "scale", "agreement-o structure", "intel/ipex-llm#12619")
@@ -34,6 +36,93 @@ class _ScaleOfPaddedSize(Attention):
 
     def default_scale(self, H: int, D: int) -> float:
         return 1 / math.sqrt(-(-D // 8) * 8 or 1)
+
+
+@mutant("scale-of-values", "scale", "agreement-o")
+class _ScaleOfValues(Attention):
+    """The default scale is 1/√E, of the size of the values."""
+
+    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
+        causal, window, scale, *rest = options
+        scale = 1 / math.sqrt(arrays[2].shape[-1] or 1) if scale is None else scale
+        return super().call(arrays, causal, window, scale, *rest)
+
+
+@mutant("scale-one", "scale", "agreement-o")
+class _ScaleOne(Attention):
+    """The default scale is 1."""
+
+    def default_scale(self, H: int, D: int) -> float:
+        return 1.0
+
+
+@mutant("scale-twice", "scale", "agreement-o", "huggingface/transformers#38290")
+class _ScaleTwice(Attention):
+    """q is scaled, and then the scores once more."""
+
+    def product(self, c: Call) -> Array:
+        return np.asarray(c.scale * super().product(c))
+
+
+@mutant("scale-ignored", "scale", "agreement-o", "pytorch/pytorch#174049")
+class _ScaleIgnored(Attention):
+    """The scale is always the default."""
+
+    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
+        c = super().call(arrays, *options)
+        return c._replace(scale=self.default_scale(c.q.shape[-3], c.q.shape[-1]))
+
+
+@mutant("scale-zero-is-none", "scale", "agreement-o")
+class _ScaleZeroIsNone(Attention):
+    """A scale of 0 counts as none given."""
+
+    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
+        causal, window, scale, *rest = options
+        return super().call(arrays, causal, window, scale or None, *rest)
+
+
+@mutant("scale-divides", "scale", "agreement-o")
+class _ScaleDivides(Attention):
+    """A scale that is given divides the scores."""
+
+    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
+        causal, window, scale, *rest = options
+        scale = None if scale is None else float(np.divide(1.0, scale))
+        return super().call(arrays, causal, window, scale, *rest)
+
+
+@mutant("scale-ignored-with-softcap", "scale", "agreement-o")
+class _ScaleIgnoredWithSoftcap(Attention):
+    """The path with a softcap takes the default scale."""
+
+    def product(self, c: Call) -> Array:
+        default = self.default_scale(c.q.shape[-3], c.q.shape[-1])
+        return super().product(c if c.softcap is None else c._replace(scale=default))
+
+
+@mutant("maximum-before-scale", "scale", "agreement-o")
+class _MaximumBeforeScale(Attention):
+    """A row's maximum is found before the scale, which makes it the minimum where it is < 0."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        p, p_sink, lse = super().softmax(s, c, live)
+        least = np.where(live, s, np.inf).min(-1, keepdims=True, initial=np.inf)
+        wide = np.float64 if c.dtype == np.float64 else np.float32
+        total = np.exp((lse - np.maximum(least, c.sinks)).astype(wide))
+        lost = (total == np.inf) & (c.scale < 0)
+        return np.where(lost & live, np.nan, p), p_sink, np.where(lost, np.inf, lse)
+
+
+@mutant("scale-ignored-in-backward", "scale", "agreement-dq agreement-dk agreement-dv")
+class _ScaleIgnoredInBackward(Attention):
+    """Backward takes the default scale."""
+
+    def recompute(self, c: Call) -> Call:
+        return c._replace(scale=self.default_scale(c.q.shape[-3], c.q.shape[-1]))
+
+
+# --- softcap ---
 
 
 @mutant("softcap-after-mask", "softcap", "agreement-o hidden-finite", "ggml-org/llama.cpp#29034")
@@ -52,6 +141,50 @@ class _SoftcapOverBias(Attention):
         return self.hide(self.cap(x + c.bias, c), visible)
 
 
+@mutant("softcap-before-scale", "softcap", "agreement-o")
+class _SoftcapBeforeScale(Attention):
+    """The softcap is applied to q kᵀ, and the scale comes after it."""
+
+    def product(self, c: Call) -> Array:
+        return super().product(c if c.softcap is None else c._replace(scale=1.0))
+
+    def cap(self, x: Array, c: Call) -> Array:
+        return x if c.softcap is None else c.scale * super().cap(x, c)
+
+
+@mutant("softcap-not-multiplied", "softcap", "agreement-o")
+class _SoftcapNotMultiplied(Attention):
+    """The softcap is tanh(s/c), which is not multiplied by c."""
+
+    def cap(self, x: Array, c: Call) -> Array:
+        return x if c.softcap is None else super().cap(x, c) / c.softcap
+
+
+@mutant("softcap-clips", "softcap", "agreement-o")
+class _SoftcapClips(Attention):
+    """The softcap clips scores at ±c."""
+
+    def cap(self, x: Array, c: Call) -> Array:
+        return x if c.softcap is None else np.clip(x, -c.softcap, c.softcap)
+
+
+@mutant("sink-capped", "sinks", "agreement-o agreement-lse")
+class _SinkCapped(Attention):
+    """The softcap is applied to the sink too."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        sinks = np.where(c.sinks == -np.inf, c.sinks, self.cap(c.sinks, c))
+        return super().softmax(s, c._replace(sinks=sinks), live)
+
+
+@mutant("softcap-ignored-in-backward", "softcap", "agreement-dq agreement-dk agreement-dv")
+class _SoftcapIgnoredInBackward(Attention):
+    """Backward rebuilds the scores without the softcap."""
+
+    def recompute(self, c: Call) -> Call:
+        return c._replace(softcap=None)
+
+
 @mutant("softcap-slope-forgotten", "softcap", "agreement-dq agreement-dk")
 class _SoftcapSlopeForgotten(Attention):
     """The gradient passes the softcap as if it were not there."""
@@ -60,9 +193,122 @@ class _SoftcapSlopeForgotten(Attention):
         return 1.0
 
 
+@mutant("softcap-slope-of-capped", "softcap", "agreement-dq agreement-dk")
+class _SoftcapSlopeOfCapped(Attention):
+    """The slope of the softcap is taken at the score that was capped."""
+
+    def cap_slope(self, c: Call) -> Any:
+        capped = self.cap(self.product(c), c)
+        return 1.0 if c.softcap is None else 1 - np.tanh(capped / c.softcap) ** 2
+
+
+@mutant("softcap-slope-after-bias", "softcap", "agreement-dq agreement-dk")
+class _SoftcapSlopeAfterBias(Attention):
+    """The slope of the softcap is 1 − (s/c)² of the score with its bias."""
+
+    def cap_slope(self, c: Call) -> Any:
+        s = self.cap(self.product(c), c) + c.bias
+        return 1.0 if c.softcap is None else 1 - (s / c.softcap) ** 2
+
+
+@mutant("softcap-slope-of-hidden", "softcap", "agreement-dq agreement-dk", "openxla/tokamax#1121")
+class _SoftcapSlopeOfHidden(Attention):
+    """The slope of the softcap is −inf at hidden scores, and 0 · inf is NaN."""
+
+    def uncap(self, ds: Array, live: Array, c: Call) -> Array:
+        slope = np.where(self.visible(c), self.cap_slope(c), -np.inf)
+        return super().uncap(ds, live, c) if c.softcap is None else ds * slope
+
+
+# --- bias ---
+
+
 @mutant("bias-scaled", "bias", "agreement-o")
 class _BiasScaled(Attention):
     """The bias is multiplied by the scale, as the scores are."""
 
-    def final(self, x: Array, visible: Array, c: Call) -> Array:
-        return self.hide(self.cap(x, c) + c.scale * c.bias, visible)
+    def bias(self, c: Call) -> Array | float:
+        return c.scale * c.bias
+
+
+@mutant("bias-subtracted", "bias", "agreement-o", "meta-pytorch/attention-gym#86")
+class _BiasSubtracted(Attention):
+    """The finite bias has the wrong sign, as that of a distance taken the other way round."""
+
+    def bias(self, c: Call) -> Array | float:
+        return np.where(c.bias == -np.inf, c.bias, -np.asarray(c.bias))
+
+
+@mutant("bias-ignored-when-causal", "bias", "agreement-o", "keras-team/keras#22097")
+class _BiasIgnoredWhenCausal(Attention):
+    """The bias is not read where causal is given."""
+
+    def bias(self, c: Call) -> Array | float:
+        return 0.0 if c.causal else c.bias
+
+
+@mutant("bias-minus-inf-lost", "bias", "agreement-o", "pytorch/pytorch#92554")
+class _BiasMinusInfLost(Attention):
+    """The −inf of a bias count as 0."""
+
+    def bias(self, c: Call) -> Array | float:
+        return np.where(c.bias == -np.inf, 0, c.bias)
+
+
+@mutant("bias-of-last-query", "bias", "agreement-o", "Dao-AILab/flash-attention#540")
+class _BiasOfLastQuery(Attention):
+    """The bias of the last query is used for all, as if only the key mattered."""
+
+    def bias(self, c: Call) -> Array | float:
+        bias = np.asarray(c.bias)
+        return bias[..., -1:, :] if bias.ndim else c.bias
+
+
+@mutant("bias-samples-as-heads", "bias", "agreement-o agreement-dbias")
+class _BiasSamplesAsHeads(Attention):
+    """A bias (B, 1, T, S) is read as (1, B, T, S) where there are B heads."""
+
+    def bias(self, c: Call) -> Array | float:
+        bias = np.asarray(c.bias)
+        fits = bias.ndim > 3 and bias.shape[-4:-2] == (c.q.shape[-3], 1)
+        return bias.swapaxes(-3, -4) if fits else c.bias
+
+
+@mutant(
+    "bias-ignored-in-backward",
+    "bias",
+    "agreement-dq agreement-dk agreement-dv agreement-dbias",
+)
+class _BiasIgnoredInBackward(Attention):
+    """Backward rebuilds the scores without the bias."""
+
+    def recompute(self, c: Call) -> Call:
+        return c._replace(bias=0.0)
+
+
+@mutant("dbias-scaled", "bias", "agreement-dbias")
+class _DbiasScaled(Attention):
+    """dbias is multiplied by the scale, as dq is."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
+        return dq, dk, dv, c.scale * ds, ds_sink
+
+
+@mutant("dbias-behind-softcap", "bias", "agreement-dbias")
+class _DbiasBehindSoftcap(Attention):
+    """dbias is multiplied by the slope of the softcap, which the bias does not go through."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
+        return dq, dk, dv, ds * self.cap_slope(c), ds_sink
+
+
+@mutant("dbias-of-all-samples", "bias", "agreement-dbias")
+class _DbiasOfAllSamples(Attention):
+    """dbias of each sample is the sum over all samples."""
+
+    def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
+        found = sum_to(ds, shape)
+        own = len(shape) > 3
+        return np.broadcast_to(found.sum(-4, keepdims=True), shape) if own else found

@@ -87,3 +87,95 @@ class _DsinksZero(Attention):
 
     def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
         return np.zeros_like(delta)
+
+
+@mutant("weights-base-2", "softmax", "agreement-o")
+class _WeightsBase2(Attention):
+    """The weights are powers of 2 of scores that were not multiplied by log₂ e."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        factor = math.log(2)
+        return super().softmax(factor * s, c._replace(sinks=factor * c.sinks), live)
+
+
+@mutant("maximum-of-all-queries", "softmax", "agreement-o nan-query-alone")
+class _MaximumOfAllQueries(Attention):
+    """One maximum is subtracted for all queries of a head; far below it all weights are 0."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        m = np.maximum(s.max((-1, -2), keepdims=True, initial=-np.inf), c.sinks)
+        pivot = np.where(m == -np.inf, 0, m)
+        e, e_sink = np.exp(s - pivot), np.exp(c.sinks - pivot)
+        total = e.sum(-1, keepdims=True) + e_sink
+        safe = np.where(total == 0, 1, total)
+        return np.where(live, e / safe, 0), e_sink / safe, self.lse(pivot, total, e_sink)
+
+
+@mutant("scores-clipped", "softmax", "agreement-o")
+class _ScoresClipped(Attention):
+    """Scores are clipped to ±80 so that exp cannot overflow, and no maximum is needed."""
+
+    def cap(self, x: Array, c: Call) -> Array:
+        return np.clip(super().cap(x, c), -80, 80)
+
+
+@mutant("zero-key-in-every-row", "softmax", "rows-sum-to-one")
+class _ZeroKeyInEveryRow(Attention):
+    """A key with score 0 and value 0 joins every row, as a module's option for it would do."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        p, p_sink, lse = super().softmax(s, c, live)
+        joined = np.logaddexp(lse, 0)
+        kept = np.exp(lse - joined)
+        return p * kept, p_sink * kept, joined
+
+
+@mutant("lse-of-weights", "lse", "agreement-lse", "pytorch/pytorch#124097", equivalent=True)
+class _LseOfWeights(Attention):
+    """lse is taken of the weights, not of the scores."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        p, p_sink, _ = super().softmax(s, c, live)
+        return p, p_sink, np.log(np.where(live, np.exp(p), 0).sum(-1, keepdims=True))
+
+
+@mutant("sink-of-first-head", "sinks", "agreement-o agreement-lse")
+class _SinkOfFirstHead(Attention):
+    """All heads have the sink of the first."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        return super().softmax(s, c._replace(sinks=c.sinks[:1]), live)
+
+
+@mutant("sink-has-a-value", "sinks", "agreement-o sink-key")
+class _SinkHasAValue(Attention):
+    """The weight of the sink goes to the first key, so that the weights sum to 1."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        p, p_sink, lse = super().softmax(s, c, live)
+        p[..., :1] += p_sink
+        return p, p_sink, lse
+
+
+@mutant("sink-not-in-maximum", "sinks", "agreement-lse agreement-dsinks")
+class _SinkNotInMaximum(Attention):
+    """The maximum is that of the scores alone, and a sink far above them overflows."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        m = s.max(-1, keepdims=True, initial=-np.inf)
+        pivot = np.where(m == -np.inf, 0, m)
+        wide = np.float64 if c.dtype == np.float64 else np.float32
+        e, e_sink = np.exp(s - pivot), np.exp((c.sinks - pivot).astype(wide)).astype(np.float64)
+        total = e.sum(-1, keepdims=True) + e_sink
+        safe = np.where(total == 0, 1, total)
+        return np.where(live, e / safe, 0), e_sink / safe, self.lse(pivot, total, e_sink)
+
+
+@mutant("dsinks-of-last-query", "sinks", "agreement-dsinks")
+class _DsinksOfLastQuery(Attention):
+    """The gradient of a sink is that through the last query, not the sum over all."""
+
+    def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
+        found = super().ds_sink(p_sink, delta, dlse)
+        found[..., :-1, :] = 0
+        return found

@@ -5,14 +5,39 @@ broken, and returns the largest error / allowed error that it saw (None: the rec
 show). Where it can, it needs no reference beside the rule itself.
 """
 
-from npattn.testing.properties import aggregate, agreement, hidden, memory, softmax
+from npattn.testing.properties import (
+    aggregate,
+    agreement,
+    differences,
+    extremes,
+    gradients,
+    hidden,
+    identities,
+    memory,
+    softmax,
+    symmetry,
+)
 from npattn.testing.properties.memory import repeated
 from npattn.testing.properties.register import REGISTER, Property, rule
 
 __all__ = ["PROPERTIES", "Property", "repeated", "rule"]
 
 # The order in which reports list them.
-FAMILIES = [module.__name__ for module in (agreement, softmax, hidden, memory, aggregate)]
+FAMILIES = [
+    module.__name__
+    for module in (
+        agreement,
+        softmax,
+        hidden,
+        symmetry,
+        identities,
+        gradients,
+        differences,
+        extremes,
+        memory,
+        aggregate,
+    )
+]
 
 PROPERTIES: dict[str, Property] = dict(
     sorted(REGISTER.items(), key=lambda item: FAMILIES.index(item[1].check.__module__))

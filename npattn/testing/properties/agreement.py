@@ -59,8 +59,8 @@ def _agreement(name: str) -> Check:
     check.__doc__ = f"""{name} agrees with the oracle, element by element.
 
     The allowed error is derived from the rounding model. Gradients are taken of random
-    cotangents on o, lse and weights together, so that no term can hide behind another. Broken by nearly
-    everything: a wrong scale, alignment, window, head, order of softcap, bias and mask; in
+    cotangents on o, lse and weights together, so that no term can hide behind another. Broken by
+    nearly everything: a wrong scale, alignment, window, head, order of softcap, bias and mask; in
     gradients by a term of the Jacobian that is missing, not reduced, or of another mask.
     """
     return check

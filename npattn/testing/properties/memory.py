@@ -113,3 +113,42 @@ def repeatable(trial: Trial, recipe: Recipe) -> float:
             text = f"{name} differs by {gap:.3g} between two calls with the same arrays"
             raise Violation(text, problem, cotangents, "bits")
     return 0.0
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+Call = tuple[Problem, Cotangents, str]  # the view last
+
+# In no pool of sizes: no other rule has called with them, so no plan for such a shape is ready.
+FRESH = ((4, 9, 14), (6, 10, 22))
+
+
+def _fresh(trial: Trial, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    return {} if "T" in trial.space.sizes else {"T": sizes}
+
+
+def _after(trial: Trial, between: Call, call: Call, elsewhere: Trial) -> float | None:
+    """The worst ratio of a call that comes after another; a Violation where it is wrong though the
+    other is right (as `elsewhere` judges it), or where it changes when the other is repeated."""
+    other = trial.results(*between)
+    first = trial.results(*call)
+    trial.results(*between)
+    second = trial.results(*call)
+    problem, cotangents, _ = call
+    found = trial.compared(first, problem, cotangents)
+    wrong = [str(c) for c in found.values() if not c.passed]
+    if wrong:
+        own = elsewhere.compared(other, *between[:2])
+        if not all(c.passed for c in own.values()):
+            return None  # wrong in any order: the business of other rules
+    moved = [n for (n, x), (_, y) in zip(first, second, strict=True) if not _same_bits(x, y)]
+    if moved and not wrong:
+        third, fourth = trial.results(*call), trial.results(*call)
+        if not all(_same_bits(x, y) for (_, x), (_, y) in zip(third, fourth, strict=True)):
+            return None  # it changes anyway: the business of repeatable
+        wrong = [f"{name} has other bits the second time" for name in moved]
+    if wrong:
+        err = Violation("\n".join(wrong), problem, cotangents, "after", before=between[0])
+        err.view = between[2]
+        raise err
+    return max((c.ratio for c in found.values()), default=0.0)

@@ -12,10 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from npattn.conventions import PROFILES, Conventions
 from npattn.errors import MissingExtraError, OptionError
 
-__all__ = ["TARGETS", "Target", "load"]
+__all__ = ["JAX_NN", "ONNX", "TARGETS", "Target", "load"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,7 @@ class Target:
         Its backward, in the same module; None: autograd, or none.
     needs : str or None
         The package without which it cannot run.
-    profile : str
-        Its conventions, in `npattn.conventions.PROFILES`.
+    conventions : Conventions
     about : str
     """
 
@@ -41,16 +42,12 @@ class Target:
     function: str
     backward: str | None
     needs: str | None
-    profile: str
+    conventions: Conventions
     about: str
 
     @property
     def runs_here(self) -> bool:
         return self.needs is None or importlib.util.find_spec(self.needs) is not None
-
-    @property
-    def conventions(self) -> Conventions:
-        return PROFILES[self.profile]
 
     def load(self) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
         """The callable and its backward."""
@@ -58,6 +55,13 @@ class Target:
         backward = None if self.backward is None else getattr(module, self.backward)
         return getattr(module, self.function), backward
 
+
+# jax 0.10: hidden scores become a finite number, so that a query that sees nothing gives a mean.
+JAX_NN = Conventions(
+    causal="top_left", hidden_fill=float(np.float32(-0.7) * np.finfo(np.float32).max)
+)
+# onnx 1.23, opsets 23 to 25, without a cache: causal and windows begin at the first key.
+ONNX = Conventions(causal="top_left", empty_row="zero")
 
 _HERE = "npattn.testing.targets"
 _ALL = (
@@ -67,7 +71,7 @@ _ALL = (
         "flash",
         "flash_backward",
         None,
-        "npattn",
+        PROFILES["npattn"],
         "online softmax in float32 with backward, shipped with npattn",
     ),
     Target(
@@ -76,7 +80,7 @@ _ALL = (
         "naive",
         None,
         None,
-        "npattn",
+        PROFILES["npattn"],
         "the textbook ten lines, shipped with npattn: what everybody writes first",
     ),
     Target(
@@ -85,7 +89,7 @@ _ALL = (
         "sdpa",
         None,
         "torch",
-        "torch.sdpa",
+        PROFILES["torch.sdpa"],
         "torch.nn.functional.scaled_dot_product_attention, as a user calls it",
     ),
     Target(
@@ -94,8 +98,35 @@ _ALL = (
         "sdpa_math",
         None,
         "torch",
-        "torch.sdpa",
+        PROFILES["torch.sdpa"],
         "the same, held to its MATH backend",
+    ),
+    Target(
+        "jax.nn",
+        f"{_HERE}.jax",
+        "dot_product_attention",
+        "dot_product_attention_backward",
+        "jax",
+        JAX_NN,
+        "jax.nn.dot_product_attention; it compiles for each shape, so restrict --sizes",
+    ),
+    Target(
+        "onnx.reference",
+        f"{_HERE}.onnx",
+        "attention",
+        None,
+        "onnx",
+        ONNX,
+        "operator Attention of ONNX, opset 25, by its reference evaluator; forward only",
+    ),
+    Target(
+        "onnxruntime",
+        f"{_HERE}.onnxruntime",
+        "attention",
+        None,
+        "onnxruntime",
+        ONNX,
+        "operator Attention, opset 24, by ONNX Runtime on the CPU; forward only",
     ),
 )
 TARGETS = {target.name: target for target in _ALL}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +11,7 @@ import numpy as np
 
 from npattn.errors import MissingExtraError, OptionError
 from npattn.problem import Array
-from npattn.testing.implementation import ImplementationError
+from npattn.testing.framework import ImplementationError, ResultError
 
 try:
     import torch
@@ -55,6 +55,9 @@ class Torch:
         finally:
             torch.set_num_threads(before)
 
+    def allowing(self, dtype: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def give(self, array: Array) -> torch.Tensor:
         if any(stride < 0 for stride in array.strides):
             raise ImplementationError("torch tensors have no negative strides")
@@ -71,7 +74,7 @@ class Torch:
     def take(self, value: Any) -> Array:
         if not isinstance(value, torch.Tensor):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            raise ImplementationError(f"returned {kind}, must be a torch tensor (or framework=)")
+            raise ResultError(f"returned {kind}, must be a torch tensor (or framework=)")
         value = value.detach().cpu()
         if value.dtype in DISGUISES:
             dtype, bits, _ = DISGUISES[value.dtype]

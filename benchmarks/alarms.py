@@ -1,0 +1,568 @@
+"""False alarms: what is right must pass, on problems of every kind and on inputs that seek to fail.
+
+    python benchmarks/alarms.py --problems 50000 --aggregate 5 --climb 100000 -j 2 --seed 1
+
+``--problems``: problems drawn from the whole option space go to every kernel of
+`npattn.testing.correct`, and a tenth as many, from the space of each, to the implementations that
+are called as a user's is (the oracles, frameworks where they are installed). Each is judged under
+the models that it must pass, by the hard and by the sharp verdict. ``--aggregate``: plain problems
+of so many seeds, and the aggregate verdict. ``--climb``: a search by mutation and selection for the
+inputs on which a kernel comes closest to the hard bound. Any violation makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from detection import suspicions
+from tables import markdown, put
+
+from npattn.api import backward, evaluate
+from npattn.conventions import Conventions
+from npattn.problem import Array, Problem, finfo
+from npattn.testing.compare import compare_arrays, excess, half_ulp
+from npattn.testing.correct import CORRECT, Correct, Kernel
+from npattn.testing.correct.arithmetic import stored
+from npattn.testing.evidence import Sample, chi_square, fits, plain
+from npattn.testing.implementation import ImplementationError
+from npattn.testing.noise import DEVIATIONS
+from npattn.testing.probe import Probe
+from npattn.testing.recipe import Cotangents, Recipe
+from npattn.testing.rounding import Rounding
+from npattn.testing.strategies import Pools, Space
+from npattn.testing.tolerance import _Task, bounds, deviations
+from npattn.testing.trial import Judged, Trial
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+BATCH = 25  # problems that a process takes at a time
+LARGE = 2**11  # numbers in a problem, beyond which it is kept as seldom as it is larger
+
+
+# --- what was found -------------------------------------------------------------------------------
+
+
+@dataclass
+class Worst:
+    """The largest of some number, and where it was found."""
+
+    value: float = 0.0
+    where: str = ""
+
+    def see(self, value: float, where: str) -> None:
+        if value > self.value or not self.where:
+            self.value, self.where = value, where
+
+
+@dataclass
+class Tally:
+    """What one implementation, under one model in one dtype, came to in one tensor."""
+
+    results: int = 0
+    alarms: int = 0
+    hard: Worst = field(default_factory=Worst)  # error / worst case
+    sharp: Worst = field(default_factory=Worst)  # error / what is allowed
+    z: Worst = field(default_factory=Worst)  # error / σ, where roundings are as good as random
+
+    def add(self, other: Tally) -> None:
+        self.results += other.results
+        self.alarms += other.alarms
+        for name in ("hard", "sharp", "z"):
+            worst = getattr(other, name)
+            getattr(self, name).see(worst.value, worst.where)
+
+
+Key = tuple[str, str, str, str]  # implementation, model, dtype, tensor
+Tallies = dict[Key, Tally]
+
+
+def merge(parts: Iterable[Tallies]) -> Tallies:
+    total: Tallies = {}
+    for part in parts:
+        for key, tally in part.items():
+            total.setdefault(key, Tally()).add(tally)
+    return total
+
+
+# --- one result against its limits ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Limits:
+    """By name: the worst case, and eight deviations where they count."""
+
+    hard: dict[str, Array]
+    sharp: dict[str, Array]
+
+    @classmethod
+    def of(
+        cls, problem: Problem, model: Rounding, cotangents: Cotangents, conventions: Conventions
+    ) -> Limits:
+        dout, dlse, dweights = (
+            None if x is None else x.astype(float)
+            for x in (cotangents.dout, cotangents.dlse, cotangents.dweights)
+        )
+        task = _Task(problem, problem.q.dtype, model, dout, dlse, dweights, conventions)
+        return cls(task.certified(task.hard_bounds()), task.certified(task.deviations()))
+
+    def judge(self, name: str, got: Array, want: Array, where: str) -> Tally:
+        hard, sharp = self.hard[name], self.sharp[name]
+        gap = excess(got, want)
+        if np.isfinite(gap).all():
+            with np.errstate(all="ignore"):
+                ratio, z = (np.where(gap == 0, 0, gap / t) for t in (hard, sharp))
+            values = [float(x.max(initial=0)) for x in (ratio, np.maximum(ratio, z), z)]
+        else:  # an overflow, rightly or not
+            limits = (hard, np.minimum(hard, sharp), sharp)
+            values = [compare_arrays(name, got, want, t).ratio for t in limits]
+        return Tally(
+            1,
+            int(not max(values[:2]) <= 1),
+            Worst(values[0], where),
+            Worst(values[1], where),
+            Worst(DEVIATIONS * values[2], where),
+        )
+
+
+def exact(
+    problem: Problem, cotangents: Cotangents, conventions: Conventions, gradients: bool = True
+) -> dict[str, Array]:
+    fwd = evaluate(problem, conventions)
+    want = {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
+    if not gradients:
+        return want
+    found = vars(backward(fwd, *map(_float, vars(cotangents).values()))).items()
+    return want | {f"d{n}": x for n, x in found if x is not None}
+
+
+def _float(x: Array | None) -> Any:
+    return None if x is None else x.astype(float)
+
+
+def declared(implementation: Correct, dtype: str) -> dict[str, Rounding]:
+    """The models under which it must pass, by what they are called."""
+    return {
+        "undeclared" if m is None else m.name: m or Rounding.undeclared(dtype)
+        for m in implementation.models
+    }
+
+
+# --- kernels: one problem for all of them ---------------------------------------------------------
+
+
+def kernel_of(implementation: Correct) -> Kernel | None:
+    """A kernel gives all its results in one call."""
+    owner = getattr(implementation.forward, "__self__", None)
+    return owner if isinstance(owner, Kernel) else None
+
+
+def on_problem(recipe: Recipe, names: tuple[str, ...]) -> Tallies:
+    """Every kernel on one problem; those with the same model share its limits."""
+    problem = recipe.problem()
+    cotangents = recipe.cotangents(problem, weights=recipe.seed % 4 == 0)
+    want = exact(problem, cotangents, Conventions())
+    limits: dict[Rounding, Limits] = {}
+    found: Tallies = {}
+    for name in names:
+        kernel = kernel_of(CORRECT[name])
+        assert kernel is not None
+        try:
+            got = kernel(problem, *vars(cotangents).values())
+        except Exception as err:
+            err.add_note(f"{name} on {recipe}")
+            raise
+        for label, model in declared(CORRECT[name], recipe.dtype).items():
+            if model not in limits:
+                limits[model] = Limits.of(problem, model, cotangents, Conventions())
+            for tensor, array in got.items():
+                tally = limits[model].judge(tensor, array, want[tensor], repr(recipe))
+                found[name, label, recipe.dtype, tensor] = tally
+    return found
+
+
+def kernels(dtype: str, number: int, seed: int) -> Tallies:
+    """A batch of problems."""
+    names = tuple(n for n, c in CORRECT.items() if kernel_of(c) and dtype in c.dtypes)
+    return merge(on_problem(recipe, names) for recipe in drawn(Space(dtype=dtype), number, seed))
+
+
+def drawn(space: Space, number: int, seed: int) -> Iterator[Recipe]:
+    """So many of the planned recipes; large ones are seldom."""
+    rng = np.random.default_rng([seed, number])
+    planned = Pools(space).planned(seed, number)
+    kept = (r for r in planned if rng.random() * numbers(r) <= LARGE)
+    return itertools.islice(kept, number)
+
+
+def numbers(recipe: Recipe) -> int:
+    length = recipe.T * recipe.S + (recipe.T + recipe.S) * (recipe.D + recipe.E)
+    return math.prod(recipe.lead or ()) * recipe.H * length
+
+
+# --- the others: called as a user's implementation is ---------------------------------------------
+
+
+@cache
+def trial_of(name: str, dtype: str) -> Trial:
+    """With the space that it accepts."""
+    implementation = CORRECT[name].implementation()
+    space = Space(implementation.features, dtype=dtype, sizes=CORRECT[name].sizes)
+    model = Rounding.undeclared(dtype)
+    trial = Trial(implementation, CORRECT[name].conventions, model, space)
+    Probe(trial, []).run()
+    return trial
+
+
+def others(name: str, dtype: str, number: int, seed: int) -> Tallies:
+    trial = trial_of(name, dtype)
+    with trial.implementation.framework.one_thread():
+        return merge(as_called(name, trial, r) for r in drawn(trial.space, number, seed))
+
+
+def as_called(name: str, trial: Trial, recipe: Recipe) -> Tallies:
+    problem = trial.problem(recipe)
+    cotangents = trial.cotangents(recipe, problem)
+    dtype, found, where = trial.space.dtype, Tallies(), repr(recipe)
+    try:
+        got = trial.results(problem, cotangents, recipe.view)
+    except ImplementationError as err:
+        failed = Worst(math.inf, f"{where}: {err}")
+        return {(name, "undeclared", dtype, "raised"): Tally(1, 1, failed, failed)}
+    want = exact(problem, cotangents, trial.conventions, bool(trial.gradients))
+    for label, model in declared(CORRECT[name], dtype).items():
+        limits = Limits.of(problem, model, cotangents, trial.conventions)
+        parts = [
+            {(name, label, dtype, n): limits.judge(n, x, want[n], where)}
+            for n, x in got
+            if n in want and not np.isnan(want[n]).any()
+        ]
+        found = merge([found, *parts])
+    return found
+
+
+# --- many errors together -------------------------------------------------------------------------
+
+
+@dataclass
+class Suspects:
+    """What the aggregate verdict made of one implementation under the model that it declares."""
+
+    samples: int = 0
+    alarms: int = 0
+    square: Worst = field(default_factory=Worst)  # χ² of a tensor
+    head: Worst = field(default_factory=Worst)  # χ² of one head of o, dq, dk, dv
+    fit: Worst = field(default_factory=Worst)  # size of a mistake / what is not suspected
+    told: list[str] = field(default_factory=list)
+
+
+def aggregate(name: str, dtype: str, seed: int) -> dict[tuple[str, str], Suspects]:
+    found, kernel = Suspects(), kernel_of(CORRECT[name])
+    assert kernel is not None
+    model = CORRECT[name].rounding or Rounding.undeclared(dtype)
+    trial = replace(trial_of(name, dtype), rounding=model)
+    for recipe in plain(Space(dtype=dtype), 100 * seed):
+        problem = recipe.problem()
+        cotangents = recipe.cotangents(problem)
+        want = exact(problem, cotangents, Conventions())
+        dout, dlse = _float(cotangents.dout), _float(cotangents.dlse)
+        sigma = deviations(problem, dtype, model, dout=dout, dlse=dlse)
+        got = kernel(problem, cotangents.dout, cotangents.dlse)
+        variance = {n: sigma[n] ** 2 + half_ulp(x) ** 2 / 3 for n, x in got.items()}
+        sample = Sample(Judged(problem, cotangents, got, want, {}), variance)
+        found.samples += 1
+        told = suspicions(sample, trial)
+        found.alarms += bool(told)
+        found.told += [f"{line} on {recipe}" for line in told]
+        for tensor in sample.names():
+            heads = chi_square(sample, tensor)
+            found.square.see(float(np.nanmean(heads)), f"{tensor} {recipe}")
+            if tensor != "lse":
+                found.head.see(float(np.nanmax(heads)), f"{tensor} {recipe}")
+        for fit in fits(sample, trial):
+            limit = abs(fit.size) / (8 * fit.error + fit.allowed)
+            found.fit.see(limit, f"{fit} on {recipe}")
+    return {(name, dtype): found}
+
+
+# --- the search for the worst inputs --------------------------------------------------------------
+
+CLIMBED = {
+    "fused": Kernel(rounding=Rounding.fused(), tile=16),
+    "fused, last key first": Kernel(rounding=Rounding.fused(), tile=16, order="last"),
+    "eager": Kernel(rounding=Rounding.eager()),
+    "upcast": Kernel(tile=16, order="first"),
+}
+SHAPES = ((3, 5, 2, 2), (1, 2, 1, 1), (12, 3, 2, 1), (2, 40, 2, 1), (5, 7, 3, 4), (1, 48, 4, 2))
+CLIMBERS = 120
+RESULTS = ("o", "lse", "dq", "dk", "dv", "dbias")
+ARRAYS = ("q", "k", "v", "bias", "dout", "dlse")
+
+
+def mutated(arrays: dict[str, Array], rng: np.random.Generator, errors: Array) -> dict[str, Array]:
+    """Each array of each climber changed in one way, or left as it is.
+
+    `errors` (climbers, 1, T, S) are rounding errors of the weights: v, and dout, may take on their
+    signs, so that they add up.
+    """
+    found = {}
+    for name, x in arrays.items():
+        one = (len(x), *(1,) * (x.ndim - 1))
+        size = 10.0 ** rng.uniform(-3, 1, one)
+        some = rng.random(x.shape) < 0.3
+        changes = [
+            np.where(some, x + size * rng.standard_normal(x.shape), x),
+            x * 2.0 ** rng.integers(-3, 4, one),
+            np.where(some, -x, x),
+            x + 4 * size * rng.choice([-1, 1], one),
+            np.where(some, x[:, :, :1], x),  # duplicates
+            np.where(some, np.round(x), x),
+        ]
+        if name in ("v", "dout"):
+            signs = errors[:, :, 0, :, None] if name == "v" else errors[..., 0, None]
+            changes.append(abs(x) * np.where(signs < 0, -1, 1))
+        kind = rng.integers(0, 2 * len(changes), one)
+        for i, change in enumerate(changes):
+            x = np.where(kind == i, change, x)
+        found[name] = x
+    return found
+
+
+def errors_of(arrays: dict[str, Array], dtype: str) -> Array:
+    """What storing the weights, relative to the row's largest, rounds off."""
+    s = arrays["q"] @ arrays["k"].swapaxes(-1, -2) / arrays["q"].shape[-1] ** 0.5 + arrays["bias"]
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return np.asarray(stored(p.astype(np.float32), dtype) - p)
+
+
+@np.errstate(all="ignore")
+def climb(name: str, dtype: str, shape: int, steps: int, seed: int) -> dict[Key, Worst]:
+    """The largest error / worst case that climbers reach, `CLIMBERS` of them on a leading axis."""
+    rng, (T, S, D, E) = np.random.default_rng([seed, shape]), SHAPES[shape]
+    shapes = ((T, D), (S, D), (S, E), (T, S), (T, E), (T,))
+    best = {n: rng.standard_normal((CLIMBERS, 1, *x)) for n, x in zip(ARRAYS, shapes, strict=True)}
+    aim, height = np.arange(CLIMBERS) % len(RESULTS), np.full(CLIMBERS, -1.0)
+    top = float(finfo(dtype).max) / 1024
+    dropout: dict[str, Any] = {}
+    if shape % 2:
+        dropout = {"dropout_mask": rng.random((T, S)) < 0.7, "dropout_rate": 0.3}
+    for _ in range(steps):
+        tried = mutated(best, rng, errors_of(best, dtype)) if height.max() >= 0 else best
+        low = {n: np.clip(x, -top, top).astype(dtype) for n, x in tried.items() if n != "dlse"}
+        now = heights(CLIMBED[name], low, tried["dlse"].astype(np.float32), dropout)[
+            aim, np.arange(CLIMBERS)
+        ]
+        better = now > height
+        height = np.where(better, now, height)
+        for n, x in tried.items():
+            best[n] = np.where(better.reshape(CLIMBERS, *(1,) * (x.ndim - 1)), x, best[n])
+    where = f"--climb, kernel {name!r}, shape {shape}, seed {seed}"
+    return {
+        (name, dtype, n, ""): Worst(float(height[aim == i].max()), where)
+        for i, n in enumerate(RESULTS)
+    }
+
+
+def heights(kernel: Kernel, low: dict[str, Array], dlse: Array, dropout: dict[str, Any]) -> Array:
+    """error / worst case, (results, climbers)."""
+    dout = low["dout"]
+    problem = Problem(**{n: x for n, x in low.items() if n != "dout"}, **dropout)
+    want = exact(problem, Cotangents(dout, dlse), Conventions())
+    limit = bounds(
+        problem, dout.dtype, kernel.rounding, dout=dout.astype(float), dlse=dlse.astype(float)
+    )
+    got = kernel(problem, dout, dlse)
+    rows = []
+    for name in RESULTS:
+        gap = excess(got[name], want[name])
+        ratio = np.where(gap == 0, 0, gap / limit[name]).reshape(len(dout), -1).max(-1)
+        rows.append(np.where(np.isnan(ratio), np.inf, ratio))
+    return np.stack(rows)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def alarms_table(tallies: Tallies) -> str:
+    """By implementation and dtype: the largest over tensors."""
+    rows = []
+    for name, model, dtype in sorted(
+        {key[:3] for key in tallies}, key=lambda k: (k[2], k[1], k[0])
+    ):
+        own = merge(
+            [{("", "", "", ""): t} for k, t in tallies.items() if k[:3] == (name, model, dtype)]
+        )
+        t = own["", "", "", ""]
+        cells = (f"{t.hard.value:.2g}", f"{t.sharp.value:.2g}", f"{t.z.value:.2g}")
+        rows.append([name, model, dtype, str(t.results), str(t.alarms), *cells])
+    heads = ["implementation", "judged by", "dtype", "results", "alarms"]
+    return markdown([*heads, "error / worst case", "error / allowed", "z"], rows)
+
+
+def z_table(tallies: Tallies) -> str:
+    """By dtype and tensor: the largest over implementations, and whose."""
+    rows = []
+    for dtype, tensor in sorted({(k[2], k[3]) for k in tallies}):
+        own = {k: t for k, t in tallies.items() if k[2:] == (dtype, tensor)}
+        key = max(own, key=lambda k: own[k].z.value)
+        worst = own[key].z
+        rows.append(
+            [dtype, tensor, f"{worst.value:.2f}", f"{key[0]}, {key[1]}", f"`{worst.where}`"]
+        )
+    return markdown(["dtype", "tensor", "largest z", "implementation", "on"], rows)
+
+
+def suspects_table(found: dict[tuple[str, str], Suspects]) -> str:
+    heads = [
+        "implementation",
+        "dtype",
+        "samples",
+        "alarms",
+        "largest χ²",
+        "of a head",
+        "largest fit",
+    ]
+    rows = [
+        [name, dtype, str(x.samples), str(x.alarms)]
+        + [f"{worst.value:.2f} ({worst.where.split()[0]})" for worst in (x.square, x.head)]
+        + [f"{x.fit.value:.2f} ({x.fit.where.split(' on ')[0]})"]
+        for (name, dtype), x in found.items()
+    ]
+    return markdown(heads, rows)
+
+
+def climb_table(found: dict[Key, Worst]) -> str:
+    rows = []
+    for name, dtype in sorted({key[:2] for key in found}):
+        cells = [f"{found[name, dtype, n, ''].value:.2f}" for n in RESULTS]
+        rows.append([name, dtype, *cells])
+    return markdown(["kernel", "dtype", *RESULTS], rows)
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+Job = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def run(jobs: list[Job], processes: int) -> Iterator[Any]:
+    """Their results, in order."""
+    if processes == 1:
+        yield from (f(*arguments) for f, arguments in jobs)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(f, *arguments) for f, arguments in jobs]
+        yield from (future.result() for future in futures)
+
+
+def problem_jobs(problems: int, dtypes: tuple[str, ...], seed: int) -> list[Job]:
+    """Batches for the kernels, and a tenth as many problems for each of the others."""
+    jobs: list[Job] = []
+    for dtype in dtypes:
+        count = math.ceil(problems / len(dtypes) / BATCH)
+        jobs += [(kernels, (dtype, BATCH, seed * 10**6 + n)) for n in range(count)]
+        for name, implementation in CORRECT.items():
+            if kernel_of(implementation) or not implementation.runs_here:
+                continue
+            if dtype in implementation.dtypes:
+                few = range(math.ceil(count / 10))
+                jobs += [(others, (name, dtype, BATCH, seed * 10**6 + n)) for n in few]
+    return jobs
+
+
+def told(tallies: Tallies) -> list[str]:
+    """The alarms."""
+    return [
+        f"{', '.join(key)}: {t.alarms} of {t.results} results; {t.sharp.value:.4g} of the allowed, "
+        f"{t.hard.value:.4g} of the worst case on {t.sharp.where}"
+        for key, t in tallies.items()
+        if t.alarms
+    ]
+
+
+@click.command(help=(__doc__ or "").split("\n\n")[0])
+@click.option("--problems", default=0, help="For the kernels, over all dtypes.")
+@click.option("--aggregate", "seeds", default=0, help="Seeds of plain problems.")
+@click.option("--climb", "evaluations", default=0, help="Over all kernels and dtypes.")
+@click.option("--dtype", "dtypes", multiple=True, default=DTYPES[:3], type=click.Choice(DTYPES))
+@click.option("--seed", default=0, show_default=True)
+@click.option("-j", "processes", default=1, show_default=True, help="Processes.")
+@click.option("--write", type=click.Path(exists=True, path_type=Path), help="Into this page.")
+def main(
+    problems: int,
+    seeds: int,
+    evaluations: int,
+    dtypes: tuple[str, ...],
+    seed: int,
+    processes: int,
+    write: Path | None,
+) -> None:
+    sections: dict[str, str] = {}
+    wrong: list[str] = []
+    start = time.perf_counter()
+    if problems:
+        tallies = merge(run(problem_jobs(problems, dtypes, seed), processes))
+        wrong += told(tallies)
+        total = sum(t.results for t in tallies.values())
+        count = f"{problems} problems, {total} results, {len(wrong)} alarms, seed {seed}"
+        sections["alarms"] = f"{count}.\n\n{alarms_table(tallies)}"
+        sections["z"] = z_table(tallies)
+    if seeds:
+        jobs: list[Job] = [
+            (aggregate, (name, dtype, seed + n))
+            for name, implementation in CORRECT.items()
+            for dtype in dtypes
+            for n in range(seeds)
+            if kernel_of(implementation) and dtype in implementation.dtypes
+        ]
+        suspects: dict[tuple[str, str], Suspects] = {}
+        for part in run(jobs, processes):
+            for key, x in part.items():
+                own = suspects.setdefault(key, Suspects())
+                own.samples, own.alarms = own.samples + x.samples, own.alarms + x.alarms
+                own.told += x.told
+                for name in ("square", "head", "fit"):
+                    worst = getattr(x, name)
+                    getattr(own, name).see(worst.value, worst.where)
+        wrong += [f"{', '.join(key)}: {line}" for key, x in suspects.items() for line in x.told]
+        sections["suspects"] = suspects_table(suspects)
+    if evaluations:
+        each = evaluations / (len(CLIMBED) * len(dtypes) * len(SHAPES) * CLIMBERS)
+        jobs = [
+            (climb, (name, dtype, shape, math.ceil(each), seed))
+            for name in CLIMBED
+            for dtype in dtypes
+            for shape in range(len(SHAPES))
+        ]
+        climbed: dict[Key, Worst] = {}
+        for part in run(jobs, processes):
+            for key, worst in part.items():
+                climbed.setdefault(key, Worst()).see(worst.value, worst.where)
+        wrong += [
+            f"{', '.join(key[:3])}: {worst.value:.4g} of the worst case, {worst.where}"
+            for key, worst in climbed.items()
+            if not worst.value <= 1
+        ]
+        count = f"{len(jobs) * math.ceil(each) * CLIMBERS} evaluations, seed {seed}"
+        sections["climb"] = f"{count}.\n\n{climb_table(climbed)}"
+    for name, text in sections.items():
+        print(f"\n{text}")
+        if write is not None:
+            put(write, name, text)
+    print(f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Correct implementations that round and order differently, against which false alarms are counted.
+
+`Kernel` is one that can be told what to round and in which order; the others are the oracles, and
+frameworks where they are installed.
+"""
+
+from npattn.testing.correct import (  # each module registers its own
+    jax,
+    kernels,
+    onnx,
+    oracles,
+    torch,
+)
+from npattn.testing.correct.kernel import Kernel
+from npattn.testing.correct.register import CORRECT, Correct, correct
+
+__all__ = [
+    "CORRECT",
+    "Correct",
+    "Kernel",
+    "correct",
+    "jax",
+    "kernels",
+    "onnx",
+    "oracles",
+    "torch",
+]

@@ -1,0 +1,115 @@
+"""Sums and products as hardware makes them: in some order, each operation rounded to a format.
+
+Arrays are added one at a time, so that the order is the one that is named; "blas" leaves it to
+NumPy. `fit` is what becomes of the result of an operation: nothing, a subnormal that is flushed, a
+number that is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, Literal
+
+import ml_dtypes  # noqa: F401  registers bfloat16 and float8 with NumPy, by name too
+import numpy as np
+
+from npattn.problem import Array
+
+__all__ = ["Fit", "Order", "cast", "dot", "flush", "stored", "summed", "truncate"]
+
+Order = Literal["blas", "first", "last", "pairwise", "kahan"]
+Fit = Callable[[Array], Array]
+
+
+def dot(a: Array, b: Array, order: Order, block: int | None, fit: Fit) -> Array:
+    """a @ b; with a block, sums of that many products are made first, and then added."""
+    if order == "blas":
+        return fit(a @ b)
+    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    zero = np.zeros((*lead, a.shape[-2], b.shape[-1]), a.dtype)
+    return _fold(
+        [fit(a[..., i, None] * b[..., None, i, :]) for i in range(a.shape[-1])],
+        zero,
+        order,
+        block,
+        fit,
+    )
+
+
+def summed(x: Array, order: Order, block: int | None, fit: Fit) -> Array:
+    """The sum of x along its last axis, which stays."""
+    if order == "blas":
+        return fit(x.sum(-1, keepdims=True))
+    zero = np.zeros((*x.shape[:-1], 1), x.dtype)
+    return _fold([x[..., i : i + 1] for i in range(x.shape[-1])], zero, order, block, fit)
+
+
+def _fold(terms: Sequence[Array], zero: Array, order: Order, block: int | None, fit: Fit) -> Array:
+    if block is not None and len(terms) > block:
+        blocks = [terms[i : i + block] for i in range(0, len(terms), block)]
+        terms = [_fold(part, zero, order, None, fit) for part in blocks]
+    if order == "pairwise":
+        return _pairwise(terms, fit) if terms else zero
+    if order == "kahan":
+        return _kahan(terms, zero, fit)
+    terms = terms[::-1] if order == "last" else terms
+    return reduce(lambda total, term: fit(total + term), terms, zero)
+
+
+def _pairwise(terms: Sequence[Array], fit: Fit) -> Array:
+    while len(terms) > 1:
+        odd = terms[len(terms) // 2 * 2 :]
+        terms = [fit(x + y) for x, y in zip(terms[::2], terms[1::2], strict=False)] + list(odd)
+    return terms[0]
+
+
+def _kahan(terms: Sequence[Array], zero: Array, fit: Fit) -> Array:
+    """What each addition loses is taken from the next term."""
+    total, lost = zero, zero
+    for term in terms:
+        more = fit(term - lost)
+        after = fit(total + more)
+        # Beyond an overflow, or a NaN, there is nothing to keep.
+        lost = np.where(np.isfinite(after), fit(fit(after - total) - more), 0)
+        total = after
+    return total
+
+
+def flush(x: Array) -> Array:
+    """What hardware makes of a result below the least normal number, where it is told to."""
+    return np.where(abs(x) < np.finfo(x.dtype).tiny, x.dtype.type(0), x)
+
+
+def truncate(x: Array) -> Array:
+    """float64 cut off to float32, as some tensor cores add."""
+    near = np.asarray(x.astype(np.float32))
+    return np.where(abs(near) > abs(x), np.nextafter(near, np.float32(0)), near).astype(x.dtype)
+
+
+def stored(x: Array, format: str) -> Array:
+    """x rounded to a format and read back."""
+    if format == "tf32":
+        return _tf32(_to_odd(x)).astype(x.dtype)
+    return cast(x, np.dtype(format)).astype(x.dtype)
+
+
+def cast(x: Array, dtype: np.dtype[Any]) -> Array:
+    """x rounded once; ml_dtypes goes from float64 by way of float32, which is twice."""
+    twice = x.dtype == np.float64 and dtype.kind == "V"
+    return (_to_odd(x) if twice else x).astype(dtype)
+
+
+def _to_odd(x: Array) -> Array:
+    """x as float32, its last bit 1 where it is not exact, so that it can be rounded once more."""
+    low = np.array(truncate(x), np.float32)
+    low.view(np.uint32)[...] |= (low != x) & np.isfinite(low)
+    return low
+
+
+def _tf32(x: Array) -> Array:
+    """float32 rounded to 10 bits of its fraction, ties to even."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    odd = (bits >> np.uint32(13)) & np.uint32(1)
+    rounded = (bits + np.uint32(0xFFF) + odd) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(x), rounded.view(np.float32), x)

@@ -1,0 +1,102 @@
+"""JAX: attention as its users write it, and its own.
+
+JAX compiles for every shape, so that few are drawn. It is imported when one of them is called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npattn.testing.correct.register import correct
+from npattn.testing.correct.torch import NAN
+from npattn.testing.targets import JAX_NN
+
+
+def eager(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    dropout_mask: Any = None,
+    dropout_rate: float = 0.0,
+    return_lse: bool = False,
+) -> Any:
+    import jax  # type: ignore[import-not-found, unused-ignore]
+    import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
+
+    groups = q.shape[-3] // max(k.shape[-3], 1)
+    k, v = (jnp.repeat(x, groups, axis=-3) for x in (k, v))
+    scale = 1 / max(q.shape[-1], 1) ** 0.5 if scale is None else scale
+    s = scale * jnp.einsum("...td,...sd->...ts", q, k)
+    s = s if softcap is None else softcap * jnp.tanh(s / softcap)
+    s = s if bias is None else s + bias
+    T, S = s.shape[-2:]
+    left, right = window or (None, None)
+    right = 0 if causal else right
+    visible = jnp.ones((T, S), bool) if mask is None else mask
+    visible = visible if left is None else visible & ~jnp.tri(T, S, S - T - left - 1, bool)
+    visible = visible if right is None else visible & jnp.tri(T, S, S - T + right, bool)
+    visible = visible & (s != -jnp.inf)
+    s = jnp.where(visible, s, -jnp.inf)
+    if sinks is not None:
+        column = jnp.broadcast_to(sinks[:, None, None], (*s.shape[:-1], 1))
+        s = jnp.concatenate([s, column], -1)
+    # The softmax of nothing is NaN, and so is its gradient, whatever becomes of it later.
+    empty = (s == -jnp.inf).all(-1, keepdims=True)
+    p = jnp.where(visible, jax.nn.softmax(jnp.where(empty, 0, s), axis=-1)[..., :S], 0)
+    w = p if dropout_mask is None else p * dropout_mask / (1 - dropout_rate)
+    out = jnp.einsum("...ts,...se->...te", w, v)
+    if not return_lse:
+        return out
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    some = jax.nn.logsumexp(jnp.where(empty, 0, s).astype(wide), axis=-1)
+    return out, jnp.where(empty[..., 0], -jnp.inf, some)
+
+
+def own(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    bias: Any = None,
+    scale: float | None = None,
+) -> Any:
+    from npattn.testing.targets.jax import dot_product_attention  # which needs JAX
+
+    return dot_product_attention(
+        q, k, v, mask, causal=causal, window=window, bias=bias, scale=scale
+    )
+
+
+JAX: dict[str, Any] = {
+    "framework": "jax",
+    "needs": "jax",
+    "sizes": {"B": (2,), "H": (4,), "K": (2,), "T": (5,), "S": (7,), "D": (8,), "E": (8,)},
+}
+
+correct(
+    "jnp eager",
+    "A line an equation, every result an array in the dtype of q.",
+    eager,
+    breaks=NAN,
+    **JAX,
+)
+correct(
+    "jax.nn",
+    "jax.nn.dot_product_attention; in float64 its softmax is float32.",
+    own,
+    dtypes=("float32", "float16", "bfloat16"),
+    conventions=JAX_NN,
+    breaks=("nan-query-alone",),
+    **JAX,
+)

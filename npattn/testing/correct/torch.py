@@ -1,0 +1,122 @@
+"""torch: attention as its users write it, and its own.
+
+torch is imported when one of them is called, so that the register needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from npattn.conventions import PROFILES
+from npattn.testing.correct.register import correct
+
+
+def attention(product: Callable[[Any, Any, float], Any]) -> Callable[..., Any]:
+    """Attention in a line an equation; `product` makes the scores of q, k and scale."""
+
+    def attend(
+        q: Any,
+        k: Any,
+        v: Any,
+        mask: Any = None,
+        *,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        bias: Any = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
+        dropout_mask: Any = None,
+        dropout_rate: float = 0.0,
+        return_lse: bool = False,
+    ) -> Any:
+        import torch
+
+        s = product(q, _heads(k, q), 1 / max(q.shape[-1], 1) ** 0.5 if scale is None else scale)
+        s = s if softcap is None else softcap * (s / softcap).tanh()
+        s = s if bias is None else s + bias
+        hidden = ~_visible(s, mask, causal, window) | (s == -torch.inf)
+        s = s.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            column = sinks.view(-1, 1, 1)[:, :, 0] if s.ndim == 2 else sinks.view(-1, 1, 1)
+            s = torch.cat([s, column.expand(*s.shape[:-1], 1)], -1)
+        # The softmax of nothing is NaN, and so is its gradient, whatever becomes of it later.
+        empty = (s.detach() == -torch.inf).all(-1, keepdim=True)
+        p = s.masked_fill(empty, 0.0).softmax(-1)[..., : k.shape[-2]].masked_fill(hidden, 0.0)
+        w = p if dropout_mask is None else p * dropout_mask / (1 - dropout_rate)
+        out = w @ _heads(v, q)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        return (out, s.to(wide).logsumexp(-1)) if return_lse else out
+
+    return attend
+
+
+def _heads(x: Any, q: Any) -> Any:
+    """Shared heads repeated."""
+    return x if q.ndim < 3 else x.repeat_interleave(q.shape[-3] // max(x.shape[-3], 1), -3)
+
+
+def _visible(s: Any, mask: Any, causal: bool, window: tuple[int | None, int | None] | None) -> Any:
+    T, S = s.shape[-2:]
+    left, right = window or (None, None)
+    right = 0 if causal else right
+    visible = s.new_ones(T, S).bool() if mask is None else mask
+    visible = visible if left is None else visible & s.new_ones(T, S).bool().triu(S - T - left)
+    return visible if right is None else visible & s.new_ones(T, S).bool().tril(S - T + right)
+
+
+def default(
+    q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, bias: Any = None
+) -> Any:
+    from npattn.testing.targets.torch import sdpa  # which needs torch
+
+    return sdpa(q, k, v, mask, causal=causal, bias=bias)
+
+
+def math(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    causal: bool = False,
+    bias: Any = None,
+    scale: float | None = None,
+) -> Any:
+    from npattn.testing.targets.torch import sdpa_math  # which needs torch
+
+    return sdpa_math(q, k, v, mask, causal=causal, bias=bias, scale=scale)
+
+
+# docs/findings.md shows each. A weight of 0 times NaN is NaN, in out and in the gradients.
+NAN = ("hidden-nan-k", "hidden-nan-v", "hidden-nan-kv", "nan-query-alone")
+TORCH: dict[str, Any] = {"framework": "torch", "needs": "torch", "breaks": NAN}
+TOP_LEFT = PROFILES["torch.sdpa"]
+
+correct(
+    "torch eager",
+    "A line an equation, every result a tensor in the dtype of q.",
+    attention(lambda q, k, scale: scale * (q @ k.mT)),
+    **TORCH,
+)
+correct(
+    "torch eager, scale on q",
+    "The same, with q · scale a tensor, as torch.nn.MultiheadAttention has it.",
+    attention(lambda q, k, scale: (scale * q) @ k.mT),
+    **TORCH,
+)
+correct(
+    "torch.sdpa-math",
+    "torch.nn.functional.scaled_dot_product_attention, held to its MATH backend.",
+    math,
+    conventions=TOP_LEFT,
+    **TORCH,
+)
+correct(
+    "torch.sdpa",
+    "The same as it dispatches on this machine; causal with a scale that is not positive is wrong.",
+    default,
+    conventions=TOP_LEFT,
+    **(TORCH | {"breaks": (*NAN, "nan-query")}),
+)

@@ -1,0 +1,723 @@
+"""Mistakes written from docs/semantics.md alone, by someone who had not seen the checks.
+
+For every rule and every *Edge:* of it: what a programmer would plausibly get wrong, as little of
+it as still breaks the rule. They try the judge on bugs that it was not tuned to, and the rules
+that each names as its finders were written down before its first run. Since then one, which
+crashed, was mended, and one, which breaks no rule, was dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from npattn.problem import Array, Window
+from npattn.testing.mutants.attention import TILE, Attention, Call, within
+from npattn.testing.mutants.register import mutant
+
+__all__: list[str] = []
+
+SMALLEST = float(np.finfo(np.float32).min)
+
+
+def single(x: Array) -> Array:
+    """x with the range of float32: a factor of 1e39 is inf, one of 1e−46 is 0."""
+    return x.astype(np.float32).astype(np.float64)
+
+
+def as_forward(f: Any) -> Any:
+    """f under the signature of forward, which is where the judge reads what options it has."""
+    return functools.wraps(Attention.forward)(f)
+
+
+# --- scores  [1]
+
+
+@mutant("blind-scale-of-padded-size", "scale", "agreement-o agreement-lse")
+class ScaleOfPaddedSize(Attention):
+    """The default scale is taken after D was padded to a multiple of 8."""
+
+    def default_scale(self, H: int, D: int) -> float:
+        return 1 / math.sqrt(-(-D // 8) * 8 or 1)
+
+
+@mutant("blind-zero-scale-dq", "scale", "agreement-dq scale-of-query equal-scores")
+class ZeroScaleDq(Attention):
+    """Backward takes a scale of 0 for none given, for dq alone."""
+
+    def dq_scale(self, c: Call) -> float:
+        return c.scale or self.default_scale(0, c.q.shape[-1])
+
+
+@mutant("blind-negative-scale-dk", "scale", "agreement-dk query-key-euler directional")
+class NegativeScaleDk(Attention):
+    """√|scale| went into both q and k, and the sign of the scale is missing in dk."""
+
+    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+        return np.asarray(np.sign(c.scale) * super().dk(dx, c, seen))
+
+
+class Pivoted(Attention):
+    """Exponentials in the range of float32, about a number that is not the row's maximum."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        m = self.pivot(s, c, live)
+        pivot = np.where(m == -np.inf, 0, m)
+        e, e_sink = single(np.exp(s - pivot)), single(np.exp(c.sinks - pivot))
+        total = e.sum(-1, keepdims=True) + e_sink
+        safe = np.where(total == 0, 1, total)
+        return np.where(s == -np.inf, 0, e / safe), e_sink / safe, self.lse(pivot, total, e_sink)
+
+    def pivot(self, s: Array, c: Call, live: Array) -> Array:
+        return np.maximum(s.max(-1, keepdims=True, initial=-np.inf), c.sinks)
+
+
+@mutant("blind-maximum-before-scale", "scale", "large-products agreement-o agreement-lse")
+class MaximumBeforeScale(Pivoted):
+    """The row's maximum is found before the scale: with a negative one it is the minimum."""
+
+    def pivot(self, s: Array, c: Call, live: Array) -> Array:
+        if c.scale >= 0:
+            return super().pivot(s, c, live)
+        low = np.where(live, s, np.inf).min(-1, keepdims=True, initial=np.inf)
+        return np.maximum(np.where(low == np.inf, -np.inf, low), c.sinks)
+
+
+@mutant("blind-packed-decode", "heads", "agreement-o agreement-lse causal-as-mask window-as-mask")
+class PackedDecode(Attention):
+    """One query: the heads that share keys are packed as queries, and aligned as queries too."""
+
+    def visible(self, c: Call) -> Array:
+        H, K = c.q.shape[-3], c.k.shape[-3]
+        if c.q.shape[-2] != 1 or K in (0, H):
+            return super().visible(c)
+        S, G = c.k.shape[-2], H // K
+        at = (np.arange(H) % G + S - G)[:, None, None]
+        inside = within(np.arange(S) - at, self.sides(c))
+        return inside if c.mask is None else inside & self.mask(c.mask, c)
+
+
+# --- softcap  [2]
+
+
+@mutant("blind-cap-slope-with-bias", "softcap", "agreement-dq agreement-dk directional")
+class CapSlopeWithBias(Attention):
+    """The slope of the cap is taken from the final scores, which hold the bias too."""
+
+    def cap_slope(self, c: Call) -> Any:
+        if c.softcap is None:
+            return 1.0
+        return 1 - ((self.cap(self.product(c), c) + self.bias(c)) / c.softcap) ** 2
+
+
+@mutant("blind-cap-slope-without-scale", "softcap", "agreement-dq agreement-dk directional")
+class CapSlopeWithoutScale(Attention):
+    """The slope of the cap is taken at q·k instead of scale · q·k."""
+
+    def cap_slope(self, c: Call) -> Any:
+        return super().cap_slope(c._replace(scale=1.0))
+
+
+@mutant("blind-cap-slope-by-exp", "softcap", "saturated agreement-dq agreement-dk")
+class CapSlopeByExp(Attention):
+    """The slope of the cap is 4 e / (e + 1)² with e = exp(2 s / c): NaN where e overflows."""
+
+    def cap_slope(self, c: Call) -> Any:
+        if c.softcap is None:
+            return 1.0
+        e = single(np.exp(2 * self.product(c) / c.softcap))
+        return 4 * e / (e + 1) ** 2
+
+
+@mutant("blind-sink-capped", "softcap", "agreement-o agreement-lse sink-key")
+class SinkCapped(Attention):
+    """The softcap caps the sinks too."""
+
+    def call(self, arrays: Any, *options: Any) -> Call:
+        c = super().call(arrays, *options)
+        if c.softcap is None:
+            return c
+        capped = c.softcap * np.tanh(c.sinks / c.softcap)
+        return c._replace(sinks=np.where(np.isfinite(c.sinks), capped, c.sinks))
+
+
+# --- bias  [4]
+
+
+@mutant("blind-bias-far-below-hides", "bias", "agreement-lse agreement-o empty-row offset-bias")
+class BiasFarBelowHides(Attention):
+    """A score below −1e30 is taken for hidden, though a finite one is a number like others."""
+
+    def scores(self, c: Call) -> tuple[Array, Array]:
+        s, live = super().scores(c)
+        far = s < -1e30
+        return np.where(far, -np.inf, s), live & ~far
+
+
+@mutant("blind-bias-minus-inf-clamped", "bias", "empty-row agreement-o agreement-lse")
+class BiasMinusInfClamped(Attention):
+    """A −inf bias becomes the smallest finite number: a row of them is the mean, not empty."""
+
+    def bias(self, c: Call) -> Array | float:
+        return np.maximum(c.bias, SMALLEST)
+
+
+@mutant("blind-dbias-after-cap", "bias", "agreement-dbias directional")
+class DbiasAfterCap(Attention):
+    """dbias is taken where dq and dk are, after the slope of the cap."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
+        return dq, dk, dv, ds * self.cap_slope(c), ds_sink
+
+
+@mutant(
+    "blind-dbias-of-row-constant", "bias", "agreement-dbias dbias-rows directional lse-gradient"
+)
+class DbiasOfRowConstant(Attention):
+    """A bias that is constant along the keys gets no gradient: lse and sinks would feel it."""
+
+    def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
+        return np.zeros(shape) if shape[-1] == 1 else super().reduce_bias(ds, shape)
+
+
+@mutant("blind-bias-to-half", "bias", "agreement-o agreement-lse offset-bias", dtypes=("float16",))
+class BiasToHalf(Attention):
+    """The bias is rounded to the dtype of q, where −1e9 is −inf."""
+
+    def bias(self, c: Call) -> Array | float:
+        return np.asarray(c.bias).astype(c.dtype).astype(np.float64)
+
+
+# --- mask, causal, window  [5-7, 14]
+
+
+@mutant("blind-mask-rank-3-as-batch", "mask", "agreement-o agreement-lse structure")
+class MaskRank3AsBatch(Attention):
+    """A mask (H, T, S) is taken for (B, T, S) where B is H."""
+
+    def mask(self, mask: Array, c: Call) -> Array:
+        lead = c.q.shape[:-3]
+        return mask[:, None] if mask.ndim == 3 and lead == mask.shape[:1] else mask
+
+
+@mutant("blind-mask-rank-2-as-padding", "mask", "agreement-o agreement-lse structure")
+class MaskRank2AsPadding(Attention):
+    """A mask (T, S) is taken for one of keys, (B, S), where B is T."""
+
+    def mask(self, mask: Array, c: Call) -> Array:
+        lead = c.q.shape[:-3]
+        return mask[:, None, None] if mask.ndim == 2 and lead == mask.shape[:1] else mask
+
+
+@mutant("blind-mask-of-group", "mask", "agreement-o agreement-lse permute-heads shared-heads")
+class MaskOfGroup(Attention):
+    """The heads that share keys share the mask of their first one."""
+
+    def mask(self, mask: Array, c: Call) -> Array:
+        H, K = c.q.shape[-3], c.k.shape[-3]
+        if mask.ndim < 3 or mask.shape[-3] == 1 or K == 0:
+            return mask
+        G = H // K
+        return np.asarray(np.take(mask, np.arange(H) // G * G, axis=-3))
+
+
+@mutant("blind-window-ignored-with-mask", "window", "agreement-o agreement-lse window-as-mask")
+class WindowIgnoredWithMask(Attention):
+    """Where a mask is given, the window is not applied."""
+
+    def sides(self, c: Call) -> Window:
+        return super().sides(c if c.mask is None else c._replace(window=None))
+
+
+@mutant("blind-causal-offset-clamped", "causal", "agreement-o agreement-lse empty-row")
+class CausalOffsetClamped(Attention):
+    """S − T is clamped at 0, so that with T > S the first query sees a key."""
+
+    def diagonal(self, T: int, S: int) -> Array:
+        return np.arange(T)[:, None] + max(S - T, 0)
+
+
+@mutant("blind-window-half-open-ignored", "window", "agreement-o agreement-lse window-as-mask")
+class WindowHalfOpenIgnored(Attention):
+    """A window with None on one side is no window."""
+
+    def sides(self, c: Call) -> Window:
+        return super().sides(c._replace(window=None) if None in (c.window or ()) else c)
+
+
+@mutant("blind-window-before-causal", "window", "agreement-o agreement-lse causal-as-mask")
+class WindowBeforeCausal(Attention):
+    """With causal the right side of the window is kept, instead of being at most 0."""
+
+    def sides(self, c: Call) -> Window:
+        left, right = c.window or (None, None)
+        return left, 0 if c.causal and right is None else right
+
+
+@mutant("blind-window-left-falsy", "window", "agreement-o agreement-lse window-as-mask")
+class WindowLeftFalsy(Attention):
+    """A left side of 0 is taken for None."""
+
+    def sides(self, c: Call) -> Window:
+        left, right = super().sides(c)
+        return left or None, right
+
+
+@mutant("blind-window-top-left", "window", "agreement-o agreement-lse window-as-mask")
+class WindowTopLeft(Attention):
+    """A window without causal is aligned to the first key."""
+
+    def visible(self, c: Call) -> Array:
+        T, S = c.q.shape[-2], c.k.shape[-2]
+        if c.causal or c.window is None:
+            return super().visible(c)
+        inside = within(np.arange(S) - np.arange(T)[:, None], self.sides(c))
+        return inside if c.mask is None else inside & self.mask(c.mask, c)
+
+
+@mutant("blind-window-in-int32", "window", "window-infinite agreement-o agreement-lse")
+class WindowInInt32(Attention):
+    """The ends of the window are 32-bit sums: a side near 2³¹ wraps, and hides every key."""
+
+    def visible(self, c: Call) -> Array:
+        T, S = c.q.shape[-2], c.k.shape[-2]
+        at, (left, right) = self.diagonal(T, S), self.sides(c)
+        first = np.zeros((T, 1)) if left is None else (at - left % 2**32).astype(np.int32)
+        last = np.full((T, 1), S) if right is None else (at + right % 2**32).astype(np.int32)
+        inside = (first <= np.arange(S)) & (np.arange(S) <= last)
+        return inside if c.mask is None else inside & self.mask(c.mask, c)
+
+
+@mutant("blind-tile-ends-at-first-query", "window", "agreement-o agreement-lse causal-as-mask")
+class TileEndsAtFirstQuery(Attention):
+    """A tile of queries stops at the last tile of keys that its first query sees."""
+
+    def visible(self, c: Call) -> Array:
+        T, S = c.q.shape[-2], c.k.shape[-2]
+        right, inside = self.sides(c)[1], super().visible(c)
+        if right is None:
+            return inside
+        first = self.diagonal(T, S)[np.arange(T) // TILE * TILE]
+        return inside & (np.arange(S) < ((first + right) // TILE + 1) * TILE)
+
+
+# --- softmax, rows that see nothing, sinks  [8]
+
+
+@mutant("blind-sinks-by-group", "sinks", "agreement-o agreement-lse sink-key permute-heads")
+class SinksByGroup(Attention):
+    """The sinks are read as (G, K) though query heads are (K, G)."""
+
+    def call(self, arrays: Any, *options: Any) -> Call:
+        c = super().call(arrays, *options)
+        H, K = c.q.shape[-3], c.k.shape[-3]
+        order = np.arange(H).reshape(H // max(K, 1), K).T.ravel()
+        return c._replace(sinks=c.sinks[order])
+
+
+@mutant("blind-sink-not-in-maximum", "sinks", "agreement-lse agreement-dsinks sink-key")
+class SinkNotInMaximum(Pivoted):
+    """The maximum leaves out the sink: one far above the scores overflows."""
+
+    def pivot(self, s: Array, c: Call, live: Array) -> Array:
+        return np.asarray(s.max(-1, keepdims=True, initial=-np.inf))
+
+
+@mutant("blind-sink-minus-inf", "sinks", "empty-row agreement-o agreement-lse")
+class SinkMinusInf(Attention):
+    """A row that sees nothing is NaN where a sink is given and is −inf."""
+
+    def call(self, arrays: Any, *options: Any) -> Call:
+        c = super().call(arrays, *options)
+        return c._replace(sinks=np.full(1, -np.inf)) if arrays[5] is None else c
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        p, p_sink, lse = super().softmax(s, c, live)
+        given = c.sinks.ndim == 3
+        broken = given & (c.sinks == -np.inf) & ~live.any(-1, keepdims=True)
+        return np.where(broken, np.nan, p), p_sink, np.where(broken, np.nan, lse)
+
+
+@mutant("blind-empty-row-lse-without-sink", "sinks", "empty-row agreement-lse", equivalent=True)
+class EmptyRowLseWithoutSink(Attention):
+    """A row that sees nothing has lse −inf where it should have its sink."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        p, p_sink, lse = super().softmax(s, c, live)
+        return p, p_sink, np.where(live.any(-1, keepdims=True), lse, -np.inf)
+
+
+@mutant("blind-empty-row-dsinks", "sinks", "agreement-dsinks empty-row lse-gradient directional")
+class EmptyRowDsinks(Attention):
+    """Backward passes over rows that see nothing, whose sink should receive dlse."""
+
+    def use_dlse(self, dlse: Any, live: Array) -> Any:
+        return np.where(live.any(-1, keepdims=True), dlse, 0)
+
+
+@mutant("blind-weights-without-sink", "sinks", "agreement-weights rows-sum-to-one sink-key")
+class WeightsWithoutSink(Attention):
+    """The weights that are returned sum to 1 despite a sink."""
+
+    def returned_weights(self, p: Array, c: Call) -> Array:
+        total = p.sum(-1, keepdims=True)
+        return np.asarray(p / np.where(total == 0, 1, total))
+
+
+@mutant("blind-dsinks-without-dlse", "sinks", "agreement-dsinks lse-gradient directional")
+class DsinksWithoutDlse(Attention):
+    """dsinks receives what comes through o, and nothing from dlse."""
+
+    def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
+        return -p_sink * (delta + dlse)
+
+
+@mutant("blind-dsinks-of-first-tile", "sinks", "agreement-dsinks directional")
+class DsinksOfFirstTile(Attention):
+    """dsinks sums the first tile of queries only."""
+
+    def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
+        return super().ds_sink(p_sink, delta, dlse)[..., :TILE, :]
+
+
+@mutant("blind-maximum-of-padding", "softmax", "offset-bias agreement-o agreement-lse saturated")
+class MaximumOfPadding(Pivoted):
+    """The last tile is padded by scores of 0, which the maximum counts and the sum does not."""
+
+    def pivot(self, s: Array, c: Call, live: Array) -> Array:
+        m = super().pivot(s, c, live)
+        return np.maximum(m, 0) if s.shape[-1] % TILE else m
+
+
+@mutant("blind-lse-epsilon", "empty", "empty-row agreement-lse structure", equivalent=True)
+class LseEpsilon(Attention):
+    """lse is log(sum + 1e-30): a number, not −inf, in a row that sees nothing."""
+
+    def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
+        return np.asarray(pivot + np.log(total + 1e-30))
+
+
+@mutant("blind-dout-of-empty-row", "empty", "empty-row agreement-dv")
+class DoutOfEmptyRow(Attention):
+    """dv = wᵀ dout as it stands: a NaN in dout of a row that sees nothing reaches every key."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, _, ds, ds_sink = super().gradients(c, do, dlse, dw)
+        p, _, _ = self.softmax(*self.with_call(c))
+        return dq, dk, (p * c.keep).swapaxes(-1, -2) @ do, ds, ds_sink
+
+    def with_call(self, c: Call) -> tuple[Array, Call, Array]:
+        s, live = self.scores(c)
+        return s, c, live
+
+
+@mutant("blind-dlse-of-empty-row", "empty", "empty-row agreement-dq agreement-dbias")
+class DlseOfEmptyRow(Attention):
+    """ds = p (dp − delta) where p is 0 too: a NaN in dlse of a row that sees nothing passes."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
+        return dq + 0 * dlse, dk, dv, ds + 0 * dlse, ds_sink
+
+
+# --- dropout  [9]
+
+
+@mutant("blind-dropout-in-lse", "dropout", "agreement-lse", equivalent=True)
+class DropoutInLse(Attention):
+    """lse sums the weights that dropout keeps."""
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        o, lse, _ = super().results(c)
+        s, live = self.scores(c)
+        p, p_sink, _ = self.softmax(s, c, live)
+        kept = (p * (np.asarray(c.keep) != 0)).sum(-1) + p_sink[..., 0]
+        lost = np.where(live.any(-1), np.log(kept), 0)
+        return o, lse + lost, self.returned_weights(p, c)
+
+
+@mutant("blind-rate-zero-backward", "dropout", "agreement-dq agreement-dv value-euler directional")
+class RateZeroBackward(Attention):
+    """With a rate of 0 backward leaves out dropout, and its mask with it."""
+
+    def recompute(self, c: Call) -> Call:
+        return c._replace(keep=1.0) if np.any(np.asarray(c.keep) == 1) else c
+
+
+@mutant("blind-dweights-dropped", "dropout", "agreement-dq agreement-dk agreement-dbias")
+class DweightsDropped(Attention):
+    """dweights goes back through dropout, though the weights returned are those before it."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        return super().gradients(c, do, dlse, dw * c.keep)
+
+
+@mutant("blind-delta-dropped", "dropout", "agreement-dq agreement-dk directional")
+class DeltaDropped(Attention):
+    """The dropped weights multiply delta as well: ds = w (dp − delta)."""
+
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+        return np.asarray(p * dp - p * c.keep * delta)
+
+
+@mutant("blind-dropped-row-dlse", "dropout", "agreement-dq agreement-dk lse-gradient")
+class DroppedRowDlse(Attention):
+    """A row whose weights were all dropped is passed over, and its lse has no gradient."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        _, live = self.scores(c)
+        kept = (live & (np.asarray(c.keep) != 0)).any(-1, keepdims=True)
+        empty = ~live.any(-1, keepdims=True)
+        return super().gradients(c, do, np.where(kept | empty, dlse, 0), dw)
+
+
+@mutant("blind-weights-path-without-dropout", "dropout", "agreement-o agreement-weights")
+class WeightsPathWithoutDropout(Attention):
+    """The path that returns weights has no dropout in out."""
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        return super().results(c._replace(keep=1.0) if c.returns_weights else c)
+
+
+# --- what is hidden does not matter  [10]
+
+
+@mutant("blind-values-cleared-by-column", "hidden", "hidden-nan-v hidden-nan-kv")
+class ValuesClearedByColumn(Attention):
+    """Values are cleared at keys that no query sees, not at those that one query does not."""
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        _, lse, p = super().results(c)
+        s, live = self.scores(c)
+        seen = np.broadcast_to(live.any(-2, keepdims=True), live.shape)
+        w = self.softmax(s, c, live)[0] * c.keep
+        return self.see(w, self.share(c.v, c.q.shape[-3]), seen), lse, p
+
+
+@mutant("blind-hidden-inf", "hidden", "hidden-nan-v hidden-nan-k hidden-nan-kv")
+class HiddenInf(Attention):
+    """NaN is cleared behind the mask, and inf is not."""
+
+    def see(self, w: Array, x: Array, live: Array) -> Array:
+        unknown = np.isnan(x)
+        touched = live.astype(np.float64) @ unknown > 0
+        return np.where(touched, np.nan, w @ np.where(unknown, 0, x))
+
+
+@mutant("blind-delta-of-hidden-values", "hidden", "hidden-nan-v hidden-nan-kv agreement-dq")
+class DeltaOfHiddenValues(Attention):
+    """delta sums p dp over hidden keys too: 0 · NaN where a hidden value is NaN."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dp = do @ self.share(c.v, c.q.shape[-3]).swapaxes(-1, -2)
+        return super().gradients(c, do, dlse - (0 * dp).sum(-1, keepdims=True), dw)
+
+
+@mutant("blind-dq-of-hidden-keys", "hidden", "hidden-nan-k hidden-nan-kv agreement-dq")
+class DqOfHiddenKeys(Attention):
+    """dq = ds k as it stands: 0 · NaN where a hidden key is NaN."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, *others = super().gradients(c, do, dlse, dw)
+        return dq + (0 * self.share(c.k, c.q.shape[-3])).sum(-2, keepdims=True), *others
+
+
+@mutant("blind-dk-of-nan-query", "hidden", "nan-query nan-query-alone agreement-dk")
+class DkOfNanQuery(Attention):
+    """dk = dsᵀ q as it stands: a NaN query reaches keys that it does not see."""
+
+    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+        return np.asarray(c.scale * (dx.swapaxes(-1, -2) @ c.q))
+
+
+@mutant("blind-nan-spreads-over-columns", "hidden", "agreement-o hidden-nan-v structure")
+class NanSpreadsOverColumns(Attention):
+    """A NaN in one column of a value that is seen makes every column of o NaN."""
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        o, lse, p = super().results(c)
+        return np.where(np.isnan(o).any(-1, keepdims=True), np.nan, o), lse, p
+
+
+@mutant("blind-zero-weight-skips-nan", "hidden", "agreement-o hidden-nan-v structure")
+class ZeroWeightSkipsNan(Attention):
+    """A NaN in a value that is seen does not show where its weight is 0, or was dropped."""
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        _, lse, p = super().results(c)
+        s, live = self.scores(c)
+        w = self.softmax(s, c, live)[0] * c.keep
+        return self.see(w, self.share(c.v, c.q.shape[-3]), live & (w != 0)), lse, p
+
+
+# --- sizes of 0  [12]
+
+
+@mutant("blind-no-size-scale", "sizes", "structure agreement-o agreement-lse")
+class NoSizeScale(Attention):
+    """With D = 0 the default scale is 1/√0, and the scores are inf · 0."""
+
+    def default_scale(self, H: int, D: int) -> float:
+        return super().default_scale(H, D) if D else math.inf
+
+
+@mutant("blind-no-keys-sink", "sizes", "structure empty-row agreement-lse", equivalent=True)
+class NoKeysSink(Attention):
+    """With S = 0 lse is −inf, though there is a sink."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        p, p_sink, lse = super().softmax(s, c, live)
+        return p, p_sink, lse if s.shape[-1] else np.full_like(lse, -np.inf)
+
+
+@mutant("blind-no-values-lse", "sizes", "structure agreement-lse agreement-weights")
+class NoValuesLse(Attention):
+    """With E = 0 there is nothing to compute, and lse and weights are 0."""
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        o, lse, p = super().results(c)
+        return (o, lse, p) if c.v.shape[-1] else (o, 0 * lse, 0 * p)
+
+
+@mutant("blind-no-values-gradient", "sizes", "structure agreement-dq agreement-dk lse-gradient")
+class NoValuesGradient(Attention):
+    """With E = 0 every gradient is 0, though lse and weights have theirs."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        found = super().gradients(c, do, dlse, dw)
+        return found if c.v.shape[-1] else tuple(np.zeros_like(x) for x in found)
+
+
+@mutant("blind-no-queries-dk", "sizes", "structure agreement-dk agreement-dv unseen-keys")
+class NoQueriesDk(Attention):
+    """With T = 0 dk and dv are never written."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, dv, *others = super().gradients(c, do, dlse, dw)
+        if c.q.shape[-2] == 0:
+            dk, dv = np.full_like(dk, np.nan), np.full_like(dv, np.nan)
+        return dq, dk, dv, *others
+
+
+# --- gradients  [13]
+
+
+@mutant("blind-delta-without-dweights", "gradients", "agreement-dq agreement-dk agreement-dbias")
+class DeltaWithoutDweights(Attention):
+    """delta is Σ do · o, which holds nothing of dweights."""
+
+    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        s, live = self.scores(c)
+        p, _, _ = self.softmax(s, c, live)
+        missing = (p * np.where(live, dw, 0)).sum(-1, keepdims=True)
+        return super().gradients(c, do, dlse + missing, dw)
+
+
+@mutant("blind-broadcast-last-wins", "gradients", "agreement-dk agreement-dv value-euler")
+class BroadcastLastWins(Attention):
+    """Where k or v is broadcast along the batch, the last gradient overwrites the others."""
+
+    def reduce(self, dx: Array, shape: tuple[int, ...]) -> Array:
+        if dx.size == 0:
+            return super().reduce(dx, shape)
+        full = (*(1,) * (dx.ndim - len(shape)), *shape)
+        return np.asarray(dx[tuple(slice(-n, None) for n in full)].reshape(shape))
+
+
+# --- shapes and dtypes  [14, 15]
+
+
+@mutant("blind-batch-modulo", "shapes", "agreement-o agreement-lse permute-batch batch-alone")
+class BatchModulo(Attention):
+    """Batch entry b of q takes entry b mod n of k and v, not that of broadcasting."""
+
+    def call(self, arrays: Any, *options: Any) -> Call:
+        c = super().call(arrays, *options)
+        lead = c.q.shape[:-3]
+        return c._replace(k=self.tiled(c.k, lead), v=self.tiled(c.v, lead))
+
+    def tiled(self, x: Array, lead: tuple[int, ...]) -> Array:
+        count = math.prod(lead)
+        if x.size == 0 or count == 0:
+            return x
+        flat = x.reshape(-1, *x.shape[-3:])
+        return np.asarray(flat[np.arange(count) % len(flat)].reshape(*lead, *x.shape[-3:]))
+
+
+@mutant("blind-rank-2-weights", "shapes", "shape-dtype agreement-weights structure")
+class Rank2Weights(Attention):
+    """The weights of inputs of rank 2 keep an axis of heads."""
+
+    @as_forward
+    def forward(self, q: Array, *args: Any, return_weights: bool = False, **options: Any) -> Any:
+        found = super().forward(q, *args, return_weights=return_weights, **options)
+        return (*found[:-1], found[-1][None]) if return_weights and q.ndim == 2 else found
+
+
+@mutant("blind-lse-lead-of-q-and-k", "shapes", "shape-dtype agreement-lse structure")
+class LseLeadOfQAndK(Attention):
+    """lse has the leading axes of q and k, and not those that v alone has."""
+
+    @as_forward
+    def forward(self, q: Array, k: Array, *args: Any, **options: Any) -> Any:
+        found = super().forward(q, k, *args, **options)
+        if not options.get("return_lse") or q.ndim == 2 or found[1].size == 0:
+            return found
+        o, lse, *others = found
+        shape = (*np.broadcast_shapes(q.shape[:-3], k.shape[:-3]), *lse.shape[-2:])
+        lse = lse[(0,) * (lse.ndim - len(shape))]
+        return o, lse[tuple(slice(n) for n in shape)], *others
+
+
+@mutant("blind-float64-read-as-float32", "dtypes", "agreement-o agreement-lse", dtypes=("float64",))
+class Float64ReadAsFloat32(Attention):
+    """Inputs of float64 are rounded to float32 as they are read."""
+
+    def read(self, x: Array) -> Array:
+        return single(np.asarray(x))
+
+
+# --- state, and what the caller holds
+
+
+@mutant("blind-cache-without-causal", "state", "agreement-o agreement-lse repeatable causal-prefix")
+class CacheWithoutCausal(Attention):
+    """What is visible is kept by sizes and window, and causal is not in the key."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, Array] = {}
+
+    def visible(self, c: Call) -> Array:
+        key = c.q.shape[-2], c.k.shape[-2], c.window
+        inside = self.kept.setdefault(key, super().visible(c._replace(mask=None)))
+        return inside if c.mask is None else inside & self.mask(c.mask, c)
+
+
+@mutant("blind-bias-masked-in-place", "state", "inputs-unchanged repeatable")
+class BiasMaskedInPlace(Attention):
+    """The mask is written into the caller's bias, where that has room for it."""
+
+    @as_forward
+    def forward(
+        self, q: Array, k: Array, v: Array, mask: Array | None = None, **options: Any
+    ) -> Any:
+        bias = options.get("bias")
+        if bias is None or mask is None or not bias.flags.writeable:
+            return super().forward(q, k, v, mask, **options)
+        if np.broadcast_shapes(bias.shape, mask.shape) == bias.shape:
+            np.copyto(bias, -np.inf, where=~mask)
+        return super().forward(q, k, v, mask, **options)
+
+
+@mutant("blind-values-in-memory-order", "state", "views agreement-o agreement-dv")
+class ValuesInMemoryOrder(Attention):
+    """v is read in the order in which it lies in memory."""
+
+    def call(self, arrays: Any, *options: Any) -> Call:
+        q, k, v, *others = arrays
+        v = np.ravel(v, order="K").reshape(v.shape)
+        return super().call((q, k, v, *others), *options)

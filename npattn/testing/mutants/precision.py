@@ -1,0 +1,269 @@
+"""Mutants: precision lost where the author says, or believes, that it is not.
+
+They are wrong in 16-bit dtypes alone, and are judged by the model that their author would declare.
+"""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+
+from npattn.problem import Array
+from npattn.testing.mutants.attention import Attention, Call
+from npattn.testing.mutants.online import Online, State
+from npattn.testing.mutants.register import mutant
+
+__all__: list[str] = []
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def rounded(x: Array, dtype: np.dtype[np.generic]) -> Array:
+    """x as it is after having been stored."""
+    return x.astype(dtype).astype(x.dtype)
+
+
+def truncated(x: Array) -> Array:
+    """x cut off to bfloat16, towards 0."""
+    bits = x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    return np.asarray(bits.view(np.float32).astype(x.dtype))
+
+
+# --- sums -----------------------------------------------------------------------------------------
+
+
+@mutant(
+    "row-sum-in-float16",
+    "precision",
+    "agreement-o agreement-lse equal-scores",
+    "sonos/tract#2586",
+    dtypes=("float16",),
+    rounding="fused",
+)
+class _RowSumInFloat16(Online):
+    """The weights of a row are added up one by one in float16, where 2048 + 1 = 2048."""
+
+    def row_sum(self, total: Array, p: Array) -> Array:
+        terms = np.concatenate([total, p], -1).astype(np.float16)
+        return np.add.accumulate(terms, axis=-1)[..., -1:].astype(total.dtype)
+
+
+@mutant(
+    "accumulator-in-bfloat16",
+    "precision",
+    "agreement-o",
+    dtypes=("bfloat16",),
+    rounding="fused",
+)
+class _AccumulatorInBfloat16(Online):
+    """The accumulator is stored in bfloat16 after every tile of 16 keys."""
+
+    def add(self, state: State, tile: Call) -> State:
+        state = super().add(state, tile)
+        return state._replace(acc=rounded(state.acc, tile.dtype))
+
+
+@mutant("dq-in-bfloat16", "precision", "agreement-dq", dtypes=("bfloat16",), rounding="fused")
+class _DqInBfloat16(Online):
+    """dq is stored in bfloat16 after every tile of 16 keys."""
+
+    def collect(self, name: str, into: Array, at: slice, x: Array) -> None:
+        super().collect(name, into, at, x)
+        if name == "dq":
+            into[..., at, :] = rounded(into[..., at, :], BFLOAT16)
+
+
+@mutant(
+    "group-summed-in-bfloat16",
+    "precision",
+    "agreement-dk agreement-dv",
+    dtypes=("bfloat16",),
+    rounding="fused",
+)
+class _GroupSummedInBfloat16(Attention):
+    """dk and dv of the query heads that share a head are added up in bfloat16."""
+
+    def share_back(self, dx: Array, x: Array) -> Array:
+        *lead, H, S, n = dx.shape
+        K = x.shape[-3]
+        parts = np.moveaxis(dx.reshape(*lead, K, H // max(K, 1), S, n), -3, 0)
+        found = np.zeros(parts.shape[1:])
+        for part in parts:
+            found = rounded(found + rounded(part, BFLOAT16), BFLOAT16)
+        return found
+
+
+# --- scores and weights ---------------------------------------------------------------------------
+
+
+@mutant(
+    "product-in-float16",
+    "precision",
+    "agreement-o agreement-lse large-products",
+    "NVIDIA/TensorRT-LLM#18044",
+    dtypes=("float16",),
+    rounding="fused",
+)
+class _ProductInFloat16(Attention):
+    """q kᵀ is stored in float16 before it is scaled, and overflows at 65504."""
+
+    def product(self, c: Call) -> Array:
+        stored = rounded(super().product(c._replace(scale=1.0)), np.dtype(np.float16))
+        return np.asarray(c.scale * stored)
+
+
+@mutant(
+    "scores-in-bfloat16",
+    "precision",
+    "agreement-o agreement-lse",
+    dtypes=("bfloat16",),
+    rounding="fused",
+)
+class _ScoresInBfloat16(Attention):
+    """The final scores are stored in bfloat16, in what is declared fused."""
+
+    def final(self, x: Array, visible: Array, c: Call) -> Array:
+        return rounded(super().final(x, visible, c), c.dtype)
+
+
+@mutant(
+    "scale-in-bfloat16",
+    "precision",
+    "agreement-o agreement-lse",
+    dtypes=("bfloat16",),
+    rounding="fused",
+)
+class _ScaleInBfloat16(Attention):
+    """The scale is a number of the dtype of q."""
+
+    def product(self, c: Call) -> Array:
+        return super().product(c._replace(scale=float(rounded(np.array(c.scale), c.dtype))))
+
+
+@mutant(
+    "exp-of-second-order",
+    "precision",
+    "agreement-o agreement-lse",
+    dtypes=("bfloat16",),
+    rounding="fused",
+)
+class _ExpOfSecondOrder(Online):
+    """exp is a Taylor polynomial of second order between powers of 2, off by up to 2⁻⁷."""
+
+    def exp(self, x: Array) -> Array:
+        n = np.round(np.maximum(x / math.log(2), -150))
+        f = np.maximum(x, -150 * math.log(2)) - n * math.log(2)
+        return np.where(x == -np.inf, 0, np.ldexp(1 + f + f * f / 2, np.nan_to_num(n).astype(int)))
+
+
+@mutant("weights-in-float8", "precision", "agreement-o", dtypes=("bfloat16",), rounding="fused")
+class _WeightsInFloat8(Online):
+    """The weights are stored in float8 for the product with v, in what is declared fused."""
+
+    def dropped(self, p: Array, tile: Call) -> Array:
+        return rounded(p, np.dtype(ml_dtypes.float8_e4m3fn)) * tile.keep
+
+
+@mutant("weights-truncated", "precision", "aggregate", dtypes=("bfloat16",), rounding="fused")
+class _WeightsTruncated(Online):
+    """The weights are cut off to bfloat16, not rounded to nearest."""
+
+    def dropped(self, p: Array, tile: Call) -> Array:
+        return truncated(super().dropped(p, tile))
+
+
+@mutant("dscores-truncated", "precision", "aggregate", dtypes=("bfloat16",), rounding="fused")
+class _DscoresTruncated(Attention):
+    """The gradient of the scores is cut off to bfloat16, not rounded to nearest."""
+
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+        return truncated(super().jacobian(p, dp, delta, c))
+
+
+@mutant("out-truncated", "precision", "aggregate", dtypes=("bfloat16",), rounding="fused")
+class _OutTruncated(Attention):
+    """out is cut off to bfloat16, not rounded to nearest."""
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        o, lse, p = super().results(c)
+        return truncated(o), lse, p
+
+
+@mutant("out-gained", "precision", "agreement-o", dtypes=("bfloat16",), rounding="fused")
+class _OutGained(Attention):
+    """out is too large by a factor of 1 + 2⁻⁶, as after a division by a reciprocal from a table."""
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        o, lse, p = super().results(c)
+        return o * (1 + 2.0**-6), lse, p
+
+
+@mutant(
+    "softmax-in-float16",
+    "precision",
+    "agreement-o",
+    "pytorch/executorch#18407",
+    dtypes=("float16",),
+)
+class _SoftmaxInFloat16(Attention):
+    """exp is taken in float16 of the scores as they are, and overflows at 11."""
+
+    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+        e, e_sink = (np.exp(x.astype(np.float16)).astype(np.float64) for x in (s, c.sinks))
+        total = e.sum(-1, keepdims=True) + e_sink
+        safe = np.where(total == 0, 1, total)
+        return e / safe, e_sink / safe, np.log(total)
+
+
+# --- between forward and backward -----------------------------------------------------------------
+
+
+@mutant(
+    "lse-saved-in-bfloat16",
+    "precision",
+    "agreement-dq agreement-dk agreement-dv",
+    "tenstorrent/tt-metal#41683",
+    dtypes=("bfloat16",),
+    rounding="fused",
+)
+class _LseSavedInBfloat16(Online):
+    """Backward rebuilds the weights from an lse that was saved in bfloat16."""
+
+    def saved(self, c: Call) -> State:
+        state = super().saved(c)
+        lse = rounded(self.row_lse(state, c), c.dtype)
+        return State(lse, np.isfinite(lse).astype(lse.dtype), self.divide(state))
+
+
+# --- masks as numbers -----------------------------------------------------------------------------
+
+
+@mutant(
+    "mask-overflows-float16",
+    "precision",
+    "empty-row",
+    "ahrefs/ocannl#548",
+    dtypes=("float16",),
+)
+class _MaskOverflowsFloat16(Attention):
+    """−1e9 is added to hidden scores, which is −inf in float16: a row that sees nothing is NaN."""
+
+    def hide(self, s: Array, visible: Array) -> Array:
+        added = s + np.where(visible, 0, np.float64(-1e9)).astype(np.float16)
+        return np.where((added == -np.inf).all(-1, keepdims=True), np.nan, added)
+
+
+@mutant(
+    "mask-is-least-float16",
+    "precision",
+    "empty-row",
+    "pytorch/pytorch#110213",
+    dtypes=("float16",),
+)
+class _MaskIsLeastFloat16(Attention):
+    """−65504 is added to hidden scores: a row that sees nothing sees all keys about equally."""
+
+    def hide(self, s: Array, visible: Array) -> Array:
+        return rounded(s + np.where(visible, 0, -65504.0), np.dtype(np.float16))

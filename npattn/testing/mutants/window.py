@@ -1,0 +1,166 @@
+"""Mutants: window."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npattn.problem import Array, Window
+from npattn.testing.mutants.attention import TILE, Attention, Call, within
+from npattn.testing.mutants.register import mutant
+
+
+@mutant("window-one-wider", "window", "agreement-o", "huggingface/transformers#39408")
+class _WindowOneWider(Attention):
+    """The window reaches one key further to the left."""
+
+    def sides(self, c: Call) -> Window:
+        left, right = super().sides(c)
+        return None if left is None else left + 1, right
+
+
+@mutant("window-one-narrower", "window", "agreement-o", "NVIDIA/TransformerEngine#1212")
+class _WindowOneNarrower(Attention):
+    """The left end of the window is exclusive."""
+
+    def sides(self, c: Call) -> Window:
+        left, right = super().sides(c)
+        return None if left is None else left - 1, right
+
+
+@mutant("window-right-ignored", "window", "agreement-o")
+class _WindowRightIgnored(Attention):
+    """The right side of the window is not read."""
+
+    def sides(self, c: Call) -> Window:
+        left, _ = super().sides(c)
+        return left, 0 if c.causal else None
+
+
+@mutant("window-symmetric", "window", "agreement-o")
+class _WindowSymmetric(Attention):
+    """The window reaches as far to the right as to the left."""
+
+    def sides(self, c: Call) -> Window:
+        left, right = super().sides(c)
+        return left, right if c.causal or left is None else left
+
+
+@mutant("window-exchanged", "window", "agreement-o")
+class _WindowExchanged(Attention):
+    """The window's left and right are exchanged."""
+
+    def sides(self, c: Call) -> Window:
+        left, right = c.window or (None, None)
+        return super().sides(c._replace(window=(right, left)))
+
+
+@mutant("window-ahead-without-causal", "window", "agreement-o", "vllm-project/vllm#31406")
+class _WindowAheadWithoutCausal(Attention):
+    """Without causal the left side of the window reaches to the right."""
+
+    def sides(self, c: Call) -> Window:
+        left, right = super().sides(c)
+        return (left, right) if c.causal or left is None else (0, left)
+
+
+@mutant("window-zero-is-none", "window", "agreement-o")
+class _WindowZeroIsNone(Attention):
+    """A side of 0 keys counts as one not given, which is unlimited."""
+
+    def sides(self, c: Call) -> Window:
+        left, right = c.window or (None, None)
+        return super().sides(c._replace(window=(left or None, right or None)))
+
+
+@mutant("window-start-negative", "window", "agreement-o")
+class _WindowStartNegative(Attention):
+    """A window that would begin before the first key begins as far before the end."""
+
+    def visible(self, c: Call) -> Array:
+        T, S = c.q.shape[-2], c.k.shape[-2]
+        left, _ = self.sides(c)
+        start = self.diagonal(T, S) - (np.inf if left is None else left)
+        return super().visible(c) & (np.arange(S) >= np.where(start < 0, start + S, start))
+
+
+@mutant("window-top-left", "window", "agreement-o")
+class _WindowTopLeft(Attention):
+    """The window stands at key t, while causal stands at t + S − T."""
+
+    def visible(self, c: Call) -> Array:
+        beside = np.arange(c.k.shape[-2]) - np.arange(c.q.shape[-2])[:, None]
+        inside = within(beside, c.window or (None, None))
+        return inside & super().visible(c._replace(window=None))
+
+
+@mutant("window-of-whole-tiles", "window", "agreement-o")
+class _WindowOfWholeTiles(Attention):
+    """Tiles before the window are skipped, and the one in which it begins is seen whole."""
+
+    def visible(self, c: Call) -> Array:
+        T, S = c.q.shape[-2], c.k.shape[-2]
+        left, right = self.sides(c)
+        begin = self.diagonal(T, S) - (left or 0)
+        open_left = super().visible(c._replace(window=(None, right)))
+        return open_left & (left is None or np.arange(S) // TILE >= begin // TILE)
+
+
+@mutant("window-ignored-for-one-query", "window", "agreement-o", "karpathy/nanochat#452")
+class _WindowIgnoredForOneQuery(Attention):
+    """A single query, as in decoding, sees all keys."""
+
+    def visible(self, c: Call) -> Array:
+        return super().visible(c._replace(window=None) if c.q.shape[-2] == 1 else c)
+
+
+@mutant("window-ignored-without-causal", "window", "agreement-o")
+class _WindowIgnoredWithoutCausal(Attention):
+    """The window is read only where causal is given."""
+
+    def visible(self, c: Call) -> Array:
+        return super().visible(c if c.causal else c._replace(window=None))
+
+
+@mutant("window-ignored-with-mask", "window", "agreement-o")
+class _WindowIgnoredWithMask(Attention):
+    """The window is read only where no mask is given."""
+
+    def visible(self, c: Call) -> Array:
+        return super().visible(c if c.mask is None else c._replace(window=None))
+
+
+@mutant("window-replaces-mask", "window", "agreement-o", "huggingface/transformers#31670")
+class _WindowReplacesMask(Attention):
+    """The mask is not read where a window is given."""
+
+    def visible(self, c: Call) -> Array:
+        return super().visible(c if c.window is None else c._replace(mask=None))
+
+
+@mutant("window-replaces-causal", "window", "agreement-o")
+class _WindowReplacesCausal(Attention):
+    """causal is not read where a window is given."""
+
+    def visible(self, c: Call) -> Array:
+        return super().visible(c if c.window is None else c._replace(causal=False))
+
+
+@mutant(
+    "window-ignored-in-backward",
+    "window",
+    "agreement-dq agreement-dk agreement-dv",
+    "meta-pytorch/MSLK#263",
+)
+class _WindowIgnoredInBackward(Attention):
+    """Backward rebuilds the weights without the window."""
+
+    def recompute(self, c: Call) -> Call:
+        return c._replace(window=None)
+
+
+@mutant("window-mirrored-in-backward", "window", "agreement-dq agreement-dk agreement-dv")
+class _WindowMirroredInBackward(Attention):
+    """Backward goes from key to query, and exchanges the window's left and right on the way."""
+
+    def recompute(self, c: Call) -> Call:
+        return c if c.window is None else c._replace(window=c.window[::-1])

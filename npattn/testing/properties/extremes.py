@@ -1,0 +1,230 @@
+"""Properties: at the ends of the number range, where rounding takes over or something overflows.
+
+There the bounds are wide, since a score of −1e9 has lost all that distinguishes its key in float32.
+What remains holds nevertheless: no NaN, weights that sum to 1, and o among the values that the
+query sees.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from npattn.api import evaluate
+from npattn.problem import Array, Problem
+from npattn.testing.compare import compare_arrays
+from npattn.testing.properties.register import fills, rule
+from npattn.testing.recipe import Cotangents, Recipe
+from npattn.testing.tolerance import bounds
+from npattn.testing.trial import Trial, Violation
+
+__all__ = ["Outside"]
+
+
+class Outside(Violation):
+    """o is beyond the values that its query sees.
+
+    Attributes
+    ----------
+    limits : pair of array
+        The least and the largest that o may be.
+    """
+
+    limits: tuple[Array, Array]
+
+
+OFFSETS = (
+    "-1e4 padding",
+    "large negative padding",
+    "least padding",
+    "-1e4 rows",
+    "-1e9 rows",
+    "least rows",
+)
+
+
+def _too_much(trial: Trial) -> frozenset[str]:
+    """Dropout scales values beyond those that are seen, and a scale may scale the bias."""
+    scaled = {"scale"} if trial.conventions.bias == "before_scale" else set()
+    return frozenset({"dropout_mask"} | scaled)
+
+
+@rule(
+    "offset-bias",
+    "4, 8, 13",
+    unless=lambda t: None if "bias" in t.space.features else "has no bias",
+    draw=lambda t: {"force": {"bias": OFFSETS}, "forbid": _too_much(t), "nonempty": True},
+)
+def offset_bias(trial: Trial, recipe: Recipe) -> float:
+    """A large finite bias, of some keys or of a whole row, makes no NaN and no weight of its own.
+
+    −1e4, −1e9 and half of the least number are numbers: what a softmax subtracts may not depend on
+    them being small. A row that they shift as a whole keeps its weights, as far as its scores can
+    still tell them apart. Gradients are asked with that of the bias and without it. Broken by a
+    running maximum that starts at a finite number (flashinfer-ai/flashinfer#4401), by hidden
+    scores that become −1e4 or −1e9 and are the largest of such a row
+    (microsoft/onnxruntime#8549), by a factor log₂e that makes −∞ of the least number, by weights
+    rebuilt from an lse of −1e9.
+    """
+    problem = trial.problem(recipe)
+    cotangents = trial.cotangents(recipe, problem, weights=True)
+    ratio = trial.check(trial.agreement(recipe), problem, cotangents)
+    # Without a sink all values are 1, and so is the sum of the weights.
+    even = problem.replace(v=np.ones_like(problem.v))
+    return max(ratio, *(_inside(trial, one, cotangents) for one in (even, problem)))
+
+
+@rule(
+    "saturated",
+    "8, 11, 13",
+    draw=lambda t: {
+        "force": {"distribution": "saturated"},
+        "forbid": frozenset({"bias", "softcap", "score_mod", "dropout_mask"}),
+        "nonempty": True,
+    },
+)
+def saturated(trial: Trial, recipe: Recipe) -> float | None:
+    """Where one score is far above the rest, o is its value, lse the score; no gradient is left.
+
+    A weight of 1 stays 1 however q and k move a little, so dq and dk are 0 and dv is dout at that
+    key. The score is 1e4 in some rows; the same key is at −1e4 in others, and need not be seen
+    there (in float16 both are what it can hold before they are scaled). Broken by exp without the
+    maximum subtracted (pytorch/executorch#18407), by a maximum that starts at 0 or at a finite
+    number, by a Jacobian whose two terms do not cancel.
+    """
+    problem = trial.problem(recipe)
+    weights = evaluate(problem, trial.conventions).weights
+    sure = (weights == 1).any(-1) & ~trial.empty(problem)  # a gap of 37 or more: it is 1e3 or more
+    if not sure.any():
+        return None
+    dout, dlse = trial.cotangents(recipe, problem)
+    quiet = Cotangents(
+        np.where(sure[..., None], dout, np.zeros_like(dout)),
+        None if dlse is None else np.zeros_like(dlse),
+    )
+    want, allowed = trial.oracle(problem, quiet)
+    found: dict[str, Any] = {}
+    for name, got in trial.results(problem, quiet):
+        if name not in want:
+            continue
+        exact = np.zeros_like(want[name]) if name in ("dq", "dk", "dsinks") else want[name]
+        if got.shape != exact.shape:
+            raise Violation(f"{name} has shape {got.shape}, want {exact.shape}", problem, quiet)
+        found[f"{name}{len(found)}"] = compare_arrays(name, got, exact, allowed[name])
+    return max(trial.check(found, problem, quiet), _inside(trial, problem, quiet))
+
+
+ROOM = 2.0**17
+"""Of q·k before it is scaled: twice the largest number of float16."""
+
+
+def _not_half(trial: Trial) -> str | None:
+    if trial.space.dtype != "float16":
+        return f"{trial.space.dtype} holds what float32 does"
+    if "scale" not in trial.space.features and max(trial.space.pool("D")) < 17:
+        return "has no scale, and D is too small for the default to bring scores into range"
+    return None
+
+
+def _draw_large(trial: Trial) -> dict[str, Any]:
+    deep = tuple(n for n in trial.space.pool("D") if n > 16)
+    force = {} if "scale" in trial.space.features else {"D": deep}
+    return {
+        "force": force | {"distribution": "normal"},
+        "forbid": frozenset({"scale", "bias", "score_mod", "sinks", "dropout_mask"}),
+        "nonempty": True,
+    }
+
+
+@rule("large-products", "1, 8", unless=_not_half, draw=_draw_large)
+def large_products(trial: Trial, recipe: Recipe) -> float:
+    """Products q·k beyond 65504, the largest number of float16, do no harm if their scores fit.
+
+    float16 cannot hold q·k here, but it can hold scale · q·k, and float32, in which every matrix
+    product of float16 accumulates, holds both. So either the scale comes first, or the product is
+    not stored before it is scaled. In other dtypes nothing is asked: bfloat16 reaches as far as
+    float32, and where q·k leaves the range of float32 there is no wider format in which kernels
+    could accumulate, nor a model whose products are of 1e38. Broken by a product in float16 that is
+    scaled afterwards: all scores of a row are +∞, which gives NaN, or −∞, which empties it.
+    """
+    problem = _large(trial, recipe)
+    cotangents = trial.cotangents(recipe, problem)
+    ratio = trial.check(trial.against_oracle(problem, cotangents), problem, cotangents)
+    return max(ratio, _inside(trial, problem, cotangents))
+
+
+def _large(trial: Trial, recipe: Recipe) -> Problem:
+    """The problem with keys near to one direction, and queries along or against it: q·k is about
+    ±`ROOM`, and scores differ by about 2."""
+    problem = trial.problem(recipe)
+    rng = np.random.default_rng([recipe.seed, 14])
+    by_scale = "scale" in trial.space.features
+    scale = 2.0**-12 if by_scale else 1 / math.sqrt(recipe.D)
+    along = math.sqrt(ROOM / recipe.D)
+    spread = 2 / (scale * math.sqrt(ROOM))
+    sign = rng.choice([1, -1], (*problem.q.shape[:-1], 1))
+    q = sign * (along + rng.standard_normal(problem.q.shape))
+    k = along + spread * rng.standard_normal(problem.k.shape)
+    half = problem.q.dtype
+    large = problem.replace(q=q.astype(half), k=k.astype(half))
+    return large.replace(scale=scale) if by_scale else large
+
+
+# --- o is among the values that are seen ----------------------------------------------------------
+
+
+def _inside(trial: Trial, problem: Problem, cotangents: Cotangents) -> float:
+    """The worst ratio of o to where it may be; `Outside` where it is beyond."""
+    low, high = _hull(trial, problem)
+    slack = _slack(trial, problem)
+    worst = 0.0
+    for name, got in trial.implementation.forward(problem).items():
+        if name not in ("o", "o too"):
+            continue
+        if got.shape != slack.shape:
+            raise Violation(f"o has shape {got.shape}, want {slack.shape}", problem, cotangents)
+        o = got.astype(np.float64)
+        near = np.where(np.isnan(o), np.where(np.isfinite(low), low, 0), np.clip(o, low, high))
+        seen = compare_arrays("o beside the values that its query sees", got, near, slack)
+        if not seen.passed:
+            err = Outside(str(seen), problem, cotangents, "range", seen.ratio)
+            err.limits = low - slack, high + slack
+            raise err
+        worst = max(worst, seen.ratio)
+    return worst
+
+
+def _hull(trial: Trial, problem: Problem) -> tuple[Array, Array]:
+    """The least and the largest value in each column that a query sees, (..., H, T, E); all
+    numbers where it sees none, for what that gives is a convention."""
+    visible = trial.visible(problem)
+    if fills(trial) is not None:
+        visible = np.ones_like(visible)  # hidden keys may take weight
+    heads = visible if not problem.headless else visible[None]
+    used = np.arange(problem.H) // max(problem.H // max(problem.K, 1), 1)
+    if trial.conventions.kv_head == "tile":
+        used = np.arange(problem.H) % max(problem.K, 1)
+    v = problem.v.astype(np.float64)
+    v = (v[None] if problem.headless else v)[..., used, :, :]  # (..., H, S, E)
+    low = np.empty((*heads.shape[:-1], problem.E))
+    high = np.empty_like(low)
+    for e in range(problem.E):  # one by one: (..., H, T, S, E) would be large
+        column = v[..., None, :, e]
+        low[..., e] = np.where(heads, column, np.inf).min(-1, initial=np.inf)
+        high[..., e] = np.where(heads, column, -np.inf).max(-1, initial=-np.inf)
+    if problem.sinks is not None:  # it takes weight, and has the value 0
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
+    empty = trial.empty(problem)[..., None]
+    low, high = (x[0] if problem.headless else x for x in (low, high))
+    return np.where(empty, -np.inf, low), np.where(empty, np.inf, high)
+
+
+def _slack(trial: Trial, problem: Problem) -> Array:
+    """How far rounding may carry o out of the hull: what is allowed if all values are the largest,
+    so that an error of the weights cancels, and only sums and storage count."""
+    largest = abs(problem.v).max(-2, keepdims=True, initial=0)
+    even = problem.replace(v=np.broadcast_to(largest, problem.v.shape).copy())
+    dtype = problem.q.dtype
+    return bounds(even, dtype, trial.rounding, conventions=trial.conventions)["o"]

@@ -1,0 +1,392 @@
+"""Correct implementations: nothing is said against them, whatever they round and in which order."""
+
+import functools
+import inspect
+from dataclasses import replace
+
+import ml_dtypes  # noqa: F401  registers bfloat16
+import numpy as np
+import pytest
+
+import npattn
+from npattn.api import evaluate
+from npattn.conventions import Conventions
+from npattn.problem import Problem
+from npattn.testing import Cotangents, ImplementationError, Recipe, Rounding, check
+from npattn.testing.compare import compare_arrays
+from npattn.testing.correct import CORRECT, Kernel, correct
+from npattn.testing.correct.arithmetic import Order, cast, dot, flush, stored, summed, truncate
+from npattn.testing.properties import PROPERTIES
+from npattn.testing.tolerance import bounds
+
+OWN = [name for name, one in CORRECT.items() if one.needs is None and not one.sizes]
+EVERY = [(name, dtype) for name in OWN for dtype in CORRECT[name].dtypes]
+OTHERS = [
+    (name, dtype) for name in CORRECT if CORRECT[name].needs for dtype in CORRECT[name].dtypes
+]
+GRADIENTS = ("q", "k", "v", "bias", "sinks")
+
+
+def here(name):
+    if not CORRECT[name].runs_here:
+        pytest.skip(f"{CORRECT[name].needs} is not installed")
+    return CORRECT[name]
+
+
+# --- against the oracle ---------------------------------------------------------------------------
+
+
+# More than 32 queries and keys, so that tiles and blocks have a rest.
+SIZES = {"lead": (2,), "H": 2, "K": 1, "T": 35, "S": 37, "D": 11, "E": 5}
+OPTIONS = (
+    {},
+    {"mask": "empty rows", "bias": "full", "sinks": True, "distribution": "large logits"},
+    {"causal": True, "window": (16, None), "softcap": 2.0, "bias": "heads", "scale": 1.7},
+    {"mask": "padding", "bias": "-inf padding", "dropout": 0.3, "scale": -0.75},
+    {"bias": "large negative padding", "distribution": "one-hot", "sinks": True},
+    {"mask": "first tile", "distribution": "value offset", "broadcast": True, "dropout": 0.0},
+    {"score_mod": "distance", "mask": "matrix", "distribution": "low", "lead": ()},
+    {"mask": "matrix", "distribution": "outliers", "sinks": True, "lead": None, "H": 1},
+)
+
+
+@functools.cache
+def exact(recipe):
+    problem = recipe.problem()
+    fwd = evaluate(problem)
+    dout, dlse = recipe.cotangents(problem)
+    dlse = np.where(np.isneginf(fwd.lse), 0, dlse).astype(dlse.dtype)
+    grads = npattn.backward(fwd, dout.astype(float), dlse.astype(float))
+    want = {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
+    want |= {f"d{n}": x for n in GRADIENTS if (x := getattr(grads, n)) is not None}
+    return problem, Cotangents(dout, dlse), want
+
+
+@functools.cache
+def allowed(recipe, rounding):
+    problem, (dout, dlse), _ = exact(recipe)
+    return bounds(problem, recipe.dtype, rounding, dout=dout.astype(float), dlse=dlse.astype(float))
+
+
+def results(one, problem, cotangents):
+    f = one.implementation()
+    found = [*f.forward(problem).items(), *f.gradients(problem, cotangents).items()]
+    return [(name.removesuffix(" too"), array) for name, array in found]
+
+
+@pytest.mark.parametrize(("name", "dtype"), EVERY)
+def test_it_stays_within_what_it_declares_and_within_what_is_allowed_to_anybody(name, dtype):
+    one = CORRECT[name]
+    takes = one.implementation().features
+    for options in OPTIONS:
+        recipe = Recipe(**(SIZES | options), dtype=dtype, seed=1)
+        if recipe.score_mod and "score_mod" not in takes:
+            continue
+        problem, cotangents, want = exact(recipe)
+        got = results(one, problem, cotangents)
+        assert {n for n, _ in got} >= set(want) - {"weights"}
+        for rounding in one.models:
+            room = allowed(recipe, rounding)
+            found = [compare_arrays(n, x, want[n], room[n]) for n, x in got]
+            assert all(c.passed for c in found), (recipe, rounding, *map(str, found))
+
+
+@pytest.mark.parametrize("name", [name for name in CORRECT if not CORRECT[name].needs])
+def test_the_judge_passes_it(name):
+    one = CORRECT[name]
+    report = check(
+        one.implementation(),
+        conventions=one.conventions,
+        dtypes=one.dtypes[-1:],
+        rounding=one.rounding,
+        sizes=one.sizes,
+        examples=2,
+        only=["agreement-o", "agreement-dk", "empty-row"],
+    )
+    assert report.tested
+    assert one.alarms(report) == [], str(report)
+
+
+@pytest.mark.parametrize(("name", "dtype"), OTHERS)
+def test_frameworks_pass_in_each_of_their_dtypes(name, dtype):
+    one = here(name)
+    report = check(
+        one.implementation(),
+        conventions=one.conventions,
+        dtypes=dtype,
+        sizes=one.sizes,
+        examples=1,
+        only=["agreement-o", "agreement-dq"],  # JAX compiles for every shape
+    )
+    assert report.tested
+    assert one.alarms(report) == [], str(report)
+
+
+@pytest.mark.parametrize("name", [n for n, one in CORRECT.items() if one.beyond])
+def test_who_rounds_more_than_is_allowed_to_anybody_is_found_out_where_nothing_is_declared(name):
+    one = CORRECT[name]
+    plain = Recipe(H=2, K=2, T=37, S=67, D=11, E=13, dtype=one.dtypes[-1], seed=1)
+    steep = replace(plain, distribution="large logits", bias="full")
+    found = []
+    for recipe in (plain, steep):
+        problem, cotangents, want = exact(recipe)
+        room = allowed(recipe, None)
+        got = results(one, problem, cotangents)
+        found += [compare_arrays(n, x, want[n], room[n]) for n, x in got]
+    assert any(not c.passed for c in found), max(c.ratio for c in found)
+
+
+def test_loops_pass_in_every_dtype():
+    one = CORRECT["loops"]
+    report = check(
+        one.implementation(),
+        dtypes=one.dtypes,
+        rounding=one.rounding,
+        sizes=one.sizes,
+        examples=1,
+        only=["agreement-o", "agreement-dk"],
+    )
+    assert report.passed, str(report)
+
+
+# --- the register ---------------------------------------------------------------------------------
+
+
+def test_there_are_many_and_each_says_how_it_differs():
+    assert len(CORRECT) >= 25
+    assert len({one.sentence for one in CORRECT.values()}) == len(CORRECT)
+    for name, one in CORRECT.items():
+        assert one.name == name
+        assert one.sentence.endswith(".")
+        assert set(one.breaks) <= set(PROPERTIES)
+        assert set(one.rules) == set(PROPERTIES) - set(one.breaks)
+        assert one.dtypes
+
+
+def test_no_two_of_ours_give_the_same_bits_everywhere():
+    """Or one of them is there for nothing."""
+    recipe = Recipe(
+        H=6, K=2, T=37, S=67, D=11, E=13, dtype="bfloat16", seed=5, mask="empty rows", bias="full",
+        sinks=True, distribution="large logits",
+    )  # fmt: skip
+    seen = {}
+    for name in OWN:
+        if "bfloat16" not in CORRECT[name].dtypes or CORRECT[name].breaks:
+            continue  # who breaks a rule differs there
+        problem, cotangents, _ = exact(recipe)
+        got = results(CORRECT[name], problem, cotangents)
+        bits = b"".join(x.astype(np.float64).tobytes() for _, x in got)
+        assert bits not in seen, (name, seen[bits])
+        seen[bits] = name
+
+
+def test_a_name_is_taken_once():
+    with pytest.raises(KeyError, match="rows is twice"):
+        correct("rows", "Again.", lambda q, k, v: q)
+
+
+def test_what_it_is_known_to_break_is_no_alarm():
+    one = CORRECT["mask as bias"]
+    words = {"examples": 10, "only": ["hidden-nan-k"], "sizes": {"T": (3,), "S": (5,)}}
+    report = check(one.implementation(), **words)
+    assert {o.rule for o in report.outcomes if o.failed} == {"hidden-nan-k", "hidden-nan-kv"}
+    assert one.alarms(report) == []
+    assert replace(one, breaks=("hidden-nan-k",)).alarms(report)[0].rule == "hidden-nan-kv"
+
+
+def test_models_are_the_declared_one_and_none_each_once():
+    assert CORRECT["fused"].models == (Rounding.fused(), None)
+    assert CORRECT["torch eager"].models == (None,)
+    assert CORRECT["tf32"].models == (CORRECT["tf32"].rounding,)
+
+
+# --- the kernel -----------------------------------------------------------------------------------
+
+
+def small(dtype="float32", **options):
+    return Recipe(H=2, K=1, T=5, S=7, D=3, E=2, dtype=dtype, seed=3, **options)
+
+
+def worst(kernel, recipe, rounding):
+    problem, (dout, dlse), want = exact(recipe)
+    room = allowed(recipe, rounding)
+    got = kernel(problem, dout, dlse)
+    return {n: compare_arrays(n, x, want[n], room[n]).ratio for n, x in got.items()}
+
+
+@pytest.mark.parametrize("storage", ["scores", "weights", "dweights", "dscores", "queries"])
+def test_what_a_kernel_stores_low_is_beyond_the_model_that_does_not_say_so(storage):
+    rounding = Rounding(name="one", **{storage: "input"})
+    kernel = Kernel(rounding=rounding, scaled="queries")
+    recipe = replace(small("bfloat16"), T=37, S=67, D=11)
+    assert max(worst(kernel, recipe, rounding).values()) <= 1
+    assert max(worst(kernel, recipe, Rounding.upcast()).values()) > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "models"),
+    [
+        ({"gradient_block": 8}, Rounding.upcast()),
+        ({"shared": "input"}, Rounding.upcast()),
+        ({"gradient_roundings": 2}, Rounding.upcast()),
+        ({"exp_error": 2.0**-7}, Rounding.upcast()),
+        ({"lse": "input"}, Rounding.upcast()),
+        ({"row_sum": "input"}, Rounding.upcast()),
+        ({"out_roundings": 2}, Rounding.upcast()),
+    ],
+    ids=lambda words: next(iter(words)) if isinstance(words, dict) else "",
+)
+def test_every_word_of_a_model_changes_what_a_kernel_does(words, models):
+    rounding = Rounding(name="one", **words)
+    kernel = Kernel(rounding=rounding, scaled="queries", tile=16)
+    recipe = replace(small("bfloat16"), T=37, S=67, D=11)
+    assert max(worst(kernel, recipe, rounding).values()) <= 1
+    assert max(worst(kernel, recipe, models).values()) > 1
+
+
+def test_a_kernel_that_forgets_the_rank_one_term_is_wrong():
+    found = worst(Kernel(forgets_delta=True), small(), Rounding.upcast())
+    assert found["dq"] > 1
+    assert found["o"] <= 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"tile": 3},
+        {"tile": 2, "splits": 3, "sink": "last"},
+        {"sink": "key"},
+        {"sink": "key", "tile": 3},
+        {"log_softmax": True},
+        {"binary": True},
+        {"binary": True, "tile": 3},
+        {"channels": True, "scaled": "queries"},
+        {"apart": True},
+        {"order": "kahan"},
+        *({"scaled": scaled} for scaled in ("scores", "queries", "keys", "both")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("scale", [None, -0.75, 0.0])
+def test_whatever_the_order_the_mathematics_is_the_same(words, scale):
+    recipe = small(
+        "float64", mask="empty rows", bias="-inf padding", sinks=True, dropout=0.3, scale=scale
+    )
+    problem, (dout, dlse), want = exact(recipe)
+    dweights = np.random.default_rng(0).standard_normal((2, 2, 5, 7))
+    got = Kernel(**words)(problem, dout, dlse, dweights)
+    grads = npattn.backward(evaluate(problem), dout, dlse, dweights)
+    want = want | {f"d{n}": getattr(grads, n) for n in GRADIENTS}
+    assert set(got) == set(want)
+    for name, array in got.items():
+        np.testing.assert_allclose(array, want[name], atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "meaning",
+    [
+        Conventions(hidden_fill=-1e4, lse_base="2"),
+        Conventions(hidden_fill=0.0),
+        Conventions(empty_row="mean", lse_empty=3.0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tile", [None, 3])
+def test_a_kernel_keeps_the_conventions_that_it_is_given(meaning, tile):
+    problem, (dout, dlse), _ = exact(small("float64", mask="empty rows", bias="full"))
+    fwd = evaluate(problem, meaning)
+    dlse = np.where(np.isneginf(evaluate(problem).lse), 0, dlse)
+    grads = npattn.backward(fwd, dout, dlse)
+    want = {"o": fwd.out, "lse": fwd.lse}
+    want |= {f"d{n}": x for n in GRADIENTS if (x := getattr(grads, n)) is not None}
+    got = Kernel(conventions=meaning, tile=tile)(problem, dout, dlse)
+    for name, exactly in want.items():
+        np.testing.assert_allclose(got[name], exactly, atol=1e-12, err_msg=name)
+
+
+def test_a_kernel_has_every_option_of_npattn():
+    own = set(inspect.signature(Kernel().forward).parameters)
+    theirs = set(inspect.signature(npattn.attention).parameters)
+    assert own - theirs == {"return_lse", "return_weights"}
+    assert theirs - own == {"dtype", "engine", "conventions"}
+
+
+def test_results_have_the_dtypes_that_are_promised():
+    for dtype, wide in [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")]:
+        problem, cotangents, _ = exact(small(dtype, bias="full", sinks=True))
+        for name, array in Kernel()(problem, cotangents.dout, cotangents.dlse).items():
+            least = {"lse": wide, "weights": wide, "dsinks": wide}.get(name, dtype)
+            assert array.dtype == least, name
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+
+
+def same(x):
+    return x
+
+
+@pytest.mark.parametrize("order", ["blas", "first", "last", "pairwise", "kahan"])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 13])
+def test_every_order_gives_the_product(order: Order, n):
+    rng = np.random.default_rng(n)
+    a, b = rng.integers(-8, 8, (2, 3, 5, n)), rng.integers(-8, 8, (3, n, 2))
+    found = dot(a.astype(float), b.astype(float), order, None, same)
+    np.testing.assert_array_equal(found, a @ b)
+    np.testing.assert_array_equal(
+        summed(a.astype(float), order, None, same), a.sum(-1, keepdims=True)
+    )
+
+
+def test_orders_round_differently():
+    u = 2.0**-24
+    x = np.array([[1, u, u]], np.float32)
+    found = {order: summed(x, order, None, same).item() for order in ("first", "last", "kahan")}
+    assert found == {"first": 1, "last": 1 + 2 * u, "kahan": 1 + 2 * u}
+    x = np.array([[1, u, u, u]], np.float32)
+    assert summed(x, "first", None, same).item() == 1
+    assert summed(x, "first", 2, same).item() == 1 + 2 * u  # (1 + u) + (u + u)
+    assert summed(x, "pairwise", None, same).item() == 1 + 2 * u
+
+
+def test_kahan_has_nothing_to_keep_beyond_an_overflow():
+    x = np.array([[3e38, 3e38, 1.0]], np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert summed(x, "kahan", None, same).item() == np.inf
+
+
+def test_subnormal_results_are_flushed():
+    tiny = np.finfo(np.float32).tiny
+    x = np.array([tiny, tiny / 2, -tiny / 2, 0, np.inf], np.float32)
+    np.testing.assert_array_equal(flush(x), np.array([tiny, 0, 0, 0, np.inf], np.float32))
+
+
+def test_truncation_goes_towards_zero():
+    x = np.array([1 + 2.0**-24, -1 - 1.5 * 2.0**-23, 1.5, np.inf])
+    np.testing.assert_array_equal(truncate(x), [1, -1 - 2.0**-23, 1.5, np.inf])
+
+
+def test_tf32_has_ten_bits_and_ties_to_even():
+    x = np.array([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-10, 3e38, np.nan], np.float32)
+    want = np.array([1, 1 + 2.0**-9, 1 + 2.0**-10, stored(x, "tf32")[3], np.nan], np.float32)
+    np.testing.assert_array_equal(stored(x, "tf32"), want)
+    assert abs(want[3] - x[3]) <= 2.0**-11 * x[3]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float16"])
+def test_float64_is_rounded_once(dtype):
+    """Just beside the middle of two neighbours, where float32 would first round to the middle."""
+    low = np.linspace(1, 1.75, 4).astype(dtype)
+    above = np.nextafter(low, np.array(8, dtype)).astype(float)
+    middle = (low.astype(float) + above) / 2
+    np.testing.assert_array_equal(cast(np.nextafter(middle, 0), low.dtype), low)
+    np.testing.assert_array_equal(cast(np.nextafter(middle, 8), low.dtype).astype(float), above)
+
+
+def test_what_a_problem_refuses_a_kernel_refuses():
+    f = CORRECT["rows"].implementation()
+    wrong = Problem(*(np.ones((1, 2, 3), np.float32) for _ in range(3)))
+    inputs = f.inputs(wrong)
+    inputs["k"] = inputs["k"][..., :2]
+    with pytest.raises(ImplementationError, match="raised ShapeError: k has"):
+        f.forward(wrong, inputs=inputs)

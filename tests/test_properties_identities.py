@@ -1,0 +1,416 @@
+"""Identities hold for what is right, in every dtype and convention, and not for what is wrong."""
+
+import contextlib
+import io
+import itertools
+import math
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import npattn
+from npattn.conventions import PROFILES, Conventions
+from npattn.problem import finfo
+from npattn.testing import Implementation, Recipe, check
+from npattn.testing.mutants import MUTANTS, Attention, base, base_backward
+from npattn.testing.properties import PROPERTIES
+from npattn.testing.properties.estimates import Estimate, agree, exact, on_grid, settle
+from npattn.testing.rounding import Rounding
+from npattn.testing.script import script
+from npattn.testing.strategies import Pools, Space
+from npattn.testing.targets.numpy import flash, flash_backward
+from npattn.testing.trial import GRADIENTS, Judged, Trial, Violation
+
+RULES = ("bias-shift", "one-key", "convex-hull", "value-linear", "sink-key", "equal-scores")
+RIGHT = {
+    "base in float64": (base, base_backward, "float64"),
+    "base in float16": (base, base_backward, "float16"),
+    "base in float8_e5m2": (base, base_backward, "float8_e5m2"),
+    "flash in float32": (flash, flash_backward, "float32"),
+    "flash in bfloat16": (flash, flash_backward, "bfloat16"),
+}
+MEANINGS = {
+    "filled with -1e4": Conventions(hidden_fill=-1e4, mask_true="hide"),
+    "mean of all values": Conventions(empty_row="mean", lse_base="2", lse_empty=0.0),
+    "NaN": Conventions(empty_row="nan", lse_empty=math.nan, causal="top_left"),
+    "cap over the bias": Conventions(softcap="after_bias", window="total", lse_empty=math.inf),
+    "cap over the mask": Conventions(softcap="after_mask", mask_true="hide"),
+    "bias inside the scale": Conventions(bias="before_scale", lse_base="2"),
+    "heads in tiles": Conventions(kv_head="tile", weights="after_dropout"),
+}
+
+# Why a rule may stand aside under these.
+ASIDE = {
+    "hidden_fill lets hidden keys matter",
+    "a softcap after the mask lets hidden keys matter",
+    "conventions scale the bias",
+}
+
+
+# --- how rules are asked --------------------------------------------------------------------------
+
+
+def trial_of(f, backward=None, dtype="float32", conventions=None, **space):
+    """What check makes of an implementation that accepts every structure."""
+    implementation = Implementation(f, backward=backward)
+    space = Space(**{"features": implementation.features, "dtype": dtype} | space)
+    gradients = frozenset() if backward is None else frozenset(GRADIENTS)
+    rounding = Rounding.undeclared(dtype)
+    return Trial(implementation, conventions or Conventions(), rounding, space, gradients)
+
+
+def ratios(rule, trial, examples):
+    """Error / allowed error of the first problems that show something."""
+    rule = PROPERTIES[rule]
+    assert rule.unless(trial) is None
+    recipes = Pools(trial.space, **rule.draw(trial)).planned(7, 60)
+    quick = (r for r in recipes if math.prod(r.whole) * (r.D + r.E) < 2**14)
+    found = (rule.check(trial, recipe) for recipe in quick)
+    return list(itertools.islice((x for x in found if x is not None), examples))
+
+
+def violation(rule, trial, examples=60):
+    """What the rule says of a wrong implementation."""
+    with pytest.raises(Violation) as raised:
+        ratios(rule, trial, examples)
+    assert raised.value.ratio > 1
+    return raised.value
+
+
+def printed(rule, trial, error):
+    """What the script prints that a report has."""
+    f, text = trial.implementation, script(trial, rule, error.problem, error)
+    lines = [line for line in text.splitlines() if not line.startswith("raise SystemExit")]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec("\n".join(lines), {"f": f.f, "f_backward": f.backward})
+    return output.getvalue()
+
+
+def oracle_under(conventions):
+    """The oracle as an implementation of these conventions, rounded once; and its backward."""
+
+    def forward(q, k, v, mask, options):
+        return npattn.forward(q, k, v, mask, conventions=conventions, **options)
+
+    def f(
+        q, k, v, mask=None, *, causal=False, window=None, bias=None, scale=None, softcap=None,
+        score_mod=None, sinks=None, dropout_mask=None, dropout_rate=0.0, return_lse=False,
+    ):  # fmt: skip
+        options = {"causal": causal, "window": window, "bias": bias, "scale": scale}
+        options |= {"softcap": softcap, "score_mod": score_mod, "sinks": sinks}
+        options |= {"dropout_mask": dropout_mask, "dropout_rate": dropout_rate}
+        fwd = forward(q, k, v, mask, options)
+        out, lse = fwd.out.astype(q.dtype), fwd.lse.astype(np.result_type(q.dtype, np.float32))
+        return (out, lse) if return_lse else out
+
+    def backward(dout, q, k, v, *, out, lse, dlse=None, mask=None, **options):
+        fwd = forward(q, k, v, mask, options)
+        grads = vars(npattn.backward(fwd, dout.astype(float), dlse.astype(float)))
+        return {n: x.astype(q.dtype) for n, x in grads.items() if x is not None}
+
+    return f, backward
+
+
+# --- what is right keeps them ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("named", RIGHT)
+def test_what_is_right_keeps_the_identity(named, rule):
+    f, backward, dtype = RIGHT[named]
+    found = ratios(rule, trial_of(f, backward, dtype), examples=6)
+    assert len(found) == 6
+    assert max(found) <= 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("named", MEANINGS)
+def test_the_oracle_keeps_the_identity_under_conventions(named, rule):
+    conventions = MEANINGS[named]
+    trial = trial_of(*oracle_under(conventions), conventions=conventions)
+    if (reason := PROPERTIES[rule].unless(trial)) is not None:
+        assert reason in ASIDE
+        return
+    found = ratios(rule, trial, examples=4)
+    assert len(found) == 4
+    assert max(found) <= 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_keeps_the_identities(dtype):
+    pytest.importorskip("torch")
+    from npattn.testing.targets.torch import sdpa_math
+
+    conventions = PROFILES["torch.sdpa"]
+    report = check(sdpa_math, only=RULES, examples=6, dtypes=(dtype,), conventions=conventions)
+    status = {o.rule: o.status for o in report.outcomes}
+    assert status.pop("sink-key") == "not applicable"
+    assert set(status.values()) == {"passed"}, str(report)
+
+
+# --- what is wrong does not -----------------------------------------------------------------------
+
+WRONG = {
+    "bias-shift": ("softcap-over-bias", "bias-scaled", "lse-without-maximum", "no-max-subtracted"),
+    "one-key": ("jacobian-without-rank-1-term", "mask-inverted", "hidden-score-finite"),
+    "convex-hull": ("softmax-over-queries", "mask-added-as-number", "window-one-wider"),
+    "sink-key": ("sink-scaled", "lse-without-sink", "dsinks-zero", "dsinks-without-dlse"),
+    "equal-scores": ("mask-after-softmax", "window-one-narrower"),
+}
+
+
+@pytest.mark.parametrize(("rule", "name"), [(rule, n) for rule in WRONG for n in WRONG[rule]])
+def test_a_mutant_breaks_the_identity_and_the_script_shows_it(rule, name):
+    mutant = MUTANTS[name]
+    trial = trial_of(mutant.forward, mutant.backward, sizes={"D": (3, 5), "E": (2, 3)})
+    error = violation(rule, trial)
+    assert "WRONG" in printed(rule, trial, error)
+
+
+class ValuesOfKeys(Attention):
+    """The keys are combined, not the values, where their sizes agree."""
+
+    def call(self, arrays, *options):
+        c = super().call(arrays, *options)
+        return c._replace(v=c.k) if c.v.shape == c.k.shape else c
+
+
+class ValuesSaturate(Attention):
+    """Values are held in a format that ends at 2."""
+
+    def results(self, c):
+        return super().results(c._replace(v=np.clip(c.v, -2, 2)))
+
+
+class NothingWithoutChannels(Attention):
+    """An early exit where q is empty, as if there were no queries."""
+
+    def results(self, c):
+        o, lse, p = super().results(c)
+        return (0 * o, lse, p) if c.q.size == 0 else (o, lse, p)
+
+
+class SumInTheInputDtype(Attention):
+    """The weights of a row are added in the dtype of q, one by one."""
+
+    def softmax(self, s, c, live):
+        p, p_sink, lse = super().softmax(s, c, live)
+        e = np.where(live, np.exp(s - lse), 0).astype(c.dtype)
+        total = np.add.accumulate(e, axis=-1, dtype=c.dtype)[..., -1:].astype(float)
+        return p / np.where(total == 0, 1, total), p_sink, lse
+
+
+class Unnormalised(Attention):
+    """The rescaling of an online softmax is forgotten for the last key."""
+
+    def softmax(self, s, c, live):
+        p, p_sink, lse = super().softmax(s, c, live)
+        return p * np.where(np.arange(s.shape[-1]) == s.shape[-1] - 1, 2, 1), p_sink, lse
+
+
+class NaNOut(Attention):
+    """The last column of out is not written."""
+
+    def results(self, c):
+        o, lse, p = super().results(c)
+        o[..., -1:] = np.nan
+        return o, lse, p
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong", "dtype", "sizes"),
+    [
+        ("value-linear", ValuesOfKeys, "float32", {"D": (3,), "E": (3,)}),
+        ("value-linear", ValuesSaturate, "float32", {"D": (3,), "E": (2,)}),
+        ("value-linear", NaNOut, "float32", {"D": (3,), "E": (2,)}),
+        ("equal-scores", NothingWithoutChannels, "float32", {"E": (2,)}),
+        ("equal-scores", SumInTheInputDtype, "bfloat16", {"D": (3,), "E": (2,), "S": (257, 513)}),
+        ("convex-hull", Unnormalised, "float32", {"D": (3,), "E": (2,)}),
+        ("convex-hull", NaNOut, "float32", {"D": (3,), "E": (2,)}),
+        ("one-key", NaNOut, "float32", {"D": (3,), "E": (2,)}),
+        ("sink-key", NaNOut, "float32", {"D": (3,), "E": (2,)}),
+    ],
+)
+def test_a_mistake_breaks_the_identity_and_the_script_shows_it(rule, wrong, dtype, sizes):
+    trial = trial_of(wrong().forward, wrong().backward, dtype, sizes=sizes)
+    error = violation(rule, trial, examples=300)
+    assert "WRONG" in printed(rule, trial, error)
+
+
+def test_values_that_are_twice_too_large_are_linear_all_the_same():
+    def f(q, k, v):
+        return 2 * flash(q, k, v)
+
+    assert max(ratios("value-linear", trial_of(f), examples=9)) <= 1
+
+
+# --- what they need -------------------------------------------------------------------------------
+
+
+def plain(q, k, v):
+    return flash(q, k, v)
+
+
+def causal(q, k, v, causal=False):
+    return flash(q, k, v, causal=causal)
+
+
+def window(q, k, v, window=None):
+    return flash(q, k, v, window=window)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [("bias-shift", "has no bias"), ("sink-key", "has no sinks")],
+)
+def test_an_identity_of_an_option_needs_it(rule, reason):
+    assert PROPERTIES[rule].unless(trial_of(plain)) == reason
+
+
+@pytest.mark.parametrize("rule", ["bias-shift", "one-key", "convex-hull", "equal-scores"])
+def test_an_identity_of_what_is_seen_is_not_asked_where_hidden_keys_take_part(rule):
+    trial = trial_of(base, conventions=Conventions(hidden_fill=-1e4))
+    assert PROPERTIES[rule].unless(trial) == "hidden_fill lets hidden keys matter"
+
+
+def test_a_sink_is_no_key_where_the_number_of_keys_is_fixed():
+    for space in ({"sizes": {"S": (64, 128)}}, {"structure": frozenset({"rank 4", "D % 8"})}):
+        trial = trial_of(flash, **space)
+        assert PROPERTIES["sink-key"].unless(trial) == "takes no further key"
+
+
+def test_a_sink_is_no_key_where_the_bias_is_scaled():
+    trial = trial_of(base, conventions=Conventions(bias="before_scale"))
+    assert PROPERTIES["sink-key"].unless(trial) == "conventions scale the bias"
+
+
+@pytest.mark.parametrize("f", [plain, causal, window], ids=lambda f: f.__name__)
+def test_a_query_can_be_left_with_one_key_whatever_hides(f):
+    assert max(ratios("one-key", trial_of(f), examples=9)) <= 1
+
+    def wrong(q, k, v, **options):
+        return f(q, k, v, **options) * np.float32(1.01)
+
+    trial = trial_of(f)
+    trial.implementation.f = wrong
+    assert violation("one-key", trial, examples=9).problem.D > 0
+
+
+def test_without_anything_that_hides_one_key_needs_problems_of_one_key():
+    structure = frozenset({"rank 4", "D % 8"})
+    apart, tied = trial_of(plain), trial_of(plain, structure=structure)
+    assert {r.S for r in recipes_of("one-key", apart)} == {1}
+    assert {(r.T, r.S) for r in recipes_of("one-key", tied)} == {(1, 1)}
+    for trial in (trial_of(plain, sizes={"S": (8, 64)}),
+                  trial_of(plain, structure=structure, sizes={"T": (8,)})):  # fmt: skip
+        assert PROPERTIES["one-key"].unless(trial) == "nothing leaves a query with one key"
+
+
+def recipes_of(rule, trial):
+    return list(Pools(trial.space, **PROPERTIES[rule].draw(trial)).planned(7, 20))
+
+
+def test_sizes_that_are_given_are_kept():
+    sizes = {"T": (128,), "D": (64,)}
+    for rule in ("bias-shift", "convex-hull", "value-linear"):
+        recipes = recipes_of(rule, trial_of(flash, sizes=sizes))
+        assert {(r.T, r.D) for r in recipes} == {(128, 64)}
+
+
+# --- estimates ------------------------------------------------------------------------------------
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(seed=st.integers(0, 2**32 - 1), power=st.integers(-30, 12))
+def test_numbers_on_a_grid_have_an_exact_sum(dtype, seed, power):
+    rng = np.random.default_rng(seed)
+    size = 2.0 ** max(power, math.log2(float(finfo(dtype).smallest_subnormal)) + 2)
+    x, y = (size * rng.standard_normal((2, 7, 5))).clip(-400, 400).astype(dtype)
+    a, b, both = on_grid(x, y)
+    assert a.dtype == b.dtype == both.dtype == np.dtype(dtype)
+    wide = [n.astype(float) for n in (a, b, both)]
+    assert np.array_equal(wide[0] + wide[1], wide[2])
+    top = max(abs(x.astype(float)).max(), abs(y.astype(float)).max())
+    for near, far in zip(wide, (x, y), strict=False):
+        least = float(finfo(dtype).smallest_subnormal)
+        assert (abs(near - far.astype(float)) <= 4 * finfo(dtype).eps * top + least).all()
+
+
+def judged(value, want, allowed, dtype="float32"):
+    """One result, as if it had been delivered."""
+    o, want, allowed = np.array(value, dtype), np.array(want, float), np.array(allowed, float)
+    problem = Recipe(seed=1).problem()
+    return Judged(
+        problem, Recipe(seed=1).cotangents(problem), {"o": o}, {"o": want}, {"o": allowed}
+    )
+
+
+def test_an_estimate_is_off_by_what_is_allowed_and_by_its_own_rounding():
+    o = Estimate.of(judged([1.0, -2.0], [1, -2], [0.25, 0.5]), "o")
+    assert np.array_equal(o.value, [1, -2])
+    assert np.array_equal(o.error, [0.25 + 2.0**-24, 0.5 + 2.0**-23])
+
+
+def test_an_estimate_of_a_sum_is_off_by_the_sum_of_the_errors():
+    x = Estimate(np.array([1.0, 2.0, 4.0]), np.array([0.5, 0.25, 0.0]))
+    total = x.times(np.array([-2.0, 4.0, 1.0])).over(lambda a: a.sum(keepdims=True))
+    assert total.value == 10
+    assert 2 <= total.error < 2 + 1e-13
+    assert x.minus(x).value.tolist() == [0, 0, 0]
+    assert np.allclose(x.plus(x).error, 2 * x.error, rtol=0, atol=1e-14)
+
+
+def test_nothing_is_required_of_what_overflows_as_it_may_nor_of_what_is_undefined():
+    o = Estimate.of(judged([np.inf, 1, np.inf], [65e3, np.nan, 2], [1e3, 1, 1], "float16"), "o")
+    assert o.error[0] == o.error[1] == np.inf
+    assert o.value[0] == o.value[1] == 0
+    assert np.isfinite(o.error[2])  # 2 is no overflow
+    assert o.value[2] == np.inf
+
+
+def test_what_is_not_known_counts_nothing_where_it_is_multiplied_by_0():
+    unknown = Estimate(np.zeros(2), np.full(2, np.inf))
+    assert np.array_equal(unknown.times(np.array([0, 1])).error, [0, np.inf])
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_never_agrees(odd):
+    number, wrong = exact(np.ones(2)), Estimate(np.array([1, odd]), np.full(2, 1e9))
+    for got, want in ((number, wrong), (wrong, number), (wrong, wrong)):
+        assert agree("o", got, want).ratio == np.inf
+    assert agree("o", number, wrong.where(np.array([True, False]))).passed
+
+
+@pytest.mark.parametrize("value", [1, True, 1j])
+def test_a_result_that_is_no_real_float_is_left_to_the_rule_on_dtypes(value):
+    given = judged([value], [1], [1], dtype=None)
+    assert Estimate.of(given, "o") is None
+    assert Estimate.of(given, "lse") is None
+
+
+def test_a_result_of_another_shape_is_left_to_the_rule_on_shapes():
+    assert Estimate.of(judged([1.0, 1], [1], [1]), "o") is None
+
+
+def test_a_broken_identity_shows_the_problem_whose_results_are_wrong():
+    right, wrong = judged([1.0], [1], [0.125]), judged([5.0], [1], [0.125])
+    other = replace(wrong, problem=Recipe(seed=2).problem())
+    sides = agree("o", exact(np.ones(1)), exact(np.full(1, 5.0)))
+    with pytest.raises(Violation) as raised:
+        settle([sides], right, other)
+    assert raised.value.problem is other.problem
+    assert raised.value.ratio == np.inf
+    assert settle([], right) is None
+    assert settle([agree("o", exact(np.zeros(0)), exact(np.zeros(0)))], right) is None
+
+
+def test_a_bfloat16_result_is_taken_as_it_is():
+    given = judged([1.0], [1], [0])
+    given = replace(given, results={"o": np.array([1.0], ml_dtypes.bfloat16)})
+    assert Estimate.of(given, "o").error == 2.0**-8
