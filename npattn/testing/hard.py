@@ -127,7 +127,7 @@ class Hard:
         self.R_sink = np.zeros_like(m)
         if p_sink is not None and sink is not None:
             shift = 2 * u * abs(sink - m) + 4 * u * np.minimum(abs(sink), 2.0**14)
-            A_sink = shift + 2 * u * near_m + online
+            A_sink = np.where(np.isneginf(sink), 0, shift + 2 * u * near_m + online)
             self.R_sink = np.broadcast_to(np.expm1(np.minimum(A_sink, 100)), m.shape)
             grown = np.concatenate([grown, np.broadcast_to(sink - lse + A_sink, m.shape)], -1)
             down, up = down + p_sink * np.exp(-A_sink), up + p_sink * self.R_sink

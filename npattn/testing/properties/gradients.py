@@ -140,9 +140,9 @@ def unseen_keys(trial: Trial, recipe: Recipe) -> float | None:
 def key_gradient_sum(trial: Trial, recipe: Recipe) -> float | None:
     """dk summed over keys is scale · Σ dlse q over the queries of the head, without dlse 0.
 
-    A vector added to all keys adds a constant to each row of scores, which lse alone feels. Broken
-    by a Jacobian without its rank-1 term, by a wrong delta, by dlse that is not passed on, by dk
-    that lacks the scale, or a query head of its group.
+    A vector added to all keys adds a constant to each row of scores, which lse alone feels.
+    Broken by a Jacobian without its rank-1 term, by a wrong delta, by dlse that is not passed on,
+    by dk that lacks the scale, or a query head of its group.
     """
     judged = trial.judged(recipe)
     dk, problem = Estimate.of(judged, "dk"), judged.problem

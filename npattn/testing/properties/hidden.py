@@ -7,7 +7,7 @@ import numpy as np
 from npattn.api import evaluate
 from npattn.problem import Array, Problem, finfo
 from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.properties.register import (
+from npattn.testing.properties.register import HIDES, (
     Check,
     fills,
     first,
@@ -142,6 +142,33 @@ def _nan_query(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents, Array
     q[(*at, int(rng.integers(q.shape[-1])))] = np.nan
     poisoned = problem.replace(q=q)
     return poisoned, trial.cotangents(recipe, poisoned), np.asarray(np.isnan(q).any(-1))
+
+
+@rule(
+    "nan-value",
+    "10",
+    unless=fills,
+    draw=lambda t: {"nonempty": True, "forbid": frozenset(HIDES)},  # see hidden-nan-v for hidden
+    alters=True,
+)
+def nan_value(trial: Trial, recipe: Recipe) -> float | None:
+    """A NaN in one column of a visible value makes NaN of that column of o, and of no other.
+
+    o is a sum of values, column by column. Broken by a guard that clears whole values, or that
+    spreads a NaN over them, and by a check of v that skips what is not finite.
+    """
+    problem = trial.problem(recipe)
+    if problem.v.size == 0:
+        return None
+    rng = np.random.default_rng([recipe.seed, 12])
+    key = rng.integers(problem.S, size=1)
+    if _negligible(trial, problem, key):
+        return None
+    v = problem.v.copy()
+    v[..., key, int(rng.integers(problem.E))] = np.nan
+    poisoned = problem.replace(v=v)
+    cotangents = trial.cotangents(recipe, poisoned)
+    return trial.check(trial.against_oracle(poisoned, cotangents), poisoned, cotangents)
 
 
 @rule("nan-query", "10", draw=lambda t: {"nonempty": True})

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from npattn.problem import Array, Problem
+from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.implementation import ImplementationError
 from npattn.testing.properties.register import rule
 from npattn.testing.recipe import Cotangents, Recipe
+from npattn.testing.rounding import Rounding
 from npattn.testing.trial import Trial, Violation
 
 
@@ -117,38 +121,118 @@ def repeatable(trial: Trial, recipe: Recipe) -> float:
 
 # --- plans ----------------------------------------------------------------------------------------
 
-Call = tuple[Problem, Cotangents, str]  # the view last
-
 # In no pool of sizes: no other rule has called with them, so no plan for such a shape is ready.
 FRESH = ((4, 9, 14), (6, 10, 22))
+OTHERS = ("float16", "bfloat16", "float32", "float64")
 
 
-def _fresh(trial: Trial, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    return {} if "T" in trial.space.sizes else {"T": sizes}
+def _draw_fresh(trial: Trial, sizes: tuple[int, ...], **force: Any) -> dict[str, Any]:
+    queries = {} if "T" in trial.space.sizes else {"T": sizes}
+    return {"force": queries | force, "nonempty": True}
 
 
-def _after(trial: Trial, between: Call, call: Call, elsewhere: Trial) -> float | None:
+@rule(
+    "after-other-strides",
+    "15",
+    unless=lambda t: None if _views(t) else "refuses every view that is not contiguous",
+    draw=lambda t: _draw_fresh(t, FRESH[0], view=_views(t)),
+)
+def after_other_strides(trial: Trial, recipe: Recipe) -> float | None:
+    """A call gives the same after one whose arrays have the same shapes and other strides.
+
+    The first call with a shape has arrays that are transposed, stepped, expanded or reversed, the
+    second has them contiguous; then both again. What a call gives depends on its own arrays alone.
+    `views` has it the other way round. Broken by plans and graphs that are cached without strides
+    (flashinfer-ai/flashinfer#4270).
+    """
+    problem, cotangents = repeated(trial, recipe)
+    between = Call(problem, cotangents, recipe.view)
+    return _after(trial, trial, between, Call(problem, cotangents, "contiguous"))
+
+
+def _refuses_other_dtypes(trial: Trial) -> str | None:
+    for dtype in _other_dtypes(trial, 0):
+        plain = replace(trial.space.base(), dtype=dtype)
+        try:
+            trial.implementation.forward(trial.problem(plain))
+        except ImplementationError:
+            continue
+        return None
+    return "refuses every other dtype"
+
+
+def _other_dtypes(trial: Trial, turn: int) -> list[str]:
+    others = [dtype for dtype in OTHERS if dtype != trial.space.dtype]
+    return others[turn % len(others) :] + others[: turn % len(others)]
+
+
+@rule(
+    "after-other-dtype",
+    "15",
+    unless=_refuses_other_dtypes,
+    draw=lambda t: _draw_fresh(t, FRESH[1]),
+)
+def after_other_dtype(trial: Trial, recipe: Recipe) -> float | None:
+    """A call gives the same after one whose arrays have the same shapes and another dtype.
+
+    The first call with a shape is in another dtype that is accepted, the second in the one under
+    judgement; then both again. Broken by plans, graphs and work buffers that are cached without
+    the dtype, so that all calls have the precision of the first (flashinfer-ai/flashinfer#4270).
+    """
+    problem = trial.problem(recipe)
+    call = Call(problem, trial.cotangents(recipe, problem), "contiguous")
+    for dtype in _other_dtypes(trial, recipe.seed):
+        same = replace(recipe, dtype=dtype)
+        other = trial.problem(same)
+        between = Call(other, trial.cotangents(same, other), "contiguous")
+        try:
+            trial.results(*between)
+        except ImplementationError:
+            continue
+        rounding, space = Rounding.undeclared(dtype), replace(trial.space, dtype=dtype)
+        elsewhere = replace(trial, rounding=rounding, space=space, _agreements={}, _judged={})
+        return _after(trial, elsewhere, between, call)
+    return None
+
+
+class Call(NamedTuple):
+    """What a call gets."""
+
+    problem: Problem
+    cotangents: Cotangents
+    view: str
+
+
+def _after(trial: Trial, elsewhere: Trial, between: Call, call: Call) -> float | None:
     """The worst ratio of a call that comes after another; a Violation where it is wrong though the
-    other is right (as `elsewhere` judges it), or where it changes when the other is repeated."""
-    other = trial.results(*between)
-    first = trial.results(*call)
-    trial.results(*between)
-    second = trial.results(*call)
-    problem, cotangents, _ = call
-    found = trial.compared(first, problem, cotangents)
-    wrong = [str(c) for c in found.values() if not c.passed]
-    if wrong:
-        own = elsewhere.compared(other, *between[:2])
-        if not all(c.passed for c in own.values()):
-            return None  # wrong in any order: the business of other rules
-    moved = [n for (n, x), (_, y) in zip(first, second, strict=True) if not _same_bits(x, y)]
+    other is right (as `elsewhere` judges it), or where it changes when both are repeated."""
+    other, first = trial.results(*between), trial.results(*call)
+    again, second = trial.results(*between), trial.results(*call)
+    found = _compared(trial, first, call)
+    wrong = [str(c) for c in found if not c.passed]
+    if wrong and not all(c.passed for c in _compared(elsewhere, other, between)):
+        return None  # wrong in any order: the business of other rules
+    moved = _moved(other, again) + _moved(first, second)
     if moved and not wrong:
-        third, fourth = trial.results(*call), trial.results(*call)
-        if not all(_same_bits(x, y) for (_, x), (_, y) in zip(third, fourth, strict=True)):
+        if _moved(trial.results(*call), trial.results(*call)):
             return None  # it changes anyway: the business of repeatable
         wrong = [f"{name} has other bits the second time" for name in moved]
     if wrong:
-        err = Violation("\n".join(wrong), problem, cotangents, "after", before=between[0])
-        err.view = between[2]
+        words = call.problem, call.cotangents, "after"
+        err = Violation("\n".join(wrong), *words, before=between.problem)
+        err.view = between.view
         raise err
-    return max((c.ratio for c in found.values()), default=0.0)
+    return max((c.ratio for c in found), default=0.0)
+
+
+def _moved(old: list[tuple[str, Array]], new: list[tuple[str, Array]]) -> list[str]:
+    return [n for (n, x), (_, y) in zip(old, new, strict=True) if not _same_bits(x, y)]
+
+
+def _compared(trial: Trial, got: list[tuple[str, Array]], call: Call) -> list[Comparison]:
+    want, allowed = trial.oracle(call.problem, call.cotangents)
+    return [
+        compare_arrays(name, array, want[name], allowed[name])
+        for name, array in got
+        if name in want and array.shape == want[name].shape
+    ]
