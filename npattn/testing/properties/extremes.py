@@ -175,10 +175,10 @@ def _inside(trial: Trial, problem: Problem, cotangents: Cotangents) -> float:
     largest = abs(problem.v).max(-2, keepdims=True, initial=0)
     even = problem.replace(v=np.broadcast_to(largest, problem.v.shape).copy())
     slack = bounds(even, problem.q.dtype, trial.rounding, conventions=trial.conventions)["o"]
-    sees = ~trial.empty(problem)[..., None]  # what other rows give is a convention
+    slack = np.where(trial.empty(problem)[..., None], np.inf, slack)  # that is a convention
     worst = 0.0
     for one in (even, problem):
-        low, high = _hull(trial, one, sees)
+        low, high = _hull(trial, one)
         for name, got in trial.implementation.forward(one).items():
             if name.removesuffix(" too") == "o":
                 worst = max(worst, _between(got, low, high, slack, one, cotangents))
@@ -195,12 +195,12 @@ def _between(
     seen = compare_arrays("o beside the values that its query sees", got, near, slack)
     if not seen.passed:
         err = Outside(str(seen), problem, cotangents, "range", seen.ratio)
-        err.limits = low - slack, high + slack
+        err.limits = np.where(slack == np.inf, -np.inf, low - slack), high + slack
         raise err
     return seen.ratio
 
 
-def _hull(trial: Trial, problem: Problem, sees: Array) -> tuple[Array, Array]:
+def _hull(trial: Trial, problem: Problem) -> tuple[Array, Array]:
     """The least and the largest value in each column that a query sees, (..., H, T, E)."""
     head: Any = None if problem.headless else ...
     visible = trial.visible(problem)[head]
@@ -217,5 +217,4 @@ def _hull(trial: Trial, problem: Problem, sees: Array) -> tuple[Array, Array]:
         column = v[..., None, :, e]
         low[..., e] = np.where(visible, column, np.inf).min(-1, initial=none)
         high[..., e] = np.where(visible, column, -np.inf).max(-1, initial=-none)
-    low, high = (x[0] if problem.headless else x for x in (low, high))
-    return np.where(sees, low, -np.inf), np.where(sees, high, np.inf)
+    return (low[0], high[0]) if problem.headless else (low, high)

@@ -7,7 +7,8 @@ import numpy as np
 from npattn.api import evaluate
 from npattn.problem import Array, Problem, finfo
 from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.properties.register import HIDES, (
+from npattn.testing.properties.register import (
+    HIDES,
     Check,
     fills,
     first,
