@@ -34,7 +34,7 @@ def eager(
     groups = q.shape[-3] // max(k.shape[-3], 1)
     k, v = (jnp.repeat(x, groups, axis=-3) for x in (k, v))
     scale = 1 / max(q.shape[-1], 1) ** 0.5 if scale is None else scale
-    s = scale * jnp.einsum("...td,...sd->...ts", q, k)
+    s = scale * jnp.einsum("bhtd,bhsd->bhts", q, k)
     s = s if softcap is None else softcap * jnp.tanh(s / softcap)
     s = s if bias is None else s + bias
     T, S = s.shape[-2:]
@@ -50,14 +50,13 @@ def eager(
         s = jnp.concatenate([s, column], -1)
     # The softmax of nothing is NaN, and so is its gradient, whatever becomes of it later.
     empty = (s == -jnp.inf).all(-1, keepdims=True)
-    p = jnp.where(visible, jax.nn.softmax(jnp.where(empty, 0, s), axis=-1)[..., :S], 0)
+    s = jnp.where(empty, 0, s).astype(jnp.promote_types(q.dtype, jnp.float32))
+    p = jnp.where(visible, jax.nn.softmax(s, axis=-1)[..., :S].astype(q.dtype), 0)
     w = p if dropout_mask is None else p * dropout_mask / (1 - dropout_rate)
-    out = jnp.einsum("...ts,...se->...te", w, v)
+    out = jnp.einsum("bhts,bhse->bhte", w, v)
     if not return_lse:
         return out
-    wide = jnp.promote_types(q.dtype, jnp.float32)
-    some = jax.nn.logsumexp(jnp.where(empty, 0, s).astype(wide), axis=-1)
-    return out, jnp.where(empty[..., 0], -jnp.inf, some)
+    return out, jnp.where(empty[..., 0], -jnp.inf, jax.nn.logsumexp(s, axis=-1))
 
 
 def own(
@@ -86,7 +85,7 @@ JAX: dict[str, Any] = {
 
 correct(
     "jnp eager",
-    "A line an equation, every result an array in the dtype of q.",
+    "A line an equation in the dtype of q, but for the softmax, which is float32 as in jax.nn.",
     eager,
     breaks=NAN,
     **JAX,
