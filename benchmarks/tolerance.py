@@ -1,128 +1,217 @@
-"""How tight the bounds are: the largest and the median error / allowed error of what is right.
+"""How tight the bounds are, how large, and what they cost.
 
-    python benchmarks/tolerance.py --problems 500 --dtype bfloat16 --dtype float32
+    python benchmarks/tolerance.py --problems 300 --write docs/detection.md
 
-Draws problems with every option, runs the correct low-precision kernels of tests/test_tolerance.py
-on each, and judges them by the rounding model that they keep and, with ``--undeclared``, by what is
-allowed to whoever declares nothing. A largest ratio above 1 is a wrong bound (exit code 1); a small
-one is what the bound gives away. The median is over problems, of the largest ratio in a tensor.
+Tightness: the largest and the median error / worst case of the kernels of `npattn.testing.correct`,
+each by the model that it declares and, with ``--undeclared``, by what is allowed to whoever
+declares nothing. A ratio above 1 is a wrong bound (exit code 1); a small one is what the bound
+gives away. The median is over problems, of the largest ratio in a tensor. Size: the worst case and
+eight standard deviations beside the results themselves. Cost: processor time beside the oracle's.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from rich.console import Console
-from rich.table import Table
+from alarms import declared, drawn, exact, kernel_of
+from tables import markdown, put
 
+from npattn.api import backward, evaluate
+from npattn.conventions import Conventions
+from npattn.problem import Array, Problem
+from npattn.testing.compare import compare_arrays, half_ulp
+from npattn.testing.correct import CORRECT, Kernel
 from npattn.testing.recipe import Recipe
 from npattn.testing.rounding import Rounding
-from npattn.testing.strategies import Space, recipes
+from npattn.testing.strategies import Space
+from npattn.testing.tolerance import allowed, bounds, deviations
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
-TENSORS = ("o", "lse", "dq", "dk", "dv", "dbias", "dsinks")
-Key = tuple[str, str, str, str]  # kernel, judged by, dtype, tensor
+TENSORS = ("o", "lse", "weights", "dq", "dk", "dv", "dbias", "dsinks")
+SIZED = ("o", "dq", "dk", "dv")
+SHOWN = (
+    "rows",
+    "first to last",
+    "tiles of 13",
+    "split keys, sink last",
+    "fused",
+    "fused, D from weights",
+    "eager, scale on q",
+    "eager, parts of dS",
+    "heads rounded",
+    "undeclared",
+    "tf32",
+    "low row sums",
+)
+Ratios = dict[tuple[str, str, str, str], list[tuple[float, Recipe]]]  # kernel, model, dtype, tensor
 
 
-def emulations() -> Any:
-    """tests/test_tolerance.py, which holds the kernels."""
-    path = Path(__file__).parents[1] / "tests" / "test_tolerance.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+# --- tightness ------------------------------------------------------------------------------------
 
 
-def draw(count: int, dtype: str, number: int, sizes: dict[str, tuple[int, ...]]) -> list[Recipe]:
-    drawn: list[Recipe] = []
-
-    @seed(number)
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(recipes(Space(dtype=dtype, sizes=sizes)))
-    def collect(recipe: Recipe) -> None:
-        drawn.append(recipe)
-
-    collect()
-    return drawn
-
-
-def judge(
-    tests: Any, recipe: Recipe, undeclared: bool, found: dict[Key, list[tuple[float, Recipe]]]
-) -> None:
+def judge(recipe: Recipe, undeclared: bool, found: Ratios) -> None:
     """Run every kernel on one problem, and note the largest ratio of each tensor."""
     problem = recipe.problem()
-    dout, dlse = recipe.cotangents(problem)
-    assert dlse is not None
-    want = tests.oracle(problem, dout, dlse)
-    cotangents = {"dout": dout.astype(float), "dlse": dlse.astype(float)}
-    allowed: dict[Rounding, dict[str, np.ndarray[Any, Any]]] = {}
-    for name, kernel in tests.KERNELS.items():
-        if name.startswith("undeclared") and recipe.dtype in ("float32", "float64"):
-            continue  # there, undeclared is eager
-        models = {tests.declared(name, recipe.dtype)}
-        models |= {Rounding.undeclared(recipe.dtype)} if undeclared else set()
-        got = kernel(problem, dout, dlse)
-        for model in models:
-            if model not in allowed:
-                allowed[model] = tests.bounds(problem, recipe.dtype, model, **cotangents)
-            label = model.name if model.exp_error is None else "undeclared"
+    cotangents = recipe.cotangents(problem)
+    want = exact(problem, cotangents, Conventions())
+    dout, dlse = cotangents.dout.astype(float), cotangents.dlse.astype(float)
+    limits: dict[Rounding, dict[str, Array]] = {}
+    for name in SHOWN:
+        kernel = kernel_of(CORRECT[name])
+        assert kernel is not None
+        models = declared(CORRECT[name], recipe.dtype)
+        if recipe.dtype not in CORRECT[name].dtypes:
+            continue
+        got = kernel(problem, cotangents.dout, cotangents.dlse)
+        for label, model in models.items():
+            if label == "undeclared" and len(models) > 1 and not undeclared:
+                continue
+            if model not in limits:
+                limits[model] = bounds(problem, recipe.dtype, model, dout=dout, dlse=dlse)
             for tensor, array in got.items():
-                seen = tests.compare_arrays(tensor, array, want[tensor], allowed[model][tensor])
+                seen = compare_arrays(tensor, array, want[tensor], limits[model][tensor])
                 found[name, label, recipe.dtype, tensor].append((seen.ratio, recipe))
 
 
-def table(found: dict[Key, list[tuple[float, Recipe]]], title: str) -> Table:
-    shown = Table(title=title)
-    for head in ("implementation", "judged by", "dtype"):
-        shown.add_column(head)
-    for tensor in TENSORS:
-        shown.add_column(tensor, justify="right")
+def tightness(found: Ratios) -> str:
+    rows = []
     for row in sorted({key[:3] for key in found}, key=lambda r: (r[2], r[0], r[1])):
         cells = []
         for tensor in TENSORS:
             ratios = [ratio for ratio, _ in found.get((*row, tensor), [])]
             cells.append(f"{max(ratios):.2g} ({np.median(ratios):.1g})" if ratios else "—")
-        shown.add_row(*row, *cells)
-    return shown
+        rows.append([*row, *cells])
+    return markdown(["kernel", "judged by", "dtype", *TENSORS], rows)
+
+
+# --- size -----------------------------------------------------------------------------------------
+
+
+def plain(dtype: str, T: int, S: int, D: int, H: int = 4, seed: int = 0) -> tuple[Problem, Array]:
+    """Normal inputs, and dout."""
+    recipe = Recipe(lead=(), H=H, K=max(H // 2, 1), T=T, S=S, D=D, E=D, dtype=dtype, seed=seed)
+    problem = recipe.problem()
+    return problem, recipe.cotangents(problem).dout
+
+
+def rms(x: Array) -> float:
+    return float(np.sqrt((x.astype(float) ** 2).mean()))
+
+
+def sizes(dtypes: tuple[str, ...], lengths: tuple[int, ...]) -> str:
+    """The worst case and 8σ (root mean squares) relative to the results, model fused."""
+    rows, model = [], Rounding.fused()
+    for dtype in dtypes:
+        for T, S in ((64 if S <= 256 else 32, S) for S in lengths):
+            problem, dout = plain(dtype, T, S, 64)
+            words: dict[str, Any] = {"dout": dout.astype(float)}
+            hard = bounds(problem, dtype, model, **words)
+            sigma = deviations(problem, dtype, model, **words)
+            got = Kernel(rounding=model, tile=64)(problem, dout)
+            fwd = evaluate(problem)
+            want = {"o": fwd.out} | {f"d{n}": x for n, x in vars(backward(fwd, dout)).items()}
+            cells = []
+            for name in SIZED:
+                size, error = rms(want[name]), rms(got[name].astype(float) - want[name])
+                numbers = [rms(hard[name]), 8 * rms(sigma[name])]
+                numbers += [rms(half_ulp(got[name])), error]
+                cells.append(" / ".join(f"{x / size:.1e}" for x in numbers))
+            rows.append([dtype, f"{T} × {S}", *cells])
+    return markdown(["dtype", "T × S", *(f"{n}: t / 8σ / half ulp / error" for n in SIZED)], rows)
+
+
+# --- cost -----------------------------------------------------------------------------------------
+
+SHAPES = ((256, 1024, 64, 4), (256, 1024, 128, 4), (64, 4096, 128, 2), (1024, 1024, 64, 2))
+JUDGED = (("float32", "upcast"), ("bfloat16", "fused"), ("bfloat16", "eager"))
+
+
+def seconds(f: Callable[[], Any], repeats: int) -> float:
+    """The least of several."""
+    best = np.inf
+    for _ in range(repeats):
+        start = time.process_time()
+        f()
+        best = min(best, time.process_time() - start)
+    return float(best)
+
+
+def cost(shapes: tuple[tuple[int, int, int, int], ...], repeats: int) -> str:
+    """Of the worst case, forward and backward, in full and cheap; and how much looser that is."""
+    heads = ["T × S × D, H", "dtype, model", "oracle", "full / oracle", "cheap / oracle"]
+    heads.append("cheap t / full t (median): o, dq, dk, dv")
+    return markdown(heads, (priced(shape, *by, repeats) for shape in shapes for by in JUDGED))
+
+
+def priced(shape: tuple[int, int, int, int], dtype: str, name: str, repeats: int) -> list[str]:
+    T, S, D, H = shape
+    problem, dout = plain(dtype, T, S, D, H)
+    words: dict[str, Any] = {"rounding": Rounding.named(name), "dout": dout.astype(float)}
+    full = bounds(problem, dtype, **words)
+    cheap = allowed(problem, dtype, cheap=True, **words)
+    looser = " / ".join(f"{np.median(cheap[n] / full[n]):.2f}" for n in SIZED)
+    times = [
+        seconds(lambda: backward(evaluate(problem), words["dout"]), repeats),
+        seconds(lambda: bounds(problem, dtype, **words), repeats),
+        seconds(lambda: allowed(problem, dtype, cheap=True, **words), repeats),
+    ]
+    told = [f"{1e3 * times[0]:.0f} ms", *(f"{x / times[0]:.1f}" for x in times[1:])]
+    return [f"{T} × {S} × {D}, {H}", f"{dtype}, {name}", *told, looser]
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+def tables(
+    problems: int, dtypes: tuple[str, ...], seed: int, undeclared: bool, quick: bool
+) -> Iterator[tuple[str, str, list[str]]]:
+    """Name and text of each, and what is wrong."""
+    found: Ratios = defaultdict(list)
+    for dtype in dtypes:
+        for recipe in drawn(Space(dtype=dtype), problems, seed):
+            judge(recipe, undeclared, found)
+    worst = {key: max(pairs, key=lambda pair: pair[0]) for key, pairs in found.items()}
+    wrong = [
+        f"{', '.join(key)}: {ratio:.3g} of the worst case on {recipe}"
+        for key, (ratio, recipe) in worst.items()
+        if not ratio <= 1
+    ]
+    yield "tightness", f"{problems} problems a dtype, seed {seed}.\n\n{tightness(found)}", wrong
+    yield "sizes", sizes(dtypes[:3], (256,) if quick else (256, 4096)), []
+    yield "cheap", cost(SHAPES[:1] if quick else SHAPES, 1 if quick else 5), []
 
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--problems", default=100, show_default=True, help="Drawn for each dtype.")
 @click.option("--dtype", "dtypes", multiple=True, default=DTYPES[:3], type=click.Choice(DTYPES))
-@click.option("--seed", "number", default=0, show_default=True)
+@click.option("--seed", default=0, show_default=True)
 @click.option("--undeclared", is_flag=True, help="Judge by the undeclared model too.")
-def main(problems: int, dtypes: tuple[str, ...], number: int, undeclared: bool) -> None:
-    tests, start = emulations(), time.perf_counter()
-    found: dict[Key, list[tuple[float, Recipe]]] = defaultdict(list)
-    for dtype in dtypes:
-        for recipe in draw(problems, dtype, number, tests.SIZES):
-            judge(tests, recipe, undeclared, found)
-    seconds = time.perf_counter() - start
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    title = f"largest (median) error / allowed error, {problems} problems, seed {number}"
-    console.print(table(found, f"{title}, {seconds:.0f} s"))
-    wrong = {key: max(x, key=lambda pair: pair[0]) for key, x in found.items()}
-    wrong = {key: pair for key, pair in wrong.items() if pair[0] > 1}
-    for key, (ratio, recipe) in wrong.items():
-        console.print(f"{', '.join(key)}: {ratio:.3g} of the allowed on {recipe}", style="red")
-    sys.exit(bool(wrong))
+@click.option("--quick", is_flag=True, help="Five problems, short rows, one shape.")
+@click.option("--write", type=click.Path(exists=True, path_type=Path), help="Into this page.")
+def main(
+    problems: int,
+    dtypes: tuple[str, ...],
+    seed: int,
+    undeclared: bool,
+    quick: bool,
+    write: Path | None,
+) -> None:
+    every = []
+    for name, text, wrong in tables(5 if quick else problems, dtypes, seed, undeclared, quick):
+        print(f"\n{text}", flush=True)
+        every += wrong
+        if write is not None:
+            put(write, name, text)
+    for line in every:
+        print(line, file=sys.stderr)
+    sys.exit(bool(every))
 
 
 if __name__ == "__main__":

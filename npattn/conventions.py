@@ -232,7 +232,8 @@ class Conventions:
         if self._caps_late(problem):
             dbias = _through_cap(self._renamed(problem), dbias)
         if self.bias == "before_scale":
-            dbias = dbias * _scale(problem)
+            with np.errstate(invalid="ignore"):  # a bound of inf, times a scale of 0
+                dbias = dbias * _scale(problem)
         return sum_to(dbias, problem.bias.shape)
 
     def _mean_of_values(self, problem: Problem) -> Array:

@@ -21,8 +21,12 @@ from npattn.testing.tolerance import bounds
 
 OWN = [name for name, one in CORRECT.items() if one.needs is None and not one.sizes]
 EVERY = [(name, dtype) for name in OWN for dtype in CORRECT[name].dtypes]
+# JAX compiles every operation for every shape and dtype: one dtype is enough here.
 OTHERS = [
-    (name, dtype) for name in CORRECT if CORRECT[name].needs for dtype in CORRECT[name].dtypes
+    (name, dtype)
+    for name, one in CORRECT.items()
+    if one.needs
+    for dtype in (one.dtypes[-1:] if one.framework == "jax" else one.dtypes)
 ]
 GRADIENTS = ("q", "k", "v", "bias", "sinks")
 
@@ -108,7 +112,7 @@ def test_the_judge_passes_it(name):
 
 
 @pytest.mark.parametrize(("name", "dtype"), OTHERS)
-def test_frameworks_pass_in_each_of_their_dtypes(name, dtype):
+def test_frameworks_pass_in_their_dtypes(name, dtype):
     one = here(name)
     report = check(
         one.implementation(),
@@ -116,7 +120,7 @@ def test_frameworks_pass_in_each_of_their_dtypes(name, dtype):
         dtypes=dtype,
         sizes=one.sizes,
         examples=1,
-        only=["agreement-o", "agreement-dq"],  # JAX compiles for every shape
+        only=["agreement-o", "agreement-dq"],
     )
     assert report.tested
     assert one.alarms(report) == [], str(report)

@@ -21,6 +21,8 @@ OPTIONS = ("mask", "causal", "window", "bias", "scale", "softcap", "score_mod", 
 """The fields of a recipe that are options."""
 BY_SAMPLE = ("padding", "left padding", "prefix", "documents")
 """Masks that differ by sample and not by head, as batches have them."""
+STEEP = ("large logits", "one-hot", "huge logits", "saturated")
+"""Distributions in which one key takes all, so that what is subtracted from scores matters."""
 CROWD = 4  # options on at once; a mistake in one hides behind more
 PLAIN = Recipe()
 
@@ -67,6 +69,8 @@ def traits(recipe: Recipe) -> list[str]:
     found += ["T = 1"] if recipe.T == 1 < recipe.S else []
     found += ["D % 8" if recipe.D % 8 else "D = 8 n"]
     found += ["broadcast"] if recipe.broadcast else []
+    found += ["scale < 0"] if (recipe.scale or 0) < 0 else []
+    found += ["steep"] if recipe.distribution in STEEP else []
     found += ["B = H"] if lead is not None and lead[:1] == (recipe.H,) != (1,) else []
     return found
 

@@ -163,9 +163,12 @@ class Noise:
         var_dp, do2 = self._dweights(), np.where(np.isfinite(hard.do), hard.do, 0) ** 2
         var_D = self._delta(var_dp, do2)
         var_ds = self._dscores(var_dp)
-        var_dx = var_ds
+        var_dx, bent = var_ds, np.zeros_like(self.p)
         if problem.softcap is not None or problem.score_mod is not None:
-            var_dx = var_ds * np.asarray(hard.slope) ** 2 + (hard.ds * hard.slope_error) ** 2
+            # Where the slope is less than its error, as in a saturated cap, that passes errors on.
+            bent = np.where(self.live, self.p * hard.slope_error, 0)
+            steep = abs(np.asarray(hard.slope)) + hard.slope_error
+            var_dx = var_ds * steep**2 + (hard.ds * hard.slope_error) ** 2
             var_dx = var_dx + 2 * (self.u2 * hard.dx**2 + rounded(hard.dx, unit.ds))
         dx2 = hard.dx**2
         k, q = self.finite(self.r.k), self.finite(self.r.q)
@@ -177,14 +180,19 @@ class Noise:
 
         dq, squares = self.products(hard.dx, k), self.products(dx2, k**2)
         var = self.products(var_dx + ops * dx2, k**2) + self.summed(self.n, dq, squares)
-        var = var + var_D * self.products(hard.ps, k) ** 2 + self.var_l * dq**2
+        common = abs(self.products(hard.ps, k)) + self.products(bent, abs(k))
+        var = var + var_D * common**2 + self.var_l * dq**2
         underflow = unit.ds.eta**2 / 3 * self.products(1.0 * self.live, k**2 + 1)
         var = hard.scale**2 * var + underflow
         var = var + self._stored(dq * hard.scale, squares * hard.scale**2, problem.S, problem.q)
         lost_q = self.products(flush, abs(k) + 1)
 
         turn = self.live.swapaxes(-1, -2)
-        each = var_dx + hard.ps**2 * var_D + dx2 * (self.var_l + R2 * unit.q.u**2 + ops)
+        each = (
+            var_dx
+            + (abs(hard.ps) + bent) ** 2 * var_D
+            + dx2 * (self.var_l + R2 * unit.q.u**2 + ops)
+        )
         dk = dense.sum_live(hard.dx.swapaxes(-1, -2), q, turn)
         squares = dense.sum_live(dx2.swapaxes(-1, -2), q**2, turn)
         var_k = dense.sum_live(np.where(self.live, each, 0).swapaxes(-1, -2), q**2, turn)

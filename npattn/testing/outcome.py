@@ -13,6 +13,23 @@ from npattn.testing.trial import Trial
 __all__ = ["outcome_of"]
 
 
+ALTERED = (
+    "hidden-",
+    "nan-",
+    "rows-sum",
+    "bias-shift",
+    "one-key",
+    "value-linear",
+    "sink-key",
+    "equal-scores",
+    "lse-gradient",
+    "directional",
+    "offset-bias",
+    "large-products",
+)
+"""Rules that change a problem before they ask."""
+
+
 def outcome_of(
     rule: Property | str,
     dtype: str,
@@ -27,7 +44,7 @@ def outcome_of(
     error: Exception | None = None,
 ) -> Outcome:
     name = rule if isinstance(rule, str) else rule.rule
-    changed = name.startswith(("hidden-", "nan-", "rows-sum"))
+    changed = name.startswith(ALTERED)
     text = ""
     if problem is not None and trial is not None:
         text = script(trial, name, problem, error)

@@ -109,7 +109,7 @@ class Recipe:
         if mask is not None and mask_true == "hide":
             mask = ~mask
         bias = None if self.bias is None else self._cast(BIASES[self.bias](self._stream(3), self))
-        sinks = self._cast(2 * self._stream(4).standard_normal(self.H)) if self.sinks else None
+        sinks = self._sinks() if self.sinks else None
         keep = None
         if self.dropout is not None:
             keep = self._stream(5).random(self.whole) >= max(self.dropout, 0.2)
@@ -151,8 +151,19 @@ class Recipe:
         """The shape of q, or of k and v (shared)."""
         if self.lead is None:
             return (length, size)
-        lead = (1,) * len(self.lead) if shared and self.broadcast else self.lead
+        lead = self.lead
+        if shared and self.broadcast:
+            # Of several axes, all are of size 1, or all but one.
+            kept = self.seed % (len(lead) + 1) if len(lead) > 1 else 0
+            lead = tuple(n if axis + 1 == kept else 1 for axis, n in enumerate(lead))
         return (*lead, heads, length, size)
+
+    def _sinks(self) -> Array:
+        """One a head; now and then one is −inf, which is none."""
+        sinks = 2 * self._stream(4).standard_normal(self.H)
+        if self.H and self.seed % 4 == 1:
+            sinks[self.seed // 4 % self.H] = -np.inf
+        return self._cast(sinks)
 
     def arrays(self, draw: Callable[[tuple[int, ...]], Array]) -> tuple[Array, Array, Array]:
         """q, k, v, each drawn by its shape."""

@@ -5,6 +5,7 @@ them: a rule that a mutant names in `killed_by` must fail it.
 """
 
 from npattn.testing.mutants import (  # noqa: F401  each module registers its own
+    blind,
     cache,
     dropout,
     empty,

@@ -184,14 +184,6 @@ class DbiasOfRowConstant(Attention):
         return np.zeros(shape) if shape[-1] == 1 else super().reduce_bias(ds, shape)
 
 
-@mutant("blind-bias-to-half", "bias", "agreement-o agreement-lse offset-bias", dtypes=("float16",))
-class BiasToHalf(Attention):
-    """The bias is rounded to the dtype of q, where −1e9 is −inf."""
-
-    def bias(self, c: Call) -> Array | float:
-        return np.asarray(c.bias).astype(c.dtype).astype(np.float64)
-
-
 # --- mask, causal, window  [5-7, 14]
 
 
@@ -401,29 +393,6 @@ class LseEpsilon(Attention):
         return np.asarray(pivot + np.log(total + 1e-30))
 
 
-@mutant("blind-dout-of-empty-row", "empty", "empty-row agreement-dv")
-class DoutOfEmptyRow(Attention):
-    """dv = wᵀ dout as it stands: a NaN in dout of a row that sees nothing reaches every key."""
-
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        dq, dk, _, ds, ds_sink = super().gradients(c, do, dlse, dw)
-        p, _, _ = self.softmax(*self.with_call(c))
-        return dq, dk, (p * c.keep).swapaxes(-1, -2) @ do, ds, ds_sink
-
-    def with_call(self, c: Call) -> tuple[Array, Call, Array]:
-        s, live = self.scores(c)
-        return s, c, live
-
-
-@mutant("blind-dlse-of-empty-row", "empty", "empty-row agreement-dq agreement-dbias")
-class DlseOfEmptyRow(Attention):
-    """ds = p (dp − delta) where p is 0 too: a NaN in dlse of a row that sees nothing passes."""
-
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
-        return dq + 0 * dlse, dk, dv, ds + 0 * dlse, ds_sink
-
-
 # --- dropout  [9]
 
 
@@ -543,17 +512,6 @@ class NanSpreadsOverColumns(Attention):
         return np.where(np.isnan(o).any(-1, keepdims=True), np.nan, o), lse, p
 
 
-@mutant("blind-zero-weight-skips-nan", "hidden", "agreement-o hidden-nan-v structure")
-class ZeroWeightSkipsNan(Attention):
-    """A NaN in a value that is seen does not show where its weight is 0, or was dropped."""
-
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
-        _, lse, p = super().results(c)
-        s, live = self.scores(c)
-        w = self.softmax(s, c, live)[0] * c.keep
-        return self.see(w, self.share(c.v, c.q.shape[-3]), live & (w != 0)), lse, p
-
-
 # --- sizes of 0  [12]
 
 
@@ -656,21 +614,6 @@ class Rank2Weights(Attention):
     def forward(self, q: Array, *args: Any, return_weights: bool = False, **options: Any) -> Any:
         found = super().forward(q, *args, return_weights=return_weights, **options)
         return (*found[:-1], found[-1][None]) if return_weights and q.ndim == 2 else found
-
-
-@mutant("blind-lse-lead-of-q-and-k", "shapes", "shape-dtype agreement-lse structure")
-class LseLeadOfQAndK(Attention):
-    """lse has the leading axes of q and k, and not those that v alone has."""
-
-    @as_forward
-    def forward(self, q: Array, k: Array, *args: Any, **options: Any) -> Any:
-        found = super().forward(q, k, *args, **options)
-        if not options.get("return_lse") or q.ndim == 2 or found[1].size == 0:
-            return found
-        o, lse, *others = found
-        shape = (*np.broadcast_shapes(q.shape[:-3], k.shape[:-3]), *lse.shape[-2:])
-        lse = lse[(0,) * (lse.ndim - len(shape))]
-        return o, lse[tuple(slice(n) for n in shape)], *others
 
 
 @mutant("blind-float64-read-as-float32", "dtypes", "agreement-o agreement-lse", dtypes=("float64",))

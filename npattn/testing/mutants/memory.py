@@ -92,16 +92,16 @@ class _GradientsWidened(Attention):
         return {name: np.asarray(x, np.float32) for name, x in found.items()}
 
 
-@mutant("lse-narrowed", "dtype", "shape-dtype", dtypes=("float16",), equivalent=True)
+@mutant("lse-narrowed", "dtype", "shape-dtype", equivalent=True)
 class _LseNarrowed(Attention):
-    """lse is delivered in the dtype of q."""
+    """lse is delivered in float16 whatever the inputs are."""
 
     @like(Attention.forward)
     def forward(self, *arrays: Any, **options: Any) -> Any:
         found = super().forward(*arrays, **options)
         if not options.get("return_lse"):
             return found
-        return found[0], found[1].astype(arrays[0].dtype), *found[2:]
+        return found[0], found[1].astype(np.float16), *found[2:]
 
 
 @mutant("dbias-not-summed", "dtype", "shape-dtype agreement-dbias")
@@ -123,12 +123,12 @@ class _ValueHasScaleOfKey(Attention):
 
 @mutant("mask-changed", "memory", "inputs-unchanged")
 class _MaskChanged(Attention):
-    """The causal mask is put into the caller's mask."""
+    """What causal and window hide is put into the caller's mask."""
 
     def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
         c = super().call(arrays, *options)
         mask = arrays[3]
-        if c.causal and mask is not None and mask.shape[-2:] == (c.q.shape[-2], c.k.shape[-2]):
+        if mask is not None and mask.shape[-2:] == (c.q.shape[-2], c.k.shape[-2]):
             mask &= super().visible(c._replace(mask=None))
         return c
 

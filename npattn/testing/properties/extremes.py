@@ -102,8 +102,7 @@ def saturated(trial: Trial, recipe: Recipe) -> float | None:
         np.where(sure[..., None], dout, np.zeros_like(dout)),
         None if dlse is None else np.zeros_like(dlse),
     )
-    ratio = trial.check(trial.against_oracle(problem, quiet), problem, quiet)
-    return max(ratio, _inside(trial, problem, quiet))
+    return trial.check(trial.against_oracle(problem, quiet), problem, quiet)
 
 
 ROOM = 2.0**17
@@ -155,8 +154,8 @@ def _large(trial: Trial, recipe: Recipe) -> Problem:
     along = math.sqrt(ROOM / recipe.D)
     spread = 2 / (scale * math.sqrt(ROOM))
     sign = rng.choice([1, -1], (*problem.q.shape[:-1], 1))
-    q = sign * (along + rng.standard_normal(problem.q.shape))
-    k = along + spread * rng.standard_normal(problem.k.shape)
+    q = np.asarray(sign * (along + rng.standard_normal(problem.q.shape)))
+    k = np.asarray(along + spread * rng.standard_normal(problem.k.shape))
     half = problem.q.dtype
     large = problem.replace(q=q.astype(half), k=k.astype(half))
     return large.replace(scale=scale) if by_scale else large

@@ -674,10 +674,10 @@ def mask_as_bias(trial: Trial, recipe: Recipe) -> float | None:
 
 @rule("scale-of-query", "1, 13", unless=_lacks("scale"), draw=_draw_scale)
 def scale_of_query(trial: Trial, recipe: Recipe) -> float:
-    """Twice the scale with half the query gives the same, and twice the dq.
+    """Minus twice the scale with minus half the query gives the same, and minus twice the dq.
 
-    Powers of two are exact. Where the first call leaves the scale to its default, the second names
-    it: 2/√D. Broken by a scale that is ignored (pytorch/pytorch#174049), applied twice
+    Powers of two are exact, and so are signs. Where the first call leaves the scale to its default, the second names
+    it: −2/√D. Broken by a maximum that is taken before the scale, by a scale that is ignored (pytorch/pytorch#174049), applied twice
     (huggingface/transformers#38290), left out of dq, put on the bias or the sink; by a default of
     other sizes (karpathy/ng-video-lecture#6, intel/ipex-llm#12619).
     """
@@ -688,6 +688,17 @@ def scale_of_query(trial: Trial, recipe: Recipe) -> float:
         whole = trial.judged(recipe)
     else:  # half of the least number of the dtype is none of its numbers
         whole = trial.judge(plain.replace(q=2 * half), cotangents)
-    other = plain.replace(q=half, scale=2 * cast(float, plain.scale))
+    other = plain.replace(q=-half, scale=-2 * cast(float, plain.scale))
     across = dict(SAME) | {"dq": lambda x: 2 * x}
-    return trial.relate(whole, trial.judge(other, cotangents), across)
+    return trial.relate(whole, _minus_dq(trial.judge(other, cotangents)), across)
+
+
+def _minus_dq(judged: Judged) -> Judged:
+    """With the other sign of dq, for what is carried across has a factor that is not negative."""
+    if "dq" not in judged.results or "dq" not in judged.want:
+        return judged
+    return replace(
+        judged,
+        results=judged.results | {"dq": -judged.results["dq"]},
+        want=judged.want | {"dq": -judged.want["dq"]},
+    )
