@@ -36,7 +36,7 @@ class Kernel:
     binary : bool
         exp2 of scores times log₂e, which is folded into the scale where nothing comes between.
     log_softmax : bool
-        Weights are exp(s − lse), not exp(s − m) / Σ; whole rows only.
+        Weights are exp(s − m − log Σ), not exp(s − m) / Σ; whole rows only.
     sink : {"first", "last", "key"}
         It starts the softmax, joins it at the end (with a tile), or is a key with value 0.
     hides : {"select", "bias"}

@@ -81,7 +81,7 @@ kernel("scale on q", "q · scale before the product.", scaled="queries")
 kernel("scale on k", "k · scale before the product.", scaled="keys")
 kernel("scale on both", "q and k times the root of the scale.", scaled="both")
 kernel("exp2", "exp2, with log₂e folded into the scale.", binary=True, tile=16)
-kernel("log-softmax", "Weights are exp(s − lse).", log_softmax=True)
+kernel("log-softmax", "Weights are exp(s − m − log Σ).", log_softmax=True)
 kernel(
     "bias as channels",
     "The bias is in more channels of q and k.",

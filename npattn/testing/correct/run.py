@@ -195,7 +195,7 @@ class Run(Machine):
         whole = np.where(total == 0, self.wide(1), total)
         p = self.fit(e / whole)
         if self.kernel.log_softmax:
-            p = self.exp(s - self.fit(pivot + self.log(whole)))
+            p = self.exp(self.fit(s - pivot) - self.log(whole))
         p = self.store("weights", np.where(s == -np.inf, self.wide(0), p))
         return Softmax(m, total, self.see(self.kept(p), v, s != -np.inf), p)
 

@@ -676,10 +676,10 @@ def mask_as_bias(trial: Trial, recipe: Recipe) -> float | None:
 def scale_of_query(trial: Trial, recipe: Recipe) -> float:
     """Minus twice the scale with minus half the query gives the same, and minus twice the dq.
 
-    Powers of two are exact, and so are signs. Where the first call leaves the scale to its default, the second names
-    it: −2/√D. Broken by a maximum that is taken before the scale, by a scale that is ignored (pytorch/pytorch#174049), applied twice
-    (huggingface/transformers#38290), left out of dq, put on the bias or the sink; by a default of
-    other sizes (karpathy/ng-video-lecture#6, intel/ipex-llm#12619).
+    Powers of two are exact, and so are signs. Where the first call leaves the scale to its default,
+    the second names it: −2/√D. Broken by a maximum that is taken before the scale, by a scale that
+    is ignored (pytorch/pytorch#174049), applied twice (huggingface/transformers#38290), left out
+    of dq, put on the bias or the sink; by a default of other sizes (karpathy/ng-video-lecture#6, intel/ipex-llm#12619).
     """
     plain, q = trial.problem(recipe), trial.problem(recipe).q
     half = (q / 2).astype(q.dtype)
