@@ -679,7 +679,8 @@ def scale_of_query(trial: Trial, recipe: Recipe) -> float:
     Powers of two are exact, and so are signs. Where the first call leaves the scale to its default,
     the second names it: −2/√D. Broken by a maximum that is taken before the scale, by a scale that
     is ignored (pytorch/pytorch#174049), applied twice (huggingface/transformers#38290), left out
-    of dq, put on the bias or the sink; by a default of other sizes (karpathy/ng-video-lecture#6, intel/ipex-llm#12619).
+    of dq, put on the bias or the sink; by a default of other sizes
+    (karpathy/ng-video-lecture#6, intel/ipex-llm#12619).
     """
     plain, q = trial.problem(recipe), trial.problem(recipe).q
     half = (q / 2).astype(q.dtype)
