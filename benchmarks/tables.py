@@ -1,4 +1,4 @@
-"""Tables in Markdown, and their place in a page: between ``<!-- name -->`` and ``<!-- /name -->``."""
+"""Tables in Markdown, put into a page between ``<!-- name -->`` and ``<!-- /name -->``."""
 
 from __future__ import annotations
 

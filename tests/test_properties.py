@@ -35,6 +35,41 @@ KILLS = {
     "inputs-unchanged": "input-changed",
     "views": "views-misread",
     "repeatable": "result-changes",
+    "nan-value": "blind-nan-spreads-over-columns",
+    "permute-keys": "dbias-last-writer-wins",
+    "permute-queries": "dbias-last-writer-wins",
+    "permute-heads": "heads-tiled",
+    "permute-batch": "dbias-last-writer-wins",
+    "batch-alone": "causal-top-left",
+    "shared-heads": "dk-of-first-head",
+    "padded-keys": "mask-added-as-number",
+    "causal-prefix": "empty-row-mean",
+    "split-merge": "lse-base-2",
+    "window-infinite": "causal-strict",
+    "causal-as-mask": "causal-top-left",
+    "window-as-mask": "window-one-wider",
+    "mask-as-bias": "mask-inverted",
+    "scale-of-query": "scale-twice",
+    "bias-shift": "softcap-over-bias",
+    "one-key": "jacobian-without-rank-1-term",
+    "convex-hull": "softmax-over-queries",
+    "value-linear": "values-ignored",
+    "sink-key": "sink-scaled",
+    "equal-scores": "mask-after-softmax",
+    "dbias-rows": "dbias-last-writer-wins",
+    "unseen-keys": "mask-ignored-in-backward",
+    "key-gradient-sum": "jacobian-without-rank-1-term",
+    "value-euler": "dk-of-first-head",
+    "query-key-euler": "dq-unscaled",
+    "cotangent-linear": "dout-taken-as-ones",
+    "lse-gradient": "dlse-ignored",
+    "directional": "softcap-slope-forgotten",
+    "offset-bias": "blind-maximum-of-padding",
+    "saturated": "no-max-subtracted",
+    "large-products": "product-in-float16",
+    "after-other-dtype": "visible-of-first-call",
+    "after-other-strides": "plan-of-other-strides",
+    "aggregate": "weights-truncated",
 }
 
 
@@ -51,9 +86,17 @@ def test_every_property_has_a_mutant_that_it_kills():
 @pytest.mark.parametrize(("rule", "name"), KILLS.items())
 def test_the_property_fails_on_its_mutant(rule, name):
     mutant = MUTANTS[name]
-    report = check(mutant.forward, backward=mutant.backward, only=[rule], examples=60)
+    report = check(
+        mutant.forward,
+        backward=mutant.backward,
+        only=[rule],
+        examples=60,
+        dtypes=mutant.dtypes,
+        rounding=mutant.rounding,
+        shrink=False,
+    )
     outcome = outcome_of(report, rule)
-    assert outcome.status == "failed", str(report)
+    assert outcome.status == ("suspect" if rule == "aggregate" else "failed"), str(report)
     assert outcome.worst > 1
     assert outcome.message
 
@@ -66,7 +109,8 @@ def report_on_flash():
 @pytest.mark.parametrize("rule", PROPERTIES)
 def test_flash_keeps_the_rule(report_on_flash, rule):
     outcome = outcome_of(report_on_flash, rule)
-    want = "not applicable" if rule == "agreement-weights" else "passed"  # it returns none
+    absent = ("agreement-weights", "large-products")  # it returns none; in float16 alone
+    want = "not applicable" if rule in absent else "passed"
     assert outcome.status == want, outcome.message
     assert 0 <= outcome.worst <= 1
 

@@ -148,6 +148,32 @@ def test_without_an_lse_there_is_no_cotangent_of_it():
     np.testing.assert_array_equal(dout, asked.cotangents(asked.problem()).dout)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lead", LEADS)
+def test_the_cotangent_of_weights_is_like_that_of_lse_and_only_there_when_asked(lead, dtype):
+    asked = with_lead(lead, dtype=dtype)
+    problem = asked.problem()
+    assert asked.cotangents(problem).dweights is None
+    given = asked.cotangents(problem, weights=True)
+    assert given.dweights.shape == npattn.forward(problem.q, problem.k, problem.v).weights.shape
+    assert given.dweights.dtype == given.dlse.dtype
+
+
+def test_cotangents_are_random_different_and_the_same_whatever_else_is_asked():
+    asked = recipe()
+    one, all_three = (
+        asked.cotangents(asked.problem()),
+        asked.cotangents(asked.problem(), True, True),
+    )
+    np.testing.assert_array_equal(one.dout, all_three.dout)
+    np.testing.assert_array_equal(one.dlse, all_three.dlse)
+    for array in (all_three.dout, all_three.dlse, all_three.dweights):
+        assert len(np.unique(array)) == array.size
+    dout, dlse = all_three
+    assert dout is all_three.dout
+    assert dlse is all_three.dlse
+
+
 # --- distributions --------------------------------------------------------------------------------
 
 
@@ -204,7 +230,10 @@ def test_low_has_all_scores_far_below_zero(scale):
     assert final.max() < -20
 
 
-@pytest.mark.parametrize("name", ["one-hot", "huge logits", "low"])
+STEEP = ("one-hot", "huge logits", "low", "heavy tails", "mixed scales", "key offset", "saturated")
+
+
+@pytest.mark.parametrize("name", STEEP)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
 def test_scores_stay_within_the_dtype_before_they_are_scaled(name, dtype):
     for seed in range(5):
@@ -243,6 +272,70 @@ def test_duplicate_keys_come_in_pairs_and_take_the_same_weight():
 def test_tiny_values_are_tiny():
     _, problem = scores(recipe(distribution="tiny values"))
     assert 0 < abs(problem.v).max() < 2.0**-7
+
+
+def test_near_uniform_rows_have_weights_of_about_one_in_s():
+    weights, _ = scores(recipe(distribution="near-uniform", S=257))
+    assert 0 < abs(weights * 257 - 1).max() < 0.1
+
+
+def test_heavy_tails_have_entries_far_beyond_the_rest_of_q_k_and_v():
+    problem = recipe(distribution="heavy tails", T=257, S=257).problem()
+    for array in (problem.q, problem.k, problem.v):
+        assert abs(array).max() > 20 * np.median(abs(array))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_subnormal_keys_or_values_are_below_the_least_normal_number(dtype):
+    least, seen = float(ml_dtypes.finfo(dtype).tiny), set()
+    for seed in range(12):
+        problem = recipe(distribution="subnormal", dtype=dtype, seed=seed).problem()
+        low = [abs(x.astype(float)).max() < least for x in (problem.k, problem.v)]
+        assert abs(problem.q.astype(float)).max() > least
+        seen.add(tuple(map(bool, low)))
+    assert seen == {(True, True), (True, False), (False, True)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_key_offset_is_common_and_leaves_something_of_the_keys(dtype):
+    problem = recipe(distribution="key offset", dtype=dtype, S=257).problem()
+    keys = problem.k.astype(float)
+    assert keys.mean() > 0.9 * min(1e3, 1 / 8 / float(ml_dtypes.finfo(dtype).eps))
+    assert 0.8 < keys.std() < 1.2
+
+
+def test_mixed_scales_have_rows_of_very_different_size():
+    problem = recipe(distribution="mixed scales", T=65, S=65).problem()
+    for array in (problem.q, problem.v):
+        sizes = abs(array).max(-1)
+        assert sizes.max() > 100 * sizes.min()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_near_ties_are_keys_that_differ_by_some_units_in_the_last_place(dtype):
+    keys = recipe(distribution="near ties", dtype=dtype, S=33).problem().k.astype(float)
+    apart = abs(keys / keys[..., :1, :] - 1)
+    assert 0 < apart.max() <= 5 * float(ml_dtypes.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("scale", [None, 1.7, -0.75])
+def test_saturated_rows_have_one_key_far_above_or_far_below_the_rest(scale):
+    asked = recipe(distribution="saturated", scale=scale, dtype="float64", T=33, S=65)
+    final = np.sort(raw(asked) * asked.problem().scale, axis=-1)
+    above, below = final[..., -1] - final[..., -2], final[..., 1] - final[..., 0]
+    assert above.min() > 9e3
+    assert below.min() > 9e3
+
+
+def test_nearly_one_hot_rows_leave_a_millionth_to_the_rest():
+    weights, _ = scores(recipe(distribution="nearly one-hot", T=65, S=65))
+    rest = 1 - weights.max(-1)
+    assert 1e-8 < np.median(rest) < 1e-4
+
+
+def test_one_key_alone_is_saturated_too():
+    weights, _ = scores(recipe(distribution="saturated", S=1))
+    assert (weights == 1).all()
 
 
 # --- masks, biases, score_mods, views -------------------------------------------------------------
@@ -300,9 +393,55 @@ def test_first_tile_hides_the_first_half_of_the_keys_from_all():
     assert mask[..., 4:].any()
 
 
+def test_a_prefix_is_seen_by_all_and_the_rest_is_causal():
+    for seed in range(5):
+        mask = masked("prefix", seed=seed)
+        causal = np.tri(T, S, S - T, dtype=bool)
+        prefix = (mask & ~causal).any(-2) | mask[..., 0, :]
+        np.testing.assert_array_equal(mask, causal | prefix[..., None, :])
+        assert mask.any(-1).all()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"T": 7, "S": 5}, {"T": 9, "S": 9}])
+def test_documents_are_blocks_in_which_everybody_sees_the_same(sizes):
+    T, S = sizes.get("T", 5), sizes.get("S", 7)
+    seen = set()
+    for seed in range(5):
+        mask = recipe(mask="documents", seed=seed, **sizes).problem().mask
+        assert mask.shape == (B, 1, T, S)
+        together = mask.astype(int) @ mask.swapaxes(-1, -2) > 0
+        same = (mask[..., :, None, :] == mask[..., None, :, :]).all(-1)
+        assert (same | ~together).all()
+        rows = min(T, S)  # the last rows stand at a key, which is in their own document
+        assert mask[..., -rows:, -rows:].diagonal(0, -2, -1).all()
+        seen |= set(mask.mean((-1, -2)).ravel())
+    assert max(seen) > min(seen)
+
+
+def test_a_checkerboard_alternates():
+    mask = masked("checkerboard")
+    assert (mask[..., 1:] != mask[..., :-1]).all()
+    assert (mask[..., 1:, :] != mask[..., :-1, :]).all()
+
+
+def test_a_single_key_is_seen_by_each_query():
+    mask = masked("single key")
+    np.testing.assert_array_equal(mask.sum(-1), 1)
+    assert len(np.unique(mask.argmax(-1))) > 1
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
+        ("keys of samples", (B, 1, 1, S)),
+        ("one a head", (H, 1, 1)),
+        ("one number", (1, 1)),
+        ("relative", (H, T, S)),
+        ("-1e4 padding", (B, 1, 1, S)),
+        ("least padding", (B, 1, 1, S)),
+        ("-1e4 rows", (B, H, T, S)),
+        ("-1e9 rows", (B, H, T, S)),
+        ("least rows", (B, H, T, S)),
         ("matrix", (T, S)),
         ("heads", (H, T, S)),
         ("full", (B, H, T, S)),
@@ -332,6 +471,34 @@ def test_additive_padding_is_minus_infinity_or_a_large_number_within_the_dtype()
         least = bias.astype(float).min()
         assert -1e9 * 1.01 <= least < -10
         assert np.isfinite(least)
+
+
+def test_a_relative_bias_depends_on_head_and_distance_alone_and_far_ones_share_a_number():
+    bias = recipe(bias="relative", T=65, S=65).problem().bias
+    np.testing.assert_array_equal(bias[:, 1:, 1:], bias[:, :-1, :-1])
+    assert len(np.unique(bias[0])) == 7 + 6  # 0; 1, 2-3, ..., 32-63, and 64, to either side
+    assert (bias[0] != bias[1]).any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "offset"), [("-1e4", -1e4), ("-1e9", -1e9), ("least", -np.inf)], ids=str
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_low_rows_are_offset_as_a_whole_by_what_the_dtype_holds_twice(kind, offset, dtype):
+    bias = recipe(bias=f"{kind} rows", dtype=dtype, T=33).problem().bias.astype(float)
+    half = float(ml_dtypes.finfo(dtype).min) / 2
+    low = bias.min(-1) < max(offset, half) / 2
+    assert 0.2 < low.mean() < 0.8
+    assert (bias[low].max(-1) < max(offset, half) / 2).all()
+    assert (bias[~low].min(-1) > -10).all()
+    assert bias.min() >= half - 20
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_padding_by_the_least_number_leaves_room_for_a_score_and_for_base_2(dtype):
+    bias = recipe(bias="least padding", lead=(9,), dtype=dtype).problem().bias
+    least = float(ml_dtypes.finfo(dtype).min)
+    assert set(np.unique(bias.astype(float))) == {least / 2, 0}
 
 
 @pytest.mark.parametrize("name", SCORE_MODS)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,22 @@ from hypothesis import seed as hypothesis_seed
 
 from npattn.errors import OptionError
 from npattn.problem import Problem
+from npattn.testing import covering as cover
+from npattn.testing.covering import OPTIONS, covering, traits
 from npattn.testing.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
-from npattn.testing.strategies import FEATURES, STRUCTURE, Pools, Space, problems, recipes
+from npattn.testing.strategies import (
+    EDGES,
+    FEATURES,
+    RATES,
+    SCALES,
+    SOFTCAPS,
+    STRUCTURE,
+    WINDOWS,
+    Pools,
+    Space,
+    problems,
+    recipes,
+)
 
 EVERYTHING = frozenset(STRUCTURE)
 LETTERS = "HKTSDE"
@@ -95,6 +110,13 @@ def test_round_sizes_and_0_and_1_are_drawn_too(letter):
         ("rank 5", lambda r: r.lead is not None and len(r.lead) == 2),
         ("B = 0", lambda r: bool(r.lead) and r.lead[0] == 0),
         ("broadcast", lambda r: r.broadcast),
+        ("B = H > 1", lambda r: r.lead is not None and r.lead[:1] == (r.H,) != (1,)),
+        ("B != H", lambda r: bool(r.lead) and r.lead[0] != r.H > 1),
+        ("S = 4096", lambda r: r.S == 4096),
+        ("S > 128 with D > 64", lambda r: r.S > 128 and r.D > 64),
+        ("one query of many keys", lambda r: r.T == 1 and r.S > 7),
+        *((f"{n} queries", lambda r, n=n: n == r.T) for n in EDGES),
+        *((f"{n} keys", lambda r, n=n: n == r.S) for n in EDGES),
     ],
 )
 def test_what_hides_bugs_is_among_some_hundreds_of_draws(name, condition):
@@ -280,9 +302,6 @@ def test_features_and_structure_are_all_there_unless_it_is_said():
     assert set(HAS) < set(STRUCTURE)
 
 
-OPTIONS = ("mask", "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dropout")
-
-
 def switched_on(recipe):
     """The options of a recipe that are not at their default."""
     plain = Recipe()
@@ -303,3 +322,99 @@ def test_what_is_planned_depends_on_the_seed_alone():
     first, again, other = (list(Pools(Space()).planned(seed, 60)) for seed in (3, 3, 5))
     assert first == again
     assert not set(first) & set(other)
+
+
+def planned(seed, space=None, **words):
+    return list(itertools.islice(Pools(space or Space(), **words).planned(seed, 100), 100))
+
+
+# Which kinds of structure there are; one of each group in every problem that is not empty.
+GROUPS = (
+    ("rank 2", "rank 3", "rank 4", "rank 5"),
+    ("K = H", "K = 1", "1 < K < H"),
+    ("E = D", "E != D"),
+    ("T = S", "T < S", "T > S"),
+    ("D % 8", "D = 8 n"),
+)
+APART = ("T = 1", "broadcast", "B = H")  # may be there beside them
+# One head has no group, no leading axes are no batch, and one query has no more keys than itself.
+NEVER = {
+    *itertools.product(["rank 2"], ["K = 1", "1 < K < H", "broadcast", "B = H"]),
+    *itertools.product(["rank 3"], ["broadcast", "B = H"]),
+    *itertools.product(["T = S", "T > S"], ["T = 1"]),
+}
+
+
+def pairs_that_can_meet():
+    kinds = [(kind, group) for group in (*GROUPS, *((kind,) for kind in APART)) for kind in group]
+    kinds += [(option, (option,)) for option in OPTIONS]
+    return {
+        frozenset((one, other))
+        for (one, group), (other, _) in itertools.combinations(kinds, 2)
+        if other not in group and (one, other) not in NEVER and (other, one) not in NEVER
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_within_100_examples_every_option_meets_every_other_and_every_kind_of_structure(seed):
+    met = {frozenset(p) for r in planned(seed) for p in itertools.combinations(traits(r), 2)}
+    assert pairs_that_can_meet() == met
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_within_100_examples_every_kind_is_there(seed):
+    plan = planned(seed)
+    for field, kinds in [
+        ("mask", MASKS),
+        ("bias", BIASES),
+        ("distribution", DISTRIBUTIONS),
+        ("score_mod", SCORE_MODS),
+        ("scale", SCALES),
+        ("softcap", SOFTCAPS),
+        ("window", WINDOWS),
+        ("dropout", RATES),
+        ("T", (1, *EDGES)),
+        ("S", (1, *EDGES, 4096)),
+        ("D", (1, 8, 64, 65, 128)),
+    ]:
+        assert set(kinds) <= {getattr(r, field) for r in plan}, field
+    assert any(r.S > 128 and r.D > 64 for r in plan)
+    assert any("by sample" in cover.kinds(r) for r in plan)
+    assert {letter for letter in "TSDEH" for r in plan if getattr(r, letter) == 0} == set("TSDEH")
+
+
+def test_pairs_meet_in_what_the_implementation_has_and_accepts():
+    features = frozenset({"causal", "bias", "scale"})
+    space = Space(features=features, structure=EVERYTHING - {"rank 2", "rank 5", "K < H"})
+    met = {frozenset(p) for r in planned(0, space) for p in itertools.combinations(traits(r), 2)}
+    gone = {"rank 2", "rank 5", "K = 1", "1 < K < H"} | (set(OPTIONS) - features)
+    assert {pair for pair in pairs_that_can_meet() if not pair & gone} == met
+
+
+def test_what_covers_pairs_is_chosen_with_few_options_on_and_not_twice():
+    plan = [Pools(Space()).recipe(2 * seed) for seed in range(200)]
+    chosen = list(covering([], plan))
+    assert len(chosen) == len(set(chosen)) < 60
+    assert max(map(len, map(switched_on, chosen))) <= 4
+    assert list(covering(chosen, plan)) == []
+
+
+def test_long_rows_are_cheap_and_only_where_sizes_are_free():
+    long = [r for seed in range(20) for r in planned(seed) if r.S == 4096]
+    assert 10 < len(long) < 100
+    assert max(r.T * r.H for r in long) <= 12
+    for sizes in ({"S": (64,)}, {"T": (64,)}, {"B": (2,)}):
+        assert all(r.S != 4096 for r in planned(0, Space(sizes=sizes)))
+    assert all(r.S != 4096 for r in planned(0, without("T != S")))
+
+
+def test_no_problem_holds_many_more_numbers_than_it_is_allowed():
+    for recipe in planned(0) + planned(1):
+        heads = math.prod(recipe.lead or ()) * recipe.H
+        assert heads * recipe.T * recipe.S <= 2**16, recipe
+        assert heads * (recipe.T + recipe.S) * max(recipe.D, recipe.E) <= 2**18, recipe
+
+
+def test_the_largest_sizes_are_said():
+    assert Space().largest == "T 257, S 4096, D 128, E 128"
+    assert Space(sizes={"T": (64,)}).largest == "T 64, S 257, D 128, E 128"

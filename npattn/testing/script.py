@@ -118,11 +118,18 @@ def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
             "    if gap.max(initial=0) > 0:",
             '        print("WRONG", name, "moves by", gap.max())',
         ]
+    earlier = []
+    if kind == "after":  # wrong because of the call before it
+        gather[1] = "    found = f.forward(problem)"
+        if with_gradients:
+            gather[2] = "    found |= f.gradients(problem, Cotangents(dout, dlse, dweights))"
+        earlier = [f"f.forward(before{laid})"]
     words = ", dout=dout.astype(float), dlse=None if dlse is None else dlse.astype(float)"
     words += ", dweights=None if dweights is None else dweights.astype(float)"
     words = (words if with_gradients else "") + ", conventions=conventions, rounding=rounding"
     return [
         *gather,
+        *earlier,
         "got = results()",
         "for name, array in got.items():",
         "    print(name, array.dtype, array.shape)",

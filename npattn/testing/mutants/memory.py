@@ -194,6 +194,22 @@ class _StridesOfFirstCall(Attention):
         return super().read(in_memory).reshape(x.shape)
 
 
+@mutant("plan-of-other-strides", "memory", "after-other-strides", "flashinfer-ai/flashinfer#4270")
+class _PlanOfOtherStrides(Attention):
+    """Memory is read in the order of axes that the first arrays of that shape had."""
+
+    def __init__(self) -> None:
+        self.plans: dict[tuple[Any, ...], tuple[int, ...]] = {}
+
+    def read(self, x: Array) -> Array:
+        order = tuple(int(i) for i in np.argsort([-abs(n) for n in x.strides], kind="stable"))
+        plan = self.plans.setdefault((x.shape, x.dtype), order)
+        if plan == order or min(x.shape, default=0) < 2:
+            return super().read(x)
+        memory = super().read(x).transpose(order).reshape([x.shape[i] for i in plan])
+        return np.asarray(memory.transpose(np.argsort(plan)))
+
+
 @mutant("dout-misread", "memory", "views")
 class _DoutMisread(Attention):
     """A transposed dout is read in the order of its memory."""

@@ -53,7 +53,7 @@ class _RowSumInFloat16(Online):
 @mutant(
     "accumulator-in-bfloat16",
     "precision",
-    "agreement-o",
+    "agreement-o aggregate",
     dtypes=("bfloat16",),
     rounding="fused",
 )
@@ -65,7 +65,13 @@ class _AccumulatorInBfloat16(Online):
         return state._replace(acc=rounded(state.acc, tile.dtype))
 
 
-@mutant("dq-in-bfloat16", "precision", "agreement-dq", dtypes=("bfloat16",), rounding="fused")
+@mutant(
+    "dq-in-bfloat16",
+    "precision",
+    "agreement-dq aggregate",
+    dtypes=("bfloat16",),
+    rounding="fused",
+)
 class _DqInBfloat16(Online):
     """dq is stored in bfloat16 after every tile of 16 keys."""
 
@@ -78,7 +84,7 @@ class _DqInBfloat16(Online):
 @mutant(
     "group-summed-in-bfloat16",
     "precision",
-    "agreement-dk agreement-dv",
+    "agreement-dk agreement-dv aggregate",
     dtypes=("bfloat16",),
     rounding="fused",
 )

@@ -24,7 +24,8 @@ def aggregate(trial: Trial, recipe: Recipe) -> float:
     what the model says, and their errors are not those of a scale, gain or key that is slightly
     wrong. It sees what no single element shows: truncation for rounding, a scale that is wrong by
     a thousandth in bfloat16, a key of zeros that takes weight. A finding is a suspicion: the
-    estimate rests on randomness, not on a worst case.
+    estimate rests on randomness, not on a worst case. Broken by weights cut off as they are stored,
+    by constants with too few digits, by padding that is not hidden.
     """
     sample = sampled(trial, recipe)
     told = []

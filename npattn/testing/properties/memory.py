@@ -205,7 +205,8 @@ def _after(trial: Trial, recipe: Recipe, between: Call, call: Call) -> float | N
     either gives something else when both are repeated."""
     other, first = trial.results(*between), trial.results(*call)
     again, second = trial.results(*between), trial.results(*call)
-    found = _compared(trial, first, call)
+    same = between.problem is call.problem and not _moved(other, first)
+    found = [] if same else _compared(trial, first, call)  # both right, or both wrong
     told = [str(c) for c in found if not c.passed]
     if told and trial.wrong_anyway(_of_other_size(recipe)):
         return None  # the business of other rules
