@@ -336,7 +336,7 @@ GROUPS = (
     ("T = S", "T < S", "T > S"),
     ("D % 8", "D = 8 n"),
 )
-APART = ("T = 1", "broadcast", "B = H")  # may be there beside them
+APART = ("T = 1", "broadcast", "B = H", "scale < 0", "steep")  # may be there beside them
 # One head has no group, no leading axes are no batch, and one query has no more keys than itself.
 NEVER = {
     *itertools.product(["rank 2"], ["K = 1", "1 < K < H", "broadcast", "B = H"]),

@@ -1,6 +1,7 @@
 """Targets: those known by name, those of one's own, and what is said of those there are not."""
 
 import itertools
+import re
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import npattn
+from npattn.api import evaluate
 from npattn.conventions import PROFILES, Conventions
 from npattn.errors import MissingExtraError, OptionError
 from npattn.testing import Implementation, Recipe, check
@@ -15,13 +17,25 @@ from npattn.testing.recipe import Cotangents
 from npattn.testing.targets import TARGETS, Target, load
 from npattn.testing.targets.numpy import flash, flash_backward
 
+# Whose arrays each takes.
+TAKES = {
+    "numpy.flash": "numpy",
+    "numpy.naive": "numpy",
+    "torch.sdpa": "torch",
+    "torch.sdpa-math": "torch",
+    "jax.nn": "jax",
+    "onnx.reference": "numpy",
+    "onnxruntime": "numpy",
+}
+
 
 def test_every_target_has_its_name_its_conventions_and_a_line_about_it():
     for name, target in TARGETS.items():
         assert target.name == name
-        assert target.conventions is PROFILES[target.profile]
+        assert isinstance(target.conventions, Conventions)
         assert len(target.about) > 20
-    assert {"numpy.flash", "numpy.naive", "torch.sdpa", "torch.sdpa-math"} <= set(TARGETS)
+    assert set(TARGETS) == set(TAKES)
+    assert TARGETS["torch.sdpa"].conventions is PROFILES["torch.sdpa"]
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -31,7 +45,7 @@ def test_every_target_that_can_run_here_is_an_implementation(name):
     f, backward = load(name)
     read = Implementation(f, backward=backward, spec=name)
     assert read.untested == ()
-    assert read.framework.name == name.split(".")[0]
+    assert read.framework.name == TAKES[name]
     assert "mask" in read.features
 
 
@@ -42,18 +56,27 @@ def test_flash_comes_with_its_backward_and_naive_without():
 
 
 def test_a_target_whose_package_is_not_there_says_what_to_install(monkeypatch):
-    absent = Target("x.f", "nowhere", "f", None, "absent_package", "npattn", "of no use")
+    absent = Target("x.f", "nowhere", "f", None, "absent_package", Conventions(), "no use")
     monkeypatch.setitem(TARGETS, "x.f", absent)
     assert not absent.runs_here
     with pytest.raises(MissingExtraError, match=r"x.f needs absent_package.*npattn\[absent_pack"):
         load("x.f")
 
 
-def test_torch_targets_say_what_to_install_where_there_is_no_torch():
-    code = "import sys; sys.modules['torch'] = None; import npattn.testing.targets.torch"
+@pytest.mark.parametrize(
+    ("package", "module", "told"),
+    [
+        ("torch", "torch", "torch targets need torch; npattn itself does not: pip install"),
+        ("jax", "jax", "JAX targets need jax; npattn itself does not: pip install"),
+        ("onnx", "onnx", "ONNX targets need onnx; npattn itself does not: pip install"),
+        ("onnxruntime", "onnxruntime", "ONNX targets need|onnxruntime needs onnxruntime"),
+    ],
+)
+def test_a_target_says_what_to_install_where_its_package_is_not(package, module, told):
+    code = f"import sys; sys.modules[{package!r}] = None; import npattn.testing.targets.{module}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "torch targets need torch; npattn itself does not: pip install" in done.stderr
+    assert re.search(told, done.stderr)
 
 
 # --- one's own ------------------------------------------------------------------------------------
@@ -89,7 +112,7 @@ def test_two_functions_of_one_module_are_of_one_module(folder):
     ("spec", "message"),
     [
         ("numpy.flach", r"must be module:function.*did you mean numpy.flash\?"),
-        ("zzz", r"TARGET is 'zzz', must be .*numpy.naive, torch.sdpa, torch.sdpa-math$"),
+        ("zzz", r"TARGET is 'zzz', must be .*numpy.naive, torch.sdpa, .*, onnxruntime$"),
         (":f", "must be module:function"),
         ("own_three:", "must be module:function"),
         ("absent.py:f", r"has file 'absent.py', which does not exist \[in .*\]"),
@@ -164,3 +187,99 @@ def test_torch_math_keeps_the_rules_on_ordinary_problems_in_float64():
         examples=6,
     )
     assert report.passed, str(report)
+
+
+# --- JAX ------------------------------------------------------------------------------------------
+
+EQUAL = {"lead": (B,), "H": H, "K": K, "T": T, "S": S, "D": D, "E": D}
+FULL = {
+    "plain": {},
+    "mask and bias": {"mask": "padding", "bias": "full"},
+    "causal": {"causal": True, "scale": -0.75},
+    "window": {"window": (2, None), "bias": "heads"},
+}
+
+
+def want(problem, given, meaning):
+    fwd = evaluate(problem, meaning)
+    grads = npattn.backward(fwd, given.dout.astype(float))
+    return fwd, {
+        f"d{n}": x for n in ("q", "k", "v", "bias") if (x := getattr(grads, n)) is not None
+    }
+
+
+@pytest.mark.parametrize("options", FULL)
+def test_jax_agrees_with_npattn(options):
+    pytest.importorskip("jax")
+    f, backward = load("jax.nn")
+    meaning = TARGETS["jax.nn"].conventions
+    recipe = Recipe(**EQUAL, **FULL[options])
+    problem = recipe.problem(meaning.causal)
+    given = Cotangents(recipe.cotangents(problem).dout, None)
+    fwd, grads = want(problem, given, meaning)
+    read = Implementation(f, backward=backward)
+    found = read.forward(problem)
+    np.testing.assert_allclose(found["o"], fwd.out, atol=1e-5)
+    np.testing.assert_allclose(found["lse"], fwd.lse, atol=1e-5)
+    got = read.gradients(problem, given)
+    assert set(got) == set(grads)
+    for name, array in got.items():
+        np.testing.assert_allclose(array, grads[name], atol=1e-5, err_msg=name)
+
+
+def test_jax_gives_the_mean_of_all_values_to_a_query_that_sees_nothing():
+    pytest.importorskip("jax")
+    meaning = TARGETS["jax.nn"].conventions
+    problem = Recipe(**EQUAL, mask="empty rows").problem(meaning.causal)
+    found = Implementation(load("jax.nn")[0]).forward(problem)
+    fwd = evaluate(problem, meaning)
+    empty = ~np.broadcast_to(problem.mask, (B, H, T, S)).any(-1)
+    assert empty.any()
+    mean = np.repeat(problem.v.mean(-2, keepdims=True), H // K, axis=1)
+    np.testing.assert_allclose(
+        found["o"][empty], np.broadcast_to(mean, found["o"].shape)[empty], atol=1e-5
+    )
+    np.testing.assert_allclose(found["o"], fwd.out, atol=1e-5)
+    np.testing.assert_allclose(found["lse"], fwd.lse, rtol=1e-6)
+
+
+# --- ONNX -----------------------------------------------------------------------------------------
+
+ONNX_OPTIONS = FULL | {
+    "softcap": {"softcap": 2.0, "bias": "one a row"},
+    "mask a row": {"mask": "matrix", "scale": 0.0, "bias": "keys"},
+    "empty rows": {"mask": "empty rows", "scale": -0.75},
+}
+
+
+@pytest.mark.parametrize("options", ONNX_OPTIONS)
+@pytest.mark.parametrize("name", ["onnx.reference", "onnxruntime"])
+def test_onnx_agrees_with_npattn(name, options):
+    pytest.importorskip(TARGETS[name].needs)
+    words = ONNX_OPTIONS[options]
+    read = Implementation(load(name)[0])
+    if not set(words) <= read.features:
+        pytest.skip("ONNX Runtime has no windows")
+    meaning = TARGETS[name].conventions
+    problem = Recipe(**(EQUAL | {"E": E}), **words).problem(meaning.causal)
+    found, fwd = read.forward(problem), evaluate(problem, meaning)
+    for got, exact in [("o", fwd.out), ("o too", fwd.out), ("weights", fwd.weights)]:
+        np.testing.assert_allclose(found[got], exact, atol=1e-5, err_msg=got)
+
+
+def test_no_heads_do_not_end_the_process():
+    pytest.importorskip("onnxruntime")
+    none = np.zeros((2, 0, 3, 5), np.float32)
+    with pytest.raises(ValueError, match="no heads: ONNX Runtime divides by their number"):
+        load("onnxruntime")[0](none, none, none)
+
+
+def test_a_model_is_one_node_and_is_made_once():
+    pytest.importorskip("onnx")
+    from npattn.testing.targets import onnx
+
+    made = onnx.model(24, {"Q": "f4", "K": "f4", "V": "f4"}, ("Y",), is_causal=1)
+    assert [node.op_type for node in made.graph.node] == ["Attention"]
+    assert made.opset_import[0].version == 24
+    types = (("Q", np.dtype("f4")), ("K", np.dtype("f4")), ("V", np.dtype("f4")))
+    assert onnx._evaluator(types, False) is onnx._evaluator(types, False)

@@ -21,7 +21,7 @@ OPTIONS = ("mask", "causal", "window", "bias", "scale", "softcap", "score_mod", 
 """The fields of a recipe that are options."""
 BY_SAMPLE = ("padding", "left padding", "prefix", "documents")
 """Masks that differ by sample and not by head, as batches have them."""
-STEEP = ("large logits", "one-hot", "huge logits", "saturated")
+STEEP = ("huge logits", "saturated")
 """Distributions in which one key takes all, so that what is subtracted from scores matters."""
 CROWD = 4  # options on at once; a mistake in one hides behind more
 PLAIN = Recipe()

@@ -162,17 +162,39 @@ class Implementation:
         *,
         bias_gradient: bool = True,
         inputs: dict[str, Any] | None = None,
+        given: dict[str, Any] | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> dict[str, Array]:
-        """dq, dk, dv and, where it has them, dbias and dsinks."""
+        """dq, dk, dv and, where it has them, dbias and dsinks.
+
+        `given` are its cotangents, made by `taken_back`; `meanwhile` is called between an explicit
+        backward and the forward before it.
+        """
         inputs = self.inputs(problem, view) if inputs is None else inputs
         options = self.options(problem)
         with self.framework.allowing(problem.q.dtype):
-            given = self._cotangents(cotangents, view, self._swaps("q", problem))
+            given = self.taken_back(problem, cotangents, view) if given is None else given
             if self.backward is None:
                 found = self._autograd(inputs, options, given, bias_gradient)
             else:
-                found = self._explicit(inputs, options, given)
+                found = self._explicit(inputs, options, given, meanwhile)
             return self._taken(found)
+
+    def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
+        """o of arrays and options as they are, right or wrong."""
+        given = {name: self.framework.give(array) for name, array in arrays.items()}
+        return self._taken(self._call(given, options, ()))["o"]
+
+    def raw(self, problem: Problem) -> Any:
+        """o as it was returned: not copied."""
+        with self.framework.allowing(problem.q.dtype):
+            return self._call(self.inputs(problem), self.options(problem), ())["o"]
+
+    def taken_back(
+        self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
+    ) -> dict[str, Any]:
+        """The cotangents as arrays of the framework."""
+        return self._cotangents(cotangents, view, self._swaps("q", problem))
 
     def _cotangents(self, cotangents: Cotangents, view: str, swap: bool) -> dict[str, Any]:
         """Those of what it returns, by the name of that."""
@@ -197,10 +219,15 @@ class Implementation:
         return {f"d{name}": grad for name, grad in grads.items()}
 
     def _explicit(
-        self, inputs: dict[str, Any], options: dict[str, Any], given: dict[str, Any]
+        self,
+        inputs: dict[str, Any],
+        options: dict[str, Any],
+        given: dict[str, Any],
+        meanwhile: Callable[[], object],
     ) -> dict[str, Any]:
         assert self.backward is not None
         results = self._call(inputs, options, ("return_lse",) if self.returns_lse else ())
+        meanwhile()
         extra = {"out": results["o"], "lse": results.get("lse")}
         extra |= {"dlse": given.get("lse"), "dweights": given.get("weights")}
         words = {n: x for n, x in extra.items() if n in self.backward_takes}

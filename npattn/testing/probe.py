@@ -151,7 +151,8 @@ class Probe:
         for name, change in changes.items():
             if name and (not name.endswith("= 0") or name not in trial.space.structure):
                 continue
-            recipe = replace(base, **change)
+            sinks = name == "S = 0" and "sinks" in trial.space.features  # which are left alone
+            recipe = replace(base, **change, sinks=sinks)
             problem = trial.problem(recipe)
             cotangents = trial.cotangents(recipe, problem)
             try:

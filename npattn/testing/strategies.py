@@ -306,9 +306,16 @@ def _assemble(space: Space, forced: frozenset[str], seed: int, drawn: dict[str, 
     if lead is None:
         H = K = 1
     free = set("BTSDE") - set(space.sizes) - forced
-    if drawn.pop("B = H") and lead and H <= 6:
+    # By head or by sample: nothing tells them apart but a batch of as many samples as heads.
+    by_head = "heads" in (drawn.get("mask"), drawn.get("bias")) and "B" in free and seed // 2 % 2
+    if (drawn.pop("B = H") or by_head) and lead and H <= 6:
         lead = (H, *lead[1:])
     _stretch(space, free, seed, drawn)
+    if drawn.get("mask") == "first tile" and seed // 2 % 2:
+        # Scores far below 0 after a tile of nothing: 0 is no maximum to begin with.
+        drawn["distribution"] = "low" if "distribution" not in forced else drawn["distribution"]
+        if "S" in free and "T != S" in space.structure:
+            drawn["S"] = max(drawn["S"], 65)
     if _cost(lead, H, drawn) > LARGE and not set("HK") & set(space.sizes):
         H, K = H // K, 1
     if _cost(lead, H, drawn) > LARGE and "B" in free:

@@ -322,7 +322,7 @@ class _MaximumStartsFinite(Online):
 @mutant(
     "maximum-pinned-to-0",
     "online softmax",
-    "agreement-o agreement-lse",
+    "agreement-o agreement-lse late-keys",
     "Dao-AILab/flash-attention#2082",
 )
 class _MaximumPinnedTo0(Online):

@@ -101,7 +101,7 @@ class _ScaleIgnoredWithSoftcap(Attention):
         return super().product(c if c.softcap is None else c._replace(scale=default))
 
 
-@mutant("maximum-before-scale", "scale", "agreement-o")
+@mutant("maximum-before-scale", "scale", "agreement-o scale-of-query")
 class _MaximumBeforeScale(Attention):
     """A row's maximum is found before the scale, which makes it the minimum where it is < 0."""
 

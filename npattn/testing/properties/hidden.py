@@ -145,6 +145,33 @@ def _nan_query(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents, Array
     return poisoned, trial.cotangents(recipe, poisoned), np.asarray(np.isnan(q).any(-1))
 
 
+def _late_keys(trial: Trial) -> str | None:
+    if "mask" not in trial.space.features or "S" in trial.space.sizes:
+        return "has no mask, or sizes of its own"
+    return None if "T != S" in trial.space.structure else "needs T ≠ S"
+
+
+@rule(
+    "late-keys",
+    "5, 8",
+    unless=first(_late_keys, fills),
+    draw=lambda t: {
+        "force": {"mask": ("first tile",), "distribution": ("low",), "S": (65, 129, 257)},
+        "forbid": frozenset({"softcap", "score_mod", "scale", "bias"}),
+        "nonempty": True,
+    },
+)
+def late_keys(trial: Trial, recipe: Recipe) -> float:
+    """Scores far below 0 are right after whole tiles of keys that a query does not see.
+
+    What a row has seen so far is nothing, and not a maximum of 0. Broken by an online softmax that
+    stores the 0 which guards −inf − −inf (Dao-AILab/flash-attention#2082).
+    """
+    problem = trial.problem(recipe)
+    found = trial.agreement(recipe)
+    return trial.check(found, problem, trial.cotangents(recipe, problem, weights=True))
+
+
 @rule(
     "nan-value",
     "10",

@@ -24,13 +24,14 @@ def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
     f = trial.implementation
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)
-    inputs = f.inputs(problem)
-    before = {name: f.framework.take(x) for name, x in inputs.items()}
+    inputs, given = f.inputs(problem), f.taken_back(problem, cotangents)
+    passed = inputs | {"dout" if n == "o" else f"d{n}": x for n, x in given.items()}
+    before = {name: f.framework.take(x) for name, x in passed.items()}
     f.forward(problem, inputs=inputs)
     if trial.gradients:
-        f.gradients(problem, cotangents, inputs=inputs)
+        f.gradients(problem, cotangents, inputs=inputs, given=given)
     for name, old in before.items():
-        if old.tobytes() != f.framework.take(inputs[name]).tobytes():
+        if old.tobytes() != f.framework.take(passed[name]).tobytes():
             raise Violation(f"{name} was written to", problem, cotangents, "change")
     return 0.0
 
@@ -105,9 +106,13 @@ def repeatable(trial: Trial, recipe: Recipe) -> float:
     if right:
         found = trial.against_oracle(other, between)
         trial.check({name: c for name, c in found.items() if name in right}, other, between)
+    _kept_apart(trial, problem, cotangents, dict(reversed(first)), other)
     # A lone forward between them: what goes wrong every n-th call must not meet the same call.
     again = [*trial.implementation.forward(problem).items()]
+    # Nor may it depend on what was called before: the other problem, after one of other sizes.
+    trial.implementation.forward(trial.problem(trial.space.base()))
     for (name, old), (_, new) in [
+        *zip(second, trial.results(other, between), strict=True),
         *zip(first, again, strict=False),  # the gradients come later
         *zip(first, trial.results(problem, cotangents), strict=True),
     ]:
@@ -116,6 +121,29 @@ def repeatable(trial: Trial, recipe: Recipe) -> float:
             text = f"{name} differs by {gap:.3g} between two calls with the same arrays"
             raise Violation(text, problem, cotangents, "bits")
     return 0.0
+
+
+def _kept_apart(
+    trial: Trial,
+    problem: Problem,
+    cotangents: Cotangents,
+    first: dict[str, Array],
+    other: Problem,
+) -> None:
+    """What was returned stays, and what was saved for a backward is its own forward's."""
+    f = trial.implementation
+    result = f.raw(problem)
+    before = f.framework.take(result)
+    f.forward(other)
+    if not _same_bits(before, f.framework.take(result)):
+        raise Violation("o was written to by a later call", problem, cotangents, "bits")
+    if not trial.gradients:
+        return
+    late = f.gradients(problem, cotangents, meanwhile=lambda: f.forward(other))
+    for name, gradient in late.items():
+        if not _same_bits(first[name], gradient):
+            text = f"{name} changes with a forward between its own forward and its backward"
+            raise Violation(text, problem, cotangents, "bits")
 
 
 # --- plans ----------------------------------------------------------------------------------------

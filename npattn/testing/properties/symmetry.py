@@ -575,13 +575,16 @@ def _between(lse: Array) -> Array:
 def window_infinite(trial: Trial, recipe: Recipe) -> float:
     """A window as wide as the sequence is no window, and with no keys to the right it is causal.
 
-    The narrowest such window reaches from corner to corner: max(T, S) − 1 keys to either side.
+    The narrowest such window reaches from corner to corner: max(T, S) − 1 keys to either side;
+    the widest is the largest int32, to which no position may be added in 32 bits.
     Broken by a window whose left end is exclusive (NVIDIA/TransformerEngine#1212), that clobbers
     the mask (huggingface/transformers#31670), or replaces causal.
     """
     problem, rng = trial.problem(recipe), _rng(recipe)
     right = max(problem.T, problem.S) - 1 + int(rng.integers(3))
     left = right + (trial.conventions.window == "total")
+    if rng.integers(4) == 0:  # what callers write for infinity
+        left = right = 2**31 - 1
     same: list[dict[str, Any]] = [{"window": w} for w in ((left, right), (left, None))]
     same += [{"window": (None, right)}]
     if recipe.causal:
