@@ -10,6 +10,7 @@ import numpy as np
 from npattn.conventions import Conventions
 from npattn.problem import Array, Problem
 from npattn.testing.implementation import Implementation, ImplementationError
+from npattn.testing.properties.extremes import Outside
 from npattn.testing.targets import TARGETS
 from npattn.testing.trial import Suspicion, Trial, Violation
 
@@ -64,6 +65,9 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
     body += [f"rounding = npattn.testing.{trial.rounding!r}"]
     if isinstance(error, Violation) and error.before is not None:
         body += [f"before = npattn.Problem({_arguments(error.before)})"]
+    if isinstance(error, Outside):
+        low, high = error.limits
+        body += [f"low = {_literal(low)}", f"high = {_literal(high)}"]
     body += _show(kind, view, with_gradients)
     if isinstance(error, Suspicion):  # of thousands of numbers: they are drawn anew
         body = [*_import_lines(f), "", _conventions_line(trial.conventions)]
@@ -117,6 +121,13 @@ def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
             "    gap = abs(first[name].astype(float) - second[name].astype(float))",
             "    if gap.max(initial=0) > 0:",
             '        print("WRONG", name, "moves by", gap.max())',
+        ]
+    if kind == "range":
+        return [
+            *gather,
+            "o = results()['o'].astype(float)",
+            "inside = (low <= o) & (o <= high)",
+            'print("ok    o" if inside.all() else "WRONG o is beyond what is seen", o[~inside])',
         ]
     earlier = []
     if kind == "after":  # wrong because of the call before it
