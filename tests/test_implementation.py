@@ -584,7 +584,8 @@ def test_a_probe_finds_numpy():
 
 
 def test_where_nothing_says_it_the_error_names_framework(monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    for package in ("torch", "jax"):
+        monkeypatch.delitem(sys.modules, package, raising=False)
     with pytest.raises(OptionError, match=r"tiny problem \(numpy: ValueError: no\).*framework="):
         Implementation(made("def f(q, k, v): raise ValueError('no')"))
 

@@ -32,7 +32,8 @@ def hanging(q, k, v):
 
 
 def of(f):
-    return dict(line.split(": ", 1) for line in notes(Implementation(f), Space(dtype="float32")))
+    implementation = Implementation(f, framework="numpy")  # which is not tried here
+    return dict(line.split(": ", 1) for line in notes(implementation, Space(dtype="float32")))
 
 
 def test_every_case_of_an_option_that_it_has_is_tried():
