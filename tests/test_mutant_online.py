@@ -14,6 +14,7 @@ from npattn.testing import check
 from npattn.testing.mutants import online
 from npattn.testing.mutants.attention import Attention, Call, within
 from npattn.testing.mutants.online import TILE, Online, Split
+from npattn.testing.mutants.precision import Fused
 from npattn.testing.mutants.register import REGISTER
 from npattn.testing.tolerance import bounds
 
@@ -53,6 +54,13 @@ def test_it_rounds_nothing_to_its_inputs_dtype(dtype: str, rounding: str | None)
 def test_what_accumulates_in_bfloat16_is_not_upcast() -> None:
     options = {"dtypes": ("bfloat16",), "rounding": "upcast", "only": ["agreement-o"]}
     assert not judged(mutant("accumulator-in-bfloat16"), examples=5, **options).passed
+
+
+def test_what_rounds_for_matrix_products_alone_is_fused_and_not_upcast() -> None:
+    options = {"dtypes": ("bfloat16",), "only": ["agreement-"], "examples": 5}
+    report = judged(Fused(), rounding="fused", **options)
+    assert report.passed, str(report)
+    assert not judged(Fused(), rounding="upcast", **options).passed
 
 
 @pytest.mark.parametrize("base", BASES)

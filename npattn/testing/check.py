@@ -181,6 +181,7 @@ def _chosen(only: Iterable[str] | None) -> list[Property]:
     chosen: list[Property] = []
     for wanted in only:
         found = [p for name, p in PROPERTIES.items() if name.startswith(wanted)]
+        found = [PROPERTIES[wanted]] if wanted in PROPERTIES else found  # the whole name wins
         if not found and wanted not in ("structure", ROBUSTNESS):  # structure is always probed
             raise OptionError(
                 f"{wanted!r} is not a rule, must be one of {', '.join([*PROPERTIES, ROBUSTNESS])}"

@@ -197,6 +197,9 @@ def _fit(sample: Sample, name: str, mistake: str, effect: Array, shared: float) 
     power = float((weight * effect**2).sum())
     if power == 0:
         return None
+    shares = weight * effect**2 if name == "lse" else (weight * effect**2).sum(-1)
+    if power**2 < CERTAIN * float((shares**2).sum()):
+        return None  # too few rows decide for an error that is taken from their spread
     size = float((weight * effect * error).sum()) / power
     residual = weight * effect * (error - size * effect)
     rows = residual if name == "lse" else residual.sum(-1)

@@ -121,7 +121,7 @@ class Run(Machine):
         if self.folds_bias():
             q, k = self.with_channels(q, k)
         if self.kernel.sink == "key":
-            v = np.concatenate([v, np.zeros_like(v[..., :1, :])], -2)
+            v = np.concatenate([v, np.zeros((*v.shape[:-2], 1, v.shape[-1]), v.dtype)], -2)
         return Operands(q, k, v, factors)
 
     def folds_bias(self) -> bool:
@@ -243,9 +243,14 @@ class Run(Machine):
         if len(parts) == 1:
             return parts[0]._replace(o=outs[0])
         lses = [self.fit(part.m + self.log(part.total)) for part in parts]
-        m = np.max(lses, axis=0)
+        # Where an lse has lost the total, the two travel side by side.
+        lost = np.max([np.where(p.m == -np.inf, 0, abs(p.m)) for p in parts], axis=0) >= LOST
+        m = np.max([np.where(lost, p.m, x) for p, x in zip(parts, lses, strict=True)], axis=0)
         pivot = np.where(m == -np.inf, self.wide(0), m)
-        each = [self.exp(lse - pivot) for lse in lses]
+        each = [
+            np.where(lost, self.fit(self.exp(part.m - pivot) * part.total), self.exp(lse - pivot))
+            for part, lse in zip(parts, lses, strict=True)
+        ]
         total = self.sum(np.concatenate(each, -1))
         whole = np.where(total == 0, self.wide(1), total)
         shares = [self.fit(out * (e / whole)) for out, e in zip(outs, each, strict=True)]
@@ -382,7 +387,7 @@ class Run(Machine):
             return np.ones((1, 1), self.wide)
         keep = np.broadcast_to(dropout_mask, (*dropout_mask.shape[:-1], self.problem.S))
         if self.kernel.sink == "key":
-            keep = np.concatenate([keep, np.ones_like(keep[..., :1])], -1)
+            keep = np.concatenate([keep, np.ones((*keep.shape[:-1], 1), keep.dtype)], -1)
         return keep.astype(self.wide)
 
     def rate(self) -> Any:
@@ -395,7 +400,6 @@ class Run(Machine):
 
     def kept(self, p: Array) -> Array:
         """The weights after dropout, stored."""
-        stored = self.store("weights", p)
-        if self.problem.dropout_mask is None:
-            return stored
-        return self.store("weights", self.fit(stored * self.z()))
+        once = self.problem.dropout_mask is None
+        p = self.store("weights", p) if once or self.kernel.tile is None else p
+        return p if once else self.store("weights", self.fit(p * self.z()))

@@ -544,10 +544,10 @@ class _OutOfEachSplitInBackward(Split):
 
     def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         S, lse = c.k.shape[-2], self.row_lse(self.states(c), c)
-        halves = []
-        for half, sinks in ((np.arange(S) < S // 2, c.sinks), (np.arange(S) >= S // 2, -np.inf)):
+        halves, first = [], np.arange(S) < S // 2
+        for half, sinks in ((first, c.sinks), (~first, self.other(c).sinks)):
             seen = self.visible(c) & half
-            alone = c._replace(mask=seen, causal=False, window=None, sinks=0 * c.sinks + sinks)
+            alone = c._replace(mask=seen, causal=False, window=None, sinks=sinks)
             share = np.exp(self.row_lse(self.states(alone), alone) - nonempty(lse))
             halves.append(super().gradients(alone, share * do, share * dlse, dw))
         return tuple(a + b for a, b in zip(*halves, strict=True))

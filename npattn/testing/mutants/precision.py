@@ -31,6 +31,16 @@ def truncated(x: Array) -> Array:
     return np.asarray(bits.view(np.float32).astype(x.dtype))
 
 
+class Fused(Online):
+    """Right: P and dS are rounded for the matrix products, as the model of that name says."""
+
+    def dropped(self, p: Array, tile: Call) -> Array:
+        return rounded(super().dropped(p, tile), tile.dtype)
+
+    def uncap(self, ds: Array, live: Array, c: Call) -> Array:
+        return rounded(super().uncap(ds, live, c), c.dtype)
+
+
 # --- sums -----------------------------------------------------------------------------------------
 
 
@@ -57,7 +67,7 @@ class _RowSumInFloat16(Online):
     dtypes=("bfloat16",),
     rounding="fused",
 )
-class _AccumulatorInBfloat16(Online):
+class _AccumulatorInBfloat16(Fused):
     """The accumulator is stored in bfloat16 after every tile of 16 keys."""
 
     def add(self, state: State, tile: Call) -> State:
@@ -72,7 +82,7 @@ class _AccumulatorInBfloat16(Online):
     dtypes=("bfloat16",),
     rounding="fused",
 )
-class _DqInBfloat16(Online):
+class _DqInBfloat16(Fused):
     """dq is stored in bfloat16 after every tile of 16 keys."""
 
     def collect(self, name: str, into: Array, at: slice, x: Array) -> None:
@@ -88,14 +98,14 @@ class _DqInBfloat16(Online):
     dtypes=("bfloat16",),
     rounding="fused",
 )
-class _GroupSummedInBfloat16(Attention):
+class _GroupSummedInBfloat16(Fused):
     """dk and dv of the query heads that share a head are added up in bfloat16."""
 
     def share_back(self, dx: Array, x: Array) -> Array:
         *lead, H, S, n = dx.shape
         K = x.shape[-3]
         parts = np.moveaxis(dx.reshape(*lead, K, H // max(K, 1), S, n), -3, 0)
-        found = np.zeros(parts.shape[1:])
+        found = np.zeros(parts.shape[1:], dx.dtype)
         for part in parts:
             found = rounded(found + rounded(part, BFLOAT16), BFLOAT16)
         return found
@@ -197,7 +207,13 @@ class _OutTruncated(Attention):
         return truncated(o), lse, p
 
 
-@mutant("out-gained", "precision", "agreement-o", dtypes=("bfloat16",), rounding="fused")
+@mutant(
+    "out-gained",
+    "precision",
+    "agreement-o aggregate",
+    dtypes=("bfloat16",),
+    rounding="fused",
+)
 class _OutGained(Attention):
     """out is too large by a factor of 1 + 2⁻⁶, as after a division by a reciprocal from a table."""
 
