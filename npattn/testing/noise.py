@@ -266,7 +266,7 @@ class Noise:
         weights = weights + self.var_l * D**2 + self.summed(self.n, D, row(p2 * dp**2))
         chosen = {"out": out, "weights": weights, "either": np.maximum(out, weights)}
         source = "weights" if hard.more else hard.rounding.delta_from
-        return chosen[source] + self.u2 * D**2
+        return np.asarray(chosen[source] + self.u2 * D**2)
 
     def _dscores(self, var_dp: Array) -> Array:
         """Of dS, but for what is common to a row."""
@@ -299,7 +299,7 @@ class Noise:
             var = var + rounded(total, unit.shared) + heads / 2 * self.u2 * total**2
         if copies > heads:
             var = var + rounded(total, unit.low) + copies / 2 * self.u2 * total**2
-        return var
+        return np.asarray(var)
 
     def _dbias(self, var_ds: Array, var_D: Array, shape: tuple[int, ...], every: Array) -> Array:
         hard, p, S = self.hard, self.p, self.hard.problem.S

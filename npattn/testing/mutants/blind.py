@@ -73,7 +73,7 @@ class Pivoted(Attention):
         return np.where(s == -np.inf, 0, e / safe), e_sink / safe, self.lse(pivot, total, e_sink)
 
     def pivot(self, s: Array, c: Call, live: Array) -> Array:
-        return np.maximum(s.max(-1, keepdims=True, initial=-np.inf), c.sinks)
+        return np.asarray(np.maximum(s.max(-1, keepdims=True, initial=-np.inf), c.sinks))
 
 
 @mutant(
@@ -297,7 +297,7 @@ class TileEndsAtFirstQuery(Attention):
         if right is None:
             return inside
         first = self.diagonal(T, S)[np.arange(T) // TILE * TILE]
-        return inside & (np.arange(S) < ((first + right) // TILE + 1) * TILE)
+        return np.asarray(inside & (np.arange(S) < ((first + right) // TILE + 1) * TILE))
 
 
 # --- softmax, rows that see nothing, sinks  [8]
@@ -368,7 +368,7 @@ class DsinksWithoutDlse(Attention):
     """dsinks receives what comes through o, and nothing from dlse."""
 
     def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
-        return -p_sink * (delta + dlse)
+        return np.asarray(-p_sink * (delta + dlse))
 
 
 @mutant("blind-dsinks-of-first-tile", "sinks", "agreement-dsinks directional")

@@ -33,7 +33,7 @@ class _CacheEvictsEarly(Attention):
         left, _ = self.sides(c)
         first = np.inf if left is None else S - 1 - left
         last = np.arange(T)[:, None] == T - 1
-        return super().visible(c) & ~(last & (np.arange(S) == first))
+        return np.asarray(super().visible(c) & ~(last & (np.arange(S) == first)))
 
 
 @mutant("cache-appended-late", "cache", "agreement-o")
@@ -43,7 +43,7 @@ class _CacheAppendedLate(Attention):
     def visible(self, c: Call) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
         late = T == 1 and S > 1
-        return super().visible(c) & (np.arange(S) < S - late)
+        return np.asarray(super().visible(c) & (np.arange(S) < S - late))
 
 
 @mutant("cache-kept", "cache", "repeatable")

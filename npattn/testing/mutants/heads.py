@@ -67,7 +67,7 @@ class _HeadsOffsetByQueries(Attention):
         *lead, K, S, n = x.shape
         B = int(np.prod(lead))
         head = np.arange(B)[:, None] * H + np.arange(H) // max(H // max(K, 1), 1)
-        return x.reshape(B * K, S, n)[head % max(B * K, 1)].reshape(*lead, H, S, n)
+        return np.asarray(x.reshape(B * K, S, n)[head % max(B * K, 1)].reshape(*lead, H, S, n))
 
 
 @mutant("sink-of-key-head", "heads", "agreement-o agreement-lse")
@@ -98,7 +98,7 @@ class _DkMeanOverGroup(Attention):
 
     def share_back(self, dx: Array, x: Array) -> Array:
         group = dx.shape[-3] // max(x.shape[-3], 1)
-        return super().share_back(dx, x) / max(group, 1)
+        return np.asarray(super().share_back(dx, x) / max(group, 1))
 
 
 @mutant(

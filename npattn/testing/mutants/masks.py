@@ -241,7 +241,7 @@ class _MaskAsLength(Attention):
     def mask(self, mask: Array, c: Call) -> Array:
         S = c.k.shape[-2]
         each = np.broadcast_to(mask, (*mask.shape[:-1], S))
-        return np.arange(S) < each.sum(-1, keepdims=True)
+        return np.asarray(np.arange(S) < each.sum(-1, keepdims=True))
 
 
 @mutant("mask-of-whole-tiles", "mask", "agreement-o")

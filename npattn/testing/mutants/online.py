@@ -154,11 +154,11 @@ class Online(Attention):
         return p * tile.keep
 
     def maximum(self, m: Array, s: Array) -> Array:
-        return np.maximum(m, s.max(-1, keepdims=True))
+        return np.asarray(np.maximum(m, s.max(-1, keepdims=True)))
 
     def shrink(self, m: Array, pivot: Array) -> Array:
         """By what the state becomes smaller when the maximum rises to the pivot."""
-        return np.exp(m - pivot)
+        return np.asarray(np.exp(m - pivot))
 
     def rescale(self, state: State, shrink: Array) -> State:
         return state._replace(total=state.total * shrink, acc=state.acc * shrink)
