@@ -39,6 +39,7 @@ from npattn.testing.evidence import Sample, chi_square, fits, plain
 from npattn.testing.implementation import ImplementationError
 from npattn.testing.noise import DEVIATIONS
 from npattn.testing.probe import Probe
+from npattn.testing.properties import PROPERTIES
 from npattn.testing.recipe import Cotangents, Recipe
 from npattn.testing.rounding import Rounding
 from npattn.testing.strategies import Pools, Space
@@ -275,6 +276,8 @@ def aggregate(name: str, dtype: str, seed: int) -> dict[tuple[str, str], Suspect
     assert kernel is not None
     model = CORRECT[name].rounding or Rounding.undeclared(dtype)
     trial = replace(trial_of(name, dtype), rounding=model)
+    if PROPERTIES["aggregate"].unless(trial):
+        return {}
     for recipe in plain(Space(dtype=dtype), 100 * seed):
         problem = recipe.problem()
         cotangents = recipe.cotangents(problem)

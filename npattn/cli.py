@@ -19,6 +19,7 @@ try:
     from rich.table import Table
 
     from npattn.testing.check import DTYPES, check
+    from npattn.testing.framework import FRAMEWORKS
     from npattn.testing.implementation import Implementation
     from npattn.testing.properties import PROPERTIES
     from npattn.testing.report import Outcome, Report
@@ -56,7 +57,7 @@ def cli() -> None:
     "--framework",
     default="auto",
     show_default=True,
-    type=click.Choice(["auto", "numpy", "torch"]),
+    type=click.Choice(["auto", *FRAMEWORKS]),
     help="Whose arrays it takes.",
 )
 @click.option("--layout", default="BHTD", show_default=True, type=click.Choice(["BHTD", "BTHD"]))

@@ -281,6 +281,13 @@ PROFILES = {
     "npattn": Conventions(),
     # torch 2.13: functional.scaled_dot_product_attention; is_causal is top-left, empty rows give 0.
     "torch.sdpa": Conventions(causal="top_left", empty_row="zero"),
+    # jax 0.10: nn.dot_product_attention; hidden scores become a finite number, so that a query that
+    # sees nothing gives the mean.
+    "jax.nn": Conventions(
+        causal="top_left", hidden_fill=float(np.float32(-0.7) * np.finfo(np.float32).max)
+    ),
+    # onnx 1.23: operator Attention, opsets 23 to 25, without a cache.
+    "onnx": Conventions(causal="top_left", empty_row="zero"),
 }
 """The conventions of known systems, by name."""
 

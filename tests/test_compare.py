@@ -15,7 +15,7 @@ from npattn.errors import NpattnError, OptionError
 from npattn.problem import Problem, finfo
 from npattn.testing.compare import Comparison, compare, compare_arrays, excess
 from npattn.testing.rounding import Rounding
-from npattn.testing.tolerance import bounds
+from npattn.testing.tolerance import allowed
 
 Array = np.ndarray[Any, Any]
 BF16 = ml_dtypes.bfloat16
@@ -297,7 +297,7 @@ def test_the_allowed_error_is_that_of_the_rounding_declared() -> None:
     got = {"o": results(problem, dout, None)["o"]}
     for rounding in (None, Rounding.upcast(), Rounding.fused()):
         (found,) = compare(got, problem, rounding=rounding)
-        limit = bounds(problem, BF16, rounding)["o"]
+        limit = allowed(problem, BF16, rounding)["o"]
         assert found.allowed == limit[found.index]
 
 

@@ -3,29 +3,36 @@
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
 PAGE = Path(__file__).parent.parent / "docs" / "findings.md"
-FINDINGS = re.findall(
-    r"### (.*?)\n.*?```python\n(.*?)```\n```text\n(.*?)```", PAGE.read_text(), re.S
-)
+SECTIONS = re.findall(r"^## (.*?) (\d+\.\d+),(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
+SCRIPT = re.compile(r"^### (.*?)\n.*?^```python\n(.*?)^```\n```text\n(.*?)^```", re.M | re.S)
+FINDINGS = [
+    (system, number, *found) for system, number, text in SECTIONS for found in SCRIPT.findall(text)
+]
+PACKAGES = {"PyTorch": "torch", "JAX": "jax", "ONNX": "onnx", "ONNX Runtime": "onnxruntime"}
 
 
 def test_there_are_findings_and_each_has_a_script():
     assert len(FINDINGS) == PAGE.read_text().count("\n### ") >= 4
+    assert {system for system, *_ in FINDINGS} == set(PACKAGES)
 
 
-@pytest.mark.skipif(
-    not torch.__version__.startswith("2.13."), reason="the page speaks of PyTorch 2.13"
-)
 @pytest.mark.parametrize(
-    ("script", "printed"), [f[1:] for f in FINDINGS], ids=[f[0] for f in FINDINGS]
+    ("system", "number", "script", "printed"),
+    [(system, number, script, printed) for system, number, _, script, printed in FINDINGS],
+    ids=[f"{system}: {title}" for system, _, title, *_ in FINDINGS],
 )
-def test_a_finding_is_real(script, printed):
+def test_a_finding_is_real(system, number, script, printed):
     assert "npattn" not in script
+    for package in PACKAGES.values():
+        if re.search(rf"^(import|from) {package}\b", script, re.M):
+            pytest.importorskip(package)
+    if not version(PACKAGES[system]).startswith(f"{number}."):
+        pytest.skip(f"the page speaks of {system} {number}")
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout == printed

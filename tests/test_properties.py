@@ -67,7 +67,7 @@ KILLS = {
     "offset-bias": "blind-maximum-of-padding",
     "saturated": "no-max-subtracted",
     "large-products": "product-in-float16",
-    "after-other-dtype": "visible-of-first-call",
+    "after-other-dtype": "precision-of-first-call",
     "after-other-strides": "plan-of-other-strides",
     "aggregate": "weights-truncated",
     "late-keys": "maximum-pinned-to-0",

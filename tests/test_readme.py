@@ -35,7 +35,7 @@ def test_the_kernel_fails_as_shown(tmp_path):
     kernel = re.search(r"```python\n# my_kernel.py\n(.*?)```", README, re.S).group(1)
     (tmp_path / "my_kernel.py").write_text(kernel)
     now = printed("-m", "npattn", "check", "my_kernel.py:attention", cwd=tmp_path)
-    for rule in ("agreement-o", "hidden-finite"):
+    for rule in ("agreement-o", "convex-hull"):
         line = f"{rule}[float32] failed: "
         assert line in README
         assert line in now

@@ -170,7 +170,8 @@ class Kernel:
             # Beyond 2¹⁴ a float32 lse has lost the weights; then the maximum is kept beside it.
             p = np.where(abs(lse) < 2**14, self.exp(s, lse), self.exp(s, m) / total)
             p = np.where(live, p, wide(0))
-        w = self.store("weights", self.store("weights", p, dtype) * z, dtype)
+        w = p if self.rounding.fuses else self.store("weights", p, dtype)
+        w = self.store("weights", w * z, dtype)
         dv = self.gradient(w.swapaxes(-1, -2), do, dtype)
         dp = self.store("dweights", self.dot(do, v.swapaxes(-1, -2)), dtype)
         dp = self.store("dweights", self.flushed(dp * z), dtype)

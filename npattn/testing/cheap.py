@@ -43,7 +43,7 @@ class Cheap:
         self.seen = self.lse != -np.inf
         self.scale = abs(problem.scale or 0.0)
         self.blocks = math.ceil(problem.S / 16)
-        self.chain = self.gamma(self.terms(problem.S) + 2 * self.blocks)
+        self.chain = self.gamma(self.terms(problem.S) + self.blocks)
         s = problem.scale * (self.r.q @ self.r.k.swapaxes(-1, -2))
         if problem.bias is not None:
             s = s + problem.bias.astype(float)
@@ -98,7 +98,7 @@ class Cheap:
         around = np.maximum(p @ (v - centre) ** 2 - (self.o - centre) ** 2, 0)
         around = around + (self.problem.S + 4) * 2.0**-52 * (self.o - centre) ** 2
         t_soft = np.where(self.seen, self.rho * np.sqrt(around) / self.down, 0)
-        row_sum = unit.row_sum.times(self.terms(self.problem.S) + 2 * self.blocks)
+        row_sum = unit.row_sum.times(self.terms(self.problem.S) + self.blocks)
         lse = np.where(self.seen, abs(self.lse), 0)
         fixed = self.chain + row_sum + 4 * u
         near = (5 * u + unit.lse.u) * np.minimum(lse, 2.0**14) + 2 * u * np.minimum(self.m, 2.0**14)
@@ -116,6 +116,7 @@ class Cheap:
         again = self.rounding.out_roundings - 1
         t = t + (unit.low.times(again) * (abs(self.o) + t_soft + t) + again * unit.low.eta)
         self.t_soft, self.t_sum = t_soft, np.where(self.seen, t, 0)
+        self.t_rest = np.where(self.seen, t - unit.p.u * (1 + unit.p.u) * mass, 0)
         relative = (self.R + self.mean_R) / self.down
         relative = relative + (1 + self.R) / self.down * (unit.p.u + fixed)
         weights = np.where(live, np.minimum(p * relative + unit.p.eta + unit.tiny, 1), 0)
@@ -142,9 +143,10 @@ class Cheap:
         around = abs(D - dl)
         ds = p * np.where(live, dp - D + dl, 0)
         size, grown = abs(ds), (1 + self.R) * (1 + self.rebuild)
-        twice = unit.ds.times(2) + u
+        fuses = self.rounding.fuses
+        twice = unit.ds.times(1 if fuses else 2) + u
         # |δ dS| ≤ |dS| (each + far |s|) + p rest + underflow
-        each = (1 + self.rebuild) * self.k1 * self.a + grown * unit.p.u
+        each = (1 + self.rebuild) * self.k1 * self.a + grown * unit.p.u * (not fuses)
         each = each + grown * (1 + unit.p.u) * (unit.dp.u + 3 * u) + twice * (1 + self.rebuild)
         far = (1 + self.rebuild) * self.k1 * self.b * (1 + twice)
         rest = products * (1 + unit.dp.u) + (unit.dp.u + 3 * u) * around
@@ -199,11 +201,14 @@ class Cheap:
         soft = self.rho * spread / self.down
         soft = np.minimum(soft, (ado * self.t_soft).sum(-1, keepdims=True))
         size = abs(self.o) + self.t_soft + self.t_sum
-        more = self.t_sum + (unit.low.u + self.gamma(self.problem.E + 2)) * size + unit.low.eta
+        # What storing P costs is contracted with do, as the softmax's error is.
+        soft = soft + unit.p.u * (1 + unit.p.u) * (1 + self.R) / self.down * second
+        more = self.t_rest + (unit.low.u + self.gamma(self.problem.E + 2)) * size + unit.low.eta
         from_out = soft + (ado * more).sum(-1, keepdims=True)
         each = products * (1 + unit.dp.u) + unit.dp.u * second
+        in_ds = 0.0 if self.rounding.fuses else unit.p.u
         from_weights = self.rho * second + (1 + self.R) * (
-            unit.p.u * second + (1 + unit.p.u) * each + self.chain * (second + each)
+            in_ds * second + (1 + unit.p.u) * each + self.chain * (second + each)
         )
         from_weights = from_weights + self.rebuild * abs(D)
         source = self.rounding.delta_from

@@ -33,7 +33,9 @@ COMMON = 8
 """Roundings that all scores, or all results of a row, may share: of the scale, of its root on q and
 on k, of log₂e, of the row's maximum, sum, quotient and lse."""
 EXCESSIVE = 1.5
-"""χ² a number: deviations that are half again what the model makes of them, on average."""
+"""χ² a number: squares of deviations half again what the model makes of them, on average."""
+EXCESSIVE_HEAD = 2.0
+"""The same of one head, which has fewer rows."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,16 @@ def chi_square(sample: Sample, name: str) -> Array:
 # --- mistakes that might explain the errors -------------------------------------------------------
 
 
+def excessive(heads: Array) -> float | None:
+    """χ² of a tensor, or of its worst head, where that is more than roundings make it."""
+    if not np.isfinite(heads).any():
+        return None
+    whole, worst = float(np.nanmean(heads)), float(np.nanmax(heads))
+    if whole > EXCESSIVE:
+        return whole
+    return worst if worst > EXCESSIVE_HEAD else None
+
+
 def fits(sample: Sample, trial: Trial) -> list[Fit]:
     """Every mistake that is looked for, fitted to every tensor that it would show in."""
     problem = sample.judged.problem
@@ -176,17 +188,22 @@ def fits(sample: Sample, trial: Trial) -> list[Fit]:
     shared = COMMON * unit.u + unit.exp
     found = []
     for name in sample.names():
-        for mistake, effect in _effects(sample, trial, name):
-            fit = _fit(sample, name, mistake, effect, shared)
+        effects = dict(_effects(sample, trial, name))
+        common = [effects[x] for x in ("gain", "scale") if x in effects]
+        for mistake, effect in effects.items():
+            fit = _fit(sample, name, mistake, effect, common, shared)
             if fit is not None:
                 found.append(fit)
     return found
 
 
-def _fit(sample: Sample, name: str, mistake: str, effect: Array, shared: float) -> Fit | None:
-    """Weighted least squares; the standard error is robust to what a row has in common.
+def _fit(
+    sample: Sample, name: str, mistake: str, effect: Array, common: list[Array], shared: float
+) -> Fit | None:
+    """Weighted least squares; its error is robust to what a row or a column has in common.
 
-    What is allowed is what a common factor 1 + shared would be taken for.
+    What is allowed is what a factor 1 + shared that all results, or all scores, have in common
+    would be taken for.
     """
     error, variance = sample.errors(name), sample.variance[name]
     inside = np.isfinite(variance) & (variance > 0) & np.isfinite(effect)
@@ -202,10 +219,14 @@ def _fit(sample: Sample, name: str, mistake: str, effect: Array, shared: float) 
         return None  # too few rows decide for an error that is taken from their spread
     size = float((weight * effect * error).sum()) / power
     residual = weight * effect * (error - size * effect)
-    rows = residual if name == "lse" else residual.sum(-1)
-    gain = float((weight * np.where(inside, sample.judged.want[name], 0) ** 2).sum())
-    allowed = shared * (math.sqrt(gain / power) + (mistake == "scale"))
-    return Fit(name, mistake, size, math.sqrt(float((rows**2).sum())) / power, allowed)
+    # Errors are alike along a row, whose weights they share, and along a column, whose operands.
+    sums = [residual] if name == "lse" else [residual.sum(-1), residual.sum(-2)]
+    taken = [(weight * effect * np.where(inside, x, 0)).sum() / power for x in common]
+    allowed = shared * math.hypot(*taken)
+    # Where few rows decide, their residuals are small because they were fitted: no estimate is
+    # better than independent errors of these variances make it.
+    square = max(power, *(float((x**2).sum()) for x in sums))
+    return Fit(name, mistake, size, math.sqrt(square) / power, allowed)
 
 
 def _effects(sample: Sample, trial: Trial, name: str) -> Iterator[tuple[str, Array]]:
@@ -215,6 +236,10 @@ def _effects(sample: Sample, trial: Trial, name: str) -> Iterator[tuple[str, Arr
     if name != "lse":
         yield "gain", want
     yield "scale", _scaled(sample.judged, trial, name)
+    if name in ("dq", "dk"):
+        yield "delta", _delta(sample.judged, trial, name)
+    if sample.judged.problem.bias is not None:
+        yield "bias", _biased(sample.judged, trial, name)
     if name == "o":
         problem = sample.judged.problem
         fwd = evaluate(problem, trial.conventions)
@@ -234,6 +259,30 @@ def _scaled(judged: Judged, trial: Trial, name: str) -> Array:
         else:
             found = getattr(backward(fwd, cot.dout.astype(float), dlse), name[1:])
             ends.append(found if name == "dv" else found / factor)
+    return np.asarray((ends[0] - ends[1]) / (2 * h))
+
+
+def _delta(judged: Judged, trial: Trial, name: str) -> Array:
+    """How dq or dk changes with D = Σ do·out: it is subtracted from dP where dlse is added."""
+    fwd = evaluate(judged.problem, trial.conventions)
+    dout = judged.cotangents.dout.astype(float)
+    base = math.log(2) if trial.conventions.lse_base == "2" else 1.0
+    less = np.where(np.isfinite(fwd.lse), -base * (dout * fwd.out).sum(-1), 0)
+    return np.asarray(getattr(backward(fwd, 0 * dout, less), name[1:]))
+
+
+def _biased(judged: Judged, trial: Trial, name: str) -> Array:
+    """How a result changes with a factor of the bias."""
+    problem, cot, h = judged.problem, judged.cotangents, 2.0**-16
+    assert problem.bias is not None
+    dlse = None if cot.dlse is None else cot.dlse.astype(float)
+    ends = []
+    for factor in (1 + h, 1 - h):
+        fwd = evaluate(problem.replace(bias=problem.bias.astype(float) * factor), trial.conventions)
+        if name in ("o", "lse"):
+            ends.append(fwd.out if name == "o" else fwd.lse)
+        else:
+            ends.append(getattr(backward(fwd, cot.dout.astype(float), dlse), name[1:]))
     return np.asarray((ends[0] - ends[1]) / (2 * h))
 
 

@@ -48,9 +48,12 @@ class Hard:
         keep = self.r.keep
         self.z = np.ones((1, 1)) if keep is None else np.broadcast_to(keep, self.r.p.shape)
         self.drops = keep is not None
+        self.n_p = 1 + (self.drops and not rounding.fuses)
+        self.in_ds = 0.0 if rounding.fuses else self.unit.p.times(self.n_p)
+        self.n_ds = 1 if rounding.fuses else 2
         self.scale = abs(cast(float, problem.scale))  # a number, once the problem is made
         self.blocks = math.ceil(problem.S / 16)  # no online softmax has smaller tiles
-        self.chain = self.terms(problem.S) + 2 * self.blocks
+        self.chain = self.terms(problem.S) + self.blocks
 
     def terms(self, n: int) -> int:
         """How many roundings one term of a sum of n may meet: in any order, or in blocks."""
@@ -69,7 +72,7 @@ class Hard:
         u, unit, live, p_sink = self.unit.u, self.unit, self.r.live, self.r.p_sink
         t_lse = self._softmax()
         z, av, chain = self.z, abs(self.r.v), self.gamma(self.chain)
-        n_p = 1 + self.drops
+        n_p = self.n_p
         t_soft = self._spread(self.pR) / self.down
         if p_sink is not None:
             t_soft = t_soft + p_sink * self.R_sink * abs(self.o) / self.down
@@ -88,7 +91,7 @@ class Hard:
         again = self.rounding.out_roundings - 1
         size = np.where(mass > 0, abs(self.o) + t_soft + t_p + t_sum, 0)
         t_sum = t_sum + unit.low.times(again) * size + again * unit.low.eta * (size > 0)
-        self.t_soft, self.t_sum = t_soft, t_p + t_sum
+        self.t_soft, self.t_rest, self.t_sum = t_soft, t_sum, t_p + t_sum
         t_w = (self.pR + self.r.p * self.up) / self.down  # of p e^a / Σ p e^a
         t_w = t_w + self.p_hat * (unit.p.u + chain + self.row_sum + 4 * u)
         t_w = t_w + unit.p.eta + unit.tiny
@@ -319,7 +322,7 @@ class Hard:
     def _dscores(self, do: Array, dlse: Array, dw: Any) -> tuple[Array, Array, Array, Array]:
         """ds, its error but for what is common to a row, D, and the error of D."""
         u, unit, (v, live, p) = self.unit.u, self.unit, (self.r.v, self.r.live, self.r.p)
-        z, n_p, E = self.z, 1 + self.drops, self.problem.E
+        z, n_p, E = self.z, self.n_p, self.problem.E
         dp = np.where(live, z * (do @ v.swapaxes(-1, -2)), 0)
         reach = np.where(live, z * (abs(do) @ abs(v).swapaxes(-1, -2)), 0)
         e_dp = (self.gamma(E + 2) + unit.operands.times(2)) * reach
@@ -330,19 +333,20 @@ class Hard:
         dp, e_dp = self.dp, e_dp + u * (abs(dw) + abs(dp)) * (dw != 0)
         e_dp = np.where(live, e_dp, 0)
         D = (p * dp).sum(-1, keepdims=True)
-        self.more = bool(np.any(dw != 0))
+        self.more = dp - self.dp_out  # through the returned weights, where they are asked for
         e_D = self._delta_error(do, dp, e_dp, D)
         e_D = (1 + self.rebuild) * (e_D + u * (abs(D) + e_D))
 
         g = np.where(live, dp - D + dlse, 0)
         ds, P = p * g, (p + self.pR) * (1 + self.rebuild)
-        e_ds = (1 + self.rebuild) * self.pR * abs(g) + P * unit.p.times(n_p) * abs(g)
+        e_ds = (1 + self.rebuild) * self.pR * abs(g) + P * self.in_ds * abs(g)
         e_ds = e_ds + P * (1 + unit.p.u) * (e_dp + 3 * u * (abs(dp) + abs(D) + abs(dlse)))
         if unit.dp.u:  # eager: the parts through out and through lse are stored, then added
             apart = P * (abs(dp - D) + abs(dlse)) * (dlse != 0)
             e_ds = e_ds + unit.ds.u * (apart + e_ds) + unit.low.eta
-        # Stored twice: after the backward of the softmax, and after the scale.
-        e_ds = e_ds + (unit.ds.times(2) + u) * (abs(ds) + e_ds + p * e_D + self.rebuild * abs(ds))
+        # Arrays of their own are stored after the backward of the softmax, and after the scale.
+        size = abs(ds) + e_ds + p * e_D + self.rebuild * abs(ds)
+        e_ds = e_ds + (unit.ds.times(self.n_ds) + u) * size
         e_ds = e_ds + unit.ds.eta + (unit.p.eta + unit.tiny) * (1 + abs(g))
         return ds, np.where(live, e_ds, 0), D, e_D
 
@@ -362,7 +366,7 @@ class Hard:
         """The weights that meet v, p z, and their error as the backward makes them."""
         unit, (p, live), z = self.unit, (self.r.p, self.r.live), self.z
         P = (p + self.pR) * (1 + self.rebuild)
-        t = self.pR + self.rebuild * (p + self.pR) + unit.p.times(1 + self.drops) * P
+        t = self.pR + self.rebuild * (p + self.pR) + unit.p.times(self.n_p) * P
         t = z * (t + self.gamma(self.terms(self.problem.T)) * P)
         t = t + (unit.p.eta + unit.tiny) * (z + self.drops)
         return np.where(live, p * z, 0), np.where(live, t, 0)
@@ -382,26 +386,35 @@ class Hard:
     def _delta_error(self, do: Array, dp: Array, e_dp: Array, D: Array) -> Array:
         """Of D, computed as Σ do·out from the delivered out, or as Σ P·dP."""
         unit, live, p_sink = self.unit, self.r.live, self.r.p_sink
-        n_p, ado, P = 1 + self.drops, abs(do), self.r.p + self.pR
+        ado, dp_out = abs(do), self.dp_out
         # Contracted with do before taking absolute values: Σ do (z v − o) = dp − D.
-        soft = (self.pR * abs(dp - D)).sum(-1, keepdims=True) / self.down
+        self.D_out = D_out = (self.r.p * dp_out).sum(-1, keepdims=True)
+        soft = (self.pR * abs(dp_out - D_out)).sum(-1, keepdims=True) / self.down
         if p_sink is not None:
-            soft = soft + p_sink * self.R_sink * abs(D) / self.down
+            soft = soft + p_sink * self.R_sink * abs(D_out) / self.down
         soft = np.minimum(soft, (ado * self.t_soft).sum(-1, keepdims=True))
+        # So is what storing P costs: Σ do (Σ δ p z v) = Σ δ p dP.
+        stored = self.n_p * unit.p.u * (1 + unit.p.u) * self.p_hat * abs(dp_out)
+        soft = soft + stored.sum(-1, keepdims=True)
         delivered = (
-            self.t_sum + unit.low.u * (abs(self.o) + self.t_soft + self.t_sum) + unit.low.eta
+            self.t_rest + unit.low.u * (abs(self.o) + self.t_soft + self.t_sum) + unit.low.eta
         )
         delivered = np.where(live.any(-1, keepdims=True), delivered, 0)
         product = self.gamma(self.problem.E + 2) * (abs(self.o) + self.t_soft + self.t_sum)
         from_out = soft + (ado * (delivered + product)).sum(-1, keepdims=True)
-        each = self.pR * abs(dp) + P * (unit.p.times(n_p) * abs(dp) + (1 + unit.p.u) * e_dp)
+        from_out = from_out + self._weights_error(self.more, 0 * e_dp)  # out knows nothing of these
+        from_weights = self._weights_error(dp, e_dp)
+        chosen = {"out": from_out, "weights": from_weights}
+        either = np.maximum(from_out, from_weights)
+        return np.asarray(chosen.get(self.rounding.delta_from, either))
+
+    def _weights_error(self, dp: Array, e_dp: Array) -> Array:
+        """Of Σ P·dP."""
+        unit, P = self.unit, self.r.p + self.pR
+        each = self.pR * abs(dp) + P * (self.in_ds * abs(dp) + (1 + unit.p.u) * e_dp)
         each = each + self.gamma(self.chain) * P * (abs(dp) + e_dp)
-        from_weights = each.sum(-1, keepdims=True) + self.rebuild * abs(D)
-        if self.rounding.delta_from == "weights" or self.more:  # out knows nothing of dweights
-            return np.asarray(from_weights)
-        if self.rounding.delta_from == "out":
-            return np.asarray(from_out)
-        return np.asarray(np.maximum(from_out, from_weights))
+        whole = abs((self.r.p * dp).sum(-1, keepdims=True))
+        return np.asarray(each.sum(-1, keepdims=True) + self.rebuild * whole)
 
     def _stored(self, t: Array, mass: Array, of: Array, *, shared: bool) -> Array:
         """Of gradients that are rounded before they are finished: in blocks, in parts."""

@@ -48,7 +48,8 @@ class Noise:
         self.hard, self.r, self.unit = hard, hard.r, hard.unit
         self.live, self.p, self.z = hard.r.live, hard.r.p, hard.z
         self.u2 = R2 * hard.unit.u**2
-        self.n_p = 1 + hard.drops
+        self.n_p = hard.n_p
+        self.in_ds = 0.0 if hard.rounding.fuses else self.n_p * R2 * self.unit.p.u**2
         self.n = hard.terms(hard.problem.S)
         self.v2 = np.where(np.isfinite(hard.r.v), hard.r.v, 0) ** 2
 
@@ -63,6 +64,7 @@ class Noise:
         """Deviations of o, lse and weights; the forward of `hard` has run."""
         hard, unit, p, o = self.hard, self.unit, self.p, self.hard.o
         var_a, var_sink = self._argument()
+        self.alike = self._alike()
         self.var_p = self._weights(var_a)
         self.var_l, lse = self._lse(var_sink)
         w2 = np.where(self.live, (p * self.z) ** 2, 0)
@@ -75,6 +77,10 @@ class Noise:
         pull = self.products(px * self.z, hard.r.v) - o * px.sum(-1, keepdims=True)
         tanh = 0.0 if hard.problem.softcap is None else unit.exp
         var = var + (3 * unit.u**2 + tanh**2) * pull**2
+        steep = np.where(self.live, p * hard.slope, 0)
+        mean = steep.sum(-1, keepdims=True)
+        tilt = self.products(steep * self.z, hard.r.v) - o * mean
+        var = var + self.alike * (tilt / np.where(mean == 0, 1, mean)) ** 2
         if self.r.p_sink is not None:
             var = var + self.r.p_sink**2 * var_sink * o**2
         var = var + self.var_merge * o**2  # parts merged by lse are not normalised again
@@ -95,8 +101,10 @@ class Noise:
         hard, unit, u2 = self.hard, self.unit, self.u2
         problem, x, s, m = hard.problem, hard.x, hard.s, hard.m
         reach = hard.scale**2 * (self.r.q**2 @ (self.r.k**2).swapaxes(-1, -2))
+        self.reach = np.where(self.live, self.p * reach, 0).sum(-1, keepdims=True)
         var = self.summed(problem.D + 2, x, reach)
-        var = var + R2 * (2 * unit.operands.u**2 + unit.q.u**2) * reach + 2 * u2 * x**2
+        var = var + R2 * (2 * unit.operands.u**2 + unit.q.u**2) * reach
+        var = var + 2 * u2 * x**2
         var = var + 2 * rounded(x, unit.s)
         if problem.softcap is not None:
             c = problem.softcap
@@ -113,12 +121,35 @@ class Noise:
             added = u2 * s**2 + rounded(s, unit.s)
             var = var + np.minimum(added, 16 * (x**2 + var))
         near_s, near_m = np.minimum(abs(s), 2.0**14), np.minimum(abs(m), 2.0**14)
-        online = unit.exp**2 / 3 * (1 + min(hard.blocks, 16)) + u2 * hard.blocks
+        self.online = online = self._online()
         var = var + u2 * (4 * near_s**2 + 2 * near_m**2) + online
         sink = 0.0
         if hard.sink is not None:
             sink = u2 * (4 * np.minimum(abs(hard.sink), 2.0**14) ** 2 + 2 * near_m**2) + online
         return np.where(self.live, var, 0), sink
+
+    def _online(self) -> Array:
+        """Of exp, and of the rescaling of an online softmax: as often as the maximum rises from one
+        tile to the next, in either direction; in any other order about log(tiles) times."""
+        hard, S = self.hard, self.hard.problem.S
+        pad = [(0, 0)] * (hard.s.ndim - 1) + [(0, -S % 16)]
+        s = np.pad(np.where(self.live, hard.s, -np.inf), pad, constant_values=-np.inf)
+        top = s.reshape(*s.shape[:-1], s.shape[-1] // 16, 16).max(-1)
+        rises = [
+            (np.maximum.accumulate(x, -1)[..., 1:] > np.maximum.accumulate(x, -1)[..., :-1]).sum(-1)
+            for x in (top, top[..., ::-1])
+        ]
+        often = np.maximum(np.maximum(*rises)[..., None], math.log(max(hard.blocks, 1)))
+        often = np.minimum(often, min(hard.blocks, 16))
+        return np.asarray(self.unit.exp**2 / 3 * (1 + often) + self.u2 * often)
+
+    def _alike(self) -> Array:
+        """Of what a rounded query moves all scores of its row by: by δq · k, and Σ p k remains."""
+        hard, unit = self.hard, self.unit
+        steep = np.where(self.live, self.p * hard.slope, 0)
+        k, q = self.products(steep, self.finite(self.r.k)), self.finite(self.r.q)
+        size = R2 * (unit.q.u**2 + unit.operands.u**2) * hard.scale**2
+        return np.asarray(size * (q**2 * k**2).sum(-1, keepdims=True))
 
     def _weights(self, var_a: Array) -> Array:
         """Of p e^a: p² var_a, but e^a is not linear, and of 8 deviations its tail counts."""
@@ -134,7 +165,7 @@ class Noise:
         p2 = (p**2).sum(-1, keepdims=True)
         var = self.var_p.sum(-1, keepdims=True) + self.u2 * (self.n / 3 + self.n / 2 * p2)
         if self.r.p_sink is not None:
-            var = var + self.r.p_sink**2 * var_sink
+            var = var + self.r.p_sink**2 * (var_sink + self.alike)
         lse = np.where(np.isfinite(hard.lse), hard.lse, 0)[..., None]
         near = np.minimum(abs(lse), 2.0**14)
         near_m = np.minimum(abs(hard.m), 2.0**14)
@@ -145,7 +176,7 @@ class Noise:
         common = unit.exp**2 / 3
         if hard.problem.softcap is not None:
             common = common * (1 + (p * abs(hard.s)).sum(-1, keepdims=True) ** 2)
-        whole = var + common + self.u2 * (4 + 3 * lse**2 + 2 * hard.m**2)
+        whole = var + common + self.alike + self.u2 * (4 + 3 * lse**2 + 2 * hard.m**2)
         return saved, whole + rounded(lse, unit.lse)
 
     def stored_weights(self, w2: Array) -> Array:
@@ -250,35 +281,37 @@ class Noise:
 
     def _delta(self, var_dp: Array, do2: Array) -> Array:
         """Of D, from out or from the weights."""
-        hard, unit, p = self.hard, self.unit, self.p
-        dp, D, E = hard.dp, hard.D, hard.problem.E
-        p2 = p**2
+        hard, unit, p2 = self.hard, self.unit, self.p**2
+        D, E = hard.D, hard.problem.E
 
         def row(x: Array) -> Array:
             return np.asarray(x.sum(-1, keepdims=True))
 
-        out = row(self.var_p * np.where(self.live, dp - D, 0) ** 2)
+        def weights(dp: Array, var_dp: Any) -> Array:
+            whole, stored = row(self.p * dp), self.var_p + self.in_ds * p2
+            var = row(stored * dp**2 + p2 * var_dp) + self.var_l * whole**2
+            return np.asarray(var + self.summed(self.n, whole, row(p2 * dp**2)))
+
+        out = row(self.var_p * np.where(self.live, hard.dp_out - hard.D_out, 0) ** 2)
         out = out + row(self.n_p * R2 * unit.p.u**2 * p2 * hard.dp_out**2)
         delivered = self.acc_o + rounded(hard.o, unit.low)
-        out = out + row(do2 * delivered) + self.summed(E + 2, D, row(do2 * hard.o**2))
-        stored = self.var_p + self.n_p * R2 * unit.p.u**2 * p2
-        weights = row(stored * dp**2 + p2 * var_dp)
-        weights = weights + self.var_l * D**2 + self.summed(self.n, D, row(p2 * dp**2))
-        chosen = {"out": out, "weights": weights, "either": np.maximum(out, weights)}
-        source = "weights" if hard.more else hard.rounding.delta_from
-        return np.asarray(chosen[source] + self.u2 * D**2)
+        out = out + row(do2 * delivered) + self.summed(E + 2, hard.D_out, row(do2 * hard.o**2))
+        out = out + weights(hard.more, 0.0)  # out knows nothing of the gradient of the weights
+        of_p = weights(hard.dp, var_dp)
+        chosen = {"out": out, "weights": of_p, "either": np.maximum(out, of_p)}
+        return np.asarray(chosen[hard.rounding.delta_from] + self.u2 * D**2)
 
     def _dscores(self, var_dp: Array) -> Array:
         """Of dS, but for what is common to a row."""
         hard, unit, p2 = self.hard, self.unit, self.p**2
         dp, D, dl, ds = hard.dp, hard.D, hard.dl, hard.ds
         g2 = np.where(self.live, dp - D + dl, 0) ** 2
-        var = (self.var_p + self.n_p * R2 * unit.p.u**2 * p2) * g2 + p2 * var_dp
+        var = (self.var_p + self.in_ds * p2) * g2 + p2 * var_dp
         var = var + 3 * self.u2 * p2 * (dp**2 + D**2 + np.square(dl))
         if unit.dp.u:  # stored apart, through out and through lse, then added
             apart = p2 * (np.where(self.live, dp - D, 0) ** 2 + np.square(dl))
             var = var + R2 * unit.ds.u**2 * apart * (np.asarray(dl) != 0)
-        var = var + 2 * rounded(ds, unit.ds) + self.u2 * ds**2
+        var = var + hard.n_ds * rounded(ds, unit.ds) + self.u2 * ds**2
         var = var + unit.p.eta**2 / 3 * (1 + g2)
         return np.where(self.live, var, 0)
 
@@ -320,7 +353,7 @@ class Noise:
         pull = hard.D - hard.dl
         near = np.minimum(abs(hard.sink), 2.0**14)
         var_sink = self.u2 * (4 * near**2 + 2 * np.minimum(abs(hard.m), 2.0**14) ** 2)
-        var_sink = var_sink + unit.exp**2 / 3 * (1 + min(hard.blocks, 16)) + self.u2 * hard.blocks
+        var_sink = var_sink + self.online
         factor = var_sink + self.var_l + 2 * R2 * (unit.ds.u**2 + unit.p.u**2) + 2 * self.u2
         var = p_sink**2 * (
             factor * pull**2 + var_D + 3 * self.u2 * (hard.D**2 + np.square(hard.dl))
@@ -344,8 +377,9 @@ class Noise:
         hard, unit = self.hard, self.unit
         if self.everywhere:
             return np.ones(self.live.shape[:-1], bool)
-        unit_p = max(unit.p.u, unit.u)
-        plain = self._varied(hard.s, unit_p * np.ones_like(hard.m))
+        # Scores that differ by less than the error of their products err alike.
+        least = max(unit.operands.u, unit.u) * np.sqrt(self.reach)
+        plain = self._varied(hard.s, np.maximum(max(unit.p.u, unit.u), least))
         if dp is not None:
             dp = np.where(self.live, self.hard.do @ self.finite(self.r.v).swapaxes(-1, -2), 0)
             size = np.sqrt((self.p * dp**2).sum(-1, keepdims=True))
@@ -388,5 +422,8 @@ class Noise:
 
 
 def rounded(x: Array, unit: Stored) -> Array:
-    """The variance of storing x."""
-    return np.asarray(R2 * unit.u**2 * x**2 + unit.eta**2 / 3)
+    """The variance of storing x: half the distance to its neighbours, squared, by 3."""
+    if unit.u == 0:
+        return np.zeros_like(x)
+    half = np.ldexp(unit.u, np.frexp(x)[1] - 1) * (x != 0)
+    return np.asarray((half**2 + unit.eta**2) / 3)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from npattn.testing.implementation import ImplementationError
+from npattn.testing.implementation import ImplementationError, ResultError
 from npattn.testing.outcome import outcome_of
 from npattn.testing.properties import repeated
 from npattn.testing.recipe import Recipe
@@ -41,6 +41,7 @@ class Probe:
         space, dtype = self.trial.space, self.trial.space.dtype
         base = space.base()
         accepted: set[str] = set()
+        wrong: list[Outcome] = []
         first = ""
         for rank in RANKS:
             if self.trial.implementation.layout == "BTHD" and rank != "rank 4":
@@ -48,32 +49,54 @@ class Probe:
             shape = _of_rank(base, rank)
             try:
                 self.trial.implementation.forward(self.trial.problem(shape))
+            except ResultError as err:
+                wrong = wrong or [self._unreadable(shape, err)]
+                first = first or str(err)
             except ImplementationError as err:
                 self.refused.append(f"{rank}: refused ({err})")
                 first = first or str(err)
             else:
                 accepted.add(rank)
                 base = shape if len(accepted) == 1 else base
-        if accepted:
-            self._forward_only(base)
         if not accepted:
-            self.refused[:] = [f"nothing: even the plainest problem is refused ({first})"]
             self.trial.space = replace(space, structure=frozenset())
+            if wrong:
+                return wrong
+            self.refused[:] = [f"nothing: even the plainest problem is refused ({first})"]
             return [outcome_of("structure", dtype, "not applicable", message=first)]
+        wrong = wrong or self._forward_only(base)
         accepted |= self._variations(base)
         self.trial.space = replace(space, structure=frozenset(accepted))
-        return []
+        return wrong
 
-    def _forward_only(self, base: Recipe) -> None:
+    def _forward_only(self, base: Recipe) -> list[Outcome]:
         """Whether even the plainest problem has no gradient; then the rest is asked without."""
         implementation, problem = self.trial.implementation, self.trial.problem(base)
         if not implementation.has_gradients:
-            return
+            return []
         try:
             implementation.gradients(problem, self.trial.cotangents(base, problem))
+        except ResultError as err:
+            implementation.forward_only = True
+            return [self._unreadable(base, err)]
         except ImplementationError as err:
             implementation.forward_only = True
             self.refused.append(f"gradients: refused ({err})")
+        return []
+
+    def _unreadable(self, recipe: Recipe, err: ResultError) -> Outcome:
+        """It took the problem, and answered with something that is not a result."""
+        trial = self.trial
+        return outcome_of(
+            "structure",
+            trial.space.dtype,
+            "error",
+            message=str(err),
+            problem=trial.problem(recipe),
+            recipe=recipe,
+            trial=trial,
+            error=err,
+        )
 
     def _variations(self, base: Recipe) -> set[str]:
         accepted = set()

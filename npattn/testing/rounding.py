@@ -60,6 +60,10 @@ class Rounding:
         Rows after which dq, dk, dv are rounded to the input dtype and added to; None: never.
     out_roundings, gradient_roundings : int, default 1
         How often a finished out, and a finished dq, dk, dv, is rounded.
+    fuses : bool
+        P and dS are stored once, as they enter a product, and dS is made of the P that is not
+        stored. Otherwise each is an array of its own: P is stored again after dropout, dS after the
+        scale, and dS is made of the stored P.
     """
 
     name: str
@@ -79,6 +83,7 @@ class Rounding:
     gradient_block: int | None = None
     out_roundings: int = 1
     gradient_roundings: int = 1
+    fuses: bool = False
 
     def __post_init__(self) -> None:
         legal = ("accumulator", "input", *NARROW)
@@ -111,7 +116,7 @@ class Rounding:
     @classmethod
     def fused(cls) -> Rounding:
         """P and dS are rounded for the matrix products, D comes from the rounded out."""
-        return cls(name="fused", weights="input", dscores="input", delta_from="out")
+        return cls(name="fused", weights="input", dscores="input", delta_from="out", fuses=True)
 
     @classmethod
     def eager(cls) -> Rounding:

@@ -129,24 +129,44 @@ def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
             "inside = (low <= o) & (o <= high)",
             'print("ok    o" if inside.all() else "WRONG o is beyond what is seen", o[~inside])',
         ]
-    earlier = []
-    if kind == "after":  # wrong because of the call before it
-        gather[1] = "    found = f.forward(problem)"
-        if with_gradients:
-            gather[2] = "    found |= f.gradients(problem, Cotangents(dout, dlse, dweights))"
-        earlier = [f"f.forward(before{laid})"]
     words = ", dout=dout.astype(float), dlse=None if dlse is None else dlse.astype(float)"
     words += ", dweights=None if dweights is None else dweights.astype(float)"
     words = (words if with_gradients else "") + ", conventions=conventions, rounding=rounding"
-    return [
-        *gather,
-        *earlier,
-        "got = results()",
+    judge = [
         "for name, array in got.items():",
         "    print(name, array.dtype, array.shape)",
         f"for comparison in compare(got, problem{words}):",
         '    print("ok   " if comparison.passed else "WRONG", comparison)',
     ]
+    if kind == "after":
+        return [*_in_turn(view, with_gradients), *judge, *SAME_BITS]
+    return [*gather, "got = results()", *judge]
+
+
+def _in_turn(view: str, with_gradients: bool) -> list[str]:
+    """Two calls, twice: a plan may be made by the first of its shape, or by the last."""
+    lines = ["def results(problem, view):", "    found = f.forward(problem, view)"]
+    if with_gradients:
+        lines += [
+            "    dtype = problem.q.dtype",
+            "    wide = np.promote_types(dtype, np.float32)",
+            "    more = (None if x is None else x.astype(wide) for x in (dlse, dweights))",
+            "    found |= f.gradients(problem, Cotangents(dout.astype(dtype), *more), view)",
+        ]
+    lines += ["    return {n: x for n, x in found.items() if n != 'o too'}", "", ""]
+    return [
+        *lines,
+        f"other, got = results(before, {view!r}), results(problem, 'contiguous')",
+        f"again, second = results(before, {view!r}), results(problem, 'contiguous')",
+    ]
+
+
+SAME_BITS = [
+    "for name in got:",
+    "    for first, later in ((other, again), (got, second)):",
+    "        if first[name].tobytes() != later[name].tobytes():",
+    '            print("WRONG", name, "has other bits the second time")',
+]
 
 
 def _import_lines(f: Implementation) -> list[str]:

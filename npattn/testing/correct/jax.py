@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from npattn.conventions import PROFILES
 from npattn.testing.correct.register import correct
 from npattn.testing.correct.torch import NAN
-from npattn.testing.targets import JAX_NN
 
 
 def eager(
@@ -95,7 +95,7 @@ correct(
     "jax.nn.dot_product_attention; in float64 its softmax is float32.",
     own,
     dtypes=("float32", "float16", "bfloat16"),
-    conventions=JAX_NN,
+    conventions=PROFILES["jax.nn"],
     breaks=("nan-query-alone",),
     **JAX,
 )

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from npattn.conventions import PROFILES
 from npattn.problem import Array
 from npattn.testing.correct.register import correct
 from npattn.testing.correct.torch import NAN
-from npattn.testing.targets import ONNX
 
 
 def reference(
@@ -65,7 +65,7 @@ correct(
     "The operator Attention of ONNX by its reference evaluator.",
     reference,
     dtypes=("float32",),
-    conventions=ONNX,
+    conventions=PROFILES["onnx"],
     needs="onnx",
     breaks=NAN,
 )
@@ -74,7 +74,7 @@ correct(
     "The operator Attention of ONNX by ONNX Runtime, on the CPU.",
     runtime,
     dtypes=("float32", "float16"),
-    conventions=ONNX,
+    conventions=PROFILES["onnx"],
     needs="onnxruntime",
     breaks=(*NAN, "hidden-finite"),
 )

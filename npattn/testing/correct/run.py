@@ -196,7 +196,8 @@ class Run(Machine):
         p = self.fit(e / whole)
         if self.kernel.log_softmax:
             p = self.exp(self.fit(s - pivot) - self.log(whole))
-        p = self.store("weights", np.where(s == -np.inf, self.wide(0), p))
+        p = np.where(s == -np.inf, self.wide(0), p)
+        p = p if self.rounding.fuses else self.store("weights", p)
         return Softmax(m, total, self.see(self.kept(p), v, s != -np.inf), p)
 
     def online(self, scores: Scores, v: Array) -> Softmax:
@@ -297,7 +298,8 @@ class Run(Machine):
         dx = np.where(scores.passes, dx, wide(0))
         after = factors[2] if kernel.tile is not None else wide(1)
         if kernel.tile is None:
-            dx = self.store("dscores", self.fit(dx * factors[2]))
+            dx = self.fit(dx * factors[2])
+            dx = dx if self.rounding.fuses else self.store("dscores", dx)
         live = live[..., : problem.S]
         dq = self.finished(self.gradient(dx, k, live), factors[0] * after)
         dk = self.gradient(dx.swapaxes(-1, -2), q, live.swapaxes(-1, -2))
@@ -401,5 +403,6 @@ class Run(Machine):
     def kept(self, p: Array) -> Array:
         """The weights after dropout, stored."""
         once = self.problem.dropout_mask is None
-        p = self.store("weights", p) if once or self.kernel.tile is None else p
+        apart = self.kernel.tile is None and not self.rounding.fuses
+        p = self.store("weights", p) if once or apart else p
         return p if once else self.store("weights", self.fit(p * self.z()))

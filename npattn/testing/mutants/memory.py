@@ -210,6 +210,19 @@ class _PlanOfOtherStrides(Attention):
         return np.asarray(memory.transpose(np.argsort(plan)))
 
 
+@mutant("precision-of-first-call", "memory", "after-other-dtype", "flashinfer-ai/flashinfer#4270")
+class _PrecisionOfFirstCall(Attention):
+    """A work buffer is made for a shape, in the dtype of the first call with it."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[Any, ...], Any] = {}
+
+    def results(self, c: Call) -> tuple[Array, Array, Array]:
+        o, lse, p = super().results(c)
+        dtype = self.buffers.setdefault((c.q.shape, c.k.shape, c.v.shape), c.dtype)
+        return o.astype(dtype).astype(o.dtype), lse, p
+
+
 @mutant("dout-misread", "memory", "views")
 class _DoutMisread(Attention):
     """A transposed dout is read in the order of its memory."""

@@ -198,7 +198,7 @@ def nan_value(trial: Trial, recipe: Recipe) -> float | None:
     cotangents = trial.cotangents(recipe, poisoned)
     want, allowed = trial.oracle(poisoned, cotangents)
     got = trial.implementation.forward(poisoned)
-    names = [name for name in ("o", "lse") if name in got]
+    names: list[str] = [name for name in ("o", "lse") if name in got]
     found = {n: compare_arrays(n, got[n], want[n], allowed[n]) for n in names}
     return trial.check(found, poisoned, cotangents)
 

@@ -155,6 +155,8 @@ OTHERS = ("float16", "bfloat16", "float32", "float64")
 
 def _draw_fresh(trial: Trial, sizes: tuple[int, ...], **force: Any) -> dict[str, Any]:
     queries = {} if "T" in trial.space.sizes else {"T": sizes}
+    # Of subnormals a change may not show.
+    force |= {"distribution": ("normal",)}
     return {"force": queries | force, "nonempty": True}
 
 

@@ -12,12 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from npattn.conventions import PROFILES, Conventions
 from npattn.errors import MissingExtraError, OptionError
 
-__all__ = ["JAX_NN", "ONNX", "TARGETS", "Target", "load"]
+__all__ = ["TARGETS", "Target", "load"]
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,6 @@ class Target:
         backward = None if self.backward is None else getattr(module, self.backward)
         return getattr(module, self.function), backward
 
-
-# jax 0.10: hidden scores become a finite number, so that a query that sees nothing gives a mean.
-JAX_NN = Conventions(
-    causal="top_left", hidden_fill=float(np.float32(-0.7) * np.finfo(np.float32).max)
-)
-# onnx 1.23, opsets 23 to 25, without a cache: causal and windows begin at the first key.
-ONNX = Conventions(causal="top_left", empty_row="zero")
 
 _HERE = "npattn.testing.targets"
 _ALL = (
@@ -107,7 +98,7 @@ _ALL = (
         "dot_product_attention",
         "dot_product_attention_backward",
         "jax",
-        JAX_NN,
+        PROFILES["jax.nn"],
         "jax.nn.dot_product_attention; it compiles for each shape, so restrict --sizes",
     ),
     Target(
@@ -116,7 +107,7 @@ _ALL = (
         "attention",
         None,
         "onnx",
-        ONNX,
+        PROFILES["onnx"],
         "operator Attention of ONNX, opset 25, by its reference evaluator; forward only",
     ),
     Target(
@@ -125,7 +116,7 @@ _ALL = (
         "attention",
         None,
         "onnxruntime",
-        ONNX,
+        PROFILES["onnx"],
         "operator Attention, opset 24, by ONNX Runtime on the CPU; forward only",
     ),
 )

@@ -1,0 +1,108 @@
+"""Calls leave nothing behind: not for other strides, and not for another dtype."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from npattn.conventions import PROFILES
+from npattn.testing import check
+from npattn.testing.mutants import MUTANTS, Attention, base, base_backward
+from npattn.testing.properties import PROPERTIES
+from npattn.testing.strategies import POOLS, Pools
+from npattn.testing.targets.numpy import flash, flash_backward
+
+RULES = ("after-other-strides", "after-other-dtype")
+
+
+def outcome_of(f, rule, *, backward=None, dtype="float32", examples=30, **words):
+    report = check(
+        f, backward=backward, only=[rule], dtypes=(dtype,), examples=examples, shrink=False, **words
+    )
+    return next(o for o in report.outcomes if o.rule == rule)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("f", "backward"), [(base, base_backward), (flash, flash_backward)])
+def test_what_is_right_passes(f, backward, rule, dtype):
+    outcome = outcome_of(f, rule, backward=backward, dtype=dtype)
+    assert (outcome.status, outcome.examples) == ("passed", 30), outcome.message
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rule", RULES)
+def test_torch_passes(rule, dtype):
+    pytest.importorskip("torch")
+    from npattn.testing.targets.torch import sdpa_math
+
+    outcome = outcome_of(sdpa_math, rule, dtype=dtype, conventions=PROFILES["torch.sdpa"])
+    assert outcome.status == "passed", outcome.message
+
+
+class PrecisionOfLastOther(Attention):
+    """A buffer goes over to another dtype one call late."""
+
+    def __init__(self):
+        self.plans = {}
+
+    def results(self, c):
+        o, lse, p = super().results(c)
+        shapes = c.q.shape, c.k.shape, c.v.shape
+        buffer, self.plans[shapes] = self.plans.get(shapes, c.dtype), c.dtype
+        return o.astype(buffer).astype(float), lse, p
+
+
+def test_the_strides_of_the_first_call_with_a_shape_are_not_those_of_all():
+    mutant = MUTANTS["plan-of-other-strides"]
+    outcome = outcome_of(mutant.forward, RULES[0], backward=mutant.backward)
+    assert outcome.status == "failed"
+
+
+@pytest.mark.parametrize(
+    "made", [MUTANTS["precision-of-first-call"], PrecisionOfLastOther()], ids=["first", "last"]
+)
+def test_the_dtype_of_one_call_is_not_that_of_the_next(made):
+    outcome = outcome_of(made.forward, RULES[1], backward=made.backward)
+    assert outcome.status == "failed"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_wrong_in_any_order_is_the_business_of_other_rules(rule):
+    def doubled(q, k, v):
+        return 2 * flash(q, k, v)
+
+    assert outcome_of(doubled, rule).status != "failed"
+
+
+def test_what_changes_anyway_is_the_business_of_repeatable():
+    count = itertools.count(1)
+
+    def drifting(q, k, v):
+        return flash(q, k, v) * np.float32(1 + next(count) * 2.0**-22)
+
+    assert outcome_of(drifting, RULES[1]).status != "failed"
+
+
+def test_a_rule_that_does_not_apply_says_why():
+    def float32_alone(q, k, v):
+        if q.dtype != np.float32:
+            raise TypeError("float32 only")
+        return flash(q, k, v)
+
+    outcome = outcome_of(float32_alone, RULES[1])
+    assert (outcome.status, outcome.message) == ("not applicable", "refuses every other dtype")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_their_shapes_are_drawn_by_no_other_rule(rule):
+    from npattn.conventions import Conventions
+    from npattn.testing import Implementation, Rounding
+    from npattn.testing.strategies import Space
+    from npattn.testing.trial import Trial
+
+    f = Implementation(flash, backward=flash_backward)
+    space = Space(features=f.features)
+    trial = Trial(f, Conventions(), Rounding.eager(), space)
+    pools = Pools(space, **PROPERTIES[rule].draw(trial))
+    assert not {r.T for r in itertools.islice(pools.planned(0, 50), 50)} & set(POOLS["T"])
