@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,15 @@ import pytest
 
 from npattn.conventions import Conventions
 from npattn.testing import Implementation, check
-from npattn.testing.evidence import chi_square, fits, model_of, plain, sampled
+from npattn.testing.correct import CORRECT
+from npattn.testing.evidence import (
+    chi_square,
+    excessive,
+    fits,
+    model_of,
+    plain,
+    sampled,
+)
 from npattn.testing.mutants import Attention
 from npattn.testing.rounding import Rounding
 from npattn.testing.strategies import Space
@@ -174,3 +183,32 @@ def test_plain_problems_are_of_the_structure_that_was_accepted() -> None:
         assert recipe.T == recipe.S
         assert recipe.D == recipe.E
         assert not recipe.causal
+
+
+@pytest.mark.parametrize(
+    ("heads", "told"),
+    [([1.0, 1.1], None), ([1.4, 1.8], 1.6), ([0.9, 0.9, 0.9, 2.1], 2.1), ([np.nan, np.nan], None)],
+)
+def test_what_is_excessive_is_so_on_average_or_in_one_head(heads: Any, told: float | None) -> None:
+    assert excessive(np.array(heads)) == (None if told is None else pytest.approx(told))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{"accumulator": "truncated"}, {"row_sum": "input"}, {"lse": "input"}],
+    ids=lambda model: next(iter(model)),
+)
+def test_a_model_whose_errors_are_no_chance_is_not_asked_of_many(model: dict[str, str]) -> None:
+    rounding = replace(Rounding.fused(), **model)
+    report = check(
+        Attention().forward, only=["aggregate"], dtypes=("bfloat16",), rounding=rounding, examples=2
+    )
+    (outcome,) = report.outcomes
+    assert outcome.status == "not applicable"
+
+
+def test_operands_that_are_rounded_once_for_all_rows_are_no_mistake() -> None:
+    one = CORRECT["tf32"]
+    words = {"only": ["aggregate"], "rounding": one.rounding, "examples": 8, "shrink": False}
+    report = check(one.implementation(), **words)
+    assert [o.status for o in report.outcomes] == ["passed"]

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from npattn.api import evaluate
 from npattn.problem import Problem
-from npattn.testing.noise import DEVIATIONS, FEW, R2
+from npattn.testing.compare import excess
+from npattn.testing.correct import CORRECT
+from npattn.testing.noise import DEVIATIONS, FEW, R2, rounded
 from npattn.testing.recipe import Recipe
-from npattn.testing.rounding import Rounding
+from npattn.testing.rounding import Rounding, Units
 from npattn.testing.tolerance import allowed, bounds, deviations
 
 UPCAST, FUSED = Rounding.upcast(), Rounding.fused()
@@ -139,3 +142,59 @@ def test_where_squares_vanish_the_worst_case_counts() -> None:
     tiny = (hard["dv"] > 0) & (hard["dv"] < 1e-150)
     assert tiny.any()
     assert (less["dv"][tiny] == hard["dv"][tiny]).all()
+
+
+ALIKE = {
+    "tf32": Recipe(
+        lead=(3,), H=1, K=1, T=11, S=11, D=128, E=2, dtype="float32", seed=2866287054,
+        distribution="near ties", scale=0.5, sinks=True,
+    ),
+    "eager, scale on q": Recipe(
+        lead=(1,), H=2, K=2, T=129, S=129, D=65, E=65, dtype="float16", seed=2146567901,
+        distribution="key offset", scale=1.7, softcap=30.0,
+    ),
+}  # fmt: skip
+"""Keys that have much in common: what rounds the query moves all their scores alike."""
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_moves_all_scores_of_a_row_alike_is_allowed_of_lse(name: str) -> None:
+    recipe, one = ALIKE[name], CORRECT[name]
+    problem = recipe.problem()
+    got = one.forward(problem.q, problem.k, problem.v, return_lse=True, **_options(problem))
+    limit = allowed(problem, problem.q.dtype, one.rounding)
+    for result, want in zip(got, (evaluate(problem).out, evaluate(problem).lse), strict=True):
+        assert (excess(result, want) <= limit["o" if result.ndim == 4 else "lse"]).all()
+
+
+def _options(problem: Problem) -> dict[str, Any]:
+    return {"scale": problem.scale, "softcap": problem.softcap, "sinks": problem.sinks}
+
+
+def test_keys_that_differ_by_less_than_tf32_holds_are_judged_by_the_worst_case() -> None:
+    problem, _ = drawn(S=65)
+    noise = np.random.default_rng(0).standard_normal(problem.k.shape) * 2.0**-16
+    like = (problem.k[..., :1, :] * (1 + noise)).astype(np.float32)
+    tf32 = replace(UPCAST, operands="tf32")
+    assert sharp(problem, "float32", tf32)["o"].any()
+    assert not sharp(problem.replace(k=like), "float32", tf32)["o"].any()
+
+
+def test_a_maximum_that_rises_with_every_tile_costs_more_than_one_that_does_not() -> None:
+    problem, _ = drawn(S=256, D=2)
+    ramp = np.linspace(-4, 4, 256, dtype=np.float32)[:, None] + 0.01 * problem.k
+    q = abs(problem.q) + 1
+    rising = problem.replace(q=q, k=ramp)
+    shuffled = rising.replace(k=ramp[..., np.random.default_rng(0).permutation(256), :])
+    model = replace(UPCAST, exp_error=2.0**-16)
+    found = [np.median(deviations(x, "float32", model)["o"]) for x in (rising, shuffled)]
+    assert found[0] > 1.2 * found[1]
+
+
+def test_a_stored_number_errs_by_its_own_gap() -> None:
+    low = Units.of(Rounding.eager(), "bfloat16").low
+    x = np.array([1.0, 1.999, 2.0])
+    half = np.array([1.0, 1.0, 2.0]) * 2.0**-8
+    np.testing.assert_allclose(rounded(x, low), half**2 / 3, rtol=1e-12)
+    many = 2 ** np.random.default_rng(0).uniform(0, 1, 10**5)
+    np.testing.assert_allclose(np.mean(rounded(many, low) / many**2), R2 * low.u**2, rtol=0.01)

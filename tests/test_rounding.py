@@ -11,6 +11,7 @@ import pytest
 
 from npattn.errors import OptionError
 from npattn.testing import tolerance
+from npattn.testing.recipe import Recipe
 from npattn.testing.rounding import Rounding, Stored, Units, unit_roundoff
 
 STORED = ("scores", "weights", "dweights", "dscores")
@@ -32,6 +33,17 @@ def test_fused_stores_what_enters_a_matrix_product_low_and_takes_delta_from_out(
     assert stored_low(rounding) == {"weights", "dscores"}
     assert rounding.delta_from == "out"
     assert rounding.gradient_roundings == 1
+
+
+def test_who_fuses_is_allowed_one_rounding_of_each_in_place_of_two() -> None:
+    recipe = Recipe(H=2, K=2, T=17, S=67, D=11, E=13, dtype="bfloat16", seed=3, dropout=0.3)
+    problem = recipe.problem()
+    dout = recipe.cotangents(problem).dout.astype(float)
+    once = tolerance.bounds(problem, "bfloat16", Rounding.fused(), dout=dout)
+    apart = dataclasses.replace(Rounding.fused(), fuses=False)
+    twice = tolerance.bounds(problem, "bfloat16", apart, dout=dout)
+    for name in ("o", "dq", "dk", "dv"):
+        assert 1.2 < np.median(twice[name] / once[name]) < 4, name  # of P and of dS
 
 
 def test_eager_stores_everything_low_and_rounds_gradients_twice() -> None:

@@ -79,8 +79,10 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
         if old.shape != new.shape or not np.array_equal(old, new, equal_nan=True):
             with np.errstate(invalid="ignore"):
                 gap = float(np.nanmax(abs(old - new), initial=0))
+            lost = (np.isnan(new) & ~np.isnan(old)).any()
+            moves = "becomes NaN" if lost else f"moves by {gap:.3g}"
             text = (
-                f"{name} moves by {gap:.3g} where finite garbage at key "
+                f"{name} {moves} where finite garbage at key "
                 f"{', '.join(map(str, keys[:4]))} is hidden"
             )
             raise Violation(text, changed, quiet, "moves", before=problem)
