@@ -1,5 +1,6 @@
 """What README.md shows is what happens."""
 
+import doctest
 import re
 import subprocess
 import sys
@@ -51,3 +52,11 @@ def test_the_oracle_gives_the_shapes_shown(tmp_path):
 def test_there_is_one_main_and_one_test_command():
     for name in ("main", "tests"):
         assert len(re.findall(rf"<!-- ci: {name} -->\n```bash\n.*\n```", README)) == 1
+
+
+def test_the_examples_of_the_guide_give_what_they_show():
+    page = ROOT / "docs" / "checking.md"
+    text = page.read_text().replace("```", "")
+    examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    assert len(examples.examples) >= 4
+    assert doctest.DocTestRunner().run(examples).failed == 0
