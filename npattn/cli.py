@@ -171,6 +171,13 @@ def list_command() -> None:
     type=click.Choice(["all", "killers"]),
     help="Every rule, or for a mutant only those that must find it.",
 )
+@click.option(
+    "--kind",
+    default="all",
+    show_default=True,
+    type=click.Choice(["all", "mutant", "correct"]),
+    help="What is wrong, what is right, or both.",
+)
 @click.option("--list", "lists", is_flag=True, help="Only say what is in it.")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False), help="Write the matrix there."

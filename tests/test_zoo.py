@@ -93,9 +93,15 @@ def test_progress_is_told_row_by_row():
     assert told == [("scale-twice", 1, 1)]
 
 
-@pytest.mark.parametrize("words", [{"only": ["no-such-animal"]}, {"rules": "some"}])
+@pytest.mark.parametrize("kind", ["mutant", "correct"])
+def test_one_kind_can_be_had_alone(kind):
+    found = zoo(only=["scale-twice", "tf32"], kind=kind, rules="killers", examples=1)
+    assert [row.kind for row in found.rows] == [kind]
+
+
+@pytest.mark.parametrize("words", [{"only": ["no-such-animal"]}, {"rules": "some"}, {"kind": "ox"}])
 def test_what_is_not_in_the_zoo_is_an_error(words):
-    with pytest.raises(OptionError, match=r"no-such-animal|some"):
+    with pytest.raises(OptionError, match=r"no-such-animal|some|ox"):
         zoo(**words)
 
 

@@ -319,7 +319,7 @@ class _Search:
                 for recipe in chosen(self.trial, seed, self.examples):
                     self.one(recipe)
                 return
-            for recipe in pools.planned(seed, self.examples):
+            for recipe in self.trial.planned(pools, seed, self.examples):
                 if self.tried < self.examples:
                     self.one(recipe)
         except (Violation, ImplementationError):  # what failed is in self.failure

@@ -44,10 +44,13 @@ def covering(plan: Sequence[Recipe], draws: Sequence[Recipe]) -> Iterator[Recipe
     old = np.arange(len(recipes)) < len(plan)
     pairs = (has.T @ has > 0) & ~(has[old].T @ has[old] > 0)
     single = ~shows[old].any(0)
+    left = np.arange(len(recipes))  # of the rest each shows what was shown
     while pairs.any() or single.any():
-        best = int(np.argmax((has @ pairs * has).sum(-1) / 2 + shows @ single))
+        new = (has[left] @ pairs * has[left]).sum(-1) / 2 + shows[left] @ single
+        best = left[np.argmax(new)]
         pairs &= np.outer(has[best], has[best]) == 0
         single &= shows[best] == 0
+        left = left[new > 0]
         yield recipes[best]
 
 

@@ -425,5 +425,6 @@ def rounded(x: Array, unit: Stored) -> Array:
     """The variance of storing x: half the distance to its neighbours, squared, by 3."""
     if unit.u == 0:
         return np.zeros_like(x)
-    half = np.ldexp(unit.u, np.frexp(x)[1] - 1) * (x != 0)
-    return np.asarray((half**2 + unit.eta**2) / 3)
+    # Of a float64, its exponent alone is the power of 2 below it.
+    power = (np.asarray(x, float).view(np.uint64) & np.uint64(0x7FF0_0000_0000_0000)).view(float)
+    return np.asarray(((unit.u * power) ** 2 + unit.eta**2) / 3)

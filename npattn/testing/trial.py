@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from npattn.problem import Array, Problem, finfo
 from npattn.testing.compare import Comparison, compare_arrays, half_ulp
 from npattn.testing.implementation import Implementation, ImplementationError
 from npattn.testing.recipe import Cotangents, Recipe
-from npattn.testing.strategies import Space
+from npattn.testing.strategies import Pools, Space
 from npattn.testing.tolerance import Rounding, allowed
 
 __all__ = ["GRADIENTS", "Judged", "Suspicion", "Trial", "Violation"]
@@ -60,6 +61,34 @@ class Suspicion(Violation):
     """What chance hardly explains, though no single number is wrong."""
 
 
+class Later(Mapping[str, Array]):
+    """A mapping that is made when it is first looked into; what is allowed costs more than all else.
+
+    Attributes
+    ----------
+    made : bool
+        Whether it has been.
+    """
+
+    def __init__(self, make: Callable[[], dict[str, Array]]) -> None:
+        self._make = make
+        self.made = False
+
+    @cached_property
+    def _found(self) -> dict[str, Array]:
+        self.made = True
+        return self._make()
+
+    def __getitem__(self, name: str) -> Array:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 @dataclass(frozen=True)
 class Judged:
     """All that an implementation gave for a problem, beside what is exact and what is allowed.
@@ -70,7 +99,7 @@ class Judged:
     cotangents : Cotangents
     results : dict
         As delivered, in the dtype delivered; of several ways to call it, the first.
-    want, allowed : dict
+    want, allowed : mapping
         By the same names, float64.
     """
 
@@ -78,7 +107,7 @@ class Judged:
     cotangents: Cotangents
     results: dict[str, Array]
     want: dict[str, Array]
-    allowed: dict[str, Array]
+    allowed: Mapping[str, Array]
 
 
 Across = Mapping[str, Callable[[Array], Array]]
@@ -96,6 +125,14 @@ class Trial:
     shuns_empty_rows: bool = False
     _agreements: dict[Recipe, dict[str, Comparison]] = field(default_factory=dict)
     _judged: dict[Recipe, Judged] = field(default_factory=dict)
+    _planned: dict[Any, list[Recipe]] = field(default_factory=dict)
+
+    def planned(self, pools: Pools, seed: int, examples: int) -> list[Recipe]:
+        """`Pools.planned`; remembered, for many rules draw alike."""
+        key = (tuple(sorted(pools.force.items())), pools.forbid, pools.nonempty, seed, examples)
+        if key not in self._planned:
+            self._planned[key] = list(pools.planned(seed, examples))
+        return self._planned[key]
 
     def problem(self, recipe: Recipe) -> Problem:
         """The recipe's problem in the terms of the conventions."""
@@ -145,8 +182,12 @@ class Trial:
 
     def empty(self, problem: Problem) -> Array:
         """Rows that see nothing, (..., H, T), a score of −inf not being seen."""
-        plain = self._leaving.canonical(problem)
-        return np.asarray(evaluate(plain.replace(sinks=None)).lse == -np.inf)
+        plain = self._leaving.canonical(problem).replace(sinks=None)
+        arrays = (plain.q, plain.k, *([] if plain.bias is None else [plain.bias]))
+        if plain.S and plain.visible is None and all(np.isfinite(x).all() for x in arrays):
+            heads = () if plain.headless else (plain.H,)
+            return np.zeros((*plain.lead, *heads, plain.T), bool)
+        return np.asarray(evaluate(plain).lse == -np.inf)
 
     def shuns(self, recipe: Recipe, rule: str) -> bool:
         """Whether the rule is not asked of this recipe, since empty rows are known to be wrong."""
@@ -211,7 +252,8 @@ class Trial:
     def judge(self, problem: Problem, cotangents: Cotangents) -> Judged:
         """What it gives for any problem."""
         given = self.results(problem, cotangents)
-        want, allowed = self.oracle(problem, cotangents)
+        want = self.exact(problem, cotangents)
+        allowed = Later(lambda: self.room(problem, cotangents, want))
         return Judged(problem, cotangents, dict(reversed(given)), want, allowed)
 
     def relate(
@@ -237,8 +279,31 @@ class Trial:
         Notes
         -----
         Both are within what is allowed of exact results for which the relation holds, so that they
-        differ by no more than both together, and the rounding of the first on delivery.
+        differ by no more than both together, and the rounding of the first on delivery. Where they
+        differ by less than is allowed of one of them, the other's is not asked for.
         """
+        of_second = isinstance(second.allowed, Later) and second.allowed.made
+        one: tuple[str, ...] = ("second",) if of_second else ("first",)
+        for rooms in (one, ("first", "second")):
+            found = self._related(first, second, across, shift or {}, rooms)
+            if all(c.passed for c in found.values()):
+                return max((c.ratio for c in found.values()), default=0.0)
+        # One of the two is beyond what is allowed; that is the one to show.
+        wrong = [c for c in found.values() if not c.passed]
+        shown = second if self._is_wrong(second) else first
+        text = "\n".join(str(c) for c in sorted(wrong, key=lambda c: -c.ratio))
+        worst = max(c.ratio for c in wrong)
+        raise Violation(text, shown.problem, shown.cotangents, ratio=worst)
+
+    def _related(
+        self,
+        first: Judged,
+        second: Judged,
+        across: Across,
+        shift: Mapping[str, Array],
+        rooms: tuple[str, ...],
+    ) -> dict[str, Comparison]:
+        """What is allowed of these two, or of one of them, is allowed."""
         found = {}
         for name, carry in across.items():
             if name not in first.want or name not in second.want:
@@ -248,23 +313,18 @@ class Trial:
                 continue
             if there is None or there.shape != second.want[name].shape:
                 continue
-            # Where the first may overflow, it says nothing about the second.
-            top = float(finfo(here.dtype).max)
-            over = ~np.isfinite(here.astype(np.float64))
-            over = over & (abs(first.want[name]) + first.allowed[name] > top)
-            here = np.where(over, np.zeros_like(here), here)
-            want = carry(here.astype(np.float64)) + (shift or {}).get(name, 0.0)
-            own = np.where(over, np.inf, first.allowed[name] + half_ulp(here))
-            room = carry(own) + second.allowed[name]
+            own = half_ulp(here)
+            if "first" in rooms:
+                # Where the first may overflow, it says nothing about the second.
+                top = float(finfo(here.dtype).max)
+                over = ~np.isfinite(here.astype(np.float64))
+                over = over & (abs(first.want[name]) + first.allowed[name] > top)
+                here = np.where(over, np.zeros_like(here), here)
+                own = np.where(over, np.inf, first.allowed[name] + half_ulp(here))
+            want = carry(here.astype(np.float64)) + shift.get(name, 0.0)
+            room = carry(own) + (second.allowed[name] if "second" in rooms else 0.0)
             found[name] = compare_arrays(name, there, want, room)
-        wrong = [c for c in found.values() if not c.passed]
-        if not wrong:
-            return max((c.ratio for c in found.values()), default=0.0)
-        # One of the two is beyond what is allowed; that is the one to show.
-        shown = second if self._is_wrong(second) else first
-        text = "\n".join(str(c) for c in sorted(wrong, key=lambda c: -c.ratio))
-        worst = max(c.ratio for c in wrong)
-        raise Violation(text, shown.problem, shown.cotangents, ratio=worst)
+        return found
 
     def _is_wrong(self, judged: Judged) -> bool:
         return any(
@@ -290,26 +350,40 @@ class Trial:
         self, problem: Problem, cotangents: Cotangents, *, cheap: bool = False
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         """Exact values and allowed errors."""
+        want = self.exact(problem, cotangents)
+        return want, self.room(problem, cotangents, want, cheap=cheap)
+
+    def exact(self, problem: Problem, cotangents: Cotangents) -> dict[str, Array]:
+        """Exact values of what the implementation gives."""
         fwd = evaluate(problem, self.conventions)
         want: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
         if self.implementation.returns_weights:
             want["weights"] = fwd.weights
-        dlse = None if cotangents.dlse is None else cotangents.dlse.astype(float)
-        dw = None if cotangents.dweights is None else cotangents.dweights.astype(float)
-        dout = cotangents.dout.astype(float) if self.gradients else None
-        if dout is not None:
-            grads = backward(fwd, dout, dlse, dw)
+        if self.gradients:
+            grads = backward(fwd, *_float64(cotangents))
             for name in GRADIENTS:
                 value = getattr(grads, name[1:])
                 if value is not None and name in self.gradients:
                     want[name] = value
+        return want
+
+    def room(
+        self,
+        problem: Problem,
+        cotangents: Cotangents,
+        want: Mapping[str, Array],
+        *,
+        cheap: bool = False,
+    ) -> dict[str, Array]:
+        """What it may err by."""
+        dout, dlse, dweights = _float64(cotangents)
         room = allowed(
             problem,
             problem.q.dtype,
             self.rounding,
-            dout=dout,
+            dout=dout if self.gradients else None,
             dlse=dlse,
-            dweights=dw,
+            dweights=dweights,
             conventions=self.conventions,
             cheap=cheap,
         )
@@ -317,7 +391,7 @@ class Trial:
             for name in GRADIENTS:  # undefined where a NaN row adds to it, says the convention
                 if name in want:
                     room[name] = np.where(np.isnan(want[name]), np.inf, room[name])
-        return want, room
+        return room
 
     def check(self, found: Mapping[str, Comparison], problem: Problem, cot: Cotangents) -> float:
         """The worst ratio; a Violation if one is above 1."""
@@ -327,3 +401,9 @@ class Trial:
             text = "\n".join(str(c) for c in sorted(wrong, key=lambda c: -c.ratio))
             raise Violation(text, problem, cot, ratio=worst.ratio)
         return max((c.ratio for c in found.values()), default=0.0)
+
+
+def _float64(cotangents: Cotangents) -> tuple[Array, Array | None, Array | None]:
+    dout, *more = cotangents.dout, cotangents.dlse, cotangents.dweights
+    dlse, dweights = (None if x is None else x.astype(float) for x in more)
+    return dout.astype(float), dlse, dweights

@@ -151,6 +151,7 @@ def _wrong(row: Row) -> str:
 def zoo(
     *,
     only: Iterable[str] = (),
+    kind: str = "all",
     rules: str = "all",
     examples: int = 100,
     seed: int = 0,
@@ -163,6 +164,7 @@ def zoo(
     ----------
     only : iterable of str, optional
         Names, or beginnings of names.
+    kind : {"all", "mutant", "correct"}
     rules : {"all", "killers"}
         Every rule, or for a mutant only those that must find it.
     examples, seed : int
@@ -179,11 +181,13 @@ def zoo(
     Raises
     ------
     OptionError
-        If a name is not in the zoo, or `rules` is not legal.
+        If a name is not in the zoo, or `kind` or `rules` is not legal.
     """
+    if kind not in ("all", "mutant", "correct"):
+        raise OptionError(f"kind is {kind!r}, must be all, mutant or correct")
     if rules not in ("all", "killers"):
         raise OptionError(f"rules is {rules!r}, must be all or killers")
-    names = _chosen(tuple(only))
+    names = [(k, name) for k, name in _chosen(tuple(only)) if kind in (k, "all")]
     start = time.perf_counter()
     tasks = [(kind, name, rules, examples, seed) for kind, name in names]
     rows = []

@@ -176,10 +176,11 @@ def _tiles(
     right = 0 if causal else right  # the window's right side is 0 or more  [6, 7]
     for start in range(0, S, TILE):
         keys = slice(start, min(start + TILE, S))
-        beside = np.arange(S)[keys] - (np.arange(T)[:, None] + S - T)  # (T, s) keys past the own
-        visible = np.ones_like(beside, bool) if mask is None else _cut(mask, keys)
-        visible = visible if right is None else visible & (beside <= right)
-        visible = visible if left is None else visible & (beside >= -left)
+        visible = np.ones((T, keys.stop - start), bool) if mask is None else _cut(mask, keys)
+        if left is not None or right is not None:
+            beside = np.arange(S)[keys] - (np.arange(T)[:, None] + S - T)  # (T, s) past the own
+            visible = visible if right is None else visible & (beside <= right)
+            visible = visible if left is None else visible & (beside >= -left)
 
         k_tile, v_tile = (_repeat(x[..., keys, :].astype(wide), H) for x in (k, v))
         s = _scale(rows, scale) * (rows @ k_tile.swapaxes(-1, -2))  # (..., H, T, s)  [1]
