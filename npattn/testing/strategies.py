@@ -80,9 +80,7 @@ POOLS = {
     "E": (2, 1, 3, 5, 9, 17, 33, 128),
 }
 ROUND_D = (8, 16, 64)
-LARGE = (
-    3 * 2**13
-)  # numbers; what is larger costs time and shows nothing that a smaller one does not
+LARGE = 3 * 2**13  # numbers; what is larger costs time and shows no more
 LONG = 4096  # keys, for a few queries: sums of thousands of nearly equal weights
 CANDIDATES = 1200  # recipes from which the plan chooses
 PLAIN = Recipe()

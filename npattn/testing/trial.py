@@ -62,7 +62,7 @@ class Suspicion(Violation):
 
 
 class Later(Mapping[str, Array]):
-    """A mapping that is made when it is first looked into; what is allowed costs more than all else.
+    """Made when it is first looked into: what is allowed costs more than all else.
 
     Attributes
     ----------
