@@ -84,7 +84,14 @@ def kinds(recipe: Recipe) -> list[str]:
     sizes = [f"B = {n}" for n in (recipe.lead or ())[:1]] + [f"H = {recipe.H} = {recipe.K} G"]
     found = [f"{name} = {getattr(recipe, name)}" for name in fields] + sizes
     found += ["S > 128, D > 64"] if recipe.S > 128 and recipe.D > 64 else []
-    several = max(recipe.lead or (1,)) > 1 and recipe.H > 1
+    lead = recipe.lead or ()
+    few = len(options_on(recipe)) <= 2  # with more, rows may see nothing
+    if few and recipe.broadcast and len(lead) > 1:
+        kept = zip(lead, recipe.shared_lead, strict=True)
+        found += [f"broadcast {['1' if n == 1 else 'kept' if n == m else 'not' for n, m in kept]}"]
+    if few and lead[:1] == (recipe.H,) != (1,):  # axes that are swapped go unnoticed by shape
+        found += [f"B = H, {n} by heads" for n in ("mask", "bias") if getattr(recipe, n) == "heads"]
+    several = max(lead, default=1) > 1 and recipe.H > 1
     return found + (["by sample"] if several and recipe.mask in BY_SAMPLE else [])
 
 

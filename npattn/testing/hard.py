@@ -402,9 +402,11 @@ class Hard:
         delivered = np.where(live.any(-1, keepdims=True), delivered, 0)
         product = self.gamma(self.problem.E + 2) * (abs(self.o) + self.t_soft + self.t_sum)
         from_out = soft + (ado * (delivered + product)).sum(-1, keepdims=True)
-        from_out = from_out + self._weights_error(self.more, 0 * e_dp)  # out knows nothing of these
         from_weights = self._weights_error(dp, e_dp)
         chosen = {"out": from_out, "weights": from_weights}
+        if self.more.any():  # out knows nothing of these; they join it, or D is of the weights
+            from_out = from_out + self._weights_error(self.more, 0 * e_dp)
+            chosen["out"] = np.maximum(from_out, from_weights)
         either = np.maximum(from_out, from_weights)
         return np.asarray(chosen.get(self.rounding.delta_from, either))
 

@@ -296,9 +296,10 @@ class Noise:
         out = out + row(self.n_p * R2 * unit.p.u**2 * p2 * hard.dp_out**2)
         delivered = self.acc_o + rounded(hard.o, unit.low)
         out = out + row(do2 * delivered) + self.summed(E + 2, hard.D_out, row(do2 * hard.o**2))
-        out = out + weights(hard.more, 0.0)  # out knows nothing of the gradient of the weights
         of_p = weights(hard.dp, var_dp)
         chosen = {"out": out, "weights": of_p, "either": np.maximum(out, of_p)}
+        if hard.more.any():  # out knows nothing of these; they join it, or D is of the weights
+            chosen["out"] = chosen["either"] = np.maximum(out + weights(hard.more, 0.0), of_p)
         return np.asarray(chosen[hard.rounding.delta_from] + self.u2 * D**2)
 
     def _dscores(self, var_dp: Array) -> Array:

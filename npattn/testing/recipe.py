@@ -151,12 +151,17 @@ class Recipe:
         """The shape of q, or of k and v (shared)."""
         if self.lead is None:
             return (length, size)
-        lead = self.lead
-        if shared and self.broadcast:
-            # Of several axes, all are of size 1, or all but one.
-            kept = self.seed % (len(lead) + 1) if len(lead) > 1 else 0
-            lead = tuple(n if axis + 1 == kept else 1 for axis, n in enumerate(lead))
-        return (*lead, heads, length, size)
+        return (*(self.shared_lead if shared else self.lead), heads, length, size)
+
+    @property
+    def shared_lead(self) -> tuple[int, ...]:
+        """The leading axes of k and v."""
+        lead = self.lead or ()
+        if not self.broadcast:
+            return lead
+        # Of several axes, all are of size 1, or all but one.
+        kept = self.seed % (len(lead) + 1) if len(lead) > 1 else 0
+        return tuple(n if axis + 1 == kept else 1 for axis, n in enumerate(lead))
 
     def _sinks(self) -> Array:
         """One a head; now and then one is −inf, which is none."""

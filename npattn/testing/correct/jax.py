@@ -40,6 +40,8 @@ def eager(
     T, S = s.shape[-2:]
     left, right = window or (None, None)
     right = 0 if causal else right
+    # Beyond the keys a side makes no difference, but in int32 it may overflow.
+    left, right = (None if side is None else min(side, S + T) for side in (left, right))
     visible = jnp.ones((T, S), bool) if mask is None else mask
     visible = visible if left is None else visible & ~jnp.tri(T, S, S - T - left - 1, bool)
     visible = visible if right is None else visible & jnp.tri(T, S, S - T + right, bool)
