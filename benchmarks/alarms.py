@@ -2,12 +2,13 @@
 
     python benchmarks/alarms.py --problems 50000 --aggregate 5 --climb 100000 -j 2 --seed 1
 
-``--problems``: problems drawn from the whole option space go to every kernel of
-`npattn.testing.correct`, and a tenth as many, from the space of each, to the implementations that
-are called as a user's is (the oracles, frameworks where they are installed). Each is judged under
-the models that it must pass, by the hard and by the sharp verdict. ``--aggregate``: plain problems
-of so many seeds, and the aggregate verdict. ``--climb``: a search by mutation and selection for the
-inputs on which a kernel comes closest to the hard bound. Any violation makes the exit code 1.
+``--problems``: each problem, drawn from the whole option space, goes to three kernels of
+`npattn.testing.correct`, in turn; and a fortieth as many, from the space of each, to every
+implementation that is called as a user's is (the oracles, frameworks where they are installed).
+Each is judged under the models that it must pass, by the hard and by the sharp verdict.
+``--aggregate``: plain problems of so many seeds, and the aggregate verdict. ``--climb``: a search
+by mutation and selection for the inputs on which a kernel comes closest to the hard bound. Any
+violation makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ from npattn.testing.tolerance import _Task, bounds, deviations
 from npattn.testing.trial import Judged, Trial
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
-BATCH = 25  # problems that a process takes at a time
-SHARE = {"jax": 1000}  # of how many problems such a one gets 1: each new shape is compiled anew
+BATCH = 100  # problems that a process takes at a time
+EACH = 3  # kernels that get the same problem
+SHARE = {"jax": 4000}  # of how many problems such a one gets 1: each new shape is compiled anew
 LARGE = 2**11  # numbers in a problem, beyond which it is kept as seldom as it is larger
 
 
@@ -198,8 +200,12 @@ def on_problem(recipe: Recipe, names: tuple[str, ...]) -> Tallies:
 
 def kernels(dtype: str, number: int, seed: int) -> Tallies:
     """A batch of problems."""
-    names = tuple(n for n, c in CORRECT.items() if kernel_of(c) and dtype in c.dtypes)
-    return merge(on_problem(recipe, names) for recipe in drawn(Space(dtype=dtype), number, seed))
+    names = [n for n, c in CORRECT.items() if kernel_of(c) and dtype in c.dtypes]
+    turn = itertools.cycle(np.random.default_rng(seed).permutation(names).tolist())
+    return merge(
+        on_problem(recipe, tuple(itertools.islice(turn, EACH)))
+        for recipe in drawn(Space(dtype=dtype), number, seed)
+    )
 
 
 def drawn(space: Space, number: int, seed: int) -> Iterator[Recipe]:
@@ -485,7 +491,7 @@ def _run(jobs: list[Job], processes: int) -> Iterator[Any]:
 
 
 def problem_jobs(problems: int, dtypes: tuple[str, ...], seed: int) -> list[Job]:
-    """Batches for the kernels, and a tenth as many problems for each of the others."""
+    """Batches for the kernels, and a fortieth as many problems for each of the others."""
     jobs: list[Job] = []
     for dtype in dtypes:
         count = math.ceil(problems / len(dtypes) / BATCH)
@@ -494,7 +500,7 @@ def problem_jobs(problems: int, dtypes: tuple[str, ...], seed: int) -> list[Job]
             if kernel_of(implementation) or not implementation.runs_here:
                 continue
             if dtype in implementation.dtypes:
-                few = range(math.ceil(count / SHARE.get(implementation.framework, 10)))
+                few = range(math.ceil(count / SHARE.get(implementation.framework, 40)))
                 jobs += [(others, (name, dtype, BATCH, seed * 10**6 + n)) for n in few]
     return jobs
 

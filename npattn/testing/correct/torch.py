@@ -43,11 +43,17 @@ def attention(product: Callable[[Any, Any, float], Any]) -> Callable[..., Any]:
             s = torch.cat([s, column.expand(*s.shape[:-1], 1)], -1)
         # The softmax of nothing is NaN, and so is its gradient, whatever becomes of it later.
         empty = (s.detach() == -torch.inf).all(-1, keepdim=True)
-        p = s.masked_fill(empty, 0.0).softmax(-1)[..., : k.shape[-2]].masked_fill(hidden, 0.0)
+        s = s.masked_fill(empty, 0.0)
+        p = s.softmax(-1)[..., : k.shape[-2]].masked_fill(hidden, 0.0)
         w = p if dropout_mask is None else p * dropout_mask / (1 - dropout_rate)
         out = w @ _heads(v, q)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        return (out, s.to(wide).logsumexp(-1)) if return_lse else out
+        if not return_lse:
+            return out
+        # The gradient of torch.logsumexp is exp(s − lse), which is lost where |lse| is large.
+        s = s.to(torch.promote_types(q.dtype, torch.float32))
+        m = s.detach().amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros(*s.shape[:-1], 1)
+        lse = m + (s - m).exp().sum(-1, keepdim=True).log()
+        return out, lse.masked_fill(empty, -torch.inf).squeeze(-1)
 
     return attend
 
