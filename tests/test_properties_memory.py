@@ -4,22 +4,15 @@ import itertools
 
 import numpy as np
 import pytest
+from test_properties_extremes import outcome_of
 
 from npattn.conventions import PROFILES
-from npattn.testing import check
 from npattn.testing.mutants import MUTANTS, Attention, base, base_backward
 from npattn.testing.properties import PROPERTIES
 from npattn.testing.strategies import POOLS, Pools
 from npattn.testing.targets.numpy import flash, flash_backward
 
 RULES = ("after-other-strides", "after-other-dtype")
-
-
-def outcome_of(f, rule, *, backward=None, dtype="float32", examples=30, **words):
-    report = check(
-        f, backward=backward, only=[rule], dtypes=(dtype,), examples=examples, shrink=False, **words
-    )
-    return next(o for o in report.outcomes if o.rule == rule)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])

@@ -9,7 +9,7 @@ a suspicion and not a failure. docs/tolerance.md §7 derives the estimates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -247,18 +247,33 @@ def _effects(sample: Sample, trial: Trial, name: str) -> Iterator[tuple[str, Arr
 
 
 def _scaled(judged: Judged, trial: Trial, name: str) -> Array:
-    """How a result changes with the scale by which its weights are made: a central difference."""
-    problem, cot, h = judged.problem, judged.cotangents, 2.0**-16
+    """How a result changes with the scale by which its weights are made."""
+    problem = judged.problem
     assert problem.scale is not None
+    scale = problem.scale
+    moved = _moved(judged, trial, name, lambda x: problem.replace(scale=scale * x))
+    return moved - judged.want[name] if name in ("dq", "dk") else moved
+
+
+def _biased(judged: Judged, trial: Trial, name: str) -> Array:
+    """How a result changes with a factor of the bias."""
+    problem = judged.problem
+    assert problem.bias is not None
+    bias = problem.bias.astype(float)
+    return _moved(judged, trial, name, lambda x: problem.replace(bias=bias * x))
+
+
+def _moved(judged: Judged, trial: Trial, name: str, at: Callable[[float], Problem]) -> Array:
+    """A central difference in a factor of the problem."""
+    cot, h = judged.cotangents, 2.0**-16
     dlse = None if cot.dlse is None else cot.dlse.astype(float)
     ends = []
     for factor in (1 + h, 1 - h):
-        fwd = evaluate(problem.replace(scale=problem.scale * factor), trial.conventions)
+        fwd = evaluate(at(factor), trial.conventions)
         if name in ("o", "lse"):
             ends.append(fwd.out if name == "o" else fwd.lse)
         else:
-            found = getattr(backward(fwd, cot.dout.astype(float), dlse), name[1:])
-            ends.append(found if name == "dv" else found / factor)
+            ends.append(getattr(backward(fwd, cot.dout.astype(float), dlse), name[1:]))
     return np.asarray((ends[0] - ends[1]) / (2 * h))
 
 
@@ -269,21 +284,6 @@ def _delta(judged: Judged, trial: Trial, name: str) -> Array:
     base = math.log(2) if trial.conventions.lse_base == "2" else 1.0
     less = np.where(np.isfinite(fwd.lse), -base * (dout * fwd.out).sum(-1), 0)
     return np.asarray(getattr(backward(fwd, 0 * dout, less), name[1:]))
-
-
-def _biased(judged: Judged, trial: Trial, name: str) -> Array:
-    """How a result changes with a factor of the bias."""
-    problem, cot, h = judged.problem, judged.cotangents, 2.0**-16
-    assert problem.bias is not None
-    dlse = None if cot.dlse is None else cot.dlse.astype(float)
-    ends = []
-    for factor in (1 + h, 1 - h):
-        fwd = evaluate(problem.replace(bias=problem.bias.astype(float) * factor), trial.conventions)
-        if name in ("o", "lse"):
-            ends.append(fwd.out if name == "o" else fwd.lse)
-        else:
-            ends.append(getattr(backward(fwd, cot.dout.astype(float), dlse), name[1:]))
-    return np.asarray((ends[0] - ends[1]) / (2 * h))
 
 
 def _keys(
