@@ -23,6 +23,23 @@ from npattn.testing.rounding import Rounding, Units
 __all__ = ["Hard"]
 
 
+VAST = 50.0
+"""An error of the argument of exp whose exponential is no longer looked at."""
+WIDE = 0.25
+"""Errors of scores within which a score_mod may turn."""
+
+
+def swing(problem: Problem, s: Array, error: Array) -> Array:
+    """How far score_mod moves where its argument moves by the error: at both ends, and where that
+    is wide also between them, evenly and around 0, where functions turn."""
+    f = dense.call_score_mod(problem, s)
+    at = [s - error, s + error]
+    if np.max(error, initial=0, where=np.isfinite(error)) > WIDE:
+        at += [s + t * error for t in np.linspace(-1, 1, 18)[1:-1]]
+        at += [np.clip(x * 2.0**n, s - error, s + error) for n in range(-3, 8) for x in (-1, 1)]
+    return np.asarray(np.max([abs(dense.call_score_mod(problem, x) - f) for x in at], axis=0))
+
+
 class Hard:
     """The full form of the bound: every quantity of the oracle, and the error of each.
 
@@ -75,6 +92,7 @@ class Hard:
         n_p = self.n_p
         t_soft = self._spread(self.pR) / self.down
         if p_sink is not None:
+            p_sink = self.p_sink  # as it is in vast rows
             t_soft = t_soft + p_sink * self.R_sink * abs(self.o) / self.down
         t_soft = np.minimum(t_soft, self._range())
         mass = dense.sum_live(self.p_hat * z, av, live)
@@ -134,8 +152,13 @@ class Hard:
             self.R_sink = np.broadcast_to(np.expm1(np.minimum(A_sink, 100)), m.shape)
             grown = np.concatenate([grown, np.broadcast_to(sink - lse + A_sink, m.shape)], -1)
             down, up = down + p_sink * np.exp(-A_sink), up + p_sink * self.R_sink
+            A = np.concatenate([A, np.broadcast_to(A_sink, m.shape)], -1)
         # A row that sees nothing has no error; one whose A is vast has the range as its bound.
         seen = self.lse[..., None] != -np.inf
+        self.p_sink, self.vast = p_sink, A.max(-1, keepdims=True, initial=0) > VAST
+        self.low: Any = 0.0
+        if self.vast.any():
+            up, down = self._normalised(up, down, grown, A)
         self.up, self.down = up, np.where(seen, np.maximum(down, np.exp(-600)), 1)
         self.p_hat = np.minimum(1, (p + self.pR) / self.down)
 
@@ -143,13 +166,30 @@ class Hard:
         top = np.max(grown, -1, keepdims=True, initial=0)
         vast = top + np.log(np.exp(grown - top).sum(-1, keepdims=True))
         soft = np.where(top < 90, np.log1p(up), vast)
+        soft = np.where(self.vast, np.maximum(vast, -self.low), soft)
         fixed = self.gamma(self.chain) + self.row_sum + 4 * u
         # Rebuilding P from a saved lse beyond 2¹⁴ loses the weights: a defect, not rounding.
         near = (5 * u + unit.lse.u) * np.minimum(abs(lse), 2.0**14) + 2 * u * near_m + unit.lse.eta
         self.merge = np.expm1(4 * u + near)
-        self.rebuild = np.expm1(np.minimum(soft + fixed + near + unit.exp, 100))
+        whole = np.where(self.vast, 0, soft)  # there the weights are normalised already
+        self.rebuild = np.expm1(np.minimum(whole + fixed + near + unit.exp, 100))
         t_lse = soft + fixed + (3 * u + unit.lse.u) * abs(lse) + 2 * u * abs(m) + unit.lse.eta
         return np.where(seen, t_lse, 0)
+
+    def _normalised(self, up: Array, down: Array, grown: Array, A: Array) -> tuple[Array, Array]:
+        """up and down where no exponential of A can be held: pR becomes the largest weight there
+        can be after the division, and what divides is 1."""
+        keys = grown.shape[-1] - (self.p_sink is not None)
+        least = np.where(np.isneginf(grown), -np.inf, grown - 2 * A)
+        top = least.max(-1, keepdims=True, initial=-1e300)
+        self.low = top + np.log(np.exp(least - top).sum(-1, keepdims=True))  # of Σ p e^−A
+        weight = np.exp(np.minimum(grown - self.low, 0))
+        self.pR = np.where(self.vast, weight[..., :keys], self.pR)
+        if self.p_sink is not None:
+            self.p_sink = np.where(self.vast, np.maximum(self.p_sink, 1e-300), self.p_sink)
+            self.R_sink = np.where(self.vast, weight[..., keys:] / self.p_sink, self.R_sink)
+        up = np.where(self.vast, weight.sum(-1, keepdims=True), up)
+        return up, np.where(self.vast, 1, down)
 
     def _scores(self) -> tuple[Array, Array]:
         """The final scores and the error of each, stage by stage; and that of their slope."""
@@ -180,8 +220,7 @@ class Hard:
         if problem.score_mod is not None:
             f = dense.call_score_mod(problem, s)
             rate = dense.slope(problem, s)
-            up, down = (dense.call_score_mod(problem, s + d) for d in (error, -error))
-            step = np.maximum(abs(up - f), abs(down - f))
+            step = swing(problem, s, error)
             bent = [abs(dense.slope(problem, s + d) - rate) for d in (error, -error)]
             # What score_mod rounds inside is its own: eight operations on numbers of its size.
             inside = 8 * u + 4 * unit.s.u
@@ -202,7 +241,9 @@ class Hard:
             x, s = s, s + problem.bias.astype(float)
             # The bias itself is a number of the format, so no rounding of the sum moves it further
             # than x does; a padding of −1e9 swallows x, and no more.
-            added = np.minimum((u + unit.s.u) * (abs(s) + error), 4 * (abs(x) + error))
+            added = (u + unit.s.u) * (abs(s) + error)
+            if self.rounding.accumulator != "truncated":
+                added = np.minimum(added, 4 * (abs(x) + error))
             if self.meaning.bias == "before_scale" and not self.capped_late:
                 # The sum is rounded, then its product with a rounded scale; or each product is.
                 size = abs(x) + abs(problem.bias.astype(float)) + error
@@ -373,7 +414,7 @@ class Hard:
 
     def _dsinks(self, pull: Array, size: Array, e_D: Array) -> Array:
         """Of −Σ p_sink (D − dlse)."""
-        unit, p_sink = self.unit, self.r.p_sink
+        unit, p_sink = self.unit, self.p_sink
         assert p_sink is not None
         P = p_sink * (1 + self.R_sink) * (1 + self.rebuild)
         each = (P - p_sink) * abs(pull) + P * (e_D + 3 * unit.u * size)
@@ -385,7 +426,7 @@ class Hard:
 
     def _delta_error(self, do: Array, dp: Array, e_dp: Array, D: Array) -> Array:
         """Of D, computed as Σ do·out from the delivered out, or as Σ P·dP."""
-        unit, live, p_sink = self.unit, self.r.live, self.r.p_sink
+        unit, live, p_sink = self.unit, self.r.live, self.p_sink
         ado, dp_out = abs(do), self.dp_out
         # Contracted with do before taking absolute values: Σ do (z v − o) = dp − D.
         self.D_out = D_out = (self.r.p * dp_out).sum(-1, keepdims=True)

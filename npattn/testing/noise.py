@@ -18,7 +18,7 @@ import numpy as np
 
 from npattn import dense
 from npattn.problem import Array, sum_to
-from npattn.testing.hard import Hard
+from npattn.testing.hard import Hard, swing
 from npattn.testing.rounding import Stored
 
 __all__ = ["DEVIATIONS", "Noise"]
@@ -109,13 +109,15 @@ class Noise:
         if problem.softcap is not None:
             c = problem.softcap
             t = np.tanh(x / c)
-            var = var * (1 - t**2) ** 2 + (unit.exp**2 / 3 + 4 * u2) * (c * t) ** 2
+            near = np.maximum(abs(x) - DEVIATIONS * np.sqrt(var), 0) / c  # where it may be steepest
+            var = var * (1 - np.tanh(near) ** 2) ** 2 + (unit.exp**2 / 3 + 4 * u2) * (c * t) ** 2
             var = var + 2 * rounded(c * t, unit.s)
             x = c * t
         if problem.score_mod is not None:
             rate, f = dense.slope(problem, x), dense.call_score_mod(problem, x)
             size = f**2 + (x * rate) ** 2
-            var = var * rate**2 + (8 * u2 + 4 * R2 * unit.s.u**2) * size
+            far = swing(problem, x, DEVIATIONS * np.sqrt(var)) / DEVIATIONS
+            var = np.maximum(var * rate**2, far**2) + (8 * u2 + 4 * R2 * unit.s.u**2) * size
             x = f
         if problem.bias is not None:
             added = u2 * s**2 + rounded(s, unit.s)
@@ -385,6 +387,7 @@ class Noise:
             dp = np.where(self.live, self.hard.do @ self.finite(self.r.v).swapaxes(-1, -2), 0)
             size = np.sqrt((self.p * dp**2).sum(-1, keepdims=True))
             plain = plain & self._varied(dp, max(unit.dp.u, unit.u) * size)
+        plain = plain & ~hard.vast[..., 0]
         biased = hard.rounding.accumulator == "truncated" or unit.row_sum.u > 0
         return plain & (not biased)
 

@@ -166,6 +166,7 @@ kernel(
 kernel(
     "truncated accumulators",
     "Sums and products are cut off to float32.",
+    beyond=True,
     dtypes=LOW,
     order="first",
     tile=32,
