@@ -389,7 +389,7 @@ class Noise:
             plain = plain & self._varied(dp, max(unit.dp.u, unit.u) * size)
         plain = plain & ~hard.vast[..., 0]
         biased = hard.rounding.accumulator == "truncated" or unit.row_sum.u > 0
-        return plain & (not biased)
+        return np.asarray(plain & (not biased))
 
     def _varied(self, x: Array, unit: Array) -> Array:
         """Rows in which nearly all live x are distinct in float32, and spread over many units."""
