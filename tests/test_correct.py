@@ -131,8 +131,9 @@ def test_who_rounds_more_than_is_allowed_to_anybody_is_found_out_where_nothing_i
     one = CORRECT[name]
     plain = Recipe(H=2, K=2, T=37, S=67, D=11, E=13, dtype=one.dtypes[-1], seed=1)
     steep = replace(plain, distribution="large logits", bias="full")
+    swallowed = replace(plain, distribution="near-uniform", bias="-1e9 rows")
     found = []
-    for recipe in (plain, steep):
+    for recipe in (plain, steep, swallowed):
         problem, cotangents, want = exact(recipe)
         room = allowed(recipe, None)
         got = results(one, problem, cotangents)
