@@ -228,7 +228,7 @@ def test_a_score_mod_is_named(mine):
 
 
 def test_many_options_at_once_are_kept(mine):
-    outcome = failure(implementation(mine, "all_options"), "agreement-o", examples=300)
+    outcome = failure(implementation(mine, "all_options"), "agreement-o", examples=100)
     assert outcome.script().count("\n    np.array(") == 3
     assert sum(f" {n}=" in outcome.script() for n in ("mask", "bias", "sinks", "dropout_mask")) >= 1
     assert "WRONG o[" in run(outcome.script(), mine)

@@ -86,13 +86,13 @@ class Hard:
     @np.errstate(all="ignore")  # hidden scores may be anything
     def forward(self) -> dict[str, Array]:
         """Bounds of o, lse and weights."""
-        u, unit, live, p_sink = self.unit.u, self.unit, self.r.live, self.r.p_sink
+        u, unit, live = self.unit.u, self.unit, self.r.live
         t_lse = self._softmax()
+        p_sink = self.p_sink
         z, av, chain = self.z, abs(self.r.v), self.gamma(self.chain)
         n_p = self.n_p
         t_soft = self._spread(self.pR) / self.down
         if p_sink is not None:
-            p_sink = self.p_sink  # as it is in vast rows
             t_soft = t_soft + p_sink * self.R_sink * abs(self.o) / self.down
         t_soft = np.minimum(t_soft, self._range())
         mass = dense.sum_live(self.p_hat * z, av, live)
@@ -121,75 +121,87 @@ class Hard:
 
         pR ≥ p (e^A − 1) and up, its sum; down ≤ Σ p e^−A; p_hat, the largest weight there can be.
         """
+        live, p = self.r.live, self.r.p
+        A, A_sink = self._argument()
+        # A weight that is 0 to float64 may not be 0 after such an error, so grow its logarithm.
+        lse = np.where(np.isfinite(self.lse), self.lse, 0)[..., None]
+        grown = np.where(live, self.s - lse + A, -np.inf)
+        pR = np.where(A < 1, p * np.expm1(A), np.exp(np.minimum(grown, 100)))
+        self.pR = np.where(live, pR, 0)
+        down, up = (p * np.exp(-A)).sum(-1, keepdims=True), self.pR.sum(-1, keepdims=True)
+        self.p_sink, self.R_sink = self.r.p_sink, np.zeros_like(self.m)
+        if self.p_sink is not None and self.sink is not None:
+            self.R_sink = np.broadcast_to(np.expm1(np.minimum(A_sink, 100)), self.m.shape)
+            sink = np.broadcast_to(self.sink - lse + A_sink, self.m.shape)
+            grown = np.concatenate([grown, sink], -1)
+            down, up = down + self.p_sink * np.exp(-A_sink), up + self.p_sink * self.R_sink
+            A = np.concatenate([A, np.broadcast_to(A_sink, self.m.shape)], -1)
+        # A row that sees nothing has no error; one whose A is vast has the range as its bound.
+        seen = self.lse[..., None] != -np.inf
+        self.vast = A.max(-1, keepdims=True, initial=0) > VAST
+        top = np.max(grown, -1, keepdims=True, initial=0)
+        whole = top + np.log(np.exp(grown - top).sum(-1, keepdims=True))
+        soft = np.where(top < 90, np.log1p(up), whole)
+        if self.vast.any():
+            up, down, log_down = self._normalised(up, down, grown, A)
+            soft = np.where(self.vast, np.maximum(whole, -log_down), soft)
+        self.up, self.down = up, np.where(seen, np.maximum(down, np.exp(-600)), 1)
+        self.p_hat = np.minimum(1, (p + self.pR) / self.down)
+        return np.where(seen, self._of_lse(soft, lse), 0)
+
+    def _argument(self) -> tuple[Array, Any]:
+        """A of each key, and of the sink."""
         u, unit = self.unit.u, self.unit
-        live, p, p_sink = self.r.live, self.r.p, self.r.p_sink
         s, error = self._scores()
-        m = np.max(np.where(live, s, -np.inf), -1, keepdims=True, initial=-np.inf)
+        m = np.max(np.where(self.r.live, s, -np.inf), -1, keepdims=True, initial=-np.inf)
         sinks = self.problem.sinks
         sink = None if sinks is None else sinks.astype(float)[:, None, None]
         m = m if sink is None else np.maximum(m, sink)
         m = np.where(np.isneginf(m), 0, m)
         self.s, self.m, self.sink = s, m, sink
-
         # The argument of exp: s − m, with or without a factor log₂e, then exp itself and the
         # rescaling of an online softmax, which hits all earlier keys alike.
         online = unit.exp * (1 + min(self.blocks, 16)) + u * self.blocks
         # (Multiplied by log₂e one by one, s and m lose their difference beyond 2¹⁴: a defect.)
-        near_s, near_m = np.minimum(abs(s), 2.0**14), np.minimum(abs(m), 2.0**14)
-        shift = 2 * u * abs(s - m) + 4 * u * near_s + 2 * u * near_m
-        A = np.where(live, error + shift + online, 0)
-        # A weight that is 0 to float64 may not be 0 after such an error, so grow its logarithm;
-        # beyond e¹⁰⁰ every use of it is capped by the range of v, or vacuous.
-        lse = np.where(np.isfinite(self.lse), self.lse, 0)[..., None]
-        grown = np.where(live, s - lse + A, -np.inf)
-        pR = np.where(A < 1, p * np.expm1(A), np.exp(np.minimum(grown, 100)))
-        self.pR = np.where(live, pR, 0)
-        down, up = (p * np.exp(-A)).sum(-1, keepdims=True), self.pR.sum(-1, keepdims=True)
-        self.R_sink = np.zeros_like(m)
-        if p_sink is not None and sink is not None:
-            shift = 2 * u * abs(sink - m) + 4 * u * np.minimum(abs(sink), 2.0**14)
-            A_sink = np.where(np.isneginf(sink), 0, shift + 2 * u * near_m + online)
-            self.R_sink = np.broadcast_to(np.expm1(np.minimum(A_sink, 100)), m.shape)
-            grown = np.concatenate([grown, np.broadcast_to(sink - lse + A_sink, m.shape)], -1)
-            down, up = down + p_sink * np.exp(-A_sink), up + p_sink * self.R_sink
-            A = np.concatenate([A, np.broadcast_to(A_sink, m.shape)], -1)
-        # A row that sees nothing has no error; one whose A is vast has the range as its bound.
-        seen = self.lse[..., None] != -np.inf
-        self.p_sink, self.vast = p_sink, A.max(-1, keepdims=True, initial=0) > VAST
-        self.low: Any = 0.0
-        if self.vast.any():
-            up, down = self._normalised(up, down, grown, A)
-        self.up, self.down = up, np.where(seen, np.maximum(down, np.exp(-600)), 1)
-        self.p_hat = np.minimum(1, (p + self.pR) / self.down)
+        near_m = 2 * u * np.minimum(abs(m), 2.0**14)
 
+        def shift(x: Array) -> Array:
+            size = 2 * abs(x - m) + 4 * np.minimum(abs(x), 2.0**14)
+            return np.asarray(u * size + near_m + online)
+
+        A = np.where(self.r.live, error + shift(s), 0)
+        return A, None if sink is None else np.where(np.isneginf(sink), 0, shift(sink))
+
+    def _of_lse(self, soft: Array, lse: Array) -> Array:
+        """Its bound, and how far weights go that are rebuilt from it, or merged by it."""
+        u, unit = self.unit.u, self.unit
         self.row_sum = unit.row_sum.times(self.chain)  # summed in that format
-        top = np.max(grown, -1, keepdims=True, initial=0)
-        vast = top + np.log(np.exp(grown - top).sum(-1, keepdims=True))
-        soft = np.where(top < 90, np.log1p(up), vast)
-        soft = np.where(self.vast, np.maximum(vast, -self.low), soft)
         fixed = self.gamma(self.chain) + self.row_sum + 4 * u
         # Rebuilding P from a saved lse beyond 2¹⁴ loses the weights: a defect, not rounding.
-        near = (5 * u + unit.lse.u) * np.minimum(abs(lse), 2.0**14) + 2 * u * near_m + unit.lse.eta
+        near = (5 * u + unit.lse.u) * np.minimum(abs(lse), 2.0**14) + unit.lse.eta
+        near = near + 2 * u * np.minimum(abs(self.m), 2.0**14)
         self.merge = np.expm1(4 * u + near)
         whole = np.where(self.vast, 0, soft)  # there the weights are normalised already
         self.rebuild = np.expm1(np.minimum(whole + fixed + near + unit.exp, 100))
-        t_lse = soft + fixed + (3 * u + unit.lse.u) * abs(lse) + 2 * u * abs(m) + unit.lse.eta
-        return np.where(seen, t_lse, 0)
+        stored = (3 * u + unit.lse.u) * abs(lse) + 2 * u * abs(self.m) + unit.lse.eta
+        return np.asarray(soft + fixed + stored)
 
-    def _normalised(self, up: Array, down: Array, grown: Array, A: Array) -> tuple[Array, Array]:
-        """up and down where no exponential of A can be held: pR becomes the largest weight there
-        can be after the division, and what divides is 1."""
+    def _normalised(
+        self, up: Array, down: Array, grown: Array, A: Array
+    ) -> tuple[Array, Array, Array]:
+        """up, down and log Σ p e^−A where no exponential of A can be held: pR becomes the largest
+        weight there can be after the division, and what divides is 1."""
         keys = grown.shape[-1] - (self.p_sink is not None)
         least = np.where(np.isneginf(grown), -np.inf, grown - 2 * A)
         top = least.max(-1, keepdims=True, initial=-1e300)
-        self.low = top + np.log(np.exp(least - top).sum(-1, keepdims=True))  # of Σ p e^−A
-        weight = np.exp(np.minimum(grown - self.low, 0))
+        log_down = top + np.log(np.exp(least - top).sum(-1, keepdims=True))
+        weight = np.exp(np.minimum(grown - log_down, 0))
         self.pR = np.where(self.vast, weight[..., :keys], self.pR)
         if self.p_sink is not None:
             self.p_sink = np.where(self.vast, np.maximum(self.p_sink, 1e-300), self.p_sink)
             self.R_sink = np.where(self.vast, weight[..., keys:] / self.p_sink, self.R_sink)
         up = np.where(self.vast, weight.sum(-1, keepdims=True), up)
-        return up, np.where(self.vast, 1, down)
+        return up, np.where(self.vast, 1, down), log_down
 
     def _scores(self) -> tuple[Array, Array]:
         """The final scores and the error of each, stage by stage; and that of their slope."""

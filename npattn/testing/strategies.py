@@ -233,7 +233,8 @@ class Pools:
     def planned(self, seed: int, examples: int) -> Iterator[Recipe]:
         """Recipes to judge with: first those in which every pair of options meets and no third,
         up to half of the examples; then those in which every option meets every kind of structure,
-        and each kind is there; then any. A few times more than asked for, since some show nothing.
+        and each kind is there; then any number of options at once, as models have them. A few times
+        more than asked for, since some show nothing.
 
         A report must be the same everywhere, so the seeds do not come from Hypothesis, whose draws
         depend on what else is loaded.
@@ -248,7 +249,7 @@ class Pools:
         yield from plan
         yield from covering(plan, draws)
         for _ in range(5 * examples):
-            yield self.recipe(int(rng.integers(2**32)))
+            yield self.recipe(2 * int(rng.integers(2**31)))
 
     def changes(self) -> st.SearchStrategy[tuple[Any, ...]]:
         """Changes to what a seed chose: few, and as it shrinks, all of them."""
