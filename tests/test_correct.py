@@ -17,6 +17,7 @@ from npattn.testing.compare import compare_arrays
 from npattn.testing.correct import CORRECT, Kernel, correct
 from npattn.testing.correct.arithmetic import Order, cast, dot, flush, stored, summed, truncate
 from npattn.testing.properties import PROPERTIES
+from npattn.testing.tolerance import allowed as judged_by
 from npattn.testing.tolerance import bounds
 
 OWN = [name for name, one in CORRECT.items() if one.needs is None and not one.sizes]
@@ -93,6 +94,72 @@ def test_it_stays_within_what_it_declares_and_within_what_is_allowed_to_anybody(
             room = allowed(recipe, rounding)
             found = [compare_arrays(n, x, want[n], room[n]) for n, x in got]
             assert all(c.passed for c in found), (recipe, rounding, *map(str, found))
+
+
+# What was once taken for an error, and is none: the kernel, what it was about, and where.
+ONCE = {
+    "scores that err by hundreds": (
+        "eager",
+        Recipe(
+            lead=(), H=12, K=3, T=5, S=19, D=2, E=2, dtype="bfloat16", seed=4173260466,
+            distribution="huge logits", window=(16, 5), bias="-1e9 rows", scale=0.5, dropout=0.0,
+        ),
+    ),
+    "scores stored beside a large bias": (
+        "undeclared",
+        Recipe(
+            lead=(1,), H=6, K=3, T=11, S=5, D=2, E=2, dtype="bfloat16", seed=92004007,
+            distribution="one-hot", window=(2, 3), bias="-1e9 rows",
+        ),
+    ),
+    "a score_mod that turns within a rounding error": (
+        "eager, scale on q",
+        Recipe(
+            lead=(2,), H=2, K=2, T=8, S=16, D=8, E=8, dtype="bfloat16", seed=1494698235,
+            distribution="huge logits", score_mod="squash", sinks=True,
+        ),
+    ),
+    "a cap that bends within a rounding error": (
+        "eager",
+        Recipe(
+            lead=(1, 1), H=3, K=1, T=17, S=5, D=40, E=33, dtype="bfloat16", seed=1030813202,
+            distribution="huge logits", broadcast=True, bias="one for all samples", softcap=1.0,
+            sinks=True, dropout=0.5,
+        ),
+    ),
+    "sums that are cut off": (
+        "truncated accumulators",
+        Recipe(
+            lead=(3,), H=2, K=1, T=16, S=16, D=64, E=64, dtype="bfloat16", seed=92004113,
+            distribution="near-uniform", bias="-1e9 rows", softcap=2.0,
+        ),
+    ),
+    "D from what weights are asked about": (
+        "fused",
+        Recipe(
+            lead=(2, 3), H=1, K=1, T=257, S=7, D=5, E=5, dtype="float32", seed=2256124620,
+            distribution="mixed scales", broadcast=True, mask="matrix", dropout=0.0,
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("about", ONCE)
+def test_what_was_once_taken_for_an_error_passes(about, weights):
+    name, recipe = ONCE[about]
+    problem = recipe.problem()
+    given = vars(recipe.cotangents(problem, weights=weights))
+    exactly = {n: None if x is None else x.astype(float) for n, x in given.items()}
+    fwd = evaluate(problem)
+    grads = npattn.backward(fwd, **exactly)
+    want = {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
+    want |= {f"d{n}": x for n in GRADIENTS if (x := getattr(grads, n)) is not None}
+    got = CORRECT[name].forward.__self__(problem, **given)
+    for model in CORRECT[name].models:
+        room = judged_by(problem, recipe.dtype, model, **exactly)
+        found = [compare_arrays(n, x, want[n], room[n]) for n, x in got.items()]
+        assert all(c.passed for c in found), (model, *map(str, found))
 
 
 @pytest.mark.parametrize("name", [name for name in CORRECT if not CORRECT[name].needs])
