@@ -261,6 +261,37 @@ def test_a_result_that_cannot_be_read_is_never_a_pass(wrong):
     assert not report.passed
 
 
+@pytest.mark.parametrize("wrong", [lambda o: None, lambda o: [o], lambda o: "o"])
+def test_a_plain_result_that_cannot_be_read_is_an_error_of_structure(wrong):
+    report = judged(lambda q, k, v: wrong(flash(q, k, v)), framework="numpy")
+    assert statuses(report)["structure"] == "error"
+    assert "must be a NumPy array" in outcome_of(report, "structure").message
+    assert outcome_of(report, "structure").script()
+    assert not report.passed
+
+
+def test_an_lse_that_is_asked_for_and_not_given_is_an_error():
+    def f(q, k, v, *, return_lse=False):
+        return flash(q, k, v)
+
+    report = judged(f)
+    assert statuses(report)["structure"] == "error"
+    assert "one result for return_lse=True, must return (o, lse)" in str(report)
+    assert not report.passed
+
+
+@pytest.mark.parametrize("found", [lambda *g: g[:2], lambda *g: g[0], lambda *g: {"Q": g[0]}])
+def test_gradients_that_cannot_be_read_are_an_error_and_the_rest_is_judged(found):
+    def backward(dout, q, k, v):
+        return found(q, k, v)
+
+    report = judged(plain, backward=backward)
+    assert statuses(report)["structure"] == "error"
+    assert "backward" in outcome_of(report, "structure").message
+    assert statuses(report)["agreement-o"] == "passed"
+    assert not report.passed
+
+
 @pytest.mark.parametrize("dtype", ["int64", "bool", "complex128"])
 def test_a_result_that_is_no_real_float_is_a_failure(dtype):
     report = judged(lambda q, k, v: flash(q, k, v).astype(dtype), "agreement-o", "shape-dtype")

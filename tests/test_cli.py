@@ -156,6 +156,15 @@ def test_a_torch_target_is_judged_under_its_conventions():
     assert "passed" in output
 
 
+def test_conventions_are_changed_one_by_one(tmp_path):
+    words = ("--convention", "causal=top_left", "--convention", "hidden_fill=-1e9")
+    path = tmp_path / "report.json"
+    check("numpy.flash", *words, "--only", "shape-dtype", "--json", path)
+    text = path.read_text()
+    assert "causal='top_left'" in text
+    assert "hidden_fill=-1000000000.0" in text
+
+
 def test_device_is_passed_on(mine):
     message = told(check(f"{mine}:good", "--device", "cuda", code=2))
     assert "device is 'cuda', must be None for NumPy arrays" in message
@@ -193,6 +202,10 @@ def test_where_no_rule_applied_the_exit_code_is_2(mine):
         (["numpy.flash", "--backward", "nowhere:g"], "which cannot be found"),
         (["numpy.flash", "--expect", "nowhere.toml"], "does not exist"),
         (["numpy.flash", "--fast"], "No such option"),
+        (["numpy.flash", "--convention", "causal"], "must be NAME=VALUE"),
+        (["numpy.flash", "--convention", "shape=round"], "must be NAME=VALUE"),
+        (["numpy.flash", "--convention", "hidden_fill=low"], "must have a number"),
+        (["numpy.flash", "--convention", "causal=diagonal"], "causal is 'diagonal'"),
     ],
 )
 def test_wrong_usage_says_what_is_wrong_with_exit_code_2(words, message):
@@ -253,6 +266,14 @@ def test_an_entry_without_a_reason_is_an_error(tmp_path, text, message):
 # --- list, version, start -------------------------------------------------------------------------
 
 
+def test_expectations_that_are_no_toml_are_an_error_that_shows_the_form(tmp_path):
+    path = tmp_path / "expected.toml"
+    path.write_text("agreement-o: I know")
+    output = told(check("numpy.flash", "--only", "agreement-o", "--expect", path, code=2))
+    assert "is not TOML" in output
+    assert '"rule[dtype]" = "reason"' in output
+
+
 def test_list_names_every_target_and_every_rule():
     output = run("list")
     words = output.split()
@@ -264,6 +285,40 @@ def test_list_says_what_a_target_needs_that_cannot_run_here(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("COLUMNS", "200")
     assert "pip install 'npattn[torch]'" in told(run("list"))
+
+
+# --- the zoo --------------------------------------------------------------------------------------
+
+KILL = ("zoo", "scale-twice", "tf32", "--rules", "killers", "--examples", 4)
+
+
+def test_the_zoo_prints_who_was_killed_and_can_be_written(tmp_path):
+    path = tmp_path / "zoo.json"
+    output = run(*KILL, "--json", path)
+    assert "1 of 1 mutants killed (100 %), 0 false alarms on 1 correct" in output
+    assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["scale-twice", "tf32"]
+
+
+def test_one_kind_of_the_zoo_can_be_had_alone():
+    assert "0 of 0 mutants killed" in run(*KILL, "--kind", "correct")
+
+
+def test_a_survivor_has_exit_code_1():
+    words = ("zoo", "bias-scaled", "--rules", "killers", "--examples", 1)
+    assert "SURVIVED: none of agreement-o failed" in run(*words, code=1)
+
+
+def test_the_zoo_lists_everything_that_is_in_it(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    from npattn.testing.correct import CORRECT
+    from npattn.testing.mutants import MUTANTS
+
+    names = {line.split("  ")[0] for line in run("zoo", "--list").splitlines()}
+    assert names >= {*MUTANTS, *CORRECT}
+
+
+def test_what_is_not_in_the_zoo_is_wrong_usage():
+    assert "unicorn" in told(run("zoo", "unicorn", code=2))
 
 
 def test_help_names_the_commands_and_the_exit_codes():

@@ -4,7 +4,7 @@ import functools
 import inspect
 from dataclasses import replace
 
-import ml_dtypes  # noqa: F401  registers bfloat16
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -13,7 +13,7 @@ from npattn.api import evaluate
 from npattn.conventions import Conventions
 from npattn.problem import Problem
 from npattn.testing import Cotangents, ImplementationError, Recipe, Rounding, check
-from npattn.testing.compare import compare_arrays
+from npattn.testing.compare import compare_arrays, excess
 from npattn.testing.correct import CORRECT, Kernel, correct
 from npattn.testing.correct.arithmetic import Order, cast, dot, flush, stored, summed, truncate
 from npattn.testing.properties import PROPERTIES
@@ -160,6 +160,21 @@ def test_what_was_once_taken_for_an_error_passes(about, weights):
         room = judged_by(problem, recipe.dtype, model, **exactly)
         found = [compare_arrays(n, x, want[n], room[n]) for n, x in got.items()]
         assert all(c.passed for c in found), (model, *map(str, found))
+
+
+def test_a_score_may_be_moved_to_where_a_cap_is_steeper_than_it_is():
+    q, k = np.array([[171.0, 187.0]]), np.array([[27.125, -24.75], [0.0, 0.0]])
+    v = np.array([[1.0], [-1.0]])
+    low = [x.astype(ml_dtypes.bfloat16) for x in (q, k, v)]
+    problem = Problem(*low, scale=0.7, softcap=1.0)
+    one = CORRECT["eager, scale on q"]
+    stored_q = (q * 0.7).astype(ml_dtypes.bfloat16).astype(float)
+    assert (0.7 * q @ k.T)[0, 0] > 7  # where tanh has no slope that counts
+    assert (stored_q @ k.T)[0, 0] < 0
+    got = one.forward(*low, scale=0.7, softcap=1.0)
+    gap = excess(got, evaluate(problem).out)
+    assert gap > 0.1
+    assert gap <= judged_by(problem, "bfloat16", one.rounding)["o"]
 
 
 @pytest.mark.parametrize("name", [name for name in CORRECT if not CORRECT[name].needs])

@@ -221,6 +221,20 @@ def test_what_is_wrong_only_in_a_result_that_was_asked_for_breaks_agreement():
     assert failing(f, "agreement-o").startswith("o[")
 
 
+def test_garbage_that_overflows_where_it_is_hidden_breaks_hidden_finite():
+    def f(q, k, v, mask=None):
+        k, v = (np.repeat(x, q.shape[-3] // (x.shape[-3] or 1), -3) if q.ndim > 2 else x
+                for x in (k, v))  # fmt: skip
+        w = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]))  # no maximum is subtracted
+        w = w if mask is None else w * mask
+        return w @ v / w.sum(-1, keepdims=True)
+
+    report = check(f, only=["hidden-finite"], examples=30, dtypes=("float32",))
+    (outcome,) = (o for o in report.outcomes if o.rule == "hidden-finite")
+    assert outcome.status == "failed"
+    assert "o becomes NaN where finite garbage" in outcome.message
+
+
 def test_a_plan_cached_by_shape_alone_breaks_views():
     plans = {}
 

@@ -215,6 +215,24 @@ def test_an_identity_of_a_gradient_needs_it(rule, reason):
     assert PROPERTIES[rule].unless(trial_of(plain)) == reason
 
 
+@pytest.mark.parametrize("kept", ["q", "k", "v"])
+def test_a_backward_that_gives_one_gradient_is_judged_on_that(kept):
+    def backward(dout, q, k, v, *, out, lse, dlse=None):
+        return {kept: flash_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse)[kept]}
+
+    def f(q, k, v, *, return_lse=False):
+        return flash(q, k, v, return_lse=return_lse)
+
+    report = check(f, backward=backward, only=RULES, examples=3, dtypes=("float32",))
+    status = {o.rule: o.status for o in report.outcomes}
+    assert set(status.values()) <= {"passed", "not applicable"}, str(report)
+    assert status["directional"] == "passed"
+    assert status["cotangent-linear"] == "passed"
+    of_two = {"key-gradient-sum": {"k"}, "value-euler": {"v"}, "query-key-euler": set()}
+    for rule, needs in of_two.items():
+        assert (status[rule] == "passed") == (kept in needs), rule
+
+
 def test_a_bias_without_gradient_has_no_rows_to_sum():
     trial = replace(trial_of(base, base_backward), gradients=frozenset({"dq", "dk", "dv"}))
     assert PROPERTIES["dbias-rows"].unless(trial) == "gives no dbias"

@@ -87,6 +87,26 @@ def test_a_rule_that_does_not_apply_says_why():
     assert (outcome.status, outcome.message) == ("not applicable", "refuses every other dtype")
 
 
+class LaterCallsDiffer(Attention):
+    """The second time that a shape comes after another, it is right in other bits."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def results(self, c):
+        o, lse, p = super().results(c)
+        key = c.q.shape, c.k.shape, c.v.shape, c.dtype
+        self.seen[key] = self.seen.get(key, 0) + 1
+        return o * (1 + 2.0**-23 * (self.seen[key] == 2)), lse, p
+
+
+def test_other_bits_the_second_time_are_told_though_both_are_right():
+    made = LaterCallsDiffer()
+    outcome = outcome_of(made.forward, RULES[1], backward=made.backward, sizes={"T": (5,)})
+    assert outcome.status == "failed"
+    assert "has other bits the second time" in outcome.message
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_their_shapes_are_drawn_by_no_other_rule(rule):
     from npattn.conventions import Conventions

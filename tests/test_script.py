@@ -86,6 +86,26 @@ def widened(q, k, v):
 def half(q, k, v, *, is_causal=False):
     return flash(q, k, v)  # is_causal is ignored
 
+plans = {}
+
+def plan_of_first_strides(q, k, v):
+    inside = q.ndim > 2 and min(q.shape) > 1 and q.strides[-3] < q.strides[-2]
+    shape = q.shape, k.shape, v.shape
+    return flash(q + 1 if plans.setdefault(shape, inside) and not inside else q, k, v)
+
+def with_lse(q, k, v, *, return_lse=False):
+    return flash(q, k, v, return_lse=return_lse)
+
+def plan_of_first_dtype(dout, q, k, v, *, out, lse, dlse=None):
+    grads = flash_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse)
+    narrow = plans.setdefault((q.shape, k.shape, v.shape), q.dtype.itemsize == 2)
+    return {n: x.astype("float16").astype(x.dtype) if narrow else x for n, x in grads.items()}
+
+def other_bits(q, k, v):
+    key = "bits", q.shape, k.shape, v.shape, q.dtype
+    plans[key] = plans.get(key, 0) + 1
+    return flash(q, k, v) * q.dtype.type(1 + 2.0**-23 * (plans[key] == 2))
+
 class Kernel:
     def method(self, q, k, v):
         return 2 * flash(q, k, v)
@@ -260,6 +280,25 @@ def test_a_size_of_0_is_kept(mine):
 def test_a_view_that_is_misread_is_shown(mine):
     text = failure(implementation(mine, "no_view"), "views", examples=100).script()
     assert "WRONG o[" in run(text, mine)
+
+
+def test_what_a_call_leaves_for_other_strides_is_shown(mine):
+    f = implementation(mine, "plan_of_first_strides")
+    text = failure(f, "after-other-strides", examples=100).script()
+    assert "before = npattn.Problem(" in text
+    assert "WRONG o[" in run(text, mine)
+
+
+def test_what_a_call_leaves_for_the_gradients_of_another_dtype_is_shown(mine):
+    f = implementation(mine, "with_lse", backward="plan_of_first_dtype")
+    text = failure(f, "after-other-dtype", examples=100).script()
+    assert "WRONG d" in run(text, mine)
+
+
+def test_bits_that_are_others_the_second_time_are_shown(mine):
+    f = implementation(mine, "other_bits")
+    text = failure(f, "after-other-dtype", dtypes=("float32",), sizes={"T": (5,)}).script()
+    assert "WRONG o has other bits the second time" in run(text, mine)
 
 
 def test_a_dtype_that_is_wrong_is_printed(mine):

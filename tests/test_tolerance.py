@@ -26,7 +26,7 @@ from npattn.testing.compare import Comparison, compare_arrays, excess
 from npattn.testing.recipe import Recipe
 from npattn.testing.rounding import Rounding, unit_roundoff
 from npattn.testing.strategies import Space, recipes
-from npattn.testing.tolerance import bounds
+from npattn.testing.tolerance import allowed, bounds
 
 Array = np.ndarray[Any, Any]
 
@@ -457,6 +457,19 @@ def test_a_slope_stored_low_may_be_subnormal() -> None:
     cotangents = recipe.cotangents(problem)
     got = KERNELS["eager"](problem, *cotangents)
     assert_within(ratios(got, problem, *cotangents, EAGER), recipe)
+
+
+def test_a_score_may_be_stored_beyond_a_turn_of_score_mod_where_its_slope_says_nothing() -> None:
+    def late(s: Array, *_: Any) -> Array:
+        return np.where(s.real > 1015.5, s - 1015.5, 0)
+
+    q, k, v = np.array([[7.0]]), np.array([[145.0], [0.0]]), np.array([[1.0], [-1.0]])
+    low = (x.astype(ml_dtypes.bfloat16) for x in (q, k, v))
+    problem = Problem(*low, scale=1.0, score_mod=late)
+    got = KERNELS["eager"](problem, np.ones((1, 1), ml_dtypes.bfloat16))["o"]
+    assert got[0, 0] > 0.2 > evaluate(problem).out[0, 0] == 0  # 7 · 145 = 1015 is stored as 1016
+    for limit in (bounds, allowed):
+        assert excess(got, np.zeros((1, 1))) <= limit(problem, "bfloat16", EAGER)["o"]
 
 
 def test_gradients_through_lse_and_through_out_may_be_stored_apart() -> None:
