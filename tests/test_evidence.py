@@ -45,6 +45,18 @@ class _Scaled(Attention):
         return (1 + SIZE) * super().product(c)
 
 
+class _Biased(Attention):
+    def bias(self, c: Any) -> Any:
+        return (1 + SIZE) * super().bias(c)
+
+
+class _DeltaOff(Attention):
+    """D is not quite Σ do·out."""
+
+    def delta(self, *args: Any) -> Any:
+        return (1 + SIZE) * super().delta(*args)
+
+
 class _Gain(Attention):
     def results(self, c: Any) -> Any:
         o, lse, p = super().results(c)
@@ -86,6 +98,10 @@ class _ZeroKey(Attention):
 MISTAKES = [
     (_Scaled, "o", "scale", SIZE),
     (_Gain, "o", "gain", SIZE),
+    (_Biased, "o", "bias", SIZE),
+    (_Biased, "dq", "bias", SIZE),
+    (_DeltaOff, "dq", "delta", SIZE),
+    (_DeltaOff, "dk", "delta", SIZE),
     (_Mean, "o", "mean", SIZE),
     (_LseOff, "lse", "mean", SIZE),
     (_KeyMissing, "o", "last key missing:", 1),
@@ -174,6 +190,18 @@ def test_plain_problems_keep_to_the_sizes_that_a_kernel_takes(sizes: dict[str, A
     for recipe in recipes:
         for letter, legal in sizes.items():
             assert getattr(recipe, letter) in legal
+
+
+def test_plain_problems_have_one_option_at_most_of_those_that_there_are() -> None:
+    assert [(r.causal, r.bias) for r in plain(Space(), 0)] == [
+        (False, None), (True, None), (False, "alibi"), (False, None), (False, None)
+    ]  # fmt: skip
+    assert all(r.bias is None for r in plain(Space(features=frozenset({"causal"})), 0))
+
+
+def test_plain_problems_may_have_no_batch() -> None:
+    space = Space(structure=frozenset({"rank 3", "K < H", "T != S"}))
+    assert {r.lead for r in plain(space, 0)} == {()}
 
 
 def test_plain_problems_are_of_the_structure_that_was_accepted() -> None:

@@ -634,6 +634,39 @@ def test_the_bounds_hold_under_conventions(named: str, data: st.DataObject) -> N
     assert_within(found, (named, recipe))
 
 
+MEANINGS = {
+    "cap over the bias": Conventions(softcap="after_bias"),
+    "cap over the bias inside the scale": Conventions(softcap="after_bias", bias="before_scale"),
+    "cap over the mask": Conventions(softcap="after_mask", hidden_fill=-1e4),
+    "bias inside the scale": Conventions(bias="before_scale", lse_base="2"),
+    "heads in tiles": Conventions(kv_head="tile", weights="after_dropout"),
+}
+
+
+@pytest.mark.parametrize("named", MEANINGS)
+@FEWER
+@given(data=st.data())
+def test_the_oracle_in_float32_stays_within_the_bounds_under_conventions(
+    named: str, data: st.DataObject
+) -> None:
+    recipe = data.draw(recipes(Space(sizes=SIZES, dtype="float32"), forbid=frozenset({"sinks"})))
+    conventions, problem = MEANINGS[named], recipe.problem()
+    dout, dlse = recipe.cotangents(problem)
+    narrow = evaluate(problem.replace(dtype=np.float32), conventions)
+    grads = vars(npattn.backward(narrow, dout, dlse))
+    got = {"o": narrow.out, "lse": narrow.lse, "weights": narrow.weights}
+    got |= {f"d{n}": x for n, x in grads.items() if x is not None}
+    wide = evaluate(problem, conventions)
+    exact = vars(npattn.backward(wide, dout.astype(float), dlse.astype(float)))
+    want = {"o": wide.out, "lse": wide.lse, "weights": wide.weights}
+    want |= {f"d{n}": x for n, x in exact.items() if x is not None}
+    words = {"dout": dout.astype(float), "dlse": dlse.astype(float), "conventions": conventions}
+    for limit in (bounds, allowed):
+        room = limit(problem, "float32", UPCAST, **words)
+        found = [compare_arrays(n, x, want[n], room[n]) for n, x in got.items()]
+        assert all(c.passed for c in found), (named, recipe, *map(str, found))
+
+
 # --- what is wrong does not -----------------------------------------------------------------------
 
 

@@ -101,7 +101,8 @@ class Sample:
 
 
 def plain(space: Space, seed: int) -> list[Recipe]:
-    """The plain problems that are judged together: normal inputs, no option but causal."""
+    """The plain problems that are judged together: normal inputs, and one option at most, of causal
+    and of a bias that is a slope for each head."""
     base = space.base()
     free = {letter: letter not in space.sizes for letter in "BHKTSDE"}
     shapes = [
@@ -126,6 +127,8 @@ def plain(space: Space, seed: int) -> list[Recipe]:
         recipes.append(recipe)
         if number == 0 and "causal" in space.features:
             recipes.append(replace(recipe, causal=True, seed=seed + 7))
+        if number == 0 and "bias" in space.features:
+            recipes.append(replace(recipe, bias="alibi", seed=seed + 11))
     return recipes
 
 

@@ -228,7 +228,6 @@ def _translated(
         grads = whole.gradients(problem, raw, abs(dout), flat)
         if problem.bias is not None and grads.bias is not None and raw.bias is not None:
             bias = abs(grads.bias) + _more_of_dbias(problem, conventions, form, raw.bias)
-            # inf · 0, in deviations that say nothing
             grads = replace(grads, bias=np.where(np.isnan(bias), np.inf, bias))
         if mean:
             # The cotangent of an empty row goes to v through a rounded 1/S.
@@ -245,6 +244,7 @@ def _translated(
     return found
 
 
+@np.errstate(invalid="ignore")  # inf · 0, in deviations that say nothing
 def _more_of_dbias(
     problem: Problem, conventions: Conventions, form: Hard, raw: Array
 ) -> Array | float:
