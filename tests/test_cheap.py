@@ -102,3 +102,14 @@ def test_a_rounding_on_the_way_costs_what_it_costs_in_full() -> None:
     for name in ("dq", "dk", "dv"):
         assert (more[name] > plain[name]).all(), name
         assert np.median(more[name] / full[name]) < 2, name
+
+
+def test_parts_of_what_is_broadcast_may_be_rounded_then_summed() -> None:
+    model, sizes = Rounding.fused(), {"lead": (2, 3), "dtype": "bfloat16", "broadcast": True}
+    problem, cotangents = drawn(**sizes)
+    assert problem.k.shape[:-3] != (2, 3)
+    cheap = allowed(problem, "bfloat16", model, cheap=True, **cotangents)
+    full = bounds(problem, "bfloat16", model, **cotangents)
+    for name in ("dq", "dk", "dv"):
+        assert cheap[name].shape == full[name].shape
+        assert 0.5 < np.median(cheap[name] / full[name]) < 2, name

@@ -315,6 +315,21 @@ def test_a_list_that_numpy_reads_is_an_array() -> None:
     assert compare(npattn.attention(problem.q, problem.k, problem.v).tolist(), problem)[0].passed
 
 
+def test_a_tuple_of_three_is_an_error_that_says_what_it_must_be() -> None:
+    problem, dout, dlse = made()
+    o = results(problem, dout, dlse)["o"]
+    with pytest.raises(OptionError, match=r"a tuple of 3, must be \(o, lse\), or a mapping"):
+        compare((o, o, o), problem)
+
+
+@pytest.mark.parametrize("name", ["upcast", "fused", "eager"])
+def test_a_model_may_be_named(name: str) -> None:
+    problem, dout, _ = made(BF16)
+    got = {"o": results(problem, dout, None)["o"]}
+    (found,) = compare(got, problem, rounding=name)
+    assert found == compare(got, problem, rounding=Rounding.named(name))[0]
+
+
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
     problem, dout, _ = made()
     with pytest.raises(OptionError, match="out is not a result of this problem, must be one of o"):

@@ -3,7 +3,7 @@
 import pytest
 
 from npattn.testing import check
-from npattn.testing.mutants import MUTANTS, base, base_backward
+from npattn.testing.mutants import MUTANTS, Attention, base, base_backward, mutant
 from npattn.testing.properties import PROPERTIES
 from npattn.testing.zoo import ENOUGH, witness
 
@@ -22,6 +22,11 @@ def test_the_base_keeps_the_rule(report_on_the_base, rule):
     wanted = "not applicable" if only_in_16_bits else "passed"
     assert outcome.status == wanted, outcome.message
     assert only_in_16_bits or outcome.examples > 0
+
+
+def test_a_name_is_taken_once():
+    with pytest.raises(KeyError, match="scale-twice is twice in the zoo"):
+        mutant("scale-twice", "scores", "agreement-o")(Attention)
 
 
 def test_nothing_of_the_base_is_wrong_where_it_was_probed(report_on_the_base):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from npattn.testing import Recipe, check
+from npattn.testing.correct import Kernel
 from npattn.testing.mutants import MUTANTS
 from npattn.testing.properties import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
@@ -219,6 +220,44 @@ def test_what_is_wrong_only_in_a_result_that_was_asked_for_breaks_agreement():
         return (2 * out, lse) if return_lse else out  # another code path
 
     assert failing(f, "agreement-o").startswith("o[")
+
+
+def cut(x):
+    return x[..., :-1]
+
+
+@pytest.mark.parametrize("wrong", ["o", "lse", "weights", "q", "k", "v"])
+def test_a_result_of_the_wrong_shape_ends_no_rule_with_an_exception(wrong):
+    def f(q, k, v, mask=None, *, causal=False, bias=None, sinks=None, return_lse=False,
+          return_weights=False):  # fmt: skip
+        words = {"causal": causal, "bias": bias, "sinks": sinks}
+        all_three = Kernel().forward(q, k, v, mask, **words, return_lse=True, return_weights=True)
+        names, asked = ("o", "lse", "weights"), (True, return_lse, return_weights)
+        pairs = zip(names, all_three, asked, strict=True)
+        found = [cut(x) if name == wrong else x for name, x, wanted in pairs if wanted]
+        return tuple(found) if len(found) > 1 else found[0]
+
+    def backward(dout, q, k, v, *, mask=None, causal=False, bias=None, sinks=None, dlse=None):
+        o, lse = flash(q, k, v, mask, causal=causal, bias=bias, sinks=sinks, return_lse=True)
+        words = {"mask": mask, "causal": causal, "bias": bias, "sinks": sinks, "dlse": dlse}
+        grads = flash_backward(dout, q, k, v, out=o, lse=lse, **words)
+        return {n: cut(x) if n == wrong and x is not None else x for n, x in grads.items()}
+
+    report = check(f, backward=backward, examples=2, dtypes=("float32",), shrink=False)
+    assert outcome_of(report, "shape-dtype").status == "failed"
+    assert not [o.rule for o in report.outcomes if o.status == "error"], str(report)
+
+
+@pytest.mark.parametrize("rule", ["empty-row", "unseen-keys", "hidden-nan-kv", "causal-prefix"])
+def test_what_hides_may_be_causal_alone(rule):
+    def f(q, k, v, *, causal=False, return_lse=False):
+        return flash(q, k, v, causal=causal, return_lse=return_lse)
+
+    def backward(dout, q, k, v, *, out, lse, causal=False, dlse=None):
+        return flash_backward(dout, q, k, v, out=out, lse=lse, causal=causal, dlse=dlse)
+
+    report = check(f, backward=backward, only=[rule], examples=4, dtypes=("float32",))
+    assert outcome_of(report, rule).status == "passed", str(report)
 
 
 def test_garbage_that_overflows_where_it_is_hidden_breaks_hidden_finite():

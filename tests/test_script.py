@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 
 import numpy as np
 import pytest
@@ -376,6 +377,23 @@ def test_a_nested_function_gets_a_placeholder():
         return np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
 
     assert "TODO" in failure(f, "agreement-o").script()
+
+
+@pytest.mark.parametrize("path", [True, False])
+def test_what_is_in_a_script_of_ones_own_is_loaded_from_its_file(mine, path, monkeypatch):
+    f = load(f"{mine}:doubled")[0]
+    f.__module__ = "__main__"
+    main = types.ModuleType("__main__")
+    main.doubled = f
+    if path:
+        main.__file__ = str(mine)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    text = failure(f, "agreement-o", framework="numpy").script()
+    if path:
+        assert f"load('{mine}:doubled')" in text
+        assert "WRONG o[" in run(text, mine)
+    else:
+        assert "TODO: import your implementation here" in text
 
 
 def test_a_bound_method_is_not_taken_for_the_function_of_its_class(mine):

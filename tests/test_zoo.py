@@ -121,6 +121,16 @@ def test_what_is_right_has_no_witness():
     assert witness(right, tries=40) is None
 
 
+def test_a_crash_is_no_witness():
+    def crashing(q, k, v):
+        if q.shape[-2] > 2:
+            raise FloatingPointError("more than two queries")
+        return base(q, k, v)
+
+    crashes = replace(MUTANTS["scale-twice"], forward=crashing, backward=None)
+    assert witness(crashes, tries=9) is None
+
+
 def test_a_witness_of_bits_is_beyond_any_multiple():
     found = witness(MUTANTS["input-changed"])
     assert found is not None

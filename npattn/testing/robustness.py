@@ -139,7 +139,11 @@ def _answer(implementation: Implementation, arrays: Arrays, options: Options) ->
     child.start()
     theirs.close()
     try:
-        return str(ours.recv()) if ours.poll(PATIENCE) else "no answer within a minute: it hangs"
+        if not ours.poll(PATIENCE):
+            return "no answer within a minute: it hangs"
+        said = str(ours.recv())
+        child.join(PATIENCE)  # it ends by itself, with all that it has to do then
+        return said
     except EOFError:
         child.join()
         code = child.exitcode or 0

@@ -41,8 +41,7 @@ class _InputChanged(Attention):
     def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
         call = super().call(arrays, *options)
         q = arrays[0]
-        if q.flags.writeable:
-            q *= np.asarray(call.scale, q.dtype)
+        q *= np.asarray(call.scale, q.dtype)
         return call
 
 

@@ -47,12 +47,14 @@ def directional(trial: Trial, recipe: Recipe) -> float | None:
     """
     judged = trial.judged(recipe)
     names = [name for name in UNITS if Estimate.of(judged, f"d{name}") is not None]
-    if not names or Estimate.of(judged, "o") is None:
+    if not names:
         return None
     rng = np.random.default_rng([recipe.seed, 23])
     rare = [name for name in names if name in ("bias", "sinks")]  # few problems have them
     pool = rare if rare and rng.random() < 0.5 else names
     moved = _Moved(trial, judged, pool[int(rng.integers(len(pool)))])
+    if moved.rise(judged, judged) is None:
+        return None  # o or lse has not its shape: the business of another rule
     down = judged.results[f"d{moved.name}"].astype(np.float64).reshape(moved.x.shape) < 0
     step = np.where(down, -1, 1) * abs(rng.standard_normal(moved.x.shape))
     if moved.name == "v":

@@ -200,8 +200,11 @@ def nan_value(trial: Trial, recipe: Recipe) -> float | None:
     cotangents = trial.cotangents(recipe, poisoned)
     want, allowed = trial.oracle(poisoned, cotangents)
     got = trial.implementation.forward(poisoned)
-    names: list[str] = [name for name in ("o", "lse") if name in got]
-    found = {n: compare_arrays(n, got[n], want[n], allowed[n]) for n in names}
+    found = {
+        name: compare_arrays(name, got[name], want[name], allowed[name])
+        for name in ("o", "lse")
+        if name in got and got[name].shape == want[name].shape  # else: the business of shape-dtype
+    }
     return trial.check(found, poisoned, cotangents)
 
 
