@@ -14,7 +14,7 @@ from npattn.errors import OptionError, ShapeError
 from npattn.problem import Array, Problem, finfo
 from npattn.testing.tolerance import Rounding, allowed
 
-__all__ = ["Comparison", "compare", "compare_arrays", "excess", "half_ulp"]
+__all__ = ["Comparison", "compare", "compare_arrays", "excess", "half_ulp", "real"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def excess(got: Array, want: Array) -> Array:
     delivered x rounded, has an excess of at most t. 0 where both are non-finite; inf where only
     one is.
     """
-    got = _real(got)
+    got = real(got)
     wide = got.astype(np.float64)
     with np.errstate(all="ignore"):
         top = np.array(finfo(got.dtype).max, got.dtype)
@@ -88,7 +88,7 @@ def excess(got: Array, want: Array) -> Array:
 
 def half_ulp(delivered: Array) -> Array:
     """How far a number may be from one that was rounded to it: half the larger gap beside it."""
-    delivered = _real(delivered)
+    delivered = real(delivered)
     with np.errstate(all="ignore"):
         top = np.array(finfo(delivered.dtype).max, delivered.dtype)
         wide = delivered.astype(np.float64)
@@ -97,7 +97,7 @@ def half_ulp(delivered: Array) -> Array:
     return np.asarray(np.where(np.isfinite(wide), np.maximum(rise, fall) / 2, 0.0))
 
 
-def _real(got: Array) -> Array:
+def real(got: Array) -> Array:
     """What was delivered as a floating array; a number that is not real is NaN."""
     if np.iscomplexobj(got):
         return np.where(got.imag == 0, got.real, np.nan)
@@ -121,7 +121,7 @@ def compare_arrays(name: str, got: Array, want: Array, allowed: Array) -> Compar
     Comparison
         Of the worst element.
     """
-    got = _real(got)
+    got = real(got)
     gap = excess(got, want)
     # Overflow is right where the exact value, give or take what is allowed, is beyond the dtype.
     top = float(finfo(got.dtype).max)

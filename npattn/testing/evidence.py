@@ -318,13 +318,16 @@ def model_of(trial: Trial, recipes: list[Recipe]) -> tuple[Rounding, float] | No
         samples = [sampled(trial, recipe, model) for recipe in recipes]
         if all(_within(trial, sample, model) for sample in samples):
             each = [chi_square(s, name) for s in samples for name in s.names()]
-            if all(np.nanmean(x) <= EXCESSIVE for x in each if np.isfinite(x).any()):
+            if each and all(np.nanmean(x) <= EXCESSIVE for x in each if np.isfinite(x).any()):
                 return model, float(np.nanmean(np.concatenate([x.ravel() for x in each])))
     return None
 
 
 def _within(trial: Trial, sample: Sample, model: Rounding) -> bool:
     judged = sample.judged
+    asked = {"o", *(["lse"] if trial.implementation.returns_lse else ()), *trial.gradients}
+    if {n for n in asked & set(TENSORS) if judged.want[n].size} - set(sample.names()):
+        return False  # no real float, or not of its shape
     cot: Any = judged.cotangents
     hard = bounds(
         judged.problem,

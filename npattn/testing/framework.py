@@ -105,6 +105,8 @@ class NumPy:
                 f"returned {type(value).__module__}.{type(value).__qualname__}, "
                 "must be a NumPy array (or name framework=)"
             )
+        if value.dtype.hasobject or value.dtype.kind in "SUMm":
+            raise ResultError(f"returned an array of dtype {value.dtype}, must hold numbers")
         return np.array(value)
 
     def gradients(self, *_: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -98,7 +98,7 @@ class Judged:
     problem : Problem
     cotangents : Cotangents
     results : dict
-        As delivered, in the dtype delivered; of several ways to call it, the first.
+        Those that are real floats, in the dtype delivered; of several ways to call it, the first.
     want, allowed : mapping
         By the same names, float64.
     """
@@ -251,10 +251,12 @@ class Trial:
 
     def judge(self, problem: Problem, cotangents: Cotangents) -> Judged:
         """What it gives for any problem."""
-        given = self.results(problem, cotangents)
+        given = reversed(self.results(problem, cotangents))
+        # What is no real float is the business of shape-dtype.
+        results = {name: array for name, array in given if array.dtype.kind not in "biuc"}
         want = self.exact(problem, cotangents)
         allowed = Later(lambda: self.room(problem, cotangents, want))
-        return Judged(problem, cotangents, dict(reversed(given)), want, allowed)
+        return Judged(problem, cotangents, results, want, allowed)
 
     def relate(
         self,

@@ -6,7 +6,7 @@ import numpy as np
 
 from npattn.api import evaluate
 from npattn.problem import Array, Problem, finfo
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.compare import Comparison, compare_arrays, real
 from npattn.testing.properties.register import (
     HIDES,
     Check,
@@ -75,7 +75,7 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
     for (name, old), (_, new) in zip(before, trial.results(changed, quiet), strict=True):
         if name in ("o", "lse", "weights") and old.shape[: sees.ndim] == sees.shape:
             old, new = old[~sees], new[~sees]
-        old, new = old.astype(np.float64), new.astype(np.float64)  # exact; and 0 is −0
+        old, new = real(old).astype(np.float64), real(new).astype(np.float64)  # exact; 0 is −0
         if old.shape != new.shape or not np.array_equal(old, new, equal_nan=True):
             with np.errstate(invalid="ignore"):
                 gap = float(np.nanmax(abs(old - new), initial=0))
@@ -200,9 +200,10 @@ def nan_value(trial: Trial, recipe: Recipe) -> float | None:
     cotangents = trial.cotangents(recipe, poisoned)
     want, allowed = trial.oracle(poisoned, cotangents)
     got = trial.implementation.forward(poisoned)
+    names: tuple[str, ...] = ("o", "lse")
     found = {
         name: compare_arrays(name, got[name], want[name], allowed[name])
-        for name in ("o", "lse")
+        for name in names
         if name in got and got[name].shape == want[name].shape  # else: the business of shape-dtype
     }
     return trial.check(found, poisoned, cotangents)

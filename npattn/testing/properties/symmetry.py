@@ -494,7 +494,11 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
         forward.judge(part, _cotangents(whole.cotangents, pick))
         for part, pick in zip(parts, picks, strict=True)
     ]
-    if any(x.results[n].shape != x.want[n].shape for x in found for n in ("o", "lse")):
+    if any(
+        getattr(x.results.get(n), "shape", None) != x.want[n].shape
+        for x in found
+        for n in ("o", "lse")
+    ):
         return None  # the business of another rule
     # Where the whole is right, a part is wrong: that is what a script must show.
     shown = next((x for x in found if trial._is_wrong(x)), found[1])
