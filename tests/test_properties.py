@@ -222,6 +222,9 @@ def test_what_is_wrong_only_in_a_result_that_was_asked_for_breaks_agreement():
     assert failing(f, "agreement-o").startswith("o[")
 
 
+SMALL = {"T": (5,), "S": (7,), "D": (3,), "E": (2,)}
+
+
 def cut(x):
     return x[..., :-1]
 
@@ -245,7 +248,7 @@ def test_a_result_of_the_wrong_shape_ends_no_rule_with_an_exception(wrong):
 
     # The rule about many errors is slow: it is asked of one.
     some = None if wrong == "lse" else [rule for rule in PROPERTIES if rule != "aggregate"]
-    report = check(f, backward=backward, only=some, examples=2, dtypes=("float32",), shrink=False)
+    report = check(f, backward=backward, only=some, examples=2, sizes=SMALL, shrink=False)
     assert outcome_of(report, "shape-dtype").status == "failed"
     assert not [o.rule for o in report.outcomes if o.status == "error"], str(report)
 
@@ -278,7 +281,7 @@ def test_an_odd_result_fails_a_rule_and_ends_none_with_an_exception(odd, of):
 
     # The rule about many errors is slow: it is asked of one.
     some = None if odd == "complex" else [rule for rule in PROPERTIES if rule != "aggregate"]
-    report = check(f, backward=backward, only=some, examples=2, dtypes=("float32",), shrink=False)
+    report = check(f, backward=backward, only=some, examples=2, sizes=SMALL, shrink=False)
     assert not report.passed
     assert {o.status for o in report.outcomes} <= {"failed", "passed", "not applicable", "suspect"}
 
