@@ -4,9 +4,10 @@ An oracle (`attention`, `forward`, `backward`: exact values and gradients, pure 
 a judge (`npattn.testing`, and ``npattn check`` on the command line).
 """
 
-from npattn import conventions, errors
+from npattn import conventions, errors, masks
 from npattn.api import attention, backward, forward, jvp
 from npattn.conventions import Conventions
+from npattn.multihead import MultiHeadAttention
 from npattn.problem import Forward, Gradients, Problem
 
 __version__ = "0.1.0"
@@ -15,6 +16,7 @@ __all__ = [
     "Conventions",
     "Forward",
     "Gradients",
+    "MultiHeadAttention",
     "Problem",
     "attention",
     "backward",
@@ -22,4 +24,5 @@ __all__ = [
     "errors",
     "forward",
     "jvp",
+    "masks",
 ]

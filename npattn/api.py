@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,9 @@ def attention(
     dropout_rate : float, default 0.0
         Kept weights are divided by 1 − dropout_rate.
     dtype : dtype, optional
-        Computed in and returned; float64 unless said, complex128 for complex arrays.
+        Computed in and returned; float64 unless said, complex128 for complex arrays. bfloat16 and
+        float16 emulate mixed precision: operands and results are rounded, sums, softmax and lse
+        are float32.
     engine : {"auto", "dense"}
         What computes it.
     conventions : Conventions, optional
@@ -169,7 +172,7 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
     if conventions is None:
         out, lse, residuals = dense.forward(problem)
         return Forward(
-            out,
+            problem.returned(out),
             lse,
             problem,
             "dense",
@@ -180,7 +183,7 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
     out, raw_lse, residuals = dense.forward(canonical)
     out, lse = conventions.results(problem, out, raw_lse)
     return Forward(
-        out,
+        problem.returned(out),
         lse,
         problem,
         "dense",
@@ -231,6 +234,8 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
     grads = dense.backward(canonical, residuals, do, dl, dw)
     if conventions is not None:
         grads = conventions.gradients(problem, grads, do[0] if problem.headless else do, raw_lse)
+    if problem.storage is not None:
+        grads = replace(grads, **{n: problem.returned(getattr(grads, n)) for n in ("q", "k", "v")})
     return grads
 
 
@@ -263,6 +268,8 @@ def jvp(
     canonical, conventions, _, residuals = fwd.residuals
     if conventions is not None:
         raise OptionError("jvp has conventions, must be asked of a forward without them")
+    if canonical.storage is not None:
+        raise OptionError(f"jvp has dtype {canonical.storage}, must have one that is computed in")
     directions = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": dsinks}
     arrays: dict[str, Array | None] = {}
     for name, direction in directions.items():

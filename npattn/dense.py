@@ -59,7 +59,8 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
     p, p_sink, lse = _softmax(s, live, _sinks(problem))  # [8, 11]
     keep = _keep(problem)
     w = p if keep is None else p * keep  # [9]
-    o = sum_live(w, v, live)  # (..., H, T, E)  [10]
+    o = sum_live(problem.stored(w), v, live)  # (..., H, T, E)  [10]
+    o = problem.stored(o)  # [15]
 
     residuals = Residuals(q, k, v, tanh, capped, live, p, p_sink, keep)
     return (o[0], lse[0], residuals) if problem.headless else (o, lse, residuals)
@@ -75,7 +76,8 @@ def backward(
 ) -> Gradients:
     """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards."""
     q, k, v, tanh, capped, live, p, p_sink, keep = residuals
-    w = p if keep is None else p * keep
+    w = problem.stored(p if keep is None else p * keep)
+    do = problem.stored(do)  # [15]
 
     dv = sum_live(w.swapaxes(-1, -2), do, live.swapaxes(-1, -2))  # from o = w v
     dp = do @ v.swapaxes(-1, -2)  # from o = w v
@@ -93,14 +95,14 @@ def backward(
         dx = dx * slope(problem, capped)  # from s = score_mod(x)
     if tanh is not None:
         dx = dx * (1 - tanh**2)  # from s = c · tanh(x / c)
-    dx = dx if dx is ds else np.where(live, dx, 0)
+    dx = problem.stored(dx if dx is ds else np.where(live, dx, 0))
     dq = problem.scale * sum_live(dx, k, live)  # from x = scale · q kᵀ
     dk = problem.scale * sum_live(dx.swapaxes(-1, -2), q, live.swapaxes(-1, -2))
 
     return Gradients(
-        q=sum_to(dq, problem.q.shape),
-        k=sum_shared(dk, problem.K, problem.k.shape),
-        v=sum_shared(dv, problem.K, problem.v.shape),
+        q=problem.stored(sum_to(dq, problem.q.shape)),
+        k=problem.stored(sum_shared(dk, problem.K, problem.k.shape)),
+        v=problem.stored(sum_shared(dv, problem.K, problem.v.shape)),
         bias=None if problem.bias is None else sum_to(ds, problem.bias.shape),
         sinks=None if ds_sink is None else sum_to(ds_sink, (problem.H, 1, 1))[:, 0, 0],
     )
@@ -143,7 +145,8 @@ def jvp(
 
 def _operands(problem: Problem) -> tuple[Array, Array, Array]:
     """q, k, v in the dtype computed in, with a head axis, shared heads repeated.  [1, 15]"""
-    q, k, v = (x.astype(problem.dtype, copy=False) for x in (problem.q, problem.k, problem.v))
+    given = (problem.q, problem.k, problem.v)
+    q, k, v = (problem.stored(x.astype(problem.dtype, copy=False)) for x in given)
     if problem.headless:
         return q[None], k[None], v[None]
     whole = (*problem.lead, problem.H, problem.T, problem.D)

@@ -31,6 +31,7 @@ __all__ = [
     "Problem",
     "checked_cotangent",
     "finfo",
+    "floating",
     "sum_to",
 ]
 
@@ -42,6 +43,7 @@ ScoreMod = Callable[[Array, Array, Array, Array, Array], Array]
 ALIGNMENTS = ("bottom_right", "top_left")
 ENGINES = ("auto", "dense")
 COMPUTE = tuple(np.dtype(d) for d in ("f4", "f8", "g", "c8", "c16"))
+STORAGE = tuple(np.dtype(d) for d in ("bfloat16", "float16"))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,7 +78,9 @@ class Problem:
     dropout_rate : float, default 0.0
         In [0, 1); kept weights are divided by 1 − rate.  [9]
     dtype : dtype, optional
-        Computed in and returned: float64 unless said, complex128 for complex arrays.  [15]
+        Computed in and returned: float64 unless said, complex128 for complex arrays. bfloat16 and
+        float16 emulate mixed precision: computed in float32, and what enters a product or is
+        returned is rounded.  [15]
     engine : {"auto", "dense"}
         What computes it.
     alignment : {"bottom_right", "top_left"}, optional
@@ -90,6 +94,8 @@ class Problem:
         The sizes.
     visible : bool array or None
         What mask, causal and window leave to see; None where that is everything.
+    storage : dtype or None
+        The narrow dtype that mixed precision stores in; then `dtype` is float32.
 
     Raises
     ------
@@ -122,12 +128,13 @@ class Problem:
     S: int = dataclasses.field(init=False)
     D: int = dataclasses.field(init=False)
     E: int = dataclasses.field(init=False)
+    storage: np.dtype[Any] | None = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         put = self.__dict__.__setitem__
         put("_given", (self.causal, self.scale, self.dtype, self.alignment))
         for name in ("q", "k", "v"):
-            put(name, _floating(name, getattr(self, name)))
+            put(name, floating(name, getattr(self, name)))
         for name, value in zip(
             ("lead", "H", "K", "T", "S", "D", "E"), _sizes(self.q, self.k, self.v), strict=True
         ):
@@ -140,7 +147,7 @@ class Problem:
             keep = _boolean("dropout_mask", self.dropout_mask)
             put("dropout_mask", self._broadcasting("dropout_mask", keep))
         if self.sinks is not None:
-            put("sinks", self._one_a_head(_floating("sinks", self.sinks)))
+            put("sinks", self._one_a_head(floating("sinks", self.sinks)))
         causal, alignment = _causal(self.causal, self.alignment, self.T, self.S)
         put("causal", causal)
         put("alignment", alignment)
@@ -154,7 +161,10 @@ class Problem:
             )
         if not isinstance(self.engine, str) or self.engine not in ENGINES:
             raise OptionError(f"engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
-        put("dtype", self._compute_dtype())
+        dtype = self._compute_dtype()
+        narrow = dtype in STORAGE
+        put("storage", dtype if narrow else None)
+        put("dtype", np.dtype(np.float32) if narrow else dtype)
 
     def __repr__(self) -> str:
         words = []
@@ -190,6 +200,14 @@ class Problem:
             beside = s >= diagonal - left
             visible = beside if visible is None else visible & beside
         return visible
+
+    def stored(self, x: Array) -> Array:
+        """x as it is kept beside what computes: rounded, in mixed precision.  [15]"""
+        return x if self.storage is None else x.astype(self.storage).astype(self.dtype)
+
+    def returned(self, x: Array) -> Array:
+        """x in the dtype that is returned.  [15]"""
+        return x if self.storage is None else x.astype(self.storage)
 
     def replace(self, **changes: Any) -> Problem:
         """The same problem with other arrays or options, checked again."""
@@ -234,13 +252,14 @@ class Problem:
             return np.dtype(np.complex128 if is_complex else np.float64)
         must = (
             f"dtype is {self.dtype!r}, must be one of float32, float64, longdouble, "
-            "complex64, complex128: it is what the oracle computes in"
+            "complex64, complex128: it is what the oracle computes in; or bfloat16 or float16, to "
+            "emulate mixed precision"
         )
         try:
             dtype: np.dtype[Any] = np.dtype(self.dtype)
         except TypeError:
             raise DtypeError(must) from None
-        if dtype not in COMPUTE:
+        if dtype not in (*COMPUTE, *STORAGE):
             raise DtypeError(must)
         if is_complex and dtype.kind != "c":
             raise DtypeError(f"dtype is {dtype}, must be complex where an array is")
@@ -306,7 +325,7 @@ def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
 
 def checked_cotangent(name: str, value: Any, shape: tuple[int, ...]) -> Array:
     """A cotangent as an array, after checking that it has the shape of what it belongs to."""
-    array = _floating(name, value)
+    array = floating(name, value)
     if array.shape != shape:
         raise ShapeError(f"{name} has shape {array.shape}, must have that of {name[1:]}, {shape}")
     return array
@@ -342,7 +361,8 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "fc" or dtype.name.startswith(("bfloat16", "float"))
 
 
-def _floating(name: str, value: Any) -> Array:
+def floating(name: str, value: Any) -> Array:
+    """`value` as a floating array; DtypeError where it is none."""
     array = _array(name, value)
     if not _is_float(array.dtype):
         raise DtypeError(
@@ -407,7 +427,7 @@ def _bias(value: Any) -> Array:
     array = _array("bias", value)
     if array.dtype == np.bool_:
         raise DtypeError("bias is bool, must be floating: pass it as mask (True = may attend)")
-    return _floating("bias", array)
+    return floating("bias", array)
 
 
 def _causal(
