@@ -1,4 +1,4 @@
-"""The command line: npattn check, npattn list, npattn zoo."""
+"""The command line: npattn check, list, zoo, train."""
 
 from __future__ import annotations
 
@@ -211,6 +211,59 @@ def zoo_command(names: tuple[str, ...], lists: bool, json_path: str | None, **op
     if json_path is not None:
         found.to_json(json_path)
     sys.exit(0 if found.passed else 1)
+
+
+@cli.command("train")
+@click.option("--tokens", default="rows", show_default=True, type=click.Choice(["rows", "pixels"]))
+@click.option("--embed-dim", default=32, show_default=True, help="A multiple of --num-heads.")
+@click.option("--num-heads", default=4, show_default=True)
+@click.option("--epochs", default=40, show_default=True)
+@click.option("--batch-size", default=64, show_default=True)
+@click.option("--lr", default=4e-3, show_default=True, help="Adam's step at the beginning.")
+@click.option("--seed", default=0, show_default=True, help="Everything random comes from it.")
+@click.option("--interactive", is_flag=True, help="Ask for each of these.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(dir_okay=False),
+    help="Written after every epoch; where it exists, the run goes on from it.",
+)
+@click.option("--out", type=click.Path(dir_okay=False), help="A picture of what the heads look at.")
+def train_command(
+    interactive: bool, checkpoint: str | None, out: str | None, **options: Any
+) -> None:
+    """Train a small attention classifier on handwritten digits, with npattn's own gradients.
+
+    Exit code 0: trained; 2: wrong usage, or scikit-learn is not installed.
+    """
+    from npattn.train import Settings, digits, train
+
+    console = Console()
+    if interactive:
+        options = {n: click.prompt(n.replace("_", " "), default=x) for n, x in options.items()}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    try:
+        settings = Settings(**options)
+        data = digits(settings.tokens)
+        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+            task = bar.add_task("training", total=None)
+
+            def tell(step: int, steps: int, loss: float, accuracy: float | None) -> None:
+                reached = "" if accuracy is None else f", test accuracy {100 * accuracy:.1f} %"
+                said = f"loss {loss:.4f}{reached}"
+                bar.update(task, description=said, completed=step, total=steps)
+
+            run = train(settings, data=data, checkpoint=checkpoint, progress=tell)
+    except NpattnError as err:
+        raise click.UsageError(str(err)) from err
+    console.print(f"loss {run.losses[-1]:.6f} after {len(run.losses)} steps")
+    console.print(f"test accuracy {100 * run.accuracies[-1]:.2f} % of {len(data.test_y)} images")
+    if out is not None:
+        from npattn import plot
+
+        tokens = [f"{settings.tokens[:-1]} {n}" for n in range(data.x.shape[1])]
+        weights = run.weights(data.test_x).mean(0)
+        plot.heads(weights, queries=tokens, keys=tokens).savefig(out)
+        console.print(f"wrote {out}", soft_wrap=True)
 
 
 class _progress:

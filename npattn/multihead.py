@@ -25,6 +25,7 @@ import numpy as np
 
 from npattn import api
 from npattn.conventions import Conventions
+from npattn.describe import Description, described
 from npattn.errors import OptionError, ShapeError
 from npattn.problem import Array, Forward, Problem, floating, sum_to
 from npattn.projections import (
@@ -432,6 +433,42 @@ class MultiHeadAttention:
         do = self._from_out(steps, _cotangent("dout", dout, fwd.out))[1]
         rest = tuple(i for i in range(do.ndim) if i != do.ndim - 3)
         return np.asarray(abs((do * steps.attention.out).sum(rest)))
+
+    def describe(
+        self,
+        query: Any = None,
+        key: Any = None,
+        value: Any = None,
+        mask: Any = None,
+        *,
+        dout: Any = None,
+        **options: Any,
+    ) -> Description:
+        """Shapes and parameter counts of every step; with inputs, what each head does.
+
+        Parameters
+        ----------
+        query, key, value, mask, **options
+            As in `forward`; without query, the steps alone.
+        dout : float array (..., T, out), optional
+            To tell which heads pass no gradient.
+
+        Returns
+        -------
+        Description
+            Printed, a table that names heads whose weights are uniform, constant or saturated.
+
+        Examples
+        --------
+        >>> import npattn
+        >>> mha = npattn.MultiHeadAttention.init(8, 2, seed=0)
+        >>> mha.describe().num_parameters
+        288
+        """
+        if query is None:
+            return described(self)
+        fwd = self.forward(query, key, value, mask, **options)
+        return described(self, fwd, None if dout is None else _cotangent("dout", dout, fwd.out))
 
     def prune(self, heads: Sequence[int]) -> MultiHeadAttention:
         """Without these query heads: exactly what zeroing their outputs gives.

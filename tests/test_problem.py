@@ -121,9 +121,12 @@ WRONG_DTYPES = {
         {"dropout_mask": np.ones((T, S), int)},
         "dropout_mask is int64, must be bool: what 1 means is not ours to guess",
     ),
-    "dtype float16": ({"dtype": "float16"}, "must be one of float32, float64, longdouble"),
+    "dtype float8": ({"dtype": "float8_e4m3fn"}, "must be one of float32, float64, longdouble"),
+    "dtype float16 of complex": (
+        {"dtype": "float16", "q": noise(H, T, D) + 1j},
+        "must be complex where an array is",
+    ),
     "dtype int": ({"dtype": int}, "dtype is <class 'int'>, must be one of float32, float64"),
-    "dtype bfloat16": ({"dtype": ml_dtypes.bfloat16}, "must be one of float32, float64"),
     "dtype that is none": ({"dtype": "nonsense"}, "dtype is 'nonsense', must be one of float32"),
     "real dtype for complex q": (
         {"q": noise(B, H, T, D) + 0j, "dtype": "float64"},

@@ -54,8 +54,9 @@ def test_there_is_one_main_and_one_test_command():
         assert len(re.findall(rf"<!-- ci: {name} -->\n```bash\n.*\n```", README)) == 1
 
 
-def test_the_examples_of_the_guide_give_what_they_show():
-    page = ROOT / "docs" / "checking.md"
+@pytest.mark.parametrize("name", ["checking.md", "multihead.md"])
+def test_the_examples_of_a_page_give_what_they_show(name):
+    page = ROOT / "docs" / name
     text = page.read_text().replace("```", "")
     examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     assert len(examples.examples) >= 4

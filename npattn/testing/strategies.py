@@ -18,7 +18,7 @@ import numpy as np
 
 from npattn.errors import MissingExtraError, OptionError
 from npattn.problem import Problem
-from npattn.testing.covering import BY_SAMPLE, covering
+from npattn.testing.covering import BY_SAMPLE, CROWD, covering, options_on
 from npattn.testing.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
 
 try:
@@ -233,8 +233,8 @@ class Pools:
     def planned(self, seed: int, examples: int) -> Iterator[Recipe]:
         """Recipes to judge with: first those in which every pair of options meets and no third,
         up to half of the examples; then those in which every option meets every kind of structure,
-        and each kind is there; then any number of options at once, as models have them. A few times
-        more than asked for, since some show nothing.
+        and each kind is there; then, in turn, one of the beaten path and one of as many options at
+        once as models have. A few times more than asked for, since some show nothing.
 
         A report must be the same everywhere, so the seeds do not come from Hypothesis, whose draws
         depend on what else is loaded.
@@ -248,8 +248,10 @@ class Pools:
         draws = [self.recipe(2 * int(x)) for x in rng.integers(2**31, size=CANDIDATES)]
         yield from plan
         yield from covering(plan, draws)
-        for _ in range(5 * examples):
-            yield self.recipe(2 * int(rng.integers(2**31)))
+        crowds = (recipe for recipe in draws if len(options_on(recipe)) > CROWD)
+        for seeds in 2 * rng.integers(2**31, size=(5 * examples, 2)):
+            yield self.recipe(int(seeds[0]) + 1)
+            yield next(crowds, None) or self.recipe(int(seeds[1]))
 
     def changes(self) -> st.SearchStrategy[tuple[Any, ...]]:
         """Changes to what a seed chose: few, and as it shrinks, all of them."""

@@ -1,0 +1,680 @@
+"""Every published variant against a torch module that is written out here, in float64."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import npattn
+from npattn import Conventions, MultiHeadAttention, masks
+from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
+from npattn.problem import Problem
+from npattn.testing.compare import compare_arrays
+from npattn.testing.rounding import Rounding
+from npattn.testing.tolerance import bounds
+
+PRIMES = (2, 3, 5, 7, 11, 13)
+CONFIGURATIONS = 50
+
+
+# --- the variants, and what each is in torch ------------------------------------------------------
+
+
+@dataclass
+class Case:
+    """A module, what it gets, and a torch function of tensors that gives (out, weights)."""
+
+    mha: MultiHeadAttention
+    inputs: dict[str, Any]
+    torch: Any
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def sizes(rng, *names):
+    """Different primes."""
+    return dict(zip(names, rng.permutation(PRIMES).tolist(), strict=False))
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape)
+
+
+def annotated(rng):
+    """Separate projections with biases; hidden scores become −1e9; weights are dropped."""
+    n = sizes(rng, "B", "H", "T", "S", "D")
+    width = n["H"] * n["D"]
+    mha = MultiHeadAttention.init(width, n["H"], seed=int(rng.integers(99)))
+    mha = mha.replace(**{b: normal(rng, width) for b in ("bq", "bk", "bv", "bo")})
+    mask = rng.random((n["B"], 1, n["T"], n["S"])) < 0.6
+    mask[0, :, 0] = False  # a query that sees nothing
+    keep = rng.random((n["B"], n["H"], n["T"], n["S"])) < 0.7
+    inputs = {
+        "query": normal(rng, n["B"], n["T"], width),
+        "key": normal(rng, n["B"], n["S"], width),
+    }
+    inputs["value"] = normal(rng, n["B"], n["S"], width)
+
+    def forward(torch, p, query, key, value):
+        def heads(x, w, b):
+            return (x @ w + b).reshape(*x.shape[:-1], n["H"], -1).transpose(1, 2)
+
+        q, k, v = (
+            heads(x, p["w" + c], p["b" + c]) for x, c in ((query, "q"), (key, "k"), (value, "v"))
+        )
+        scores = q @ k.transpose(-2, -1) / n["D"] ** 0.5
+        scores = scores.masked_fill(torch.tensor(mask) == 0, -1e9)
+        weights = scores.softmax(-1) * torch.tensor(keep) / (1 - 0.3)
+        o = (weights @ v).transpose(1, 2).reshape(n["B"], n["T"], -1)
+        return o @ p["wo"] + p["bo"], weights
+
+    meaning = Conventions(hidden_fill=-1e9, weights="after_dropout")
+    options = {"mask": mask, "dropout_mask": keep, "dropout_rate": 0.3, "conventions": meaning}
+    return Case(mha, inputs, forward, options)
+
+
+def without_biases(rng):
+    """Self-attention without any bias, as small as two numbers in two heads."""
+    n = sizes(rng, "B", "T", "D")
+    D = int(rng.choice([1, n["D"]]))
+    mha = MultiHeadAttention.init(2 * D, 2, seed=int(rng.integers(99)), bias=False)
+
+    def forward(torch, p, query):
+        q, k, v = ((query @ p[w]).unflatten(-1, (2, D)).movedim(-2, -3) for w in ("wq", "wk", "wv"))
+        weights = torch.einsum("bhtd,bhsd->bhts", q, k).div(D**0.5).softmax(-1)
+        o = torch.einsum("bhts,bhsd->bthd", weights, v)
+        return o.flatten(-2) @ p["wo"], weights
+
+    return Case(mha, {"query": normal(rng, n["B"], n["T"], 2 * D)}, forward)
+
+
+def packed_in_chunks(rng):
+    """[Q | K | V] of one projection, scores divided by the root of the whole width."""
+    n = sizes(rng, "B", "T", "H", "D")
+    width = n["H"] * n["D"]
+    w, b = normal(rng, width, 3 * width), normal(rng, 3 * width)
+    wo, bo = normal(rng, width, width), normal(rng, width)
+    mha = MultiHeadAttention.from_packed(w, b, wo, bo, num_heads=n["H"], order="qkv")
+
+    def forward(torch, p, query):
+        packed = torch.cat([p["wq"], p["wk"], p["wv"]], 1), torch.cat([p["bq"], p["bk"], p["bv"]])
+        parts = (query @ packed[0] + packed[1]).chunk(3, -1)
+        q, k, v = (x.view(*x.shape[:2], n["H"], n["D"]).transpose(1, 2) for x in parts)
+        weights = (q @ k.mT * width**-0.5).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2) @ p["wo"] + p["bo"], weights
+
+    inputs = {"query": normal(rng, n["B"], n["T"], width)}
+    return Case(mha, inputs, forward, {"scale": width**-0.5})
+
+
+def packed_by_head(rng, merge):
+    """[q | k | v] head by head from another input width, an additive causal mask of −inf."""
+    n = sizes(rng, "B", "T", "H", "D", "in")
+    width = n["H"] * n["D"]
+    w, b = normal(rng, n["in"], 3 * width), normal(rng, 3 * width)
+    wo, bo = normal(rng, width, width), normal(rng, width)
+    mha = MultiHeadAttention.from_packed(
+        w, b, wo, bo, num_heads=n["H"], order="per_head", merge=merge
+    )
+    causal = np.where(masks.causal(n["T"]), 0, -np.inf)
+
+    def forward(torch, p, query):
+        def by_head(q, k, v):
+            return torch.stack([x.unflatten(-1, (n["H"], n["D"])) for x in (q, k, v)], -2).flatten(
+                -3
+            )
+
+        packed = by_head(p["wq"], p["wk"], p["wv"]), by_head(p["bq"], p["bk"], p["bv"])
+        np.testing.assert_array_equal(packed[0].detach().numpy(), w)
+        qkv = query @ packed[0] + packed[1]
+        qkv = qkv.reshape(n["B"], n["T"], n["H"], 3 * n["D"]).permute(0, 2, 1, 3)
+        q, k, v = qkv.chunk(3, -1)
+        weights = (q @ k.transpose(-1, -2) / n["D"] ** 0.5 + torch.tensor(causal)).softmax(-1)
+        o = weights @ v
+        o = o.permute(0, 2, 1, 3) if merge == "concat" else o
+        return o.reshape(n["B"], n["T"], width) @ p["wo"] + p["bo"], weights
+
+    inputs = {"query": normal(rng, n["B"], n["T"], n["in"])}
+    return Case(mha, inputs, forward, {"bias": causal})
+
+
+def of_any_head_size(rng):
+    """H·D is not the input width; queries and keys have different lengths."""
+    n = sizes(rng, "B", "T", "S", "H", "D", "in")
+    E = int(rng.choice(PRIMES))
+    mha = MultiHeadAttention.init(
+        n["in"], n["H"], seed=int(rng.integers(99)), head_size=n["D"], value_size=E
+    )
+
+    def forward(torch, p, query, key):
+        def heads(x, c):
+            return (x @ p["w" + c] + p["b" + c]).unflatten(-1, (n["H"], -1)).transpose(1, 2)
+
+        q, k, v = heads(query, "q"), heads(key, "k"), heads(key, "v")
+        weights = (q @ k.mT / n["D"] ** 0.5).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2) @ p["wo"] + p["bo"], weights
+
+    inputs = {"query": normal(rng, n["B"], n["T"], n["in"])}
+    inputs["key"] = normal(rng, n["B"], n["S"], n["in"])
+    return Case(mha, inputs, forward)
+
+
+def as_torch_has_it(rng):
+    """torch.nn.MultiheadAttention itself, with all that it can be asked."""
+    n = sizes(rng, "B", "T", "S", "H", "in_k", "in_v")
+    width = n["H"] * int(rng.choice(PRIMES))
+    batched, bias, extra, zero, own = (bool(rng.integers(2)) for _ in range(5))
+    in_k, in_v = (n["in_k"], n["in_v"]) if own else (width, width)
+    mha = MultiHeadAttention.init(
+        width, n["H"], seed=int(rng.integers(99)), key_size=in_k, value_in=in_v, bias=bias,
+        add_bias_kv=extra, add_zero_attn=zero,
+    )  # fmt: skip
+    lead = (n["B"],) if batched else ()
+    inputs = {"query": normal(rng, *lead, n["T"], width), "key": normal(rng, *lead, n["S"], in_k)}
+    inputs["value"] = normal(rng, *lead, n["S"], in_v)
+    hidden = rng.random((n["T"], n["S"])) < 0.3
+    padding = rng.random((*lead, n["S"])) < 0.3
+    hidden[:, 0] = padding[..., 0] = False  # torch gives NaN where nothing is seen
+    visible = ~(hidden | padding[..., None, :])
+    visible = visible[:, None] if batched else visible
+
+    def forward(torch, p, query, key, value):
+        names = ("wq", "wk", "wv")
+        whole = torch.cat([p[w].T for w in names]) if not own else None
+        biases = torch.cat([p["b" + c] for c in "qkv"]) if bias else None
+        rows = [x[:, None] if not batched else x.transpose(0, 1) for x in (query, key, value)]
+        out, weights = torch.nn.functional.multi_head_attention_forward(
+            *rows, width, n["H"], whole, biases,
+            p["bias_k"][None, None] if extra else None, p["bias_v"][None, None] if extra else None,
+            zero, 0.0, p["wo"].T, p.get("bo"), training=False,
+            key_padding_mask=torch.tensor(padding if batched else padding[None]),
+            attn_mask=torch.tensor(hidden), use_separate_proj_weight=own,
+            q_proj_weight=p["wq"].T, k_proj_weight=p["wk"].T, v_proj_weight=p["wv"].T,
+            average_attn_weights=False,
+        )  # fmt: skip
+        return (out.transpose(0, 1), weights) if batched else (out[:, 0], weights[0])
+
+    return Case(mha, inputs, forward, {"mask": visible})
+
+
+def grouped_and_normed(rng):
+    """Shared key/value heads, and a norm of every head of q and k, as recent decoders have."""
+    n = sizes(rng, "B", "T", "K", "D", "in")
+    group, kind = int(rng.choice([1, 2, 3])), str(rng.choice(["rms", "layer"]))
+    H = n["K"] * group
+    mha = MultiHeadAttention.init(
+        n["in"], H, seed=int(rng.integers(99)), num_kv_heads=n["K"], head_size=n["D"],
+        qk_norm=kind, norm_q=normal(rng, n["D"]), norm_k=normal(rng, n["D"]),
+        norm_k_bias=normal(rng, n["D"]) if kind == "layer" else None,
+    )  # fmt: skip
+
+    def forward(torch, p, query):
+        def heads(c, count):
+            return (query @ p["w" + c] + p["b" + c]).unflatten(-1, (count, n["D"])).transpose(1, 2)
+
+        def norm(x, c):
+            if kind == "rms":
+                return torch.nn.functional.rms_norm(x, (n["D"],), p["norm_" + c], 1e-6)
+            b = p.get(f"norm_{c}_bias")
+            return torch.nn.functional.layer_norm(x, (n["D"],), p["norm_" + c], b, 1e-6)
+
+        q, k = norm(heads("q", H), "q"), norm(heads("k", n["K"]), "k")
+        k, v = (x.repeat_interleave(group, 1) for x in (k, heads("v", n["K"])))
+        scores = (q @ k.mT / n["D"] ** 0.5).masked_fill(
+            ~torch.ones(q.shape[-2], k.shape[-2]).tril().bool(), -torch.inf
+        )
+        weights = scores.softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2) @ p["wo"] + p["bo"], weights
+
+    return Case(mha, {"query": normal(rng, n["B"], n["T"], n["in"])}, forward, {"causal": True})
+
+
+VARIANTS = {
+    "annotated": annotated,
+    "without biases": without_biases,
+    "packed in chunks": packed_in_chunks,
+    "packed by head": lambda rng: packed_by_head(rng, "concat"),
+    "packed by head, merged by reshape": lambda rng: packed_by_head(rng, "reshape"),
+    "of any head size": of_any_head_size,
+    "as torch has it": as_torch_has_it,
+    "grouped and normed": grouped_and_normed,
+}
+
+
+def near(name, got, want, size=0.0):
+    """Within 1e-12 of the largest number, or of `size` where terms cancel."""
+    assert got.shape == want.shape, name
+    assert abs(got - want).max(initial=0) <= 1e-12 * max(abs(want).max(initial=0), size), name
+
+
+@pytest.mark.parametrize("seed", range(CONFIGURATIONS))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_gives_what_torch_gives_forward_and_backward(variant, seed):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(seed)
+    case = VARIANTS[variant](rng)
+    fwd = case.mha.forward(*case.inputs.values(), **case.options)
+    leaves = {**case.mha.parameters, **case.inputs}
+    tensors = {n: torch.tensor(x, requires_grad=True) for n, x in leaves.items()}
+    inputs = {n: tensors[n] for n in case.inputs}
+    out, weights = case.torch(torch, {n: tensors[n] for n in case.mha.parameters}, **inputs)
+    near("out", fwd.out, out.detach().numpy())
+    near("weights", fwd.weights, weights.detach().numpy())
+    dout, dweights = normal(rng, *out.shape), normal(rng, *weights.shape)
+    loss = (out * torch.tensor(dout)).sum() + (weights * torch.tensor(dweights)).sum()
+    loss.backward()
+    grads = case.mha.backward(fwd, dout, dweights=dweights)
+    for name, tensor in tensors.items():
+        # What is added to all keys alike changes nothing: its gradient is 0, and a sum of what is
+        # as large as the gradient of the weight beside it.
+        beside = "wk" if name in ("bk", "norm_k_bias") else name
+        size = abs(tensors[beside].grad.numpy()).max()
+        near(f"d{name}", getattr(grads, name), tensor.grad.numpy(), size)
+    for name in set(vars(grads)) - set(tensors) - {"bias"}:
+        assert getattr(grads, name) is None, name
+
+
+# --- what its parts are ---------------------------------------------------------------------------
+
+
+def test_it_has_as_many_parameters_as_torch_has():
+    torch = pytest.importorskip("torch")
+    for words in ({}, {"bias": False}, {"add_bias_kv": True}, {"kdim": 7, "vdim": 11}):
+        theirs = torch.nn.MultiheadAttention(15, 3, **words)
+        named = {"kdim": "key_size", "vdim": "value_in"}
+        ours = MultiHeadAttention.init(
+            15, 3, seed=0, **{named.get(n, n): x for n, x in words.items()}
+        )
+        assert ours.num_parameters == sum(x.numel() for x in theirs.parameters())
+
+
+def test_a_single_head_is_attention_of_projections():
+    rng = np.random.default_rng(0)
+    wq, wk, wv = normal(rng, 7, 3), normal(rng, 7, 3), normal(rng, 7, 5)
+    x = normal(rng, 11, 7)
+    fwd = MultiHeadAttention(wq, wk, wv, num_heads=1).forward(x, causal=True)
+    want = npattn.attention(x @ wq, x @ wk, x @ wv, causal=True)
+    np.testing.assert_array_equal(fwd.out, want)
+
+
+def test_leading_axes_may_be_any_and_broadcast():
+    rng = np.random.default_rng(1)
+    mha = MultiHeadAttention.init(6, 2, seed=3)
+    query, key = normal(rng, 5, 1, 3, 6), normal(rng, 2, 7, 6)
+    fwd = mha.forward(query, key)
+    assert fwd.out.shape == (5, 2, 3, 6)
+    assert fwd.weights.shape == (5, 2, 2, 3, 7)
+    grads = mha.backward(fwd, np.ones_like(fwd.out))
+    assert grads.query.shape == query.shape
+    assert grads.key.shape == key.shape
+    assert grads.value is None
+
+
+def test_what_stands_for_another_gives_it_its_gradient():
+    rng = np.random.default_rng(2)
+    mha, x = MultiHeadAttention.init(6, 2, seed=3), normal(rng, 2, 5, 6)
+    dout = normal(rng, 2, 5, 6)
+    apart = mha.forward(x, x.copy(), x.copy())
+    three = mha.backward(apart, dout)
+    one = mha.backward(mha.forward(x), dout)
+    two = mha.backward(mha.forward(x, x.copy()), dout)
+    np.testing.assert_allclose(one.query, three.query + three.key + three.value, rtol=1e-12)
+    np.testing.assert_allclose(two.key, three.key + three.value, rtol=1e-12)
+    assert one.key is one.value is two.value is None
+
+
+# --- properties -----------------------------------------------------------------------------------
+
+
+@st.composite
+def modules(draw):
+    """A module of any kind, an input, options and cotangents."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    K, group, D, E, width = (int(rng.choice(PRIMES[:4])) for _ in range(5))
+    kind = draw(st.sampled_from([None, "rms", "layer"]))
+    norms = (
+        {}
+        if kind is None
+        else {n: normal(rng, D) for n in ("norm_q", "norm_k", "norm_q_bias", "norm_k_bias")}
+    )
+    mha = MultiHeadAttention.init(
+        width, K * group, seed=int(rng.integers(99)), num_kv_heads=K, head_size=D, value_size=E,
+        out_size=3, add_bias_kv=draw(st.booleans()), add_zero_attn=draw(st.booleans()),
+        qk_norm=kind, **norms,
+    )  # fmt: skip
+    biases = {n: normal(rng, *x.shape) for n, x in mha.parameters.items() if x.ndim == 1}
+    mha = mha.replace(**biases)
+    x = normal(rng, 2, 5, width)
+    options = draw(
+        st.sampled_from(
+            [{}, {"causal": True}, {"window": (1, 2)}, {"softcap": 2.0}, {"scale": -0.5}]
+        )
+    )
+    fwd = mha.forward(x, **options)
+    return mha, x, options, normal(rng, *fwd.out.shape), normal(rng, *fwd.weights.shape)
+
+
+@given(modules())
+def test_permuting_heads_with_their_weights_changes_nothing_but_rounding(drawn):
+    mha, x, options, _, _ = drawn
+    one = mha.unshared()
+    order = np.random.default_rng(0).permutation(one.num_heads).tolist()
+    np.testing.assert_allclose(
+        one._of_heads(order, order).forward(x, **options).out,
+        one.forward(x, **options).out, rtol=1e-10, atol=1e-12,
+    )  # fmt: skip
+
+
+@given(modules())
+def test_shared_heads_are_repeated_heads(drawn):
+    mha, x, options, dout, dweights = drawn
+    one, shared = mha.unshared(), mha.forward(x, **options)
+    assert one.num_kv_heads == one.num_heads == mha.num_heads
+    repeated = one.forward(x, **options)
+    np.testing.assert_allclose(repeated.out, shared.out, rtol=1e-10, atol=1e-12)
+    grads, theirs = (
+        mha.backward(shared, dout, None, dweights),
+        one.backward(repeated, dout, None, dweights),
+    )
+    np.testing.assert_allclose(grads.query, theirs.query, rtol=1e-9, atol=1e-11)
+    summed = theirs.wk.reshape(len(theirs.wk), mha.num_kv_heads, -1, mha.head_size).sum(2)
+    np.testing.assert_allclose(grads.wk, summed.reshape(grads.wk.shape), rtol=1e-9, atol=1e-11)
+
+
+@given(modules())
+def test_pruning_none_is_the_identity_and_pruning_some_is_to_zero_them(drawn):
+    mha, x, options, dout, _ = drawn
+    same = mha.prune([])
+    assert all(np.array_equal(a, same.parameters[n]) for n, a in mha.parameters.items())
+    one = mha.unshared()
+    if one.num_heads == 1:
+        return
+    gone = [0, -1] if one.num_heads > 2 else [0]
+    wo = one.wo.copy().reshape(one.num_heads, one.value_size, -1)
+    wo[gone] = 0
+    zeroed, pruned = one.replace(wo=wo.reshape(one.wo.shape)), one.prune(gone)
+    assert pruned.num_parameters < one.num_parameters
+    a, b = zeroed.forward(x, **options), pruned.forward(x, **options)
+    np.testing.assert_allclose(b.out, a.out, rtol=1e-12, atol=1e-13)
+    ga, gb = zeroed.backward(a, dout), pruned.backward(b, dout)
+    np.testing.assert_allclose(gb.query, ga.query, rtol=1e-10, atol=1e-12)
+
+
+@given(modules())
+def test_every_gradient_agrees_with_the_complex_step(drawn):
+    mha, x, options, dout, dweights = drawn
+    fwd = mha.forward(x, **options)
+    grads = mha.backward(fwd, dout, None, dweights)
+    rng, tiny = np.random.default_rng(0), 1e-30
+
+    def loss(module, query):
+        found = module.forward(query, **options)
+        return ((found.out * dout).sum() + (found.weights * dweights).sum()).imag / tiny
+
+    for name, array in {**mha.parameters, "query": x}.items():
+        way = rng.standard_normal(array.shape)
+        moved = array + 1j * tiny * way
+        slope = loss(mha, moved) if name == "query" else loss(mha.replace(**{name: moved}), x)
+        want = (getattr(grads, name) * way).sum()
+        size = (abs(getattr(grads, name)) * abs(way)).sum()
+        assert abs(slope - want) <= 1e-10 * max(size, 1e-3), name
+
+
+@given(modules())
+def test_what_keeps_its_inputs_alone_gives_the_same_bits(drawn):
+    mha, x, options, dout, dweights = drawn
+    kept, thrown = mha.forward(x, **options), mha.forward(x, **options, keep="inputs")
+    assert thrown.kept is None
+    for name in ("out", "lse", "weights"):
+        np.testing.assert_array_equal(getattr(thrown, name), getattr(kept, name))
+    one, other = (mha.backward(f, dout, None, dweights) for f in (kept, thrown))
+    for name, array in vars(one).items():
+        np.testing.assert_array_equal(getattr(other, name), array, err_msg=name)
+
+
+# --- what is seen ---------------------------------------------------------------------------------
+
+
+def test_keys_that_are_added_are_seen_whatever_the_mask_says():
+    mha = MultiHeadAttention.init(6, 2, seed=3, add_bias_kv=True, add_zero_attn=True)
+    x = normal(np.random.default_rng(0), 3, 5, 6)
+    for options in ({"mask": np.zeros((5, 5), bool)}, {"window": (0, 0)}, {"causal": True}):
+        seen = mha.forward(x, **options).weights[..., 5:]
+        assert seen.shape[-1] == 2
+        assert (seen > 0).all()
+    hide = Conventions(mask_true="hide")
+    weights = mha.forward(x, mask=np.ones((5, 5), bool), conventions=hide).weights
+    assert (weights[..., :5] == 0).all()
+    np.testing.assert_allclose(weights[..., 5:].sum(-1), 1, rtol=1e-12)
+
+
+def test_a_bias_does_not_reach_keys_that_are_added_and_gets_its_own_gradient():
+    mha = MultiHeadAttention.init(6, 2, seed=3, add_zero_attn=True)
+    rng = np.random.default_rng(0)
+    x, bias = normal(rng, 3, 5, 6), normal(rng, 1, 5, 1)
+    fwd = mha.forward(x, bias=bias)
+    dout = normal(rng, *fwd.out.shape)
+    grad = mha.backward(fwd, dout).bias
+    assert grad.shape == bias.shape
+    step = 1e-6 * normal(rng, 1, 5, 1)
+    ends = [(mha.forward(x, bias=bias + s).out * dout).sum() for s in (step, -step)]
+    np.testing.assert_allclose((ends[0] - ends[1]) / 2, (grad * step).sum(), rtol=1e-6)
+    flat = mha.forward(x, bias=0 * bias).weights
+    assert abs(fwd.weights - flat).max() > 1e-3
+
+
+def test_sinks_have_a_gradient():
+    mha, rng = MultiHeadAttention.init(6, 2, seed=3), np.random.default_rng(0)
+    fwd = mha.forward(normal(rng, 3, 5, 6), sinks=np.array([0.5, -1.0]))
+    assert mha.backward(fwd, np.ones_like(fwd.out)).sinks.shape == (2,)
+
+
+def test_a_row_that_sees_nothing_is_the_mean_of_all_values_where_scores_are_filled():
+    rng = np.random.default_rng(0)
+    mha, x = MultiHeadAttention.init(6, 2, seed=3), normal(rng, 5, 6)
+    mask = np.ones((5, 5), bool)
+    mask[2] = False
+    fwd = mha.forward(x, mask=mask, conventions=Conventions(hidden_fill=-1e9))
+    np.testing.assert_allclose(fwd.weights[:, 2], 0.2, rtol=1e-12)
+    mean = (x @ mha.wv + mha.bv).mean(0)
+    np.testing.assert_allclose(fwd.out[2], mean @ mha.wo + mha.bo, rtol=1e-12)
+
+
+def test_importance_is_the_gradient_of_a_gate():
+    rng = np.random.default_rng(0)
+    mha, x = MultiHeadAttention.init(6, 3, seed=3), normal(rng, 4, 5, 6)
+    fwd = mha.forward(x)
+    dout = normal(rng, *fwd.out.shape)
+    found = mha.importance(fwd, dout)
+    for h in range(3):
+        gated = mha.wo.reshape(3, 2, 6).copy()
+        gated[h] *= 1 + 1e-6
+        other = mha.replace(wo=gated.reshape(6, 6)).forward(x).out
+        slope = ((other - fwd.out) * dout).sum() / 1e-6
+        np.testing.assert_allclose(found[h], abs(slope), rtol=1e-6)
+
+
+# --- mixed precision ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("option", [{}, {"causal": True}, {"softcap": 2.0}])
+def test_attention_in_a_narrow_dtype_rounds_as_a_fused_kernel_may(dtype, option):
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (normal(rng, 2, 3, 7, 5).astype(dtype) for _ in range(4))
+    fwd = npattn.forward(q, k, v, dtype=dtype, **option)
+    assert (fwd.out.dtype, fwd.lse.dtype) == (np.dtype(dtype), np.float32)
+    grads = npattn.backward(fwd, dout)
+    exact = npattn.forward(q, k, v, **option)
+    want = npattn.backward(exact, dout.astype(float))
+    room = bounds(Problem(q, k, v, **option), dtype, Rounding.fused(), dout=dout.astype(float))
+    pairs = {"o": (fwd.out, exact.out), "lse": (fwd.lse, exact.lse)}
+    pairs |= {f"d{n}": (getattr(grads, n), getattr(want, n)) for n in "qkv"}
+    for name, (got, wanted) in pairs.items():
+        assert compare_arrays(name, got, wanted, room[name]).passed, name
+        assert abs(got.astype(float) - wanted).max() > 0, name
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_module_in_a_narrow_dtype_is_off_by_its_roundings(dtype):
+    rng = np.random.default_rng(0)
+    mha = MultiHeadAttention.init(12, 3, seed=3, qk_norm="rms")
+    x = normal(rng, 2, 5, 12)
+    exact, narrow = mha.forward(x), mha.forward(x, dtype=dtype)
+    assert narrow.out.dtype == np.dtype(dtype)
+    off = abs(narrow.out.astype(float) - exact.out).max() / abs(exact.out).max()
+    u = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+    assert u / 8 < off < 8 * u
+    grads = mha.backward(narrow, np.ones_like(exact.out))
+    assert {g.dtype for g in vars(grads).values() if g is not None} == {np.dtype(dtype)}
+
+
+# --- what cannot be -------------------------------------------------------------------------------
+
+
+def module(**words):
+    w = {n: np.zeros((6, 6)) for n in ("wq", "wk", "wv", "wo")}
+    return MultiHeadAttention(**(w | {"num_heads": 3} | words))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"num_heads": 4}, r"wq has shape \(6, 6\), must be \(input, 4 heads · size of a head\)"),
+        ({"num_heads": 0}, "num_heads is 0, must be an integer ≥ 1"),
+        ({"num_heads": 2.0}, "num_heads is 2.0, must be an integer ≥ 1"),
+        ({"num_kv_heads": 2}, "num_kv_heads is 2, must divide the 3 query heads"),
+        ({"wk": np.zeros((6, 3))}, r"wk has shape \(6, 3\), must have shape \(6, 6\)"),
+        ({"wo": np.zeros((5, 6))}, r"wo has shape \(5, 6\), must have shape \(6, 6\)"),
+        ({"wq": np.zeros(6)}, r"wq has shape \(6,\)"),
+        ({"wq": np.zeros((6, 6), int)}, "wq is int64, must be floating"),
+        ({"bq": np.zeros(5)}, r"bq has shape \(5,\), must have shape \(6,\)"),
+        ({"bo": np.zeros(6), "wo": None}, "bo is given without wo"),
+        ({"bias_k": np.zeros(6)}, "bias_k is given alone"),
+        ({"merge": "sum"}, "merge is 'sum', must be one of"),
+        ({"qk_norm": "l2"}, "qk_norm is 'l2', must be one of"),
+        ({"norm_q": np.zeros(2)}, "norm_q is given, must come with qk_norm"),
+        ({"qk_norm": "rms", "norm_q": np.zeros(3)}, r"norm_q has shape \(3,\)"),
+        ({"norm_eps": -1.0}, "norm_eps is -1.0, must be a finite number ≥ 0"),
+        ({"add_zero_attn": 1}, "add_zero_attn is 1, must be a bool"),
+    ],
+)
+def test_a_module_that_cannot_be_is_an_error_that_says_what_it_must_be(words, message):
+    with pytest.raises(NpattnError, match=message):
+        module(**words)
+
+
+X = np.zeros((2, 5, 6))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "error", "message"),
+    [
+        (
+            (np.zeros((5, 7)),),
+            {},
+            ShapeError,
+            r"query has shape \(5, 7\), must be \(..., length, 6\)",
+        ),
+        ((np.zeros(6),), {}, ShapeError, r"query has shape \(6,\)"),
+        ((X.astype(int),), {}, DtypeError, "query is int64, must be floating"),
+        ((X, np.zeros((2, 4, 5))), {}, ShapeError, r"key has shape \(2, 4, 5\)"),
+        ((X, X, np.zeros((2, 4, 6))), {}, ShapeError, "v has 4 keys, must have the 5 keys of k"),
+        ((X, X[:, :3]), {"causal": True}, OptionError, "causal is True with T = 5 queries"),
+        ((X,), {"mask": np.ones((2, 5), bool)}, ShapeError, r"mask\[:, None, None, :\]"),
+        ((X,), {"mask": np.ones((5, 5))}, DtypeError, "pass it as bias"),
+        ((X,), {"keep": "nothing"}, OptionError, "keep is 'nothing'"),
+        ((X,), {"dtype": "int8"}, DtypeError, "dtype is 'int8'"),
+        ((X,), {"dropout_rate": 0.5}, OptionError, "without a dropout_mask"),
+    ],
+)
+def test_what_forward_cannot_take_is_an_error_before_any_work(inputs, options, error, message):
+    with pytest.raises(error, match=message):
+        module().forward(*inputs, **options)
+
+
+def test_a_score_mod_of_keys_that_are_added_is_ambiguous():
+    def plain(s, *_):
+        return s
+
+    with pytest.raises(OptionError, match="score_mod is given with bias_k or add_zero_attn"):
+        module(add_zero_attn=True).forward(X, score_mod=plain)
+
+
+def test_backward_takes_what_its_own_forward_gave():
+    mha = module()
+    fwd = mha.forward(X)
+    with pytest.raises(ShapeError, match=r"dout has shape \(2, 5\), must have that of out"):
+        mha.backward(fwd, np.zeros((2, 5)))
+    with pytest.raises(OptionError, match="fwd is of another module"):
+        module().backward(fwd, fwd.out)
+
+
+@pytest.mark.parametrize(
+    ("words", "heads", "message"),
+    [
+        ({}, [0, 1, 2], "heads are all 3, must leave one"),
+        ({}, [3], "heads hold 3, must hold integers from -3 to 2"),
+        ({}, [True], "heads hold True"),
+        ({"merge": "reshape"}, [0], "which mixes them"),
+        ({"num_heads": 6, "num_kv_heads": 3, "wk": np.zeros((6, 3)), "wv": np.zeros((6, 3))},
+         [0], r"heads leave \[1, 2, 2\] query heads"),
+    ],
+)  # fmt: skip
+def test_heads_that_cannot_be_pruned_are_an_error(words, heads, message):
+    with pytest.raises(OptionError, match=message):
+        module(**words).prune(heads)
+
+
+def test_a_key_head_goes_with_the_last_query_head_that_uses_it():
+    mha = MultiHeadAttention.init(6, 6, seed=0, num_kv_heads=3)
+    pruned = mha.prune([0, 1])
+    assert (pruned.num_heads, pruned.num_kv_heads) == (4, 2)
+    np.testing.assert_array_equal(pruned.wk, mha.wk[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"order": "kqv"}, "order is 'kqv'"),
+        ({"num_heads": 5}, r"w has shape \(7, 18\), must be \(input, 3 · 5 heads · size\)"),
+        ({"b": np.zeros(3)}, r"b has shape \(3,\), must have shape \(18,\)"),
+    ],
+)
+def test_a_packed_weight_that_cannot_be_is_an_error(words, message):
+    given = {"w": np.zeros((7, 18)), "num_heads": 3, "order": "qkv"} | words
+    with pytest.raises(NpattnError, match=message):
+        MultiHeadAttention.from_packed(given.pop("w"), given.pop("b", None), **given)
+
+
+def test_weights_are_drawn_within_the_limits_of_xavier():
+    mha = MultiHeadAttention.init(64, 4, seed=1)
+    limit = np.sqrt(6 / (64 + 3 * 64))  # of the three side by side
+    assert 0.98 * limit < abs(mha.wq).max() <= limit
+    apart = MultiHeadAttention.init(64, 4, seed=1, key_size=32)
+    assert 0.98 * np.sqrt(6 / 128) < abs(apart.wq).max() <= np.sqrt(6 / 128)
+    assert 0.98 * np.sqrt(6 / 96) < abs(apart.wk).max() <= np.sqrt(6 / 96)
+    assert 0.98 / 8 < abs(mha.wo).max() <= 1 / 8
+    assert not mha.bq.any()
+    again = MultiHeadAttention.init(64, 4, seed=1)
+    np.testing.assert_array_equal(again.wo, mha.wo)
+    assert (MultiHeadAttention.init(64, 4, seed=2).wo != mha.wo).any()
+
+
+def test_its_repr_says_what_it_is():
+    assert repr(module(merge="reshape")) == (
+        "MultiHeadAttention(wq=float64 (6, 6), wk=float64 (6, 6), wv=float64 (6, 6), "
+        "wo=float64 (6, 6), num_heads=3, merge='reshape')"
+    )
+
+
+def test_nothing_that_was_given_is_written_to():
+    rng = np.random.default_rng(0)
+    mha, x = MultiHeadAttention.init(6, 2, seed=3, add_bias_kv=True), normal(rng, 2, 5, 6)
+    before = {n: a.copy() for n, a in {**mha.parameters, "x": x}.items()}
+    for dtype in (None, "float32", "bfloat16"):
+        mha.backward(mha.forward(x, dtype=dtype), np.ones((2, 5, 6)))
+    for name, array in {**mha.parameters, "x": x}.items():
+        np.testing.assert_array_equal(array, before[name])

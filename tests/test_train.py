@@ -1,0 +1,248 @@
+"""Training uses npattn's own gradients, agrees with torch, and goes on where it was killed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import npattn.train as train_module
+from npattn.cli import cli
+from npattn.errors import MissingExtraError, OptionError
+from npattn.train import ATTENTION, Data, Run, Settings, digits, loss_and_gradients, train
+
+SMALL = Settings(embed_dim=6, num_heads=3, epochs=3, batch_size=7)
+
+
+@pytest.fixture(scope="module")
+def few():
+    """31 images of 5 rows and 3 columns, in 4 classes."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(4, size=41)
+    x = rng.standard_normal((41, 5, 3)) + np.eye(4, 15)[y].reshape(41, 5, 3)
+    return Data(x[:31], y[:31], x[31:], y[31:])
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def test_every_gradient_is_the_slope_of_the_loss(few):
+    p, rng = train_module.drawn(SMALL, 5, 3, 4), np.random.default_rng(1)
+    p = {name: x + 0.1 * rng.standard_normal(x.shape) for name, x in p.items()}
+    _, grads, _ = loss_and_gradients(p, 3, few.x, few.y)
+    assert set(grads) == set(p)
+    for name, x in p.items():
+        way = rng.standard_normal(x.shape)
+        ends = [loss_and_gradients(p | {name: x + h * way}, 3, few.x, few.y)[0] for h in (1e-5, -1e-5)]
+        slope = (ends[0] - ends[1]) / 2e-5
+        size = (abs(grads[name]) * abs(way)).sum()
+        assert abs(slope - (grads[name] * way).sum()) < 1e-6 * max(size, 1e-3), name
+
+
+def torch_losses(settings, data, steps):
+    """The same model, written with torch and its Adam, in float64."""
+    torch = pytest.importorskip("torch")
+    f = torch.nn.functional
+    drawn = train_module.drawn(settings, *data.x.shape[1:])
+    p = {name: torch.tensor(x, requires_grad=True) for name, x in drawn.items()}
+    adam = torch.optim.Adam(p.values(), lr=settings.lr)
+    d, H = settings.embed_dim, settings.num_heads
+    batches = -(-len(data.x) // settings.batch_size)
+    losses = []
+    for step in range(steps):
+        epoch, batch = divmod(step, batches)
+        order = np.random.default_rng([settings.seed, 1, epoch]).permutation(len(data.x))
+        picked = order[batch * settings.batch_size :][: settings.batch_size]
+        x, y = torch.tensor(data.x[picked]), torch.tensor(data.y[picked])
+        h = x @ p["we"] + p["be"] + p["pos"]
+        n = f.layer_norm(h, (d,), p["g1"], p["c1"], 1e-5)
+        q, k, v = ((n @ p["w" + c] + p["b" + c]).unflatten(-1, (H, d // H)).transpose(1, 2) for c in "qkv")
+        o = (q @ k.mT / (d // H) ** 0.5).softmax(-1) @ v
+        h = h + o.transpose(1, 2).flatten(2) @ p["wo"] + p["bo"]
+        n = f.layer_norm(h, (d,), p["g2"], p["c2"], 1e-5)
+        h = h + (n @ p["w1"] + p["b1"]).relu() @ p["w2"] + p["b2"]
+        n = f.layer_norm(h, (d,), p["g3"], p["c3"], 1e-5).mean(1)
+        loss = f.cross_entropy(n @ p["wc"] + p["bc"], y)
+        for group in adam.param_groups:
+            group["lr"] = settings.lr * (1 + np.cos(np.pi * step / (settings.epochs * batches))) / 2
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_losses_of_fifty_steps_are_those_of_torch():
+    pytest.importorskip("sklearn")
+    data, settings = digits(), Settings(epochs=40)
+    want = torch_losses(settings, data, 50)
+    run = train(Settings(epochs=40), data=data, max_steps=50)
+    assert len(run.losses) == 50
+    np.testing.assert_allclose(run.losses, want, rtol=1e-10)
+
+
+# --- what it learns -------------------------------------------------------------------------------
+
+
+def test_it_learns_what_can_be_learned(few):
+    run = train(Settings(embed_dim=6, num_heads=3, epochs=30, batch_size=7, lr=1e-2), data=few)
+    assert np.mean(run.losses[-5:]) < 0.2 * np.mean(run.losses[:5])
+    assert run.epoch == 30
+    assert run.accuracies[-1] == run.accuracy(few.test_x, few.test_y)
+    weights = run.weights(few.test_x)
+    assert weights.shape == (10, 3, 5, 5)
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-12)
+    assert run.attention.parameters.keys() == set(ATTENTION)
+
+
+def test_the_digits_are_split_once_for_all_and_hold_every_digit():
+    pytest.importorskip("sklearn")
+    rows, pixels = digits(), digits("pixels")
+    assert (len(rows.x), len(rows.test_x)) == (1438, 359)
+    assert (rows.x.shape[1:], pixels.x.shape[1:]) == ((8, 8), (64, 1))
+    np.testing.assert_array_equal(rows.test_y, pixels.test_y)
+    assert set(rows.test_y) == set(range(10))
+    assert rows.x.min() == 0
+    assert rows.x.max() == 1
+
+
+def test_the_same_seed_gives_the_same_losses_and_another_gives_others(few):
+    one, again = train(SMALL, data=few), train(SMALL, data=few)
+    assert one.losses == again.losses
+    other = train(Settings(embed_dim=6, num_heads=3, epochs=3, batch_size=7, seed=1), data=few)
+    assert other.losses != one.losses
+
+
+# --- killed and resumed ---------------------------------------------------------------------------
+
+
+def test_a_run_that_stops_anywhere_goes_on_with_the_same_losses(few, tmp_path):
+    whole = train(SMALL, data=few)
+
+    class Killed(Exception):
+        pass
+
+    for stop in (1, 5, 6, 11):
+        path = tmp_path / f"run{stop}.npz"
+
+        def killed(step, *_, stop=stop):
+            if step == stop:
+                raise Killed
+
+        with pytest.raises(Killed):
+            train(SMALL, data=few, checkpoint=path, progress=killed)
+        assert path.exists() == (stop > 5)  # five steps an epoch
+        resumed = train(SMALL, data=few, checkpoint=path)
+        assert resumed.losses == whole.losses
+        assert resumed.accuracies == whole.accuracies
+        for name, x in whole.parameters.items():
+            np.testing.assert_array_equal(resumed.parameters[name], x)
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_a_whole_checkpoint(tmp_path):
+    pytest.importorskip("sklearn")
+    path = tmp_path / "run.npz"
+    words = ["--epochs", "400", "--embed-dim", "4", "--num-heads", "2", "--checkpoint", str(path)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "npattn", "train", *words],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        patience = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < patience:
+            time.sleep(0.01)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    run = Run.load(path)
+    assert 0 < run.epoch < 400
+    assert len(run.losses) == run.adam.step == 23 * run.epoch
+
+
+def test_a_checkpoint_of_other_settings_is_an_error_that_names_them(few, tmp_path):
+    path = tmp_path / "run.npz"
+    train(SMALL, data=few, checkpoint=path)
+    before = path.read_bytes()
+    with pytest.raises(OptionError, match=r"is of a run with lr 0.004, not 0.1, seed 0, not 5: give"):
+        train(Settings(**(vars(SMALL) | {"lr": 0.1, "seed": 5})), data=few, checkpoint=path)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_whole_checkpoint_is_an_error(few, tmp_path):
+    path = tmp_path / "run.npz"
+    train(SMALL, data=few, checkpoint=path)
+    whole = path.read_bytes()
+    assert not list(tmp_path.glob("*.part"))
+    for n in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:n])
+        with pytest.raises(OptionError, match="is no checkpoint of npattn train"):
+            Run.load(path)
+    np.savez(path, x=np.zeros(3))
+    with pytest.raises(OptionError, match="is no checkpoint of npattn train"):
+        Run.load(path)
+    np.savez(path, settings=json.dumps({"format": 99}))
+    with pytest.raises(OptionError, match="another version"):
+        Run.load(path)
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"embed_dim": 7}, "embed_dim is 7, must be a multiple of the 4 heads"),
+        ({"tokens": "words"}, "tokens is 'words'"),
+        ({"epochs": 0}, "epochs is 0, must be 1 or more"),
+        ({"lr": 0.0}, "lr is 0.0, must be a finite number > 0"),
+        ({"lr": float("nan")}, "lr is nan"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_settings_that_cannot_be_are_an_error(words, message):
+    with pytest.raises(OptionError, match=message):
+        Settings(**words)
+
+
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'npattn\[train\]'"):
+        digits()
+
+
+def run(*words, code=0, **given):
+    result = CliRunner().invoke(cli, ["train", *map(str, words)], **given)
+    assert result.exit_code == code, result.output + repr(result.exception)
+    return " ".join(result.output.split())
+
+
+FAST = ("--epochs", 1, "--embed-dim", 4, "--num-heads", 2)
+
+
+def test_the_command_trains_and_draws_what_the_heads_look_at(tmp_path):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "heads.png"
+    output = run(*FAST, "--out", out, "--checkpoint", tmp_path / "run.npz")
+    assert "after 23 steps" in output
+    assert "% of 359 images" in output
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert Run.load(tmp_path / "run.npz").epoch == 1
+
+
+def test_interactive_asks_for_everything(tmp_path):
+    pytest.importorskip("sklearn")
+    answers = "rows\n4\n2\n1\n128\n0.01\n3\n"
+    output = run("--interactive", "--checkpoint", tmp_path / "run.npz", input=answers)
+    assert "embed dim" in output
+    settings = Run.load(tmp_path / "run.npz").settings
+    assert settings == Settings("rows", 4, 2, 1, 128, 0.01, 3)
+
+
+def test_wrong_usage_has_exit_code_2():
+    pytest.importorskip("sklearn")
+    assert "must be a multiple" in run("--embed-dim", 7, code=2)
