@@ -400,8 +400,8 @@ def _drawable(arrays: dict[str, Array]) -> tuple[str, Array]:
 def _option(name: str, array: Array) -> Any:
     """An option of npattn.attention as it stands in a file, where None is nan."""
     if name == "window" and array.shape == (2,) and array.dtype.kind in "iuf":
-        # Beside nan the integers are floats too.
-        return tuple(None if np.isnan(n) else int(n) if float(n).is_integer() else n for n in array)
+        sides = (None if np.isnan(n) else float(n) for n in array)  # beside nan all are floats
+        return tuple(int(n) if n is not None and n.is_integer() else n for n in sides)
     return array.item() if array.ndim == 0 else array
 
 

@@ -595,6 +595,8 @@ def _label_columns(axes: Axes, ticks: _Ticks | None, word: str) -> None:
 def _bar(axes: Axes, image: AxesImage, words: str, beyond: bool) -> None:
     extend = "max" if beyond else "neither"
     bar = axes.figure.colorbar(image, cax=axes, extend=extend, format="%.3g")
+    bar.ax.set_label("<colorbar>")  # as matplotlib names those that it makes
+    bar.ax.grid(visible=False)
     bar.ax.locator_params(nbins=5)
     bar.ax.tick_params(labelsize=LABEL)
     bar.set_label(words, fontsize=TITLE)
