@@ -1,15 +1,22 @@
-"""The command line: npattn check, list, zoo, train."""
+"""The command line: npattn check, list, zoo, plot, train."""
 
 from __future__ import annotations
 
+import math
 import sys
 import tomllib
+import zipfile
+import zlib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from npattn.api import forward
 from npattn.conventions import Conventions
-from npattn.errors import MissingExtraError, NpattnError, OptionError
+from npattn.errors import MissingExtraError, NpattnError, OptionError, ShapeError
+from npattn.problem import Array
 
 try:
     import click
@@ -32,6 +39,19 @@ except ImportError as err:
 __all__ = ["cli"]
 
 DEFAULT_TARGET = "numpy.flash"
+
+# What npattn plot draws; the options are those of npattn.attention.
+CONTENTS = "weights, mask or error, or q, k and v (and options of npattn.attention)"
+OPTIONS = (
+    *("mask", "causal", "window", "bias", "scale", "softcap"),
+    *("sinks", "dropout_mask", "dropout_rate"),
+)
+
+# What reading a damaged .npz may raise.
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 @click.group()
@@ -155,6 +175,30 @@ def list_command() -> None:
     for rule in PROPERTIES.values():
         rules.add_row(rule.rule, rule.section, rule.about)
     console.print(rules)
+
+
+@cli.command("plot")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="The picture to write.")
+@click.option("--head", type=click.IntRange(0), help="This one alone.  [default: all]")
+@click.option("--sample", type=click.IntRange(0), help="Which of a batch, counted flat.")
+def plot_command(file: str, out: str, head: int | None, sample: int | None) -> None:
+    """Draw FILE, an .npz, as a heat map.
+
+    It holds one of: weights, mask, error (error / allowed error), each (T, S) or (H, T, S); or q,
+    k, v, and the options of npattn.attention by name, whose weights are drawn (a window without an
+    end has nan there). It may hold labels: queries and keys, arrays of strings.
+    Exit code 0: written; 2: wrong usage, and nothing is written.
+    """
+    try:
+        figure = _figure(_arrays(file), head, sample)
+        formats = figure.canvas.get_supported_filetypes()
+        if Path(out).suffix[1:].lower() not in formats:
+            raise OptionError(f"--out is {out!r}, must end in one of .{', .'.join(formats)}")
+        figure.savefig(out)
+    except (NpattnError, OSError) as err:
+        raise click.UsageError(str(err)) from err
+    click.echo(f"wrote {out}")
 
 
 @cli.command("zoo")
@@ -357,3 +401,79 @@ def _exit_code(report: Report, expected: dict[str, str], console: Console) -> in
     if failed and not surprises and not stale:
         console.print("as expected", style="bold")
     return 1 if surprises or stale else 0
+
+
+def _arrays(path: str) -> dict[str, Array]:
+    """What an .npz holds, if it is one."""
+    must = f"must be an .npz that holds {CONTENTS}"
+    if not zipfile.is_zipfile(path):
+        raise OptionError(f"{path} is no .npz, {must}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: np.asarray(file[name]) for name in file.files}
+    except UNREADABLE as err:
+        raise OptionError(f"{path} cannot be read ({err}), {must}") from err
+
+
+def _figure(arrays: dict[str, Array], head: int | None, sample: int | None) -> Any:
+    """The heat map of what a file holds, a matplotlib figure."""
+    from npattn import plot  # and with it matplotlib
+
+    labels = {name: arrays.pop(name).tolist() for name in ("queries", "keys") if name in arrays}
+    name, array = _drawable(arrays)
+    array = _picked(name, array, head, sample)
+    title = None if head is None else f"head {head}"
+    if name == "mask":
+        return plot.mask(array, title=title, **labels)
+    if name == "error":
+        queries, keys = labels.get("queries"), labels.get("keys")
+        axes = ("query" if queries else "row", "key" if keys else "column")
+        return plot.error(array, rows=queries, columns=keys, axes=axes, title=title)
+    draw = plot.heads if array.ndim == 3 else plot.head
+    return draw(array, title=title, **labels)
+
+
+def _drawable(arrays: dict[str, Array]) -> tuple[str, Array]:
+    """The one array that is to be drawn, and which it is."""
+    names = ", ".join(arrays) or "nothing"
+    if not {"q", "k", "v"} & set(arrays):
+        if len(arrays) != 1 or names not in ("weights", "mask", "error"):
+            raise OptionError(f"the file holds {names}, must hold {CONTENTS}")
+        return names, arrays[names]
+    missing = [name for name in "qkv" if name not in arrays]
+    unknown = [name for name in arrays if name not in (*"qkv", *OPTIONS)]
+    if missing or unknown:
+        raise OptionError(
+            f"the file holds {names}, must hold q, k, v, and of {', '.join(OPTIONS)} what is wanted"
+        )
+    options = {n: _option(n, a) for n, a in arrays.items()}
+    return "weights", forward(**options).weights
+
+
+def _option(name: str, array: Array) -> Any:
+    """An option of npattn.attention as it stands in a file, where None is nan."""
+    if name == "window" and array.shape == (2,) and array.dtype.kind in "iuf":
+        sides = (None if np.isnan(n) else float(n) for n in array)  # beside nan all are floats
+        return tuple(int(n) if n is not None and n.is_integer() else n for n in sides)
+    return array.item() if array.ndim == 0 else array
+
+
+def _picked(name: str, array: Array, head: int | None, sample: int | None) -> Array:
+    """One of the batch and one of the heads, where they were asked for."""
+    if sample is not None:
+        if array.ndim < 4:
+            raise ShapeError(f"{name} has shape {array.shape}, must have a batch for --sample")
+        array = array.reshape(math.prod(array.shape[:-3]), *array.shape[-3:])
+        if sample >= len(array):
+            raise OptionError(f"--sample is {sample}, must be below {len(array)}")
+        array = array[sample]
+    elif array.ndim > 3:
+        raise ShapeError(f"{name} has shape {array.shape}: pick one of the batch with --sample")
+    if head is None:
+        return array
+    if array.ndim != 3:
+        raise ShapeError(f"{name} has shape {array.shape}, must be (H, T, S) for --head")
+    if head >= len(array):
+        raise OptionError(f"--head is {head}, must be below {len(array)}, the number of heads")
+    one: Array = array[head]
+    return one
