@@ -265,7 +265,7 @@ class Run:
     def load(cls, path: str | Path) -> Run:
         """As it was saved; OptionError where the file is no whole checkpoint."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
                 given = json.loads(str(file["settings"]))
                 if given.pop("format") != FORMAT or set(given) != {
                     f.name for f in fields(Settings)

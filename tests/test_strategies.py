@@ -379,7 +379,9 @@ def test_within_100_examples_every_kind_is_there(seed):
     ]:
         assert set(kinds) <= {getattr(r, field) for r in plan}, field
     assert any(r.S > 128 and r.D > 64 for r in plan)
-    assert any("by sample" in cover.kinds(r) for r in plan)
+    shown = {kind for r in plan for kind in cover.kinds(r)}
+    assert shown >= {"by sample", "H = T", "K = S", "T = D", "S = D", "S = E"}
+    assert shown >= {f"broadcast {x}" for x in (["kept", "not"], ["not", "kept"])}
     assert {letter for letter in "TSDEH" for r in plan if getattr(r, letter) == 0} == set("TSDEH")
 
 
