@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from npattn.errors import NpattnError, OptionError, ShapeError
-from npattn.multihead import MultiHeadAttention
+from npattn.multihead import PARAMETERS, MultiHeadAttention
 from npattn.problem import Array
 from npattn.weights.reading import check_names, listed, missing
 
@@ -29,8 +29,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
 
 
@@ -43,7 +41,7 @@ def save(mha: MultiHeadAttention, path: str | os.PathLike[str]) -> None:
     Parameters
     ----------
     mha : MultiHeadAttention
-        In float64, float32, float16, bfloat16, float8_e4m3fn or float8_e5m2.
+        In float64, float32, float16 or bfloat16.
     path : str or path
 
     Raises
@@ -122,7 +120,7 @@ def load(path: str | os.PathLike[str]) -> MultiHeadAttention:
         raise OptionError(f"{path} is no whole safetensors file ({err}), {must}") from err
     # deserialize has held the header against the format, but does not give its metadata.
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    metadata = header.get("__metadata__", {})
+    metadata = header.get("__metadata__") or {}
     if metadata.get("kind") != KIND:
         raise OptionError(f"{path} is a safetensors file of {listed(found) or 'nothing'}, {must}")
     try:
@@ -140,6 +138,7 @@ def _rebuilt(metadata: Mapping[str, str], found: Mapping[str, Any]) -> MultiHead
     options, shapes = (_json_object(name, metadata[name]) for name in ("options", "shapes"))
     check_names("options", options, set(OPTIONS), set(OPTIONS))
     check_names("the file", found, set(shapes), set(shapes))
+    check_names("the file", found, {"wq", "wk", "wv"}, set(PARAMETERS))
     arrays = {}
     for name, tensor in found.items():
         if list(tensor["shape"]) != shapes[name]:
