@@ -31,7 +31,8 @@ LAYERS = (
 
 # Packages that are slow to load or not always there, and the only files that may import them.
 CONFINED = {
-    "torch": ("torch/", "testing/targets/torch.py", "testing/correct/torch.py"),
+    "torch": ("torch/", "testing/targets/torch.py", "testing/correct/torch.py", "weights/torch.py"),
+    "safetensors": ("weights/files.py",),
     "jax": ("testing/targets/jax.py", "testing/correct/jax.py"),
     "onnx": ("testing/targets/onnx.py",),
     "onnxruntime": ("testing/targets/onnxruntime.py",),

@@ -1,0 +1,189 @@
+"""torch.nn.MultiheadAttention, in and out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npattn.errors import OptionError
+from npattn.multihead import MultiHeadAttention
+from npattn.problem import Array
+from npattn.weights.reading import (
+    check_kind,
+    drops,
+    missing,
+    optional,
+    read,
+    torch_bits,
+    transposed,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["from_torch", "to_torch"]
+
+EXTRA = ("bias_k", "bias_v")
+
+
+def from_torch(module: torch.nn.MultiheadAttention) -> MultiHeadAttention:
+    """The weights of a ``torch.nn.MultiheadAttention``, from any device, in their own dtype.
+
+    Parameters
+    ----------
+    module : torch.nn.MultiheadAttention
+        With or without bias, ``kdim``, ``vdim``, ``add_bias_kv``, ``add_zero_attn``. Whatever its
+        ``batch_first``, `MultiHeadAttention.forward` takes (..., T, in_q); masks of torch are True
+        where they hide, ours where they show.
+
+    Returns
+    -------
+    MultiHeadAttention
+
+    Raises
+    ------
+    OptionError
+        If it is something else, a subclass with a forward of its own, on the meta device, or in
+        training mode with dropout.
+    DtypeError
+        If it holds what is not floating.
+    MissingExtraError
+        If torch is not installed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> mha = from_torch(torch.nn.MultiheadAttention(6, 2, kdim=5, vdim=3, dtype=torch.bfloat16))
+    >>> mha.wk.shape, mha.wv.shape, mha.bo.dtype
+    ((5, 6), (3, 6), dtype(bfloat16))
+    """
+    torch = _torch("from_torch")
+    parent = torch.nn.MultiheadAttention
+    check_kind("module", module, {"torch.nn.MultiheadAttention": parent}, ("forward",))
+    if module.dropout and module.training:
+        raise drops("module", module.dropout, "is in training mode", "module.eval()")
+    if module.in_proj_weight is not None:
+        weights = np.split(read("in_proj_weight", module.in_proj_weight), 3)
+    else:
+        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        weights = [read(name, getattr(module, name)) for name in names]
+    given: dict[str, Any] = dict(zip(("wq", "wk", "wv"), map(transposed, weights), strict=True))
+    given["wo"] = transposed(read("out_proj.weight", module.out_proj.weight))
+    given["bo"] = optional("out_proj.bias", module.out_proj.bias)
+    if module.in_proj_bias is not None:
+        biases = np.split(read("in_proj_bias", module.in_proj_bias), 3)
+        given |= dict(zip(("bq", "bk", "bv"), biases, strict=True))
+    for name in EXTRA:
+        extra = optional(name, getattr(module, name))  # (1, 1, H·D)
+        given[name] = None if extra is None else extra.reshape(-1)
+    options = {"num_heads": module.num_heads, "add_zero_attn": module.add_zero_attn}
+    return MultiHeadAttention(**given, **options)
+
+
+def to_torch(mha: MultiHeadAttention, *, batch_first: bool = True) -> torch.nn.MultiheadAttention:
+    """A ``torch.nn.MultiheadAttention`` on the CPU with the same bits in the same dtype.
+
+    Parameters
+    ----------
+    mha : MultiHeadAttention
+    batch_first : bool, default True
+        Whether it takes (B, T, in_q), as ours, or torch's (T, B, in_q).
+
+    Returns
+    -------
+    torch.nn.MultiheadAttention
+
+    Raises
+    ------
+    OptionError
+        Says what torch has no place for: shared key/value heads, heads whose sizes do not add up to
+        in_q, another output size than that, no output projection, some biases without the others,
+        ``merge="reshape"``, qk_norm, several dtypes, or one that torch does not have.
+    MissingExtraError
+        If torch is not installed.
+
+    Examples
+    --------
+    >>> import npattn
+    >>> to_torch(npattn.MultiHeadAttention.init(6, 2, seed=0)).in_proj_weight.shape
+    torch.Size([18, 6])
+    """
+    torch = _torch("to_torch")
+    _check_fits_torch(mha, torch)
+    p, embed = mha.parameters, mha.wq.shape[0]
+    kdim, vdim = mha.wk.shape[0], mha.wv.shape[0]
+    weights = [transposed(p[name]) for name in ("wq", "wk", "wv")]
+    state = {"out_proj.weight": transposed(p["wo"])}
+    if kdim == vdim == embed:
+        state["in_proj_weight"] = np.concatenate(weights)
+    else:
+        state |= {f"{n}_proj_weight": w for n, w in zip("qkv", weights, strict=True)}
+    if "bo" in p:
+        state["in_proj_bias"] = np.concatenate([p[name] for name in ("bq", "bk", "bv")])
+        state["out_proj.bias"] = p["bo"]
+    state |= {name: p[name].reshape(1, 1, -1) for name in EXTRA if name in p}
+    # Made on the meta device, nothing is drawn: torch's random state stays as it is.
+    module = torch.nn.MultiheadAttention(
+        embed,
+        mha.num_heads,
+        bias="bo" in p,
+        add_bias_kv="bias_k" in p,
+        add_zero_attn=bool(mha.add_zero_attn),
+        kdim=kdim,
+        vdim=vdim,
+        batch_first=batch_first,
+        device="meta",
+    )
+    tensors = {name: _tensor(torch, array) for name, array in state.items()}
+    module.load_state_dict(tensors, assign=True)
+    return module  # type: ignore[no-any-return]  # torch is Any here
+
+
+def _check_fits_torch(mha: MultiHeadAttention, torch: Any) -> None:
+    H, K, embed = mha.num_heads, mha.num_kv_heads, mha.wq.shape[0]
+    square = f"must be ({embed}, {embed}): torch has H·D = H·E = in_q = out"
+    dtypes = {name: array.dtype.name for name, array in mha.parameters.items()}
+    biases = [getattr(mha, name) is None for name in ("bq", "bk", "bv", "bo")]
+    first = dtypes["wq"]
+    wrong = None
+    if mha.wo is None:
+        wrong = "wo is None, must be given: torch always projects the heads"
+    elif K != H:
+        wrong = f"num_kv_heads is {K}, must be {H} as num_heads: torch shares none (mha.unshared())"
+    elif mha.merge != "concat":
+        wrong = f'merge is {mha.merge!r}, must be "concat"'
+    elif mha.qk_norm is not None:
+        wrong = f"qk_norm is {mha.qk_norm!r}, must be None: torch does not normalise heads"
+    elif embed == 0 or mha.wq.shape[1] != embed:
+        wrong = f"wq has shape {mha.wq.shape}, {square} ≥ 1"
+    elif mha.wv.shape[1] != embed:
+        wrong = (
+            f"wv has shape {mha.wv.shape}, must be ({mha.wv.shape[0]}, {embed}): torch has E = D"
+        )
+    elif mha.wo.shape != (embed, embed):
+        wrong = f"wo has shape {mha.wo.shape}, {square}"
+    elif len(set(biases)) > 1:
+        wrong = "bq, bk, bv, bo are given in part, must be all or none: a missing one can be zeros"
+    elif len(set(dtypes.values())) > 1:
+        name = next(name for name, dtype in dtypes.items() if dtype != first)
+        wrong = f"{name} is {dtypes[name]}, must be {first} as wq"
+    elif mha.wq.dtype.kind == "c" or not isinstance(getattr(torch, first, None), torch.dtype):
+        wrong = f"wq is {first}, must be a real floating dtype that torch has"
+    if wrong:
+        raise OptionError(f"{wrong} [to_torch of {mha!r}]")
+
+
+def _torch(asked: str) -> Any:
+    try:
+        import torch
+    except ImportError as err:
+        raise missing(asked, "torch", "torch") from err
+    return torch
+
+
+def _tensor(torch: Any, array: Array) -> Any:
+    plain = np.array(array, array.dtype.newbyteorder("="), order="C")  # a copy of its own
+    bits = torch.from_numpy(plain.view(f"i{plain.itemsize}"))
+    assert bits.dtype == torch_bits(torch, plain.itemsize)
+    return bits.view(getattr(torch, plain.dtype.name))
