@@ -424,7 +424,7 @@ class MultiHeadAttention:
         )
 
     def importance(self, fwd: MultiHeadForward, dout: Any) -> Array:
-        """|∂loss/∂gate| of a gate of 1 on what each head gives, (H,).
+        """How the loss depends on each head: the size of its gradient in a gate of 1 on o, (H,).
 
         Parameters as in `backward`; a gate multiplies o alone, so that no other cotangent counts.
         Source: Michel, Levy, Neubig 2019, section 2.3.

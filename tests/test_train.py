@@ -41,7 +41,9 @@ def test_every_gradient_is_the_slope_of_the_loss(few):
     assert set(grads) == set(p)
     for name, x in p.items():
         way = rng.standard_normal(x.shape)
-        ends = [loss_and_gradients(p | {name: x + h * way}, 3, few.x, few.y)[0] for h in (1e-5, -1e-5)]
+        ends = [
+            loss_and_gradients(p | {name: x + h * way}, 3, few.x, few.y)[0] for h in (1e-5, -1e-5)
+        ]
         slope = (ends[0] - ends[1]) / 2e-5
         size = (abs(grads[name]) * abs(way)).sum()
         assert abs(slope - (grads[name] * way).sum()) < 1e-6 * max(size, 1e-3), name
@@ -64,7 +66,9 @@ def torch_losses(settings, data, steps):
         x, y = torch.tensor(data.x[picked]), torch.tensor(data.y[picked])
         h = x @ p["we"] + p["be"] + p["pos"]
         n = f.layer_norm(h, (d,), p["g1"], p["c1"], 1e-5)
-        q, k, v = ((n @ p["w" + c] + p["b" + c]).unflatten(-1, (H, d // H)).transpose(1, 2) for c in "qkv")
+        q, k, v = (
+            (n @ p["w" + c] + p["b" + c]).unflatten(-1, (H, d // H)).transpose(1, 2) for c in "qkv"
+        )
         o = (q @ k.mT / (d // H) ** 0.5).softmax(-1) @ v
         h = h + o.transpose(1, 2).flatten(2) @ p["wo"] + p["bo"]
         n = f.layer_norm(h, (d,), p["g2"], p["c2"], 1e-5)
@@ -171,7 +175,9 @@ def test_a_checkpoint_of_other_settings_is_an_error_that_names_them(few, tmp_pat
     path = tmp_path / "run.npz"
     train(SMALL, data=few, checkpoint=path)
     before = path.read_bytes()
-    with pytest.raises(OptionError, match=r"is of a run with lr 0.004, not 0.1, seed 0, not 5: give"):
+    with pytest.raises(
+        OptionError, match=r"is of a run with lr 0.004, not 0.1, seed 0, not 5: give"
+    ):
         train(Settings(**(vars(SMALL) | {"lr": 0.1, "seed": 5})), data=few, checkpoint=path)
     assert path.read_bytes() == before
 
