@@ -203,14 +203,35 @@ class Noise:
             steep = abs(np.asarray(hard.slope)) + hard.slope_error
             var_dx = var_ds * steep**2 + (hard.ds * hard.slope_error) ** 2
             var_dx = var_dx + 2 * (self.u2 * hard.dx**2 + rounded(hard.dx, unit.ds))
-        dx2 = hard.dx**2
-        k, q = self.finite(self.r.k), self.finite(self.r.q)
-        ops = 2 * R2 * unit.operands.u**2
         # What is flushed is lost for certain: a weight, a dS, and their products.
         size = 2 + abs(hard.dp) + abs(hard.D) + abs(np.asarray(hard.dl))
         self.lost = np.where(self.live, (unit.tiny + unit.operands.eta) * size, 0)
-        flush = (1 + hard.scale) * self.lost
+        self.flush = (1 + hard.scale) * self.lost
 
+        rows = self.generic(hard.dp_out)
+        every = np.asarray(rows.all() and self.generic_columns())
+        var_q, lost_q = self._dq(var_dx, bent, var_D)
+        found = {
+            "dq": self.sharp(
+                sum_to(var_q, problem.q.shape),
+                sum_to(1.0 * ~rows[..., None], (*problem.q.shape[:-1], 1)) == 0,
+                sum_to(lost_q, problem.q.shape),
+            )
+        }
+        of = {"dk": problem.k, "dv": problem.v}
+        for name, pair in (("dk", self._dk(var_dx, bent, var_D)), ("dv", self._dv(do2))):
+            var, lost = (dense.sum_shared(x, problem.K, of[name].shape) for x in pair)
+            found[name] = self.sharp(var, every, lost)
+        if problem.bias is not None:
+            found["dbias"] = self._dbias(var_ds, var_D, problem.bias.shape, every)
+        if self.r.p_sink is not None:
+            found["dsinks"] = self._dsinks(var_D, every)
+        return found
+
+    def _dq(self, var_dx: Array, bent: Array, var_D: Array) -> tuple[Array, Array]:
+        """Of dq = scale · dX k, and what is flushed."""
+        hard, unit, problem, k = self.hard, self.unit, self.hard.problem, self.finite(self.r.k)
+        dx2, ops = hard.dx**2, 2 * R2 * self.unit.operands.u**2
         dq, squares = self.products(hard.dx, k), self.products(dx2, k**2)
         var = self.products(var_dx + ops * dx2, k**2) + self.summed(self.n, dq, squares)
         common = abs(self.products(hard.ps, k)) + self.products(bent, abs(k))
@@ -218,58 +239,37 @@ class Noise:
         underflow = unit.ds.eta**2 / 3 * self.products(1.0 * self.live, k**2 + 1)
         var = hard.scale**2 * var + underflow
         var = var + self._stored(dq * hard.scale, squares * hard.scale**2, problem.S, problem.q)
-        lost_q = self.products(flush, abs(k) + 1)
+        return var, self.products(self.flush, abs(k) + 1)
 
+    def _dk(self, var_dx: Array, bent: Array, var_D: Array) -> tuple[Array, Array]:
+        """Of dk = scale · dXᵀ q, by query head, and what is flushed."""
+        hard, unit, problem, q = self.hard, self.unit, self.hard.problem, self.finite(self.r.q)
+        dx2, ops = hard.dx**2, 2 * R2 * unit.operands.u**2
         turn = self.live.swapaxes(-1, -2)
-        each = (
-            var_dx
-            + (abs(hard.ps) + bent) ** 2 * var_D
-            + dx2 * (self.var_l + R2 * unit.q.u**2 + ops)
-        )
+        each = var_dx + (abs(hard.ps) + bent) ** 2 * var_D
+        each = each + dx2 * (self.var_l + R2 * unit.q.u**2 + ops)
         dk = dense.sum_live(hard.dx.swapaxes(-1, -2), q, turn)
         squares = dense.sum_live(dx2.swapaxes(-1, -2), q**2, turn)
-        var_k = dense.sum_live(np.where(self.live, each, 0).swapaxes(-1, -2), q**2, turn)
-        var_k = hard.scale**2 * (var_k + self.summed(hard.terms(problem.T), dk, squares))
-        var_k = var_k + unit.ds.eta**2 / 3 * dense.sum_live(1.0 * turn, q**2 + 1, turn)
+        var = dense.sum_live(np.where(self.live, each, 0).swapaxes(-1, -2), q**2, turn)
+        var = hard.scale**2 * (var + self.summed(hard.terms(problem.T), dk, squares))
+        var = var + unit.ds.eta**2 / 3 * dense.sum_live(1.0 * turn, q**2 + 1, turn)
         squares = squares * hard.scale**2
-        var_k = var_k + self._stored(dk * hard.scale, squares, problem.T, problem.k, shared=True)
-        lost_k = dense.sum_live(flush.swapaxes(-1, -2), abs(q) + 1, turn)
+        var = var + self._stored(dk * hard.scale, squares, problem.T, problem.k, shared=True)
+        return var, dense.sum_live(self.flush.swapaxes(-1, -2), abs(q) + 1, turn)
 
+    def _dv(self, do2: Array) -> tuple[Array, Array]:
+        """Of dv = (P z)ᵀ dO, by query head, and what is flushed."""
+        hard, unit, problem = self.hard, self.unit, self.hard.problem
+        turn = self.live.swapaxes(-1, -2)
         w2 = np.where(self.live, (self.p * self.z) ** 2, 0)
         each = w2 * self.var_l + self.z**2 * self.var_p + self.stored_weights(w2)
         dv = dense.sum_live(np.sqrt(w2).swapaxes(-1, -2), self.finite(hard.do), turn)
         squares = dense.sum_live(w2.swapaxes(-1, -2), do2, turn)
-        var_v = dense.sum_live(each.swapaxes(-1, -2), do2, turn)
-        var_v = var_v + self.summed(hard.terms(problem.T), dv, squares)
-        var_v = var_v + self._stored(dv, squares, problem.T, problem.v, shared=True)
-        w_lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
-        lost_v = dense.sum_live(w_lost.swapaxes(-1, -2), abs(hard.do) + 1, turn)
-
-        rows = self.generic(hard.dp_out)
-        every = np.asarray(rows.all() and self.generic_columns())
-        share = dense.sum_shared
-        found = {
-            "dq": self.sharp(
-                sum_to(var, problem.q.shape),
-                sum_to(1.0 * ~rows[..., None], (*problem.q.shape[:-1], 1)) == 0,
-                sum_to(lost_q, problem.q.shape),
-            ),
-            "dk": self.sharp(
-                share(var_k, problem.K, problem.k.shape),
-                every,
-                share(lost_k, problem.K, problem.k.shape),
-            ),
-            "dv": self.sharp(
-                share(var_v, problem.K, problem.v.shape),
-                every,
-                share(lost_v, problem.K, problem.v.shape),
-            ),
-        }
-        if problem.bias is not None:
-            found["dbias"] = self._dbias(var_ds, var_D, problem.bias.shape, every)
-        if self.r.p_sink is not None:
-            found["dsinks"] = self._dsinks(var_D, every)
-        return found
+        var = dense.sum_live(each.swapaxes(-1, -2), do2, turn)
+        var = var + self.summed(hard.terms(problem.T), dv, squares)
+        var = var + self._stored(dv, squares, problem.T, problem.v, shared=True)
+        lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
+        return var, dense.sum_live(lost.swapaxes(-1, -2), abs(hard.do) + 1, turn)
 
     def _dweights(self) -> Array:
         """Of dP."""
