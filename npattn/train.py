@@ -34,6 +34,8 @@ __all__ = ["Data", "Run", "Settings", "digits", "forward", "loss_and_gradients",
 ATTENTION = ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")
 EPS = 1e-5
 BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8
+DECAY = 0.5
+"""Of the projections, by lr × this a step."""
 TEST_SHARE = 5  # one image in five is kept for the test
 FORMAT = 1
 
@@ -188,8 +190,13 @@ def loss_and_gradients(
     return loss, {name: d[name] for name in p}, s
 
 
+def decays(name: str, x: Array) -> bool:
+    """Whether a parameter is a projection."""
+    return x.ndim == 2 and name != "pos"
+
+
 class Adam:
-    """Kingma and Ba 2015, algorithm 1."""
+    """Kingma and Ba 2015, algorithm 1, with the decay of Loshchilov and Hutter 2019."""
 
     def __init__(self, p: Parameters) -> None:
         self.m = {name: np.zeros_like(x) for name, x in p.items()}
@@ -204,7 +211,8 @@ class Adam:
             self.m[name] = BETA1 * self.m[name] + (1 - BETA1) * d[name]
             self.v[name] = BETA2 * self.v[name] + (1 - BETA2) * d[name] ** 2
             size = np.sqrt(self.v[name]) / np.sqrt(spread) + ADAM_EPS
-            found[name] = x - lr / rise * self.m[name] / size
+            kept = x * (1 - lr * DECAY) if decays(name, x) else x
+            found[name] = kept - lr / rise * self.m[name] / size
         return found
 
 

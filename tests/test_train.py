@@ -55,7 +55,12 @@ def torch_losses(settings, data, steps):
     f = torch.nn.functional
     drawn = train_module.drawn(settings, *data.x.shape[1:])
     p = {name: torch.tensor(x, requires_grad=True) for name, x in drawn.items()}
-    adam = torch.optim.Adam(p.values(), lr=settings.lr)
+    decayed = {name for name, x in drawn.items() if train_module.decays(name, x)}
+    groups = [
+        {"params": [p[n] for n in decayed], "weight_decay": train_module.DECAY},
+        {"params": [x for n, x in p.items() if n not in decayed], "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(groups, lr=settings.lr)
     d, H = settings.embed_dim, settings.num_heads
     batches = -(-len(data.x) // settings.batch_size)
     losses = []
