@@ -41,14 +41,18 @@ class Cheap:
         self.o, self.lse = out[head], lse[head][..., None]
         self.live, self.p = self.r.live, self.r.p
         self.seen = self.lse != -np.inf
+        # Most problems hide nothing and hold no NaN, which then is looked for once.
+        self.all_live = bool(self.live.all())
+        self.finite = all(bool(np.isfinite(x).all()) for x in (self.r.q, self.r.k, self.r.v))
         self.scale = abs(problem.scale or 0.0)
         self.blocks = math.ceil(problem.S / 16)
         self.chain = self.gamma(self.terms(problem.S) + self.blocks)
         s = problem.scale * (self.r.q @ self.r.k.swapaxes(-1, -2))
         if problem.bias is not None:
             s = s + problem.bias.astype(float)
-        self.s = np.where(self.live, abs(s), 0)
-        m = np.max(np.where(self.live, s, -np.inf), -1, keepdims=True, initial=-np.inf)
+        s = s if self.all_live else np.where(self.live, s, -np.inf)
+        m = np.max(s, -1, keepdims=True, initial=-np.inf)
+        self.s = self.only(abs(s))
         self.m = np.where(np.isfinite(m), abs(m), 0)
         self.a, self.b = self._argument()
         most = self.a + self.b * self.s.max(-1, keepdims=True, initial=0)
@@ -57,6 +61,23 @@ class Cheap:
         self.R = most * self.k1
         self.down = np.maximum(1 - self.R, 1 - SMALL * (1 + SMALL))
         self.unit_p = unit.p.u
+
+    def only(self, x: Array) -> Array:
+        """x, but 0 where nothing is seen."""
+        return x if self.all_live else np.where(self.live, x, 0)
+
+    def numbers(self, x: Array) -> Array:
+        """x, but 0 where it is none."""
+        return x if self.finite else np.where(np.isfinite(x), x, 0)
+
+    def product(self, w: Array, x: Array) -> Array:
+        """w x over the keys that are seen."""
+        return np.asarray(w @ x) if self.finite else dense.sum_live(w, x, self.live)
+
+    def turned(self, w: Array, x: Array) -> Array:
+        """wᵀ x over the queries that see."""
+        w, live = w.swapaxes(-1, -2), self.live.swapaxes(-1, -2)
+        return np.asarray(w @ x) if self.finite else dense.sum_live(w, x, live)
 
     def terms(self, n: int) -> int:
         block = self.rounding.sum_block
@@ -68,9 +89,11 @@ class Cheap:
     def _argument(self) -> tuple[Array, float]:
         """The error of the argument of exp is at most a + b |s|."""
         unit, u, problem = self.unit, self.unit.u, self.problem
-        q, k = self.r.q, np.where(np.isfinite(self.r.k), self.r.k, 0)
-        norm_k = np.sqrt((k**2).sum(-1)).max(-1)[..., None, None]
-        reach = self.scale * np.sqrt((q**2).sum(-1, keepdims=True)) * norm_k
+        q, k = self.r.q, self.numbers(self.r.k)
+        self.ak = abs(self.r.k)
+        self.top_k = self.numbers(self.ak).max(-2, keepdims=True, initial=0)  # (..., H, 1, D)
+        norm_k = np.sqrt(along(k, k)).max(-2, initial=0)[..., None]
+        reach = self.scale * np.sqrt(along(q, q)) * norm_k
         products = self.gamma(problem.D + 6) + unit.q.u + unit.operands.times(2)
         twice = (1 + u + unit.s.u) ** 2 - 1  # q kᵀ stored, scaled and stored again
         a, b = products * (1 + twice) * reach, twice
@@ -79,7 +102,8 @@ class Cheap:
             bias = np.where(np.isfinite(bias), bias, 0).max(-1, keepdims=True)
             a, b = (a + twice * bias) * (1 + u + unit.s.u), b * (1 + u + unit.s.u) + u + unit.s.u
         lost = self.scale * (unit.tiny + unit.operands.eta) * (1 + problem.D)
-        lost = lost * (1 + abs(q).max(-1, keepdims=True) + abs(k).max((-1, -2))[..., None, None])
+        largest = self.top_k.max(-1, keepdims=True, initial=0)
+        lost = lost * (1 + abs(q).max(-1, keepdims=True, initial=0) + largest)
         online = unit.exp * (1 + min(self.blocks, 16)) + u * self.blocks
         a = a + lost + unit.s.eta * (2 + self.scale) + 4 * u * self.m + online
         return np.where(self.seen, a, 0), b + 6 * u
@@ -88,14 +112,16 @@ class Cheap:
     def forward(self) -> dict[str, Array]:
         """Bounds of o, lse and weights."""
         unit, u, p, live = self.unit, self.unit.u, self.p, self.live
-        v = np.where(np.isfinite(self.r.v), self.r.v, 0)
+        v = self.numbers(self.r.v)
         self.ps = p * self.s
-        s2 = np.sqrt((self.ps * self.s).sum(-1, keepdims=True))
+        s2 = np.sqrt(along(self.ps, self.s))
         s1 = self.ps.sum(-1, keepdims=True)
         self.rho = self.k1 * (self.a + self.b * s2)  # √ Σ p R² at most
         self.mean_R = self.k1 * (self.a + self.b * s1)  # Σ p R
-        centre = v.mean(-2, keepdims=True)
-        around = np.maximum(p @ (v - centre) ** 2 - (self.o - centre) ** 2, 0)
+        centre = v.mean(-2, keepdims=True) if v.shape[-2] else np.zeros((1, 1))
+        av = abs(self.r.v)
+        far = v - centre
+        around = np.maximum(p @ np.square(far, out=far) - (self.o - centre) ** 2, 0)
         around = around + (self.problem.S + 4) * 2.0**-52 * (self.o - centre) ** 2
         t_soft = np.where(self.seen, self.rho * np.sqrt(around) / self.down, 0)
         row_sum = unit.row_sum.times(self.terms(self.problem.S) + self.blocks)
@@ -105,21 +131,21 @@ class Cheap:
         near = near + unit.lse.eta
         soft = np.log1p(self.mean_R)
         self.rebuild = np.expm1(soft + fixed + near + unit.exp)
-        mass = (1 + self.R) / self.down * dense.sum_live(p, abs(v), live)
+        mass = (1 + self.R) / self.down * self.product(p, av)
         stored = (
             unit.p.u * (1 + unit.p.u) + self.chain + unit.operands.times(2) + np.expm1(4 * u + near)
         )
         t = stored * mass + fixed * (abs(self.o) + t_soft)
         count = live.sum(-1, keepdims=True)
         vanished = unit.p.eta + unit.operands.eta + unit.tiny
-        t = t + count * (vanished * abs(v).max(-2, keepdims=True) + unit.tiny)
+        t = t + count * (vanished * self.numbers(av).max(-2, keepdims=True, initial=0) + unit.tiny)
         again = self.rounding.out_roundings - 1
         t = t + (unit.low.times(again) * (abs(self.o) + t_soft + t) + again * unit.low.eta)
         self.t_soft, self.t_sum = t_soft, np.where(self.seen, t, 0)
         self.t_rest = np.where(self.seen, t - unit.p.u * (1 + unit.p.u) * mass, 0)
         relative = (self.R + self.mean_R) / self.down
         relative = relative + (1 + self.R) / self.down * (unit.p.u + fixed)
-        weights = np.where(live, np.minimum(p * relative + unit.p.eta + unit.tiny, 1), 0)
+        weights = self.only(np.minimum(p * relative + (unit.p.eta + unit.tiny), 1))
         t_lse = soft + fixed + (3 * u + unit.lse.u) * lse + 2 * u * self.m + unit.lse.eta
         t_lse = np.where(self.seen, t_lse, 0)[..., 0]
         return {"o": self.t_soft + self.t_sum, "lse": t_lse, "weights": weights}
@@ -129,19 +155,19 @@ class Cheap:
         """Bounds of the gradients."""
         problem, unit, u, p = self.problem, self.unit, self.unit.u, self.p
         q, k, v, live = self.r.q, self.r.k, self.r.v, self.live
-        turn = live.swapaxes(-1, -2)
-        finite_v = np.where(np.isfinite(v), v, 0)
+        self.finite = self.finite and bool(np.isfinite(do).all())
+        finite_v = self.numbers(v)
         dl = np.zeros((1, 1)) if dlse is None else np.where(self.seen, dlse[..., None], 0)
-        dp = np.where(live, do @ v.swapaxes(-1, -2), 0)
-        D = (p * dp).sum(-1, keepdims=True)
-        norm_v = np.sqrt((finite_v**2).sum(-1)).max(-1)[..., None, None]
-        reach = np.sqrt((do**2).sum(-1, keepdims=True)) * norm_v
+        dp = self.only(do @ v.swapaxes(-1, -2))
+        D = along(p, dp)
+        norm_v = np.sqrt(along(finite_v, finite_v)).max(-2, initial=0)[..., None]
+        reach = np.sqrt(along(do, do)) * norm_v
         products = (self.gamma(problem.E + 2) + unit.operands.times(2)) * reach
         products = products + (unit.tiny + unit.operands.eta) * (problem.E + 2) + unit.dp.eta
         e_D = self._delta(do, dp, D, products)
 
         around = abs(D - dl)
-        ds = p * np.where(live, dp - D + dl, 0)
+        ds = p * self.only(dp - D + dl)
         size, grown = abs(ds), (1 + self.R) * (1 + self.rebuild)
         fuses = self.rounding.fuses
         twice = unit.ds.times(1 if fuses else 2) + u
@@ -159,36 +185,44 @@ class Cheap:
         )
         lost = lost + (unit.low.eta if unit.dp.u else 0.0)
         slack = (1 + twice) * (1 + self.gamma(max(problem.S, problem.T) + 4) + unit.operands.u * 3)
-        base = (size * (each + far * self.s) + p * rest) * slack
+        # Each is a sum of |dS|, |dS| |s| and p with factors that are one a row, so that no array of
+        # T × S bounds is made but for dbias.
+        steep = size * self.s
+        each, far, rest = slack * each, slack * far, slack * rest
 
-        ak, aq = abs(k), abs(q)
+        ak, aq = self.ak, abs(q)
         sums = self.gamma(self.terms(problem.S)) + unit.operands.times(2) + 4 * u
         flush = (unit.tiny + unit.operands.eta) * (1 + self.scale) + unit.ds.eta
         count = live.sum(-1, keepdims=True)
-        rows = dense.sum_live(base + sums * size, ak, live)
-        common = abs(dense.sum_live(p, k, live)) + self.R * dense.sum_live(p, ak, live)
-        t_dq = rows + self.rebuild * abs(dense.sum_live(ds, k, live)) + e_D * common
-        top_k = np.where(np.isfinite(ak), ak, 0).max(-2, keepdims=True)
-        t_dq = self.scale * (t_dq + lost * count * top_k) + flush * count * (top_k + 1)
+        p_ak = self.product(p, ak)
+        rows = (each + sums) * self.product(size, ak) + rest * p_ak
+        rows = rows + far * self.product(steep, ak)
+        common = abs(self.product(p, k)) + self.R * p_ak
+        t_dq = rows + self.rebuild * abs(self.product(ds, k)) + e_D * common
+        t_dq = self.scale * (t_dq + lost * count * self.top_k) + flush * count * (self.top_k + 1)
 
         sums = self.gamma(self.terms(problem.T)) + unit.operands.times(2) + 4 * u
-        column = base + p * ((1 + self.R) * e_D) + size * (self.rebuild + unit.q.u + sums)
-        t_dk = dense.sum_live(column.swapaxes(-1, -2), aq, turn)
-        times = turn.sum(-1, keepdims=True)
-        top_q = np.where(np.isfinite(aq), aq, 0).max(-2, keepdims=True)
-        worst = lost.max(-2, keepdims=True)
+        factors = (
+            (size, each + self.rebuild + unit.q.u + sums),
+            (steep, far),
+            (p, rest + (1 + self.R) * e_D),
+        )
+        t_dk = sum(self.turned(w, factor * aq) for w, factor in factors)
+        times = live.sum(-2)[..., None]
+        top_q = self.numbers(aq).max(-2, keepdims=True, initial=0)
+        worst = lost.max(-2, keepdims=True, initial=0)
         t_dk = self.scale * (t_dk + worst * times * top_q) + flush * times * (top_q + 1)
 
         kept = self.k1 * self.a + self.rebuild * (1 + self.R) + unit.p.u * grown
         kept = kept + (sums + unit.operands.times(2)) * grown
-        t_dv = dense.sum_live(p.swapaxes(-1, -2), kept * abs(do), turn)
-        t_dv = t_dv + dense.sum_live(self.ps.swapaxes(-1, -2), self.k1 * self.b * abs(do), turn)
-        top = (unit.p.eta + unit.tiny) * abs(do).max(-2, keepdims=True) + unit.tiny
+        t_dv = self.turned(p, kept * abs(do)) + self.turned(self.ps, self.k1 * self.b * abs(do))
+        top = (unit.p.eta + unit.tiny) * abs(do).max(-2, keepdims=True, initial=0) + unit.tiny
         t_dv = t_dv + times * top
-        found = self._stored(t_dq, t_dk, t_dv, size, do, turn)
+        found = self._stored(t_dq, t_dk, t_dv, size, do)
         if problem.bias is not None:
             n = ds.size / max(problem.bias.size, 1)
-            bias = base + p * ((1 + self.R) * e_D) + size * self.rebuild + lost
+            bias = size * (each + self.rebuild) + steep * far + p * (rest + (1 + self.R) * e_D)
+            bias = bias + lost
             bias = np.where(live, bias * (1 + self.gamma(n + 4)) + self.gamma(n + 4) * size, 0)
             found["dbias"] = sum_to(bias, problem.bias.shape)
         return found
@@ -196,8 +230,9 @@ class Cheap:
     def _delta(self, do: Array, dp: Array, D: Array, products: Array) -> Array:
         """The error of D, from the delivered out or from the weights."""
         unit, u, ado = self.unit, self.unit.u, abs(do)
-        second = np.sqrt((self.p * dp**2).sum(-1, keepdims=True))
-        spread = np.sqrt((self.p * np.where(self.live, dp - D, 0) ** 2).sum(-1, keepdims=True))
+        second = np.sqrt(along(self.p, dp, dp))
+        away = dp - D  # where p is not 0, it is live
+        spread = np.sqrt(along(self.p, away, away))
         soft = self.rho * spread / self.down
         soft = np.minimum(soft, (ado * self.t_soft).sum(-1, keepdims=True))
         size = abs(self.o) + self.t_soft + self.t_sum
@@ -218,7 +253,7 @@ class Cheap:
         return np.where(self.seen, (1 + self.rebuild) * (found + u * (abs(D) + found)), 0)
 
     def _stored(
-        self, t_dq: Array, t_dk: Array, t_dv: Array, size: Array, do: Array, turn: Array
+        self, t_dq: Array, t_dk: Array, t_dv: Array, size: Array, do: Array
     ) -> dict[str, Array]:
         """With what is rounded before a gradient is finished."""
         problem, unit, rounding = self.problem, self.unit, self.rounding
@@ -240,17 +275,23 @@ class Cheap:
                 factor = factor + self.gamma(heads) + unit.shared.u
                 eta = eta + unit.shared.eta
             if factor:
-                t = t + factor * (self._mass(name, size, do, turn) + t) + eta
+                t = t + factor * (self._mass(name, size, do) + t) + eta
             shared = name != "dq"
             found[name] = (
                 dense.sum_shared(t, problem.K, of.shape) if shared else sum_to(t, of.shape)
             )
         return found
 
-    def _mass(self, name: str, size: Array, do: Array, turn: Array) -> Array:
+    def _mass(self, name: str, size: Array, do: Array) -> Array:
         """The sum of the absolute values of the terms of a gradient."""
         if name == "dq":
-            return self.scale * dense.sum_live(size, abs(self.r.k), self.live)
+            return self.scale * self.product(size, self.ak)
         if name == "dk":
-            return self.scale * dense.sum_live(size.swapaxes(-1, -2), abs(self.r.q), turn)
-        return dense.sum_live(self.p.swapaxes(-1, -2), abs(do), turn)
+            return self.scale * self.turned(size, abs(self.r.q))
+        return self.turned(self.p, abs(do))
+
+
+def along(*arrays: Array) -> Array:
+    """The sum of the product along each row, without an array of products."""
+    letters = ",".join(["...s"] * len(arrays))
+    return np.asarray(np.einsum(f"{letters}->...", *arrays))[..., None]
