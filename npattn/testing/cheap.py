@@ -47,7 +47,8 @@ class Cheap:
         self.scale = abs(problem.scale or 0.0)
         self.blocks = math.ceil(problem.S / 16)
         self.chain = self.gamma(self.terms(problem.S) + self.blocks)
-        s = problem.scale * (self.r.q @ self.r.k.swapaxes(-1, -2))
+        s = self.r.q @ self.r.k.swapaxes(-1, -2)
+        s *= problem.scale
         if problem.bias is not None:
             s = s + problem.bias.astype(float)
         s = s if self.all_live else np.where(self.live, s, -np.inf)
@@ -145,7 +146,9 @@ class Cheap:
         self.t_rest = np.where(self.seen, t - unit.p.u * (1 + unit.p.u) * mass, 0)
         relative = (self.R + self.mean_R) / self.down
         relative = relative + (1 + self.R) / self.down * (unit.p.u + fixed)
-        weights = self.only(np.minimum(p * relative + (unit.p.eta + unit.tiny), 1))
+        weights = p * relative
+        weights += unit.p.eta + unit.tiny
+        weights = self.only(np.minimum(weights, 1, out=weights))
         t_lse = soft + fixed + (3 * u + unit.lse.u) * lse + 2 * u * self.m + unit.lse.eta
         t_lse = np.where(self.seen, t_lse, 0)[..., 0]
         return {"o": self.t_soft + self.t_sum, "lse": t_lse, "weights": weights}
@@ -164,10 +167,11 @@ class Cheap:
         reach = np.sqrt(along(do, do)) * norm_v
         products = (self.gamma(problem.E + 2) + unit.operands.times(2)) * reach
         products = products + (unit.tiny + unit.operands.eta) * (problem.E + 2) + unit.dp.eta
-        e_D = self._delta(do, dp, D, products)
+        away = dp - D
+        e_D = self._delta(do, dp, away, D, products)
 
         around = abs(D - dl)
-        ds = p * self.only(dp - D + dl)
+        ds = p * self.only(away if dlse is None else away + dl)
         size, grown = abs(ds), (1 + self.R) * (1 + self.rebuild)
         fuses = self.rounding.fuses
         twice = unit.ds.times(1 if fuses else 2) + u
@@ -180,9 +184,7 @@ class Cheap:
         if unit.dp.u and dlse is not None:  # through out and through lse, stored apart
             each = each + unit.ds.u * grown
             rest = rest + 2 * unit.ds.u * grown * abs(dl)
-        lost = unit.ds.eta + (unit.p.eta + unit.tiny) * (
-            1 + abs(dp - D).max(-1, keepdims=True, initial=0) + abs(dl)
-        )
+        lost = unit.ds.eta + (unit.p.eta + unit.tiny) * (1 + farthest(away) + abs(dl))
         lost = lost + (unit.low.eta if unit.dp.u else 0.0)
         slack = (1 + twice) * (1 + self.gamma(max(problem.S, problem.T) + 4) + unit.operands.u * 3)
         # Each is a sum of |dS|, |dS| |s| and p with factors that are one a row, so that no array of
@@ -195,7 +197,8 @@ class Cheap:
         flush = (unit.tiny + unit.operands.eta) * (1 + self.scale) + unit.ds.eta
         count = live.sum(-1, keepdims=True)
         p_ak = self.product(p, ak)
-        rows = (each + sums) * self.product(size, ak) + rest * p_ak
+        self.size_ak = self.product(size, ak)
+        rows = (each + sums) * self.size_ak + rest * p_ak
         rows = rows + far * self.product(steep, ak)
         common = abs(self.product(p, k)) + self.R * p_ak
         t_dq = rows + self.rebuild * abs(self.product(ds, k)) + e_D * common
@@ -227,12 +230,11 @@ class Cheap:
             found["dbias"] = sum_to(bias, problem.bias.shape)
         return found
 
-    def _delta(self, do: Array, dp: Array, D: Array, products: Array) -> Array:
+    def _delta(self, do: Array, dp: Array, away: Array, D: Array, products: Array) -> Array:
         """The error of D, from the delivered out or from the weights."""
         unit, u, ado = self.unit, self.unit.u, abs(do)
         second = np.sqrt(along(self.p, dp, dp))
-        away = dp - D  # where p is not 0, it is live
-        spread = np.sqrt(along(self.p, away, away))
+        spread = np.sqrt(along(self.p, away, away))  # where p is not 0, it is live
         soft = self.rho * spread / self.down
         soft = np.minimum(soft, (ado * self.t_soft).sum(-1, keepdims=True))
         size = abs(self.o) + self.t_soft + self.t_sum
@@ -285,10 +287,16 @@ class Cheap:
     def _mass(self, name: str, size: Array, do: Array) -> Array:
         """The sum of the absolute values of the terms of a gradient."""
         if name == "dq":
-            return self.scale * self.product(size, self.ak)
+            return self.scale * self.size_ak
         if name == "dk":
             return self.scale * self.turned(size, abs(self.r.q))
         return self.turned(self.p, abs(do))
+
+
+def farthest(x: Array) -> Array:
+    """The largest |x| of each row, without an array of them."""
+    top, low = x.max(-1, keepdims=True, initial=0), x.min(-1, keepdims=True, initial=0)
+    return np.asarray(np.maximum(top, -low))
 
 
 def along(*arrays: Array) -> Array:
