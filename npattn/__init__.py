@@ -4,6 +4,9 @@ An oracle (`attention`, `forward`, `backward`: exact values and gradients, pure 
 a judge (`npattn.testing`, and ``npattn check`` on the command line).
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from npattn import conventions, errors, masks
 from npattn.api import attention, backward, forward, jvp
 from npattn.conventions import Conventions
@@ -26,3 +29,13 @@ __all__ = [
     "jvp",
     "masks",
 ]
+
+LATER = ("plot", "testing", "train", "weights")
+"""Modules that are slow to load, or need an extra: loaded when they are first looked for."""
+
+if not TYPE_CHECKING:  # which would take any name for one of npattn's
+
+    def __getattr__(name: str) -> Any:
+        if name in LATER:
+            return import_module(f"npattn.{name}")
+        raise AttributeError(f"module 'npattn' has no attribute {name!r}")

@@ -170,6 +170,17 @@ def test_import_loads_nothing_heavy():
     )
 
 
+@pytest.mark.parametrize("name", npattn.LATER)
+def test_what_is_loaded_later_is_there_when_it_is_looked_for(name):
+    code = f"import sys, npattn; assert 'npattn.{name}' not in sys.modules; print(npattn.{name})"
+    assert f"<module 'npattn.{name}'" in in_a_fresh_interpreter(code)
+
+
+def test_what_is_not_there_is_said():
+    with pytest.raises(AttributeError, match="module 'npattn' has no attribute 'atention'"):
+        npattn.atention  # noqa: B018
+
+
 def test_import_takes_less_than_0_3_seconds():
     # Seconds of processor time, NumPy's own import included, the least of 10 fresh interpreters: on
     # an idle machine that is the time on the clock, and other tests beside this one do not count.

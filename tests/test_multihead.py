@@ -131,7 +131,7 @@ def packed_by_head(rng, merge):
         qkv = query @ packed[0] + packed[1]
         qkv = qkv.reshape(n["B"], n["T"], n["H"], 3 * n["D"]).permute(0, 2, 1, 3)
         q, k, v = qkv.chunk(3, -1)
-        weights = (q @ k.transpose(-1, -2) / n["D"] ** 0.5 + torch.tensor(causal)).softmax(-1)
+        weights = (q @ k.transpose(-1, -2) / n["D"] ** 0.5 + p["bias"]).softmax(-1)
         o = weights @ v
         o = o.permute(0, 2, 1, 3) if merge == "concat" else o
         return o.reshape(n["B"], n["T"], width) @ p["wo"] + p["bo"], weights
@@ -257,9 +257,12 @@ def test_a_variant_gives_what_torch_gives_forward_and_backward(variant, seed):
     case = VARIANTS[variant](rng)
     fwd = case.mha.forward(*case.inputs.values(), **case.options)
     leaves = {**case.mha.parameters, **case.inputs}
+    leaves |= {"bias": case.options["bias"]} if "bias" in case.options else {}
     tensors = {n: torch.tensor(x, requires_grad=True) for n, x in leaves.items()}
     inputs = {n: tensors[n] for n in case.inputs}
-    out, weights = case.torch(torch, {n: tensors[n] for n in case.mha.parameters}, **inputs)
+    out, weights = case.torch(
+        torch, {n: x for n, x in tensors.items() if n not in inputs}, **inputs
+    )
     near("out", fwd.out, out.detach().numpy())
     near("weights", fwd.weights, weights.detach().numpy())
     dout, dweights = normal(rng, *out.shape), normal(rng, *weights.shape)
@@ -272,7 +275,7 @@ def test_a_variant_gives_what_torch_gives_forward_and_backward(variant, seed):
         beside = "wk" if name in ("bk", "norm_k_bias") else name
         size = abs(tensors[beside].grad.numpy()).max()
         near(f"d{name}", getattr(grads, name), tensor.grad.numpy(), size)
-    for name in set(vars(grads)) - set(tensors) - {"bias"}:
+    for name in set(vars(grads)) - set(tensors):
         assert getattr(grads, name) is None, name
 
 
