@@ -158,7 +158,8 @@ def _steps(module: Any, fwd: Any) -> list[Step]:
 
 def _heads(module: Any, fwd: Any, dout: Array | None) -> list[Head]:
     H = module.num_heads
-    p = np.moveaxis(abs(fwd.weights), -3, 0).reshape(H, -1, *fwd.weights.shape[-2:])
+    *lead, _, T, S = fwd.weights.shape
+    p = np.moveaxis(abs(fwd.weights), -3, 0).reshape(H, math.prod(lead), T, S)
     p = p.astype(np.float64)  # (H, problems, T, S)
     sizes: list[float | None] = [None] * H
     if dout is not None:
@@ -181,7 +182,7 @@ def _head(number: int, p: Array, gradient: float | None) -> Head:
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.where(p > 0, p * np.log(p), 0).sum(-1)
         evenness = np.where(seen > 1, entropy / np.log(seen), np.nan)
-    mean = p.mean(-2, keepdims=True)
+    mean = p.sum(-2, keepdims=True) / max(p.shape[-2], 1)
     change = abs(p - mean).sum(-1).max(initial=0) / 2
     return Head(
         number,

@@ -47,7 +47,10 @@ PARAMETERS = (
     "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "bias_k", "bias_v",
     "norm_q", "norm_k", "norm_q_bias", "norm_k_bias",
 )  # fmt: skip
-LOW = ("bfloat16", "float16")
+OPTIONS = (
+    "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dropout_mask",
+    "dropout_rate", "dtype", "engine", "conventions",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,7 +129,7 @@ class MultiHeadAttention:
         put("num_heads", H)
         put("num_kv_heads", K)
         for name in PARAMETERS:
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None or name in ("wq", "wk", "wv"):
                 put(name, floating(name, getattr(self, name)))
         self._check_options()
         for name, shape in self._shapes().items():
@@ -274,16 +277,16 @@ class MultiHeadAttention:
         **options
             As in `MultiHeadAttention`.
         """
-        rng = np.random.default_rng(seed)
-        H = _count("num_heads", num_heads)
+        rng = np.random.default_rng(_count("seed", seed, least=0))
+        H, in_size = _count("num_heads", num_heads), _count("in_size", in_size)
         K = _count("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
         if head_size is None and in_size % H:
             raise OptionError(f"in_size is {in_size}, must be a multiple of {H}, or give head_size")
-        D = in_size // H if head_size is None else head_size
-        E = D if value_size is None else value_size
-        in_k = in_size if key_size is None else key_size
-        in_v = in_k if value_in is None else value_in
-        out = in_size if out_size is None else out_size
+        D = _count("head_size", in_size // H if head_size is None else head_size)
+        E = _count("value_size", D if value_size is None else value_size)
+        in_k = _count("key_size", in_size if key_size is None else key_size)
+        in_v = _count("value_in", in_k if value_in is None else value_in)
+        out = _count("out_size", in_size if out_size is None else out_size)
         packed = in_size == in_k == in_v
         shapes = {"wq": (in_size, H * D), "wk": (in_k, K * D), "wv": (in_v, K * E)}
         columns = sum(n for _, n in shapes.values())
@@ -382,6 +385,7 @@ class MultiHeadAttention:
         """
         if keep not in ("all", "inputs"):
             raise OptionError(f'keep is {keep!r}, must be "all" or "inputs"')
+        _check_options(options)
         key_is, value_is = ("query" if key is None else "key"), "value"
         if value is None:
             value_is = key_is
@@ -417,8 +421,7 @@ class MultiHeadAttention:
         ------
         ShapeError, DtypeError, OptionError
         """
-        if fwd.module is not self:
-            raise OptionError("fwd is of another module, must be what this one's forward returned")
+        self._check_own(fwd)
         return self._gradients(
             fwd.steps, fwd.call, _cotangent("dout", dout, fwd.out), dlse, dweights
         )
@@ -429,6 +432,7 @@ class MultiHeadAttention:
         Parameters as in `backward`; a gate multiplies o alone, so that no other cotangent counts.
         Source: Michel, Levy, Neubig 2019, section 2.3.
         """
+        self._check_own(fwd)
         steps = fwd.steps
         do = self._from_out(steps, _cotangent("dout", dout, fwd.out))[1]
         rest = tuple(i for i in range(do.ndim) if i != do.ndim - 3)
@@ -487,6 +491,8 @@ class MultiHeadAttention:
             head, or merge is "reshape", which mixes heads.
         """
         H, K = self.num_heads, self._kv_heads
+        if not np.iterable(heads):
+            raise OptionError(f"heads is {heads!r}, must be a sequence of indices")
         gone = {_head(h, H) for h in heads}
         if gone and self.merge == "reshape":
             raise OptionError('heads cannot be pruned with merge="reshape", which mixes them')
@@ -527,6 +533,12 @@ class MultiHeadAttention:
 
     # --- the steps --------------------------------------------------------------------------------
 
+    def _check_own(self, fwd: Any) -> None:
+        if not isinstance(fwd, MultiHeadForward):
+            raise OptionError(f"fwd is a {type(fwd).__name__}, must be what this forward returned")
+        if fwd.module is not self:
+            raise OptionError("fwd is of another module, must be what this one's forward returned")
+
     def _input(self, name: str, x: Any) -> Array:
         """query, key or value, as wide as its weight takes it."""
         array, width = floating(name, x), getattr(self, "w" + name[0]).shape[0]
@@ -563,6 +575,7 @@ class MultiHeadAttention:
         """How many keys come from the module itself."""
         return int(self.bias_k is not None) + int(self.add_zero_attn)
 
+    @np.errstate(over="ignore", invalid="ignore")  # what is not finite gives what is not
     def _steps(self, call: Call) -> Steps:
         """Forward, with all that backward needs."""
         frame = self._frame(call)
@@ -613,6 +626,7 @@ class MultiHeadAttention:
         more += [np.zeros((K, 1, n), x.dtype)] if self.add_zero_attn else []
         return np.concatenate([x, *(np.broadcast_to(m, (*lead, K, 1, n)) for m in more)], -2)
 
+    @np.errstate(over="ignore", invalid="ignore")
     def _gradients(
         self, steps: Steps, call: Call, dout: Array, dlse: Any, dweights: Any
     ) -> MultiHeadGradients:
@@ -750,6 +764,17 @@ def _with_columns(x: Array, S: int, count: int, fill: Any) -> Array:
     return np.concatenate([x, np.full((*x.shape[:-1], count), fill, x.dtype)], -1)
 
 
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name not in OPTIONS:
+            raise OptionError(
+                f"{name} is no option of forward, must be one of {', '.join(OPTIONS)}"
+            )
+    conventions = options.get("conventions")
+    if conventions is not None and not isinstance(conventions, Conventions):
+        raise OptionError(f"conventions is {conventions!r}, must be a Conventions")
+
+
 def _alignment(options: Mapping[str, Any]) -> Any:
     conventions = options.get("conventions")
     return None if conventions is None else conventions.causal
@@ -762,9 +787,9 @@ def _cotangent(name: str, x: Any, of: Array) -> Array:
     return array
 
 
-def _count(name: str, n: Any) -> int:
-    if isinstance(n, (bool, np.bool_)) or not isinstance(n, numbers.Integral) or n < 1:
-        raise OptionError(f"{name} is {n!r}, must be an integer ≥ 1")
+def _count(name: str, n: Any, least: int = 1) -> int:
+    if isinstance(n, (bool, np.bool_)) or not isinstance(n, numbers.Integral) or n < least:
+        raise OptionError(f"{name} is {n!r}, must be an integer ≥ {least}")
     return int(n)
 
 

@@ -203,11 +203,14 @@ class Problem:
 
     def stored(self, x: Array) -> Array:
         """x as it is kept beside what computes: rounded, in mixed precision.  [15]"""
-        return x if self.storage is None else x.astype(self.storage).astype(self.dtype)
+        return x if self.storage is None else self.returned(x).astype(self.dtype)
 
     def returned(self, x: Array) -> Array:
         """x in the dtype that is returned.  [15]"""
-        return x if self.storage is None else x.astype(self.storage)
+        if self.storage is None:
+            return x
+        with np.errstate(over="ignore"):  # that is what the dtype does
+            return x.astype(self.storage)
 
     def replace(self, **changes: Any) -> Problem:
         """The same problem with other arrays or options, checked again."""

@@ -279,6 +279,23 @@ def test_a_variant_gives_what_torch_gives_forward_and_backward(variant, seed):
         assert getattr(grads, name) is None, name
 
 
+def test_weights_may_be_averaged_over_the_heads_and_so_may_their_gradient():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    theirs = torch.nn.MultiheadAttention(15, 3, batch_first=True, dtype=torch.float64)
+    mha = npattn.weights.from_torch(theirs)
+    x, dweights = normal(rng, 2, 7, 15), normal(rng, 2, 7, 7)
+    query = torch.tensor(x, requires_grad=True)
+    out, weights = theirs(query, query, query, average_attn_weights=True)
+    (weights * torch.tensor(dweights)).sum().backward()
+    fwd = mha.forward(x)
+    near("out", fwd.out, out.detach().numpy())
+    near("weights", fwd.weights.mean(-3), weights.detach().numpy())
+    each = np.broadcast_to(dweights[:, None] / 3, fwd.weights.shape)
+    grads = mha.backward(fwd, np.zeros_like(fwd.out), dweights=each)
+    near("dquery", grads.query, query.grad.numpy())
+
+
 # --- what its parts are ---------------------------------------------------------------------------
 
 
@@ -562,6 +579,7 @@ def module(**words):
         ({"qk_norm": "rms", "norm_q": np.zeros(3)}, r"norm_q has shape \(3,\)"),
         ({"norm_eps": -1.0}, "norm_eps is -1.0, must be a finite number ≥ 0"),
         ({"add_zero_attn": 1}, "add_zero_attn is 1, must be a bool"),
+        ({"wq": None}, "wq is object, must be floating"),
     ],
 )
 def test_a_module_that_cannot_be_is_an_error_that_says_what_it_must_be(words, message):
@@ -591,6 +609,8 @@ X = np.zeros((2, 5, 6))
         ((X,), {"keep": "nothing"}, OptionError, "keep is 'nothing'"),
         ((X,), {"dtype": "int8"}, DtypeError, "dtype is 'int8'"),
         ((X,), {"dropout_rate": 0.5}, OptionError, "without a dropout_mask"),
+        ((X,), {"is_causal": True}, OptionError, "is_causal is no option of forward, must be one"),
+        ((X,), {"conventions": "torch"}, OptionError, "conventions is 'torch', must be a Conv"),
     ],
 )
 def test_what_forward_cannot_take_is_an_error_before_any_work(inputs, options, error, message):
@@ -611,8 +631,11 @@ def test_backward_takes_what_its_own_forward_gave():
     fwd = mha.forward(X)
     with pytest.raises(ShapeError, match=r"dout has shape \(2, 5\), must have that of out"):
         mha.backward(fwd, np.zeros((2, 5)))
-    with pytest.raises(OptionError, match="fwd is of another module"):
-        module().backward(fwd, fwd.out)
+    for use in (module().backward, module().importance):
+        with pytest.raises(OptionError, match="fwd is of another module"):
+            use(fwd, fwd.out)
+        with pytest.raises(OptionError, match="fwd is a Forward, must be what this forward"):
+            use(npattn.forward(X, X, X), X)
 
 
 @pytest.mark.parametrize(
@@ -621,6 +644,7 @@ def test_backward_takes_what_its_own_forward_gave():
         ({}, [0, 1, 2], "heads are all 3, must leave one"),
         ({}, [3], "heads hold 3, must hold integers from -3 to 2"),
         ({}, [True], "heads hold True"),
+        ({}, 1, "heads is 1, must be a sequence of indices"),
         ({"merge": "reshape"}, [0], "which mixes them"),
         ({"num_heads": 6, "num_kv_heads": 3, "wk": np.zeros((6, 3)), "wv": np.zeros((6, 3))},
          [0], r"heads leave \[1, 2, 2\] query heads"),
@@ -664,6 +688,37 @@ def test_weights_are_drawn_within_the_limits_of_xavier():
     again = MultiHeadAttention.init(64, 4, seed=1)
     np.testing.assert_array_equal(again.wo, mha.wo)
     assert (MultiHeadAttention.init(64, 4, seed=2).wo != mha.wo).any()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"in_size": "6"}, "in_size is '6', must be an integer ≥ 1"),
+        ({"in_size": 0}, "in_size is 0, must be an integer ≥ 1"),
+        ({"in_size": 7}, "in_size is 7, must be a multiple of 2, or give head_size"),
+        ({"head_size": 0}, "head_size is 0, must be an integer ≥ 1"),
+        ({"out_size": 2.5}, "out_size is 2.5, must be an integer ≥ 1"),
+        ({"seed": -1}, "seed is -1, must be an integer ≥ 0"),
+    ],
+)
+def test_sizes_that_cannot_be_are_an_error(words, message):
+    with pytest.raises(OptionError, match=message):
+        MultiHeadAttention.init(**({"in_size": 6, "num_heads": 2, "seed": 0} | words))
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 6), (2, 0, 6), (0, 0, 6)])
+def test_a_size_of_0_gives_gradients_of_0(shape):
+    mha = MultiHeadAttention.init(6, 2, seed=0, qk_norm="rms", norm_q=np.ones(3))
+    fwd = mha.forward(np.ones(shape))
+    grads = mha.backward(fwd, np.ones_like(fwd.out))
+    assert fwd.out.shape == grads.query.shape == shape
+    assert not grads.wq.any()
+    assert len(mha.describe(np.ones(shape)).heads) == 2
+
+
+def test_float16_overflows_as_it_does():
+    mha = MultiHeadAttention.init(6, 2, seed=0)
+    assert not np.isfinite(mha.forward(1e9 * X + 1e9, dtype="float16").out.astype(float)).all()
 
 
 def test_its_repr_says_what_it_is():
