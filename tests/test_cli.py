@@ -289,7 +289,7 @@ def test_list_says_what_a_target_needs_that_cannot_run_here(monkeypatch):
 
 # --- the zoo --------------------------------------------------------------------------------------
 
-KILL = ("zoo", "scale-twice", "tf32", "--rules", "killers", "--examples", 4)
+KILL = ("zoo", "scale-twice", "tf32", "--rules", "killers", "--examples", 2)
 
 
 def test_the_zoo_prints_who_was_killed_and_can_be_written(tmp_path):

@@ -36,21 +36,24 @@ def test_nothing_of_the_base_is_wrong_where_it_was_probed(report_on_the_base):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_rule_that_the_mutant_names_fails_it_far_beyond_what_rounding_does(name):
-    mutant = MUTANTS[name]
-    report = check(
-        mutant.forward,
-        backward=mutant.backward,
-        only=mutant.killed_by,
-        dtypes=mutant.dtypes,
-        rounding=mutant.rounding,
-        shrink=False,
-    )
-    found = [
-        o
-        for o in report.outcomes
-        if o.rule in mutant.killed_by
-        and (o.status == "failed" or (o.rule, o.status) == ("aggregate", "suspect"))
-    ]
+    mutant, found = MUTANTS[name], []
+    for rule in mutant.killed_by:  # one is enough
+        report = check(
+            mutant.forward,
+            backward=mutant.backward,
+            only=[rule],
+            dtypes=mutant.dtypes,
+            rounding=mutant.rounding,
+            shrink=False,
+        )
+        found = [
+            o
+            for o in report.outcomes
+            if o.rule == rule
+            and (o.status == "failed" or (o.rule, o.status) == ("aggregate", "suspect"))
+        ]
+        if found:
+            break
     assert found, str(report)
     if max(o.worst for o in found) <= ENOUGH:  # that problem showed it, another shows it better
         assert witness(mutant) is not None
