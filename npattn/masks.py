@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
 from npattn.errors import OptionError
-from npattn.problem import Alignment, Array
+from npattn.problem import Alignment, Array, integer
 
 __all__ = ["causal"]
 
@@ -40,7 +39,7 @@ def causal(T: int, S: int | None = None, *, alignment: Alignment | None = None) 
     array([[ True,  True, False],
            [ True,  True,  True]])
     """
-    T, S = _length("T", T), _length("S", T if S is None else S)
+    T, S = integer("T", T, 0), integer("S", T if S is None else S, 0)
     if alignment is None and T != S:
         raise OptionError(
             f"alignment is None with T = {T} queries and S = {S} keys, which is ambiguous: "
@@ -50,9 +49,3 @@ def causal(T: int, S: int | None = None, *, alignment: Alignment | None = None) 
         raise OptionError(f"alignment is {alignment!r}, must be one of {get_args(Alignment)}")
     offset = S - T if alignment == "bottom_right" else 0
     return np.asarray(np.arange(S) <= np.arange(T)[:, None] + offset)
-
-
-def _length(name: str, n: Any) -> int:
-    if isinstance(n, (bool, np.bool_)) or not isinstance(n, numbers.Integral) or n < 0:
-        raise OptionError(f"{name} is {n!r}, must be an integer ≥ 0")
-    return int(n)

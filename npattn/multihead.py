@@ -27,7 +27,15 @@ from npattn import api
 from npattn.conventions import Conventions
 from npattn.describe import Description, described
 from npattn.errors import OptionError, ShapeError
-from npattn.problem import Array, Forward, Problem, floating, sum_to
+from npattn.problem import (
+    Array,
+    Forward,
+    Problem,
+    checked_cotangent,
+    floating,
+    integer,
+    sum_to,
+)
 from npattn.projections import (
     Merge,
     Norm,
@@ -122,8 +130,8 @@ class MultiHeadAttention:
 
     def __post_init__(self) -> None:
         put = self.__dict__.__setitem__
-        H = _count("num_heads", self.num_heads)
-        K = _count("num_kv_heads", H if self.num_kv_heads is None else self.num_kv_heads)
+        H = integer("num_heads", self.num_heads)
+        K = integer("num_kv_heads", H if self.num_kv_heads is None else self.num_kv_heads)
         if H % K:
             raise OptionError(f"num_kv_heads is {K}, must divide the {H} query heads")
         put("num_heads", H)
@@ -214,7 +222,7 @@ class MultiHeadAttention:
         """
         if order not in ("qkv", "per_head"):
             raise OptionError(f'order is {order!r}, must be "qkv" or "per_head"')
-        H, w = _count("num_heads", num_heads), floating("w", w)
+        H, w = integer("num_heads", num_heads), floating("w", w)
         if w.ndim != 2 or w.shape[1] % (3 * H):
             raise ShapeError(f"w has shape {w.shape}, must be (input, 3 · {H} heads · size)")
         b = None if b is None else floating("b", b)
@@ -277,16 +285,16 @@ class MultiHeadAttention:
         **options
             As in `MultiHeadAttention`.
         """
-        rng = np.random.default_rng(_count("seed", seed, least=0))
-        H, in_size = _count("num_heads", num_heads), _count("in_size", in_size)
-        K = _count("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
+        rng = np.random.default_rng(integer("seed", seed, least=0))
+        H, in_size = integer("num_heads", num_heads), integer("in_size", in_size)
+        K = integer("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
         if head_size is None and in_size % H:
             raise OptionError(f"in_size is {in_size}, must be a multiple of {H}, or give head_size")
-        D = _count("head_size", in_size // H if head_size is None else head_size)
-        E = _count("value_size", D if value_size is None else value_size)
-        in_k = _count("key_size", in_size if key_size is None else key_size)
-        in_v = _count("value_in", in_k if value_in is None else value_in)
-        out = _count("out_size", in_size if out_size is None else out_size)
+        D = integer("head_size", in_size // H if head_size is None else head_size)
+        E = integer("value_size", D if value_size is None else value_size)
+        in_k = integer("key_size", in_size if key_size is None else key_size)
+        in_v = integer("value_in", in_k if value_in is None else value_in)
+        out = integer("out_size", in_size if out_size is None else out_size)
         packed = in_size == in_k == in_v
         shapes = {"wq": (in_size, H * D), "wk": (in_k, K * D), "wv": (in_v, K * E)}
         columns = sum(n for _, n in shapes.values())
@@ -423,7 +431,7 @@ class MultiHeadAttention:
         """
         self._check_own(fwd)
         return self._gradients(
-            fwd.steps, fwd.call, _cotangent("dout", dout, fwd.out), dlse, dweights
+            fwd.steps, fwd.call, checked_cotangent("dout", dout, fwd.out.shape), dlse, dweights
         )
 
     def importance(self, fwd: MultiHeadForward, dout: Any) -> Array:
@@ -434,7 +442,7 @@ class MultiHeadAttention:
         """
         self._check_own(fwd)
         steps = fwd.steps
-        do = self._from_out(steps, _cotangent("dout", dout, fwd.out))[1]
+        do = self._from_out(steps, checked_cotangent("dout", dout, fwd.out.shape))[1]
         rest = tuple(i for i in range(do.ndim) if i != do.ndim - 3)
         return np.asarray(abs((do * steps.attention.out).sum(rest)))
 
@@ -472,7 +480,9 @@ class MultiHeadAttention:
         if query is None:
             return described(self)
         fwd = self.forward(query, key, value, mask, **options)
-        return described(self, fwd, None if dout is None else _cotangent("dout", dout, fwd.out))
+        return described(
+            self, fwd, None if dout is None else checked_cotangent("dout", dout, fwd.out.shape)
+        )
 
     def prune(self, heads: Sequence[int]) -> MultiHeadAttention:
         """Without these query heads: exactly what zeroing their outputs gives.
@@ -778,19 +788,6 @@ def _check_options(options: Mapping[str, Any]) -> None:
 def _alignment(options: Mapping[str, Any]) -> Any:
     conventions = options.get("conventions")
     return None if conventions is None else conventions.causal
-
-
-def _cotangent(name: str, x: Any, of: Array) -> Array:
-    array = floating(name, x)
-    if array.shape != of.shape:
-        raise ShapeError(f"{name} has shape {array.shape}, must have that of out, {of.shape}")
-    return array
-
-
-def _count(name: str, n: Any, least: int = 1) -> int:
-    if isinstance(n, (bool, np.bool_)) or not isinstance(n, numbers.Integral) or n < least:
-        raise OptionError(f"{name} is {n!r}, must be an integer ≥ {least}")
-    return int(n)
 
 
 def _head(h: Any, H: int) -> int:

@@ -32,6 +32,7 @@ __all__ = [
     "checked_cotangent",
     "finfo",
     "floating",
+    "integer",
     "sum_to",
 ]
 
@@ -468,6 +469,13 @@ def _window(window: Any) -> Window | None:
             raise OptionError(f"window is {tuple(window)!r}, {must}")
     left, right = (None if side is None else int(side) for side in window)
     return None if left is None and right is None else (left, right)
+
+
+def integer(name: str, n: Any, least: int = 1) -> int:
+    """`n` as an int; OptionError where it is none, or less than it must be."""
+    if isinstance(n, (bool, np.bool_)) or not isinstance(n, numbers.Integral) or n < least:
+        raise OptionError(f"{name} is {n!r}, must be an integer ≥ {least}")
+    return int(n)
 
 
 def _number(name: str, value: Any, must: str) -> float:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -28,6 +27,7 @@ from npattn.errors import MissingExtraError, OptionError
 from npattn.multihead import MultiHeadAttention, MultiHeadForward
 from npattn.problem import Array
 from npattn.projections import Normed, linear, linear_backward, normalise, normalise_backward
+from npattn.weights.files import write_whole
 
 __all__ = ["Data", "Run", "Settings", "digits", "forward", "loss_and_gradients", "train"]
 
@@ -265,9 +265,7 @@ class Run:
         arrays["settings"] = json.dumps({"format": FORMAT, **asdict(self.settings)})
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)
-        beside = Path(f"{path}.part")
-        beside.write_bytes(buffer.getvalue())
-        os.replace(beside, path)
+        write_whole(Path(path), buffer.getvalue())
 
     @classmethod
     def load(cls, path: str | Path) -> Run:

@@ -331,6 +331,7 @@ def keras():
     pytest.importorskip("torch")
     found = pytest.importorskip("keras")
     if found.backend.backend() != "torch":
+        # Its backend is chosen when it is imported, and gradients are taken through torch here.
         pytest.skip("keras was imported with another backend")
     return found
 

@@ -82,7 +82,7 @@ def save(mha: MultiHeadAttention, path: str | os.PathLike[str]) -> None:
         "shapes": json.dumps({name: array.shape for name, array in arrays.items()}),
         "sha256": _digest(options, arrays),
     }
-    _replace(Path(path).resolve(), tensors.save(arrays, metadata))
+    write_whole(Path(path).resolve(), tensors.save(arrays, metadata))
 
 
 def load(path: str | os.PathLike[str]) -> MultiHeadAttention:
@@ -168,8 +168,8 @@ def _digest(options: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
     return digest.hexdigest()
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Write data to path, whole or not at all."""
+def write_whole(path: Path, data: bytes) -> None:
+    """Write data to path, whole or not at all: what was there stays until then."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(beside, "xb") as file:
@@ -179,9 +179,8 @@ def _replace(path: Path, data: bytes) -> None:
         if path.exists():
             shutil.copymode(path, beside)
         os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    finally:
+        beside.unlink(missing_ok=True)  # it has its new name, or it is half written
 
 
 def _json_object(name: str, text: str) -> dict[str, Any]:
