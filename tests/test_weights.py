@@ -624,16 +624,11 @@ def test_nnx_agrees_with_norms_of_ones_own(jax, norm):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_of_jax_are_read_to_the_bit(jax, dtype):
-    linen_params = {
-        name: {"kernel": bits((IN_Q, H, D), np.dtype(dtype)), "bias": bits((H, D), np.dtype(dtype))}
-        for name in ("query", "key", "value")
-    }
-    linen_params["out"] = {"kernel": bits((H, D, OUT), np.dtype(dtype))}
-    mha = weights.from_flax(jax.tree.map(jax.numpy.asarray, linen_params))
-    assert_same_bits(mha, weights.from_flax(linen_params))
-    assert mha.wo.tobytes() == linen_params["out"]["kernel"].tobytes()
+    params = linen_params(dtype=dtype)
+    mha = weights.from_flax(jax.tree.map(jax.numpy.asarray, params))
+    assert_same_bits(mha, weights.from_flax(params))
     assert mha.wo.flags.writeable
-    assert not np.shares_memory(weights.from_flax(linen_params).wo, linen_params["out"]["kernel"])
+    assert not np.shares_memory(weights.from_flax(params).wo, params["out"]["kernel"])
 
 
 def linen_default(**options):
@@ -667,19 +662,74 @@ def replaced(name, make):
     return lambda nnx, module: setattr(module, name, make(nnx))
 
 
+def linen_params(norms=False, dtype="float64"):
+    """What a linen module keeps, without flax: plain dicts of arrays."""
+    params = {
+        name: {"kernel": bits((size, H, D), dtype), "bias": bits((H, D), dtype)}
+        for name, size in (("query", IN_Q), ("key", IN_K), ("value", IN_V))
+    }
+    params["out"] = {"kernel": bits((H, D, OUT), dtype)}
+    if norms:
+        params |= {name: {"scale": bits((D,), dtype)} for name in ("query_ln", "key_ln")}
+    return params
+
+
 def changed(*path, **values):
     """The params of a linen module with other entries at a path; None removes one."""
+    params = linen_params(norms=True)
+    at = functools.reduce(lambda tree, word: tree[word], path, params)
+    at |= values
+    for name in [n for n, value in values.items() if value is None]:
+        del at[name]
+    return params
 
-    def make(jax):
-        _, variables = linen_module(jax, drawn(True)[0], normalize_qk=True)
-        params = copy.deepcopy(variables["params"])
-        at = functools.reduce(lambda tree, word: tree[word], path, params)
-        at |= values
-        for name in [n for n, value in values.items() if value is None]:
-            del at[name]
-        return (params,)
 
-    return make
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norms", [False, True])
+def test_params_of_linen_are_read_without_flax(norms, dtype):
+    params = linen_params(norms, dtype)
+    mha = weights.from_flax({"params": params})
+    assert_same_bits(mha, weights.from_flax(params))
+    for name, letter in (("query", "q"), ("key", "k"), ("value", "v")):
+        kernel, bias = params[name]["kernel"], params[name]["bias"]
+        found = mha.parameters["w" + letter].reshape(kernel.shape)
+        assert found.tobytes() == kernel.tobytes()
+        assert mha.parameters["b" + letter].tobytes() == bias.tobytes()
+    assert mha.wo.tobytes() == params["out"]["kernel"].tobytes()
+    assert mha.wo.shape == (H * D, OUT)
+    assert mha.bo is None
+    assert (mha.num_heads, mha.num_kv_heads, mha.merge) == (H, H, "concat")
+    assert (mha.qk_norm, mha.norm_eps) == (("layer", 1e-6) if norms else (None, mha.norm_eps))
+    if norms:
+        assert mha.norm_k.tobytes() == params["key_ln"]["scale"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"params": {}, "cache": {}}, "params has no key, out, query, value, must"),
+        (changed(gate={"kernel": 1}), "params has gate, must have no more than key, key_ln, out"),
+        (changed(key_ln=None), "params has no key_ln, must have key, key_ln"),
+        (changed(query=None), "params has no query, must"),
+        (changed("out", kernel=None), r"params\['out'\] has no kernel, must"),
+        (changed("out", lora_a=1), r"params\['out'\] has lora_a, must have no more than bias, ker"),
+        (changed("query_ln", bias=1), r"params\['query_ln'\] has bias, must have no more than s"),
+        (changed(value=np.ones((3, 5))), r"params\['value'\] is a numpy.ndarray, must be"),
+        (changed("key", kernel=np.ones((2, IN_K, H, D))), "the kernels have shapes .*three axes"),
+        (changed("key", kernel=np.ones((IN_K, H + 2, D))), "kernels have .* must agree on their h"),
+        (changed("out", kernel=np.ones((D, H, OUT))), "the kernels have .* must agree on their he"),
+        (changed("key", bias=np.ones((D, H))), r"the bias of key has shape \(7, 3\), must"),
+        (changed("key", bias=np.ones((H, D), int)), "the bias of key is int64, must be floating"),
+    ],
+)
+def test_params_that_are_not_of_one_linen_attention_are_refused(params, message):
+    with pytest.raises(NpattnError, match=message):
+        weights.from_flax(params)
+
+
+def test_params_are_given_once():
+    with pytest.raises(OptionError, match="params are given twice"):
+        weights.from_flax({}, {})
 
 
 def nothing(*_):
@@ -699,20 +749,6 @@ def nothing(*_):
         (linen_default(num_heads=1), f"source has num_heads 1, must have {H} as its params"),
         (linen_default(use_bias=False), "source has use_bias False, must have True as its params"),
         (linen_default(normalize_qk=True), "source has normalize_qk True, must have False as its"),
-        (lambda jax: ({}, {}), "params are given twice"),
-        (lambda jax: ({"params": {}, "cache": {}},), "params has no key, out, query, value, must"),
-        (changed(gate={"kernel": 1}), "params has gate, must have no more than key, key_ln, out"),
-        (changed(key_ln=None), "params has no key_ln, must have key, key_ln"),
-        (changed(query=None), "params has no query, must"),
-        (changed("out", kernel=None), r"params\['out'\] has no kernel, must"),
-        (changed("out", lora_a=1), r"params\['out'\] has lora_a, must have no more than bias, ker"),
-        (changed("query_ln", bias=1), r"params\['query_ln'\] has bias, must have no more than s"),
-        (changed(value=np.ones((3, 5))), r"params\['value'\] is a numpy.ndarray, must be"),
-        (changed("key", kernel=np.ones((2, IN_Q, H, D))), "the kernels have shapes .*three axes"),
-        (changed("key", kernel=np.ones((IN_Q, H + 2, D))), "kernels have .* must agree on their h"),
-        (changed("out", kernel=np.ones((D, H, OUT))), "the kernels have .* must agree on their he"),
-        (changed("key", bias=np.ones((D, H))), r"the bias of key has shape \(7, 3\), must"),
-        (changed("key", bias=np.ones((H, D), int)), "the bias of key is int64, must be floating"),
         (nnx_with(nothing, decode=True), "decode is True"),
         (nnx_with(nothing, dropout_rate=0.5, deterministic=False), "has dropout 0.5 and is not de"),
         (nnx_with(nothing, attention_fn=nothing), "attention_fn is <function nothing"),
