@@ -125,7 +125,7 @@ class Hard:
         self.given, self.meaning = given or problem, meaning or Conventions()
         # Heads that are shared by tiling are expanded in the canonical problem.
         self.tiles = self.given.H // self.given.K if problem.K != self.given.K else 1
-        self.problem, self.rounding = problem, rounding
+        self.problem, self.rounding, self.dtype = problem, rounding, dtype
         self.unit = Units.of(rounding, dtype)
         self.drops = problem.dropout_mask is not None
         self.n_p = 1 + (self.drops and not rounding.fuses)

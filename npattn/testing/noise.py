@@ -498,16 +498,23 @@ class Noise:
         Their scores, and dP where that counts, are distinct, and spread over more than what rounds
         to the same number.
         """
-        hard, unit = self.hard, self.unit
+        hard = self.hard
         if self.everywhere:
             return np.ones(self.live.shape[:-1], bool)
+        if dp is None:
+            return self.is_generic(self._variety(hard.s))
+        dp = np.where(self.live, hard.do @ self.finite(self.r.v).swapaxes(-1, -2), 0)
+        size = np.sqrt(along(self.p * dp**2))
+        return self.is_generic(self._variety(hard.s), self._variety(dp), size)
+
+    def is_generic(self, scores: Variety, dp: Variety | None = None, size: Any = 0.0) -> Array:
+        """The same, from how various scores and dP are; dp² is size² on average."""
+        unit = self.unit
         # Scores that differ by less than the error of their products err alike.
         least = max(unit.operands.u, unit.u) * np.sqrt(self.all_reach)
-        plain = self._variety(hard.s).generic(np.maximum(max(unit.p.u, unit.u), least))
+        plain = scores.generic(np.maximum(max(unit.p.u, unit.u), least))
         if dp is not None:
-            dp = np.where(self.live, self.hard.do @ self.finite(self.r.v).swapaxes(-1, -2), 0)
-            size = np.sqrt(along(self.p * dp**2))
-            plain = plain & self._variety(dp).generic(max(unit.dp.u, unit.u) * size)
+            plain = plain & dp.generic(max(unit.dp.u, unit.u) * size)
         return plain & self.unbiased()
 
     def unbiased(self) -> Array:
