@@ -155,7 +155,7 @@ class Blocks:
             visible = beside if visible is None else visible & beside
         if visible is None or visible.all():
             return None
-        return np.broadcast_to(visible, (len(t), len(keys)))
+        return np.asarray(np.broadcast_to(visible, (len(t), len(keys))))
 
     def _option(
         self, option: Any, lead: tuple[int, ...], h: Array, t: Array, s: slice | Array, keys: Array
@@ -178,7 +178,7 @@ class Blocks:
         s0, s1 = (s.start, s.stop) if isinstance(s, slice) else (int(s.min()), int(s.max()) + 1)
         said = rule.tile(Tile(whole.lead, whole.H, whole.T, whole.S, plane, t, t + 1, s0, s1))
         row = np.broadcast_to(np.asarray(said), (1, s1 - s0))[0]
-        return row if isinstance(s, slice) else row[s - s0]
+        return np.asarray(row if isinstance(s, slice) else row[s - s0])
 
     def _moved(self, lead: tuple[int, ...], h: Array, t: Array, keys: Array) -> ScoreMod:
         """score_mod, called with the indices of the whole problem."""

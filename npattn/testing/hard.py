@@ -11,6 +11,7 @@ roundoff, or a constant of the calculus.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -174,20 +175,24 @@ class Hard:
         live, p = self.r.live, self.r.p
         # A weight that is 0 to float64 may not be 0 after such an error, so grow its logarithm.
         self.grown = np.where(live, self.s - finite(self.lse)[..., None] + A, -np.inf)
-        pR = np.where(A < 1, p * np.expm1(A), np.exp(np.minimum(self.grown, 100)))
+        pR = p * np.expm1(A)
+        if not (A < 1).all():
+            pR = np.where(A < 1, pR, np.exp(np.minimum(self.grown, 100)))
         self.pR = np.where(live, pR, 0)
 
     def _shares(self, A: Array) -> Shares:
-        down = (self.r.p * np.exp(-A)).sum(-1, keepdims=True)
+        p, up = self.r.p, self.pR.sum(-1, keepdims=True)
+        down = (p * np.exp(-A)).sum(-1, keepdims=True)
         most = A.max(-1, keepdims=True, initial=0)
         top = np.max(self.grown, -1, keepdims=True, initial=0)
-        whole = top + np.log(np.exp(self.grown - top).sum(-1, keepdims=True))
-        least = np.log(down)
+        whole, least = np.log(p.sum(-1, keepdims=True) + up), np.log(down)
+        if not (most < 1).all():  # pR may have been cut off
+            whole = top + np.log(np.exp(self.grown - top).sum(-1, keepdims=True))
         if (most > VAST).any():  # down may have vanished
             fallen = np.where(np.isneginf(self.grown), -np.inf, self.grown - 2 * A)
             low = fallen.max(-1, keepdims=True, initial=-1e300)
             least = low + np.log(np.exp(fallen - low).sum(-1, keepdims=True))
-        return Shares(self.pR.sum(-1, keepdims=True), down, most, top, whole, least)
+        return Shares(up, down, most, top, whole, least)
 
     def _normalise(self, shares: Shares, A_sink: Any) -> Array:
         """The bound of lse; up ≥ Σ pR and down ≤ Σ p e^−A, with the sink.
@@ -386,18 +391,27 @@ class Hard:
 
     def square(self, w: Array) -> Array:
         """Σ w (z v − o)² over the live keys, in three products."""
-        live, z, v = self.r.live, self.z, self.r.v
-        finite = self._seen_values()
-        # Only z = 1 lets a common offset of v cancel; the centre is free, so take the mean.
-        centre: Any = 0.0 if self.drops or v.shape[-2] == 0 else finite.mean(-2, keepdims=True)
-        v, o = v - centre, self.o - centre
+        live, z = self.r.live, self.z
+        v, v2, centre = self._centred
+        o = self.o - centre
         W = w.sum(-1, keepdims=True)
-        square = dense.sum_live(w * z * z, v**2, live)
+        square = dense.sum_live(w * z * z, v2, live)
         cross = o * dense.sum_live(w * z, v, live)
         # What the three terms lose to float64 when they cancel.
         noise = (self.problem.S + 4) * 2.0**-52 * (square + 2 * abs(cross) + o**2 * W)
         return np.asarray(np.maximum(square - 2 * cross + o**2 * W + noise, 0))
 
+    @cached_property
+    def _centred(self) -> tuple[Array, Array, Array | float]:
+        """v less a centre, its square, and the centre."""
+        v, centre = self.r.v, 0.0
+        # Only z = 1 lets a common offset of v cancel; the centre is free, so take the mean.
+        if not self.drops and v.shape[-2]:
+            centre = self._seen_values.mean(-2, keepdims=True)
+        v = v - centre
+        return v, v**2, centre
+
+    @cached_property
     def _seen_values(self) -> Array:
         """v, but 0 where it is not a number, and where nobody looks: garbage may stand there."""
         seen = np.asarray(self.r.live.any(-2))[..., None]
@@ -405,7 +419,7 @@ class Hard:
 
     def _range(self) -> Array:
         """The largest |z v − o| there is: a convex combination cannot err by more."""
-        v, z, live, finite = self.r.v, self.z, self.r.live, self._seen_values()
+        v, z, live, finite = self.r.v, self.z, self.r.live, self._seen_values
         top = finite.max(-2, keepdims=True, initial=-np.inf) if v.shape[-2] else np.zeros((1, 1))
         low = finite.min(-2, keepdims=True, initial=np.inf) if v.shape[-2] else np.zeros((1, 1))
         if self.drops or self.r.p_sink is not None:

@@ -233,8 +233,9 @@ class Noise:
         """Of p e^a: p² var_a, but e^a is not linear, and of 8 deviations its tail counts."""
         hard, far = self.hard, DEVIATIONS * np.sqrt(var_a)
         lse = np.where(np.isfinite(hard.lse), hard.lse, 0)[..., None]
-        grown = np.exp(np.minimum(hard.s - lse + far, 100))
-        reach = np.where(far < 1, self.p * np.expm1(far), grown)
+        reach = self.p * np.expm1(far)
+        if not (far < 1).all():
+            reach = np.where(far < 1, reach, np.exp(np.minimum(hard.s - lse + far, 100)))
         return np.where(self.live, (reach / DEVIATIONS) ** 2, 0)
 
     def _lse(self, sums: OutSums) -> tuple[Array, Array]:

@@ -25,7 +25,7 @@ from npattn.testing.rounding import Rounding
 
 __all__ = ["CELLS", "Gathered", "NoisePart", "Part", "Rows"]
 
-CELLS = 2**16
+CELLS = 2**15
 """Scores that are held at a time: arrays of them stay in a cache."""
 
 Sums = TypeVar("Sums", bound=tuple[Any, ...])
@@ -49,17 +49,24 @@ class Part(Hard):
     `known` has row-level attributes of `Hard`: lse, m, and what passes before this one found.
     """
 
+    total: Array  # Σ e^(s − m), (1, rows, 1)
+
     def __init__(self, block: Block, whole: Hard, known: dict[str, Any]) -> None:
         self._begin(block.canonical, whole.rounding, whole.dtype, block.given, whole.meaning)
         self._count(whole.T, whole.S)
         self.__dict__.update(known)
-        _, lse, residuals = dense.forward(block.canonical)
-        with np.errstate(all="ignore"):
-            p = residuals.p * np.exp(lse[None, :, None] - self.lse[..., None])
-        p = np.where(residuals.live, p, 0)
-        self._hold(residuals._replace(p=p, p_sink=self.p_sink))
+        problem = block.canonical
+        live = np.ones((1, 1), bool) if problem.visible is None else problem.visible
+        none = np.broadcast_to(0.0, (1, problem.T, problem.S))
+        keep = dense.kept(problem)
+        self._hold(
+            dense.Residuals(*dense.operands(problem), None, None, live, none, self.p_sink, keep)
+        )
         self.s, error = self._scores()
-        self.A = np.where(residuals.live, error + self._shift(self.s), 0)
+        live = live & (self.s != -np.inf)
+        p = np.where(live, np.exp(self.s - self.m) / self.total, 0)
+        self._hold(self.r._replace(live=live, p=p))
+        self.A = np.where(live, error + self._shift(self.s), 0)
         self._move(self.A)
 
 
@@ -151,7 +158,7 @@ class Rows(Hard):
         assert none is not None
         self._begin(none.canonical, rounding, dtype, none.given, blocks.meaning)
         self._count(blocks.problem.T, blocks.keys)
-        self.width = max(CELLS // len(t) // 16 * 16, 256)
+        self.width = max(CELLS // len(t) // 16 * 16, 16)
         self.known: dict[str, Any] = {}
         self._merge(none)
         self._shares_of_rows()
@@ -188,25 +195,30 @@ class Rows(Hard):
 
     def _merge(self, none: Block) -> None:
         """o, lse and the largest score, from those of parts of the keys; a sink is one more."""
-        outs, lses, most, tiles = [], [], [], []
+        outs, most, totals, tiles = [], [], [], []
         for block in self.parts():
             out, lse, r = dense.forward(block.canonical)
-            scores = np.log(tops(r.p)) + lse[None, :, None]
+            high = tops(r.p)
+            top = high.max(-1, keepdims=True, initial=0)
+            scores = np.log(high) + lse[None, :, None]
             outs.append(out[None])
-            lses.append(lse[None, :, None])
-            most.append(scores.max(-1, keepdims=True, initial=-np.inf))
+            # The row's largest score and its sum relative to that: where a bias of −1e38 is all
+            # that there is to see, lse no longer tells how many keys it is the sum of.
+            most.append(lse[None, :, None] + np.log(top))
+            totals.append(np.where(top == 0, 0, 1 / top))
             tiles.append(np.where(np.isnan(scores), -np.inf, scores))
         sink = self._sink_of_rows()
         if sink is not None:
-            lses.append(sink)
-            outs.append(np.zeros_like(outs[0]))
             most.append(sink)
+            totals.append(np.ones_like(sink))
+            outs.append(np.zeros_like(outs[0]))
         m = np.max(most, 0)
-        self.learn(m=np.where(np.isneginf(m), 0, m))
-        e = [np.exp(lse - self.m) for lse in lses]
+        m = np.where(np.isneginf(m), 0, m)
+        e = [w * np.exp(x - m) for w, x in zip(totals, most, strict=True)]
         total = np.sum(e, 0)
-        lse = self.m + np.log(total)
+        lse = m + np.log(total)
         total = np.where(total == 0, 1, total)
+        self.learn(m=m, total=total)
         self.o = np.sum([w * o for w, o in zip(e, outs, strict=True)], 0) / total
         p_sink = None if sink is None else e[-1] / total
         self.learn(o=self.o, lse=lse[..., 0], sink=sink, p_sink=p_sink)
