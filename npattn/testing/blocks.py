@@ -121,7 +121,7 @@ class Blocks:
         if visible is None and self.fills:
             visible = np.ones((len(t), len(keys)), bool)
         keep = whole.dropout_mask
-        kv = self.kv_head(int(h[0]))
+        kv = self.kv_head(int(h[0])) if len(h) else 0
         given = Problem(
             self.plane(whole.q, lead)[h, t],
             self.plane(whole.k, lead)[kv][s],
@@ -162,15 +162,17 @@ class Blocks:
     ) -> Array:
         """A mask, bias or dropout mask at these queries and keys, (queries, keys or 1)."""
         if not isinstance(option, np.ndarray):
-            return np.stack([self._row(option, (*lead, int(i)), int(j), s) for i, j in zip(h, t)])
+            at = zip(h.tolist(), t.tolist(), strict=True)
+            rows = [self._row(option, (*lead, i), j, s) for i, j in at]
+            return np.array(rows).reshape(len(t), len(keys))
         planes = [*(np.full_like(h, i) for i in lead), h, t]
         own = planes[len(planes) - (option.ndim - 1) :]
-        rows = [i if n > 1 else 0 * i for i, n in zip(own, option.shape, strict=False)]
+        index = [i if n > 1 else 0 * i for i, n in zip(own, option.shape, strict=False)]
         if option.shape[-1] == 1:
-            return np.asarray(option[(*rows, slice(None))])
+            return np.asarray(option[(*index, slice(None))])
         if isinstance(s, slice):
-            return np.asarray(option[(*rows, s)])
-        return np.asarray(option[(*(i[:, None] for i in rows), keys)])
+            return np.asarray(option[(*index, s)])
+        return np.asarray(option[(*(i[:, None] for i in index), keys)])
 
     def _row(self, rule: Any, plane: tuple[int, ...], t: int, s: slice | Array) -> Array:
         """What a rule says of one query, (keys)."""
@@ -191,5 +193,3 @@ class Blocks:
             return np.asarray(whole.score_mod(x, np.full_like(heads, b), heads, queries, keys[key]))
 
         return modified
-
-

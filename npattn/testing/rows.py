@@ -8,16 +8,14 @@ problems that are held whole.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from npattn import dense
-from npattn.problem import Array, Problem
+from npattn.problem import Array
 from npattn.testing import hard as worst_case
-from npattn.testing import noise as likely
 from npattn.testing.blocks import Block, Blocks
 from npattn.testing.hard import Hard, Shares
 from npattn.testing.noise import Noise, Variety, along, rises, tops
