@@ -28,10 +28,11 @@ __all__ = ["Columns", "Delivered", "Slack", "of_keys"]
 class Delivered(NamedTuple):
     """Of all queries of one head: what is given, and its cotangents."""
 
-    lse: Array  # (T,) the natural logarithm
+    lse: Array  # (T,) in units of `base`
     out: Array  # (T, E)
     do: Array  # (T, E)
     dlse: Array | None  # (T,)
+    base: float = 1.0  # log 2, where lse is a binary logarithm
 
 
 @dataclass
@@ -46,8 +47,10 @@ class Slack:
     most: dict[str, float] = field(default_factory=dict)
 
     @np.errstate(all="ignore")
-    def add(self, rows: Rows) -> None:
-        """Look at rows with a cotangent."""
+    def add(self, rows: Rows, more: Array) -> None:
+        """Look at rows with a cotangent; `more`, (rows,), is what delivering lse may add to its
+        error."""
+        more = more[None, :, None]
         likely, do, sharp = rows.likely, rows.do, rows.sharp
         square = (do**2).sum(-1, keepdims=True)
         # What an implementation's own rows are off by, and what the given ones are, which stand in
@@ -55,10 +58,10 @@ class Slack:
         e_out = (abs(do) * rows.found["o"]).sum(-1, keepdims=True)
         var_out = (do**2 * (sharp["o"] / DEVIATIONS) ** 2).sum(-1, keepdims=True)
         figures = {
-            "rebuild": (1 + rows.rebuild) * np.exp(np.minimum(rows.t_lse, 100)) - 1,
+            "rebuild": (1 + rows.rebuild) * np.exp(np.minimum(rows.t_lse + more, 100)) - 1,
             "e_D": (rows.found["D"] + e_out) / np.sqrt(square),
             "online": likely.online,
-            "var_l": likely.var_l + (sharp["lse"] / DEVIATIONS) ** 2,
+            "var_l": likely.var_l + (sharp["lse"] / DEVIATIONS) ** 2 + more**2,
             "var_D": (likely.var_D + var_out) / square,
         }
         told = rows.seen & (square > 0)
@@ -142,13 +145,14 @@ class Columns(Hard):
         """What parts have to know of their rows."""
         given, most = self.delivered, self.slack.most
         lse, out, do = (np.asarray(x[t], float)[None] for x in given[:3])
+        lse = given.base * lse
         # The largest score is between lse and lse − log S: there, where it is the larger number.
         least = lse - math.log(self.S + 1)
         m = np.where(abs(lse) < abs(least), least, lse)[..., None]
         norm = np.sqrt((do**2).sum(-1, keepdims=True))
-        ulp_lse, ulp_out = half_ulp(given.lse[t])[None, :, None], half_ulp(given.out[t])[None]
+        ulp_lse, ulp_out = self._ulps(t)
         D = (do * out).sum(-1, keepdims=True)
-        dl = np.zeros((1, 1, 1)) if given.dlse is None else np.asarray(given.dlse[t], float)
+        dl = np.zeros((1, 1, 1)) if given.dlse is None else given.dlse[t].astype(float)
         return {
             "lse": lse,
             "m": m,
@@ -156,16 +160,21 @@ class Columns(Hard):
             "sink": None,
             "p_sink": None,
             "do": do,
-            "dl": dl.reshape(1, -1, 1),
+            "dl": dl.reshape(1, -1, 1) / given.base,
             "D": D,
             "rebuild": (1 + most["rebuild"]) * np.exp(ulp_lse) - 1,
             "e_D": most["e_D"] * norm + (abs(do) * ulp_out).sum(-1, keepdims=True),
         }
 
+    def _ulps(self, t: Array) -> tuple[Array, Array]:
+        """What the rounding of the given lse and out may be."""
+        given = self.delivered
+        return given.base * half_ulp(given.lse[t])[None, :, None], half_ulp(given.out[t])[None]
+
     def _likely(self, t: Array) -> dict[str, Any]:
         given, most = self.delivered, self.slack.most
         do = np.asarray(given.do[t], float)[None]
-        ulp_lse, ulp_out = half_ulp(given.lse[t])[None, :, None], half_ulp(given.out[t])[None]
+        ulp_lse, ulp_out = self._ulps(t)
         square, var_out = do**2, do**2 * ulp_out**2 / 3
         return {
             "online": np.full((1, 1, 1), most["online"]),
