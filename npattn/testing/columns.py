@@ -20,7 +20,7 @@ from npattn.testing.compare import half_ulp
 from npattn.testing.hard import VAST, Hard
 from npattn.testing.noise import DEVIATIONS, DISTINCT, FEW, Noise, rises
 from npattn.testing.rounding import Rounding
-from npattn.testing.rows import CELLS, NoisePart, Part, Rows
+from npattn.testing.rows import NoisePart, Part, Rows, width
 
 __all__ = ["Columns", "Delivered", "Slack", "of_keys"]
 
@@ -39,7 +39,8 @@ class Delivered(NamedTuple):
 class Slack:
     """How far lse and D of a row may be off: the most that it is of rows seen whole.
 
-    Errors of D are counted in units of ‖do‖, to which they are proportional.
+    Errors of D are counted in units of ‖do‖, to which they are proportional, but for what is
+    flushed, which is all that there is of rows whose do is 0.
     """
 
     seen: int = 0  # rows that see a key
@@ -53,22 +54,23 @@ class Slack:
         more = more[None, :, None]
         likely, do, sharp = rows.likely, rows.do, rows.sharp
         square = (do**2).sum(-1, keepdims=True)
+        pulled = square > 0
         # What an implementation's own rows are off by, and what the given ones are, which stand in
         # for the exact ones.
         e_out = (abs(do) * rows.found["o"]).sum(-1, keepdims=True)
         var_out = (do**2 * (sharp["o"] / DEVIATIONS) ** 2).sum(-1, keepdims=True)
         figures = {
             "rebuild": (1 + rows.rebuild) * np.exp(np.minimum(rows.t_lse + more, 100)) - 1,
-            "e_D": (rows.found["D"] + e_out) / np.sqrt(square),
+            "e_D": np.where(pulled, (rows.found["D"] + e_out) / np.sqrt(square), 0),
+            "flush": np.where(pulled, 0, rows.found["D"]),
             "online": likely.online,
             "var_l": likely.var_l + (sharp["lse"] / DEVIATIONS) ** 2 + more**2,
-            "var_D": (likely.var_D + var_out) / square,
+            "var_D": np.where(pulled, (likely.var_D + var_out) / square, 0),
         }
-        told = rows.seen & (square > 0)
         self.seen += int(rows.seen.sum())
         self.generic = self.generic and bool(likely.generic(rows.D)[rows.seen[..., 0]].all())
         for name, x in figures.items():
-            top = float(np.max(x, initial=0, where=told & ~np.isnan(x)))
+            top = float(np.max(x, initial=0, where=rows.seen & ~np.isnan(x)))
             self.most[name] = max(self.most.get(name, 0.0), top)
 
 
@@ -109,9 +111,9 @@ class Columns(Hard):
         ]
         self.vast = np.zeros((), bool)
         self.scores: list[Array] = []
-        width = max(CELLS // max(n, 1), 16)
-        for t0 in range(0, self.T, width):
-            t = np.arange(t0, min(t0 + width, self.T))
+        step = width(n, max(D, E))
+        for t0 in range(0, self.T, step):
+            t = np.arange(t0, min(t0 + step, self.T))
             block = self._block(t)
             if block is not None:
                 self._add(block, t)
@@ -163,7 +165,7 @@ class Columns(Hard):
             "dl": dl.reshape(1, -1, 1) / given.base,
             "D": D,
             "rebuild": (1 + most["rebuild"]) * np.exp(ulp_lse) - 1,
-            "e_D": most["e_D"] * norm + (abs(do) * ulp_out).sum(-1, keepdims=True),
+            "e_D": most["e_D"] * norm + most["flush"] + (abs(do) * ulp_out).sum(-1, keepdims=True),
         }
 
     def _ulps(self, t: Array) -> tuple[Array, Array]:

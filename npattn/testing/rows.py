@@ -21,15 +21,22 @@ from npattn.testing.hard import Hard, Shares
 from npattn.testing.noise import Noise, Variety, along, rises, tops
 from npattn.testing.rounding import Rounding
 
-__all__ = ["CELLS", "Gathered", "NoisePart", "Part", "Rows"]
+__all__ = ["CELLS", "Gathered", "NoisePart", "Part", "Rows", "width"]
 
 CELLS = 2**15
 """Scores that are held at a time: arrays of them stay in a cache."""
+
 
 Sums = TypeVar("Sums", bound=tuple[Any, ...])
 
 SHARES = Shares(np.add, np.add, np.maximum, np.maximum, np.logaddexp, np.logaddexp)  # type: ignore[arg-type]
 OUT = worst_case.OutSums(np.add, np.add, np.add, np.add, np.maximum, np.logical_or)  # type: ignore[arg-type]
+
+
+def width(rows: int, size: int) -> int:
+    """How many keys of that size are taken at a time, for so many rows: whole tiles of 16."""
+    cells = min(CELLS // max(rows, 1), 8 * CELLS // max(size, 1))
+    return max(cells // 16 * 16, 16)
 
 
 def folded(total: Sums | None, more: Sums, how: tuple[Any, ...] | None = None) -> Sums:
@@ -154,11 +161,12 @@ class Rows(Hard):
         self.blocks_of, self.at, self.dtype = blocks, (lead, h, t), dtype
         none = blocks.block(lead, h, t, slice(0, 0), always=True)
         assert none is not None
+        self.none = none
         self._begin(none.canonical, rounding, dtype, none.given, blocks.meaning)
         self._count(blocks.problem.T, blocks.keys)
-        self.width = max(CELLS // len(t) // 16 * 16, 16)
+        self.width = width(len(t), max(self.problem.D, self.problem.E))
         self.known: dict[str, Any] = {}
-        self._merge(none)
+        self._merge()
         self._shares_of_rows()
         self.found: dict[str, Array] = {}
         self.sharp: dict[str, Array] = {}
@@ -175,26 +183,32 @@ class Rows(Hard):
         self.__dict__.update(known)
         self.known.update(known)
 
-    def parts(self) -> Iterator[Block]:
-        lead, h, t = self.at
-        S, any_seen = self.blocks_of.problem.S, False
+    def _spans(self) -> Iterator[Block | None]:
+        """Every part of the keys; None where none of them is seen."""
+        (lead, h, t), S = self.at, self.blocks_of.problem.S
         for s0 in range(0, S, self.width):
-            keys = slice(s0, min(s0 + self.width, S))
-            block = self.blocks_of.block(lead, h, t, keys)
-            any_seen = any_seen or block is not None
+            yield self.blocks_of.block(lead, h, t, slice(s0, min(s0 + self.width, S)))
+
+    def parts(self) -> Iterator[Block]:
+        """Those that are seen, or one without keys."""
+        blank = True
+        for block in self._spans():
             if block is not None:
+                blank = False
                 yield block
-        if not any_seen:
-            none = self.blocks_of.block(lead, h, t, slice(0, 0), always=True)
-            assert none is not None
-            yield none
+        if blank:
+            yield self.none
 
     # --- the passes -------------------------------------------------------------------------------
 
-    def _merge(self, none: Block) -> None:
+    def _merge(self) -> None:
         """o, lse and the largest score, from those of parts of the keys; a sink is one more."""
         outs, most, totals, tiles = [], [], [], []
-        for block in self.parts():
+        unseen = np.full((1, len(self.at[2]), 1), -np.inf)
+        for block in self._spans():
+            if block is None:
+                tiles.append(unseen)
+                continue
             out, lse, r = dense.forward(block.canonical)
             high = tops(r.p)
             top = high.max(-1, keepdims=True, initial=0)
@@ -205,11 +219,11 @@ class Rows(Hard):
             most.append(lse[None, :, None] + np.log(top))
             totals.append(np.where(top == 0, 0, 1 / top))
             tiles.append(np.where(np.isnan(scores), -np.inf, scores))
+        # One more, without a value: the sink, or nothing.
         sink = self._sink_of_rows()
-        if sink is not None:
-            most.append(sink)
-            totals.append(np.ones_like(sink))
-            outs.append(np.zeros_like(outs[0]))
+        most.append(unseen if sink is None else sink)
+        totals.append(np.ones_like(unseen))
+        outs.append(np.zeros((*unseen.shape[:-1], self.problem.E)))
         m = np.max(most, 0)
         m = np.where(np.isneginf(m), 0, m)
         e = [w * np.exp(x - m) for w, x in zip(totals, most, strict=True)]
@@ -220,10 +234,10 @@ class Rows(Hard):
         self.o = np.sum([w * o for w, o in zip(e, outs, strict=True)], 0) / total
         p_sink = None if sink is None else e[-1] / total
         self.learn(o=self.o, lse=lse[..., 0], sink=sink, p_sink=p_sink)
-        _, __, residuals = dense.forward(none.canonical)
+        _, __, residuals = dense.forward(self.none.canonical)
         self._hold(residuals._replace(p_sink=p_sink))
         self.likely = RowsNoise(self)
-        self.likely.online = self.likely._rescales(np.concatenate(tiles, -1))
+        self.likely.online = self.likely._rescales(np.concatenate([*tiles, unseen[..., :0]], -1))
         self.likely.var_sink = self.likely._sink_argument()
 
     def _sink_of_rows(self) -> Array | None:
