@@ -99,7 +99,7 @@ class Case:
 
     def spare(self, rows: Rows) -> dict[str, Array]:
         """What three terms that cancel lose: the bound of Σ pR (z v − o)² has it added, and where
-        nothing else is left, as in a row with one weight of 1, it is another in parts than whole."""
+        nothing else is left, as in a row with one weight of 1, it is another in parts."""
         problem, v = self.problem, np.nan_to_num(self.problem.v.astype(float), posinf=0, neginf=0)
         span = 2 * abs(v).max(initial=0) / (1 - problem.dropout_rate)
         lost = 2 * span * math.sqrt((problem.S + 4) * 2.0**-52)
@@ -139,7 +139,7 @@ def test_rows_are_those_of_the_oracle_in_any_number_of_parts(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@settings(phases=[Phase.generate])
+@settings(phases=[Phase.generate])  # to shrink takes minutes, and shows little more
 @given(data=st.data())
 def test_what_is_allowed_of_rows_is_what_the_judge_allows(dtype: str, data: Any) -> None:
     recipe = data.draw(problems(dtype))

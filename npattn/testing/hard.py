@@ -43,7 +43,8 @@ def swing(problem: Problem, s: Array, error: Array) -> Array:
 
 def finite(x: Array) -> Array:
     """x, but 0 where it is no number."""
-    return np.where(np.isfinite(x), x, 0)
+    numbers = np.isfinite(x)
+    return x if numbers.all() else np.where(numbers, x, 0)
 
 
 class Shares(NamedTuple):
@@ -414,8 +415,8 @@ class Hard:
     @cached_property
     def _seen_values(self) -> Array:
         """v, but 0 where it is not a number, and where nobody looks: garbage may stand there."""
-        seen = np.asarray(self.r.live.any(-2))[..., None]
-        return np.where(np.isfinite(self.r.v) & seen, self.r.v, 0)
+        seen, v = np.asarray(self.r.live.any(-2))[..., None], finite(self.r.v)
+        return v if seen.all() else np.where(seen, v, 0)
 
     def _range(self) -> Array:
         """The largest |z v − o| there is: a convex combination cannot err by more."""

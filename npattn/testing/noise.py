@@ -18,7 +18,7 @@ import numpy as np
 
 from npattn import dense
 from npattn.problem import Array, sum_to
-from npattn.testing.hard import Hard, swing
+from npattn.testing.hard import Hard, finite, swing
 from npattn.testing.rounding import Stored
 
 __all__ = ["DEVIATIONS", "DeltaSums", "GradientSums", "Noise", "OutSums", "Variety"]
@@ -103,7 +103,7 @@ class Noise:
         self.n_p = hard.n_p
         self.in_ds = 0.0 if hard.rounding.fuses else self.n_p * R2 * self.unit.p.u**2
         self.n = hard.terms(hard.S)
-        self.v2 = np.where(np.isfinite(hard.r.v), hard.r.v, 0) ** 2
+        self.v2 = finite(hard.r.v) ** 2
 
     def summed(self, n: float, total: Array, squares: Array) -> Array:
         """The variance that accumulating n terms adds."""
@@ -132,7 +132,7 @@ class Noise:
         lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
         return OutSums(
             reach=along(np.where(self.live, p * self.reach, 0)),
-            turned=self.products(steep, self.finite(k)),
+            turned=self.products(steep, finite(k)),
             var_p=along(self.var_p),
             squares=along(p**2),
             size=along(p * abs(hard.s)) if hard.problem.softcap is not None else np.zeros(()),
@@ -225,7 +225,7 @@ class Noise:
 
     def _alike(self, k: Array) -> Array:
         """Of what a rounded query moves all scores of its row by: by δq · k, and Σ p k remains."""
-        hard, unit, q = self.hard, self.unit, self.finite(self.hard.r.q)
+        hard, unit, q = self.hard, self.unit, finite(self.hard.r.q)
         size = R2 * (unit.q.u**2 + unit.operands.u**2) * hard.scale**2
         return np.asarray(size * (q**2 * k**2).sum(-1, keepdims=True))
 
@@ -311,7 +311,7 @@ class Noise:
         self.flush = (1 + hard.scale) * self.lost
 
     def _dq_sums(self) -> GradientSums:
-        hard, k, ops = self.hard, self.finite(self.hard.r.k), 2 * R2 * self.unit.operands.u**2
+        hard, k, ops = self.hard, finite(self.hard.r.k), 2 * R2 * self.unit.operands.u**2
         dx2, k2 = hard.dx**2, k**2
         return GradientSums(
             var=self.products(self.var_dx + ops * dx2, k2),
@@ -336,7 +336,7 @@ class Noise:
     def _dk_sums(self) -> tuple[Array, ...]:
         """By query head, over its queries: of the variance of each, dk, its squares, underflow and
         what is flushed."""
-        hard, unit, q = self.hard, self.unit, self.finite(self.hard.r.q)
+        hard, unit, q = self.hard, self.unit, finite(self.hard.r.q)
         dx2, ops = hard.dx**2, 2 * R2 * unit.operands.u**2
         turn = self.live.swapaxes(-1, -2)
         each = self.var_dx + (abs(hard.ps) + self.bent) ** 2 * self.var_D
@@ -361,14 +361,14 @@ class Noise:
     def _dv_sums(self) -> tuple[Array, ...]:
         """By query head, over its queries: of the variance of each, dv, its squares, and what is
         flushed."""
-        hard, unit, do2 = self.hard, self.unit, self.finite(self.hard.do) ** 2
+        hard, unit, do2 = self.hard, self.unit, finite(self.hard.do) ** 2
         turn = self.live.swapaxes(-1, -2)
         w2 = np.where(self.live, (self.p * self.z) ** 2, 0)
         each = w2 * self.var_l + self.z**2 * self.var_p + self.stored_weights(w2)
         lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
         return (
             dense.sum_live(each.swapaxes(-1, -2), do2, turn),
-            dense.sum_live(np.sqrt(w2).swapaxes(-1, -2), self.finite(hard.do), turn),
+            dense.sum_live(np.sqrt(w2).swapaxes(-1, -2), finite(hard.do), turn),
             dense.sum_live(w2.swapaxes(-1, -2), do2, turn),
             dense.sum_live(lost.swapaxes(-1, -2), abs(hard.do) + 1, turn),
         )
@@ -418,7 +418,7 @@ class Noise:
 
     def _of_delta(self, sums: DeltaSums, more: Array | None = None) -> Array:
         """Of D, from out or from the weights."""
-        hard, unit, do2 = self.hard, self.unit, self.finite(self.hard.do) ** 2
+        hard, unit, do2 = self.hard, self.unit, finite(self.hard.do) ** 2
         out = sums.away + self.n_p * R2 * unit.p.u**2 * sums.squares
         out = out + along(do2 * (self.acc_o + rounded(hard.o, unit.low)))
         out = out + self.summed(hard.problem.E + 2, hard.D_out, along(do2 * hard.o**2))
@@ -504,7 +504,7 @@ class Noise:
             return np.ones(self.live.shape[:-1], bool)
         if dp is None:
             return self.is_generic(self._variety(hard.s))
-        dp = np.where(self.live, hard.do @ self.finite(self.r.v).swapaxes(-1, -2), 0)
+        dp = np.where(self.live, hard.do @ finite(self.r.v).swapaxes(-1, -2), 0)
         size = np.sqrt(along(self.p * dp**2))
         return self.is_generic(self._variety(hard.s), self._variety(dp), size)
 
@@ -547,9 +547,6 @@ class Noise:
 
     def products(self, w: Array, x: Array) -> Array:
         return dense.sum_live(w, x, self.live)
-
-    def finite(self, x: Array) -> Array:
-        return np.where(np.isfinite(x), x, 0)
 
 
 def along(x: Array) -> Array:

@@ -17,7 +17,7 @@ from npattn import dense
 from npattn.problem import Array
 from npattn.testing import hard as worst_case
 from npattn.testing.blocks import Block, Blocks
-from npattn.testing.hard import Hard, Shares
+from npattn.testing.hard import Hard, Shares, finite
 from npattn.testing.noise import Noise, Variety, along, rises, tops
 from npattn.testing.rounding import Rounding
 
@@ -274,7 +274,7 @@ class Rows(Hard):
                 delta = folded(delta, part._delta_sums(e_dp))
                 spread = folded(spread, rough._delta_sums(rough._dweights()))
                 more = more + along(p * np.where(live, part.dp - self.D, 0))
-                dp = self.do @ rough.finite(part.r.v).swapaxes(-1, -2)
+                dp = self.do @ finite(part.r.v).swapaxes(-1, -2)
                 self.likely.pulls.add(dp, self.D, live, p)
         assert out is not None
         assert noise is not None

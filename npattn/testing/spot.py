@@ -20,6 +20,7 @@ from npattn.problem import Alignment, Array, Problem, ScoreMod, Window, floating
 from npattn.testing.blocks import Blocks
 from npattn.testing.columns import Columns, Delivered, Slack, of_keys
 from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.hard import finite
 from npattn.testing.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.rows import Rows
 
@@ -437,8 +438,7 @@ class _Asked:
             gradient="dq" in self.got,
         )
         if self.of_keys:
-            more = 4 * rows.unit.u * abs(rows.lse[0]) if binary else 0 * rows.lse[0]
-            self.slack.add(rows, np.where(np.isfinite(more), more, 0))
+            self.slack.add(rows, 4 * rows.unit.u * binary * abs(finite(rows.lse[0])))
         want, allowed = self._translated(rows, lead)
         yield from self._compared(want, allowed, lead, h, t)
 
