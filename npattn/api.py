@@ -53,14 +53,14 @@ def attention(
     q, k, v : array
         (..., H, T, D), (..., K, S, D), (..., K, S, E); rank 2 (all three) is one head. Real or
         complex floating dtypes, bfloat16 and float8 of ml_dtypes too. Leading axes broadcast.
-    mask : bool array, optional
+    mask : bool array or one of `npattn.masks`, optional
         True = may attend; broadcasts against (..., H, T, S), rank ≥ 2.
     causal : bool, "bottom_right" or "top_left", default False
         Query t sees keys s ≤ t + (S − T), or s ≤ t. True is legal where T == S or with
         `conventions`, which say what it means.
     window : (left, right), optional
         Keys beside the aligned diagonal, inclusive; None on a side = unlimited.
-    bias : float array, optional
+    bias : float array or one of `npattn.biases`, optional
         Added to the scores after scale and softcap; broadcasts as `mask` does.
     scale : float, optional
         Multiplies q·k. Default 1/√D.
@@ -207,7 +207,8 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
     Returns
     -------
     Gradients
-        .q .k .v .bias .sinks, each shaped as its input; None where there is no such input.
+        .q .k .v .bias .sinks, each shaped as its input; None where there is no such input. Of one
+        of `npattn.biases`: shaped as its parameter, a tuple of these where it is a sum.
 
     Raises
     ------
@@ -276,6 +277,11 @@ def jvp(
         of = getattr(canonical, name)
         if direction is not None and of is None:
             raise OptionError(f"d{name} is given, must be None: the problem has no {name}")
+        if direction is not None and name == "bias" and of is not canonical.bias_array:
+            raise OptionError(
+                f"dbias is given with bias = {of!r}, must be None unless the bias is an array: "
+                "pass bias=bias.to_array(...)"
+            )
         if direction is None:
             arrays[f"d{name}"] = None
             continue

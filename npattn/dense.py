@@ -50,8 +50,8 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
         s = problem.softcap * tanh  # [2]
     if problem.score_mod is not None:
         capped, s = s, call_score_mod(problem, s)  # [3]
-    if problem.bias is not None:
-        s = s + problem.bias.astype(s.dtype)  # [4]
+    if problem.bias_array is not None:
+        s = s + problem.bias_array.astype(s.dtype)  # [4]
     if problem.visible is not None:
         s = np.where(problem.visible, s, -np.inf)  # [5-7]
     live = s.real != -np.inf  # [4] a score of −inf leaves the softmax, wherever it comes from
@@ -103,7 +103,7 @@ def backward(
         q=problem.stored(sum_to(dq, problem.q.shape)),
         k=problem.stored(sum_shared(dk, problem.K, problem.k.shape)),
         v=problem.stored(sum_shared(dv, problem.K, problem.v.shape)),
-        bias=None if problem.bias is None else sum_to(ds, problem.bias.shape),
+        bias=None if problem.bias is None else problem.bias_gradient(ds),
         sinks=None if ds_sink is None else sum_to(ds_sink, (problem.H, 1, 1))[:, 0, 0],
     )
 

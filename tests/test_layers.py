@@ -16,6 +16,7 @@ ROOT = Path(npattn.__file__).parent
 LAYERS = (
     {"errors"},
     {"problem"},
+    {"sized"},
     {"masks", "biases", "positions", "cache"},
     {"dense", "tiled", "loops"},
     {"conventions"},

@@ -241,7 +241,7 @@ def _effects(sample: Sample, trial: Trial, name: str) -> Iterator[tuple[str, Arr
     yield "scale", _scaled(sample.judged, trial, name)
     if name in ("dq", "dk"):
         yield "delta", _delta(sample.judged, trial, name)
-    if sample.judged.problem.bias is not None:
+    if sample.judged.problem.bias_array is not None:
         yield "bias", _biased(sample.judged, trial, name)
     if name == "o":
         problem = sample.judged.problem
@@ -261,8 +261,8 @@ def _scaled(judged: Judged, trial: Trial, name: str) -> Array:
 def _biased(judged: Judged, trial: Trial, name: str) -> Array:
     """How a result changes with a factor of the bias."""
     problem = judged.problem
-    assert problem.bias is not None
-    bias = problem.bias.astype(float)
+    assert problem.bias_array is not None
+    bias = problem.bias_array.astype(float)
     return _moved(judged, trial, name, lambda x: problem.replace(bias=bias * x))
 
 

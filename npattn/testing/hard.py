@@ -249,8 +249,8 @@ class Hard:
                 self.cap_error = np.where(live, cap_error, 0)
                 slope_error = slope_error + 2 * t * unit.exp * abs(rate)
             s = f
-        if problem.bias is not None:
-            x, s = s, s + problem.bias.astype(float)
+        if problem.bias_array is not None:
+            x, s = s, s + problem.bias_array.astype(float)
             # The bias itself is a number of the format, so no rounding of the sum moves it further
             # than x does; a padding of −1e9 swallows x, and no more.
             added = (u + unit.s.u) * (abs(s) + error)
@@ -258,7 +258,7 @@ class Hard:
                 added = np.minimum(added, 4 * (abs(x) + error))
             if self.meaning.bias == "before_scale" and not self.capped_late:
                 # The sum is rounded, then its product with a rounded scale; or each product is.
-                size = abs(x) + abs(problem.bias.astype(float)) + error
+                size = abs(x) + abs(problem.bias_array.astype(float)) + error
                 added = ((1 + u + unit.s.u) ** 3 - 1) * size + unit.s.eta * self.scale
             error = error + added + unit.s.eta
             fill = self.meaning.fill(self.given)
@@ -278,9 +278,9 @@ class Hard:
         given, S = self.given, self.given.S
         x = x[..., :S]
         size = abs(x) if given.score_mod is None else abs(dense.call_score_mod(given, x))
-        if given.bias is not None:
+        if given.bias_array is not None:
             factor = self.scale if self.meaning.bias == "before_scale" else 1.0
-            b = abs(given.bias.astype(float)) * factor
+            b = abs(given.bias_array.astype(float)) * factor
             size = size + np.where(np.isfinite(b), b, 0)
         size = np.broadcast_to(size, x.shape)
         return size if self.problem.S == S else np.concatenate([size, 0 * size], -1)
@@ -363,11 +363,11 @@ class Hard:
             "dk": self._shared(t_dk, mass_k, problem.k),
             "dv": self._shared(t_dv, mass_v, problem.v),
         }
-        if problem.bias is not None:
-            n = ds.size / max(problem.bias.size, 1)
+        if problem.bias_array is not None:
+            n = ds.size / max(problem.bias_array.size, 1)
             each = e_ds + (self.r.p + self.pR) * e_D + self.rebuild * abs(ds)
             each = np.where(live, each + self.gamma(n + 4) * (abs(ds) + each), 0)
-            found["dbias"] = sum_to(each, problem.bias.shape)
+            found["dbias"] = sum_to(each, problem.bias_array.shape)
         if self.r.p_sink is not None:
             found["dsinks"] = self._dsinks(D - dl, abs(D) + abs(dl), e_D)
         return found

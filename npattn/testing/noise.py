@@ -119,7 +119,7 @@ class Noise:
             far = swing(problem, x, DEVIATIONS * np.sqrt(var)) / DEVIATIONS
             var = np.maximum(var * rate**2, far**2) + (8 * u2 + 4 * R2 * unit.s.u**2) * size
             x = f
-        if problem.bias is not None:
+        if problem.bias_array is not None:
             added = u2 * s**2 + rounded(s, unit.s)
             var = var + np.minimum(added, 16 * (x**2 + var))
         near_s, near_m = np.minimum(abs(s), 2.0**14), np.minimum(abs(m), 2.0**14)
@@ -222,8 +222,8 @@ class Noise:
         for name, pair in (("dk", self._dk(var_dx, bent, var_D)), ("dv", self._dv(do2))):
             var, lost = (dense.sum_shared(x, problem.K, of[name].shape) for x in pair)
             found[name] = self.sharp(var, every, lost)
-        if problem.bias is not None:
-            found["dbias"] = self._dbias(var_ds, var_D, problem.bias.shape, every)
+        if problem.bias_array is not None:
+            found["dbias"] = self._dbias(var_ds, var_D, problem.bias_array.shape, every)
         if self.r.p_sink is not None:
             found["dsinks"] = self._dsinks(var_D, every)
         return found

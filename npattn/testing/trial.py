@@ -183,7 +183,7 @@ class Trial:
     def empty(self, problem: Problem) -> Array:
         """Rows that see nothing, (..., H, T), a score of −inf not being seen."""
         plain = self._leaving.canonical(problem).replace(sinks=None)
-        arrays = (plain.q, plain.k, *([] if plain.bias is None else [plain.bias]))
+        arrays = (plain.q, plain.k, *([] if plain.bias_array is None else [plain.bias_array]))
         if plain.S and plain.visible is None and all(np.isfinite(x).all() for x in arrays):
             heads = () if plain.headless else (plain.H,)
             return np.zeros((*plain.lead, *heads, plain.T), bool)
@@ -344,7 +344,7 @@ class Trial:
         if self.gradients:
             got += f.gradients(problem, cotangents, view).items()
             # Kernels dispatch on whether the gradient of the bias is asked.
-            if problem.bias is not None and f.backward is None:
+            if problem.bias_array is not None and f.backward is None:
                 got += f.gradients(problem, cotangents, view, bias_gradient=False).items()
         return [(name.removesuffix(" too"), array) for name, array in got]
 
