@@ -485,6 +485,22 @@ def test_gradients_through_lse_and_through_out_may_be_stored_apart() -> None:
     assert_within(ratios(got, problem, dout.astype(low), dlse, EAGER), "parts that cancel")
 
 
+def test_who_is_asked_about_weights_may_take_delta_from_them_whatever_it_declares() -> None:
+    # One key, its score summed the other way round in backward: P is not quite 1, and nor is D.
+    q, k = np.array([[1025.3, 1023.7, 0.3]], np.float32), np.array([[1.0013, -1, 1]], np.float32)
+    v, dout, dweights = (np.full((1, 1), x, np.float32) for x in (1, 1, 2.0**-6))
+    a, b, c = (q * k).T
+    p = np.exp(((c + b) + a) - ((a + b) + c))
+    dp = dout * v + dweights
+    dq = p * (dp - p * dp) * k
+    problem = Problem(q, k, v, scale=1.0)
+    words = {"dout": dout.astype(float), "dweights": dweights.astype(float)}
+    gap = excess(dq, np.zeros((1, 3)))
+    assert (gap > 0).all()
+    for limit in (bounds, allowed):
+        assert (gap <= limit(problem, "float32", replace(UPCAST, **FROM_OUT), **words)["dq"]).all()
+
+
 ARRAYS = ("q", "k", "v", "bias", "dout", "dlse")
 
 
