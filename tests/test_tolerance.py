@@ -26,7 +26,7 @@ from npattn.testing.compare import Comparison, compare_arrays, excess
 from npattn.testing.recipe import Recipe
 from npattn.testing.rounding import Rounding, unit_roundoff
 from npattn.testing.strategies import Space, recipes
-from npattn.testing.tolerance import allowed, bounds
+from npattn.testing.tolerance import allowed, bounds, deviations
 
 Array = np.ndarray[Any, Any]
 
@@ -501,6 +501,16 @@ def test_who_is_asked_about_weights_may_take_delta_from_them_whatever_it_declare
         assert (gap <= limit(problem, "float32", replace(UPCAST, **FROM_OUT), **words)["dq"]).all()
 
 
+def test_parts_of_an_input_that_is_broadcast_may_be_stored_before_they_are_summed() -> None:
+    q, k, v = (np.zeros((n, 1, S, 1), ml_dtypes.bfloat16) for n, S in ((1021, 1), (1, 3), (1, 3)))
+    dout = np.random.default_rng(0).standard_normal(q.shape).astype(q.dtype)
+    problem, do = Problem(q, k, v), dout.astype(float)
+    parts = (do / 3).astype(q.dtype).astype(float)
+    gap = abs(parts.sum() - do.sum() / 3)
+    for limit in (bounds, allowed):
+        assert 0 < gap <= limit(problem, "bfloat16", UPCAST, dout=do)["dv"].min()
+
+
 ARRAYS = ("q", "k", "v", "bias", "dout", "dlse")
 
 
@@ -747,6 +757,34 @@ def test_a_missing_rank_one_term_is_beyond_the_bound(dtype: str, rounding: Round
     assert found["dk"].ratio > 2
     assert found["o"].passed
     assert found["dv"].passed
+
+
+@pytest.mark.parametrize(
+    ("stored", "dropout", "name"),
+    [("dscores", None, "dq"), ("weights", None, "dq"), ("weights", 0.3, "o")],
+    ids=["dS after the scale", "dS of the stored P", "P after dropout"],
+)
+def test_who_fuses_is_allowed_one_rounding_less(
+    stored: str, dropout: float | None, name: str
+) -> None:
+    problem, (dout, _) = drawn(normal("bfloat16", T=5, S=7, D=3, dropout=dropout))
+    apart = Rounding(name="apart", **{stored: "input"})
+    for limit in (bounds, deviations):
+        more, less = (
+            limit(problem, "bfloat16", model, dout=dout.astype(float))[name]
+            for model in (apart, replace(apart, fuses=True))
+        )
+        assert np.median(more / less) > 1.1
+
+
+def test_weights_that_are_rebuilt_from_an_lse_that_has_lost_them_are_beyond_the_bound() -> None:
+    # Seven equal scores of 2²⁰, whose lse float32 holds to a sixteenth.
+    q, k, v = (np.ones((n, 1), np.float32) for n in (1, 7, 7))
+    problem = Problem(0 * q, k, v, bias=np.full((1, 7), 2.0**20, np.float32))
+    fwd = evaluate(problem)
+    dv = np.exp(2.0**20 - fwd.lse.astype(np.float32).astype(float)) * np.ones((7, 1))
+    room = bounds(problem, "float32", UPCAST, dout=np.ones((1, 1)))["dv"]
+    assert (excess(dv.astype(np.float32), fwd.weights.T) > room).all()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
