@@ -59,8 +59,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
     p, p_sink, lse = _softmax(s, live, _sinks(problem))  # [8, 11]
     keep = _keep(problem)
     w = p if keep is None else p * keep  # [9]
-    o = sum_live(problem.stored(w), v, live)  # (..., H, T, E)  [10]
-    o = problem.stored(o)  # [15]
+    o = sum_live(problem.stored(w), v, live)  # (..., H, T, E)  [10, 15]
 
     residuals = Residuals(q, k, v, tanh, capped, live, p, p_sink, keep)
     return (o[0], lse[0], residuals) if problem.headless else (o, lse, residuals)
@@ -100,9 +99,9 @@ def backward(
     dk = problem.scale * sum_live(dx.swapaxes(-1, -2), q, live.swapaxes(-1, -2))
 
     return Gradients(
-        q=problem.stored(sum_to(dq, problem.q.shape)),
-        k=problem.stored(sum_shared(dk, problem.K, problem.k.shape)),
-        v=problem.stored(sum_shared(dv, problem.K, problem.v.shape)),
+        q=sum_to(dq, problem.q.shape),
+        k=sum_shared(dk, problem.K, problem.k.shape),
+        v=sum_shared(dv, problem.K, problem.v.shape),
         bias=None if problem.bias is None else problem.bias_gradient(ds),
         sinks=None if ds_sink is None else sum_to(ds_sink, (problem.H, 1, 1))[:, 0, 0],
     )

@@ -332,6 +332,12 @@ def test_every_word_of_a_model_changes_what_a_kernel_does(words, models):
     assert max(worst(kernel, recipe, models).values()) > 1
 
 
+def test_d_may_come_from_an_out_whose_weights_are_stored_lower_than_itself():
+    rounding = Rounding(name="one", weights="bfloat16", delta_from="out", fuses=True)
+    found = worst(Kernel(rounding=rounding, tile=16), replace(small(), T=37, S=67), rounding)
+    assert max(found.values()) <= 1, found
+
+
 def test_a_kernel_that_forgets_the_rank_one_term_is_wrong():
     found = worst(Kernel(forgets_delta=True), small(), Rounding.upcast())
     assert found["dq"] > 1
