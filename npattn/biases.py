@@ -48,14 +48,24 @@ class Bias(Sized):
     kind = "bias"
 
     def __add__(self, other: Any) -> Bias:
-        return Sum((*_terms(self), *_terms(of(other))))
+        return Sum((*self.parts, *of(other).parts))
 
     def __radd__(self, other: Any) -> Bias:
-        return Sum((*_terms(of(other)), *_terms(self)))
+        return Sum((*of(other).parts, *self.parts))
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """That of `to_array`: float64, or complex128 where the parameter is complex."""
+        raise NotImplementedError
+
+    @property
+    def parts(self) -> tuple[Bias, ...]:
+        """The terms of a sum; of anything else, itself."""
+        return (self,)
+
+    @property
+    def finite(self) -> bool:
+        """Whether no number of the parameter is inf or NaN."""
         raise NotImplementedError
 
     def tile(self, tile: Tile) -> Array:
@@ -290,6 +300,10 @@ class Dense(Bias):
     def dtype(self) -> np.dtype[Any]:
         return _dtype(self.array)
 
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.array).all())
+
     def _known(self) -> Known:
         return known_of(self.array)
 
@@ -321,6 +335,10 @@ class Alibi(Bias):
     @property
     def dtype(self) -> np.dtype[Any]:
         return _dtype(self._parameter)
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self._parameter).all())
 
     @cached_property
     def _parameter(self) -> Array:
@@ -362,6 +380,10 @@ class Relative(Bias):
     @property
     def dtype(self) -> np.dtype[Any]:
         return _dtype(self._parameter)
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self._parameter).all())
 
     @cached_property
     def _parameter(self) -> Array:
@@ -429,6 +451,14 @@ class Sum(Bias):
         return f"({' + '.join(map(repr, self.terms))})"
 
     @property
+    def parts(self) -> tuple[Bias, ...]:
+        return self.terms
+
+    @property
+    def finite(self) -> bool:
+        return all(term.finite for term in self.terms)
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         return _dtype(*(_wide(np.empty(0, term.dtype)) for term in self.terms))
 
@@ -455,10 +485,6 @@ class Sum(Bias):
 
 
 # --- the parts ------------------------------------------------------------------------------------
-
-
-def _terms(bias: Bias) -> tuple[Bias, ...]:
-    return bias.terms if isinstance(bias, Sum) else (bias,)
 
 
 def _wide(array: Array) -> Array:

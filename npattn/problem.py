@@ -55,7 +55,7 @@ Window = tuple[int | None, int | None]
 ScoreMod = Callable[[Array, Array, Array, Array, Array], Array]
 
 ALIGNMENTS = ("bottom_right", "top_left")
-ENGINES = ("auto", "dense")
+ENGINES = ("auto", "dense", "tiled")
 COMPUTE = tuple(np.dtype(d) for d in ("f4", "f8", "g", "c8", "c16"))
 STORAGE = tuple(np.dtype(d) for d in ("bfloat16", "float16"))
 FAR = 2**62  # further than any key, and what is added to an index without overflow
@@ -87,6 +87,20 @@ class Tile(NamedTuple):
     def s(self) -> Array:
         """The keys: (1, s1 − s0)."""
         return np.arange(self.s0, self.s1)[None]
+
+    @property
+    def indices(self) -> tuple[Array, Array, Array, Array]:
+        """b, h, t and s_index as score_mod gets them: with the rank of (*lead, H, T, S)."""
+        *lead, h = self.plane
+        b = int(np.ravel_multi_index(lead, self.lead)) if lead else 0
+        before = (1,) * len(self.lead)  # the axes of lead
+        one = (*before, 1, 1, 1)
+        return (
+            np.full(one, b),
+            np.full(one, h),
+            self.t.reshape(*before, 1, -1, 1),
+            self.s.reshape(*before, 1, 1, -1),
+        )
 
 
 @runtime_checkable
@@ -185,8 +199,8 @@ class Problem:
         Computed in and returned: float64 unless said, complex128 for complex arrays. bfloat16 and
         float16 emulate mixed precision: computed in float32, and what enters a product or is
         returned is rounded.  [15]
-    engine : {"auto", "dense"}
-        What computes it.
+    engine : {"auto", "dense", "tiled"}
+        What computes it; "tiled" no complex arrays and no mixed precision.
     alignment : {"bottom_right", "top_left"}, optional
         What ``causal=True`` means where T ≠ S, and where a window without causal lies.
 
@@ -269,6 +283,11 @@ class Problem:
             raise OptionError(f"engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
         dtype = self._compute_dtype()
         narrow = dtype in STORAGE
+        if self.engine == "tiled" and (narrow or dtype.kind == "c"):
+            raise OptionError(
+                f'engine is "tiled" with dtype {dtype}, must be "dense" or "auto": tiles are '
+                "computed in float32, float64 or longdouble"
+            )
         put("storage", dtype if narrow else None)
         put("dtype", np.dtype(np.float32) if narrow else dtype)
 

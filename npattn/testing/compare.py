@@ -196,7 +196,7 @@ def compare(
         rounding = Rounding.named(rounding)
     results = dict(got) if isinstance(got, Mapping) else {"o": got}
     problem = problem.materialised()
-    fwd = evaluate(problem, conventions)
+    fwd = evaluate(problem, conventions, engine="dense")
     want: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
     if "weights" in results:
         want["weights"] = fwd.weights

@@ -187,7 +187,7 @@ class Trial:
         if plain.S and plain.visible is None and all(np.isfinite(x).all() for x in arrays):
             heads = () if plain.headless else (plain.H,)
             return np.zeros((*plain.lead, *heads, plain.T), bool)
-        return np.asarray(evaluate(plain).lse == -np.inf)
+        return np.asarray(evaluate(plain, engine="dense").lse == -np.inf)
 
     def shuns(self, recipe: Recipe, rule: str) -> bool:
         """Whether the rule is not asked of this recipe, since empty rows are known to be wrong."""
@@ -357,7 +357,7 @@ class Trial:
 
     def exact(self, problem: Problem, cotangents: Cotangents) -> dict[str, Array]:
         """Exact values of what the implementation gives."""
-        fwd = evaluate(problem, self.conventions)
+        fwd = evaluate(problem, self.conventions, engine="dense")
         want: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
         if self.implementation.returns_weights:
             want["weights"] = fwd.weights

@@ -506,7 +506,8 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
         return None  # the business of another rule
     # Where the whole is right, a part is wrong: that is what a script must show.
     shown = next((x for x in found if trial._is_wrong(x)), found[1])
-    gone = [evaluate(trial.conventions.canonical(part)).lse == -np.inf for part in parts]
+    canonical = map(trial.conventions.canonical, parts)
+    gone = [evaluate(part, engine="dense").lse == -np.inf for part in canonical]
     merged, room = _merged(trial.conventions, found, np.stack(gone))
     both = replace(shown, results=merged, want=whole.want, allowed=room)
     return trial.relate(both, whole, {"o": _as_is, "lse": _as_is})
