@@ -318,9 +318,10 @@ class Problem:
 
     def bias_gradient(self, ds: Array) -> Any:
         """The gradient of the bias from that of the scores (..., H, T, S).  [13]"""
-        if self.bias is None or isinstance(self.bias, np.ndarray):
-            return None if self.bias is None else sum_to(ds, self.bias.shape)
-        return self.bias.gradient(ds)
+        if self.bias is None or self.bias_array is None:
+            return None
+        ds = sum_to(ds, self.bias_array.shape)
+        return ds if self.bias is self.bias_array else self.bias.gradient(ds)
 
     def stored(self, x: Array) -> Array:
         """x as it is kept beside what computes: rounded, in mixed precision.  [15]"""
