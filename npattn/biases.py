@@ -187,7 +187,7 @@ def of(bias: Any) -> Bias:
 
 
 def alibi(slopes: Any, *, alignment: Alignment = "bottom_right") -> Bias:
-    """Scores fall linearly with the distance of a key: −slope · |distance|, a slope for each head.
+    """Scores fall linearly with the distance of a key: −slope · distance, a slope for each head.
 
     Source: Press et al. 2022, "Train short, test long".
 

@@ -65,7 +65,7 @@ class Tile(NamedTuple):
     """A rectangle of the scores of one head: queries t0 ≤ t < t1 and keys s0 ≤ s < s1.
 
     `lead`, `H`, `T`, `S` are the sizes of the whole problem; `plane` is an index into
-    (*lead, H).
+    ``(*lead, H)``.
     """
 
     lead: tuple[int, ...]
@@ -321,7 +321,7 @@ class Problem:
         if self.bias is None or self.bias_array is None:
             return None
         ds = sum_to(ds, self.bias_array.shape)
-        return ds if self.bias is self.bias_array else self.bias.gradient(ds)
+        return ds if isinstance(self.bias, np.ndarray) else self.bias.gradient(ds)
 
     def stored(self, x: Array) -> Array:
         """x as it is kept beside what computes: rounded, in mixed precision.  [15]"""

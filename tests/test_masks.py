@@ -139,10 +139,10 @@ ANALYTIC = [causal, window, lengths]
 
 sizes_of_a_problem = st.builds(
     Sizes,
-    st.sampled_from([(), (2,), (1,), (3, 2), (0,)]),
-    st.integers(0, 3),
-    st.integers(0, 7),
-    st.integers(0, 7),
+    st.sampled_from([(2,), (), (1,), (3, 2), (0,)]),
+    st.sampled_from([3, 2, 1, 0]),
+    st.sampled_from([5, 6, 7, 4, 3, 2, 1, 0]),
+    st.sampled_from([7, 6, 5, 4, 3, 2, 1, 0]),
 )
 generators = st.builds(np.random.default_rng, st.integers(0, 2**32))
 
@@ -174,14 +174,15 @@ def composed(how: str, one: Case, other: Case) -> tuple[masks.Mask, Sees]:
     return one.mask | array, lambda *at: one.sees(*at) or other.sees(*at)
 
 
-def a_tile(draw: Any, sizes: Sizes) -> Tile | None:
-    """A rectangle, perhaps an empty one; None where there is no head."""
+def rectangles(sizes: Sizes, rng: np.random.Generator) -> list[Tile]:
+    """Every rectangle of one head, empty ones too."""
     if 0 in (*sizes.lead, sizes.H):
-        return None
-    plane = tuple(draw(st.integers(0, n - 1)) for n in (*sizes.lead, sizes.H))
-    t = sorted(draw(st.integers(0, sizes.T)) for _ in range(2))
-    s = sorted(draw(st.integers(0, sizes.S)) for _ in range(2))
-    return Tile(*sizes, plane, *t, *s)
+        return []
+    plane = tuple(int(rng.integers(n)) for n in (*sizes.lead, sizes.H))
+    rows, columns = (
+        [(a, b) for a in range(n + 1) for b in range(a, n + 1)] for n in (sizes.T, sizes.S)
+    )
+    return [Tile(*sizes, plane, *t, *s) for t in rows for s in columns]
 
 
 def whole(case: Case) -> Array:
@@ -214,13 +215,8 @@ def test_the_array_of_a_composition_is_its_definition(case):
     )
 
 
-@given(case=compositions(), data=st.data())
-def test_a_tile_is_true_false_or_that_part_of_the_array(case, data):
-    tile = a_tile(data.draw, case.sizes)
-    if tile is None:
-        assert case.expected().size == 0
-        return
-    want = case.expected()[tile.plane][tile.t0 : tile.t1, tile.s0 : tile.s1]
+def holds(case: Case, tile: Tile, want: Array) -> None:
+    """A tile of a mask is True, False or `want`."""
     got = case.mask.tile(tile)
     if want.all():
         assert got is True
@@ -232,27 +228,57 @@ def test_a_tile_is_true_false_or_that_part_of_the_array(case, data):
         np.testing.assert_array_equal(got, want)
 
 
-@given(case=compositions(), data=st.data())
-def test_nothing_is_visible_outside_the_hull(case, data):
-    tile = a_tile(data.draw, case.sizes)
-    if tile is None:
-        assert case.expected().size == 0
-        return
-    lo, hi = case.mask.hull(tile)
-    assert 0 <= lo <= hi <= case.sizes.S
-    rows = case.expected()[tile.plane][tile.t0 : tile.t1]
-    assert not rows[:, :lo].any()
-    assert not rows[:, hi:].any()
+@pytest.mark.parametrize("kind", KINDS)
+@given(sizes=sizes_of_a_problem, rng=generators)
+def test_a_tile_is_true_false_or_that_part_of_the_array(kind, sizes, rng):
+    case = made(kind, rng, sizes)
+    whole = case.expected()
+    for tile in rectangles(sizes, rng):
+        holds(case, tile, whole[tile.plane][tile.t0 : tile.t1, tile.s0 : tile.s1])
 
 
-@pytest.mark.parametrize("kind", [causal, window, lengths, documents, dense])
-@given(sizes=sizes_of_a_problem, rng=generators, data=st.data())
-def test_the_hull_is_as_narrow_as_it_can_be(kind, sizes, rng, data):
-    case, tile = made(kind, rng, sizes), a_tile(data.draw, sizes)
-    lo, hi = (0, 0) if tile is None else case.mask.hull(tile)
-    rows = case.expected()[tile.plane][tile.t0 : tile.t1] if tile else np.zeros((0, 0))
-    seen = np.flatnonzero(rows.any(0))
-    assert hi - lo == (seen[-1] + 1 - seen[0] if seen.size else 0)
+@given(case=compositions(), rng=generators)
+def test_a_tile_of_a_composition_is_true_false_or_that_part_of_the_array(case, rng):
+    whole = case.expected()
+    for tile in rectangles(case.sizes, rng):
+        holds(case, tile, whole[tile.plane][tile.t0 : tile.t1, tile.s0 : tile.s1])
+
+
+@given(case=compositions(), rng=generators)
+def test_nothing_is_visible_outside_the_hull(case, rng):
+    whole = case.expected()
+    for tile in rectangles(case.sizes, rng):
+        lo, hi = case.mask.hull(tile)
+        assert 0 <= lo <= hi <= case.sizes.S
+        rows = whole[tile.plane][tile.t0 : tile.t1]
+        assert not rows[:, :lo].any()
+        assert not rows[:, hi:].any()
+
+
+@pytest.mark.parametrize("kind", [causal, window, lengths, documents, prefix, dense])
+@given(sizes=sizes_of_a_problem, rng=generators)
+def test_the_hull_of_rows_is_as_narrow_as_it_can_be(kind, sizes, rng):
+    case = made(kind, rng, sizes)
+    whole = case.expected()
+    for tile in rectangles(sizes, rng):
+        seen = np.flatnonzero(whole[tile.plane][tile.t0 : tile.t1].any(0))
+        lo, hi = case.mask.hull(tile)
+        if tile.t0 < tile.t1:
+            assert hi - lo == (seen[-1] + 1 - seen[0] if seen.size else 0)
+
+
+@given(sizes=sizes_of_a_problem, rng=generators)
+def test_the_hull_of_blocks_ends_with_a_block_or_the_last_key(sizes, rng):
+    case = made(blocks, rng, sizes)
+    whole, keys = case.expected(), case.mask.keys
+    for tile in rectangles(sizes, rng):
+        lo, hi = case.mask.hull(tile)
+        assert lo % keys == 0
+        assert hi % keys == 0 or hi == sizes.S
+        if tile.t0 % case.mask.queries == 0 and tile.t1 % case.mask.queries == 0:
+            seen = np.flatnonzero(whole[tile.plane][tile.t0 : tile.t1].any(0))
+            assert lo == (seen[0] if seen.size else 0)
+            assert hi == (seen[-1] + 1 if seen.size else 0)
 
 
 def test_a_tile_has_the_indices_of_its_queries_and_keys():
@@ -269,6 +295,13 @@ def test_bands_and_lengths_need_no_array_to_say_that_all_or_nothing_is_visible()
     assert masks.lengths(2**38).tile(tile) is True
     assert (masks.causal() & ~masks.lengths(2**38)).tile(tile) is False
     assert masks.window(5, 0).hull(tile) == (2**39 - 5, 2**40)
+
+
+def test_what_sees_nothing_does_not_widen_the_hull_of_a_union():
+    tile = Tile((), 1, 7, 7, (0,), 3, 5, 0, 7)
+    assert (masks.lengths(0) | masks.window(1, 0)).hull(tile) == (2, 5)
+    assert (masks.window(1, 0) | masks.lengths(0)).hull(tile) == (2, 5)
+    assert (masks.lengths(0) | masks.lengths(0)).hull(tile) == (0, 0)
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -559,7 +592,11 @@ def test_what_no_mask_is_made_of_is_said(make, error, message):
     [
         (masks.causal(), OptionError, "alignment is None with T = 5 queries and S = 7 keys"),
         (masks.causal(5), ShapeError, r"mask is Band\(.*\), must be one for T = 5 .* S = 7"),
-        (masks.causal(1), ShapeError, r"mask is Band\(.*\), must be one for T = 5"),
+        (
+            masks.causal(1, 7, alignment="top_left"),
+            ShapeError,
+            r"mask is Band\(.*\), must be one for T = 5",
+        ),
         (masks.documents(np.zeros(5, int)), ShapeError, r"Documents\(.*\), must be one for T = 5"),
         (masks.documents(np.zeros(5, int), [0]), ShapeError, "must be one for T = 5 .* S = 7"),
         (masks.lengths([7, 8]), ShapeError, "keys has a length of 8, must have none beyond S = 7"),
