@@ -495,6 +495,7 @@ def test_the_array_of_a_dense_bias_is_a_view_that_cannot_be_written():
     bias = biases.dense(array)
     assert np.shares_memory(bias.to_array(), array)
     assert not bias.to_array().flags.writeable
+    assert not bias.tile(Tile((), 1, 3, 5, (0,), 0, 3, 0, 5)).flags.writeable
     assert not np.shares_memory(bias.zeros((), 1, 3, 5), array)
     assert biases.of(bias) is bias
 
