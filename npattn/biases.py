@@ -197,7 +197,7 @@ def of(bias: Any) -> Bias:
 
 
 def alibi(slopes: Any, *, alignment: Alignment = "bottom_right") -> Bias:
-    """Scores fall linearly with the distance of a key: −slope · |distance|, a slope for each head.
+    """Scores fall linearly with the distance of a key: −slope · distance, a slope for each head.
 
     Source: Press et al. 2022, "Train short, test long".
 
@@ -315,7 +315,7 @@ class Dense(Bias):
         return read_only(self.array)
 
     def tile(self, tile: Tile) -> Array:
-        return _wide(tile_of(self.array, tile))
+        return read_only(_wide(tile_of(self.array, tile)))
 
     def zeros(
         self, lead: tuple[int, ...], H: int, T: int, S: int, *, dtype: Any = np.float64
@@ -367,7 +367,7 @@ class Alibi(Bias):
         here -= (ds * self._distance(tile)).sum()
 
     def _distance(self, tile: Tile) -> Array:
-        return np.asarray(abs(_beside(tile, self.alignment) - tile.s))
+        return np.asarray(abs(tile.t + diagonal(tile.T, tile.S, self.alignment) - tile.s))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -418,8 +418,8 @@ class Relative(Bias):
         return np.asarray(self._parameter[:, self._buckets(np.arange(S) - beside)])
 
     def tile(self, tile: Tile) -> Array:
-        column: Array = plane_of(self._parameter, tile.plane, 1)
-        return np.asarray(column[self._of_tile(tile)])
+        of_head = plane_of(self._parameter, tile.plane, 1)
+        return _spread(of_head[self._diagonals(tile)], tile.t1 - tile.t0, tile.s1 - tile.s0)
 
     def zeros(
         self, lead: tuple[int, ...], H: int, T: int, S: int, *, dtype: Any = np.float64
@@ -427,10 +427,14 @@ class Relative(Bias):
         return np.zeros(self.table.shape, dtype)
 
     def add(self, total: Any, tile: Tile, ds: Array) -> None:
-        np.add.at(plane_of(total.T, tile.plane, 1), self._of_tile(tile), ds)
+        if ds.size:
+            of_head = plane_of(total.T, tile.plane, 1)
+            np.add.at(of_head, self._diagonals(tile), _sums_of_diagonals(ds))
 
-    def _of_tile(self, tile: Tile) -> Array:
-        return self._buckets(tile.s - _beside(tile, self.alignment))
+    def _diagonals(self, tile: Tile) -> Array:
+        """The bucket of each diagonal of a tile, from the last query and first key on."""
+        offset = diagonal(tile.T, tile.S, self.alignment)
+        return self._buckets(np.arange(tile.s0 - tile.t1 + 1, tile.s1 - tile.t0) - offset)
 
     def _buckets(self, after: Array) -> Array:
         """The row of the table for a key that is so far after the key beside the query."""
@@ -496,9 +500,21 @@ def _dtype(*arrays: Array) -> np.dtype[Any]:
     return np.result_type(*arrays)
 
 
-def _beside(tile: Tile, alignment: Alignment) -> Array:
-    """The key beside each query of a tile: (t1 − t0, 1)."""
-    return tile.t + diagonal(tile.T, tile.S, alignment)
+def _spread(diagonals: Array, m: int, n: int) -> Array:
+    """The array (m, n) that is constant along its m + n − 1 diagonals, as a view."""
+    if m == 0 or n == 0:
+        return np.zeros((m, n), diagonals.dtype)
+    return np.lib.stride_tricks.sliding_window_view(diagonals, n)[::-1]
+
+
+def _sums_of_diagonals(array: Array) -> Array:
+    """The sums of which `_spread` is the transpose: (m, n) → (m + n − 1)."""
+    m, n = array.shape
+    # Read in rows of one less than they are long, each row moves one further to the right.
+    longer = np.zeros((m, n + m), array.dtype)
+    longer[:, :n] = array[::-1]
+    sums: Array = longer.ravel()[: m * (n + m - 1)].reshape(m, n + m - 1).sum(0)
+    return sums
 
 
 def _published(H: int) -> Array:

@@ -417,7 +417,7 @@ class Band(Mask):
         lo = 0 if self.left is None else first - self.left
         hi = tile.S if self.right is None else last + self.right + 1
         lo = min(max(lo, 0), tile.S)
-        return (lo, max(min(hi, tile.S), lo)) if tile.t0 < tile.t1 else (0, 0)
+        return lo, max(min(hi, tile.S), lo)
 
     def tile(self, tile: Tile) -> bool | Array:
         first, last = self._beside(tile)
@@ -463,7 +463,7 @@ class Lengths(Mask):
 
     def hull(self, tile: Tile) -> tuple[int, int]:
         T, S = self._of_sample(tile)
-        return (0, S) if tile.t0 < min(T, tile.t1) else (0, 0)
+        return 0, S if tile.t0 < T else 0
 
     def tile(self, tile: Tile) -> bool | Array:
         T, S = self._of_sample(tile)

@@ -65,7 +65,7 @@ class Tile(NamedTuple):
     """A rectangle of the scores of one head: queries t0 ≤ t < t1 and keys s0 ≤ s < s1.
 
     `lead`, `H`, `T`, `S` are the sizes of the whole problem; `plane` is an index into
-    (*lead, H).
+    ``(*lead, H)``.
     """
 
     lead: tuple[int, ...]
@@ -337,9 +337,10 @@ class Problem:
 
     def bias_gradient(self, ds: Array) -> Any:
         """The gradient of the bias from that of the scores (..., H, T, S).  [13]"""
-        if self.bias is None or isinstance(self.bias, np.ndarray):
-            return None if self.bias is None else sum_to(ds, self.bias.shape)
-        return self.bias.gradient(ds)
+        if self.bias is None or self.bias_array is None:
+            return None
+        ds = sum_to(ds, self.bias_array.shape)
+        return ds if isinstance(self.bias, np.ndarray) else self.bias.gradient(ds)
 
     def stored(self, x: Array) -> Array:
         """x as it is kept beside what computes: rounded, in mixed precision.  [15]"""

@@ -64,7 +64,7 @@ class Sized:
         Returns
         -------
         tuple of int
-            Of rank 2 or more, broadcasting against (*lead, H, T, S).
+            Of rank 2 or more, broadcasting against ``(*lead, H, T, S)``.
 
         Raises
         ------
