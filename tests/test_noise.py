@@ -242,6 +242,22 @@ def test_an_lse_by_which_weights_are_merged_is_a_factor_of_the_result() -> None:
     assert within("o", got, fwd.out, problem, UPCAST)
 
 
+def test_a_rounded_query_moves_the_keys_of_its_row_and_not_their_sink() -> None:
+    rng, model = np.random.default_rng(0), replace(UPCAST, queries="bfloat16")
+    q, k = 1 + rng.random((37, 1)), -4 + rng.standard_normal((1021, 1)) / 10
+    problem = single(q, k, 1 + rng.standard_normal((1021, 1)) / 100, sinks=np.ones(1))
+    stored = problem.replace(q=problem.q.astype("bfloat16").astype(np.float32))
+    assert within("o", evaluate(stored).out, evaluate(problem).out, problem, model)
+
+
+def test_an_exp_that_errs_moves_a_sink_against_all_keys() -> None:
+    rng, model = np.random.default_rng(0), replace(UPCAST, exp_error=2.0**-11)
+    v = 1 + rng.standard_normal((1021, 1)) / 100
+    problem = single([[1.5]], rng.standard_normal((1021, 1)), v, sinks=np.full(1, 8.0))
+    moved = problem.replace(sinks=problem.sinks + np.log1p(2.0**-11))
+    assert within("o", evaluate(moved).out, evaluate(problem).out, problem, model)
+
+
 def test_a_cap_without_a_slope_passes_errors_on_where_its_slope_errs() -> None:
     # Most keys have the value 1, so that dS is its error. The others, in pairs about 1, spread dP.
     rng, T, S = np.random.default_rng(0), 127, 509
