@@ -102,7 +102,7 @@ def backward(
         q=sum_to(dq, problem.q.shape),
         k=sum_shared(dk, problem.K, problem.k.shape),
         v=sum_shared(dv, problem.K, problem.v.shape),
-        bias=None if problem.bias is None else problem.bias_gradient(ds),
+        bias=problem.bias_gradient(ds),
         sinks=None if ds_sink is None else sum_to(ds_sink, (problem.H, 1, 1))[:, 0, 0],
     )
 

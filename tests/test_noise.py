@@ -205,22 +205,32 @@ def within(name: str, got: Any, want: Any, problem: Problem, model: Rounding, **
     return bool(all((gap <= limit).all() for limit in limits))
 
 
-def test_a_scale_that_is_rounded_moves_all_scores_alike() -> None:
+def opposed() -> tuple[Any, Any, Any]:
+    """Scores of about ±30, what takes them out of the weights again, and values of their signs."""
     rng = np.random.default_rng(0)
     x = rng.choice([-30, 30], (1021, 1)) * (1 + rng.random((1021, 1)) / 8)
-    scale = 1 + 0.9 * 2.0**-24  # 1 to a float32
-    bias = rng.standard_normal((1, 1021)) - x.T  # the weights do not follow x, the values do
-    problem = single([[1]], x, np.sign(x), bias=bias, scale=scale)
+    return x, rng.standard_normal((1, 1021)) - x.T, np.sign(x)
+
+
+def test_a_scale_that_is_rounded_moves_all_scores_alike() -> None:
+    x, bias, v = opposed()
+    problem = single([[1]], x, v, bias=bias, scale=1 + 0.9 * 2.0**-24)  # 1 to a float32
     got = evaluate(problem.replace(scale=1.0)).out
     assert within("o", got, evaluate(problem).out, problem, UPCAST)
 
 
 def test_a_tanh_that_errs_moves_capped_scores_alike() -> None:
-    rng, model = np.random.default_rng(0), replace(UPCAST, exp_error=2.0**-11)
-    x, v = 30 + rng.standard_normal((257, 1)), rng.standard_normal((257, 1))
-    problem = single([[1]], x, v, softcap=30.0)
-    s = 30 * np.tanh(problem.k.T.astype(float) / 30) * (1 + 2.0**-11)
-    assert within("lse", np.log(np.exp(s).sum(-1)), evaluate(problem).lse, problem, model)
+    (x, bias, v), error = opposed(), 2.0**-11
+    model = replace(UPCAST, exp_error=error)
+    one_sided = single([[1]], 30 + bias.T, v, softcap=30.0)
+    two_sided = single([[1]], x, v, softcap=30.0, bias=-30 * np.tanh(x.T / 30) + bias + x.T)
+    for name, problem in (("lse", one_sided), ("o", two_sided)):
+        s = 30 * np.tanh(problem.k.T.astype(float) / 30) * (1 + error)
+        s = s if problem.bias is None else s + problem.bias.astype(float)
+        e = np.exp(s)
+        got = {"lse": np.log(e.sum(-1)), "o": e @ problem.v / e.sum(-1)}
+        fwd = evaluate(problem)
+        assert within(name, got[name], {"lse": fwd.lse, "o": fwd.out}[name], problem, model), name
 
 
 def test_an_lse_by_which_weights_are_merged_is_a_factor_of_the_result() -> None:
@@ -230,6 +240,22 @@ def test_an_lse_by_which_weights_are_merged_is_a_factor_of_the_result() -> None:
     s = problem.q.astype(float) @ problem.k.T.astype(float)
     got = np.exp(s - fwd.lse.astype(np.float32)[:, None]).sum(-1, keepdims=True)
     assert within("o", got, fwd.out, problem, UPCAST)
+
+
+def test_a_rounded_query_moves_the_keys_of_its_row_and_not_their_sink() -> None:
+    rng, model = np.random.default_rng(0), replace(UPCAST, queries="bfloat16")
+    q, k = 1 + rng.random((37, 1)), -4 + rng.standard_normal((1021, 1)) / 10
+    problem = single(q, k, 1 + rng.standard_normal((1021, 1)) / 100, sinks=np.ones(1))
+    stored = problem.replace(q=problem.q.astype("bfloat16").astype(np.float32))
+    assert within("o", evaluate(stored).out, evaluate(problem).out, problem, model)
+
+
+def test_an_exp_that_errs_moves_a_sink_against_all_keys() -> None:
+    rng, model = np.random.default_rng(0), replace(UPCAST, exp_error=2.0**-11)
+    v = 1 + rng.standard_normal((1021, 1)) / 100
+    problem = single([[1.5]], rng.standard_normal((1021, 1)), v, sinks=np.full(1, 8.0))
+    moved = problem.replace(sinks=problem.sinks + np.log1p(2.0**-11))
+    assert within("o", evaluate(moved).out, evaluate(problem).out, problem, model)
 
 
 def test_a_cap_without_a_slope_passes_errors_on_where_its_slope_errs() -> None:

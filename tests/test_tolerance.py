@@ -501,18 +501,21 @@ def test_who_is_asked_about_weights_may_take_delta_from_them_whatever_it_declare
         assert (gap <= limit(problem, "float32", replace(UPCAST, **FROM_OUT), **words)["dq"]).all()
 
 
-def test_parts_of_an_input_that_is_broadcast_may_be_stored_before_they_are_summed() -> None:
-    # Three equal weights; dv of each of 1021 problems is rounded, and nothing else.
-    q, k, v = (
-        np.zeros(n, ml_dtypes.bfloat16) for n in ((1021, 1, 1, 1), (1, 1, 3, 1), (1, 1, 3, 13))
-    )
-    dout = np.random.default_rng(0).standard_normal((1021, 1, 1, 13)).astype(q.dtype)
+@pytest.mark.parametrize("lead", [(1021, 1), (1021,)], ids=["samples", "heads"])
+def test_parts_of_what_is_shared_may_be_stored_before_they_are_summed(
+    lead: tuple[int, ...],
+) -> None:
+    # Three equal weights; dv of each of 1021 problems, or heads, is rounded, and nothing else.
+    one, low = (1,) * len(lead), ml_dtypes.bfloat16
+    q, k, v = (np.zeros(n, low) for n in ((*lead, 1, 1), (*one, 3, 1), (*one, 3, 13)))
+    dout = np.random.default_rng(0).standard_normal((*lead, 1, 13)).astype(low)
     problem, do = Problem(q, k, v), dout.astype(float)
-    parts = (do / 3).astype(q.dtype).astype(float)
+    parts = (do / 3).astype(low).astype(float)
     gap = abs(parts.sum(0) - do.sum(0) / 3)
     assert (gap > 0).all()
     for limit in (bounds, allowed):
-        assert (gap <= limit(problem, "bfloat16", UPCAST, dout=do)["dv"]).all()
+        room = limit(problem, "bfloat16", replace(UPCAST, shared="input"), dout=do)
+        assert (gap <= room["dv"]).all()
 
 
 ARRAYS = ("q", "k", "v", "bias", "dout", "dlse")

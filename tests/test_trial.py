@@ -170,5 +170,6 @@ def test_what_is_planned_is_remembered_by_all_that_it_depends_on():
         trial.planned(pools, 3, 11),
         trial.planned(Pools(trial.space, force={"T": 7}), 3, 10),
         trial.planned(Pools(trial.space, forbid=frozenset({"mask"})), 3, 10),
+        trial.planned(Pools(trial.space, nonempty=True), 3, 10),
     ):
         assert others != planned

@@ -251,10 +251,10 @@ class Hard:
             s = f
         if problem.bias_array is not None:
             x, s = s, s + problem.bias_array.astype(float)
-            # The bias itself is a number of the format, so no rounding of the sum moves it further
-            # than x does; a padding of −1e9 swallows x, and no more.
+            # Where the bias itself is a number of the format, no rounding of the sum moves it
+            # further than x does; a padding of −1e9 swallows x, and no more.
             added = (u + unit.s.u) * (abs(s) + error)
-            if self.rounding.accumulator != "truncated":
+            if self.rounding.accumulator != "truncated" and self.holds_bias:
                 added = np.minimum(added, 4 * (abs(x) + error))
             if self.meaning.bias == "before_scale" and not self.capped_late:
                 # The sum is rounded, then its product with a rounded scale; or each product is.
@@ -267,6 +267,11 @@ class Hard:
                 error = error + np.where(twin, (unit.s.times(2) + unit.exp + 4 * u) * abs(fill), 0)
         self.slope, self.slope_error = slope, np.where(live, slope_error, 0)
         return s, error
+
+    @property
+    def holds_bias(self) -> bool:
+        """Whether a bias in the dtype of the inputs is a number of what scores are stored in."""
+        return self.unit.s.u <= self.unit.low.u
 
     @property
     def capped_late(self) -> bool:

@@ -121,7 +121,7 @@ class Noise:
             x = f
         if problem.bias_array is not None:
             added = u2 * s**2 + rounded(s, unit.s)
-            var = var + np.minimum(added, 16 * (x**2 + var))
+            var = var + (np.minimum(added, 16 * (x**2 + var)) if hard.holds_bias else added)
         near_s, near_m = np.minimum(abs(s), 2.0**14), np.minimum(abs(m), 2.0**14)
         self.online = online = self._online()
         var = var + u2 * (4 * near_s**2 + 2 * near_m**2) + online
