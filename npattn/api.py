@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn import dense
+from npattn import dense, tiled
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.problem import (
@@ -22,6 +22,8 @@ from npattn.problem import (
 )
 
 __all__ = ["attention", "backward", "evaluate", "forward", "jvp"]
+
+ENGINES = {"dense": dense, "tiled": tiled}
 
 
 def attention(
@@ -53,14 +55,14 @@ def attention(
     q, k, v : array
         (..., H, T, D), (..., K, S, D), (..., K, S, E); rank 2 (all three) is one head. Real or
         complex floating dtypes, bfloat16 and float8 of ml_dtypes too. Leading axes broadcast.
-    mask : bool array, optional
+    mask : bool array or one of `npattn.masks`, optional
         True = may attend; broadcasts against (..., H, T, S), rank ≥ 2.
     causal : bool, "bottom_right" or "top_left", default False
         Query t sees keys s ≤ t + (S − T), or s ≤ t. True is legal where T == S or with
         `conventions`, which say what it means.
     window : (left, right), optional
         Keys beside the aligned diagonal, inclusive; None on a side = unlimited.
-    bias : float array, optional
+    bias : float array or one of `npattn.biases`, optional
         Added to the scores after scale and softcap; broadcasts as `mask` does.
     scale : float, optional
         Multiplies q·k. Default 1/√D.
@@ -78,8 +80,9 @@ def attention(
         Computed in and returned; float64 unless said, complex128 for complex arrays. bfloat16 and
         float16 emulate mixed precision: operands and results are rounded, sums, softmax and lse
         are float32.
-    engine : {"auto", "dense"}
-        What computes it.
+    engine : {"auto", "dense", "tiled"}
+        What computes it: "dense" is the textbook, "tiled" never holds T × S numbers and uses all
+        cores, for real arrays; "auto" takes the faster one.
     conventions : Conventions, optional
         What the words mean where systems disagree; default: docs/semantics.md.
 
@@ -156,7 +159,9 @@ def forward(
     return evaluate(Problem(q, k, v, mask, alignment=alignment, **options), conventions)
 
 
-def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forward:
+def evaluate(
+    problem: Problem, conventions: Conventions | None = None, engine: str | None = None
+) -> Forward:
     """The forward pass of a `Problem` that was made before.
 
     Parameters
@@ -164,32 +169,27 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
     problem : Problem
     conventions : Conventions, optional
         In whose terms the problem and the result are.
+    engine : {"dense", "tiled"}, optional
+        What computes it; default what the problem says.
 
     Returns
     -------
     Forward
     """
-    if conventions is None:
-        out, lse, residuals = dense.forward(problem)
-        return Forward(
-            problem.returned(out),
-            lse,
-            problem,
-            "dense",
-            (problem, None, lse, residuals),
-            lambda: _p(problem, residuals),
-        )
-    canonical = conventions.canonical(problem)
-    out, raw_lse, residuals = dense.forward(canonical)
-    out, lse = conventions.results(problem, out, raw_lse)
-    return Forward(
-        problem.returned(out),
-        lse,
-        problem,
-        "dense",
-        (canonical, conventions, raw_lse, residuals),
-        lambda: conventions.returned_weights(problem, _p(canonical, residuals), raw_lse),
-    )
+    canonical = problem if conventions is None else conventions.canonical(problem)
+    engine = engine or (tiled.choice(canonical) if problem.engine == "auto" else problem.engine)
+    out, raw_lse, residuals = ENGINES[engine].forward(canonical)
+    lse = raw_lse
+    if conventions is not None:
+        out, lse = conventions.results(problem, out, raw_lse)
+
+    def weights() -> Array:
+        p: Array = ENGINES[engine].weights(canonical, residuals)
+        p = p[0] if problem.headless else p
+        return p if conventions is None else conventions.returned_weights(problem, p, raw_lse)
+
+    kept = (canonical, conventions, raw_lse, residuals)
+    return Forward(problem.returned(out), lse, problem, engine, kept, weights)
 
 
 def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) -> Gradients:
@@ -207,7 +207,8 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
     Returns
     -------
     Gradients
-        .q .k .v .bias .sinks, each shaped as its input; None where there is no such input.
+        .q .k .v .bias .sinks, each shaped as its input; None where there is no such input. Of one
+        of `npattn.biases`: shaped as its parameter, a tuple of these where it is a sum.
 
     Raises
     ------
@@ -231,7 +232,7 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
     if problem.headless:
         do = do[None]
         dl, dw = (None if x is None else x[None] for x in (dl, dw))
-    grads = dense.backward(canonical, residuals, do, dl, dw)
+    grads: Gradients = ENGINES[fwd.engine].backward(canonical, residuals, do, dl, dw)
     if conventions is not None:
         grads = conventions.gradients(problem, grads, do[0] if problem.headless else do, raw_lse)
     if problem.storage is not None:
@@ -276,13 +277,19 @@ def jvp(
         of = getattr(canonical, name)
         if direction is not None and of is None:
             raise OptionError(f"d{name} is given, must be None: the problem has no {name}")
+        if direction is not None and name == "bias" and of is not canonical.bias_array:
+            raise OptionError(
+                f"dbias is given with bias = {of!r}, must be None unless the bias is an array: "
+                "pass bias=bias.to_array(...)"
+            )
         if direction is None:
             arrays[f"d{name}"] = None
             continue
         array = checked_cotangent(f"d{name}", direction, of.shape)
         array = _computed(array, canonical.dtype)
         arrays[f"d{name}"] = array[None] if canonical.headless and name in "qkv" else array
-    return dense.jvp(canonical, residuals, **arrays)
+    moved: tuple[Array, Array] = ENGINES[fwd.engine].jvp(canonical, residuals, **arrays)
+    return moved
 
 
 def _computed(array: Array, dtype: np.dtype[Any]) -> Array:
@@ -290,10 +297,6 @@ def _computed(array: Array, dtype: np.dtype[Any]) -> Array:
     if array.dtype.kind == "c":
         dtype = np.result_type(dtype, np.complex64)
     return array.astype(dtype, copy=False)
-
-
-def _p(problem: Problem, residuals: dense.Residuals) -> Array:
-    return residuals.p[0] if problem.headless else residuals.p
 
 
 def _cotangents(

@@ -11,7 +11,7 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -123,7 +123,9 @@ class Conventions:
         if self.kv_head == "tile" and problem.K != problem.H:
             changes |= {name: self._shared(getattr(problem, name), problem) for name in "kv"}
         if self.bias == "before_scale" and problem.bias is not None:
-            changes["bias"] = _times(problem.bias.astype(problem.dtype), _scale(problem))
+            bias = problem.bias_array
+            assert bias is not None
+            changes["bias"] = _times(bias.astype(problem.dtype), _scale(problem))
         return problem.replace(**changes) if changes else problem
 
     def _caps_late(self, problem: Problem) -> bool:
@@ -224,17 +226,20 @@ class Conventions:
         keep = problem.dropout_mask.astype(problem.dtype) / (1 - problem.dropout_rate)
         return weights * (keep[0] if keep.ndim > weights.ndim else keep)  # rank 2 has no heads
 
-    def _dbias(self, problem: Problem, dbias: Array) -> Array | None:
+    def _dbias(self, problem: Problem, dbias: Any) -> Any:
         """The gradient of the bias, from that of the canonical one."""
         if problem.bias is None:  # it was made by _filled
             return None
+        late, before = self._caps_late(problem), self.bias == "before_scale"
+        if not late and not before and self.fill(problem) is None:
+            return dbias  # the canonical one is the same
         dbias = dbias[..., : problem.S]
-        if self._caps_late(problem):
+        if late:
             dbias = _through_cap(self._renamed(problem), dbias)
-        if self.bias == "before_scale":
+        if before:
             with np.errstate(invalid="ignore"):  # a bound of inf, times a scale of 0
                 dbias = dbias * _scale(problem)
-        return sum_to(dbias, problem.bias.shape)
+        return problem.bias_gradient(dbias)
 
     def _mean_of_values(self, problem: Problem) -> Array:
         """The mean of all S values for each query head: (..., H, 1, E), 0 where S = 0."""
@@ -255,7 +260,7 @@ class Conventions:
         bias = grads.bias
         if problem.bias is not None and bias is not None:
             whole = np.broadcast_to(rows[..., None], (*rows.shape, problem.S))
-            bias = bias + sum_to(whole, problem.bias.shape)
+            bias = _plus(bias, problem.bias_gradient(whole))
         return replace(
             grads,
             q=grads.q + sum_to(rows[..., None], (*problem.q.shape[:-1], 1)),
@@ -302,7 +307,8 @@ def _filled(problem: Problem, fill: float) -> Problem:
     assert visible is not None
     whole = (*visible.shape[:-1], S)
     visible = np.broadcast_to(visible, whole)
-    real = np.zeros((1, 1)) if problem.bias is None else problem.bias.astype(problem.dtype)
+    bias = problem.bias_array
+    real = np.zeros((1, 1)) if bias is None else bias.astype(problem.dtype)
     real = np.broadcast_to(real, (*real.shape[:-1], S))
     twin = np.full_like(real, fill)
     mod = problem.score_mod
@@ -360,7 +366,7 @@ def _through_cap(problem: Problem, ds: Array) -> Array:
 
 def _after_bias(problem: Problem, function: Callable[[Array], Array]) -> ScoreMod:
     """The score_mod that gives function(score_mod(s) + bias)."""
-    mod, bias = problem.score_mod, problem.bias
+    mod, bias = problem.score_mod, problem.bias_array
     bias = None if bias is None else bias.astype(problem.dtype)
 
     def modified(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
@@ -382,6 +388,11 @@ def _times(x: Array, number: float) -> Array:
         scaled = np.empty_like(x)
         scaled.real, scaled.imag = x.real * number, x.imag * number
         return scaled
+
+
+def _plus(x: Any, y: Any) -> Any:
+    """x + y, term by term where a bias is a sum."""
+    return tuple(map(_plus, x, y)) if isinstance(x, tuple) else x + y
 
 
 def _scale(problem: Problem) -> float:

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from npattn.errors import OptionError
-from npattn.problem import Array, Gradients, Problem, sum_to
+from npattn.problem import Array, Gradients, Problem, Tile, sum_to
 
-__all__ = ["Residuals", "backward", "forward", "jvp"]
+__all__ = ["Residuals", "backward", "forward", "jvp", "weights"]
 
 # Hidden scores may be anything, and a row that sees nothing takes log(0): both are meant.
 QUIET = {"divide": "ignore", "invalid": "ignore", "over": "ignore", "under": "ignore"}
@@ -50,8 +50,8 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
         s = problem.softcap * tanh  # [2]
     if problem.score_mod is not None:
         capped, s = s, call_score_mod(problem, s)  # [3]
-    if problem.bias is not None:
-        s = s + problem.bias.astype(s.dtype)  # [4]
+    if problem.bias_array is not None:
+        s = s + problem.bias_array.astype(s.dtype)  # [4]
     if problem.visible is not None:
         s = np.where(problem.visible, s, -np.inf)  # [5-7]
     live = s.real != -np.inf  # [4] a score of −inf leaves the softmax, wherever it comes from
@@ -59,8 +59,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
     p, p_sink, lse = _softmax(s, live, _sinks(problem))  # [8, 11]
     keep = kept(problem)
     w = p if keep is None else p * keep  # [9]
-    o = sum_live(problem.stored(w), v, live)  # (..., H, T, E)  [10]
-    o = problem.stored(o)  # [15]
+    o = sum_live(problem.stored(w), v, live)  # (..., H, T, E)  [10, 15]
 
     residuals = Residuals(q, k, v, tanh, capped, live, p, p_sink, keep)
     return (o[0], lse[0], residuals) if problem.headless else (o, lse, residuals)
@@ -100,10 +99,10 @@ def backward(
     dk = problem.scale * sum_live(dx.swapaxes(-1, -2), q, live.swapaxes(-1, -2))
 
     return Gradients(
-        q=problem.stored(sum_to(dq, problem.q.shape)),
-        k=problem.stored(sum_shared(dk, problem.K, problem.k.shape)),
-        v=problem.stored(sum_shared(dv, problem.K, problem.v.shape)),
-        bias=None if problem.bias is None else sum_to(ds, problem.bias.shape),
+        q=sum_to(dq, problem.q.shape),
+        k=sum_shared(dk, problem.K, problem.k.shape),
+        v=sum_shared(dv, problem.K, problem.v.shape),
+        bias=problem.bias_gradient(ds),
         sinks=None if ds_sink is None else sum_to(ds_sink, (problem.H, 1, 1))[:, 0, 0],
     )
 
@@ -138,6 +137,11 @@ def jvp(
     if dv is not None:
         do = do + sum_live(w, _repeat(dv, problem), live)  # o = w v
     return (do[0], dlse[0, ..., 0]) if problem.headless else (do, dlse[..., 0])
+
+
+def weights(_: Problem, residuals: Residuals) -> Array:
+    """The weights (..., H, T, S), with a head axis."""
+    return residuals.p
 
 
 # --- the parts ------------------------------------------------------------------------------------
@@ -220,31 +224,39 @@ def kept(problem: Problem) -> Array | None:
     return problem.dropout_mask.astype(problem.dtype) / (1 - problem.dropout_rate)
 
 
-def call_score_mod(problem: Problem, s: Array) -> Array:
-    batch = np.arange(int(np.prod(problem.lead))).reshape(*problem.lead, 1, 1, 1)
-    head, query, key = np.ogrid[: problem.H, : problem.T, : problem.S]
+def call_score_mod(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
+    """score_mod of all scores, or of those of one tile (t1 − t0, s1 − s0).  [3]"""
     assert problem.score_mod is not None
-    modified = np.asarray(problem.score_mod(s, batch, head, query, key))
+    if tile is None:
+        batch = np.arange(int(np.prod(problem.lead))).reshape(*problem.lead, 1, 1, 1)
+        at = (batch, *np.ogrid[: problem.H, : problem.T, : problem.S])
+        x = s
+    else:
+        x = s.reshape((1,) * len(tile.plane) + s.shape)
+        at = tile.indices
+    modified = np.asarray(problem.score_mod(x, *at))
+    if modified.dtype.kind == s.dtype.kind:
+        modified = modified.astype(s.dtype, copy=False)  # a table of float64 widens nothing  [15]
     try:
-        return np.broadcast_to(modified, s.shape)
+        return np.broadcast_to(modified, x.shape).reshape(s.shape)
     except ValueError:
         raise OptionError(
-            f"score_mod returned shape {modified.shape}, must return that of s, {s.shape}"
+            f"score_mod returned shape {modified.shape}, must return that of s, {x.shape}"
         ) from None
 
 
-def slope(problem: Problem, s: Array) -> Array:
+def slope(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
     """The derivative of score_mod at s by complex step, held against a difference.  [3]"""
     if s.dtype.kind == "c":
         raise OptionError("score_mod has no gradient for complex scores: pass real q, k, bias")
     tiny = np.finfo(s.dtype).tiny ** 0.5
-    rate = np.asarray(call_score_mod(problem, s + 1j * tiny)).imag / tiny
+    rate = np.asarray(call_score_mod(problem, s + 1j * tiny, tile)).imag / tiny
     u = np.finfo(s.dtype).eps
     differs = np.ones(s.shape, bool)
     # u^(1/3) balances truncation h² against rounding u / h; a function that bends within such a
     # step is compared over shorter ones. What is not analytic differs over all of them.
     for power in (1 / 3, 5 / 12, 1 / 2):
-        differs = differs & _differs(problem, s, rate, u**power * np.maximum(1, abs(s)))
+        differs = differs & _differs(problem, s, rate, u**power * np.maximum(1, abs(s)), tile)
     if differs.any():
         raise OptionError(
             "score_mod has a complex-step derivative that differs from its difference quotient: "
@@ -253,9 +265,9 @@ def slope(problem: Problem, s: Array) -> Array:
     return np.asarray(rate)
 
 
-def _differs(problem: Problem, s: Array, rate: Array, h: Array) -> Array:
+def _differs(problem: Problem, s: Array, rate: Array, h: Array, tile: Tile | None) -> Array:
     """Where rate is not between the difference quotients over steps of h to either side."""
-    here, up, down = (call_score_mod(problem, s + d) for d in (0, h, -h))
+    here, up, down = (call_score_mod(problem, s + d, tile) for d in (0, h, -h))
     rise, fall = (up - here) / h, (here - down) / h
     # The two bracket the derivative of a smooth function; a kink between them widens the bracket.
     # √u is at least the rounding of either, and far below a lost term.

@@ -151,7 +151,8 @@ def backward(
     Returns
     -------
     Gradients
-        In float64, each shaped as its input; None where there is no such input.
+        In float64, each shaped as its input; None where there is no such input. A bias or a mask
+        that is an object stands for its array: the gradient is that of ``problem.bias_array``.
 
     Raises
     ------
@@ -163,7 +164,7 @@ def backward(
     sums = {
         name: _Sums(array.shape)
         for name in ("q", "k", "v", "bias", "sinks")
-        if (array := getattr(problem, name)) is not None
+        if (array := getattr(task.problem, name)) is not None
     }
     for b, at in task.queries():
         do, dl, dw = _cotangents(task, at, *given)
@@ -365,9 +366,10 @@ class _Task:
     """A problem and its meaning, with its numbers as Python floats where they are asked for."""
 
     def __init__(self, problem: Problem, meaning: Meaning) -> None:
+        problem = problem.materialised()
         self.problem = problem
         self.meaning = meaning
-        self.mask = problem.mask
+        self.mask = problem.mask_array
         assert problem.scale is not None  # Problem has put the default there  [1]
         self.scale = problem.scale
         self.rows = (*problem.lead, problem.H, problem.T)

@@ -1,32 +1,169 @@
-"""Masks: what a query may see, as boolean arrays for ``mask=`` (True = may attend)."""
+"""Masks: what a query may see, as small objects for ``mask=`` (True = may attend).
+
+    causal  window  lengths  documents  prefix  blocks  custom      & | ~ compose them
+
+An object is no (T, S) array: it holds what it was made of, as given, and answers for a rectangle of
+the scores (`Mask.tile`), for the keys that some rows can see at all (`Mask.hull`), or for the whole
+(`Mask.to_array`). Arrays that it holds are neither copied nor written to.
+
+A mask knows some of its sizes: documents their T and S, lengths their batch axes.
+"""
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 import numpy as np
 
-from npattn.errors import OptionError
-from npattn.problem import Alignment, Array, integer
+from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.problem import (
+    Alignment,
+    Array,
+    Tile,
+    band,
+    checked_alignment,
+    diagonal,
+    integer,
+    plane_of,
+    read_array,
+    read_mask,
+    tile_of,
+)
+from npattn.sized import ANY, Known, Sized, check_broadcast, known_of, read_only
 
-__all__ = ["causal"]
+__all__ = [
+    "Mask",
+    "blocks",
+    "causal",
+    "custom",
+    "documents",
+    "lengths",
+    "of",
+    "prefix",
+    "window",
+]
+
+Predicate = Callable[[Array, Array, Array, Array], Any]
 
 
-def causal(T: int, S: int | None = None, *, alignment: Alignment | None = None) -> Array:
+class Mask(Sized):
+    """What a query may see: made by the functions of this module, composed by ``& | ~``.
+
+    Frozen. Accepted wherever a boolean array is, as ``mask=``; ``np.asarray(mask)`` is the array of
+    one that knows its T and S. The other side of ``&`` and ``|`` may be a boolean array.
+    """
+
+    kind = "mask"
+
+    def __and__(self, other: Any) -> Mask:
+        return And(self, of(other))
+
+    def __rand__(self, other: Any) -> Mask:
+        return And(of(other), self)
+
+    def __or__(self, other: Any) -> Mask:
+        return Or(self, of(other))
+
+    def __ror__(self, other: Any) -> Mask:
+        return Or(of(other), self)
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        """Which keys the rows of a tile can see at all.
+
+        Parameters
+        ----------
+        tile : Tile
+            Of which the head (`plane`) and the queries count.
+
+        Returns
+        -------
+        (lo, hi) : int
+            0 ≤ lo ≤ hi ≤ S. None of these queries sees a key outside lo ≤ s < hi; inside, there
+            may be keys that none sees.
+        """
+        return 0, tile.S
+
+    def tile(self, tile: Tile) -> bool | Array:
+        """What is visible in a rectangle of one head's scores.
+
+        Parameters
+        ----------
+        tile : Tile
+
+        Returns
+        -------
+        bool, or bool array (t1 − t0, s1 − s0)
+            True if all of it is visible (so too where it is empty), False if none of it is, else
+            the array, which holds both.
+        """
+        raise NotImplementedError
+
+
+def causal(
+    T: int | None = None, S: int | None = None, *, alignment: Alignment | None = None
+) -> Mask:
     """Each query sees the keys up to its own.
 
     Parameters
     ----------
-    T : int
-        Queries.
+    T : int, optional
+        Queries; default those of the problem.
     S : int, optional
-        Keys; default T.
+        Keys; default T where that is given, else those of the problem.
     alignment : {"bottom_right", "top_left"}, optional
         Query t sees keys s ≤ t + (S − T), or s ≤ t. Must be said where T ≠ S.
 
     Returns
     -------
-    bool array (T, S)
+    Mask
+        (T, S)
+
+    Raises
+    ------
+    OptionError
+        If T or S is no size, or T ≠ S without `alignment`: here, or once they are known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import masks
+    >>> np.asarray(masks.causal(2, 3, alignment="bottom_right"))
+    array([[ True,  True, False],
+           [ True,  True,  True]])
+    """
+    T = None if T is None else integer("T", T, 0)
+    S = T if S is None else integer("S", S, 0)
+    if alignment is not None:
+        checked_alignment(alignment)
+    elif T is not None and S is not None:
+        _check_unambiguous(T, S)
+    return Band(None, 0, alignment, T, S)
+
+
+def window(
+    left: int | None, right: int | None = None, *, alignment: Alignment = "bottom_right"
+) -> Mask:
+    """Each query sees the keys that lie near the one beside it.
+
+    Parameters
+    ----------
+    left : int ≥ 0 or None
+        How many keys before the one beside the query; None is unlimited.
+    right : int ≥ 0, optional
+        How many after it; default unlimited.
+    alignment : {"bottom_right", "top_left"}, default "bottom_right"
+        Beside query t is key t + (S − T), or t.
+
+    Returns
+    -------
+    Mask
+        (T, S)
 
     Raises
     ------
@@ -35,17 +172,595 @@ def causal(T: int, S: int | None = None, *, alignment: Alignment | None = None) 
     Examples
     --------
     >>> from npattn import masks
-    >>> masks.causal(2, 3, alignment="bottom_right")
+    >>> masks.window(0, 1, alignment="top_left").to_array(2, 3)
     array([[ True,  True, False],
+           [False,  True,  True]])
+    """
+    sides = (("left", left), ("right", right))
+    left, right = (None if n is None else integer(name, n, 0) for name, n in sides)
+    return Band(left, right, checked_alignment(alignment))
+
+
+def lengths(keys: Any, queries: Any = None) -> Mask:
+    """The first keys of each sample are visible, to its first queries: padding comes last.
+
+    Parameters
+    ----------
+    keys : int array (...)
+        How many keys each sample has. The axes are batch axes; a scalar holds for all samples.
+    queries : int array (...), optional
+        How many queries each sample has, those after them seeing nothing; default all.
+
+    Returns
+    -------
+    Mask
+        (..., 1, 1, S), with `queries` (..., 1, T, S); without batch axes (1, S) or (T, S)
+
+    Raises
+    ------
+    DtypeError
+        If a length is not an integer.
+    OptionError
+        If a length is negative.
+    ShapeError
+        If the two do not broadcast; with the sizes of a problem, if a length is beyond them.
+
+    Examples
+    --------
+    >>> from npattn import masks
+    >>> masks.lengths([1, 3]).to_array(S=3)[:, 0, 0]
+    array([[ True, False, False],
            [ True,  True,  True]])
     """
-    T, S = integer("T", T, 0), integer("S", T if S is None else S, 0)
-    if alignment is None and T != S:
+    keys = _lengths("keys", keys)
+    if queries is not None:
+        queries = _lengths("queries", queries)
+        check_broadcast("lengths", keys.shape, queries.shape)
+    return Lengths(keys, queries)
+
+
+def documents(queries: Any, keys: Any = None) -> Mask:
+    """A query sees the keys of its own document: sequences that are packed into one.
+
+    Parameters
+    ----------
+    queries : int array (..., T)
+        The document that each query belongs to. The axes before T are batch axes.
+    keys : int array (..., S), optional
+        That of each key; default `queries`.
+
+    Returns
+    -------
+    Mask
+        (..., 1, T, S), without batch axes (T, S)
+
+    Raises
+    ------
+    DtypeError
+        If a document is not an integer.
+    ShapeError
+        If an array has rank 0, or the batch axes do not broadcast.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import masks
+    >>> np.asarray(masks.documents([0, 0, 1]))
+    array([[ True,  True, False],
+           [ True,  True, False],
+           [False, False,  True]])
+    """
+    queries = _documents("queries", queries)
+    keys = queries if keys is None else _documents("keys", keys)
+    check_broadcast("batch axes", queries.shape[:-1], keys.shape[:-1])
+    return Documents(queries, keys)
+
+
+def prefix(length: Any, *, alignment: Alignment | None = None) -> Mask:
+    """Causal but for a prefix that every query sees.
+
+    Parameters
+    ----------
+    length : int array (...)
+        The keys of the prefix, of each sample or (a scalar) of all.
+    alignment : {"bottom_right", "top_left"}, optional
+        As in `causal`.
+
+    Returns
+    -------
+    Mask
+        (..., 1, T, S), without batch axes (T, S)
+
+    Raises
+    ------
+    DtypeError, OptionError, ShapeError
+        As `causal` and `lengths`.
+
+    Examples
+    --------
+    >>> from npattn import masks
+    >>> masks.prefix(2).to_array(3, 3)
+    array([[ True,  True, False],
+           [ True,  True, False],
+           [ True,  True,  True]])
+    """
+    return causal(alignment=alignment) | lengths(length)
+
+
+def blocks(layout: Any, size: int | tuple[int, int]) -> Mask:
+    """Whole blocks of queries and keys are visible or hidden.
+
+    Parameters
+    ----------
+    layout : bool array (..., nT, nS)
+        Query t sees key s where ``layout[..., t // size, s // size]``; rank 3 is (H, nT, nS). There
+        are just as many blocks as T queries and S keys need, the last ones perhaps cut off.
+    size : int or (int, int)
+        Queries and keys of a block.
+
+    Returns
+    -------
+    Mask
+        (..., T, S)
+
+    Raises
+    ------
+    DtypeError, OptionError
+    ShapeError
+        If `layout` has rank below 2; with the sizes of a problem, if it has other blocks.
+
+    Examples
+    --------
+    >>> from npattn import masks
+    >>> masks.blocks([[True, False], [False, True]], 2).to_array(3, 4)
+    array([[ True,  True, False, False],
+           [ True,  True, False, False],
+           [False, False,  True,  True]])
+    """
+    array = read_array("layout", layout)
+    if array.dtype != np.bool_:
+        raise DtypeError(f"layout is {array.dtype}, must be bool: True = the block is visible")
+    if array.ndim < 2:
+        raise ShapeError(f"layout has shape {array.shape}, must have rank 2 or more, (..., nT, nS)")
+    pair = size if isinstance(size, (tuple, list)) else (size, size)
+    if len(pair) != 2:
+        raise OptionError(f"size is {size!r}, must be an integer or a pair (queries, keys)")
+    return Blocks(array, integer("size", pair[0]), integer("size", pair[1]))
+
+
+def custom(function: Predicate) -> Mask:
+    """What a function says of each pair of a query and a key.
+
+    Parameters
+    ----------
+    function : callable
+        f(b, h, t, s) → bool array: elementwise, on integer arrays that broadcast with each other. b
+        is the flat index of the batch axes, h the query head, t the query, s the key.
+
+    Returns
+    -------
+    Mask
+        (..., H, T, S)
+
+    Raises
+    ------
+    OptionError
+        If it is no callable; when it is called, if what it returns does not broadcast.
+    DtypeError
+        When it is called, if what it returns is not bool.
+
+    Examples
+    --------
+    >>> from npattn import masks
+    >>> masks.custom(lambda b, h, t, s: (t + s) % 2 == h).to_array(2, 3, H=2)[1]
+    array([[False,  True, False],
+           [ True, False,  True]])
+    """
+    if not callable(function):
+        raise OptionError(f"function is {function!r}, must be a callable f(b, h, t, s)")
+    return Custom(function)
+
+
+def of(mask: Any) -> Mask:
+    """A boolean array as a `Mask`, which is returned as it is.
+
+    Parameters
+    ----------
+    mask : Mask or bool array
+        Of rank 2 or more, as ``mask=`` takes it.
+
+    Returns
+    -------
+    Mask
+        In the shape of the array.
+
+    Raises
+    ------
+    DtypeError
+    """
+    if isinstance(mask, Mask):
+        return mask
+    found = read_mask(mask)
+    if isinstance(found, np.ndarray):
+        return Dense(found)
+    raise DtypeError(f"mask is {mask!r}, must be a bool array or one of npattn.masks")
+
+
+# --- what these functions return ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Band(Mask):
+    """Keys within `left` and `right` of the one beside the query: causal masks and windows."""
+
+    left: int | None
+    right: int | None
+    alignment: Alignment | None  # None: only where T == S, and both are the same
+    T: int | None = None
+    S: int | None = None
+
+    def _known(self) -> Known:
+        return Known((), self.T, self.S)
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        _check_own(self, self._known(), T, S)
+        if self.alignment is None:
+            _check_unambiguous(T, S)
+        return T, S
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        beside = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
+        return band(beside, np.arange(S), self.left, self.right)
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        first, last = self._beside(tile)
+        lo = 0 if self.left is None else first - self.left
+        hi = tile.S if self.right is None else last + self.right + 1
+        lo = min(max(lo, 0), tile.S)
+        return lo, max(min(hi, tile.S), lo)
+
+    def tile(self, tile: Tile) -> bool | Array:
+        first, last = self._beside(tile)
+        # s − beside takes all values from low to high, so that some are visible where these meet
+        # −left … right, which holds 0 and is never empty.
+        low, high = tile.s0 - last, tile.s1 - 1 - first
+        least = -inf if self.left is None else -self.left
+        most = inf if self.right is None else self.right
+        if _is_empty(tile) or (least <= low and high <= most):
+            return True
+        if high < least or most < low:
+            return False
+        beside = tile.t + diagonal(tile.T, tile.S, self.alignment)
+        return band(beside, tile.s, self.left, self.right)
+
+    def _beside(self, tile: Tile) -> tuple[int, int]:
+        """The keys beside the first and the last query of a tile."""
+        offset = diagonal(tile.T, tile.S, self.alignment)
+        return tile.t0 + offset, tile.t1 - 1 + offset
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Lengths(Mask):
+    keys: Array  # (...) batch axes
+    queries: Array | None  # (...)
+
+    def _known(self) -> Known:
+        queries = () if self.queries is None else self.queries.shape
+        T = ANY if self.queries is None else None
+        return Known(_axes(np.broadcast_shapes(self.keys.shape, queries)), T, None)
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        _check_lengths("keys", self.keys, "S", S)
+        if self.queries is not None:
+            _check_lengths("queries", self.queries, "T", T)
+        return (*self._known().axes, 1 if self.queries is None else T, S)
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        visible = np.arange(S) < self.keys[..., None, None, None]  # (..., 1, 1, S)
+        if self.queries is not None:
+            visible = visible & (np.arange(T)[:, None] < self.queries[..., None, None, None])
+        return visible.reshape(self._shape(lead, H, T, S))
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        T, S = self._of_sample(tile)
+        return 0, S if tile.t0 < T else 0
+
+    def tile(self, tile: Tile) -> bool | Array:
+        T, S = self._of_sample(tile)
+        if _is_empty(tile) or (tile.t1 <= T and tile.s1 <= S):
+            return True
+        if tile.t0 >= T or tile.s0 >= S:
+            return False
+        return np.asarray((tile.t < T) & (tile.s < S))
+
+    def _of_sample(self, tile: Tile) -> tuple[int, int]:
+        """How many queries and keys the sample has that a tile is of."""
+        S, queries = int(plane_of(self.keys, tile.plane[:-1], 0)), self.queries
+        return tile.T if queries is None else int(plane_of(queries, tile.plane[:-1], 0)), S
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Documents(Mask):
+    queries: Array  # (..., T)
+    keys: Array  # (..., S)
+
+    def _known(self) -> Known:
+        batch = np.broadcast_shapes(self.queries.shape[:-1], self.keys.shape[:-1])
+        return Known(_axes(batch), self.queries.shape[-1], self.keys.shape[-1])
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        _check_own(self, self._known(), T, S)
+        return (*self._known().axes, T, S)
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        same = self.queries[..., None, :, None] == self.keys[..., None, None, :]
+        return np.asarray(same).reshape(self._shape(lead, H, T, S))
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        queries, keys = self._of_sample(tile)
+        return _extent(np.isin(keys, queries))
+
+    def tile(self, tile: Tile) -> bool | Array:
+        queries, keys = self._of_sample(tile)
+        return _simplest(queries[:, None] == keys[tile.s0 : tile.s1])
+
+    def _of_sample(self, tile: Tile) -> tuple[Array, Array]:
+        """The documents of a tile's queries, and those of all keys of its sample."""
+        sample = tile.plane[:-1]
+        queries = plane_of(self.queries, sample, 1)[tile.t0 : tile.t1]
+        return queries, plane_of(self.keys, sample, 1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Blocks(Mask):
+    layout: Array  # (..., nT, nS)
+    queries: int  # of a block
+    keys: int
+
+    def _known(self) -> Known:
+        return Known(self.layout.shape[:-2])
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        must = -(-T // self.queries), -(-S // self.keys)
+        if self.layout.shape[-2:] != must:
+            raise ShapeError(
+                f"layout has {self.layout.shape[-2:]} blocks of ({self.queries}, {self.keys}), "
+                f"must have {must} for T = {T} queries and S = {S} keys"
+            )
+        return (*self.layout.shape[:-2], T, S)
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        rows = np.arange(T)[:, None] // self.queries
+        visible: Array = self.layout[..., rows, np.arange(S) // self.keys]
+        return visible
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        first, last = _extent(self._rows(tile).any(axis=0))
+        return first * self.keys, min(last * self.keys, tile.S)
+
+    def tile(self, tile: Tile) -> bool | Array:
+        first, last = tile.s0 // self.keys, -(-tile.s1 // self.keys)
+        found = True if _is_empty(tile) else _simplest(self._rows(tile)[:, first:last])
+        if isinstance(found, bool):
+            return found
+        rows = tile.t // self.queries - tile.t0 // self.queries
+        visible: Array = found[rows, tile.s // self.keys - first]
+        return visible
+
+    def _rows(self, tile: Tile) -> Array:
+        """The rows of blocks that a tile has a part in."""
+        first, last = tile.t0 // self.queries, -(-tile.t1 // self.queries)
+        return plane_of(self.layout, tile.plane)[first:last]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Custom(Mask):
+    function: Predicate
+
+    def _known(self) -> Known:
+        return Known()
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        return (*lead, H, T, S)
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        b = np.arange(int(np.prod(lead))).reshape(*lead, 1, 1, 1)
+        h, t, s = np.ogrid[:H, :T, :S]
+        return self._called((*lead, H, T, S), b, h, t, s)
+
+    def tile(self, tile: Tile) -> bool | Array:
+        b = np.ravel_multi_index(tile.plane[:-1], tile.lead) if tile.lead else 0
+        at = np.array([[b]]), np.array([[tile.plane[-1]]]), tile.t, tile.s
+        return _simplest(self._called((tile.t1 - tile.t0, tile.s1 - tile.s0), *at))
+
+    def _called(self, shape: tuple[int, ...], b: Array, h: Array, t: Array, s: Array) -> Array:
+        visible = np.asarray(self.function(b, h, t, s))
+        if visible.dtype != np.bool_:
+            raise DtypeError(f"function returned {visible.dtype}, must return bool: True = visible")
+        try:
+            return np.broadcast_to(visible, shape)
+        except ValueError:
+            raise OptionError(
+                f"function returned shape {visible.shape}, must return one that broadcasts to "
+                f"{shape}, as its arguments do"
+            ) from None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dense(Mask):
+    """A boolean array."""
+
+    array: Array
+
+    def _known(self) -> Known:
+        return known_of(self.array)
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.array.shape
+        return shape
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        return read_only(self.array)
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        rows = tile_of(self.array, tile._replace(s0=0, s1=tile.S))
+        return _extent(np.broadcast_to(rows.any(0), tile.S))
+
+    def tile(self, tile: Tile) -> bool | Array:
+        visible = tile_of(self.array, tile)
+        return _simplest(np.broadcast_to(visible, (tile.t1 - tile.t0, tile.s1 - tile.s0)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pair(Mask):
+    """Two masks in one."""
+
+    one: Mask
+    other: Mask
+
+    def __post_init__(self) -> None:
+        self._known()  # which raises where the two are for different sizes
+
+    def _known(self) -> Known:
+        return self.one._known() & self.other._known()
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        one, other = (mask.shape(lead, H, T, S) for mask in (self.one, self.other))
+        return np.broadcast_shapes(one, other)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class And(Pair):
+    def __repr__(self) -> str:
+        return f"({self.one!r} & {self.other!r})"
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        one, other = (mask._values(lead, H, T, S) for mask in (self.one, self.other))
+        return np.asarray(one & other)
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        one, other = self.one.hull(tile), self.other.hull(tile)
+        lo = max(one[0], other[0])
+        return lo, max(lo, min(one[1], other[1]))
+
+    def tile(self, tile: Tile) -> bool | Array:
+        one = self.one.tile(tile)
+        if isinstance(one, bool):
+            return one and self.other.tile(tile)
+        other = self.other.tile(tile)
+        if isinstance(other, bool):
+            return other and one
+        return _simplest(one & other)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Or(Pair):
+    def __repr__(self) -> str:
+        return f"({self.one!r} | {self.other!r})"
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        one, other = (mask._values(lead, H, T, S) for mask in (self.one, self.other))
+        return np.asarray(one | other)
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        hulls = [h for h in (self.one.hull(tile), self.other.hull(tile)) if h[0] < h[1]]
+        return min((lo for lo, _ in hulls), default=0), max((hi for _, hi in hulls), default=0)
+
+    def tile(self, tile: Tile) -> bool | Array:
+        one = self.one.tile(tile)
+        if isinstance(one, bool):
+            return one or self.other.tile(tile)
+        other = self.other.tile(tile)
+        if isinstance(other, bool):
+            return other or one
+        return _simplest(one | other)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Not(Mask):
+    mask: Mask
+
+    def __repr__(self) -> str:
+        return f"~{self.mask!r}"
+
+    def _known(self) -> Known:
+        return self.mask._known()
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        return self.mask.shape(lead, H, T, S)
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        return np.asarray(~self.mask._values(lead, H, T, S))
+
+    def tile(self, tile: Tile) -> bool | Array:
+        if _is_empty(tile):
+            return True
+        visible = self.mask.tile(tile)
+        return not visible if isinstance(visible, bool) else np.asarray(~visible)
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def _is_empty(tile: Tile) -> bool:
+    return tile.t0 == tile.t1 or tile.s0 == tile.s1
+
+
+def _simplest(visible: Array) -> bool | Array:
+    """True or False for an array that holds nothing else."""
+    if visible.all():
+        return True
+    return visible if visible.any() else False
+
+
+def _extent(visible: Any) -> tuple[int, int]:
+    """From the first to after the last that is True; (0, 0) where none is."""
+    found = np.flatnonzero(visible)
+    return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
+
+
+def _axes(batch: tuple[int, ...]) -> tuple[int, ...]:
+    """Batch axes with one for the heads; no batch needs none."""
+    return (*batch, 1) if batch else ()
+
+
+def _integers(name: str, value: Any) -> Array:
+    array = read_array(name, value)
+    if array.dtype.kind not in "iu":
+        raise DtypeError(f"{name} is {array.dtype}, must be an integer array")
+    return array
+
+
+def _lengths(name: str, value: Any) -> Array:
+    array = _integers(name, value)
+    if array.size and array.min() < 0:
+        raise OptionError(f"{name} has a length of {array.min()}, must have none below 0")
+    return array
+
+
+def _check_lengths(name: str, array: Array, size: str, n: int) -> None:
+    if array.size and array.max() > n:
+        raise ShapeError(
+            f"{name} has a length of {array.max()}, must have none beyond {size} = {n}"
+        )
+
+
+def _documents(name: str, value: Any) -> Array:
+    array = _integers(name, value)
+    if array.ndim == 0:
+        raise ShapeError(f"{name} has shape (), must have rank 1 or more: one document for each")
+    return array
+
+
+def _check_own(mask: Mask, known: Known, T: int, S: int) -> None:
+    """A mask that is made for some T and S is for no others, where it is 1 of them neither."""
+    if known.T not in (None, T) or known.S not in (None, S):
+        raise ShapeError(f"mask is {mask!r}, must be one for T = {T} queries and S = {S} keys")
+
+
+def _check_unambiguous(T: int, S: int) -> None:
+    if T != S:
         raise OptionError(
             f"alignment is None with T = {T} queries and S = {S} keys, which is ambiguous: "
             'say alignment="bottom_right" (the last query sees the last key) or "top_left"'
         )
-    if alignment is not None and alignment not in get_args(Alignment):
-        raise OptionError(f"alignment is {alignment!r}, must be one of {get_args(Alignment)}")
-    offset = S - T if alignment == "bottom_right" else 0
-    return np.asarray(np.arange(S) <= np.arange(T)[:, None] + offset)

@@ -624,8 +624,8 @@ class MultiHeadAttention:
             if visible is not None:
                 mask = _with_columns(visible, frame.S, self._added, True)
                 mask = ~mask if conventions.mask_true == "hide" else mask
-            if frame.bias is not None:
-                options["bias"] = _with_columns(frame.bias, frame.S, self._added, 0)
+            if frame.bias_array is not None:
+                options["bias"] = _with_columns(frame.bias_array, frame.S, self._added, 0)
             options |= {"causal": False, "window": None}
         return api.forward(q, k, v, mask, **options)
 
@@ -664,10 +664,8 @@ class MultiHeadAttention:
             if other != name:
                 found[other] = found[other] + found.pop(name)
         if grads.bias is not None and frame.bias is not None:
-            found["bias"] = (
-                sum_to(grads.bias[..., :S], frame.bias.shape) if self._added else grads.bias
-            )
-        found = {n: frame.returned(frame.stored(x)) for n, x in found.items() if self._has(n)}
+            found["bias"] = frame.bias_gradient(grads.bias[..., :S]) if self._added else grads.bias
+        found = {n: _returned(frame, x) for n, x in found.items() if self._has(n)}
         return MultiHeadGradients(**found, sinks=grads.sinks)
 
     def _from_out(self, steps: Steps, dout: Array) -> tuple[dict[str, Array], Array]:
@@ -766,6 +764,13 @@ class MultiHeadGradients:
 
 
 # --- the parts ------------------------------------------------------------------------------------
+
+
+def _returned(frame: Problem, x: Any) -> Any:
+    """A gradient in the dtype that is returned, each term of that of a sum of biases."""
+    if isinstance(x, tuple):
+        return tuple(_returned(frame, term) for term in x)
+    return frame.returned(frame.stored(x))
 
 
 def _with_columns(x: Array, S: int, count: int, fill: Any) -> Array:

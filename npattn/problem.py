@@ -16,7 +16,7 @@ import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import ml_dtypes  # registers bfloat16 and float8 with NumPy, by name too
 import numpy as np
@@ -26,14 +26,27 @@ from npattn.errors import DtypeError, OptionError, ShapeError
 __all__ = [
     "ENGINES",
     "Array",
+    "BiasLike",
     "Forward",
     "Gradients",
+    "MaskLike",
     "Problem",
+    "Tile",
+    "band",
+    "checked_alignment",
     "checked_cotangent",
+    "diagonal",
     "finfo",
+    "fitting",
     "floating",
     "integer",
+    "plane_of",
+    "read_array",
+    "read_bias",
+    "read_mask",
+    "shown",
     "sum_to",
+    "tile_of",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -42,9 +55,113 @@ Window = tuple[int | None, int | None]
 ScoreMod = Callable[[Array, Array, Array, Array, Array], Array]
 
 ALIGNMENTS = ("bottom_right", "top_left")
-ENGINES = ("auto", "dense")
+ENGINES = ("auto", "dense", "tiled")
 COMPUTE = tuple(np.dtype(d) for d in ("f4", "f8", "g", "c8", "c16"))
 STORAGE = tuple(np.dtype(d) for d in ("bfloat16", "float16"))
+FAR = 2**62  # further than any key, and what is added to an index without overflow
+
+
+class Tile(NamedTuple):
+    """A rectangle of the scores of one head: queries t0 ≤ t < t1 and keys s0 ≤ s < s1.
+
+    `lead`, `H`, `T`, `S` are the sizes of the whole problem; `plane` is an index into
+    ``(*lead, H)``.
+    """
+
+    lead: tuple[int, ...]
+    H: int
+    T: int
+    S: int
+    plane: tuple[int, ...]
+    t0: int
+    t1: int
+    s0: int
+    s1: int
+
+    @property
+    def t(self) -> Array:
+        """The queries: (t1 − t0, 1)."""
+        return np.arange(self.t0, self.t1)[:, None]
+
+    @property
+    def s(self) -> Array:
+        """The keys: (1, s1 − s0)."""
+        return np.arange(self.s0, self.s1)[None]
+
+    @property
+    def indices(self) -> tuple[Array, Array, Array, Array]:
+        """b, h, t and s_index as score_mod gets them: with the rank of (*lead, H, T, S)."""
+        *lead, h = self.plane
+        b = int(np.ravel_multi_index(lead, self.lead)) if lead else 0
+        before = (1,) * len(self.lead)  # the axes of lead
+        one = (*before, 1, 1, 1)
+        return (
+            np.full(one, b),
+            np.full(one, h),
+            self.t.reshape(*before, 1, -1, 1),
+            self.s.reshape(*before, 1, 1, -1),
+        )
+
+
+@runtime_checkable
+class MaskLike(Protocol):
+    """What `Problem` takes as a mask besides arrays; `npattn.masks` makes such objects."""
+
+    def shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        """That of `to_array` for these sizes; ShapeError where it does not fit them."""
+
+    def __invert__(self) -> MaskLike:
+        """What this one hides."""
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        """(lo, hi): the rows of the tile see no key outside lo ≤ s < hi."""
+
+    def tile(self, tile: Tile) -> bool | Array:
+        """True or False where all or none is visible, else a bool array (t1 − t0, s1 − s0)."""
+
+    def to_array(
+        self,
+        T: int | None = None,
+        S: int | None = None,
+        *,
+        lead: tuple[int, ...] = (),
+        H: int = 1,
+    ) -> Array:
+        """The whole mask as a bool array."""
+
+
+@runtime_checkable
+class BiasLike(Protocol):
+    """What `Problem` takes as a bias besides arrays; `npattn.biases` makes such objects."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of `to_array`."""
+
+    def shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        """That of `to_array` for these sizes; ShapeError where it does not fit them."""
+
+    def tile(self, tile: Tile) -> Array:
+        """The bias of a tile, which broadcasts to (t1 − t0, s1 − s0)."""
+
+    def to_array(
+        self,
+        T: int | None = None,
+        S: int | None = None,
+        *,
+        lead: tuple[int, ...] = (),
+        H: int = 1,
+    ) -> Array:
+        """The whole bias as an array."""
+
+    def zeros(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Any:
+        """What `add` adds to: an array shaped as the parameter, a tuple for a sum."""
+
+    def add(self, total: Any, tile: Tile, ds: Array) -> None:
+        """Add the gradient of the parameter, from that of a tile (t1 − t0, s1 − s0), in place."""
+
+    def gradient(self, ds: Array) -> Any:
+        """The gradient of the parameter, from that of the scores (..., H, T, S) or of its array."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,14 +174,14 @@ class Problem:
         (..., H, T, D), (..., K, S, D), (..., K, S, E). Any real or complex floating dtype that
         NumPy or ml_dtypes knows, or an object with DLPack or ``__array__``. Leading axes
         broadcast; rank 2 (all three) is one head without batch. Kept exactly as given.
-    mask : bool array, optional
+    mask : bool array or one of `npattn.masks`, optional
         True = may attend. Rank ≥ 2, broadcasts against (..., H, T, S).  [5, 14]
     causal : bool, "bottom_right" or "top_left", default False
         Query t sees keys s ≤ t + (S − T), or s ≤ t. True: only where T == S, or with
         `alignment`.  [6]
     window : (left, right), optional
         Keys beside the aligned diagonal, inclusive; None = unlimited on that side.  [7]
-    bias : float array, optional
+    bias : float array or one of `npattn.biases`, optional
         Added to the scores after scale and softcap. Rank ≥ 2, broadcasts as `mask` does.  [4]
     scale : float, optional
         Multiplies q·k. Default 1/√D (1 where D = 0). Any finite number.  [1]
@@ -82,8 +199,8 @@ class Problem:
         Computed in and returned: float64 unless said, complex128 for complex arrays. bfloat16 and
         float16 emulate mixed precision: computed in float32, and what enters a product or is
         returned is rounded.  [15]
-    engine : {"auto", "dense"}
-        What computes it.
+    engine : {"auto", "dense", "tiled"}
+        What computes it; "tiled" no complex arrays and no mixed precision.
     alignment : {"bottom_right", "top_left"}, optional
         What ``causal=True`` means where T ≠ S, and where a window without causal lies.
 
@@ -95,6 +212,8 @@ class Problem:
         The sizes.
     visible : bool array or None
         What mask, causal and window leave to see; None where that is everything.
+    mask_array, bias_array : array or None
+        mask and bias as arrays, whatever they were given as.
     storage : dtype or None
         The narrow dtype that mixed precision stores in; then `dtype` is float32.
 
@@ -107,11 +226,11 @@ class Problem:
     q: Array
     k: Array
     v: Array
-    mask: Array | None = None
+    mask: Array | MaskLike | None = None
     _: dataclasses.KW_ONLY
     causal: bool | Alignment = False
     window: Window | None = None
-    bias: Array | None = None
+    bias: Array | BiasLike | None = None
     scale: float | None = None
     softcap: float | None = None
     score_mod: ScoreMod | None = None
@@ -141,12 +260,12 @@ class Problem:
         ):
             put(name, value)
         if self.mask is not None:
-            put("mask", self._broadcasting("mask", _boolean("mask", self.mask)))
+            put("mask", self._fitting("mask", read_mask(self.mask)))
         if self.bias is not None:
-            put("bias", self._broadcasting("bias", _bias(self.bias)))
+            put("bias", self._fitting("bias", read_bias(self.bias)))
         if self.dropout_mask is not None:
             keep = _boolean("dropout_mask", self.dropout_mask)
-            put("dropout_mask", self._broadcasting("dropout_mask", keep))
+            put("dropout_mask", self._fitting("dropout_mask", keep))
         if self.sinks is not None:
             put("sinks", self._one_a_head(floating("sinks", self.sinks)))
         causal, alignment = _causal(self.causal, self.alignment, self.T, self.S)
@@ -164,6 +283,11 @@ class Problem:
             raise OptionError(f"engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
         dtype = self._compute_dtype()
         narrow = dtype in STORAGE
+        if self.engine == "tiled" and (narrow or dtype.kind == "c"):
+            raise OptionError(
+                f'engine is "tiled" with dtype {dtype}, must be "dense" or "auto": tiles are '
+                "computed in float32, float64 or longdouble"
+            )
         put("storage", dtype if narrow else None)
         put("dtype", np.dtype(np.float32) if narrow else dtype)
 
@@ -172,7 +296,7 @@ class Problem:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name) if field.init else None
             if isinstance(value, np.ndarray):
-                words.append(f"{field.name}={value.dtype} {value.shape}")
+                words.append(f"{field.name}={shown(value)}")
             elif field.init and field.name != "_" and value != field.default:
                 words.append(f"{field.name}={value!r}")
         return f"Problem({', '.join(words)})"
@@ -185,22 +309,38 @@ class Problem:
     @cached_property
     def visible(self) -> Array | None:
         """What mask, causal and window leave to see, broadcasting against (..., H, T, S). [5-7]"""
-        visible = self.mask
         left, right = self.window or (None, None)
         if self.causal:
             right = 0 if right is None else min(right, 0)
         if left is None and right is None:
-            return visible
-        offset = self.S - self.T if self.alignment == "bottom_right" else 0
-        diagonal = np.arange(self.T)[:, None] + offset  # (T, 1) the aligned key of each query
-        s = np.arange(self.S)  # (S,)
-        if right is not None:
-            beside = s <= diagonal + right
-            visible = beside if visible is None else visible & beside
-        if left is not None:
-            beside = s >= diagonal - left
-            visible = beside if visible is None else visible & beside
-        return visible
+            return self.mask_array
+        t = np.arange(self.T)[:, None]
+        beside = t + diagonal(self.T, self.S, self.alignment)  # (T, 1) the key of each query
+        inside = band(beside, np.arange(self.S), left, right)
+        return inside if self.mask_array is None else self.mask_array & inside
+
+    @cached_property
+    def mask_array(self) -> Array | None:
+        """The mask as an array."""
+        return self._as_array(self.mask)
+
+    @cached_property
+    def bias_array(self) -> Array | None:
+        """The bias as an array."""
+        return self._as_array(self.bias)
+
+    def materialised(self) -> Problem:
+        """The same problem with arrays where mask and bias are objects; itself where none is."""
+        if self.mask is self.mask_array and self.bias is self.bias_array:
+            return self
+        return self.replace(mask=self.mask_array, bias=self.bias_array)
+
+    def bias_gradient(self, ds: Array) -> Any:
+        """The gradient of the bias from that of the scores (..., H, T, S).  [13]"""
+        if self.bias is None or self.bias_array is None:
+            return None
+        ds = sum_to(ds, self.bias_array.shape)
+        return ds if isinstance(self.bias, np.ndarray) else self.bias.gradient(ds)
 
     def stored(self, x: Array) -> Array:
         """x as it is kept beside what computes: rounded, in mixed precision.  [15]"""
@@ -220,26 +360,20 @@ class Problem:
         given = dict(zip(names, self.__dict__["_given"], strict=True))
         return dataclasses.replace(self, **(given | changes))
 
-    def _broadcasting(self, name: str, array: Array) -> Array:
-        """`array`, if it broadcasts against the scores without enlarging them.  [14]"""
-        whole = (*self.lead, self.H, self.T, self.S)
-        tail = whole[max(len(whole) - array.ndim, 0) :]
-        fits = len(array.shape) == len(tail) and all(
-            n in (1, w) for n, w in zip(array.shape, tail, strict=True)
-        )
-        if array.ndim >= 2 and fits:
-            return array
-        hint = ""
-        if array.shape == whole[-1:]:
-            hint = f": write {name}[None, :] for one row of keys"
-        elif len(whole) == 4 and array.shape == (whole[0], whole[-1]):
-            hint = f"; a (B, S) {name} must become {name}[:, None, None, :]"
-        elif len(whole) == 4 and array.shape == (whole[0], *whole[-2:]):
-            hint = f"; a (B, T, S) {name} must become {name}[:, None]"
-        raise ShapeError(
-            f"{name} has shape {array.shape}, must have rank 2 or more and broadcast against "
-            f"(..., H, T, S) = {whole}{hint} {_shapes(self.q, self.k, self.v)}"
-        )
+    def _fitting(self, name: str, value: Any) -> Any:
+        """`value`, if it broadcasts against the scores without enlarging them.  [14]"""
+        sizes = (self.lead, self.H, self.T, self.S)
+        try:
+            shape = value.shape if isinstance(value, np.ndarray) else value.shape(*sizes)
+            fitting(name, shape, *sizes)
+        except ShapeError as err:
+            raise ShapeError(f"{err} {_shapes(self.q, self.k, self.v)}") from None
+        return value
+
+    def _as_array(self, value: Array | MaskLike | BiasLike | None) -> Array | None:
+        if value is None or isinstance(value, np.ndarray):
+            return value
+        return value.to_array(self.T, self.S, lead=self.lead, H=self.H)
 
     def _one_a_head(self, sinks: Array) -> Array:
         if sinks.shape == (self.H,):
@@ -306,7 +440,7 @@ class Gradients:
     q: Array
     k: Array
     v: Array
-    bias: Array | None = None
+    bias: Any = None  # a bias of npattn.biases: shaped as its parameter; a tuple for a sum
     sinks: Array | None = None
 
 
@@ -327,6 +461,68 @@ def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
     return summed.reshape(shape)
 
 
+def diagonal(T: int, S: int, alignment: Alignment | None) -> int:
+    """The key beside query 0; query t is beside the t-th key after it.  [6, 7]"""
+    return S - T if alignment == "bottom_right" else 0
+
+
+def band(beside: Array, s: Array, left: int | None, right: int | None) -> Array:
+    """Whether key s lies at most `left` before and `right` after the key beside its query.
+
+    None is unlimited.  [6, 7]
+    """
+    inside = None if right is None else s <= beside + min(right, FAR)
+    if left is not None:
+        after = s >= beside - min(left, FAR)
+        inside = after if inside is None else inside & after
+    if inside is None:
+        return np.ones(np.broadcast_shapes(beside.shape, s.shape), bool)
+    return np.asarray(inside)
+
+
+def plane_of(array: Array, plane: tuple[int, ...], rank: int = 2) -> Array:
+    """What an array has at an index of its leading axes, to which they broadcast: its last axes."""
+    axes = array.shape[: array.ndim - rank]
+    at = plane[len(plane) - len(axes) :]
+    found: Array = array[tuple(0 if n == 1 else i for n, i in zip(axes, at, strict=True))]
+    return found
+
+
+def tile_of(array: Array, tile: Tile) -> Array:
+    """A tile of an array that broadcasts against the scores; its axes of 1 stay.  [14]"""
+    plane = plane_of(array, tile.plane)
+    m, n = plane.shape
+    rows = slice(None) if m == 1 else slice(tile.t0, tile.t1)
+    return plane[rows, slice(None) if n == 1 else slice(tile.s0, tile.s1)]
+
+
+def fitting(
+    name: str, shape: tuple[int, ...], lead: tuple[int, ...], H: int, T: int, S: int
+) -> tuple[int, ...]:
+    """`shape`, if it broadcasts against (*lead, H, T, S) without enlarging it.  [14]"""
+    whole = (*lead, H, T, S)
+    tail = whole[max(len(whole) - len(shape), 0) :]
+    fits = len(shape) == len(tail) and all(n in (1, w) for n, w in zip(shape, tail, strict=True))
+    if len(shape) >= 2 and fits:
+        return shape
+    hint = ""
+    if shape == whole[-1:]:
+        hint = f": write {name}[None, :] for one row of keys"
+    elif len(whole) == 4 and shape == (whole[0], whole[-1]):
+        hint = f"; a (B, S) {name} must become {name}[:, None, None, :]"
+    elif len(whole) == 4 and shape == (whole[0], *whole[-2:]):
+        hint = f"; a (B, T, S) {name} must become {name}[:, None]"
+    raise ShapeError(
+        f"{name} has shape {shape}, must have rank 2 or more and broadcast against "
+        f"(..., H, T, S) = {whole}{hint}"
+    )
+
+
+def shown(value: Any) -> str:
+    """A value as `Problem` shows it: of an array its dtype and shape."""
+    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+
+
 def checked_cotangent(name: str, value: Any, shape: tuple[int, ...]) -> Array:
     """A cotangent as an array, after checking that it has the shape of what it belongs to."""
     array = floating(name, value)
@@ -338,7 +534,7 @@ def checked_cotangent(name: str, value: Any, shape: tuple[int, ...]) -> Array:
 # --- one function an argument; each raises on the caller's mistake -------------------------------
 
 
-def _array(name: str, value: Any) -> Array:
+def read_array(name: str, value: Any) -> Array:
     """`value` as a NumPy array that shares its memory where that is possible."""
     if type(value) is np.ndarray:
         return value
@@ -367,7 +563,7 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 def floating(name: str, value: Any) -> Array:
     """`value` as a floating array; DtypeError where it is none."""
-    array = _array(name, value)
+    array = read_array(name, value)
     if not _is_float(array.dtype):
         raise DtypeError(
             f"{name} is {array.dtype}, must be floating (float64, float32, float16, bfloat16, "
@@ -415,7 +611,7 @@ def _shapes(q: Array, k: Array, v: Array) -> str:
 
 
 def _boolean(name: str, value: Any) -> Array:
-    array = _array(name, value)
+    array = read_array(name, value)
     if array.dtype == np.bool_:
         return array
     if _is_float(array.dtype) and name == "mask":
@@ -427,8 +623,26 @@ def _boolean(name: str, value: Any) -> Array:
     raise DtypeError(f"{name} is {array.dtype}, must be bool: {cure}")
 
 
+def read_mask(value: Any) -> Array | MaskLike:
+    """A mask as a bool array, or as the object that it is."""
+    if type(value) is np.ndarray or not isinstance(value, (MaskLike, BiasLike)):
+        return _boolean("mask", value)
+    if isinstance(value, BiasLike):
+        raise DtypeError(f"mask is {value!r}, must be a mask: pass it as bias")
+    return value
+
+
+def read_bias(value: Any) -> Array | BiasLike:
+    """A bias as a floating array, or as the object that it is."""
+    if type(value) is np.ndarray or not isinstance(value, (MaskLike, BiasLike)):
+        return _bias(value)
+    if isinstance(value, MaskLike):
+        raise DtypeError(f"bias is {value!r}, must be a bias: pass it as mask (True = may attend)")
+    return value
+
+
 def _bias(value: Any) -> Array:
-    array = _array("bias", value)
+    array = read_array("bias", value)
     if array.dtype == np.bool_:
         raise DtypeError("bias is bool, must be floating: pass it as mask (True = may attend)")
     return floating("bias", array)
@@ -438,8 +652,8 @@ def _causal(
     causal: Any, alignment: Any, T: int, S: int
 ) -> tuple[Literal[False] | Alignment, Alignment]:
     """What causal and alignment come to: False or an alignment, and where a window lies.  [6, 7]"""
-    if alignment is not None and alignment not in ALIGNMENTS:
-        raise OptionError(f"alignment is {alignment!r}, must be one of {ALIGNMENTS}")
+    if alignment is not None:
+        checked_alignment(alignment)
     if isinstance(causal, (bool, np.bool_)):
         if causal and alignment is None and T != S:
             raise OptionError(
@@ -469,6 +683,13 @@ def _window(window: Any) -> Window | None:
             raise OptionError(f"window is {tuple(window)!r}, {must}")
     left, right = (None if side is None else int(side) for side in window)
     return None if left is None and right is None else (left, right)
+
+
+def checked_alignment(alignment: Any) -> Alignment:
+    """One of ALIGNMENTS; OptionError where it is none."""
+    if alignment not in ALIGNMENTS:
+        raise OptionError(f"alignment is {alignment!r}, must be one of {ALIGNMENTS}")
+    return alignment  # type: ignore[no-any-return]  # one of ALIGNMENTS, checked above
 
 
 def integer(name: str, n: Any, least: int = 1) -> int:

@@ -566,6 +566,26 @@ def test_a_late_cap_has_no_gradient_for_complex_scores() -> None:
         npattn.backward(fwd, np.ones_like(fwd.out))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_mixed_precision_gradients_are_rounded_once_whatever_conventions_add_up(
+    dtype: str,
+) -> None:
+    """dv of a key that some queries see and others find filled is the sum of two."""
+
+    def low(x: Array) -> Array:
+        return x.astype(dtype).astype(np.float32)
+
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (low(rng.standard_normal((3, 2, n, 5))) for n in (7, 11, 11, 7))
+    meaning = Conventions(hidden_fill=1.5)
+    mask = rng.random((7, 11)) < 0.5
+    fwd = npattn.forward(q, k, v, mask, conventions=meaning, dtype=dtype)
+    grads = npattn.backward(fwd, dout)
+    w = low(fwd.weights).swapaxes(-1, -2)
+    dv = np.where(mask.T, w, 0) @ dout + np.where(mask.T, 0, w) @ dout
+    np.testing.assert_array_equal(grads.v, dv.astype(dtype))
+
+
 # --- what is illegal ------------------------------------------------------------------------------
 
 

@@ -332,6 +332,90 @@ def test_every_word_of_a_model_changes_what_a_kernel_does(words, models):
     assert max(worst(kernel, recipe, models).values()) > 1
 
 
+def test_d_may_come_from_an_out_whose_weights_are_stored_lower_than_itself():
+    rounding = Rounding(name="one", weights="bfloat16", delta_from="out", fuses=True)
+    found = worst(Kernel(rounding=rounding, tile=16), replace(small(), T=37, S=67), rounding)
+    assert max(found.values()) <= 1, found
+
+
+LONG = Recipe(lead=(2,), H=2, K=1, T=37, S=257, D=13, E=5, seed=1)
+# One word of a model alone, in rows so long that chance is what allows it: the dtype, the model,
+# how else the kernel goes, and what the problem has.
+ALONE = {
+    "S": ("float32", {"scores": "bfloat16"}, {}, {}),
+    "S and a bias": ("float32", {"scores": "bfloat16"}, {}, {"bias": "full"}),
+    "S and a cap": ("float32", {"scores": "bfloat16"}, {}, {"softcap": 2.0, "scale": 1.7}),
+    "P": ("float32", {"weights": "bfloat16"}, {}, {}),
+    "P, and D from out": (
+        "float32", {"weights": "bfloat16", "fuses": True, "delta_from": "out"}, {"tile": 16},
+        {"bias": "one a row"},
+    ),
+    "dS": ("float32", {"dscores": "bfloat16"}, {}, {"bias": "full"}),
+    "lse": ("float32", {"lse": "bfloat16"}, {"tile": 16}, {"bias": "full"}),
+    "lse and a sink": (
+        "float32", {"lse": "bfloat16", "delta_from": "out"}, {"tile": 16},
+        {"sinks": True, "T": 257, "S": 67},
+    ),
+    "q": ("float32", {"queries": "bfloat16"}, {"scaled": "queries"}, {}),
+    "blocks of gradients": ("bfloat16", {"gradient_block": 2}, {}, {"T": 129}),
+    "out": ("bfloat16", {"out_roundings": 2}, {"tile": 16}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("about", ALONE)
+def test_what_alone_is_stored_is_allowed_in_long_rows_too(about):
+    dtype, words, how, options = ALONE[about]
+    rounding, recipe = Rounding(name="one", **words), replace(LONG, dtype=dtype, **options)
+    problem, (dout, dlse), want = exact(recipe)
+    got = Kernel(rounding=rounding, **how)(problem, dout, dlse)
+    cotangents = {"dout": dout.astype(float), "dlse": dlse.astype(float)}
+    room = judged_by(problem, dtype, rounding, **cotangents)
+    found = [compare_arrays(n, x, want[n], room[n]) for n, x in got.items()]
+    assert all(c.passed for c in found), [*map(str, found)]
+    assert (room["dq"] < bounds(problem, dtype, rounding, **cotangents)["dq"]).any()
+
+
+def test_dk_meets_the_query_that_was_stored():
+    rounding = Rounding(name="one", queries="bfloat16")
+    problem, (dout, _), _ = exact(replace(LONG, scale=0.05))
+    got = Kernel(rounding=rounding, scaled="queries")(problem, dout)["dk"]
+    want = npattn.backward(evaluate(problem), dout.astype(float)).k
+    room = judged_by(problem, "float32", rounding, dout=dout.astype(float))
+    assert (excess(got, want) <= room["dk"]).all()
+
+
+def test_parts_of_dscores_that_are_stored_apart_may_cancel():
+    rounding, rng = (
+        Rounding(name="one", dscores="bfloat16", dweights="float32"),
+        np.random.default_rng(0),
+    )
+    x = rng.standard_normal((101, 1, 1, 1)).astype(np.float32)
+    two = np.zeros((101, 1, 2, 1), np.float32)
+    v = two + np.float32([[1], [-1]])  # D is 0, and dP is ±x
+    problem = Problem(two[..., :1, :], two, v, bias=two.swapaxes(-1, -2))
+    dlse = (-x[..., 0] * (1 + rng.standard_normal((101, 1, 1)) / 100)).astype(np.float32)
+    got = Kernel(rounding=rounding, apart=True)(problem, x, dlse)["dbias"]
+    cotangents = {"dout": x.astype(float), "dlse": dlse.astype(float)}
+    want = npattn.backward(evaluate(problem), **cotangents).bias
+    for limit in (bounds, judged_by):
+        assert (
+            excess(got, want) <= limit(problem, "float32", rounding, **cotangents)["dbias"]
+        ).all()
+
+
+def test_a_bias_that_is_no_number_of_what_scores_are_stored_in_may_move_by_more_than_they_do():
+    # −10⁴ + s is stored as −9984 for every s: bfloat16 has no −10⁴.
+    rounding = Rounding(name="one", scores="bfloat16")
+    recipe = replace(small(), T=37, S=67, bias="-1e4 rows")
+    problem, (dout, dlse), want = exact(recipe)
+    got = Kernel(rounding=rounding)(problem, dout, dlse)
+    cotangents = {"dout": dout.astype(float), "dlse": dlse.astype(float)}
+    for limit in (bounds, judged_by):
+        room = limit(problem, "float32", rounding, **cotangents)
+        found = [compare_arrays(n, x, want[n], room[n]) for n, x in got.items()]
+        assert all(c.passed for c in found), [*map(str, found)]
+
+
 def test_a_kernel_that_forgets_the_rank_one_term_is_wrong():
     found = worst(Kernel(forgets_delta=True), small(), Rounding.upcast())
     assert found["dq"] > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from npattn.conventions import Conventions
 from npattn.testing import Implementation, check
 from npattn.testing.correct import CORRECT
 from npattn.testing.evidence import (
+    COMMON,
+    Sample,
     chi_square,
     excessive,
     fits,
@@ -20,7 +23,8 @@ from npattn.testing.evidence import (
     sampled,
 )
 from npattn.testing.mutants import Attention
-from npattn.testing.rounding import Rounding
+from npattn.testing.recipe import Recipe
+from npattn.testing.rounding import Rounding, Units
 from npattn.testing.strategies import Space
 from npattn.testing.trial import Trial
 
@@ -219,6 +223,44 @@ def test_plain_problems_are_of_the_structure_that_was_accepted() -> None:
 )
 def test_what_is_excessive_is_so_on_average_or_in_one_head(heads: Any, told: float | None) -> None:
     assert excessive(np.array(heads)) == (None if told is None else pytest.approx(told))
+
+
+# --- one fit of errors that are made up -----------------------------------------------------------
+
+
+def fitted(error: Any, T: int = 11, mistake: str = "mean") -> list[Any]:
+    """What errors of o, of variance 1, are taken for; 3 · 2 · T rows, 13 columns."""
+    trial = trial_of(Attention(), rounding=Rounding.upcast())
+    recipe = Recipe(lead=(3,), H=2, K=2, T=T, S=7, D=5, E=13)
+    judged = sampled(trial, recipe).judged
+    want = judged.want["o"]
+    made = replace(judged, results={"o": want + error})
+    return [f for f in fits(Sample(made, {"o": np.ones_like(want)}), trial) if f.mistake == mistake]
+
+
+@pytest.mark.parametrize("common", [(3, 2, 11, 1), (3, 2, 1, 13)], ids=["row", "column"])
+def test_what_a_row_or_a_column_has_in_common_counts_once(common: tuple[int, ...]) -> None:
+    error = np.random.default_rng(0).standard_normal(common)
+    (fit,) = fitted(error)
+    assert fit.size == pytest.approx(error.mean())
+    assert fit.error == pytest.approx(np.std(error) / math.sqrt(error.size))
+
+
+def test_an_estimate_is_never_better_than_independent_errors_make_it() -> None:
+    (fit,) = fitted(0.0)
+    assert fit.error == pytest.approx(1 / math.sqrt(3 * 2 * 11 * 13))
+
+
+def test_what_fewer_than_eight_rows_decide_is_left_out() -> None:
+    assert fitted(0.0, T=1) == []
+    assert len(fitted(0.0, T=2)) == 1
+
+
+def test_a_gain_of_roundings_that_all_results_share_is_allowed() -> None:
+    unit = Units.of(Rounding.upcast(), "float32")
+    (fit,) = fitted(0.0, mistake="gain")
+    assert fit.allowed >= COMMON * unit.u + unit.exp
+    assert not replace(fit, size=fit.allowed).found
 
 
 @pytest.mark.parametrize(

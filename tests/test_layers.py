@@ -14,10 +14,12 @@ ROOT = Path(npattn.__file__).parent
 
 # A module may import those of earlier lines, and of its own name's folder; never its own line.
 LAYERS = (
-    {"errors"},
+    {"errors", "threads"},
     {"problem"},
+    {"sized"},
     {"masks", "biases", "positions", "cache"},
-    {"dense", "tiled", "loops"},
+    {"dense", "loops"},
+    {"tiled"},
     {"conventions"},
     {"api"},
     {"projections", "describe"},

@@ -483,6 +483,7 @@ def test_a_bias_does_not_reach_keys_that_are_added_and_gets_its_own_gradient():
     np.testing.assert_allclose((ends[0] - ends[1]) / 2, (grad * step).sum(), rtol=1e-6)
     flat = mha.forward(x, bias=0 * bias).weights
     assert abs(fwd.weights - flat).max() > 1e-3
+    np.testing.assert_array_equal(flat, mha.forward(x).weights)
 
 
 def test_sinks_have_a_gradient():

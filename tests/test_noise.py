@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import npattn
 from npattn.api import evaluate
 from npattn.problem import Problem
 from npattn.testing.compare import excess
@@ -136,12 +137,30 @@ def test_a_weight_that_is_small_now_may_not_be_after_eight_deviations() -> None:
 
 
 def test_where_squares_vanish_the_worst_case_counts() -> None:
-    problem, cotangents = drawn(dtype="float64", distribution="low", S=65)
-    less = allowed(problem, "float64", UPCAST, **cotangents)
-    hard = bounds(problem, "float64", UPCAST, **cotangents)
-    tiny = (hard["dv"] > 0) & (hard["dv"] < 1e-150)
-    assert tiny.any()
-    assert (less["dv"][tiny] == hard["dv"][tiny]).all()
+    problem, _ = drawn(dtype="float64", S=65)
+    assert sharp(problem, "float64", UPCAST)["o"].all()
+    small = problem.replace(v=problem.v * 2.0**-540)
+    assert not sharp(small, "float64", UPCAST)["o"].any()
+
+
+def test_equal_queries_close_the_gradients_of_keys_but_not_those_of_queries() -> None:
+    problem, cotangents = drawn(S=65)
+    q = np.broadcast_to(problem.q[..., :1, :], problem.q.shape)
+    used = sharp(problem.replace(q=q), "float32", UPCAST, **cotangents)
+    assert used["dq"].all()
+    assert not used["dk"].any()
+    assert not used["dv"].any()
+
+
+@pytest.mark.parametrize(("size", "vast"), [(2.0**9, False), (2.0**11, True)])
+def test_scores_whose_products_err_by_more_than_exp_can_hold_are_judged_by_the_worst_case(
+    size: float, vast: bool
+) -> None:
+    problem, _ = drawn(S=65)
+    q, k = 8 * problem.q, problem.k.copy()
+    q[..., :32], k[..., :16], k[..., 16:32] = size, size, -size  # products that cancel
+    used = sharp(problem.replace(q=q, k=k), "float32", UPCAST)
+    assert {used[name].any() for name in ("o", "lse", "weights")} == {not vast}
 
 
 ALIKE = {
@@ -165,6 +184,100 @@ def test_what_moves_all_scores_of_a_row_alike_is_allowed_of_lse(name: str) -> No
     limit = allowed(problem, problem.q.dtype, one.rounding)
     for result, want in zip(got, (evaluate(problem).out, evaluate(problem).lse), strict=True):
         assert (excess(result, want) <= limit["o" if result.ndim == 4 else "lse"]).all()
+
+
+# --- what does not average out --------------------------------------------------------------------
+
+# Each is a correct implementation that rounds one thing alone; all else is float64.
+
+
+def single(*arrays: Any, **options: Any) -> Problem:
+    """One head in float32, whose scores are q kᵀ."""
+    options = {n: np.float32(x) if n == "bias" else x for n, x in options.items()}
+    return Problem(*(np.float32(x) for x in arrays), **({"scale": 1.0} | options))
+
+
+def within(name: str, got: Any, want: Any, problem: Problem, model: Rounding, **words: Any) -> bool:
+    """Whether it is, by either verdict."""
+    gap = excess(np.asarray(got).astype(np.float32), want)
+    assert (gap > 0).any()
+    limits = [limit(problem, "float32", model, **words)[name] for limit in (bounds, allowed)]
+    return bool(all((gap <= limit).all() for limit in limits))
+
+
+def opposed() -> tuple[Any, Any, Any]:
+    """Scores of about ±30, what takes them out of the weights again, and values of their signs."""
+    rng = np.random.default_rng(0)
+    x = rng.choice([-30, 30], (1021, 1)) * (1 + rng.random((1021, 1)) / 8)
+    return x, rng.standard_normal((1, 1021)) - x.T, np.sign(x)
+
+
+def test_a_scale_that_is_rounded_moves_all_scores_alike() -> None:
+    x, bias, v = opposed()
+    problem = single([[1]], x, v, bias=bias, scale=1 + 0.9 * 2.0**-24)  # 1 to a float32
+    got = evaluate(problem.replace(scale=1.0)).out
+    assert within("o", got, evaluate(problem).out, problem, UPCAST)
+
+
+def test_a_tanh_that_errs_moves_capped_scores_alike() -> None:
+    (x, bias, v), error = opposed(), 2.0**-11
+    model = replace(UPCAST, exp_error=error)
+    one_sided = single([[1]], 30 + bias.T, v, softcap=30.0)
+    two_sided = single([[1]], x, v, softcap=30.0, bias=-30 * np.tanh(x.T / 30) + bias + x.T)
+    for name, problem in (("lse", one_sided), ("o", two_sided)):
+        s = 30 * np.tanh(problem.k.T.astype(float) / 30) * (1 + error)
+        s = s if problem.bias is None else s + problem.bias.astype(float)
+        e = np.exp(s)
+        got = {"lse": np.log(e.sum(-1)), "o": e @ problem.v / e.sum(-1)}
+        fwd = evaluate(problem)
+        assert within(name, got[name], {"lse": fwd.lse, "o": fwd.out}[name], problem, model), name
+
+
+def test_an_lse_by_which_weights_are_merged_is_a_factor_of_the_result() -> None:
+    q, x = np.linspace(1, 1.1, 11)[:, None], np.random.default_rng(0).standard_normal((61, 1))
+    problem = single(q, 1000 + x, np.ones((61, 1)))
+    fwd = evaluate(problem)
+    s = problem.q.astype(float) @ problem.k.T.astype(float)
+    got = np.exp(s - fwd.lse.astype(np.float32)[:, None]).sum(-1, keepdims=True)
+    assert within("o", got, fwd.out, problem, UPCAST)
+
+
+def test_a_rounded_query_moves_the_keys_of_its_row_and_not_their_sink() -> None:
+    rng, model = np.random.default_rng(0), replace(UPCAST, queries="bfloat16")
+    q, k = 1 + rng.random((37, 1)), -4 + rng.standard_normal((1021, 1)) / 10
+    problem = single(q, k, 1 + rng.standard_normal((1021, 1)) / 100, sinks=np.ones(1))
+    stored = problem.replace(q=problem.q.astype("bfloat16").astype(np.float32))
+    assert within("o", evaluate(stored).out, evaluate(problem).out, problem, model)
+
+
+def test_an_exp_that_errs_moves_a_sink_against_all_keys() -> None:
+    rng, model = np.random.default_rng(0), replace(UPCAST, exp_error=2.0**-11)
+    v = 1 + rng.standard_normal((1021, 1)) / 100
+    problem = single([[1.5]], rng.standard_normal((1021, 1)), v, sinks=np.full(1, 8.0))
+    moved = problem.replace(sinks=problem.sinks + np.log1p(2.0**-11))
+    assert within("o", evaluate(moved).out, evaluate(problem).out, problem, model)
+
+
+def test_a_cap_without_a_slope_passes_errors_on_where_its_slope_errs() -> None:
+    # Most keys have the value 1, so that dS is its error. The others, in pairs about 1, spread dP.
+    rng, T, S = np.random.default_rng(0), 127, 509
+    pairs, sign = np.arange(S) // 2 < 24, np.where(np.arange(S) % 2, 1, -1)
+
+    def alike(x: Any) -> Any:
+        x[..., 1:48:2] = x[..., :48:2]
+        return x
+
+    x, far = alike(12 + rng.standard_normal(S) / 8), alike(1 + rng.random(S))
+    v = 1 + np.where(pairs, sign * far / 8, 3e-4 * rng.standard_normal(S))
+    bias, dout = alike(rng.standard_normal((T, S))), rng.random((T, 1)).astype(np.float32)
+    problem = single(np.ones((T, 1)), x[:, None], v[:, None], bias=bias, softcap=2.0)
+    model = replace(UPCAST, dweights="bfloat16", exp_error=2.0**-7, delta_from="out")
+    fwd, do = evaluate(problem), 1 + dout.astype(float)
+    dp = (do * problem.v.T).astype("bfloat16").astype(float)
+    tanh = np.tanh(problem.k.T.astype(float) / 2) * (1 + rng.choice([-1, 1], (T, S)) * 2.0**-7)
+    dx = fwd.weights * (dp - do * fwd.out) * (1 - tanh**2)
+    want = npattn.backward(fwd, do).k
+    assert within("dk", dx.sum(0)[:, None], want, problem, model, dout=do)
 
 
 def _options(problem: Problem) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from npattn.testing.compare import Comparison, compare_arrays, excess
 from npattn.testing.recipe import Recipe
 from npattn.testing.rounding import Rounding, unit_roundoff
 from npattn.testing.strategies import Space, recipes
-from npattn.testing.tolerance import allowed, bounds
+from npattn.testing.tolerance import allowed, bounds, deviations
 
 Array = np.ndarray[Any, Any]
 
@@ -485,6 +485,39 @@ def test_gradients_through_lse_and_through_out_may_be_stored_apart() -> None:
     assert_within(ratios(got, problem, dout.astype(low), dlse, EAGER), "parts that cancel")
 
 
+def test_who_is_asked_about_weights_may_take_delta_from_them_whatever_it_declares() -> None:
+    # One key, its score summed the other way round in backward: P is not quite 1, and nor is D.
+    q, k = np.array([[1025.3, 1023.7, 0.3]], np.float32), np.array([[1.0013, -1, 1]], np.float32)
+    v, dout, dweights = (np.full((1, 1), x, np.float32) for x in (1, 1, 2.0**-6))
+    a, b, c = (q * k).T
+    p = np.exp(((c + b) + a) - ((a + b) + c))
+    dp = dout * v + dweights
+    dq = p * (dp - p * dp) * k
+    problem = Problem(q, k, v, scale=1.0)
+    words = {"dout": dout.astype(float), "dweights": dweights.astype(float)}
+    gap = excess(dq, np.zeros((1, 3)))
+    assert (gap > 0).all()
+    for limit in (bounds, allowed):
+        assert (gap <= limit(problem, "float32", replace(UPCAST, **FROM_OUT), **words)["dq"]).all()
+
+
+@pytest.mark.parametrize("lead", [(1021, 1), (1021,)], ids=["samples", "heads"])
+def test_parts_of_what_is_shared_may_be_stored_before_they_are_summed(
+    lead: tuple[int, ...],
+) -> None:
+    # Three equal weights; dv of each of 1021 problems, or heads, is rounded, and nothing else.
+    one, low = (1,) * len(lead), ml_dtypes.bfloat16
+    q, k, v = (np.zeros(n, low) for n in ((*lead, 1, 1), (*one, 3, 1), (*one, 3, 13)))
+    dout = np.random.default_rng(0).standard_normal((*lead, 1, 13)).astype(low)
+    problem, do = Problem(q, k, v), dout.astype(float)
+    parts = (do / 3).astype(low).astype(float)
+    gap = abs(parts.sum(0) - do.sum(0) / 3)
+    assert (gap > 0).all()
+    for limit in (bounds, allowed):
+        room = limit(problem, "bfloat16", replace(UPCAST, shared="input"), dout=do)
+        assert (gap <= room["dv"]).all()
+
+
 ARRAYS = ("q", "k", "v", "bias", "dout", "dlse")
 
 
@@ -731,6 +764,34 @@ def test_a_missing_rank_one_term_is_beyond_the_bound(dtype: str, rounding: Round
     assert found["dk"].ratio > 2
     assert found["o"].passed
     assert found["dv"].passed
+
+
+@pytest.mark.parametrize(
+    ("stored", "dropout", "name"),
+    [("dscores", None, "dq"), ("weights", None, "dq"), ("weights", 0.3, "o")],
+    ids=["dS after the scale", "dS of the stored P", "P after dropout"],
+)
+def test_who_fuses_is_allowed_one_rounding_less(
+    stored: str, dropout: float | None, name: str
+) -> None:
+    problem, (dout, _) = drawn(normal("bfloat16", T=5, S=7, D=3, dropout=dropout))
+    apart = Rounding(name="apart", **{stored: "input"})
+    for limit in (bounds, deviations):
+        more, less = (
+            limit(problem, "bfloat16", model, dout=dout.astype(float))[name]
+            for model in (apart, replace(apart, fuses=True))
+        )
+        assert np.median(more / less) > 1.1
+
+
+def test_weights_that_are_rebuilt_from_an_lse_that_has_lost_them_are_beyond_the_bound() -> None:
+    # Seven equal scores of 2²⁰, whose lse float32 holds to a sixteenth.
+    q, k, v = (np.ones((n, 1), np.float32) for n in (1, 7, 7))
+    problem = Problem(0 * q, k, v, bias=np.full((1, 7), 2.0**20, np.float32))
+    fwd = evaluate(problem)
+    dv = np.exp(2.0**20 - fwd.lse.astype(np.float32).astype(float)) * np.ones((7, 1))
+    room = bounds(problem, "float32", UPCAST, dout=np.ones((1, 1)))["dv"]
+    assert (excess(dv.astype(np.float32), fwd.weights.T) > room).all()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -87,6 +87,15 @@ def test_two_that_are_further_apart_are_a_violation_that_shows_the_wrong_one(fir
     assert caught.value.ratio > 1
 
 
+def test_where_the_first_may_overflow_it_says_nothing_about_the_second(first):
+    o, want = first.results["o"].copy(), first.want["o"].copy()
+    o[1, 2, 3, 4], want[1, 2, 3, 4] = np.inf, 2.0**129
+    may = Judged(first.problem, first.cotangents, {"o": o}, {"o": want}, first.allowed)
+    assert trial_of().relate(may, changed(first), {"o": same}) <= 1
+    with pytest.raises(Violation, match=r"o\[1, 2, 3, 4\]"):
+        trial_of().relate(changed(first, o=o), changed(first), {"o": same})
+
+
 def test_a_result_that_either_has_not_or_not_in_its_shape_is_left_out(first):
     for wrong in ({"o": None}, {"o": first.results["o"][:1]}):
         second = changed(first, **wrong)
@@ -161,5 +170,6 @@ def test_what_is_planned_is_remembered_by_all_that_it_depends_on():
         trial.planned(pools, 3, 11),
         trial.planned(Pools(trial.space, force={"T": 7}), 3, 10),
         trial.planned(Pools(trial.space, forbid=frozenset({"mask"})), 3, 10),
+        trial.planned(Pools(trial.space, nonempty=True), 3, 10),
     ):
         assert others != planned

@@ -49,8 +49,8 @@ class Cheap:
         self.chain = self.gamma(self.terms(problem.S) + self.blocks)
         s = self.r.q @ self.r.k.swapaxes(-1, -2)
         s *= problem.scale
-        if problem.bias is not None:
-            s = s + problem.bias.astype(float)
+        if problem.bias_array is not None:
+            s = s + problem.bias_array.astype(float)
         s = s if self.all_live else np.where(self.live, s, -np.inf)
         m = np.max(s, -1, keepdims=True, initial=-np.inf)
         self.s = self.only(abs(s))
@@ -98,8 +98,8 @@ class Cheap:
         products = self.gamma(problem.D + 6) + unit.q.u + unit.operands.times(2)
         twice = (1 + u + unit.s.u) ** 2 - 1  # q kᵀ stored, scaled and stored again
         a, b = products * (1 + twice) * reach, twice
-        if problem.bias is not None:
-            bias = np.where(self.live, abs(problem.bias.astype(float)), 0)
+        if problem.bias_array is not None:
+            bias = np.where(self.live, abs(problem.bias_array.astype(float)), 0)
             bias = np.where(np.isfinite(bias), bias, 0).max(-1, keepdims=True)
             a, b = (a + twice * bias) * (1 + u + unit.s.u), b * (1 + u + unit.s.u) + u + unit.s.u
         lost = self.scale * (unit.tiny + unit.operands.eta) * (1 + problem.D)
@@ -222,12 +222,12 @@ class Cheap:
         top = (unit.p.eta + unit.tiny) * abs(do).max(-2, keepdims=True, initial=0) + unit.tiny
         t_dv = t_dv + times * top
         found = self._stored(t_dq, t_dk, t_dv, size, do)
-        if problem.bias is not None:
-            n = ds.size / max(problem.bias.size, 1)
+        if problem.bias_array is not None:
+            n = ds.size / max(problem.bias_array.size, 1)
             bias = size * (each + self.rebuild) + steep * far + p * (rest + (1 + self.R) * e_D)
             bias = bias + lost
             bias = np.where(live, bias * (1 + self.gamma(n + 4)) + self.gamma(n + 4) * size, 0)
-            found["dbias"] = sum_to(bias, problem.bias.shape)
+            found["dbias"] = sum_to(bias, problem.bias_array.shape)
         return found
 
     def _delta(self, do: Array, dp: Array, away: Array, D: Array, products: Array) -> Array:

@@ -166,7 +166,8 @@ def compare(
     got : array, (o, lse), or mapping
         o, or a mapping with keys among o, lse, weights, dq, dk, dv, dbias, dsinks.
     problem : Problem
-        With the arrays as the implementation had them, in their dtype.
+        With the arrays as the implementation had them, in their dtype. A bias of `npattn.biases`
+        stands for its array: dbias is the gradient of ``problem.bias_array``.
     dout, dlse, dweights : array, optional
         The cotangents of gradients in `got`.
     conventions : Conventions, optional
@@ -194,7 +195,8 @@ def compare(
     if isinstance(rounding, str):
         rounding = Rounding.named(rounding)
     results = dict(got) if isinstance(got, Mapping) else {"o": got}
-    fwd = evaluate(problem, conventions)
+    problem = problem.materialised()
+    fwd = evaluate(problem, conventions, engine="dense")
     want: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
     if "weights" in results:
         want["weights"] = fwd.weights

@@ -241,11 +241,11 @@ def _effects(sample: Sample, trial: Trial, name: str) -> Iterator[tuple[str, Arr
     yield "scale", _scaled(sample.judged, trial, name)
     if name in ("dq", "dk"):
         yield "delta", _delta(sample.judged, trial, name)
-    if sample.judged.problem.bias is not None:
+    if sample.judged.problem.bias_array is not None:
         yield "bias", _biased(sample.judged, trial, name)
     if name == "o":
         problem = sample.judged.problem
-        fwd = evaluate(problem, trial.conventions)
+        fwd = evaluate(problem, trial.conventions, engine="dense")
         yield from _keys(problem, fwd.out, fwd.lse, fwd.weights, trial)
 
 
@@ -261,8 +261,8 @@ def _scaled(judged: Judged, trial: Trial, name: str) -> Array:
 def _biased(judged: Judged, trial: Trial, name: str) -> Array:
     """How a result changes with a factor of the bias."""
     problem = judged.problem
-    assert problem.bias is not None
-    bias = problem.bias.astype(float)
+    assert problem.bias_array is not None
+    bias = problem.bias_array.astype(float)
     return _moved(judged, trial, name, lambda x: problem.replace(bias=bias * x))
 
 
@@ -272,7 +272,7 @@ def _moved(judged: Judged, trial: Trial, name: str, at: Callable[[float], Proble
     dlse = None if cot.dlse is None else cot.dlse.astype(float)
     ends = []
     for factor in (1 + h, 1 - h):
-        fwd = evaluate(at(factor), trial.conventions)
+        fwd = evaluate(at(factor), trial.conventions, engine="dense")
         if name in ("o", "lse"):
             ends.append(fwd.out if name == "o" else fwd.lse)
         else:
@@ -282,7 +282,7 @@ def _moved(judged: Judged, trial: Trial, name: str, at: Callable[[float], Proble
 
 def _delta(judged: Judged, trial: Trial, name: str) -> Array:
     """How dq or dk changes with D = Σ do·out: it is subtracted from dP where dlse is added."""
-    fwd = evaluate(judged.problem, trial.conventions)
+    fwd = evaluate(judged.problem, trial.conventions, engine="dense")
     dout = judged.cotangents.dout.astype(float)
     base = math.log(2) if trial.conventions.lse_base == "2" else 1.0
     less = np.where(np.isfinite(fwd.lse), -base * (dout * fwd.out).sum(-1), 0)

@@ -354,16 +354,16 @@ class Hard:
                 self.cap_error = np.where(live, cap_error, 0)
                 slope_error = slope_error + 2 * t * unit.exp * abs(rate)
             s = f
-        if problem.bias is not None:
-            x, s = s, s + problem.bias.astype(float)
-            # The bias itself is a number of the format, so no rounding of the sum moves it further
-            # than x does; a padding of −1e9 swallows x, and no more.
+        if problem.bias_array is not None:
+            x, s = s, s + problem.bias_array.astype(float)
+            # Where the bias itself is a number of the format, no rounding of the sum moves it
+            # further than x does; a padding of −1e9 swallows x, and no more.
             added = (u + unit.s.u) * (abs(s) + error)
-            if self.rounding.accumulator != "truncated":
+            if self.rounding.accumulator != "truncated" and self.holds_bias:
                 added = np.minimum(added, 4 * (abs(x) + error))
             if self.meaning.bias == "before_scale" and not self.capped_late:
                 # The sum is rounded, then its product with a rounded scale; or each product is.
-                size = abs(x) + abs(problem.bias.astype(float)) + error
+                size = abs(x) + abs(problem.bias_array.astype(float)) + error
                 added = ((1 + u + unit.s.u) ** 3 - 1) * size + unit.s.eta * self.scale
             error = error + added + unit.s.eta
             fill = self.meaning.fill(self.given)
@@ -372,6 +372,11 @@ class Hard:
                 error = error + np.where(twin, (unit.s.times(2) + unit.exp + 4 * u) * abs(fill), 0)
         self.slope, self.slope_error = slope, np.where(live, slope_error, 0)
         return s, error
+
+    @property
+    def holds_bias(self) -> bool:
+        """Whether a bias in the dtype of the inputs is a number of what scores are stored in."""
+        return self.unit.s.u <= self.unit.low.u
 
     @property
     def capped_late(self) -> bool:
@@ -383,9 +388,9 @@ class Hard:
         given, S = self.given, self.given.S
         x = x[..., :S]
         size = abs(x) if given.score_mod is None else abs(dense.call_score_mod(given, x))
-        if given.bias is not None:
+        if given.bias_array is not None:
             factor = self.scale if self.meaning.bias == "before_scale" else 1.0
-            b = abs(given.bias.astype(float)) * factor
+            b = abs(given.bias_array.astype(float)) * factor
             size = size + np.where(np.isfinite(b), b, 0)
         size = np.broadcast_to(size, x.shape)
         return size if self.problem.S == S else np.concatenate([size, 0 * size], -1)
@@ -451,11 +456,11 @@ class Hard:
             "dk": self._shared(*self._dk_sums(), problem.k),
             "dv": self._shared(*self._dv_sums(), problem.v),
         }
-        if problem.bias is not None:
-            n = ds.size / max(problem.bias.size, 1)
+        if problem.bias_array is not None:
+            n = ds.size / max(problem.bias_array.size, 1)
             each = e_ds + (self.r.p + self.pR) * e_D + self.rebuild * abs(ds)
             each = np.where(live, each + self.gamma(n + 4) * (abs(ds) + each), 0)
-            found["dbias"] = sum_to(each, problem.bias.shape)
+            found["dbias"] = sum_to(each, problem.bias_array.shape)
         if self.r.p_sink is not None:
             found["dsinks"] = self._dsinks(D - dl, abs(D) + abs(dl), e_D)
         return found

@@ -118,7 +118,7 @@ class Implementation:
 
     def inputs(self, problem: Problem, view: str = "contiguous") -> dict[str, Any]:
         """Fresh, writable arrays of the framework, by npattn's names."""
-        given = {}
+        problem, given = problem.materialised(), {}
         with self.framework.allowing(problem.q.dtype):
             for name in ("q", "k", "v", "mask", "bias", "sinks", "dropout_mask"):
                 array = getattr(problem, name)

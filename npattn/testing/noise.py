@@ -193,9 +193,9 @@ class Noise:
             far = swing(problem, x, DEVIATIONS * np.sqrt(var)) / DEVIATIONS
             var = np.maximum(var * rate**2, far**2) + (8 * u2 + 4 * R2 * unit.s.u**2) * size
             x = f
-        if problem.bias is not None:
+        if problem.bias_array is not None:
             added = u2 * s**2 + rounded(s, unit.s)
-            var = var + np.minimum(added, 16 * (x**2 + var))
+            var = var + (np.minimum(added, 16 * (x**2 + var)) if hard.holds_bias else added)
         near_s, near_m = np.minimum(abs(s), 2.0**14), np.minimum(abs(m), 2.0**14)
         self.online = online = self._online()
         var = var + u2 * (4 * near_s**2 + 2 * near_m**2) + online
@@ -289,8 +289,8 @@ class Noise:
         for name, pair in pairs:
             var, lost = (dense.sum_shared(x, problem.K, of[name].shape) for x in pair)
             found[name] = self.sharp(var, every, lost)
-        if problem.bias is not None:
-            found["dbias"] = self._dbias(var_ds, var_D, problem.bias.shape, every)
+        if problem.bias_array is not None:
+            found["dbias"] = self._dbias(var_ds, var_D, problem.bias_array.shape, every)
         if self.r.p_sink is not None:
             found["dsinks"] = self._dsinks(var_D, every)
         return found

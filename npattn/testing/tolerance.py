@@ -134,7 +134,7 @@ class _Task:
         dweights: Array | None,
         conventions: Conventions | None,
     ) -> None:
-        self.problem = problem
+        self.problem = problem = problem.materialised()
         self.conventions = conventions or Conventions()
         self.canonical = self.conventions.canonical(problem)
         self.rounding, self.dtype = rounding or Rounding.undeclared(dtype), dtype
@@ -226,7 +226,7 @@ def _translated(
         raw = Gradients(**{n[1:]: t for n, t in found.items() if n[0] == "d"})
         flat = form.lse[0] if problem.headless else form.lse
         grads = whole.gradients(problem, raw, abs(dout), flat)
-        if problem.bias is not None and grads.bias is not None and raw.bias is not None:
+        if problem.bias_array is not None and grads.bias is not None and raw.bias is not None:
             bias = abs(grads.bias) + _more_of_dbias(problem, conventions, form, raw.bias)
             grads = replace(grads, bias=np.where(np.isnan(bias), np.inf, bias))
         if mean:
@@ -250,14 +250,14 @@ def _more_of_dbias(
 ) -> Array | float:
     """What dbias errs by on its way through a late cap, or through the scale."""
     before = conventions.bias == "before_scale"
-    if problem.bias is None or not (form.capped_late or before):
+    if problem.bias_array is None or not (form.capped_late or before):
         return 0.0
     S, unit = problem.S, form.unit
     mass, extra = abs(form.ds)[..., :S], np.zeros(())
     if form.capped_late:
-        n = mass.size / max(problem.bias.size, 1)
+        n = mass.size / max(problem.bias_array.size, 1)
         extra = form.cap_error[..., :S] * (mass + raw[..., :S])
         extra = extra + (unit.u + unit.ds.u + form.gamma(n + 4)) * mass + unit.ds.eta
     if before:
         extra = (extra + 2 * (unit.u + unit.ds.u) * mass + unit.ds.eta) * form.scale
-    return sum_to(np.broadcast_to(extra, mass.shape), problem.bias.shape)
+    return sum_to(np.broadcast_to(extra, mass.shape), problem.bias_array.shape)

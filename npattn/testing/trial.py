@@ -183,11 +183,11 @@ class Trial:
     def empty(self, problem: Problem) -> Array:
         """Rows that see nothing, (..., H, T), a score of −inf not being seen."""
         plain = self._leaving.canonical(problem).replace(sinks=None)
-        arrays = (plain.q, plain.k, *([] if plain.bias is None else [plain.bias]))
+        arrays = (plain.q, plain.k, *([] if plain.bias_array is None else [plain.bias_array]))
         if plain.S and plain.visible is None and all(np.isfinite(x).all() for x in arrays):
             heads = () if plain.headless else (plain.H,)
             return np.zeros((*plain.lead, *heads, plain.T), bool)
-        return np.asarray(evaluate(plain).lse == -np.inf)
+        return np.asarray(evaluate(plain, engine="dense").lse == -np.inf)
 
     def shuns(self, recipe: Recipe, rule: str) -> bool:
         """Whether the rule is not asked of this recipe, since empty rows are known to be wrong."""
@@ -344,7 +344,7 @@ class Trial:
         if self.gradients:
             got += f.gradients(problem, cotangents, view).items()
             # Kernels dispatch on whether the gradient of the bias is asked.
-            if problem.bias is not None and f.backward is None:
+            if problem.bias_array is not None and f.backward is None:
                 got += f.gradients(problem, cotangents, view, bias_gradient=False).items()
         return [(name.removesuffix(" too"), array) for name, array in got]
 
@@ -357,7 +357,7 @@ class Trial:
 
     def exact(self, problem: Problem, cotangents: Cotangents) -> dict[str, Array]:
         """Exact values of what the implementation gives."""
-        fwd = evaluate(problem, self.conventions)
+        fwd = evaluate(problem, self.conventions, engine="dense")
         want: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
         if self.implementation.returns_weights:
             want["weights"] = fwd.weights

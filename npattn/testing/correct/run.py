@@ -128,12 +128,12 @@ class Run(Machine):
         """The bias is added to scale · q kᵀ, so that nothing may come between."""
         problem = self.problem
         plain = problem.softcap is None and problem.score_mod is None
-        return self.kernel.channels and problem.bias is not None and plain
+        return self.kernel.channels and problem.bias_array is not None and plain
 
     def with_channels(self, q: Array, k: Array) -> tuple[Array, Array]:
         """(q, 1)(k, bias)ᵀ = q kᵀ + bias, with a channel for each query; −inf waits for later."""
-        assert self.problem.bias is not None
-        bias = self.problem.bias.astype(self.wide)
+        assert self.problem.bias_array is not None
+        bias = self.problem.bias_array.astype(self.wide)
         bias = np.where(bias == -np.inf, self.wide(0), bias)
         bias = np.broadcast_to(bias, (*q.shape[:-1], k.shape[-2])).swapaxes(-1, -2)
         one = np.broadcast_to(np.eye(q.shape[-2], dtype=self.wide), (*q.shape[:-1], q.shape[-2]))
@@ -142,7 +142,7 @@ class Run(Machine):
 
     def scores(self, operands: Operands) -> Scores:
         problem, conventions = self.problem, self.kernel.conventions
-        options = (problem.softcap, problem.score_mod, problem.bias, conventions.hidden_fill)
+        options = (problem.softcap, problem.score_mod, problem.bias_array, conventions.hidden_fill)
         folds = all(option is None for option in options)  # log₂e, into the scale
         factor = self.fit(operands.factors[2] * self.log2e) if folds else operands.factors[2]
         s = self.low(self.dot(operands.q, operands.k.swapaxes(-1, -2)))
@@ -154,8 +154,8 @@ class Run(Machine):
         if problem.score_mod is not None:
             s, rate = self.modified(s)
             slope = slope * rate  # [3]
-        if problem.bias is not None:
-            bias = problem.bias.astype(self.wide)
+        if problem.bias_array is not None:
+            bias = problem.bias_array.astype(self.wide)
             added = self.low(self.fit(s + bias))  # [4]
             s = np.where(bias == -np.inf, bias, s) if self.folds_bias() else added
         visible = np.broadcast_to(True if problem.visible is None else problem.visible, s.shape)
@@ -313,8 +313,8 @@ class Run(Machine):
             "dv": self.deliver(sum_to(self.unshared(dv), problem.v.shape)),
         }
         found = {n: x.astype(self.dtype) for n, x in found.items()}
-        if problem.bias is not None:
-            found["dbias"] = sum_to(ds, problem.bias.shape).astype(problem.bias.dtype)
+        if problem.bias_array is not None:
+            found["dbias"] = sum_to(ds, problem.bias_array.shape).astype(problem.bias_array.dtype)
         if problem.sinks is not None:
             each = ds_sink if kernel.sink == "key" else self.fit(state.p_sink * (dl - delta))
             found["dsinks"] = sum_to(each, (problem.H, 1, 1))[:, 0, 0]

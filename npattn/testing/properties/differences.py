@@ -169,7 +169,7 @@ class _Moved:
 
     def oracle(self, problem: Problem) -> Judged:
         """The oracle's forward, as if it were the implementation's."""
-        fwd = evaluate(problem, self.trial.conventions)
+        fwd = evaluate(problem, self.trial.conventions, engine="dense")
         want = {"o": fwd.out, "lse": fwd.lse}
         return _ideal(Judged(problem, self.judged.cotangents, want, want, want))
 

@@ -185,7 +185,11 @@ def forward_only(trial: Trial) -> Trial:
 def live(trial: Trial, problem: Problem) -> Array:
     """Where a key takes part: it is visible, and its bias is not −inf; (..., H, T, S)."""
     visible = trial.visible(problem)
-    return visible if problem.bias is None else visible & ~np.isneginf(problem.bias.astype(float))
+    return (
+        visible
+        if problem.bias_array is None
+        else visible & ~np.isneginf(problem.bias_array.astype(float))
+    )
 
 
 def nats(trial: Trial) -> float:

@@ -93,7 +93,7 @@ def saturated(trial: Trial, recipe: Recipe) -> float | None:
     number, by a Jacobian whose two terms do not cancel.
     """
     problem = trial.problem(recipe)
-    weights = evaluate(problem, trial.conventions).weights
+    weights = evaluate(problem, trial.conventions, engine="dense").weights
     sure = (weights == 1).any(-1) & ~trial.empty(problem)  # to float64: a gap of 37 or more
     if not sure.any():
         return None

@@ -92,7 +92,7 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
 def _negligible(trial: Trial, problem: Problem, keys: Array) -> bool:
     """Whether somebody sees one of these keys with a weight that may be stored as 0: an
     implementation may leave such a value out, or multiply it."""
-    weights = evaluate(problem, trial.conventions).weights
+    weights = evaluate(problem, trial.conventions, engine="dense").weights
     if problem.dropout_mask is not None:
         weights = weights * problem.dropout_mask
     least = max(float(finfo(problem.q.dtype).tiny), float(finfo(np.float32).tiny))

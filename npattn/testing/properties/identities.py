@@ -56,10 +56,10 @@ def bias_shift(trial: Trial, recipe: Recipe) -> float | None:
     applied to, by a softmax without the maximum, by an lse that forgets it.
     """
     plain = trial.problem(recipe)
-    assert plain.bias is not None
+    assert plain.bias_array is not None
     rng = np.random.default_rng([recipe.seed, 21])
-    rows = 4 * rng.standard_normal((*plain.bias.shape[:-1], 1))
-    bias, shift, shifted = on_grid(plain.bias, rows.astype(plain.bias.dtype))
+    rows = 4 * rng.standard_normal((*plain.bias_array.shape[:-1], 1))
+    bias, shift, shifted = on_grid(plain.bias_array, rows.astype(plain.bias_array.dtype))
     cotangents = trial.cotangents(recipe, plain)
     before, after = (trial.judge(plain.replace(bias=b), cotangents) for b in (bias, shifted))
     names = ("o", "weights", *GRADIENTS)
@@ -113,8 +113,8 @@ def _scores(trial: Trial, problem: Problem) -> Array:
     s = q @ k.swapaxes(-1, -2) * scale(problem)
     if problem.softcap is not None:
         s = problem.softcap * np.tanh(s / problem.softcap)
-    if problem.bias is not None:
-        s = s + per_unit_of_bias(trial, problem) * problem.bias.astype(np.float64)
+    if problem.bias_array is not None:
+        s = s + per_unit_of_bias(trial, problem) * problem.bias_array.astype(np.float64)
     return np.asarray(s)
 
 
@@ -226,10 +226,10 @@ def _sink_as_key(trial: Trial, problem: Problem) -> Problem:
     assert problem.sinks is not None
     S, changes = problem.S, {}
     column = problem.sinks[:, None] if problem.headless else problem.sinks[:, None, None]
-    bias = np.zeros((1, 1), column.dtype) if problem.bias is None else problem.bias
+    bias = np.zeros((1, 1), column.dtype) if problem.bias_array is None else problem.bias_array
     changes["bias"] = _appended(bias, S, column)
-    if problem.mask is not None:
-        changes["mask"] = _appended(problem.mask, S, trial.conventions.mask_true == "attend")
+    if problem.mask_array is not None:
+        changes["mask"] = _appended(problem.mask_array, S, trial.conventions.mask_true == "attend")
     if problem.dropout_mask is not None:
         changes["dropout_mask"] = _appended(problem.dropout_mask, S, True)
     for name in "kv":
@@ -261,8 +261,8 @@ def sink_key(trial: Trial, recipe: Recipe) -> float | None:
     across = dict.fromkeys(("o", "lse", "dq"), as_is)
     across |= dict.fromkeys(("dk", "dv"), lambda x: x[..., :-1, :])
     across["weights"] = lambda x: x[..., :-1]
-    if problem.bias is not None:
-        shape = problem.bias.shape
+    if problem.bias_array is not None:
+        shape = problem.bias_array.shape
         across["dbias"] = lambda x: sum_to(x[..., :-1], shape)
     found = related(key, sink, across)
     dbias, dsinks = Estimate.of(key, "dbias"), Estimate.of(sink, "dsinks")

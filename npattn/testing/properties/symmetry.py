@@ -426,7 +426,11 @@ def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
         hidden, where = np.roll(hidden, n), np.roll(where, n)
     padded = _part(problem, [_keys(problem, where)])
     sign = np.where(hidden, -1, 1).astype(problem.k.dtype)[:, None]
-    visible = np.ones((problem.T, 1), bool) if padded.mask is None else _turned(trial, padded.mask)
+    visible = (
+        np.ones((problem.T, 1), bool)
+        if padded.mask_array is None
+        else _turned(trial, padded.mask_array)
+    )
     mask = _turned(trial, visible & ~hidden)
     padded = padded.replace(k=padded.k * sign, v=padded.v * sign, mask=mask)
     plain = trial.judged(recipe)
@@ -502,7 +506,8 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
         return None  # the business of another rule
     # Where the whole is right, a part is wrong: that is what a script must show.
     shown = next((x for x in found if trial._is_wrong(x)), found[1])
-    gone = [evaluate(trial.conventions.canonical(part)).lse == -np.inf for part in parts]
+    canonical = map(trial.conventions.canonical, parts)
+    gone = [evaluate(part, engine="dense").lse == -np.inf for part in canonical]
     merged, room = _merged(trial.conventions, found, np.stack(gone))
     both = replace(shown, results=merged, want=whole.want, allowed=room)
     return trial.relate(both, whole, {"o": _as_is, "lse": _as_is})
@@ -647,7 +652,8 @@ def _shift(trial: Trial, problem: Problem) -> int:
 def _narrowed(trial: Trial, problem: Problem, visible: Array) -> Array:
     """The mask of the problem, narrowed to what is visible."""
     return _turned(
-        trial, visible if problem.mask is None else _turned(trial, problem.mask) & visible
+        trial,
+        visible if problem.mask_array is None else _turned(trial, problem.mask_array) & visible,
     )
 
 
@@ -666,16 +672,16 @@ def mask_as_bias(trial: Trial, recipe: Recipe) -> float | None:
     a softcap after the bias.
     """
     problem = trial.problem(recipe)
-    if problem.mask is None or trial.empty(problem).any() or _hidden_count(trial, problem):
+    if problem.mask_array is None or trial.empty(problem).any() or _hidden_count(trial, problem):
         return None
     zero = np.zeros((1, 1), problem.q.dtype)
-    bias = zero if problem.bias is None else problem.bias
-    hidden = ~_turned(trial, problem.mask)
+    bias = zero if problem.bias_array is None else problem.bias_array
+    hidden = ~_turned(trial, problem.mask_array)
     other = problem.replace(mask=None, bias=np.where(hidden, np.array(-np.inf, bias.dtype), bias))
     masked = trial.judged(recipe)
     across = dict(SAME)
-    if problem.bias is not None:
-        across["dbias"] = partial(sum_to, shape=problem.bias.shape)
+    if problem.bias_array is not None:
+        across["dbias"] = partial(sum_to, shape=problem.bias_array.shape)
     return trial.relate(trial.judge(other, masked.cotangents), masked, across)
 
 

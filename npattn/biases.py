@@ -1,0 +1,525 @@
+"""Biases: what is added to the scores, as small objects for ``bias=``.
+
+    dense  alibi  relative      + composes them
+
+An object is no (T, S) array: it holds its parameter (slopes, a table, an array) as given, answers
+for a rectangle of the scores (`Bias.tile`) or for the whole (`Bias.to_array`), and takes the
+gradient of the scores back to its parameter (`Bias.gradient`). What it holds is neither copied nor
+written to.
+"""
+
+from __future__ import annotations
+
+import numbers
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import add, and_
+from typing import Any
+
+import numpy as np
+
+from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.problem import (
+    Alignment,
+    Array,
+    Tile,
+    checked_alignment,
+    diagonal,
+    floating,
+    integer,
+    plane_of,
+    read_bias,
+    sum_to,
+    tile_of,
+)
+from npattn.sized import Known, Sized, known_of, read_only
+
+__all__ = ["Bias", "alibi", "dense", "of", "relative"]
+
+
+class Bias(Sized):
+    """What is added to the scores: made by the functions of this module, composed by ``+``.
+
+    Frozen. Accepted wherever a float array is, as ``bias=``; its gradient is then that of its
+    parameter. The other side of ``+`` may be a float array.
+    """
+
+    kind = "bias"
+
+    def __add__(self, other: Any) -> Bias:
+        return Sum((*self.parts, *of(other).parts))
+
+    def __radd__(self, other: Any) -> Bias:
+        return Sum((*of(other).parts, *self.parts))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of `to_array`: float64, or complex128 where the parameter is complex."""
+        raise NotImplementedError
+
+    @property
+    def parts(self) -> tuple[Bias, ...]:
+        """The terms of a sum; of anything else, itself."""
+        return (self,)
+
+    @property
+    def finite(self) -> bool:
+        """Whether no number of the parameter is inf or NaN."""
+        raise NotImplementedError
+
+    def tile(self, tile: Tile) -> Array:
+        """The bias of a rectangle of one head's scores.
+
+        Parameters
+        ----------
+        tile : Tile
+
+        Returns
+        -------
+        float64 array
+            Broadcasts to (t1 − t0, s1 − s0); complex128 where the parameter is complex.
+        """
+        raise NotImplementedError
+
+    def zeros(
+        self, lead: tuple[int, ...], H: int, T: int, S: int, *, dtype: Any = np.float64
+    ) -> Any:
+        """A gradient to which nothing was added yet.
+
+        Parameters
+        ----------
+        lead : tuple of int
+        H, T, S : int
+            The sizes of the problem.
+        dtype : dtype, default float64
+
+        Returns
+        -------
+        array or tuple of array
+            Of zeros, shaped as the parameter; of a sum one for each of its terms.
+        """
+        raise NotImplementedError
+
+    def add(self, total: Any, tile: Tile, ds: Array) -> None:
+        """Add the gradient that comes through a tile.
+
+        Parameters
+        ----------
+        total : array or tuple of array
+            What `zeros` gave; it is added to in place.
+        tile : Tile
+        ds : array (t1 − t0, s1 − s0)
+            The gradient of the scores of the tile.
+        """
+        raise NotImplementedError
+
+    def gradient(self, ds: Array) -> Any:
+        """The gradient of the parameter, from that of the scores or of `to_array`.
+
+        Parameters
+        ----------
+        ds : float array (..., H, T, S), or shaped as `to_array`
+
+        Returns
+        -------
+        array or tuple of array
+            Shaped as the parameter, in the dtype of `ds`; of a sum one for each of its terms.
+
+        Raises
+        ------
+        DtypeError, ShapeError
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from npattn import biases
+        >>> biases.alibi(np.array([0.5]), alignment="top_left").gradient(np.ones((1, 1, 3)))
+        array([-3.])
+        """
+        ds = floating("ds", ds)
+        ds = ds[(None,) * (3 - ds.ndim)]
+        lead, (H, T, S) = ds.shape[:-3], ds.shape[-3:]
+        self.shape(lead, H, T, S)
+        total = self.zeros(lead, H, T, S, dtype=ds.dtype)
+        for plane in np.ndindex(*lead, H):
+            self.add(total, Tile(lead, H, T, S, plane, 0, T, 0, S), ds[plane])
+        return total
+
+
+def dense(array: Any) -> Bias:
+    """A bias that is an array.
+
+    Parameters
+    ----------
+    array : float array
+        Of rank 2 or more, broadcasting against (..., H, T, S), as ``bias=`` takes it.
+
+    Returns
+    -------
+    Bias
+        Its gradient has the shape of the array.
+
+    Raises
+    ------
+    DtypeError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import biases
+    >>> np.asarray(biases.dense(np.eye(2)) + np.ones((2, 2)))
+    array([[2., 1.],
+           [1., 2.]])
+    """
+    found = read_bias(array)
+    if not isinstance(found, np.ndarray):
+        raise DtypeError(f"array is {array!r}, must be a float array")
+    return Dense(found)
+
+
+def of(bias: Any) -> Bias:
+    """A float array as a `Bias`, which is returned as it is.
+
+    Parameters
+    ----------
+    bias : Bias or float array
+
+    Returns
+    -------
+    Bias
+
+    Raises
+    ------
+    DtypeError
+    """
+    return bias if isinstance(bias, Bias) else dense(bias)
+
+
+def alibi(slopes: Any, *, alignment: Alignment = "bottom_right") -> Bias:
+    """Scores fall linearly with the distance of a key: −slope · distance, a slope for each head.
+
+    Source: Press et al. 2022, "Train short, test long".
+
+    Parameters
+    ----------
+    slopes : int or float array (H,)
+        The number of heads takes the published slopes: 2^(−8/H), 2^(−16/H), … where H is a power of
+        two; else those of the power of two below, and then every second one of that above.
+    alignment : {"bottom_right", "top_left"}, default "bottom_right"
+        Query t has distance 0 from key t + (S − T), or t.
+
+    Returns
+    -------
+    Bias
+        (H, T, S); its gradient is (H,).
+
+    Raises
+    ------
+    OptionError, DtypeError, ShapeError
+
+    Examples
+    --------
+    >>> from npattn import biases
+    >>> biases.alibi(2, alignment="top_left").to_array(T=1, S=3)[0, 0]
+    array([-0.    , -0.0625, -0.125 ])
+    """
+    if isinstance(slopes, (numbers.Integral, np.bool_)):
+        slopes = _published(integer("slopes", slopes))
+    array = floating("slopes", slopes)
+    if array.ndim != 1:
+        raise ShapeError(f"slopes has shape {array.shape}, must be (H,), or the number of heads")
+    return Alibi(array, checked_alignment(alignment))
+
+
+def relative(
+    table: Any,
+    *,
+    max_distance: int = 128,
+    bidirectional: bool = True,
+    alignment: Alignment = "bottom_right",
+) -> Bias:
+    """A bias looked up by the distance of a key: one number a bucket of distances, and head (T5).
+
+    Half of the buckets hold one distance each, from 0; the others grow geometrically up to
+    `max_distance`, and the last one holds all beyond. Where they begin is decided in integers: no
+    rounding of a logarithm moves a distance. Source: Raffel et al. 2020, section 2.1.
+
+    Parameters
+    ----------
+    table : float array (num_buckets, H)
+    max_distance : int, default 128
+        In keys.
+    bidirectional : bool, default True
+        Whether the later half of the table is for keys after the query. If not, those are at
+        distance 0.
+    alignment : {"bottom_right", "top_left"}, default "bottom_right"
+        Query t has distance 0 from key t + (S − T), or t.
+
+    Returns
+    -------
+    Bias
+        (H, T, S); its gradient is (num_buckets, H).
+
+    Raises
+    ------
+    OptionError, DtypeError, ShapeError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import biases
+    >>> table = np.arange(8.0)[:, None]
+    >>> biases.relative(table, max_distance=8, bidirectional=False).to_array(T=10, S=10)[0, -1]
+    array([7., 7., 7., 6., 5., 4., 3., 2., 1., 0.])
+    """
+    array = floating("table", table)
+    if array.ndim != 2:
+        raise ShapeError(f"table has shape {array.shape}, must be (num_buckets, H)")
+    if not isinstance(bidirectional, (bool, np.bool_)):
+        raise OptionError(f"bidirectional is {bidirectional!r}, must be True or False")
+    count = len(array) // 2 if bidirectional else len(array)
+    if count < 2:
+        raise ShapeError(
+            f"table has {len(array)} buckets, must have {4 if bidirectional else 2} or more"
+        )
+    reach = integer("max_distance", max_distance, count // 2 + 1)
+    return Relative(array, reach, bool(bidirectional), checked_alignment(alignment))
+
+
+# --- what these functions return ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dense(Bias):
+    """A float array."""
+
+    array: Array
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return _dtype(self.array)
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.array).all())
+
+    def _known(self) -> Known:
+        return known_of(self.array)
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.array.shape
+        return shape
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        return read_only(self.array)
+
+    def tile(self, tile: Tile) -> Array:
+        return read_only(_wide(tile_of(self.array, tile)))
+
+    def zeros(
+        self, lead: tuple[int, ...], H: int, T: int, S: int, *, dtype: Any = np.float64
+    ) -> Array:
+        return np.zeros(self.array.shape, dtype)
+
+    def add(self, total: Any, tile: Tile, ds: Array) -> None:
+        here = tile_of(total, tile)
+        here += sum_to(ds, here.shape)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Alibi(Bias):
+    slopes: Array  # (H,)
+    alignment: Alignment
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return _dtype(self._parameter)
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self._parameter).all())
+
+    @cached_property
+    def _parameter(self) -> Array:
+        return _wide(self.slopes)[:, None, None]  # (H, 1, 1)
+
+    def _known(self) -> Known:
+        return Known(self.slopes.shape)
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        return (len(self.slopes), T, S)
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        beside = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
+        return np.asarray(-self._parameter * abs(beside - np.arange(S)))
+
+    def tile(self, tile: Tile) -> Array:
+        return np.asarray(-plane_of(self._parameter, tile.plane) * self._distance(tile))
+
+    def zeros(
+        self, lead: tuple[int, ...], H: int, T: int, S: int, *, dtype: Any = np.float64
+    ) -> Array:
+        return np.zeros(self.slopes.shape, dtype)
+
+    def add(self, total: Any, tile: Tile, ds: Array) -> None:
+        here = plane_of(total[:, None], tile.plane, 1)
+        here -= (ds * self._distance(tile)).sum()
+
+    def _distance(self, tile: Tile) -> Array:
+        return np.asarray(abs(tile.t + diagonal(tile.T, tile.S, self.alignment) - tile.s))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Relative(Bias):
+    table: Array  # (num_buckets, H)
+    max_distance: int
+    bidirectional: bool
+    alignment: Alignment
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return _dtype(self._parameter)
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self._parameter).all())
+
+    @cached_property
+    def _parameter(self) -> Array:
+        return _wide(self.table).T  # (H, num_buckets)
+
+    @cached_property
+    def _edges(self) -> Array:
+        """Where each bucket but the first begins, in keys, to one side of the query."""
+        # `single` buckets hold one distance each, `grown` ones grow: the k-th of them begins at
+        # single · (far / single)^(k / grown), compared here in powers of `grown`.
+        count, far = self._count, self.max_distance
+        single, grown = count // 2, count - count // 2
+        edges = [*range(1, single + 1)]
+        for k in range(1, grown):
+            least = far**k * single ** (grown - k)
+            edges.append(bisect_left(range(far), least, key=lambda n: n**grown))
+        return np.array(edges)
+
+    @property
+    def _count(self) -> int:
+        """The buckets to one side of the query."""
+        return len(self.table) // 2 if self.bidirectional else len(self.table)
+
+    def _known(self) -> Known:
+        return Known(self.table.shape[1:])
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        return (self.table.shape[1], T, S)
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        beside = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
+        return np.asarray(self._parameter[:, self._buckets(np.arange(S) - beside)])
+
+    def tile(self, tile: Tile) -> Array:
+        of_head = plane_of(self._parameter, tile.plane, 1)
+        return _spread(of_head[self._diagonals(tile)], tile.t1 - tile.t0, tile.s1 - tile.s0)
+
+    def zeros(
+        self, lead: tuple[int, ...], H: int, T: int, S: int, *, dtype: Any = np.float64
+    ) -> Array:
+        return np.zeros(self.table.shape, dtype)
+
+    def add(self, total: Any, tile: Tile, ds: Array) -> None:
+        if ds.size:
+            of_head = plane_of(total.T, tile.plane, 1)
+            np.add.at(of_head, self._diagonals(tile), _sums_of_diagonals(ds))
+
+    def _diagonals(self, tile: Tile) -> Array:
+        """The bucket of each diagonal of a tile, from the last query and first key on."""
+        offset = diagonal(tile.T, tile.S, self.alignment)
+        return self._buckets(np.arange(tile.s0 - tile.t1 + 1, tile.s1 - tile.t0) - offset)
+
+    def _buckets(self, after: Array) -> Array:
+        """The row of the table for a key that is so far after the key beside the query."""
+        if not self.bidirectional:
+            return np.asarray(np.searchsorted(self._edges, np.maximum(-after, 0), side="right"))
+        later = (after > 0) * self._count
+        return np.asarray(later + np.searchsorted(self._edges, abs(after), side="right"))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sum(Bias):
+    terms: tuple[Bias, ...]
+
+    def __post_init__(self) -> None:
+        self._known()  # which raises where they are for different sizes
+
+    def __repr__(self) -> str:
+        return f"({' + '.join(map(repr, self.terms))})"
+
+    @property
+    def parts(self) -> tuple[Bias, ...]:
+        return self.terms
+
+    @property
+    def finite(self) -> bool:
+        return all(term.finite for term in self.terms)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return _dtype(*(_wide(np.empty(0, term.dtype)) for term in self.terms))
+
+    def _known(self) -> Known:
+        return reduce(and_, (term._known() for term in self.terms))
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        return np.broadcast_shapes(*(term.shape(lead, H, T, S) for term in self.terms))
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        return reduce(add, (_wide(term._values(lead, H, T, S)) for term in self.terms))
+
+    def tile(self, tile: Tile) -> Array:
+        return reduce(add, (term.tile(tile) for term in self.terms))
+
+    def zeros(
+        self, lead: tuple[int, ...], H: int, T: int, S: int, *, dtype: Any = np.float64
+    ) -> tuple[Any, ...]:
+        return tuple(term.zeros(lead, H, T, S, dtype=dtype) for term in self.terms)
+
+    def add(self, total: Any, tile: Tile, ds: Array) -> None:
+        for term, of_term in zip(self.terms, total, strict=True):
+            term.add(of_term, tile, ds)
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def _wide(array: Array) -> Array:
+    """In float64, or complex128."""
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False)
+
+
+def _dtype(*arrays: Array) -> np.dtype[Any]:
+    return np.result_type(*arrays)
+
+
+def _spread(diagonals: Array, m: int, n: int) -> Array:
+    """The array (m, n) that is constant along its m + n − 1 diagonals, as a view."""
+    if m == 0 or n == 0:
+        return np.zeros((m, n), diagonals.dtype)
+    return np.lib.stride_tricks.sliding_window_view(diagonals, n)[::-1]
+
+
+def _sums_of_diagonals(array: Array) -> Array:
+    """The sums of which `_spread` is the transpose: (m, n) → (m + n − 1)."""
+    m, n = array.shape
+    # Read in rows of one less than they are long, each row moves one further to the right.
+    longer = np.zeros((m, n + m), array.dtype)
+    longer[:, :n] = array[::-1]
+    sums: Array = longer.ravel()[: m * (n + m - 1)].reshape(m, n + m - 1).sum(0)
+    return sums
+
+
+def _published(H: int) -> Array:
+    """The geometric slopes of the paper, and of the code beside it where H is no power of two."""
+    below = 2 ** (H.bit_length() - 1)
+    slopes = [2 ** (-8 * (h + 1) / below) for h in range(below)]
+    slopes += [2 ** (-8 * (h + 1) / (2 * below)) for h in range(0, 2 * (H - below), 2)]
+    return np.array(slopes)

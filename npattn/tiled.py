@@ -1,0 +1,607 @@
+"""Attention tile by tile: what `dense` computes, without T × S numbers at once, on all cores.
+
+    B batch   H query heads   K key/value heads   T queries   S keys
+    D query/key size   E value size
+    A tile is a block of queries against a strip of keys, small enough to stay in a core's cache.
+    Threads take blocks of queries (forward) or heads (backward), each with one thread of BLAS.
+
+Two things make it fast. A score is exponentiated as it is: a floating-point number keeps its
+relative precision at any size, so that the row maximum is looked for only where the sum of a row
+leaves the range of the dtype (`_block`). And in the backward pass lse and Σ do·o are one more
+column of the products, [q·scale, −lse] [k, 1]ᵀ, so that exp and one multiplication are all that is
+left to do element by element (`_fast_tile`). Derivation: docs/derivations/tiled.md. Numbers in
+brackets are the rules of docs/semantics.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn import biases, dense, masks, threads
+from npattn.problem import Array, Gradients, Problem, Tile, sum_to, tile_of
+
+__all__ = ["Saved", "backward", "choice", "forward", "jvp", "weights"]
+
+QUERIES = 256
+"""Queries in a block."""
+KEYS = 512
+"""Keys in a strip: with QUERIES, half the cache that a core has to itself, in float32."""
+CELL = 256
+"""Keys in the smallest part of a strip that a mask is asked about."""
+LARGE = 2**18
+"""Scores from which on this engine is the faster one: benchmarks/engines.py."""
+
+
+class Saved(NamedTuple):
+    """What backward and jvp need: both in the dtype computed in, with a head axis."""
+
+    out: Array  # (..., H, T, E)
+    shift: Array  # (..., H, T) what was subtracted before exp: of lse alone, little would be left
+    log: Array  # (..., H, T) of the sum of exp(s − shift): lse is the sum of the two
+
+
+@np.errstate(**dense.QUIET)  # type: ignore[arg-type]  # a dict of literals
+def forward(problem: Problem) -> tuple[Array, Array, Saved]:
+    """out (..., H, T, E), lse (..., H, T) and what backward needs."""
+    call = _Call(problem)
+    out = np.empty((*problem.lead, problem.H, problem.T, problem.E), problem.dtype)
+    shift, log = np.zeros(out.shape[:-1], problem.dtype), np.empty(out.shape[:-1], problem.dtype)
+
+    def work(block: tuple[tuple[int, ...], int, int], space: _Space) -> None:
+        plane, t0, t1 = block
+        _block(call, plane, t0, t1, space, *(x[plane][t0:t1] for x in (out, shift, log)))
+
+    threads.each(call.blocks(), lambda: _Space(call), work)
+    saved, lse = Saved(out, shift, log), shift + log
+    return (out[0], lse[0], saved) if problem.headless else (out, lse, saved)
+
+
+@np.errstate(**dense.QUIET)  # type: ignore[arg-type]
+def backward(
+    problem: Problem,
+    saved: Saved,
+    do: Array,
+    dlse: Array | None = None,
+    dweights: Array | None = None,
+) -> Gradients:
+    """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards."""
+    call = _Call(problem)
+    pull = _Pull(call, saved, do, dweights)
+    if dweights is not None:
+        threads.each(call.blocks(), lambda: _Space(call), pull.add_mean_of_dweights)
+    if dlse is not None:  # from lse = log Σ exp(s)
+        pull.delta -= np.where(pull.empty, 0, dlse)
+    threads.each(pull.items, lambda: _Space(call), pull.gradients)
+    return pull.result()
+
+
+@np.errstate(**dense.QUIET)  # type: ignore[arg-type]
+def jvp(
+    problem: Problem,
+    saved: Saved,
+    dq: Array | None = None,
+    dk: Array | None = None,
+    dv: Array | None = None,
+    dbias: Array | None = None,
+    dsinks: Array | None = None,
+) -> tuple[Array, Array]:
+    """The change (do, dlse) of (out, lse) along a direction: forward, line by line."""
+    call = _Call(problem)
+    call.careful = call.careful or not all(_finite(x) for x in (dq, dk, dv) if x is not None)
+    do, dlse = np.zeros_like(saved.out), np.zeros_like(saved.log)
+    along = {
+        name: None if x is None else call.operand(x, heads)
+        for name, x, heads in (("q", dq, problem.H), ("k", dk, problem.K), ("v", dv, problem.K))
+    }
+
+    def work(block: Block, space: _Space) -> None:
+        _moved(call, saved, block, space, along, dbias, dsinks, do, dlse)
+
+    threads.each(call.blocks(), lambda: _Space(call), work)
+    return (do[0], dlse[0]) if problem.headless else (do, dlse)
+
+
+def weights(problem: Problem, saved: Saved) -> Array:
+    """The weights (..., H, T, S), which are as large as everything that this module avoids."""
+    return dense.forward(problem)[2].p
+
+
+def choice(problem: Problem) -> str:
+    """The faster engine: "dense" or "tiled"."""
+    real = problem.dtype.kind == "f" and problem.storage is None
+    large = problem.H * math.prod(problem.lead) * problem.T * problem.S >= LARGE
+    return "tiled" if real and large else "dense"
+
+
+# --- what all tiles of a problem have in common ---------------------------------------------------
+
+Plane = tuple[int, ...]
+Block = tuple[Plane, int, int]
+Part = tuple[int, int, int, int, bool]
+
+
+class _Call:
+    """Operands in the dtype computed in, and what is seen of them."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.dtype = problem.dtype
+        self.scale = 1.0 if problem.scale is None else problem.scale  # Problem has put it there
+        self.sizes = (problem.lead, problem.H, problem.T, problem.S)
+        self.planes = list(np.ndindex(*problem.lead, problem.H))
+        self.q = self.operand(problem.q, problem.H)
+        self.k = self.operand(problem.k, problem.K)
+        self.v = self.operand(problem.v, problem.K)
+        self.mask = _visible(problem)
+        self.mask_lead = () if self.mask is None else self.mask.shape(*self.sizes)[:-2]
+        self.known: dict[tuple[Plane, int], list[Part]] = {}
+        self.bias = None if problem.bias is None else biases.of(problem.bias)
+        self.keep = None if problem.dropout_mask is None else masks.of(problem.dropout_mask)
+        self.sinks = None if problem.sinks is None else problem.sinks.astype(self.dtype)
+        # Where something is not finite, or a finite score may become −inf, each product asks what
+        # is live: 0 · NaN is NaN.  [10]
+        self.careful = problem.score_mod is not None or not (
+            all(_finite(x) for x in (self.q, self.k, self.v))
+            and (self.bias is None or self.bias.finite)
+        )
+
+    def operand(self, x: Array, heads: int) -> Array:
+        """An array in the dtype computed in, with every leading axis."""
+        x = x.astype(self.dtype, copy=False)
+        if x.strides[-1] != x.itemsize:
+            x = np.ascontiguousarray(x)  # once, not in each product
+        x = x[None] if self.problem.headless else x
+        return np.broadcast_to(x, (*self.problem.lead, heads, *x.shape[-2:]))
+
+    def blocks(self) -> list[Block]:
+        """The blocks of queries, (plane, t0, t1); under causal, the longest first."""
+        T = self.problem.T
+        starts = list(range(0, T, QUERIES))[::-1]
+        return [(plane, t0, min(t0 + QUERIES, T)) for plane in self.planes for t0 in starts]
+
+    def shared(self, plane: Plane) -> Plane:
+        """The key/value head of a query head.  [1]"""
+        return (*plane[:-1], plane[-1] * self.problem.K // self.problem.H)
+
+    def tile(self, plane: Plane, t0: int, t1: int, s0: int, s1: int) -> Tile:
+        return Tile(*self.sizes, plane, t0, t1, s0, s1)
+
+    def parts(self, plane: Plane, t0: int, t1: int) -> list[Part]:
+        """The parts (t0, t1, s0, s1, partial) that a block of queries sees anything of."""
+        S = self.problem.S
+        if self.mask is None:
+            return [(t0, t1, s0, min(s0 + KEYS, S), False) for s0 in range(0, S, KEYS)]
+        own = plane[len(plane) - len(self.mask_lead) :]
+        own = tuple(i if n > 1 else 0 for i, n in zip(own, self.mask_lead, strict=True))
+        found = self.known.get((own, t0))
+        if found is None:
+            found = self.known[own, t0] = self._parts(plane, t0, t1)
+        return found
+
+    def _parts(self, plane: Plane, t0: int, t1: int) -> list[Part]:
+        """Cells that are seen whole are joined to strips."""
+        assert self.mask is not None
+        lo, hi = self.mask.hull(self.tile(plane, t0, t1, 0, self.problem.S))
+        found: list[Part] = []
+        for s0 in range(lo, hi, CELL):
+            cell = self.tile(plane, t0, t1, s0, min(s0 + CELL, hi))
+            seen = self.mask.tile(cell)
+            last = found[-1] if found else None
+            if seen is not True and seen is not False:
+                found.append((*self._seen(cell)[-4:], True))
+            elif seen and last and not last[-1] and last[3] == s0 and cell.s1 - last[2] <= KEYS:
+                found[-1] = (t0, t1, last[2], cell.s1, False)
+            elif seen:
+                found.append((t0, t1, s0, cell.s1, False))
+        return found
+
+    def _seen(self, cell: Tile) -> Tile:
+        """A cell, or the half of its queries that alone see any of it."""
+        assert self.mask is not None
+        middle = (cell.t0 + cell.t1) // 2
+        halves = cell._replace(t1=middle), cell._replace(t0=middle)
+        seen = [half for half in halves if self.mask.tile(half) is not False]
+        return seen[0] if len(seen) == 1 else cell
+
+    def scaled(self, plane: Plane, t0: int, t1: int, space: _Space) -> Array:
+        """scale · q of a block of queries."""
+        q = self.q[plane][t0:t1]
+        return np.multiply(q, self.scale, out=space("q", *q.shape))
+
+    def hidden(self, tile: Tile) -> Array:
+        assert self.mask is not None
+        return np.logical_not(self.mask.tile(tile))
+
+    def modified(self, tile: Tile, s: Array, partial: bool, slope: bool = False) -> Array | None:
+        """Turn scale · q kᵀ into the final scores, in place, and give the slope of that.  [2-7]"""
+        problem, rate = self.problem, None
+        if problem.softcap is not None:
+            s /= problem.softcap
+            np.tanh(s, out=s)
+            rate = 1 - s**2 if slope else None
+            s *= problem.softcap
+        if problem.score_mod is not None:
+            if slope:
+                own = dense.slope(problem, s, tile)
+                rate = own if rate is None else rate * own
+            s[...] = dense.call_score_mod(problem, s, tile)
+        if self.bias is not None:
+            np.add(s, self.bias.tile(tile), out=s, casting="same_kind")
+        if partial:
+            np.copyto(s, -np.inf, where=self.hidden(tile))
+        return rate
+
+    def kept(self, tile: Tile) -> Array | float:
+        """What the weights are multiplied by.  [9]"""
+        if self.keep is None:
+            return 1.0
+        return np.asarray(self.keep.tile(tile), self.dtype) / (1 - self.problem.dropout_rate)
+
+    def sum(self, w: Array, x: Array, live: Array | None, out: Array) -> Array:
+        """w @ x, in which x counts only where it is live."""
+        if live is None:
+            return np.matmul(w, x, out=out)
+        return dense.sum_live(w, x, live)
+
+    def live(self, s: Array) -> Array | None:
+        """Which scores are in the softmax, where it is not enough that others have weight 0."""
+        return s != -np.inf if self.careful else None
+
+
+class _Space:
+    """Where one thread computes: nothing is allocated for a tile."""
+
+    def __init__(self, call: _Call):
+        self.dtype = call.dtype
+        self.flat: dict[str, Array] = {}
+
+    def __call__(self, name: str, *shape: int) -> Array:
+        size = math.prod(shape)
+        flat = self.flat.get(name)
+        if flat is None or flat.size < size:
+            flat = self.flat[name] = np.empty(size, self.dtype)
+        return flat[:size].reshape(shape)
+
+
+def _visible(problem: Problem) -> masks.Mask | None:
+    """mask, causal and window as one.  [5-7]"""
+    mask = None if problem.mask is None else masks.of(problem.mask)
+    left, right = problem.window or (None, None)
+    if problem.causal:
+        right = 0
+    if left is None and right is None:
+        return mask
+    band = masks.window(left, right, alignment=problem.alignment or "bottom_right")
+    return band if mask is None else mask & band
+
+
+def _finite(x: Array) -> bool:
+    return bool(np.isfinite(x.sum()) or np.isfinite(x).all())
+
+
+# --- forward --------------------------------------------------------------------------------------
+
+
+@np.errstate(**dense.QUIET)  # type: ignore[arg-type]  # each thread has its own
+def _block(
+    call: _Call,
+    plane: Plane,
+    t0: int,
+    t1: int,
+    space: _Space,
+    out: Array,
+    shift: Array,
+    log: Array,
+) -> None:
+    """Fill out (n, E), shift (n,) and log (n,) of a block of queries."""
+    q = call.scaled(plane, t0, t1, space)
+    sink = None if call.sinks is None else call.sinks[plane[-1]]
+    total = _sums(call, plane, q, t0, t1, space, None, out)
+    total = total if sink is None else total + np.exp(sink)
+    # A sum that is not tiny has lost none of its terms that count to underflow.
+    if not (total > np.finfo(call.dtype).eps).all() or not np.isfinite(total.sum() + out.sum()):
+        m = _maxima(call, plane, q, t0, t1, space)
+        m = m if sink is None else np.maximum(m, sink)
+        shift[...] = np.where(m == -np.inf, 0, m)
+        total = _sums(call, plane, q, t0, t1, space, shift, out)
+        total = total if sink is None else total + np.exp(sink - shift)
+    np.log(total, out=log)
+    total[total == 0] = 1  # a query that sees nothing  [8]
+    out /= total[:, None]
+
+
+def _scores(
+    call: _Call, plane: Plane, q: Array, t0: int, t1: int, space: _Space
+) -> Iterator[tuple[Tile, slice, Array]]:
+    """The final scores of each part of a block, with its rows in the block."""
+    k = call.k[call.shared(plane)]
+    for r0, r1, s0, s1, partial in call.parts(plane, t0, t1):
+        rows = slice(r0 - t0, r1 - t0)
+        s = np.matmul(q[rows], k[s0:s1].T, out=space("s", r1 - r0, s1 - s0))  # [1]
+        tile = call.tile(plane, r0, r1, s0, s1)
+        call.modified(tile, s, partial)
+        yield tile, rows, s
+
+
+def _sums(
+    call: _Call,
+    plane: Plane,
+    q: Array,
+    t0: int,
+    t1: int,
+    space: _Space,
+    shift: Array | None,
+    out: Array,
+) -> Array:
+    """Σ exp(s − shift) of each row, and into out Σ exp(s − shift) v."""
+    v = call.v[call.shared(plane)]
+    total = np.zeros(t1 - t0, call.dtype)
+    out[...] = 0
+    for tile, rows, s in _scores(call, plane, q, t0, t1, space):
+        live = call.live(s)
+        if shift is not None:
+            s -= shift[rows, None]
+        p = np.exp(s, out=s)
+        if live is not None:
+            p[~live] = 0  # NaN in a row of NaN
+        total[rows] += p @ np.ones(p.shape[1], call.dtype)
+        if call.keep is not None:
+            p *= call.kept(tile)
+        out[rows] += call.sum(p, v[tile.s0 : tile.s1], live, space("o", *out[rows].shape))
+    return total
+
+
+def _maxima(call: _Call, plane: Plane, q: Array, t0: int, t1: int, space: _Space) -> Array:
+    m = np.full(t1 - t0, -np.inf, call.dtype)
+    for _, rows, s in _scores(call, plane, q, t0, t1, space):
+        m[rows] = np.maximum(m[rows], s.max(-1))
+    return m
+
+
+@np.errstate(**dense.QUIET)  # type: ignore[arg-type]
+def _moved(
+    call: _Call,
+    saved: Saved,
+    block: Block,
+    space: _Space,
+    along: dict[str, Array | None],
+    dbias: Array | None,
+    dsinks: Array | None,
+    do: Array,
+    dlse: Array,
+) -> None:
+    """Into dlse Σ p ds of each row, into do Σ w (ds − dlse) v + Σ w dv."""
+    plane, t0, t1 = block
+    own, scale = call.shared(plane), call.scale
+    k, v = call.k[own], call.v[own]
+    dq, dk, dv = along["q"], along["k"], along["v"]
+    # The mean of ds first, then what is left of ds: where one weight is almost 1, that is little.
+    for centred in (False, True):
+        for r0, r1, s0, s1, partial in call.parts(plane, t0, t1):
+            tile = call.tile(plane, r0, r1, s0, s1)
+            rows: Any = (*plane, slice(r0, r1))
+            q = call.q[rows] * scale
+            s = np.matmul(q, k[s0:s1].T, out=space("s", r1 - r0, s1 - s0))
+            slope = call.modified(tile, s, partial, slope=True)
+            live = s != -np.inf
+            p = np.exp(s - saved.shift[rows][:, None] - saved.log[rows][:, None])
+            p = np.where(live, p, 0)
+            ds = np.zeros_like(p)
+            if dq is not None:
+                ds += scale * dq[rows] @ k[s0:s1].T
+            if dk is not None:
+                ds += q @ dk[own][s0:s1].T
+            ds = ds if slope is None else ds * slope
+            ds = ds if dbias is None else ds + tile_of(dbias, tile)
+            if not centred:
+                dlse[rows] += np.where(live, p * ds, 0).sum(-1)
+                continue
+            ds = np.where(live, p * (ds - dlse[rows][:, None]), 0)
+            keep, asked = call.kept(tile), live if call.careful else None
+            o = space("o", r1 - r0, v.shape[1])
+            do[rows] += call.sum(ds * keep, v[s0:s1], asked, o)
+            if dv is not None:
+                do[rows] += call.sum(p * keep, dv[own][s0:s1], asked, o)
+        if dsinks is not None and not centred:  # one more key, without a value
+            assert call.sinks is not None
+            at: Any = (*plane, slice(t0, t1))
+            p_sink = np.exp(call.sinks[plane[-1]] - saved.shift[at] - saved.log[at])
+            dlse[at] += p_sink * dsinks[plane[-1]]
+
+
+# --- backward -------------------------------------------------------------------------------------
+
+
+class _Pull:
+    """Cotangents in, gradients out."""
+
+    def __init__(self, call: _Call, saved: Saved, do: Array, dweights: Array | None):
+        problem = self.problem = call.problem
+        self.call, self.dweights = call, dweights
+        self.do = do if do.strides[-1:] == (do.itemsize,) else np.ascontiguousarray(do)
+        self.empty = saved.log == -np.inf
+        self.shift, self.log = saved.shift, np.where(self.empty, 0, saved.log)
+        # Σ p dp of each row, without p: from o = w v.
+        self.delta = np.where(self.empty, 0, np.einsum("...e,...e->...", do, saved.out))
+        call.careful = call.careful or not (_finite(do) and _finite(self.log))
+        self.fast = not call.careful and dweights is None
+        self.fast = self.fast and call.keep is None and problem.softcap is None
+        self.dq = np.zeros((*problem.lead, problem.H, problem.T, problem.D), call.dtype)
+        self.dk = np.zeros((*problem.lead, problem.K, problem.S, problem.D), call.dtype)
+        self.dv = np.zeros((*problem.lead, problem.K, problem.S, problem.E), call.dtype)
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """Items that no two threads write to the same number of: heads, and where there are fewer
+        of them than threads, ranges of keys, which add to a dq of their own.
+        """
+        groups: dict[Plane, list[Plane]] = {}
+        bias = self.call.bias
+        leads = [] if bias is None else [p.shape(*self.call.sizes)[:-2] for p in bias.parts]
+        for plane in self.call.planes:
+            key = self.call.shared(plane)
+            for lead in leads:  # heads that share a bias add to the same gradient
+                own = (1,) * (len(key) - len(lead)) + tuple(lead)
+                key = tuple(i if n > 1 else 0 for i, n in zip(key, own, strict=True))
+            groups.setdefault(key, []).append(plane)
+        S = self.problem.S
+        pieces = max(1, min(-(-threads.count() // max(len(groups), 1)), -(-S // KEYS)))
+        edges = [round(i * S / pieces) for i in range(pieces + 1)]
+        ranges = list(itertools.pairwise(edges))
+        self.items = [
+            (n, planes, *keys) for planes in groups.values() for n, keys in enumerate(ranges)
+        ]
+        self.dqs = [self.dq, *(np.zeros_like(self.dq) for _ in ranges[1:])]
+        self.dbias: list[Any] = []
+        if bias is not None:
+            by_key = isinstance(bias, biases.Dense) and bias.array.shape[-1] != 1
+            count = 1 if by_key else len(ranges)
+            self.dbias = [bias.zeros(*self.call.sizes, dtype=self.call.dtype) for _ in range(count)]
+            self.dbias *= len(ranges) // count
+
+    @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
+    def add_mean_of_dweights(self, block: Block, space: _Space) -> None:
+        """Add Σ p dweights of each row to delta: what the weights that were returned add to it."""
+        assert self.dweights is not None
+        plane, t0, t1 = block
+        q = self.call.scaled(plane, t0, t1, space)
+        delta = self.delta[plane][t0:t1]
+        for tile, rows, s in _scores(self.call, plane, q, t0, t1, space):
+            p = self._weights(tile, s, s != -np.inf)
+            dw = self.dweights[plane][tile.t0 : tile.t1, tile.s0 : tile.s1]
+            delta[rows] += np.where(p == 0, 0, p * dw).sum(-1)
+
+    @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
+    def gradients(self, item: tuple[int, list[Plane], int, int], space: _Space) -> None:
+        """Add what the keys lo ≤ s < hi of some heads give."""
+        piece, planes, lo, hi = item
+        for plane in planes:
+            own = self.call.shared(plane)
+            k, v = self.call.k[own], self.call.v[own]
+            if self.fast:
+                k, v = (_with_column(x[lo:hi], 1, space(n, hi - lo, x.shape[1] + 1))
+                        for n, x in (("k1", k), ("v1", v)))  # fmt: skip
+            dq, dbias = self.dqs[piece][plane], self.dbias[piece] if self.dbias else None
+            for t0 in range(0, self.problem.T, QUERIES):
+                t1 = min(t0 + QUERIES, self.problem.T)
+                q, do, late = self._rows(plane, t0, t1, space)
+                for r0, r1, s0, s1, partial in self.call.parts(plane, t0, t1):
+                    s0, s1 = max(s0, lo), min(s1, hi)
+                    if s0 < s1:
+                        tile = self.call.tile(plane, r0, r1, s0, s1)
+                        at = slice(s0 - lo, s1 - lo) if self.fast else slice(s0, s1)
+                        rows = slice(r0 - t0, r1 - t0)
+                        step = self._fast_tile if self.fast else self._tile
+                        step(tile, partial, late, q[rows], do[rows], k[at], v[at], dq, dbias, space)
+
+    def _rows(self, plane: Plane, t0: int, t1: int, space: _Space) -> tuple[Array, Array, bool]:
+        """q · scale and do of a block of queries, in the fast path with −log and −delta beside.
+
+        Where the rows were shifted, lse is left to be subtracted last, shift first.
+        """
+        q, do = self.call.scaled(plane, t0, t1, space), self.do[plane][t0:t1]
+        if not self.fast:
+            return q, do, True
+        log, delta = self.log[plane][t0:t1], self.delta[plane][t0:t1]
+        late = bool(self.shift[plane][t0:t1].any())
+        q1 = space("q1", t1 - t0, q.shape[1] + 1)
+        do1 = space("do1", t1 - t0, do.shape[1] + 1)
+        return _with_column(q, 0 if late else -log, q1), _with_column(do, -delta, do1), late
+
+    def _fast_tile(
+        self, tile: Tile, partial: bool, late: bool, q: Array, do: Array, k: Array, v: Array,
+        dq: Array, dbias: Any, space: _Space,
+    ) -> None:  # fmt: skip
+        """Nothing but products, exp and one multiplication."""
+        call, n, m = self.call, len(q), len(k)
+        p = np.matmul(q, k.T, out=space("s", n, m))  # scale · q kᵀ − lse
+        if call.bias is not None:
+            np.add(p, call.bias.tile(tile), out=p, casting="same_kind")
+        if late:
+            p -= self.shift[tile.plane][tile.t0 : tile.t1, None]
+            p -= self.log[tile.plane][tile.t0 : tile.t1, None]
+        np.exp(p, out=p)
+        hidden = call.hidden(tile) if partial else None
+        if hidden is not None:
+            np.copyto(p, 0, where=hidden)
+        E, D = v.shape[1] - 1, k.shape[1] - 1
+        own = call.shared(tile.plane)
+        dv, dk = self.dv[own], self.dk[own]
+        dv[tile.s0 : tile.s1] += np.matmul(p.T, do[:, :E], out=space("dv", m, E))
+        dp = np.matmul(do, v.T, out=space("dp", n, m))  # do vᵀ − delta
+        ds = np.multiply(p, dp, out=p)
+        if hidden is not None:
+            np.copyto(ds, 0, where=hidden)  # 0 · inf is NaN
+        if call.bias is not None:
+            call.bias.add(dbias, tile, ds)
+        dk[tile.s0 : tile.s1] += np.matmul(ds.T, q[:, :D], out=space("dk", m, D))
+        dq[tile.t0 : tile.t1] += np.matmul(ds, k[:, :D], out=space("dq", n, D))
+
+    def _tile(
+        self, tile: Tile, partial: bool, late: bool, q: Array, do: Array, k: Array, v: Array,
+        dq: Array, dbias: Any, space: _Space,
+    ) -> None:  # fmt: skip
+        """Every option, line by line as in dense.backward."""
+        call, n, m = self.call, len(q), len(k)
+        s = np.matmul(q, k.T, out=space("s", n, m))
+        slope = call.modified(tile, s, partial, slope=True)
+        live = s != -np.inf
+        asked = live if call.careful else None
+        turned = None if asked is None else asked.T
+        p, keep = self._weights(tile, s, live), call.kept(tile)
+        own = call.shared(tile.plane)
+        dv, dk = self.dv[own], self.dk[own]
+        dv[tile.s0 : tile.s1] += call.sum((p * keep).T, do, turned, space("dv", m, v.shape[1]))
+        dp = np.matmul(do, v.T, out=space("dp", n, m)) * keep
+        if self.dweights is not None:
+            dp += self.dweights[tile.plane][tile.t0 : tile.t1, tile.s0 : tile.s1]
+        dp -= self.delta[tile.plane][tile.t0 : tile.t1, None]
+        ds = np.where(live, p * dp, 0)
+        if call.bias is not None:
+            call.bias.add(dbias, tile, ds)
+        dx = ds if slope is None else np.where(live, ds * slope, 0)
+        dk[tile.s0 : tile.s1] += call.sum(dx.T, q, turned, space("dk", m, k.shape[1]))
+        dq[tile.t0 : tile.t1] += call.sum(dx, k, asked, space("dq", n, k.shape[1]))
+
+    def _weights(self, tile: Tile, s: Array, live: Array) -> Array:
+        rows = (*tile.plane, slice(tile.t0, tile.t1), None)
+        return np.where(live, np.exp(s - self.shift[rows] - self.log[rows]), 0)
+
+    def result(self) -> Gradients:
+        problem, bias = self.problem, self.call.bias
+        for other in self.dqs[1:]:
+            self.dq += other
+        self.dq *= self.call.scale
+        dsinks = None
+        if self.call.sinks is not None:  # one more key, with dp = 0
+            p_sink = np.exp(self.call.sinks[:, None] - self.shift - self.log)
+            dsinks = sum_to(-p_sink * self.delta, (problem.H, 1))[:, 0]
+        return Gradients(
+            q=sum_to(self.dq, problem.q.shape),
+            k=sum_to(self.dk, problem.k.shape),
+            v=sum_to(self.dv, problem.v.shape),
+            bias=None if bias is None else _added(self.dbias),
+            sinks=dsinks,
+        )
+
+
+def _with_column(x: Array, column: Array | int, out: Array) -> Array:
+    out[:, :-1] = x
+    out[:, -1] = column
+    return out
+
+
+def _added(accumulators: list[Any]) -> Any:
+    """The sum of what pieces gave, each an array or a tuple of them; one that all share, once."""
+    first, *others = accumulators
+    if isinstance(first, tuple):
+        return tuple(_added(list(parts)) for parts in zip(*accumulators, strict=True))
+    for other in others:
+        if other is not first:
+            first += other
+    return first
