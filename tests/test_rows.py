@@ -59,7 +59,7 @@ class Case:
         found = recipe.cotangents(problem)
         self.dout = found.dout.astype(float)
         self.dlse = None if found.dlse is None else found.dlse.astype(float)
-        self.blocks = Blocks(problem, Conventions(), problem.mask, problem.bias)
+        self.blocks = Blocks(problem, Conventions())
         self.kv = problem.K - 1
         self.heads = self.blocks.heads(self.kv)
         self.h = np.repeat(self.heads, problem.T)

@@ -21,10 +21,12 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import npattn
+from npattn import biases, masks
 from npattn.api import evaluate
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
-from npattn.problem import Array
+from npattn.problem import Array, Tile
+from npattn.sized import Sized
 from npattn.testing import SpotCheck, spot_check
 from npattn.testing import rows as rows_module
 from npattn.testing.spot import drawn
@@ -248,46 +250,63 @@ def test_lse_may_be_left_out() -> None:
 # --- masks and biases that are rules --------------------------------------------------------------
 
 
-class Below:
-    """Keys up to the query's own, from the end, as a rule that answers for rectangles."""
-
-    def __init__(self, value: Callable[[Array], Any]) -> None:
-        self.value, self.asked = value, 0
-
-    def shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        if H % 2:
-            raise ShapeError(f"H is {H}, must be even")
-        return (T, S)
-
-    def tile(self, tile: Any) -> Any:
-        self.asked = max(self.asked, (tile.t1 - tile.t0) * (tile.s1 - tile.s0))
-        assert len(tile.plane) == len(tile.lead) + 1
-        return self.value(tile.s <= tile.t + tile.S - tile.T)
+MASKS: dict[str, Any] = {
+    "causal": masks.causal(alignment="bottom_right"),
+    "window": masks.window(7, 3),
+    "lengths": masks.lengths(np.array([19, S])),
+    "documents": masks.documents(np.arange(T) // 11, np.arange(S) // 13),
+    "hidden": ~masks.prefix(17, alignment="top_left"),
+    "custom": masks.custom(lambda b, h, t, s: (b + h + t + s) % 3 > 0),
+}
 
 
-def whole_or_part(visible: Array) -> Any:
-    return bool(visible.all()) if visible.all() or not visible.any() else visible
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_that_is_a_rule_is_its_array(name: str) -> None:
+    rule = MASKS[name]
+    array = np.broadcast_to(rule.to_array(T, S, lead=(B,), H=H), (B, H, T, S))
+    case = delivered(mask=array)
+    assert case.check(samples=60, mask=rule).passed
+    assert case.check(samples=60).ratios == case.check(samples=60, mask=rule).ratios
+    assert not case.check(samples=60, mask=None).passed
 
 
-def test_a_mask_that_is_a_rule_is_asked_row_by_row() -> None:
+BIASES: dict[str, Any] = {
+    "alibi": biases.alibi(H),
+    "relative": biases.relative(np.linspace(-1, 1, 8 * H).reshape(8, H), max_distance=20),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_that_is_a_rule_is_its_array(name: str) -> None:
+    rule = BIASES[name]
+    case = delivered(bias=np.asarray(rule.to_array(T, S, lead=(B,), H=H)))
+    assert case.check(samples=60, bias=rule).passed
+    assert case.check(samples=60).ratios == case.check(samples=60, bias=rule).ratios
+    assert not case.check(samples=60, bias=None).passed
+
+
+def test_a_rule_is_never_asked_for_all_of_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, asked = masks.causal(alignment="bottom_right"), []
+    answer = type(rule).tile
+
+    def tile(self: Any, of: Tile) -> bool | Array:
+        asked.append((of.t1 - of.t0) * (of.s1 - of.s0))
+        return answer(self, of)
+
+    def whole(*_: Any, **__: Any) -> Array:
+        raise AssertionError("the whole mask was made")
+
+    monkeypatch.setattr(type(rule), "tile", tile)
+    monkeypatch.setattr(Sized, "to_array", whole)
     case = delivered(causal="bottom_right")
-    rule = Below(whole_or_part)
-    assert case.check(samples=40, causal=False, mask=rule).passed
-    assert 0 < rule.asked <= S
-    assert not case.check(samples=40, causal=False).passed
+    assert case.check(samples=20, causal=False, mask=rule).passed
+    assert 0 < max(asked) <= S
 
 
-def test_a_bias_that_is_a_rule_is_asked_row_by_row() -> None:
-    bias = 0.5 * np.tri(T, S, S - T)
-    case = delivered(bias=bias)
-    assert case.check(samples=40, bias=Below(lambda below: 0.5 * below)).passed
-    assert not case.check(samples=40, bias=Below(lambda below: 0.6 * below)).passed
-
-
-def test_a_rule_may_refuse_the_sizes() -> None:
+def test_a_rule_for_other_sizes_is_refused() -> None:
     q, k, v = arrays()
-    with pytest.raises(ShapeError, match="must be even"):
-        spot_check(*online(q[:, :3], k, v), q[:, :3], k, v, Below(whole_or_part))
+    with pytest.raises(ShapeError):
+        spot_check(*online(q, k, v), q, k, v, masks.documents(np.arange(T), np.arange(S + 1)))
 
 
 # --- what is wrong fails --------------------------------------------------------------------------

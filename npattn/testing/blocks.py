@@ -13,31 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn.conventions import Conventions
-from npattn.problem import Array, Problem, ScoreMod, Window
+from npattn.problem import Array, Problem, ScoreMod, Tile, Window, band, diagonal, plane_of
 
-__all__ = ["Block", "Blocks", "Tile"]
-
-
-class Tile(NamedTuple):
-    """A rectangle of the scores of one head, as masks and biases are asked that are rules."""
-
-    lead: tuple[int, ...]
-    H: int
-    T: int
-    S: int
-    plane: tuple[int, ...]  # index into (*lead, H)
-    t0: int
-    t1: int
-    s0: int
-    s1: int
-
-    @property
-    def t(self) -> Array:
-        return np.arange(self.t0, self.t1)[:, None]
-
-    @property
-    def s(self) -> Array:
-        return np.arange(self.s0, self.s1)[None]
+__all__ = ["Block", "Blocks"]
 
 
 class Block(NamedTuple):
@@ -49,26 +27,16 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A problem whose arrays stay where they are, and what may also be a rule: mask and bias.
-
-    Parameters
-    ----------
-    problem : Problem
-        Of all but masks and biases that are rules.
-    conventions : Conventions
-    mask, bias : array, object with ``tile``, or None
-    """
+    """A problem whose arrays stay where they are, under conventions."""
 
     problem: Problem
     conventions: Conventions
-    mask: Any
-    bias: Any
 
     @cached_property
     def fills(self) -> bool:
         """Whether hidden keys take part."""
         whole = self.problem
-        if self.mask is None and whole.window is None and not whole.causal:
+        if whole.mask is None and whole.window is None and not whole.causal:
             return False
         after = whole.softcap is not None and self.conventions.softcap == "after_mask"
         return self.conventions.hidden_fill is not None or after
@@ -105,8 +73,7 @@ class Blocks:
     def plane(self, x: Array, lead: tuple[int, ...]) -> Array:
         """q, k or v, (heads, length, size), at an index into the leading axes."""
         x = x[None] if self.problem.headless else x
-        own = lead[len(lead) - (x.ndim - 3) :]
-        return np.asarray(x[tuple(i if n > 1 else 0 for i, n in zip(own, x.shape, strict=False))])
+        return plane_of(x, lead, rank=3)
 
     def block(
         self, lead: tuple[int, ...], h: Array, t: Array, s: slice | Array, *, always: bool = False
@@ -127,7 +94,7 @@ class Blocks:
             self.plane(whole.k, lead)[kv][s],
             self.plane(whole.v, lead)[kv][s],
             visible,
-            bias=None if self.bias is None else self._option(self.bias, lead, h, t, s, keys),
+            bias=None if whole.bias is None else self._option(whole.bias, lead, h, t, s, keys),
             scale=whole.scale,
             softcap=whole.softcap,
             score_mod=None if whole.score_mod is None else self._moved(lead, h, t, keys),
@@ -141,18 +108,16 @@ class Blocks:
     ) -> Array | None:
         """What mask, causal and window leave to see, (queries, keys); None where that is all."""
         whole, visible = self.problem, None
-        if self.mask is not None:
-            visible = self._option(self.mask, lead, h, t, s, keys)
+        if whole.mask is not None:
+            visible = self._option(whole.mask, lead, h, t, s, keys)
             visible = ~visible if self.conventions.mask_true == "hide" else visible
         left, right = self.window or (None, None)
         if whole.causal:
             right = 0 if right is None else min(right, 0)
-        offset = whole.S - whole.T if whole.alignment == "bottom_right" else 0
-        diagonal = t[:, None] + offset
-        sides = [] if right is None else [keys <= diagonal + right]
-        sides += [] if left is None else [keys >= diagonal - left]
-        for beside in sides:
-            visible = beside if visible is None else visible & beside
+        if left is not None or right is not None:
+            beside = t[:, None] + diagonal(whole.T, whole.S, whole.alignment)
+            inside = band(beside, keys, left, right)
+            visible = inside if visible is None else visible & inside
         if visible is None or visible.all():
             return None
         return np.asarray(np.broadcast_to(visible, (len(t), len(keys))))

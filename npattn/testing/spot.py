@@ -202,8 +202,8 @@ def spot_check(
         As delivered. None: not checked.
     q, k, v, mask, causal, window, bias, scale, softcap, score_mod, sinks, dropout_mask, \
 dropout_rate, conventions
-        What was asked, as for `npattn.attention`, with the arrays as the implementation had them.
-        mask and bias may also be objects whose ``tile`` answers for a rectangle of the scores.
+        What was asked, as for `npattn.attention`, with the arrays as the implementation had them. A
+        mask of `npattn.masks`, or a bias of `npattn.biases`, is asked a few keys at a time.
     rounding : Rounding or str, optional
         Default: what is allowed to whoever declares nothing, for the dtype of q.
     dout, dlse : array, optional
@@ -251,10 +251,10 @@ dropout_rate, conventions
             q,
             k,
             v,
-            None if _is_rule(mask) else mask,
+            mask,
             causal=causal,
             window=window,
-            bias=None if _is_rule(bias) else bias,
+            bias=bias,
             scale=scale,
             softcap=softcap,
             score_mod=score_mod,
@@ -265,8 +265,6 @@ dropout_rate, conventions
         ),
         conventions or Conventions(),
         Rounding.named(rounding) if isinstance(rounding, str) else rounding,
-        mask if _is_rule(mask) else None,
-        bias if _is_rule(bias) else None,
         {"o": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv},
         dout,
         dlse,
@@ -281,11 +279,6 @@ def _checked(conventions: Any) -> Conventions:
             'such as npattn.conventions.PROFILES["torch.sdpa"]'
         )
     return conventions
-
-
-def _is_rule(option: Any) -> bool:
-    """Whether a mask or bias answers for rectangles, and is no array."""
-    return hasattr(option, "tile")
 
 
 def _missed(wrong: int, drawn: int, whole: int) -> float:
@@ -304,8 +297,6 @@ class _Asked:
         problem: Problem,
         conventions: Conventions,
         rounding: Rounding | None,
-        mask: Any,
-        bias: Any,
         given: dict[str, Any],
         dout: Any,
         dlse: Any,
@@ -315,17 +306,9 @@ class _Asked:
             array = getattr(problem, name)
             if array is not None and array.dtype.kind == "c":
                 raise DtypeError(f"{name} is {array.dtype}, must be real: no kernel has others")
-        for rule in (mask, bias):
-            if rule is not None and callable(getattr(rule, "shape", None)):
-                rule.shape(problem.lead, problem.H, problem.T, problem.S)
         self.dtype = problem.q.dtype
         self.rounding = rounding or Rounding.undeclared(self.dtype)
-        self.blocks = Blocks(
-            problem,
-            conventions,
-            problem.mask if mask is None else mask,
-            problem.bias if bias is None else bias,
-        )
+        self.blocks = Blocks(problem, conventions)
         self.lead, self.H, self.T = problem.lead, problem.H, problem.T
         row = () if problem.headless else (*problem.lead, problem.H)
         shapes = {
