@@ -103,7 +103,7 @@ class Case:
         problem, v = self.problem, np.nan_to_num(self.problem.v.astype(float), posinf=0, neginf=0)
         span = 2 * abs(v).max(initial=0) / (1 - problem.dropout_rate)
         lost = 2 * span * math.sqrt((problem.S + 4) * 2.0**-52)
-        moved = np.minimum(rows.up / rows.down, 1)[0]
+        moved = (rows.up / rows.down)[0]
         o = np.broadcast_to(moved * lost, rows.o[0].shape)
         k = abs(np.nan_to_num(problem.k.astype(float), posinf=0, neginf=0)).max(initial=0)
         pull = (abs(rows.do[0]) * (o + SAME * rows.found["o"][0])).sum(-1, keepdims=True)
@@ -142,7 +142,37 @@ def test_rows_are_those_of_the_oracle_in_any_number_of_parts(
 @settings(phases=[Phase.generate])  # to shrink takes minutes, and shows little more
 @given(data=st.data())
 def test_what_is_allowed_of_rows_is_what_the_judge_allows(dtype: str, data: Any) -> None:
-    recipe = data.draw(problems(dtype))
+    held_as_the_judge_holds(data.draw(problems(dtype)))
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(
+    ("distribution", "scale"),
+    [("large logits", None), ("outliers", None), ("one-hot", None), ("normal", 3000.0)],
+)
+def test_rows_whose_scores_nobody_knows_are_held_as_the_judge_holds_them(
+    distribution: str, scale: float | None, sinks: bool
+) -> None:
+    rows = held_as_the_judge_holds(
+        Recipe(
+            lead=(),
+            H=2,
+            K=1,
+            T=7,
+            S=67,
+            D=5,
+            E=3,
+            seed=1,
+            dtype="bfloat16",
+            distribution=distribution,
+            scale=scale,
+            sinks=sinks,
+        )
+    )
+    assert rows.vast.any() == (scale is not None)
+
+
+def held_as_the_judge_holds(recipe: Recipe) -> Rows:
     case = Case(recipe)
     with parts_of(3, recipe.S):
         rows = case.rows()
@@ -152,6 +182,7 @@ def test_what_is_allowed_of_rows_is_what_the_judge_allows(dtype: str, data: Any)
         want = judged[name][case.h, case.t]
         with np.errstate(invalid="ignore"):
             assert not (abs(room - want) > SAME * want + spare[name]).any(), name
+    return rows
 
 
 @given(recipe=problems())
