@@ -31,6 +31,7 @@ from npattn.testing import SpotCheck, spot_check
 from npattn.testing import rows as rows_module
 from npattn.testing.spot import drawn
 from npattn.testing.strategies import FEATURES, STRUCTURE, Space, recipes
+from npattn.testing.tolerance import allowed
 
 BF16 = ml_dtypes.bfloat16
 B, H, K, T, S, D, E = 2, 6, 3, 53, 61, 5, 7
@@ -209,6 +210,30 @@ def test_conventions_of_hidden_keys_are_known_of_rows(name: str) -> None:
     found = case.check(samples=100, dk=None, dv=None)
     assert found.passed, str(found)
     assert not case.check(samples=100, dk=None, dv=None, conventions=None).passed
+
+
+@pytest.mark.parametrize("name", [*CONVENTIONS, *ROWS_ONLY])
+def test_a_row_is_allowed_what_compare_allows(name: str) -> None:
+    conventions, options = (CONVENTIONS | ROWS_ONLY)[name]
+    q, k, v = arrays()
+    fwd = npattn.forward(q, k, v, conventions=conventions, **options)
+    wrong = np.where(np.isfinite(fwd.lse), fwd.lse + 1, 0)
+    found = spot_check(fwd.out, wrong, q, k, v, conventions=conventions, samples=40, **options)
+    room = allowed(fwd.problem, q.dtype, conventions=conventions)["lse"]
+    told = [failure for failure in found.failures if np.isfinite(failure.want)]
+    assert told
+    for failure in told:
+        assert failure.allowed == pytest.approx(room[failure.index], rel=2.0**-20)
+
+
+@pytest.mark.parametrize(("factor", "passes"), [(0.99, True), (1.01, False)])
+def test_a_row_fails_where_its_error_is_more_than_is_allowed(factor: float, passes: bool) -> None:
+    q, k, v = arrays()
+    fwd = npattn.forward(q, k, v)
+    off = factor * allowed(fwd.problem, q.dtype)["lse"]
+    found = spot_check(fwd.out, fwd.lse + off, q, k, v, samples=30)
+    assert found.ratios["lse"] == pytest.approx(factor, rel=2.0**-10)
+    assert len(found.failures) == (0 if passes else 30)
 
 
 def test_under_nan_rows_a_number_is_wrong_and_their_gradient_is_not_compared() -> None:
@@ -437,6 +462,14 @@ def test_what_is_missed_is_the_share_of_samples_without_a_wrong_row(whole: int) 
         blind = sum(all(row >= wrong for row in drawn) for drawn in of)
         found = report(samples, whole)
         assert found.missed(wrong / whole) == pytest.approx(blind / len(of), abs=2.0**-40)
+
+
+def test_a_share_means_so_many_rows_however_it_is_rounded() -> None:
+    for whole, samples in itertools.product(range(1, 60), (1, 3)):
+        found = report(min(samples, whole), whole)
+        for wrong in range(whole + 1):
+            blind = math.comb(whole - wrong, len(found.rows)) / math.comb(whole, len(found.rows))
+            assert found.missed(wrong / whole) == pytest.approx(blind, abs=2.0**-40)
 
 
 def test_what_is_missed_is_hypergeometric() -> None:
