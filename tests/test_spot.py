@@ -170,6 +170,17 @@ def test_the_rounded_exact_results_of_any_problem_pass(recipe: Any, seed: int) -
     assert found.passed, str(found)
 
 
+def test_score_mod_gets_the_indices_of_the_whole_problem() -> None:
+    def modified(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
+        return s + 0.1 * np.sin(b + 2 * h + 3 * t + 5 * s_index)
+
+    case = delivered(score_mod=modified)
+    with patch.object(rows_module, "CELLS", 2**6):  # parts of 16 keys
+        found = case.check(samples=25)
+    assert found.passed, str(found)
+    assert not case.check(samples=25, score_mod=None).passed
+
+
 CONVENTIONS: dict[str, tuple[Conventions, dict[str, Any]]] = {
     "top left": (Conventions(causal="top_left"), {"causal": True}),
     "hide": (Conventions(mask_true="hide"), {"mask": np.eye(T, S, 3, dtype=bool)}),
