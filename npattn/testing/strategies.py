@@ -270,7 +270,7 @@ class Pools:
         return self.changes().map(lambda changes: self.recipe(seed, changes))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _after_pairs(
     pools: Pools, fields: tuple[str, ...], seed: int, examples: int
 ) -> tuple[list[Recipe], list[Recipe], list[list[int]]]:
