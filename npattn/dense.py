@@ -42,7 +42,7 @@ class Residuals(NamedTuple):
 @np.errstate(**QUIET)  # type: ignore[arg-type]  # a dict of literals
 def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
     """out (..., H, T, E), lse (..., H, T) and what backward needs."""
-    q, k, v = _operands(problem)
+    q, k, v = operands(problem)
     s = problem.scale * (q @ k.swapaxes(-1, -2))  # (..., H, T, S)  [1]
     tanh = capped = None
     if problem.softcap is not None:
@@ -57,7 +57,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
     live = s.real != -np.inf  # [4] a score of −inf leaves the softmax, wherever it comes from
 
     p, p_sink, lse = _softmax(s, live, _sinks(problem))  # [8, 11]
-    keep = _keep(problem)
+    keep = kept(problem)
     w = p if keep is None else p * keep  # [9]
     o = sum_live(problem.stored(w), v, live)  # (..., H, T, E)  [10, 15]
 
@@ -147,7 +147,7 @@ def weights(_: Problem, residuals: Residuals) -> Array:
 # --- the parts ------------------------------------------------------------------------------------
 
 
-def _operands(problem: Problem) -> tuple[Array, Array, Array]:
+def operands(problem: Problem) -> tuple[Array, Array, Array]:
     """q, k, v in the dtype computed in, with a head axis, shared heads repeated.  [1, 15]"""
     given = (problem.q, problem.k, problem.v)
     q, k, v = (problem.stored(x.astype(problem.dtype, copy=False)) for x in given)
@@ -218,7 +218,7 @@ def _sinks(problem: Problem) -> Array | None:
     return None if problem.sinks is None else problem.sinks.astype(problem.dtype)[:, None, None]
 
 
-def _keep(problem: Problem) -> Array | None:
+def kept(problem: Problem) -> Array | None:
     if problem.dropout_mask is None:
         return None
     return problem.dropout_mask.astype(problem.dtype) / (1 - problem.dropout_rate)

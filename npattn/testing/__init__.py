@@ -8,6 +8,7 @@ from npattn.testing.compare import Comparison, compare
 from npattn.testing.implementation import Implementation, ImplementationError
 from npattn.testing.recipe import Cotangents, Recipe
 from npattn.testing.report import Outcome, Report
+from npattn.testing.spot import SpotCheck, spot_check
 from npattn.testing.tolerance import Rounding
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "Recipe",
     "Report",
     "Rounding",
+    "SpotCheck",
     "check",
     "compare",
+    "spot_check",
 ]

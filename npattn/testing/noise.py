@@ -12,16 +12,16 @@ alike. There the deviation is inf, and only the worst case counts (`Noise.generi
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from npattn import dense
 from npattn.problem import Array, sum_to
-from npattn.testing.hard import Hard, swing
+from npattn.testing.hard import Hard, finite, swing
 from npattn.testing.rounding import Stored
 
-__all__ = ["DEVIATIONS", "Noise"]
+__all__ = ["DEVIATIONS", "DeltaSums", "GradientSums", "Noise", "OutSums", "Variety"]
 
 R2 = 1 / (8 * math.log(2))
 """Mean square of a rounding error in units of u|x|, for a significand distributed as 1/x: 0.18."""
@@ -37,6 +37,58 @@ SPREAD = 8.0
 """How many units of storage the scores of a row must spread over to round independently."""
 
 
+class OutSums(NamedTuple):
+    """What the variance of o and lse sums over the keys of a row."""
+
+    reach: Array  # Σ p (scale² q² k²)
+    turned: Array  # Σ p slope k
+    var_p: Array
+    squares: Array  # Σ p²
+    size: Array  # Σ p |s|
+    spread: Array  # Σ var_p (z v − o)²
+    values: Array  # Σ (p z v)²
+    stored: Array  # Σ of the variance of stored weights, times v²
+    pull: Array  # Σ p x, and Σ p x z v
+    pull_v: Array
+    tilt: Array  # Σ p slope, and Σ p slope z v
+    tilt_v: Array
+    flush: Array
+
+
+class DeltaSums(NamedTuple):
+    """What the variance of D sums over the keys of a row."""
+
+    away: Array  # Σ var_p (dp − D)²
+    squares: Array  # Σ (p dp)², of dp through out
+    weights: Array  # Σ of the variances of P dP
+    terms: Array  # Σ (p dp)²
+
+
+class GradientSums(NamedTuple):
+    """What the variance of dq sums over the keys of a row; x is k."""
+
+    var: Array  # Σ var x²
+    signed: Array  # Σ dx x
+    squares: Array  # Σ dx² x²
+    common: Array  # Σ p slope x
+    bent: Array  # Σ p |error of the slope| |x|
+    underflow: Array  # Σ x² + 1
+    flush: Array  # Σ (|x| + 1) of what is flushed
+
+
+class Variety(NamedTuple):
+    """How various the live x of each row are."""
+
+    distinct: Array  # how many differ in float32
+    number: Array  # of how many
+    spread: Array  # their deviation, weighted by p
+
+    def generic(self, unit: Array) -> Array:
+        """Rows in which nearly all x are distinct, and spread over many units."""
+        wide = self.spread >= SPREAD * unit[..., 0]
+        return np.asarray((self.distinct >= DISTINCT * self.number) & wide | (self.number <= FEW))
+
+
 class Noise:
     """The deviation of each result of a problem whose worst case is known.
 
@@ -50,8 +102,8 @@ class Noise:
         self.u2 = R2 * hard.unit.u**2
         self.n_p = hard.n_p
         self.in_ds = 0.0 if hard.rounding.fuses else self.n_p * R2 * self.unit.p.u**2
-        self.n = hard.terms(hard.problem.S)
-        self.v2 = np.where(np.isfinite(hard.r.v), hard.r.v, 0) ** 2
+        self.n = hard.terms(hard.S)
+        self.v2 = finite(hard.r.v) ** 2
 
     def summed(self, n: float, total: Array, squares: Array) -> Array:
         """The variance that accumulating n terms adds."""
@@ -62,38 +114,60 @@ class Noise:
     @np.errstate(all="ignore")  # hidden scores may be anything
     def forward(self) -> dict[str, Array]:
         """Deviations of o, lse and weights; the forward of `hard` has run."""
-        hard, unit, p, o = self.hard, self.unit, self.p, self.hard.o
-        var_a, var_sink = self._argument()
-        self.alike = self._alike()
+        var_a, self.var_sink = self._argument()
         self.var_p = self._weights(var_a)
-        self.var_l, lse = self._lse(var_sink)
-        w2 = np.where(self.live, (p * self.z) ** 2, 0)
-        self.acc_o = self.summed(2 * self.n, o, 0 * o) + 4 * self.u2 * o**2
-        self.acc_o = self.acc_o + self.n / 2 * self.u2 * self.products(w2, self.v2)
-        var = hard.square(self.var_p) + self.acc_o
-        var = var + self.products(self.stored_weights(w2), self.v2)
-        # A factor common to all scores, the rounded scale or log₂e, does not average out.
-        px = np.where(self.live, p * hard.x, 0)
-        pull = self.products(px * self.z, hard.r.v) - o * px.sum(-1, keepdims=True)
-        tanh = 0.0 if hard.problem.softcap is None else unit.exp
-        var = var + (3 * unit.u**2 + tanh**2) * pull**2
+        found = self._of_rows(self._out_sums())
+        # Of a row's sum, and of the merge of parts, which no division takes off again.
+        of_p = self.var_p.sum(-1, keepdims=True) + self.u2 * (self.n / 3 + 4)
+        p = self.p
+        weights = np.where(self.live, self.var_p + p**2 * of_p + rounded(p, self.unit.p), 0)
+        plain = self.generic()[..., None]
+        return found | {"weights": self.sharp(weights, plain, self.unit.tiny)}
+
+    def _out_sums(self) -> OutSums:
+        hard, unit, p, k, v = self.hard, self.unit, self.p, self.hard.r.k, self.hard.r.v
         steep = np.where(self.live, p * hard.slope, 0)
-        mean = steep.sum(-1, keepdims=True)
-        tilt = self.products(steep * self.z, hard.r.v) - o * mean
-        var = var + self.alike * (tilt / np.where(mean == 0, 1, mean)) ** 2
-        if self.r.p_sink is not None:
-            var = var + self.r.p_sink**2 * var_sink * o**2
+        px = np.where(self.live, p * hard.x, 0)
+        w2 = np.where(self.live, (p * self.z) ** 2, 0)
+        lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
+        return OutSums(
+            reach=along(np.where(self.live, p * self.reach, 0)),
+            turned=self.products(steep, finite(k)),
+            var_p=along(self.var_p),
+            squares=along(p**2),
+            size=along(p * abs(hard.s)) if hard.problem.softcap is not None else np.zeros(()),
+            spread=hard.square(self.var_p),
+            values=self.products(w2, self.v2),
+            stored=self.products(self.stored_weights(w2), self.v2),
+            pull=along(px),
+            pull_v=self.products(px * self.z, v),
+            tilt=along(steep),
+            tilt_v=self.products(steep * self.z, v),
+            flush=self.products(lost, abs(v)),
+        )
+
+    def _of_rows(self, sums: OutSums) -> dict[str, Array]:
+        """Of o and lse, from sums over all the keys of each row."""
+        hard, unit, o = self.hard, self.unit, self.hard.o
+        self.all_reach = sums.reach
+        self.alike = self._alike(sums.turned)
+        self.var_l, lse = self._lse(sums)
+        self.acc_o = self.summed(2 * self.n, o, 0 * o) + 4 * self.u2 * o**2
+        self.acc_o = self.acc_o + self.n / 2 * self.u2 * sums.values
+        var = sums.spread + self.acc_o + sums.stored
+        # A factor common to all scores, the rounded scale or log₂e, does not average out.
+        tanh = 0.0 if hard.problem.softcap is None else unit.exp
+        var = var + (3 * unit.u**2 + tanh**2) * (sums.pull_v - o * sums.pull) ** 2
+        tilt = sums.tilt_v - o * sums.tilt
+        var = var + self.alike * (tilt / np.where(sums.tilt == 0, 1, sums.tilt)) ** 2
+        if hard.r.p_sink is not None:
+            var = var + hard.r.p_sink**2 * self.var_sink * o**2
         var = var + self.var_merge * o**2  # parts merged by lse are not normalised again
         var = var + (hard.rounding.out_roundings - 1) * rounded(o, unit.low)
-        of_p = self.var_p.sum(-1, keepdims=True) + self.u2 * (self.n / 3 + 4)
-        weights = np.where(self.live, self.var_p + p**2 * of_p + rounded(p, unit.p), 0)
-        plain = self.generic()
-        lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
-        flush = self.products(lost, abs(hard.r.v)) + unit.tiny * (self.n + 4)
+        plain, flush = self.generic(), sums.flush + unit.tiny * (self.n + 4)
         return {
             "o": self.sharp(var, plain[..., None], flush),
             "lse": self.sharp(lse[..., 0], plain, unit.tiny),
-            "weights": self.sharp(weights, plain[..., None], unit.tiny),
         }
 
     def _argument(self) -> tuple[Array, Any]:
@@ -101,7 +175,7 @@ class Noise:
         hard, unit, u2 = self.hard, self.unit, self.u2
         problem, x, s, m = hard.problem, hard.x, hard.s, hard.m
         reach = hard.scale**2 * (self.r.q**2 @ (self.r.k**2).swapaxes(-1, -2))
-        self.reach = np.where(self.live, self.p * reach, 0).sum(-1, keepdims=True)
+        self.reach = reach
         var = self.summed(problem.D + 2, x, reach)
         var = var + R2 * (2 * unit.operands.u**2 + unit.q.u**2) * reach
         var = var + 2 * u2 * x**2
@@ -125,31 +199,33 @@ class Noise:
         near_s, near_m = np.minimum(abs(s), 2.0**14), np.minimum(abs(m), 2.0**14)
         self.online = online = self._online()
         var = var + u2 * (4 * near_s**2 + 2 * near_m**2) + online
-        sink = 0.0
-        if hard.sink is not None:
-            sink = u2 * (4 * np.minimum(abs(hard.sink), 2.0**14) ** 2 + 2 * near_m**2) + online
-        return np.where(self.live, var, 0), sink
+        return np.where(self.live, var, 0), self._sink_argument()
+
+    def _sink_argument(self) -> Any:
+        if self.hard.sink is None:
+            return 0.0
+        near, near_m = (np.minimum(abs(x), 2.0**14) for x in (self.hard.sink, self.hard.m))
+        return self.u2 * (4 * near**2 + 2 * near_m**2) + self.online
 
     def _online(self) -> Array:
         """Of exp, and of the rescaling of an online softmax: as often as the maximum rises from one
         tile to the next, in either direction; in any other order about log(tiles) times."""
-        hard, S = self.hard, self.hard.problem.S
-        pad = [(0, 0)] * (hard.s.ndim - 1) + [(0, -S % 16)]
-        s = np.pad(np.where(self.live, hard.s, -np.inf), pad, constant_values=-np.inf)
-        top = s.reshape(*s.shape[:-1], s.shape[-1] // 16, 16).max(-1)
-        rises = [
+        return self._rescales(tops(np.where(self.live, self.hard.s, -np.inf)))
+
+    def _rescales(self, top: Array) -> Array:
+        """The same, of the largest score of each tile."""
+        hard = self.hard
+        counts = [
             (np.maximum.accumulate(x, -1)[..., 1:] > np.maximum.accumulate(x, -1)[..., :-1]).sum(-1)
             for x in (top, top[..., ::-1])
         ]
-        often = np.maximum(np.maximum(*rises)[..., None], math.log(max(hard.blocks, 1)))
+        often = np.maximum(np.maximum(*counts)[..., None], math.log(max(hard.blocks, 1)))
         often = np.minimum(often, min(hard.blocks, 16))
         return np.asarray(self.unit.exp**2 / 3 * (1 + often) + self.u2 * often)
 
-    def _alike(self) -> Array:
+    def _alike(self, k: Array) -> Array:
         """Of what a rounded query moves all scores of its row by: by δq · k, and Σ p k remains."""
-        hard, unit = self.hard, self.unit
-        steep = np.where(self.live, self.p * hard.slope, 0)
-        k, q = self.products(steep, self.finite(self.r.k)), self.finite(self.r.q)
+        hard, unit, q = self.hard, self.unit, finite(self.hard.r.q)
         size = R2 * (unit.q.u**2 + unit.operands.u**2) * hard.scale**2
         return np.asarray(size * (q**2 * k**2).sum(-1, keepdims=True))
 
@@ -157,17 +233,17 @@ class Noise:
         """Of p e^a: p² var_a, but e^a is not linear, and of 8 deviations its tail counts."""
         hard, far = self.hard, DEVIATIONS * np.sqrt(var_a)
         lse = np.where(np.isfinite(hard.lse), hard.lse, 0)[..., None]
-        grown = np.exp(np.minimum(hard.s - lse + far, 100))
-        reach = np.where(far < 1, self.p * np.expm1(far), grown)
+        reach = self.p * np.expm1(far)
+        if not (far < 1).all():
+            reach = np.where(far < 1, reach, np.exp(np.minimum(hard.s - lse + far, 100)))
         return np.where(self.live, (reach / DEVIATIONS) ** 2, 0)
 
-    def _lse(self, var_sink: Any) -> tuple[Array, Array]:
+    def _lse(self, sums: OutSums) -> tuple[Array, Array]:
         """Of lse as the backward uses it, and as it is delivered."""
-        hard, unit, p = self.hard, self.unit, self.p
-        p2 = (p**2).sum(-1, keepdims=True)
-        var = self.var_p.sum(-1, keepdims=True) + self.u2 * (self.n / 3 + self.n / 2 * p2)
-        if self.r.p_sink is not None:
-            var = var + self.r.p_sink**2 * (var_sink + self.alike)
+        hard, unit = self.hard, self.unit
+        var = sums.var_p + self.u2 * (self.n / 3 + self.n / 2 * sums.squares)
+        if hard.r.p_sink is not None:
+            var = var + hard.r.p_sink**2 * (self.var_sink + self.alike)
         lse = np.where(np.isfinite(hard.lse), hard.lse, 0)[..., None]
         near = np.minimum(abs(lse), 2.0**14)
         near_m = np.minimum(abs(hard.m), 2.0**14)
@@ -175,9 +251,9 @@ class Noise:
         saved = var + self.var_merge + rounded(near, unit.lse) + unit.exp**2 / 3
         saved = (np.expm1(np.minimum(DEVIATIONS * np.sqrt(saved), 100)) / DEVIATIONS) ** 2
         # A fast exp errs alike on like arguments, so that its error does not average out here.
-        common = unit.exp**2 / 3
+        common: Any = unit.exp**2 / 3
         if hard.problem.softcap is not None:
-            common = common * (1 + (p * abs(hard.s)).sum(-1, keepdims=True) ** 2)
+            common = common * (1 + sums.size**2)
         whole = var + common + self.alike + self.u2 * (4 + 3 * lse**2 + 2 * hard.m**2)
         return saved, whole + rounded(lse, unit.lse)
 
@@ -192,25 +268,15 @@ class Noise:
     @np.errstate(all="ignore")
     def backward(self) -> dict[str, Array]:
         """Deviations of the gradients; the backward of `hard` has run."""
-        hard, unit, problem = self.hard, self.unit, self.hard.problem
-        var_dp, do2 = self._dweights(), np.where(np.isfinite(hard.do), hard.do, 0) ** 2
-        var_D = self._delta(var_dp, do2)
+        hard, problem = self.hard, self.hard.problem
+        var_dp = self._dweights()
+        self.var_D = var_D = self._of_delta(self._delta_sums(var_dp), self._of_more())
         var_ds = self._dscores(var_dp)
-        var_dx, bent = var_ds, np.zeros_like(self.p)
-        if problem.softcap is not None or problem.score_mod is not None:
-            # Where the slope is less than its error, as in a saturated cap, that passes errors on.
-            bent = np.where(self.live, self.p * hard.slope_error, 0)
-            steep = abs(np.asarray(hard.slope)) + hard.slope_error
-            var_dx = var_ds * steep**2 + (hard.ds * hard.slope_error) ** 2
-            var_dx = var_dx + 2 * (self.u2 * hard.dx**2 + rounded(hard.dx, unit.ds))
-        # What is flushed is lost for certain: a weight, a dS, and their products.
-        size = 2 + abs(hard.dp) + abs(hard.D) + abs(np.asarray(hard.dl))
-        self.lost = np.where(self.live, (unit.tiny + unit.operands.eta) * size, 0)
-        self.flush = (1 + hard.scale) * self.lost
+        self._through_slope(var_ds)
 
         rows = self.generic(hard.dp_out)
         every = np.asarray(rows.all() and self.generic_columns())
-        var_q, lost_q = self._dq(var_dx, bent, var_D)
+        var_q, lost_q = self._of_dq(self._dq_sums())
         found = {
             "dq": self.sharp(
                 sum_to(var_q, problem.q.shape),
@@ -219,7 +285,8 @@ class Noise:
             )
         }
         of = {"dk": problem.k, "dv": problem.v}
-        for name, pair in (("dk", self._dk(var_dx, bent, var_D)), ("dv", self._dv(do2))):
+        pairs = (("dk", self._of_dk(self._dk_sums())), ("dv", self._of_dv(self._dv_sums())))
+        for name, pair in pairs:
             var, lost = (dense.sum_shared(x, problem.K, of[name].shape) for x in pair)
             found[name] = self.sharp(var, every, lost)
         if problem.bias_array is not None:
@@ -228,48 +295,90 @@ class Noise:
             found["dsinks"] = self._dsinks(var_D, every)
         return found
 
-    def _dq(self, var_dx: Array, bent: Array, var_D: Array) -> tuple[Array, Array]:
-        """Of dq = scale · dX k, and what is flushed."""
-        hard, unit, problem, k = self.hard, self.unit, self.hard.problem, self.finite(self.r.k)
-        dx2, ops = hard.dx**2, 2 * R2 * self.unit.operands.u**2
-        dq, squares = self.products(hard.dx, k), self.products(dx2, k**2)
-        var = self.products(var_dx + ops * dx2, k**2) + self.summed(self.n, dq, squares)
-        common = abs(self.products(hard.ps, k)) + self.products(bent, abs(k))
-        var = var + var_D * common**2 + self.var_l * dq**2
-        underflow = unit.ds.eta**2 / 3 * self.products(1.0 * self.live, k**2 + 1)
-        var = hard.scale**2 * var + underflow
-        var = var + self._stored(dq * hard.scale, squares * hard.scale**2, problem.S, problem.q)
-        return var, self.products(self.flush, abs(k) + 1)
+    def _through_slope(self, var_ds: Array) -> None:
+        """var_dx, of dx = ds · slope; what the slope errs by; what is flushed on the way."""
+        hard, unit, problem = self.hard, self.unit, self.hard.problem
+        self.var_dx, self.bent = var_ds, np.zeros_like(self.p)
+        if problem.softcap is not None or problem.score_mod is not None:
+            # Where the slope is less than its error, as in a saturated cap, that passes errors on.
+            self.bent = np.where(self.live, self.p * hard.slope_error, 0)
+            steep = abs(np.asarray(hard.slope)) + hard.slope_error
+            var_dx = var_ds * steep**2 + (hard.ds * hard.slope_error) ** 2
+            self.var_dx = var_dx + 2 * (self.u2 * hard.dx**2 + rounded(hard.dx, unit.ds))
+        # What is flushed is lost for certain: a weight, a dS, and their products.
+        size = 2 + abs(hard.dp) + abs(hard.D) + abs(np.asarray(hard.dl))
+        self.lost = np.where(self.live, (unit.tiny + unit.operands.eta) * size, 0)
+        self.flush = (1 + hard.scale) * self.lost
 
-    def _dk(self, var_dx: Array, bent: Array, var_D: Array) -> tuple[Array, Array]:
-        """Of dk = scale · dXᵀ q, by query head, and what is flushed."""
-        hard, unit, problem, q = self.hard, self.unit, self.hard.problem, self.finite(self.r.q)
+    def _dq_sums(self) -> GradientSums:
+        hard, k, ops = self.hard, finite(self.hard.r.k), 2 * R2 * self.unit.operands.u**2
+        dx2, k2 = hard.dx**2, k**2
+        return GradientSums(
+            var=self.products(self.var_dx + ops * dx2, k2),
+            signed=self.products(hard.dx, k),
+            squares=self.products(dx2, k2),
+            common=self.products(hard.ps, k),
+            bent=self.products(self.bent, abs(k)),
+            underflow=self.products(1.0 * self.live, k2 + 1),
+            flush=self.products(self.flush, abs(k) + 1),
+        )
+
+    def _of_dq(self, sums: GradientSums) -> tuple[Array, Array]:
+        """Of dq = scale · dX k, and what is flushed."""
+        hard, scale2 = self.hard, self.hard.scale**2
+        dq, squares = sums.signed, sums.squares
+        var = sums.var + self.summed(self.n, dq, squares)
+        var = var + self.var_D * (abs(sums.common) + sums.bent) ** 2 + self.var_l * dq**2
+        var = scale2 * var + self.unit.ds.eta**2 / 3 * sums.underflow
+        var = var + self._stored(dq * hard.scale, squares * scale2, hard.S, hard.problem.q)
+        return var, sums.flush
+
+    def _dk_sums(self) -> tuple[Array, ...]:
+        """By query head, over its queries: of the variance of each, dk, its squares, underflow and
+        what is flushed."""
+        hard, unit, q = self.hard, self.unit, finite(self.hard.r.q)
         dx2, ops = hard.dx**2, 2 * R2 * unit.operands.u**2
         turn = self.live.swapaxes(-1, -2)
-        each = var_dx + (abs(hard.ps) + bent) ** 2 * var_D
+        each = self.var_dx + (abs(hard.ps) + self.bent) ** 2 * self.var_D
         each = each + dx2 * (self.var_l + R2 * unit.q.u**2 + ops)
-        dk = dense.sum_live(hard.dx.swapaxes(-1, -2), q, turn)
-        squares = dense.sum_live(dx2.swapaxes(-1, -2), q**2, turn)
-        var = dense.sum_live(np.where(self.live, each, 0).swapaxes(-1, -2), q**2, turn)
-        var = hard.scale**2 * (var + self.summed(hard.terms(problem.T), dk, squares))
-        var = var + unit.ds.eta**2 / 3 * dense.sum_live(1.0 * turn, q**2 + 1, turn)
-        squares = squares * hard.scale**2
-        var = var + self._stored(dk * hard.scale, squares, problem.T, problem.k, shared=True)
-        return var, dense.sum_live(self.flush.swapaxes(-1, -2), abs(q) + 1, turn)
+        return (
+            dense.sum_live(np.where(self.live, each, 0).swapaxes(-1, -2), q**2, turn),
+            dense.sum_live(hard.dx.swapaxes(-1, -2), q, turn),
+            dense.sum_live(dx2.swapaxes(-1, -2), q**2, turn),
+            dense.sum_live(1.0 * turn, q**2 + 1, turn),
+            dense.sum_live(self.flush.swapaxes(-1, -2), abs(q) + 1, turn),
+        )
 
-    def _dv(self, do2: Array) -> tuple[Array, Array]:
-        """Of dv = (P z)ᵀ dO, by query head, and what is flushed."""
-        hard, unit, problem = self.hard, self.unit, self.hard.problem
+    def _of_dk(self, sums: tuple[Array, ...]) -> tuple[Array, Array]:
+        """Of dk = scale · dXᵀ q, by query head, and what is flushed."""
+        var, dk, squares, underflow, lost = sums
+        hard, scale2 = self.hard, self.hard.scale**2
+        var = scale2 * (var + self.summed(hard.terms(hard.T), dk, squares))
+        var = var + self.unit.ds.eta**2 / 3 * underflow
+        squares, of = squares * scale2, hard.problem.k
+        return var + self._stored(dk * hard.scale, squares, hard.T, of, shared=True), lost
+
+    def _dv_sums(self) -> tuple[Array, ...]:
+        """By query head, over its queries: of the variance of each, dv, its squares, and what is
+        flushed."""
+        hard, unit, do2 = self.hard, self.unit, finite(self.hard.do) ** 2
         turn = self.live.swapaxes(-1, -2)
         w2 = np.where(self.live, (self.p * self.z) ** 2, 0)
         each = w2 * self.var_l + self.z**2 * self.var_p + self.stored_weights(w2)
-        dv = dense.sum_live(np.sqrt(w2).swapaxes(-1, -2), self.finite(hard.do), turn)
-        squares = dense.sum_live(w2.swapaxes(-1, -2), do2, turn)
-        var = dense.sum_live(each.swapaxes(-1, -2), do2, turn)
-        var = var + self.summed(hard.terms(problem.T), dv, squares)
-        var = var + self._stored(dv, squares, problem.T, problem.v, shared=True)
         lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
-        return var, dense.sum_live(lost.swapaxes(-1, -2), abs(hard.do) + 1, turn)
+        return (
+            dense.sum_live(each.swapaxes(-1, -2), do2, turn),
+            dense.sum_live(np.sqrt(w2).swapaxes(-1, -2), finite(hard.do), turn),
+            dense.sum_live(w2.swapaxes(-1, -2), do2, turn),
+            dense.sum_live(lost.swapaxes(-1, -2), abs(hard.do) + 1, turn),
+        )
+
+    def _of_dv(self, sums: tuple[Array, ...]) -> tuple[Array, Array]:
+        """Of dv = (P z)ᵀ dO, by query head, and what is flushed."""
+        var, dv, squares, lost = sums
+        hard = self.hard
+        var = var + self.summed(hard.terms(hard.T), dv, squares)
+        return var + self._stored(dv, squares, hard.T, hard.problem.v, shared=True), lost
 
     def _dweights(self) -> Array:
         """Of dP."""
@@ -281,28 +390,43 @@ class Noise:
         var = var + self.n_p * (rounded(hard.dp_out, unit.dp) + self.u2 * hard.dp_out**2)
         return np.where(self.live, var + self.u2 * hard.dp**2, 0)
 
-    def _delta(self, var_dp: Array, do2: Array) -> Array:
+    def _delta_sums(self, var_dp: Array) -> DeltaSums:
+        hard, p2 = self.hard, self.p**2
+        away = np.where(self.live, hard.dp_out - hard.D_out, 0)
+        return DeltaSums(
+            away=along(self.var_p * away**2),
+            squares=along(p2 * hard.dp_out**2),
+            weights=along(self._of_terms(hard.dp, var_dp)),
+            terms=along(p2 * hard.dp**2),
+        )
+
+    def _of_terms(self, dp: Array, var_dp: Any) -> Array:
+        """Of each term of Σ P·dP."""
+        p2 = self.p**2
+        return np.asarray((self.var_p + self.in_ds * p2) * dp**2 + p2 * var_dp)
+
+    def _of_more(self) -> Array | None:
+        """Of the part of D through the returned weights, where they are asked for."""
+        more = self.hard.more
+        if not more.any():
+            return None
+        terms = along(self._of_terms(more, 0.0)), along((self.p * more) ** 2)
+        return self._from_weights(*terms, along(self.p * more))
+
+    def _from_weights(self, var: Array, squares: Array, whole: Array) -> Array:
+        return np.asarray(var + self.var_l * whole**2 + self.summed(self.n, whole, squares))
+
+    def _of_delta(self, sums: DeltaSums, more: Array | None = None) -> Array:
         """Of D, from out or from the weights."""
-        hard, unit, p2 = self.hard, self.unit, self.p**2
-        D, E = hard.D, hard.problem.E
-
-        def row(x: Array) -> Array:
-            return np.asarray(x.sum(-1, keepdims=True))
-
-        def weights(dp: Array, var_dp: Any) -> Array:
-            whole, stored = row(self.p * dp), self.var_p + self.in_ds * p2
-            var = row(stored * dp**2 + p2 * var_dp) + self.var_l * whole**2
-            return np.asarray(var + self.summed(self.n, whole, row(p2 * dp**2)))
-
-        out = row(self.var_p * np.where(self.live, hard.dp_out - hard.D_out, 0) ** 2)
-        out = out + row(self.n_p * R2 * unit.p.u**2 * p2 * hard.dp_out**2)
-        delivered = self.acc_o + rounded(hard.o, unit.low)
-        out = out + row(do2 * delivered) + self.summed(E + 2, hard.D_out, row(do2 * hard.o**2))
-        of_p = weights(hard.dp, var_dp)
+        hard, unit, do2 = self.hard, self.unit, finite(self.hard.do) ** 2
+        out = sums.away + self.n_p * R2 * unit.p.u**2 * sums.squares
+        out = out + along(do2 * (self.acc_o + rounded(hard.o, unit.low)))
+        out = out + self.summed(hard.problem.E + 2, hard.D_out, along(do2 * hard.o**2))
+        of_p = self._from_weights(sums.weights, sums.terms, hard.D)
         chosen = {"out": out, "weights": of_p, "either": np.maximum(out, of_p)}
-        if hard.more.any():  # out knows nothing of these; they join it, or D is of the weights
-            chosen["out"] = chosen["either"] = np.maximum(out + weights(hard.more, 0.0), of_p)
-        return np.asarray(chosen[hard.rounding.delta_from] + self.u2 * D**2)
+        if more is not None:  # out knows nothing of these; they join it, or D is of the weights
+            chosen["out"] = chosen["either"] = np.maximum(out + more, of_p)
+        return np.asarray(chosen[hard.rounding.delta_from] + self.u2 * hard.D**2)
 
     def _dscores(self, var_dp: Array) -> Array:
         """Of dS, but for what is common to a row."""
@@ -328,9 +452,7 @@ class Noise:
             blocks = max(math.ceil(length / rounding.gradient_block) - 1, 0)
             low2 = R2 * unit.low.u**2
             var = var + low2 * blocks * (total**2 + squares / 2) + blocks * unit.low.eta**2 / 3
-        tiles = hard.tiles if shared else 1
-        heads = hard.problem.H / max(hard.problem.K, 1) * tiles if shared else 1.0
-        copies = total.size / max(of.size, 1) * tiles
+        copies, heads = hard.copies(total, of, shared)
         if heads > 1:
             var = var + rounded(total, unit.shared) + heads / 2 * self.u2 * total**2
         if copies > heads:
@@ -377,41 +499,46 @@ class Noise:
         Their scores, and dP where that counts, are distinct, and spread over more than what rounds
         to the same number.
         """
-        hard, unit = self.hard, self.unit
+        hard = self.hard
         if self.everywhere:
             return np.ones(self.live.shape[:-1], bool)
-        # Scores that differ by less than the error of their products err alike.
-        least = max(unit.operands.u, unit.u) * np.sqrt(self.reach)
-        plain = self._varied(hard.s, np.maximum(max(unit.p.u, unit.u), least))
-        if dp is not None:
-            dp = np.where(self.live, self.hard.do @ self.finite(self.r.v).swapaxes(-1, -2), 0)
-            size = np.sqrt((self.p * dp**2).sum(-1, keepdims=True))
-            plain = plain & self._varied(dp, max(unit.dp.u, unit.u) * size)
-        plain = plain & ~hard.vast[..., 0]
-        biased = hard.rounding.accumulator == "truncated" or unit.row_sum.u > 0
-        return np.asarray(plain & (not biased))
+        if dp is None:
+            return self.is_generic(self._variety(hard.s))
+        dp = np.where(self.live, hard.do @ finite(self.r.v).swapaxes(-1, -2), 0)
+        size = np.sqrt(along(self.p * dp**2))
+        return self.is_generic(self._variety(hard.s), self._variety(dp), size)
 
-    def _varied(self, x: Array, unit: Array) -> Array:
-        """Rows in which nearly all live x are distinct in float32, and spread over many units."""
-        values = np.sort(np.where(self.live, x, np.nan).astype(np.float32), -1)
+    def is_generic(self, scores: Variety, dp: Variety | None = None, size: Any = 0.0) -> Array:
+        """The same, from how various scores and dP are; dp² is size² on average."""
+        unit = self.unit
+        # Scores that differ by less than the error of their products err alike.
+        least = max(unit.operands.u, unit.u) * np.sqrt(self.all_reach)
+        plain = scores.generic(np.maximum(max(unit.p.u, unit.u), least))
+        if dp is not None:
+            plain = plain & dp.generic(max(unit.dp.u, unit.u) * size)
+        return plain & self.unbiased()
+
+    def unbiased(self) -> Array:
+        """Rows, (..., H, T), of which errors are small, and do not lean to one side."""
+        hard = self.hard
+        biased = hard.rounding.accumulator == "truncated" or self.unit.row_sum.u > 0
+        return np.asarray(~hard.vast[..., 0] & (not biased))
+
+    def _variety(self, x: Array) -> Variety:
         count = self.live.sum(-1)
-        steps = np.diff(values, axis=-1) > 0  # NaN sorts last, and is above nothing
-        distinct = steps.sum(-1) + (count > 0)
+        steps = rises(np.where(self.live, x, np.nan).astype(np.float32))
         x = np.where(self.live, x, 0)
-        total = self.p.sum(-1, keepdims=True)
-        mean = (self.p * x).sum(-1, keepdims=True) / np.where(total > 0, total, 1)
-        spread = np.sqrt((self.p * (x - mean) ** 2).sum(-1))
-        wide = spread >= SPREAD * unit[..., 0]
-        return np.asarray((distinct >= DISTINCT * count) & wide | (count <= FEW))
+        total = along(self.p)
+        mean = along(self.p * x) / np.where(total > 0, total, 1)
+        return Variety(steps + (count > 0), count, np.sqrt(along(self.p * (x - mean) ** 2)[..., 0]))
 
     def generic_columns(self) -> bool:
         """Whether the queries of each key are distinct too."""
         if self.everywhere:
             return True
         values = np.where(self.live, self.hard.s, np.nan).swapaxes(-1, -2).astype(np.float32)
-        steps = np.diff(np.sort(values, -1), axis=-1) > 0
         count = self.live.sum(-2)
-        return bool(((steps.sum(-1) + 1 >= DISTINCT * count) | (count <= FEW)).all())
+        return bool(((rises(values) + 1 >= DISTINCT * count) | (count <= FEW)).all())
 
     def sharp(self, var: Array, plain: Array, lost: Any) -> Array:
         """What is allowed of a result with this variance: `DEVIATIONS`, and what is flushed."""
@@ -421,8 +548,23 @@ class Noise:
     def products(self, w: Array, x: Array) -> Array:
         return dense.sum_live(w, x, self.live)
 
-    def finite(self, x: Array) -> Array:
-        return np.where(np.isfinite(x), x, 0)
+
+def along(x: Array) -> Array:
+    """The sum over the keys of each row."""
+    return np.asarray(x.sum(-1, keepdims=True))
+
+
+def tops(s: Array) -> Array:
+    """The largest score of each tile of 16 keys."""
+    pad = [(0, 0)] * (s.ndim - 1) + [(0, -s.shape[-1] % 16)]
+    s = np.pad(s, pad, constant_values=-np.inf)
+    return np.asarray(s.reshape(*s.shape[:-1], s.shape[-1] // 16, 16).max(-1))
+
+
+def rises(values: Array) -> Array:
+    """In how many steps the numbers of each row rise, once they are sorted."""
+    steps = np.diff(np.sort(values, -1), axis=-1) > 0  # NaN sorts last, and is above nothing
+    return np.asarray(steps.sum(-1))
 
 
 def rounded(x: Array, unit: Stored) -> Array:

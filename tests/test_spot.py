@@ -1,0 +1,633 @@
+"""A spot check passes what is right, fails what is wrong where it looks, and says what it may miss.
+
+`online` is a correct float32 attention that never holds the scores; it shares no code with npattn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+
+import npattn
+from npattn import biases, masks
+from npattn.api import evaluate
+from npattn.conventions import Conventions
+from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
+from npattn.problem import Array, Tile
+from npattn.sized import Sized
+from npattn.testing import SpotCheck, spot_check
+from npattn.testing import rows as rows_module
+from npattn.testing.spot import drawn
+from npattn.testing.strategies import FEATURES, STRUCTURE, Space, recipes
+
+BF16 = ml_dtypes.bfloat16
+B, H, K, T, S, D, E = 2, 6, 3, 53, 61, 5, 7
+ROWS, KEYS = B * H * T, B * K * S
+STEP = 16
+
+
+def arrays(dtype: Any = np.float32, seed: int = 0) -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(seed)
+    shapes = ((B, H, T, D), (B, K, S, D), (B, K, S, E))
+    q, k, v = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+    return q, k, v
+
+
+def online(
+    q: Array, k: Array, v: Array, *, causal: bool = False, shift: int = 0, skip: int = 0
+) -> tuple[Array, Array]:
+    """Attention in float32 over tiles of keys. Wrong: the diagonal off by `shift`, and the last
+    `skip` keys left out."""
+    G, length = q.shape[-3] // k.shape[-3], k.shape[-2]
+    k, v = np.repeat(k, G, -3), np.repeat(v, G, -3)
+    m = np.full((*q.shape[:-1], 1), -np.inf, np.float32)
+    total, o = np.zeros_like(m), np.zeros((*q.shape[:-1], v.shape[-1]), np.float32)
+    last = np.arange(q.shape[-2])[:, None] + length - q.shape[-2] + shift
+    for s in range(0, length - skip, STEP):
+        keys = np.arange(s, min(s + STEP, length - skip))
+        x = np.float32(q.shape[-1] ** -0.5) * (q @ k[..., keys, :].swapaxes(-1, -2))
+        x = np.where(keys <= last, x, np.float32(-np.inf)) if causal else x
+        top = np.maximum(m, x.max(-1, keepdims=True))
+        safe = np.where(np.isinf(top), np.float32(0), top)
+        e, old = np.exp(x - safe), np.exp(m - safe)
+        total, o = total * old + e.sum(-1, keepdims=True), o * old + e @ v[..., keys, :]
+        m = top
+    with np.errstate(divide="ignore"):
+        lse = (np.where(np.isinf(m), 0, m) + np.log(total))[..., 0]
+    return o / np.where(total == 0, 1, total), lse
+
+
+@dataclass
+class Delivered:
+    """What a correct implementation delivers, and the call that checks it."""
+
+    q: Array
+    k: Array
+    v: Array
+    results: dict[str, Any]
+    options: dict[str, Any]
+
+    def check(self, samples: int = 10**9, seed: int = 0, **changed: Any) -> SpotCheck:
+        words = self.results | self.options | {"samples": samples, "seed": seed} | changed
+        return spot_check(words.pop("out"), words.pop("lse"), self.q, self.k, self.v, **words)
+
+
+def delivered(dtype: Any = np.float32, compute: Any = np.float32, **options: Any) -> Delivered:
+    """Results and gradients in the precision of `dtype`."""
+    q, k, v = arrays(dtype)
+    rng = np.random.default_rng(1)
+    dout = rng.standard_normal((B, H, T, E)).astype(dtype)
+    dlse = rng.standard_normal((B, H, T)).astype(np.float32)
+    fwd = npattn.forward(q, k, v, dtype=compute, **options)
+    grads = npattn.backward(fwd, dout, np.where(np.isfinite(fwd.lse), dlse, 0))
+    results = {"out": fwd.out, "lse": fwd.lse, "dout": dout, "dlse": dlse}
+    gradients = {"dq": grads.q, "dk": grads.k, "dv": grads.v}
+    return Delivered(q, k, v, results | gradients, options)
+
+
+# --- what is right passes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_correct_online_softmax_in_float32_passes(causal: bool) -> None:
+    q, k, v = arrays()
+    word: Any = "bottom_right" if causal else False
+    found = spot_check(*online(q, k, v, causal=causal), q, k, v, causal=word, samples=100)
+    assert found.passed
+    assert 0 < found.worst < 1
+    assert set(found.ratios) == {"o", "lse"}
+
+
+@pytest.mark.parametrize(("dtype", "compute"), [(np.float32, np.float32), (BF16, "bfloat16")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": "bottom_right"},
+        {"causal": "top_left", "window": (11, None)},
+        {"window": (3, 5), "scale": -0.7},
+        {"softcap": 1.5, "sinks": np.linspace(-1, 1, H)},
+    ],
+    ids=str,
+)
+def test_results_and_gradients_of_low_precision_pass(
+    dtype: Any, compute: Any, options: dict[str, Any]
+) -> None:
+    found = delivered(dtype, compute, **options).check(samples=64)
+    assert found.passed, str(found)
+    assert set(found.ratios) == {"o", "lse", "dq", "dk", "dv"}
+    assert 0 < found.worst < 1
+
+
+@settings(phases=[Phase.generate])  # to shrink takes minutes, and shows little more
+@given(
+    recipe=recipes(
+        Space(
+            features=frozenset(FEATURES),
+            structure=frozenset(STRUCTURE) - {"broadcast"},
+            dtype="float32",
+        )
+    ),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_rounded_exact_results_of_any_problem_pass(recipe: Any, seed: int) -> None:
+    problem = recipe.problem()
+    cotangents = recipe.cotangents(problem)
+    fwd = evaluate(problem)
+    grads = npattn.backward(fwd, cotangents.dout, cotangents.dlse)
+    options = {
+        name: getattr(problem, name) for name in (*FEATURES,) if getattr(problem, name) is not None
+    }
+    try:
+        found = spot_check(
+            fwd.out.astype(np.float32),
+            fwd.lse.astype(np.float32),
+            problem.q,
+            problem.k,
+            problem.v,
+            **options,
+            dout=cotangents.dout,
+            dlse=cotangents.dlse,
+            **{f"d{n}": getattr(grads, n).astype(np.float32) for n in "qkv"},
+            samples=5,
+            seed=seed,
+        )
+    except OptionError:  # no query that was drawn sees a key
+        assume(False)
+    assert found.passed, str(found)
+
+
+CONVENTIONS: dict[str, tuple[Conventions, dict[str, Any]]] = {
+    "top left": (Conventions(causal="top_left"), {"causal": True}),
+    "hide": (Conventions(mask_true="hide"), {"mask": np.eye(T, S, 3, dtype=bool)}),
+    "total": (Conventions(window="total"), {"window": (4, 2)}),
+    "tile": (Conventions(kv_head="tile"), {}),
+    "base 2": (Conventions(lse_base="2"), {}),
+    "after bias": (Conventions(softcap="after_bias"), {"softcap": 0.7, "bias": np.ones((T, 1))}),
+    "bias": (Conventions(bias="before_scale"), {"bias": np.eye(T, S)}),
+}
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_what_words_mean_is_said_by_conventions(name: str) -> None:
+    conventions, options = CONVENTIONS[name]
+    case = delivered(conventions=conventions, **options)
+    found = case.check(samples=100)
+    assert found.passed, str(found)
+    other = case.options | ({"causal": "bottom_right"} if options.get("causal") else {})
+    q, k, v, results = case.q, case.k, case.v, case.results
+    other["conventions"] = None
+    wrong = spot_check(results["out"], results["lse"], q, k, v, **other, samples=100)
+    assert not wrong.passed
+
+
+ROWS_ONLY: dict[str, tuple[Conventions, dict[str, Any]]] = {
+    "fill": (Conventions(hidden_fill=-2.0), {"causal": "bottom_right"}),
+    "after mask": (Conventions(softcap="after_mask"), {"softcap": 0.7, "window": (2, 2)}),
+    "nan": (Conventions(empty_row="nan"), {"mask": np.arange(T)[:, None] % 3 == 0}),
+    "mean": (Conventions(empty_row="mean"), {"mask": np.arange(T)[:, None] % 3 == 0}),
+    "empty": (Conventions(lse_empty=0.0), {"mask": np.arange(T)[:, None] % 3 == 0}),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_ONLY)
+def test_conventions_of_hidden_keys_are_known_of_rows(name: str) -> None:
+    conventions, options = ROWS_ONLY[name]
+    case = delivered(conventions=conventions, **options)
+    found = case.check(samples=100, dk=None, dv=None)
+    assert found.passed, str(found)
+    assert not case.check(samples=100, dk=None, dv=None, conventions=None).passed
+
+
+def test_under_nan_rows_a_number_is_wrong_and_their_gradient_is_not_compared() -> None:
+    conventions, options = ROWS_ONLY["nan"]
+    case = delivered(conventions=conventions, **options)
+    zero = np.nan_to_num(case.results["out"])
+    assert not case.check(out=zero, dk=None, dv=None).passed
+    assert case.check(dq=np.nan_to_num(case.results["dq"]), dk=None, dv=None).passed
+
+
+def test_one_head_of_rank_2_is_checked() -> None:
+    q, k, v = (x[0, 0] for x in arrays())
+    fwd = npattn.forward(q, k, v, dtype=np.float32)
+    found = spot_check(fwd.out, fwd.lse, q, k, v, samples=7)
+    assert found.passed
+    assert found.rows.shape == (7, 1)
+    broken = fwd.out.copy()
+    broken[found.rows[3, 0]] += 1
+    (failure,) = spot_check(broken, fwd.lse, q, k, v, samples=7).failures
+    assert failure.index[0] == found.rows[3, 0]
+
+
+def test_queries_of_fewer_leading_axes_are_checked_but_their_gradient_is_refused() -> None:
+    q, k, v = arrays()
+    fwd = npattn.forward(q[0], k, v, dtype=np.float32)
+    assert spot_check(fwd.out, fwd.lse, q[0], k, v, samples=50).passed
+    with pytest.raises(ShapeError, match=r"dq has leading axes \(\), must have those of out"):
+        spot_check(fwd.out, fwd.lse, q[0], k, v, dout=fwd.out, dq=q[0])
+
+
+def test_lse_may_be_left_out() -> None:
+    q, k, v = arrays()
+    out, _ = online(q, k, v)
+    found = spot_check(out, None, q, k, v, samples=9)
+    assert found.passed
+    assert set(found.ratios) == {"o"}
+
+
+# --- masks and biases that are rules --------------------------------------------------------------
+
+
+MASKS: dict[str, Any] = {
+    "causal": masks.causal(alignment="bottom_right"),
+    "window": masks.window(7, 3),
+    "lengths": masks.lengths(np.array([19, S])),
+    "documents": masks.documents(np.arange(T) // 11, np.arange(S) // 13),
+    "hidden": ~masks.prefix(17, alignment="top_left"),
+    "custom": masks.custom(lambda b, h, t, s: (b + h + t + s) % 3 > 0),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_that_is_a_rule_is_its_array(name: str) -> None:
+    rule = MASKS[name]
+    array = np.broadcast_to(rule.to_array(T, S, lead=(B,), H=H), (B, H, T, S))
+    case = delivered(mask=array)
+    assert case.check(samples=60, mask=rule).passed
+    assert case.check(samples=60).ratios == case.check(samples=60, mask=rule).ratios
+    assert not case.check(samples=60, mask=None).passed
+
+
+BIASES: dict[str, Any] = {
+    "alibi": biases.alibi(H),
+    "relative": biases.relative(np.linspace(-1, 1, 8 * H).reshape(8, H), max_distance=20),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_that_is_a_rule_is_its_array(name: str) -> None:
+    rule = BIASES[name]
+    case = delivered(bias=np.asarray(rule.to_array(T, S, lead=(B,), H=H)))
+    assert case.check(samples=60, bias=rule).passed
+    assert case.check(samples=60).ratios == case.check(samples=60, bias=rule).ratios
+    assert not case.check(samples=60, bias=None).passed
+
+
+def test_a_rule_is_never_asked_for_all_of_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, asked = masks.causal(alignment="bottom_right"), []
+    answer = type(rule).tile
+
+    def tile(self: Any, of: Tile) -> bool | Array:
+        asked.append((of.t1 - of.t0) * (of.s1 - of.s0))
+        return answer(self, of)
+
+    def whole(*_: Any, **__: Any) -> Array:
+        raise AssertionError("the whole mask was made")
+
+    monkeypatch.setattr(type(rule), "tile", tile)
+    monkeypatch.setattr(Sized, "to_array", whole)
+    case = delivered(causal="bottom_right")
+    assert case.check(samples=20, causal=False, mask=rule).passed
+    assert 0 < max(asked) <= S
+
+
+def test_a_rule_for_other_sizes_is_refused() -> None:
+    q, k, v = arrays()
+    with pytest.raises(ShapeError):
+        spot_check(*online(q, k, v), q, k, v, masks.documents(np.arange(T), np.arange(S + 1)))
+
+
+# --- what is wrong fails --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_row_is_enough_where_all_are_wrong(seed: int) -> None:
+    q, k, v = arrays()
+    out, lse = online(q, k, v)
+    found = spot_check(np.float32(1.001) * out, lse, q, k, v, samples=1, seed=seed)
+    assert not found.passed
+    assert len(found.failures) == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_planted_rows_are_found_if_and_only_if_they_are_drawn(seed: int) -> None:
+    q, k, v = arrays()
+    out, lse = online(q, k, v)
+    planted, _ = drawn(np.random.default_rng(seed), (B, H, T), 13)
+    for b, h, t in planted:
+        out[b, h, t, seed % E] += 0.01
+    found = spot_check(out, lse, q, k, v, samples=29, seed=1000 + seed)
+    looked_at = {tuple(row) for row in found.rows.tolist()}
+    wrong = {tuple(row) for row in planted.tolist()} & looked_at
+    assert {failure.index[:3] for failure in found.failures} == wrong
+    assert all(failure.index[3] == seed % E for failure in found.failures)
+    assert found.passed == (not wrong)
+
+
+MISTAKES: dict[str, Callable[[Array, Array, Array], tuple[Array, Array]]] = {
+    "scale": lambda q, k, v: online(np.float32(1.001) * q, k, v),
+    "last keys": lambda q, k, v: online(q, k, v, skip=S % STEP),
+    "one key": lambda q, k, v: online(q, k, v, skip=1),
+    "zero": lambda q, k, v: (0 * online(q, k, v)[0], online(q, k, v)[1]),
+    "nan": lambda q, k, v: (np.nan * online(q, k, v)[0], online(q, k, v)[1]),
+    "inf": lambda q, k, v: (online(q, k, v)[0], np.inf + online(q, k, v)[1]),
+    "binary": lambda q, k, v: (online(q, k, v)[0], online(q, k, v)[1] / np.float32(math.log(2))),
+    "lse": lambda q, k, v: (online(q, k, v)[0], online(q, k, v)[1] + np.float32(1e-4)),
+    "head": lambda q, k, v: online(q, k[:, ::-1], v),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_all_rows_is_found(name: str) -> None:
+    q, k, v = arrays()
+    found = spot_check(*MISTAKES[name](q, k, v), q, k, v, samples=3)
+    assert len(found.failures) >= 2
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_diagonal_that_is_off_by_one_is_found(shift: int) -> None:
+    q, k, v = arrays()
+    out, lse = online(q, k, v, causal=True, shift=shift)
+    found = spot_check(out, lse, q, k, v, causal="bottom_right", samples=64)
+    assert not found.passed
+
+
+@pytest.mark.parametrize("name", ["dq", "dk", "dv"])
+@pytest.mark.parametrize("factor", [1.001, -1, 0, np.nan])
+def test_a_wrong_gradient_is_found_and_named(name: str, factor: float) -> None:
+    case = delivered(causal="bottom_right")
+    wrong = {name: np.float32(factor) * case.results[name]}
+    found = case.check(samples=20, **wrong)
+    assert found.failures
+    assert {failure.name for failure in found.failures} == {name}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_planted_keys_are_found_if_and_only_if_they_are_drawn(seed: int) -> None:
+    case = delivered()
+    planted, _ = drawn(np.random.default_rng(seed), (B, K, S), 23)
+    dk = case.results["dk"].copy()
+    for b, h, s in planted:
+        dk[b, h, s, seed % D] *= -1.1
+    found = case.check(samples=31, seed=1000 + seed, dk=dk)
+    assert found.keys is not None
+    looked_at = {tuple(key) for key in found.keys.tolist()}
+    wrong = {tuple(key) for key in planted.tolist()} & looked_at
+    assert {failure.index[:3] for failure in found.failures} == wrong
+
+
+def test_delta_left_out_is_found() -> None:
+    case = delivered()
+    q, k, v, results = case.q, case.k, case.v, case.results
+    fwd = npattn.forward(q, k, v)
+    dp = results["dout"] @ np.repeat(v, H // K, 1).swapaxes(-1, -2)
+    ds = fwd.weights * (dp + results["dlse"][..., None]) * D**-0.5
+    dk = (ds.swapaxes(-1, -2) @ q).reshape(B, K, H // K, S, D).sum(2).astype(np.float32)
+    assert {f.name for f in case.check(samples=10, dk=dk).failures} == {"dk"}
+
+
+def test_one_query_head_of_a_group_left_out_of_dv_is_found() -> None:
+    case = delivered()
+    fwd = npattn.forward(case.q, case.k, case.v)
+    dv = fwd.weights.swapaxes(-1, -2) @ case.results["dout"].astype(float)
+    dv = dv.reshape(B, K, H // K, S, E)
+    assert case.check(samples=10, dv=dv.sum(2).astype(np.float32)).passed
+    assert not case.check(samples=10, dv=dv[:, :, 0].astype(np.float32)).passed
+
+
+def test_a_gradient_that_ignores_dlse_is_found() -> None:
+    case = delivered()
+    fwd = npattn.forward(case.q, case.k, case.v)
+    grads = npattn.backward(fwd, case.results["dout"])
+    for name, of in (("dq", grads.q), ("dk", grads.k)):
+        wrong = {name: of.astype(np.float32)}
+        assert {f.name for f in case.check(samples=10, **wrong).failures} == {name}
+        alone: dict[str, Any] = {"dlse": None, "dq": None, "dk": None, "dv": None}
+        assert case.check(samples=10, **(alone | wrong)).passed
+
+
+def test_declared_roundings_are_judged_more_sharply() -> None:
+    case = delivered(BF16, "bfloat16")  # it stores P and dS in bfloat16
+    loose, sharp, wrong = (case.check(50, rounding=r) for r in (None, "fused", "upcast"))
+    assert loose.passed
+    assert sharp.passed
+    assert not wrong.passed
+    assert all(sharp.ratios[name] > ratio for name, ratio in loose.ratios.items())
+
+
+# --- the sample -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [1, 2, 5, 8])
+def test_what_is_missed_is_the_share_of_samples_without_a_wrong_row(whole: int) -> None:
+    for samples, wrong in itertools.product(range(1, whole + 1), range(whole + 1)):
+        of = list(itertools.combinations(range(whole), samples))
+        blind = sum(all(row >= wrong for row in drawn) for drawn in of)
+        found = report(samples, whole)
+        assert found.missed(wrong / whole) == pytest.approx(blind / len(of), abs=2.0**-40)
+
+
+def test_what_is_missed_is_hypergeometric() -> None:
+    from scipy.stats import hypergeom
+
+    found = report(256, 10**6)
+    for wrong in (1, 100, 11_700, 500_000):
+        exact = hypergeom.pmf(0, 10**6, wrong, 256)
+        assert found.missed(wrong / 10**6) == pytest.approx(exact, rel=1e-9)
+        assert found.missed(wrong / 10**6) <= (1 - wrong / 10**6) ** 256
+
+
+@given(samples=st.integers(1, 300), more=st.integers(0, 10**7), probability=st.floats(0.001, 0.999))
+def test_the_share_is_the_least_that_is_seldom_missed(
+    samples: int, more: int, probability: float
+) -> None:
+    whole = samples + more
+    found = report(samples, whole)
+    share = found.share(probability)
+    assert found.missed(share) <= probability
+    assert found.missed(max(share - 1.5 / whole, 0)) > probability
+
+
+def report(samples: int, whole: int) -> SpotCheck:
+    return SpotCheck(np.zeros((samples, 1), int), None, {"o": 0.5}, (), whole, 0, 3)
+
+
+def test_missing_nothing_is_certain_and_missing_everything_impossible() -> None:
+    found = report(3, 7)
+    assert found.missed(0) == 1
+    assert found.missed(1) == 0
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
+def test_a_share_is_between_0_and_1(share: float) -> None:
+    with pytest.raises(OptionError, match="share is"):
+        report(3, 7).missed(share)
+
+
+@pytest.mark.parametrize("probability", [0, 1, math.nan])
+def test_a_probability_is_between_0_and_1(probability: float) -> None:
+    with pytest.raises(OptionError, match="probability is"):
+        report(3, 7).share(probability)
+
+
+def test_what_was_not_drawn_has_no_probability() -> None:
+    with pytest.raises(OptionError, match=r'of is "keys", must be "rows"'):
+        report(3, 7).missed(0.5, "keys")
+    with pytest.raises(OptionError, match="of is 'queries'"):
+        report(3, 7).missed(0.5, "queries")
+
+
+def test_rows_are_drawn_without_replacement_and_all_alike() -> None:
+    shape, times, samples = (2, 3, 5), 2000, 7
+    count = np.zeros(shape, int)
+    for seed in range(times):
+        rows, whole = drawn(np.random.default_rng(seed), shape, samples)
+        assert whole == 30
+        assert len({tuple(row) for row in rows.tolist()}) == samples
+        count[tuple(rows.T)] += 1
+    share = samples / 30
+    deviation = math.sqrt(times * share * (1 - share))
+    assert abs(count - times * share).max() < 5 * deviation
+
+
+def test_the_seed_decides_what_is_looked_at() -> None:
+    case = delivered()
+    first, again, other = (case.check(samples=20, seed=seed) for seed in (4, 4, 5))
+    np.testing.assert_array_equal(first.rows, again.rows)
+    assert first.ratios == again.ratios
+    assert (first.rows != other.rows).any()
+
+
+def test_all_rows_and_keys_are_looked_at_where_there_are_no_more() -> None:
+    found = delivered().check(samples=ROWS)
+    assert len(found.rows) == found.all_rows == ROWS
+    assert found.keys is not None
+    assert len(found.keys) == found.all_keys == KEYS
+    assert found.missed(1 / ROWS) == 0
+    assert f"all {ROWS} rows were looked at" in str(found)
+    assert f"all {KEYS} keys were looked at" in str(found)
+
+
+@pytest.mark.parametrize("empty", ["B", "H", "T", "S", "E"])
+def test_sizes_of_0_are_checked(empty: str) -> None:
+    size = {"B": 2, "H": 3, "T": 5, "S": 7, "E": 2} | {empty: 0}
+    B, H, T, S, E = size.values()
+    q, k, v = np.ones((B, H, T, 3)), np.ones((B, H, S, 3)), np.ones((B, H, S, E))
+    fwd = npattn.forward(q, k, v)
+    found = spot_check(fwd.out, fwd.lse, q, k, v)
+    assert found.passed
+    assert found.all_rows == B * H * T
+    assert isinstance(str(found), str)
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+def test_mapped_files_are_neither_written_nor_held_whole(tmp_path: Path) -> None:
+    H, S, D = 2, 2**16, 16
+    rng = np.random.default_rng(0)
+    mapped = {}
+    for name in ("q", "k", "v", "out"):
+        np.save(tmp_path / name, rng.standard_normal((H, S, D), dtype=np.float32))
+        mapped[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+    before = {name: (tmp_path / f"{name}.npy").read_bytes() for name in mapped}
+    tracemalloc.start()
+    with patch.object(rows_module, "CELLS", 2**10):
+        found = spot_check(mapped["out"], None, mapped["q"], mapped["k"], mapped["v"], samples=3)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert not found.passed  # the numbers are noise
+    # One head of k, in its own dtype; the scores of three rows are three sixteenths of that.
+    assert peak < S * D * 4
+    assert {name: (tmp_path / f"{name}.npy").read_bytes() for name in mapped} == before
+
+
+def test_nothing_that_was_passed_is_written_to() -> None:
+    case = delivered(sinks=np.zeros(H), bias=np.zeros((T, S)))
+    given = {"q": case.q, "k": case.k, "v": case.v, **case.results, **case.options}
+    for array in given.values():
+        array.flags.writeable = False
+    assert case.check(samples=5).passed
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def test_the_report_says_what_was_looked_at_and_what_may_have_been_missed() -> None:
+    text = str(delivered().check(samples=64))
+    assert text.startswith("spot check passed: largest error / allowed error o 0.")
+    assert f"64 of {ROWS} rows were looked at, drawn with seed 0: if 4.4 % of the rows" in text
+    assert f"64 of {KEYS} keys were looked at" in text
+    assert "would have missed them with probability 4.8 %" in text
+
+
+def test_the_report_shows_the_first_failures_and_counts_the_rest() -> None:
+    case = delivered()
+    found = case.check(
+        samples=25, out=-case.results["out"], dq=None, dk=None, dv=None, dout=None, dlse=None
+    )
+    text = str(found)
+    assert text.startswith("spot check FAILED")
+    assert text.count("\n  o[") == 10
+    assert "  and 15 more" in text
+    b, h, t, e = found.failures[0].index
+    assert f"o[{b}, {h}, {t}, {e}]: got " in text
+    assert found.failures[0].want == pytest.approx(-found.failures[0].got, rel=1e-4)
+    assert found.worst == max(failure.ratio for failure in found.failures)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"out": None}, "out is None, must be what the implementation delivered"),
+        ({"out": np.zeros((B, H, T, E + 1))}, r"out has shape .*, must have \(2, 6, 53, 7\)"),
+        ({"lse": np.zeros((B, H, T, 1))}, r"lse has shape .*, must have \(2, 6, 53\)"),
+        ({"out": np.zeros((B, H, T, E), int)}, "out is int64, must be floating"),
+        ({"dq": np.zeros((B, H, T, D + 1))}, "dq has shape"),
+        ({"dout": np.zeros((B, H, T))}, "dout has shape"),
+        ({"dlse": np.zeros((B, H, S))}, "dlse has shape"),
+        ({"dout": None}, "dq is given without dout"),
+        ({"dq": None, "dk": None, "dv": None}, "dout is given, must be None without dq, dk or dv"),
+        ({"dq": None, "dk": None, "dv": None, "dout": None}, "dlse is given, must be None"),
+        ({"lse": None}, "lse is None, must be given for dv"),
+        ({"samples": 0}, "samples is 0, must be an integer ≥ 1"),
+        ({"seed": -1}, "seed is -1, must be an integer ≥ 0"),
+        ({"rounding": "loose"}, "rounding is 'loose', must be one of"),
+        ({"conventions": "torch"}, "conventions is 'torch', must be a Conventions"),
+        ({"causal": True}, "causal is True with T = 53 queries and S = 61 keys"),
+        ({"window": (-1, 0)}, "window is"),
+        ({"mask": np.ones(S, bool)}, "mask has shape"),
+        (
+            {"conventions": Conventions(hidden_fill=-1.0), "causal": "top_left"},
+            "dv is given under conventions by which hidden keys get a gradient",
+        ),
+        ({"conventions": Conventions(empty_row="mean")}, "dv is given under conventions"),
+        ({"conventions": Conventions(window="total"), "window": (0, 0)}, "must have left ≥ 1"),
+        ({"mask": np.zeros((1, 1), bool)}, "no query that was drawn sees a key"),
+    ],
+)
+def test_what_is_not_legal_is_an_error_that_says_so(changes: dict[str, Any], message: str) -> None:
+    case = delivered()
+    with pytest.raises(NpattnError, match=message):
+        case.check(samples=changes.pop("samples", 5), **changes)
+
+
+def test_complex_arrays_are_refused() -> None:
+    q, k, v = arrays()
+    with pytest.raises(DtypeError, match="q is complex64, must be real"):
+        spot_check(*online(q, k, v), q.astype(np.complex64), k, v)
