@@ -33,8 +33,11 @@ KEYS = 512
 """Keys in a strip: with QUERIES, half the cache that a core has to itself, in float32."""
 CELL = 256
 """Keys in the smallest part of a strip that a mask is asked about."""
-LARGE = 2**18
-"""Scores from which on this engine is the faster one: benchmarks/engines.py."""
+LARGE = {4: 2**18, 8: 2**20}
+"""From how many scores on this engine is the faster one, by bytes of a number.
+
+Source: benchmarks/engines.py.
+"""
 
 
 class Saved(NamedTuple):
@@ -113,9 +116,11 @@ def weights(problem: Problem, saved: Saved) -> Array:
 
 def choice(problem: Problem) -> str:
     """The faster engine: "dense" or "tiled"."""
-    real = problem.dtype.kind == "f" and problem.storage is None
-    large = problem.H * math.prod(problem.lead) * problem.T * problem.S >= LARGE
-    return "tiled" if real and large else "dense"
+    least = LARGE.get(problem.dtype.itemsize)
+    if problem.dtype.kind != "f" or problem.storage is not None or least is None:
+        return "dense"
+    scores = problem.H * math.prod(problem.lead) * problem.T * problem.S
+    return "tiled" if scores >= least else "dense"
 
 
 # --- what all tiles of a problem have in common ---------------------------------------------------

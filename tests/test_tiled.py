@@ -369,10 +369,11 @@ def test_complex_arrays_are_refused():
 
 
 def test_auto_takes_it_where_there_are_many_scores():
-    few, many = (normal(1, n, 2) for n in (23, 1009))
+    few, many = (normal(1, n, 2) for n in (23, 1031))
     assert npattn.forward(few, few, few).engine == "dense"
     assert npattn.forward(many, many, many).engine == "tiled"
     assert npattn.forward(many, many, many, dtype="bfloat16").engine == "dense"
+    assert npattn.forward(many, many, many, dtype="complex128").engine == "dense"
     assert npattn.forward(many, many, many, engine="dense").engine == "dense"
 
 
