@@ -33,8 +33,11 @@ KEYS = 512
 """Keys in a strip: with QUERIES, half the cache that a core has to itself, in float32."""
 CELL = 256
 """Keys in the smallest part of a strip that a mask is asked about."""
-LARGE = 2**18
-"""Scores from which on this engine is the faster one: benchmarks/engines.py."""
+LARGE = {4: 2**18, 8: 2**20}
+"""From how many scores on this engine is the faster one, by bytes of a number.
+
+Source: benchmarks/engines.py.
+"""
 
 
 class Saved(NamedTuple):
@@ -113,9 +116,11 @@ def weights(problem: Problem, saved: Saved) -> Array:
 
 def choice(problem: Problem) -> str:
     """The faster engine: "dense" or "tiled"."""
-    real = problem.dtype.kind == "f" and problem.storage is None
-    large = problem.H * math.prod(problem.lead) * problem.T * problem.S >= LARGE
-    return "tiled" if real and large else "dense"
+    least = LARGE.get(problem.dtype.itemsize)
+    if problem.dtype.kind != "f" or problem.storage is not None or least is None:
+        return "dense"
+    scores = problem.H * math.prod(problem.lead) * problem.T * problem.S
+    return "tiled" if scores >= least else "dense"
 
 
 # --- what all tiles of a problem have in common ---------------------------------------------------
@@ -211,11 +216,13 @@ class _Call:
     def scaled(self, plane: Plane, t0: int, t1: int, space: _Space) -> Array:
         """scale · q of a block of queries."""
         q = self.q[plane][t0:t1]
-        return np.multiply(q, self.scale, out=space("q", *q.shape))
+        scaled: Array = np.multiply(q, self.scale, out=space("q", *q.shape))
+        return scaled
 
     def hidden(self, tile: Tile) -> Array:
         assert self.mask is not None
-        return np.logical_not(self.mask.tile(tile))
+        hidden: Array = np.logical_not(self.mask.tile(tile))
+        return hidden
 
     def modified(self, tile: Tile, s: Array, partial: bool, slope: bool = False) -> Array | None:
         """Turn scale · q kᵀ into the final scores, in place, and give the slope of that.  [2-7]"""
@@ -304,10 +311,11 @@ def _block(
     total = _sums(call, plane, q, t0, t1, space, None, out)
     total = total if sink is None else total + np.exp(sink)
     # A sum that is not tiny has lost none of its terms that count to underflow.
-    if not (total > np.finfo(call.dtype).eps).all() or not np.isfinite(total.sum() + out.sum()):
+    good = (total > np.finfo(call.dtype).eps) & np.isfinite(total) & np.isfinite(out).all(-1)
+    if not good.all():
         m = _maxima(call, plane, q, t0, t1, space)
         m = m if sink is None else np.maximum(m, sink)
-        shift[...] = np.where(m == -np.inf, 0, m)
+        shift[...] = np.where(good | (m == -np.inf), 0, m)  # no row depends on what others see
         total = _sums(call, plane, q, t0, t1, space, shift, out)
         total = total if sink is None else total + np.exp(sink - shift)
     np.log(total, out=log)
@@ -502,16 +510,17 @@ class _Pull:
     def _rows(self, plane: Plane, t0: int, t1: int, space: _Space) -> tuple[Array, Array, bool]:
         """q · scale and do of a block of queries, in the fast path with −log and −delta beside.
 
-        Where the rows were shifted, lse is left to be subtracted last, shift first.
+        Of a row that was shifted, lse is left to be subtracted last, shift first.
         """
         q, do = self.call.scaled(plane, t0, t1, space), self.do[plane][t0:t1]
         if not self.fast:
             return q, do, True
         log, delta = self.log[plane][t0:t1], self.delta[plane][t0:t1]
-        late = bool(self.shift[plane][t0:t1].any())
+        shifted = self.shift[plane][t0:t1] != 0
         q1 = space("q1", t1 - t0, q.shape[1] + 1)
         do1 = space("do1", t1 - t0, do.shape[1] + 1)
-        return _with_column(q, 0 if late else -log, q1), _with_column(do, -delta, do1), late
+        q1 = _with_column(q, np.where(shifted, 0, -log), q1)
+        return q1, _with_column(do, -delta, do1), bool(shifted.any())
 
     def _fast_tile(
         self, tile: Tile, partial: bool, late: bool, q: Array, do: Array, k: Array, v: Array,
@@ -523,8 +532,9 @@ class _Pull:
         if call.bias is not None:
             np.add(p, call.bias.tile(tile), out=p, casting="same_kind")
         if late:
-            p -= self.shift[tile.plane][tile.t0 : tile.t1, None]
-            p -= self.log[tile.plane][tile.t0 : tile.t1, None]
+            shift = self.shift[tile.plane][tile.t0 : tile.t1, None]
+            p -= shift
+            p -= np.where(shift == 0, 0, self.log[tile.plane][tile.t0 : tile.t1, None])
         np.exp(p, out=p)
         hidden = call.hidden(tile) if partial else None
         if hidden is not None:

@@ -1,12 +1,14 @@
 """The judge finds every mutant of the zoo by a rule that it names, and lets the base pass."""
 
 import pytest
+from hypothesis import settings
 
 from npattn.testing import check
 from npattn.testing.mutants import MUTANTS, Attention, base, base_backward, mutant
 from npattn.testing.properties import PROPERTIES
 from npattn.testing.zoo import ENOUGH, witness
 
+PROBLEMS = min(5 * settings().max_examples // 2, 1000)  # a thousand in the nightly profile
 EQUIVALENT = [name for name, mutant in MUTANTS.items() if mutant.equivalent]
 
 
@@ -36,7 +38,7 @@ def test_nothing_of_the_base_is_wrong_where_it_was_probed(report_on_the_base):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_rule_that_the_mutant_names_fails_it_far_beyond_what_rounding_does(name):
-    mutant, found = MUTANTS[name], []
+    mutant, worst = MUTANTS[name], 0.0
     for rule in mutant.killed_by:  # one is enough
         report = check(
             mutant.forward,
@@ -46,17 +48,14 @@ def test_a_rule_that_the_mutant_names_fails_it_far_beyond_what_rounding_does(nam
             rounding=mutant.rounding,
             shrink=False,
         )
-        found = [
-            o
-            for o in report.outcomes
-            if o.rule == rule
-            and (o.status == "failed" or (o.rule, o.status) == ("aggregate", "suspect"))
-        ]
-        if found:
+        for o in report.outcomes:
+            if (o.rule, o.status) in ((rule, "failed"), ("aggregate", "suspect")):
+                worst = max(worst, o.worst)
+        if worst > ENOUGH:
             break
-    assert found, str(report)
-    if max(o.worst for o in found) <= ENOUGH:  # that problem showed it, another shows it better
-        assert witness(mutant) is not None
+    assert worst > 1, str(report)
+    # Where those problems showed it, others may show it better.
+    assert worst > ENOUGH or witness(mutant) is not None
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -67,12 +66,12 @@ def test_a_mutant_names_rules_that_there_are(name):
 
 
 @pytest.mark.parametrize("name", EQUIVALENT)
-def test_the_output_of_an_equivalent_mutant_is_right_on_a_thousand_problems(name):
+def test_the_output_of_an_equivalent_mutant_is_right_on_every_problem(name):
     mutant = MUTANTS[name]
-    report = check(mutant.forward, only=["agreement-o"], examples=1000, shrink=False)
+    report = check(mutant.forward, only=["agreement-o"], examples=PROBLEMS, shrink=False)
     (outcome,) = (o for o in report.outcomes if o.rule == "agreement-o")
     assert outcome.status == "passed", outcome.message
-    assert outcome.examples == 1000
+    assert outcome.examples == PROBLEMS
 
 
 def test_there_are_equivalent_mutants_and_each_needs_lse():

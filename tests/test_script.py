@@ -14,6 +14,7 @@ import pytest
 from npattn.conventions import Conventions
 from npattn.testing import Implementation, check
 from npattn.testing.mutants import MUTANTS
+from npattn.testing.script import _literal
 from npattn.testing.targets import load
 
 # What somebody has in a file of their own; each function is wrong in its own way.
@@ -414,6 +415,19 @@ def test_an_object_with_a_repr_of_many_lines_gives_a_script_that_can_be_read():
     text = failure(Kernel(), "agreement-o").script()
     ast.parse(text)
     assert "TODO" in text
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (67,), (3, 5), (2, 3, 5, 71), (2, 0, 3)])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bool"])
+def test_arrays_are_written_to_the_last_bit_in_lines_that_fit(shape, dtype):
+    rng = np.random.default_rng(0)
+    array = np.asarray(rng.standard_normal(shape) * 10.0 ** rng.integers(-9, 5, shape))
+    array[rng.random(shape) < 0.4] = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324])
+    text = _literal(array.astype(dtype))
+    made = eval(text, {"np": np})
+    assert (made.dtype, made.shape) == (dtype, shape)
+    assert made.tobytes() == array.astype(dtype).tobytes()
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_what_passed_has_no_script():

@@ -12,6 +12,7 @@ from hypothesis import seed as hypothesis_seed
 from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.testing import covering as cover
+from npattn.testing import strategies
 from npattn.testing.covering import OPTIONS, covering, traits
 from npattn.testing.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
 from npattn.testing.strategies import (
@@ -322,6 +323,22 @@ def test_what_is_planned_depends_on_the_seed_alone():
     first, again, other = (list(Pools(Space()).planned(seed, 60)) for seed in (3, 3, 5))
     assert first == again
     assert not set(first) & set(other)
+
+
+def test_what_is_planned_does_not_depend_on_what_was_planned_before():
+    forced = {"mask": ("full", "matrix"), "bias": ("full", "matrix")}
+    turned = dict(reversed(forced.items()))
+    one, other = (Pools(Space(features=frozenset()), force=x) for x in (forced, turned))
+    assert one == other  # though what a seed chooses differs
+    after = list(one.planned(3, 10)), list(other.planned(3, 10))
+    strategies._after_pairs.cache_clear()
+    assert list(other.planned(3, 10)) == after[1] != after[0]
+
+
+def test_pairs_of_options_are_planned_without_drawing_what_comes_after(monkeypatch):
+    monkeypatch.setattr(strategies, "_after_pairs", None)
+    pools = Pools(Space())
+    assert len({*itertools.islice(pools.planned(0, 100), 46)}) == 46
 
 
 def planned(seed, space=None, **words):

@@ -55,12 +55,31 @@ def backward(dout, q, k, v, mask=None, *, out, lse, dlse=None, dweights=None, **
     return {name: getattr(grads, name) for name in ALL if getattr(grads, name) is not None}
 
 
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_judge_finds_nothing(dtype):
-    report = check(attention, backward=backward, dtypes=(dtype,), framework="numpy", examples=40)
+def test_the_judge_finds_nothing(monkeypatch):
+    for name, n in {"QUERIES": 9, "KEYS": 16, "CELL": 8}.items():
+        monkeypatch.setattr(tiled, name, n)
+    sizes = {"T": (1, 2, 7, 13, 16), "S": (1, 5, 11, 16, 17)}
+    report = check(attention, backward=backward, framework="numpy", sizes=sizes, examples=8)
     assert report.passed, str(report)
-    assert not report.untested
+
+
+def test_a_row_keeps_its_bits_whatever_others_see():
+    """A score that overflows exp is subtracted in its own row alone."""
+    given = problem()
+    mask = np.ones((T, S), bool)
+    mask[1:, 3] = False
+    k = given.k.copy()
+    k[..., 3, :] *= 1e5
+    do = normal(B, H, T, E, seed=3)
+    do[..., 0, :] = 0
+    before, after = (
+        npattn.api.evaluate(given.replace(mask=mask, k=x), engine="tiled") for x in (given.k, k)
+    )
+    assert (after.residuals[-1].shift[..., 0] != 0).any()
+    assert (after.residuals[-1].shift[..., 1:] == 0).all()
+    assert np.array_equal(before.out[..., 1:, :], after.out[..., 1:, :])
+    one, other = (npattn.backward(fwd, do) for fwd in (before, after))
+    assert np.array_equal(one.q[..., 1:, :], other.q[..., 1:, :])
 
 
 def problem(seed=0, sizes=(T, S), **options):
@@ -125,6 +144,8 @@ def narrowed(given, dtype):
 @pytest.mark.parametrize("poison", POISON)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_option_is_as_near_to_dense_as_rounding_allows(options, poison, dtype):
+    if poison == "infinite key" and options in ("softcap", "score_mod"):
+        pytest.skip("a cap makes inf a finite score, of which no error can be derived")
     given = narrowed(problem(**OPTIONS[options]), dtype)
     do, dlse = normal(B, H, T, E, seed=3).astype(dtype), normal(B, H, T, seed=4).astype(dtype)
     POISON[poison](given.q, given.k, given.v, do)
@@ -145,7 +166,8 @@ def assert_parameter_allowed(got, given, do, dlse):
     exact = npattn.api.evaluate(given.replace(dtype="float64"), engine="dense")
     want = npattn.backward(exact, do, dlse).bias
     room = allowed(given.materialised(), given.q.dtype, None, dout=do, dlse=dlse)["dbias"]
-    room = given.bias.gradient(room)
+    with np.errstate(invalid="ignore"):  # a room of inf, times a distance of 0
+        room = given.bias.gradient(room)
     terms = (x if isinstance(x, tuple) else (x,) for x in (got, want, room))
     for one, exact, limit in zip(*terms, strict=True):
         line = compare_arrays("dbias", one, exact, abs(limit))
@@ -347,10 +369,11 @@ def test_complex_arrays_are_refused():
 
 
 def test_auto_takes_it_where_there_are_many_scores():
-    few, many = (normal(1, n, 2) for n in (23, 1009))
+    few, many = (normal(1, n, 2) for n in (23, 1031))
     assert npattn.forward(few, few, few).engine == "dense"
     assert npattn.forward(many, many, many).engine == "tiled"
     assert npattn.forward(many, many, many, dtype="bfloat16").engine == "dense"
+    assert npattn.forward(many, many, many, dtype="complex128").engine == "dense"
     assert npattn.forward(many, many, many, engine="dense").engine == "dense"
 
 

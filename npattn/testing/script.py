@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -267,11 +268,8 @@ def _literal(array: Array) -> str:
     dtype = repr(array.dtype.name)
     if array.size == 0:
         return f"np.zeros({array.shape}, {dtype})"
-    if array.dtype == bool:
-        return f"np.array({array.tolist()}, bool)"
-    wide = array.astype(np.float64)
-    text = np.array2string(
-        wide, separator=", ", threshold=sys.maxsize, max_line_width=96, floatmode="unique"
-    )
-    text = text.replace("nan", "np.nan").replace("inf", "np.inf").replace("\n", "\n    ")
+    numbers = (array if array.dtype == bool else array.astype(np.float64)).tolist()
+    # repr gives back every bit, and takes a tenth of the time of np.array2string.
+    text = str(numbers).replace("nan", "np.nan").replace("inf", "np.inf").replace("], [", "],\n[")
+    text = re.sub("(.{56,}?,) ", r"\1\n", text).replace("\n", "\n    ")
     return f"np.array({text}).astype({dtype})"

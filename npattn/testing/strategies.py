@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import combinations
+from functools import cached_property, lru_cache
+from itertools import combinations, zip_longest
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,9 @@ class Space:
                     'sequence of integers ≥ 0, as in {"D": (64, 128)}'
                 )
 
+    def __hash__(self) -> int:
+        return hash((self.features, self.structure, self.dtype, frozenset(self.sizes)))
+
     def pool(self, letter: str) -> tuple[int, ...]:
         """The sizes to draw from; 0 is drawn apart."""
         if letter in self.sizes:
@@ -174,6 +177,9 @@ class Pools:
     force: Mapping[str, Any] = field(default_factory=dict)
     forbid: frozenset[str] = frozenset()
     nonempty: bool = False
+
+    def __hash__(self) -> int:
+        return hash((self.space, frozenset(self.force), self.forbid, self.nonempty))
 
     @cached_property
     def lists(self) -> dict[str, Sequence[Any]]:
@@ -241,17 +247,18 @@ class Pools:
         """
         if not all(self.lists.values()):
             return  # sizes of 0 only, for a rule that needs more
+        yield from self._pairs(seed, examples)
+        covered, crowds, seeds = _after_pairs(self, tuple(self.lists), seed, examples)
+        yield from covered
+        for (beaten, other), crowd in zip_longest(seeds, crowds[: len(seeds)]):
+            yield self.recipe(beaten + 1)
+            yield crowd or self.recipe(other)
+
+    def _pairs(self, seed: int, examples: int) -> list[Recipe]:
+        """Every pair of options, up to half of the examples."""
         first = len(self.few) * (seed % 2**20)
         pairs = min(len(self.few), examples // 2)
-        plan = [self.recipe(2 * (first + n) + 1) for n in range(pairs)]
-        rng = np.random.default_rng([seed, 11])
-        draws = [self.recipe(2 * int(x)) for x in rng.integers(2**31, size=CANDIDATES)]
-        yield from plan
-        yield from covering(plan, draws)
-        crowds = (recipe for recipe in draws if len(options_on(recipe)) > CROWD)
-        for seeds in 2 * rng.integers(2**31, size=(5 * examples, 2)):
-            yield self.recipe(int(seeds[0]) + 1)
-            yield next(crowds, None) or self.recipe(int(seeds[1]))
+        return [self.recipe(2 * (first + n) + 1) for n in range(pairs)]
 
     def changes(self) -> st.SearchStrategy[tuple[Any, ...]]:
         """Changes to what a seed chose: few, and as it shrinks, all of them."""
@@ -261,6 +268,22 @@ class Pools:
     def near(self, seed: int) -> st.SearchStrategy[Recipe]:
         """Recipes like that of the seed; Hypothesis shrinks them to the simplest."""
         return self.changes().map(lambda changes: self.recipe(seed, changes))
+
+
+@lru_cache(maxsize=128)
+def _after_pairs(
+    pools: Pools, fields: tuple[str, ...], seed: int, examples: int
+) -> tuple[list[Recipe], list[Recipe], list[list[int]]]:
+    """What covers all that pairs of options leave, crowds of options, and pairs of seeds.
+
+    Remembered, for many rules and implementations draw alike. What a seed chooses depends on the
+    order of the fields, which pools that are equal may have differently.
+    """
+    rng = np.random.default_rng([seed, 11])
+    draws = [pools.recipe(2 * int(x)) for x in rng.integers(2**31, size=CANDIDATES)]
+    covered = list(covering(pools._pairs(seed, examples), draws))
+    crowds = [recipe for recipe in draws if len(options_on(recipe)) > CROWD]
+    return covered, crowds, (2 * rng.integers(2**31, size=(5 * examples, 2))).tolist()
 
 
 def recipes(space: Space | None = None, **options: Any) -> st.SearchStrategy[Recipe]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import tee
 from typing import Any
 
 import numpy as np
@@ -125,14 +127,14 @@ class Trial:
     shuns_empty_rows: bool = False
     _agreements: dict[Recipe, dict[str, Comparison]] = field(default_factory=dict)
     _judged: dict[Recipe, Judged] = field(default_factory=dict)
-    _planned: dict[Any, list[Recipe]] = field(default_factory=dict)
+    _planned: dict[Any, Iterator[Recipe]] = field(default_factory=dict)
 
-    def planned(self, pools: Pools, seed: int, examples: int) -> list[Recipe]:
-        """`Pools.planned`; remembered, for many rules draw alike."""
+    def planned(self, pools: Pools, seed: int, examples: int) -> Iterator[Recipe]:
+        """`Pools.planned`; what was drawn is remembered, for many rules draw alike."""
         key = (tuple(sorted(pools.force.items())), pools.forbid, pools.nonempty, seed, examples)
         if key not in self._planned:
-            self._planned[key] = list(pools.planned(seed, examples))
-        return self._planned[key]
+            (self._planned[key],) = tee(pools.planned(seed, examples), 1)
+        return copy(self._planned[key])
 
     def problem(self, recipe: Recipe) -> Problem:
         """The recipe's problem in the terms of the conventions."""

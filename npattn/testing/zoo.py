@@ -27,7 +27,7 @@ from npattn.testing.correct import CORRECT
 from npattn.testing.implementation import Implementation, ImplementationError
 from npattn.testing.mutants import MUTANTS, Mutant
 from npattn.testing.probe import Probe
-from npattn.testing.properties import PROPERTIES
+from npattn.testing.properties import PROPERTIES, Property
 from npattn.testing.recipe import Recipe
 from npattn.testing.report import Report
 from npattn.testing.rounding import Rounding
@@ -284,19 +284,28 @@ def witness(mutant: Mutant, *, seed: int = 0, tries: int = 300) -> tuple[Recipe,
     for outcome in Probe(trial, []).run():
         if outcome.status == "failed" and outcome.rule in mutant.killed_by:
             return space.base(), math.inf
-    for name in mutant.killed_by:
-        rule = PROPERTIES.get(name)
-        if rule is None or rule.unless(trial) is not None:
-            continue
-        drawn: Iterable[Recipe] = Pools(trial.space, **rule.draw(trial)).planned(seed, tries)
+    for rule, recipe in _in_turn(trial, mutant.killed_by, seed, tries):
+        try:
+            rule.check(trial, recipe)
+        except Violation as err:
+            if err.ratio > ENOUGH:
+                return recipe, err.ratio
+        except ImplementationError:
+            continue  # a crash shows nothing
+    return None
+
+
+def _in_turn(
+    trial: Trial, names: Iterable[str], seed: int, tries: int
+) -> Iterator[tuple[Property, Recipe]]:
+    """Each rule that applies with its first recipe, then each with its second."""
+    rules = [PROPERTIES[name] for name in names if name in PROPERTIES]
+    rules = [rule for rule in rules if rule.unless(trial) is None]
+    draws: list[Iterable[Recipe]] = []
+    for rule in rules:
+        drawn: Iterable[Recipe] = trial.planned(Pools(trial.space, **rule.draw(trial)), seed, tries)
         if rule.recipes is not None:
             drawn = rule.recipes(trial, seed, tries)
-        for recipe in itertools.islice(drawn, tries):
-            try:
-                rule.check(trial, recipe)
-            except Violation as err:
-                if err.ratio > ENOUGH:
-                    return recipe, err.ratio
-            except ImplementationError:
-                continue  # a crash shows nothing
-    return None
+        draws.append(itertools.islice(drawn, tries))
+    for turn in itertools.zip_longest(*draws):
+        yield from ((rule, r) for rule, r in zip(rules, turn, strict=True) if r is not None)
