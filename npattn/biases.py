@@ -63,11 +63,6 @@ class Bias(Sized):
         """The terms of a sum; of anything else, itself."""
         return (self,)
 
-    @property
-    def finite(self) -> bool:
-        """Whether no number of the parameter is inf or NaN."""
-        raise NotImplementedError
-
     def tile(self, tile: Tile) -> Array:
         """The bias of a rectangle of one head's scores.
 
@@ -300,10 +295,6 @@ class Dense(Bias):
     def dtype(self) -> np.dtype[Any]:
         return _dtype(self.array)
 
-    @property
-    def finite(self) -> bool:
-        return bool(np.isfinite(self.array).all())
-
     def _known(self) -> Known:
         return known_of(self.array)
 
@@ -335,10 +326,6 @@ class Alibi(Bias):
     @property
     def dtype(self) -> np.dtype[Any]:
         return _dtype(self._parameter)
-
-    @property
-    def finite(self) -> bool:
-        return bool(np.isfinite(self._parameter).all())
 
     @cached_property
     def _parameter(self) -> Array:
@@ -380,10 +367,6 @@ class Relative(Bias):
     @property
     def dtype(self) -> np.dtype[Any]:
         return _dtype(self._parameter)
-
-    @property
-    def finite(self) -> bool:
-        return bool(np.isfinite(self._parameter).all())
 
     @cached_property
     def _parameter(self) -> Array:
@@ -457,10 +440,6 @@ class Sum(Bias):
     @property
     def parts(self) -> tuple[Bias, ...]:
         return self.terms
-
-    @property
-    def finite(self) -> bool:
-        return all(term.finite for term in self.terms)
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -148,12 +148,8 @@ class _Call:
         self.bias = None if problem.bias is None else biases.of(problem.bias)
         self.keep = None if problem.dropout_mask is None else masks.of(problem.dropout_mask)
         self.sinks = None if problem.sinks is None else problem.sinks.astype(self.dtype)
-        # Where something is not finite, or a finite score may become −inf, each product asks what
-        # is live: 0 · NaN is NaN.  [10]
-        self.careful = problem.score_mod is not None or not (
-            all(_finite(x) for x in (self.q, self.k, self.v))
-            and (self.bias is None or self.bias.finite)
-        )
+        # Where something is not finite, each product asks what is live: 0 · NaN is NaN.  [10]
+        self.careful = not all(_finite(x) for x in (self.q, self.k, self.v))
 
     def operand(self, x: Array, heads: int) -> Array:
         """An array in the dtype computed in, with every leading axis."""
@@ -355,8 +351,6 @@ def _sums(
         if shift is not None:
             s -= shift[rows, None]
         p = np.exp(s, out=s)
-        if live is not None:
-            p[~live] = 0  # NaN in a row of NaN
         total[rows] += p @ np.ones(p.shape[1], call.dtype)
         if call.keep is not None:
             p *= call.kept(tile)

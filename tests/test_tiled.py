@@ -174,6 +174,59 @@ def assert_parameter_allowed(got, given, do, dlse):
         assert line.passed, str(line)
 
 
+EXTREMES = {
+    "values that overflow times what does not": {"bias": np.full((1, 1), 80.0), "v": 1e6},
+    "a sink beyond exp": {"sinks": np.full(H, 200.0), "bias": np.full((1, 1), 195.0)},
+    "sums that are almost lost": {"bias": np.full((1, 1), -95.0)},
+    "scores beyond exp": {"bias": np.full((1, 1), 200.0)},
+    "a NaN that nobody sees": {"mask": masks.lengths([S - 1, S - 1]), "hidden": np.nan},
+    "inf that nobody sees": {"mask": masks.lengths([S - 1, S - 1]), "hidden": np.inf},
+}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("case", EXTREMES)
+def test_what_leaves_the_range_of_float32_is_as_near_as_anything(case):
+    words = dict(EXTREMES[case])
+    size, hidden = words.pop("v", 1.0), words.pop("hidden", None)
+    given = narrowed(problem(**words), "float32")
+    given = given.replace(v=given.v * np.float32(size))
+    if hidden is not None:
+        given.k[..., -1, :] = given.v[..., -1, :] = hidden
+    do, dlse = (normal(B, H, *n, seed=3).astype("float32") for n in ((T, E), (T,)))
+    fwd = npattn.api.evaluate(given, engine="tiled")
+    grads = npattn.backward(fwd, do, dlse)
+    got = {"o": fwd.out, "lse": fwd.lse, "dq": grads.q, "dk": grads.k, "dv": grads.v}
+    assert all(np.isfinite(x).all() for x in got.values())
+    lines = compare(got, given, dout=do, dlse=dlse)
+    assert all(line.passed for line in lines), "\n".join(map(str, lines))
+    exact = npattn.api.evaluate(given.replace(dtype="float64"), engine="dense")
+    # Each score is rounded by half of 2⁻²³ of its size, that of its bias included.
+    error = 2.0**-23 * (100 + abs(exact.lse).max())
+    assert abs(fwd.out - exact.out).max() <= error * abs(exact.out).max()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("case", ["a NaN bias", "a cotangent of a row that sees nothing"])
+def test_what_is_behind_a_bias_of_minus_inf_gets_no_gradient(case):
+    bias, dlse = np.zeros((T, S)), normal(B, H, T, seed=4)
+    if case == "a NaN bias":
+        bias[0, 0], bias[0, 1:] = np.nan, -np.inf  # a row of NaN, that of key 0 alone
+    else:
+        bias[0], dlse[..., 0] = -np.inf, np.nan
+    given, do = problem(bias=bias), normal(B, H, T, E, seed=3)
+    want, got = (
+        npattn.backward(npattn.api.evaluate(given, engine=name), do, dlse)
+        for name in ("dense", "tiled")
+    )
+    for name in ("q", "k", "v", "bias"):
+        one, other = getattr(want, name), getattr(got, name)
+        finite = np.isfinite(one)
+        assert finite.all() == (case != "a NaN bias")
+        assert np.array_equal(finite, np.isfinite(other))
+        assert_near(other[finite], one[finite])
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("options", ["plain", "bias", "dropout", "mask of each head", "alibi"])
 def test_cotangents_of_the_weights_go_in(options):
@@ -347,6 +400,7 @@ def test_parts_hold_each_visible_score_once_and_no_hidden_one_unmarked(options):
     for plane, t0, t1 in call.blocks():
         for r0, r1, s0, s1, partial in call.parts(plane, t0, t1):
             assert t0 <= r0 < r1 <= t1
+            assert s1 - s0 <= (tiled.CELL if partial else tiled.KEYS)
             seen[plane][r0:r1, s0:s1] += 1
             assert partial or visible[plane][r0:r1, s0:s1].all()
     assert seen.max() == 1
