@@ -176,11 +176,11 @@ def assert_parameter_allowed(got, given, do, dlse):
 
 EXTREMES = {
     "values that overflow times what does not": {"bias": np.full((1, 1), 80.0), "v": 1e6},
-    "a sink beyond exp": {"sinks": np.full(H, 200.0), "bias": np.full((1, 1), 195.0)},
+    "a sink beyond exp": {"sinks": np.full(H, 200.0)},
     "sums that are almost lost": {"bias": np.full((1, 1), -95.0)},
     "scores beyond exp": {"bias": np.full((1, 1), 200.0)},
-    "a NaN that nobody sees": {"mask": masks.lengths([S - 1, S - 1]), "hidden": np.nan},
-    "inf that nobody sees": {"mask": masks.lengths([S - 1, S - 1]), "hidden": np.inf},
+    "a NaN that nobody sees": {"mask": np.arange(S)[None] != 10, "hidden": np.nan},
+    "inf that nobody sees": {"mask": np.arange(S)[None] != 10, "hidden": np.inf},
 }
 
 
@@ -192,7 +192,7 @@ def test_what_leaves_the_range_of_float32_is_as_near_as_anything(case):
     given = narrowed(problem(**words), "float32")
     given = given.replace(v=given.v * np.float32(size))
     if hidden is not None:
-        given.k[..., -1, :] = given.v[..., -1, :] = hidden
+        given.k[..., 10, :] = given.v[..., 10, :] = hidden
     do, dlse = (normal(B, H, *n, seed=3).astype("float32") for n in ((T, E), (T,)))
     fwd = npattn.api.evaluate(given, engine="tiled")
     grads = npattn.backward(fwd, do, dlse)
@@ -203,7 +203,8 @@ def test_what_leaves_the_range_of_float32_is_as_near_as_anything(case):
     exact = npattn.api.evaluate(given.replace(dtype="float64"), engine="dense")
     # Each score is rounded by half of 2⁻²³ of its size, that of its bias included.
     error = 2.0**-23 * (100 + abs(exact.lse).max())
-    assert abs(fwd.out - exact.out).max() <= error * abs(exact.out).max()
+    lost = S * np.finfo("float32").tiny  # what underflows beside a sink
+    assert abs(fwd.out - exact.out).max() <= error * abs(exact.out).max() + lost
 
 
 @pytest.mark.usefixtures("small")
