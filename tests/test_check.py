@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 import npattn
 from npattn.conventions import Conventions
@@ -14,6 +15,7 @@ from npattn.testing.properties import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward, naive
 
 FEW = 8  # examples
+OF_EVERY_RULE = min(settings().max_examples // 15, FEW)  # 4; in the nightly profile 8
 
 
 def outcome_of(report, rule):
@@ -624,9 +626,8 @@ CONVENTIONS = {
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_who_means_something_else_passes_under_its_conventions(name):
     quirks, meaning = CONVENTIONS[name]
-    report = check(
-        peculiar(**quirks), framework="numpy", conventions=Conventions(**meaning), examples=8
-    )
+    words = {"framework": "numpy", "examples": OF_EVERY_RULE}
+    report = check(peculiar(**quirks), conventions=Conventions(**meaning), **words)
     assert report.passed, str(report)
     assert next(iter(meaning)) in str(report.facts["conventions"])
 
@@ -635,7 +636,7 @@ def test_who_means_something_else_passes_under_its_conventions(name):
 def test_who_means_something_else_fails_under_those_of_npattn(name):
     quirks, _ = CONVENTIONS[name]
     only = ["empty-row", "agreement-o", "agreement-lse"]
-    report = check(peculiar(**quirks), framework="numpy", examples=30, only=only)
+    report = check(peculiar(**quirks), framework="numpy", examples=30, only=only, shrink=False)
     assert "failed" in statuses(report).values()
     assert report.facts["conventions"] == "default"
 
@@ -644,13 +645,13 @@ def test_who_means_something_else_fails_under_those_of_npattn(name):
 def test_who_means_what_npattn_means_fails_under_other_conventions(name):
     _, meaning = CONVENTIONS[name]
     only = ["empty-row", "agreement-o", "agreement-lse"]
-    words = {"framework": "numpy", "examples": 30, "only": only}
+    words = {"framework": "numpy", "examples": 30, "only": only, "shrink": False}
     report = check(peculiar(), conventions=Conventions(**meaning), **words)
     assert not report.passed
 
 
 def test_what_has_no_peculiarity_passes_under_npattn_s_own():
-    report = check(peculiar(), framework="numpy", examples=6)
+    report = check(peculiar(), framework="numpy", examples=OF_EVERY_RULE)
     assert report.passed, str(report)
 
 
@@ -686,7 +687,7 @@ def test_gradients_are_judged_under_conventions_too():
     report = check(jax_like, conventions=meaning, examples=12, **words)
     assert report.passed, str(report)
     assert statuses(report)["agreement-dv"] == "passed"
-    assert not check(jax_like, examples=12, **words).passed
+    assert not check(jax_like, examples=12, shrink=False, **words).passed
 
 
 # --- the report's head ----------------------------------------------------------------------------

@@ -9,12 +9,13 @@ from npattn.testing.properties import PROPERTIES
 from npattn.testing.zoo import ENOUGH, witness
 
 PROBLEMS = min(5 * settings().max_examples // 2, 1000)  # a thousand in the nightly profile
+FEW = min(settings().max_examples // 15, 8)  # 4; in the nightly profile 8
 EQUIVALENT = [name for name, mutant in MUTANTS.items() if mutant.equivalent]
 
 
 @pytest.fixture(scope="module")
 def report_on_the_base():
-    return check(base, backward=base_backward, examples=8)
+    return check(base, backward=base_backward, examples=FEW)
 
 
 @pytest.mark.parametrize("rule", PROPERTIES)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from npattn.testing import Recipe, check
 from npattn.testing.correct import Kernel
@@ -12,6 +13,7 @@ from npattn.testing.mutants import MUTANTS
 from npattn.testing.properties import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
 
+FEW = min(settings().max_examples // 15, 8)  # 4; in the nightly profile 8
 SEMANTICS = Path(__file__).parent.parent / "docs" / "semantics.md"
 
 # One mutant for each rule: without it, the rule might be one that cannot fail.
@@ -105,7 +107,7 @@ def test_the_property_fails_on_its_mutant(rule, name):
 
 @pytest.fixture(scope="module")
 def report_on_flash():
-    return check(flash, backward=flash_backward, examples=6)
+    return check(flash, backward=flash_backward, examples=FEW)
 
 
 @pytest.mark.parametrize("rule", PROPERTIES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from operator import attrgetter
 
 import numpy as np
 
@@ -24,7 +25,8 @@ BY_SAMPLE = ("padding", "left padding", "prefix", "documents")
 STEEP = ("huge logits", "saturated")
 """Distributions in which one key takes all, so that what is subtracted from scores matters."""
 CROWD = 4  # options on at once; a mistake in one hides behind more
-PLAIN = Recipe()
+_options = attrgetter(*OPTIONS)  # at once: it is asked of thousands
+OFF = _options(Recipe())
 
 
 def covering(plan: Sequence[Recipe], draws: Sequence[Recipe]) -> Iterator[Recipe]:
@@ -56,7 +58,7 @@ def covering(plan: Sequence[Recipe], draws: Sequence[Recipe]) -> Iterator[Recipe
 
 def options_on(recipe: Recipe) -> list[str]:
     """Its options that are not at their default."""
-    return [n for n in OPTIONS if getattr(recipe, n) != getattr(PLAIN, n)]
+    return [n for n, on, off in zip(OPTIONS, _options(recipe), OFF, strict=True) if on != off]
 
 
 def traits(recipe: Recipe) -> list[str]:
