@@ -195,9 +195,9 @@ def test_what_leaves_the_range_of_float32_is_as_near_as_anything(case):
     given = narrowed(problem(**words), "float32")
     given = given.replace(v=given.v * np.float32(size))
     if hidden is not None:
-        given.k[..., 10, :] = hidden
-        if "value" in case:
-            given.v[..., 10, :] = hidden
+        for name, array in (("key", given.k), ("value", given.v)):
+            if name in case:
+                array[..., 10, :] = hidden
     do, dlse = (normal(B, H, *n, seed=3).astype("float32") for n in ((T, E), (T,)))
     fwd = npattn.api.evaluate(given, engine="tiled")
     grads = npattn.backward(fwd, do, dlse)
@@ -210,6 +210,18 @@ def test_what_leaves_the_range_of_float32_is_as_near_as_anything(case):
     error = 2.0**-23 * (100 + abs(exact.lse).max())
     lost = S * np.finfo("float32").tiny  # what underflows beside a sink
     assert abs(fwd.out - exact.out).max() <= error * abs(exact.out).max() + lost
+
+
+@pytest.mark.usefixtures("small")
+def test_a_huge_value_that_nobody_sees_reaches_no_gradient():
+    given = narrowed(problem(mask=np.arange(S)[None] != 10), "float32")
+    plain, do = given.replace(v=given.v.copy()), normal(B, H, T, E, seed=3).astype("float32")
+    given.v[..., 10, :] = 3e38  # times do it is beyond float32
+    want, got = (
+        npattn.backward(npattn.api.evaluate(p, engine="tiled"), do) for p in (plain, given)
+    )
+    for name in "qkv":
+        assert np.array_equal(getattr(got, name), getattr(want, name))
 
 
 @pytest.mark.usefixtures("small")
@@ -346,6 +358,31 @@ def test_one_head_is_shared_out_by_keys(bias):
     want = npattn.backward(npattn.api.evaluate(given, engine="dense"), do, dlse)
     for name in ("q", "k", "v", *(["bias"] if bias is not None else [])):
         assert_near(getattr(grads, name), getattr(want, name))
+
+
+@pytest.mark.parametrize(
+    ("bias", "count"),
+    [
+        (None, B * K),
+        (normal(B, H, T, S), B * K),
+        (normal(B, 1, T, S), B),
+        (normal(H, T, S), K),
+        (normal(T, S), 1),
+        (biases.alibi(H), K),
+        (biases.alibi(H) + normal(B, 1, 1, S), 1),
+    ],
+)
+def test_heads_that_share_keys_or_a_bias_are_one_thread_s(bias, count):
+    """Else two threads would add to the same number of a gradient."""
+    call = tiled._Call(problem(bias=bias))
+    zeros = np.zeros((B, H, T))
+    with threadpool_limits(1, user_api="blas"):
+        pull = tiled._Pull(call, tiled.Saved(np.zeros((B, H, T, E)), zeros, zeros),
+                           np.zeros((B, H, T, E)), None)  # fmt: skip
+    assert len(pull.items) == count
+    assert sorted(itertools.chain(*(planes for _, planes, *_ in pull.items))) == call.planes
+    for _, planes, *_ in pull.items:
+        assert len(planes) == B * H // count
 
 
 def test_an_error_of_the_users_function_is_raised_here():
