@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -42,16 +43,22 @@ def test_each_item_is_worked_on_once_in_a_space_of_its_thread(n, items):
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_an_exception_is_raised_here_and_ends_what_has_not_begun(n):
-    begun = []
+    begun, ended, other = [], [], threading.Event()
 
     def work(item, _):
         begun.append(item)
-        raise ZeroDivisionError(f"item {item}")
+        if threading.current_thread() is threading.main_thread():
+            assert n == 1 or other.wait(timeout=60)
+            raise ZeroDivisionError(f"item {item}")
+        other.set()
+        time.sleep(0.01)
+        ended.append(item)
 
     with threadpool_limits(n, user_api="blas"):
         with pytest.raises(ZeroDivisionError, match="item"):
             threads.each(range(1009), lambda: None, work)
-        assert len(begun) <= n
+        assert len(begun) < 1009
+        assert len(ended) == len(begun) - 1  # what had begun has ended
         assert set(blas()) == {n}
         after = []
         threads.each(range(7), lambda: None, lambda item, _: after.append(item))

@@ -275,6 +275,17 @@ def test_a_direction_moves_it_as_it_moves_dense(options, poison):
         assert abs(got[finite] - want[finite]).max() <= S * size * 2.0**-52 * largest
 
 
+@pytest.mark.usefixtures("small")
+def test_a_direction_that_nobody_sees_moves_nothing():
+    given = problem(mask=np.arange(S)[None] != 10)
+    fwd = npattn.api.evaluate(given, engine="tiled")
+    dk, dv = normal(B, K, S, D, seed=7), normal(B, K, S, E, seed=8)
+    want = npattn.jvp(fwd, dk=dk, dv=dv)
+    dv[..., 10, :] = np.nan
+    for one, other in zip(want, npattn.jvp(fwd, dk=dk, dv=dv), strict=True):
+        assert_near(other, one)
+
+
 def test_weights_are_those_of_dense():
     given = problem(causal="top_left")
     fwd = npattn.api.evaluate(given, engine="tiled")
