@@ -17,6 +17,8 @@ from npattn import tiled
 from npattn.problem import Problem
 
 ROUNDS = 9
+REST = 0.1
+"""Seconds between two: the threads of a BLAS look for work a while before they sleep."""
 
 
 def measured(problem: Problem, engine: str) -> tuple[float, float]:
@@ -40,6 +42,7 @@ def main() -> None:
                     times = {"dense": [], "tiled": []}
                     for _ in range(ROUNDS):
                         for engine, found in times.items():
+                            time.sleep(REST)
                             found.append(measured(problem, engine))
                     dense, other = (
                         [median(column) for column in zip(*found, strict=True)]

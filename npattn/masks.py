@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 from typing import Any
 
@@ -430,13 +431,19 @@ class Band(Mask):
             return True
         if high < least or most < low:
             return False
-        beside = tile.t + diagonal(tile.T, tile.S, self.alignment)
-        return band(beside, tile.s, self.left, self.right)
+        sizes = (tile.t1 - tile.t0, tile.s1 - tile.s0)
+        return _band_tile(*sizes, first - tile.s0, self.left, self.right)
 
     def _beside(self, tile: Tile) -> tuple[int, int]:
         """The keys beside the first and the last query of a tile."""
         offset = diagonal(tile.T, tile.S, self.alignment)
         return tile.t0 + offset, tile.t1 - 1 + offset
+
+
+@lru_cache(16)  # all tiles on the diagonal are alike
+def _band_tile(n: int, m: int, first: int, left: int | None, right: int | None) -> Array:
+    """A tile (n, m) of a band, in which key `first` is beside query 0."""
+    return read_only(band(np.arange(first, first + n)[:, None], np.arange(m), left, right))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -27,13 +27,15 @@ from npattn.problem import Array, Gradients, Problem, Tile, sum_to, tile_of
 
 __all__ = ["Saved", "backward", "choice", "forward", "jvp", "weights"]
 
-QUERIES = 256
-"""Queries in a block."""
+QUERIES = 512
+"""Queries in a block, half as many where there would be fewer blocks than ENOUGH."""
 KEYS = 512
-"""Keys in a strip: with QUERIES, half the cache that a core has to itself, in float32."""
+"""Keys in a strip: with QUERIES, what the cache of a core about holds, in float32."""
+ENOUGH = 16
+"""Blocks that keep all cores busy to the end."""
 CELL = 256
 """Keys in the smallest part of a strip that a mask is asked about."""
-LARGE = {4: 2**18, 8: 2**20}
+LARGE = {4: 2**18, 8: 2**19}
 """From how many scores on this engine is the faster one, by bytes of a number.
 
 Source: benchmarks/engines.py.
@@ -139,6 +141,8 @@ class _Call:
         self.scale = 1.0 if problem.scale is None else problem.scale  # Problem has put it there
         self.sizes = (problem.lead, problem.H, problem.T, problem.S)
         self.planes = list(np.ndindex(*problem.lead, problem.H))
+        few = len(self.planes) * problem.T < ENOUGH * QUERIES
+        self.queries = -(-QUERIES // 2) if few else QUERIES
         self.q = self.operand(problem.q, problem.H)
         self.k = self.operand(problem.k, problem.K)
         self.v = self.operand(problem.v, problem.K)
@@ -161,9 +165,9 @@ class _Call:
 
     def blocks(self) -> list[Block]:
         """The blocks of queries, (plane, t0, t1); under causal, the longest first."""
-        T = self.problem.T
-        starts = list(range(0, T, QUERIES))[::-1]
-        return [(plane, t0, min(t0 + QUERIES, T)) for plane in self.planes for t0 in starts]
+        T, n = self.problem.T, self.queries
+        starts = list(range(0, T, n))[::-1]
+        return [(plane, t0, min(t0 + n, T)) for plane in self.planes for t0 in starts]
 
     def shared(self, plane: Plane) -> Plane:
         """The key/value head of a query head.  [1]"""
@@ -489,8 +493,8 @@ class _Pull:
                 k, v = (_with_column(x[lo:hi], 1, space(n, hi - lo, x.shape[1] + 1))
                         for n, x in (("k1", k), ("v1", v)))  # fmt: skip
             dq, dbias = self.dqs[piece][plane], self.dbias[piece] if self.dbias else None
-            for t0 in range(0, self.problem.T, QUERIES):
-                t1 = min(t0 + QUERIES, self.problem.T)
+            for t0 in range(0, self.problem.T, self.call.queries):
+                t1 = min(t0 + self.call.queries, self.problem.T)
                 q, do, late = self._rows(plane, t0, t1, space)
                 for r0, r1, s0, s1, partial in self.call.parts(plane, t0, t1):
                     s0, s1 = max(s0, lo), min(s1, hi)
