@@ -432,7 +432,14 @@ class Band(Mask):
         if high < least or most < low:
             return False
         sizes = (tile.t1 - tile.t0, tile.s1 - tile.s0)
-        return _band_tile(*sizes, first - tile.s0, self.left, self.right)
+        return _band_tile(*sizes, self.first(tile), self.left, self.right)
+
+    def first(self, tile: Tile) -> int:
+        """The key beside the first query of a tile, counted from its first key.
+
+        Tiles of one size in which it is the same are the same.
+        """
+        return self._beside(tile)[0] - tile.s0
 
     def _beside(self, tile: Tile) -> tuple[int, int]:
         """The keys beside the first and the last query of a tile."""
