@@ -221,15 +221,11 @@ class _Call:
         scaled: Array = np.multiply(q, self.scale, out=space("q", *q.shape))
         return scaled
 
-    def hidden(self, tile: Tile) -> Array:
-        assert self.mask is not None
-        hidden: Array = np.logical_not(self.mask.tile(tile))
-        return hidden
-
     def hide(self, tile: Tile, s: Array, space: _Space) -> None:
         """Turn hidden scores into −inf, in place, and a visible NaN into inf.
 
-        The least of a score and ±inf takes a tenth of the time that a masked copy takes.
+        The row is NaN with either. The least of a score and ±inf takes a tenth of the time that a
+        masked copy takes.
         """
         assert self.mask is not None
         if isinstance(self.mask, masks.Band):  # all tiles on its edges are alike
@@ -242,12 +238,9 @@ class _Call:
         np.fmin(s, limit, out=s)
 
     def modified(
-        self, tile: Tile, s: Array, partial: bool, slope: bool = False, space: _Space | None = None
+        self, tile: Tile, s: Array, partial: bool, space: _Space, slope: bool = False
     ) -> Array | None:
-        """Turn scale · q kᵀ into the final scores, in place, and give the slope of that.  [2-7]
-
-        With a space to do it in, faster, and a visible NaN becomes inf.
-        """
+        """Turn scale · q kᵀ into the final scores, in place, and give the slope of that.  [2-7]"""
         problem, rate = self.problem, None
         if problem.softcap is not None:
             s /= problem.softcap
@@ -261,10 +254,8 @@ class _Call:
             s[...] = dense.call_score_mod(problem, s, tile)
         if self.bias is not None:
             np.add(s, self.bias.tile(tile), out=s, casting="same_kind")
-        if partial and space is not None:
+        if partial:
             self.hide(tile, s, space)
-        elif partial:
-            np.copyto(s, -np.inf, where=self.hidden(tile))
         return rate
 
     def kept(self, tile: Tile) -> Array | float:
@@ -373,18 +364,15 @@ def _block(
 
 
 def _scores(
-    call: _Call, plane: Plane, q: Array, t0: int, t1: int, space: _Space, fast: bool = False
+    call: _Call, plane: Plane, q: Array, t0: int, t1: int, space: _Space
 ) -> Iterator[tuple[Tile, slice, Array]]:
-    """The final scores of each part of a block, with its rows in the block.
-
-    Fast, what is not finite may be of another kind.
-    """
+    """The final scores of each part of a block, with its rows in the block."""
     k = call.k[call.shared(plane)]
     for r0, r1, s0, s1, partial in call.parts(plane, t0, t1):
         rows = slice(r0 - t0, r1 - t0)
         s = np.matmul(q[rows], k[s0:s1].T, out=space("s", r1 - r0, s1 - s0))  # [1]
         tile = call.tile(plane, r0, r1, s0, s1)
-        call.modified(tile, s, partial, space=space if fast else None)
+        call.modified(tile, s, partial, space)
         yield tile, rows, s
 
 
@@ -402,8 +390,7 @@ def _sums(
     v = call.v[call.shared(plane)]
     total = np.zeros(t1 - t0, call.dtype)
     out[...] = 0
-    fast = shift is None and not call.careful  # then a row that is not finite comes again
-    for tile, rows, s in _scores(call, plane, q, t0, t1, space, fast):
+    for tile, rows, s in _scores(call, plane, q, t0, t1, space):
         live = call.live(s)
         if shift is not None:
             s -= shift[rows, None]
@@ -446,7 +433,7 @@ def _moved(
             rows: Any = (*plane, slice(r0, r1))
             q = call.q[rows] * scale
             s = np.matmul(q, k[s0:s1].T, out=space("s", r1 - r0, s1 - s0))
-            slope = call.modified(tile, s, partial, slope=True)
+            slope = call.modified(tile, s, partial, space, slope=True)
             live = s != -np.inf
             p = np.exp(s - saved.shift[rows][:, None] - saved.log[rows][:, None])
             p = np.where(live, p, 0)
@@ -600,7 +587,8 @@ class _Pull:
         dp = np.matmul(do, v.T, out=space("dp", n, m))  # do vᵀ − delta
         ds = np.multiply(p, dp, out=p)
         if partial and not self.bounded:
-            np.copyto(ds, 0, where=call.hidden(tile))  # 0 · inf is NaN
+            assert call.mask is not None
+            np.copyto(ds, 0, where=~np.asarray(call.mask.tile(tile)))  # 0 · inf is NaN
         if call.bias is not None:
             call.bias.add(dbias, tile, ds)
         dk[tile.s0 : tile.s1] += np.matmul(ds.T, q[:, :D], out=space("dk", m, D))
@@ -613,7 +601,7 @@ class _Pull:
         """Every option, line by line as in dense.backward."""
         call, n, m = self.call, len(q), len(k)
         s = np.matmul(q, k.T, out=space("s", n, m))
-        slope = call.modified(tile, s, partial, slope=True)
+        slope = call.modified(tile, s, partial, space, slope=True)
         live = s != -np.inf
         asked = live if call.careful else None
         turned = None if asked is None else asked.T

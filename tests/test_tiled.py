@@ -226,30 +226,33 @@ def test_a_huge_value_that_nobody_sees_reaches_no_gradient():
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("hides", ["causal", "mask"])
-def test_a_finite_key_that_nobody_sees_may_have_a_score_of_nan(hides):
-    options = {"causal": True} if hides == "causal" else {"mask": np.tri(T, dtype=bool)}
-    q, k, v, do = (normal(H, T, 2, seed=n).astype("float32") for n in range(4))
-    q[..., 0] = q[..., 1] = 1e30
-    k *= 1e-30
-    q[:, -1], k[:, -1] = 0, (1e30, -1e30)  # inf − inf, but for the last query
-    given = Problem(q, k, v, dtype="float32", **options)
-    got = npattn.api.evaluate(given, engine="tiled")
-    assert all(found.ratio < 1 for found in compare((got.out, got.lse), given))
-    grads = npattn.backward(got, do)
-    assert all(np.isfinite(x).all() for x in (grads.q, grads.k, grads.v))
+def test_a_bias_of_nan_that_nobody_sees_matters_to_nobody(hides):
+    visible = np.tri(T, dtype=bool)
+    options = {"causal": True} if hides == "causal" else {"mask": visible}
+    q, k, v, do = (normal(H, T, D, seed=n) for n in range(4))
+    plain = Problem(q, k, v, bias=np.zeros((T, T)), **options)
+    given = plain.replace(bias=np.where(visible, 0, np.nan))
+    want, got = (npattn.api.evaluate(p, engine="tiled") for p in (plain, given))
+    assert np.array_equal(got.out, want.out)
+    assert np.array_equal(got.lse, want.lse)
+    one, other = npattn.backward(want, do), npattn.backward(got, do)
+    assert all(np.array_equal(getattr(one, n), getattr(other, n)) for n in ("q", "k", "v"))
+    assert np.array_equal(one.bias, other.bias)
 
 
 @pytest.mark.usefixtures("small")
-def test_a_visible_score_of_nan_stays_what_it_is_in_dense():
-    q, k, v = (normal(H, T, 2, seed=n).astype("float32") for n in range(3))
-    q[0, 5], k[:, 3] = (1e30, 1e30), (1e30, -1e30)  # inf − inf
-    mask = np.tri(T, dtype=bool)
-    mask[-1, 3] = False
-    given = Problem(q, k, v, mask, dtype="float32")
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_visible_score_of_nan_is_a_row_of_nan(careful):
+    q, k, v = (normal(H, T, D, seed=n) for n in range(3))
+    visible, bias = np.tri(T, dtype=bool), np.zeros((T, T))
+    bias[5, 3] = np.nan
+    if careful:
+        v[:, -1] = np.inf
+    given = Problem(q, k, v, visible, bias=bias)
     want, got = (npattn.api.evaluate(given, engine=name) for name in ("dense", "tiled"))
-    assert np.isnan(want.lse[0, 5])
+    assert np.isnan(want.lse[:, 5]).all()
     assert np.array_equal(np.isnan(got.lse), np.isnan(want.lse))
-    assert np.array_equal(np.isnan(got.out), np.isnan(want.out))
+    assert np.array_equal(np.isnan(got.out[:, :-1]), np.isnan(want.out[:, :-1]))
 
 
 @pytest.mark.usefixtures("small")
