@@ -632,3 +632,11 @@ def test_a_mask_for_other_sizes_is_an_error(mask, error, message):
 def test_a_function_that_says_something_else_is_an_error(function, error, message):
     with pytest.raises(error, match=message):
         masks.custom(function).tile(Tile((), 1, 5, 7, (0,), 0, 5, 0, 7))
+
+
+def test_tiles_that_are_alike_are_made_once_and_not_written_to():
+    mask = masks.causal()
+    one, other = (mask.tile(Tile((), 1, 23, 23, (0,), t, t + 5, t, t + 5)) for t in (2, 11))
+    assert one is other
+    with pytest.raises(ValueError, match="read-only"):
+        one[0] = False

@@ -127,7 +127,7 @@ OPTIONS = {
 POISON = {
     "sound": lambda q, k, v, do: None,
     "NaN value": lambda q, k, v, do: v.__setitem__((0, 0, 10), np.nan),
-    "infinite key": lambda q, k, v, do: k.__setitem__((1, 1, 11, 3), np.inf),
+    "infinite key": lambda q, k, v, do: k.__setitem__((1, 1, 11, 3), -np.inf),
     "NaN query": lambda q, k, v, do: q.__setitem__((0, 1, 7), np.nan),
     "NaN cotangent": lambda q, k, v, do: do.__setitem__((0, 1, 9), np.nan),
 }
@@ -425,6 +425,13 @@ def test_heads_that_share_keys_or_a_bias_are_one_thread_s(bias, count):
     assert sorted(itertools.chain(*(planes for _, planes, *_ in pull.items))) == call.planes
     for _, planes, *_ in pull.items:
         assert len(planes) == B * H // count
+
+
+@pytest.mark.parametrize(("n", "rows"), [(512, 256), (1024, 512), (1023, 256), (3, 256)])
+def test_blocks_are_halved_where_there_would_be_few(n, rows):
+    x = np.zeros((8, n, 1))
+    blocks = tiled._Call(Problem(x, x, x)).blocks()
+    assert {t1 - t0 for _, t0, t1 in blocks} <= {rows, n % rows}
 
 
 def test_an_error_of_the_users_function_is_raised_here():
