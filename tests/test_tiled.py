@@ -182,7 +182,7 @@ EXTREMES = {
     "a NaN key that nobody sees": {"mask": np.arange(S)[None] != 12, "hidden": np.nan},
     "an infinite key and value that nobody sees": {
         "mask": np.arange(S)[None] != 12,
-        "hidden": np.inf,
+        "hidden": -np.inf,
     },
 }
 
