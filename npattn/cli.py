@@ -275,9 +275,7 @@ def zoo_command(names: tuple[str, ...], lists: bool, json_path: str | None, **op
     "--threads", type=int, help="Of each contestant.  [default: as many as BLAS would use]"
 )
 @click.option("--seed", default=0, show_default=True, help="Everything random comes from it.")
-@click.option(
-    "--list", "lists", is_flag=True, help="Only say what cases and contestants there are."
-)
+@click.option("--list", "lists", is_flag=True, help="Only say who takes part, and in what.")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False), help="Write all figures there."
 )
@@ -325,13 +323,15 @@ def bench_command(
 
             picture.checked(picture_path)
         with _progress() as (bar, tell):
-            report = bench(settings, progress=lambda what, *at: tell("bench", what, *at))
+            report = bench(
+                settings,
+                progress=lambda what, *at: tell("bench", what, *at),
+                save=None if json_path is None else lambda found: found.to_json(json_path),
+            )
             bar.stop()
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
-    if json_path is not None:
-        report.to_json(json_path)
     if picture_path is not None:
         picture.draw(report).savefig(picture_path)
 

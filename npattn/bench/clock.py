@@ -11,6 +11,8 @@ __all__ = ["Clock", "turn"]
 
 TURN = 0.02
 """Seconds that a turn lasts at least: shorter calls are repeated."""
+MOST = 1000
+"""Calls in a turn, at most."""
 STEP = 0.005
 """Seconds between two looks at whether all threads rest."""
 REST = 0.1
@@ -54,7 +56,7 @@ def turn(call: Callable[[], Any], clock: Clock) -> float:
     if first >= TURN:
         return first
     # Caches are cold after a pause, and threads asleep.
-    count = max(1, math.ceil(TURN / max(first, 1e-9)))
+    count = math.ceil(TURN / max(first, TURN / MOST))
     start = clock.now()
     for _ in range(count):
         call()

@@ -23,7 +23,7 @@ from npattn.bench.cases import CASES, made
 from npattn.bench.contestants import CONTESTANTS
 from npattn.bench.limits import limited
 
-__all__ = ["REFUSALS", "Probe", "how", "probe"]
+__all__ = ["REFUSALS", "Probe", "how", "probe", "told"]
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 WARM = 256  # queries of the small task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,11 @@ from npattn.bench.cases import CASES, Case, Task, made
 from npattn.bench.clock import Clock, turn
 from npattn.bench.contestants import CONTESTANTS, Calls, Contestant
 from npattn.bench.limits import available, limited
-from npattn.bench.memory import Probe, how, probe
+from npattn.bench.memory import REFUSALS, Probe, how, probe, told
 from npattn.bench.report import Cell, Report, Times
 from npattn.bench.verify import Judge
 from npattn.errors import MissingExtraError, OptionError
-from npattn.problem import integer
+from npattn.problem import Array, integer
 
 __all__ = ["DTYPES", "LENGTHS", "Settings", "bench"]
 
@@ -119,6 +119,7 @@ def bench(
     settings: Settings | None = None,
     *,
     progress: Progress | None = None,
+    save: Callable[[Report], None] | None = None,
     clock: Clock | None = None,
     probing: Callable[..., Probe] = probe,
 ) -> Report:
@@ -129,6 +130,8 @@ def bench(
     settings : Settings, optional
     progress : callable, optional
         Called with what is done next, how much is done, and of how much.
+    save : callable, optional
+        Called with what there is so far, after every length and at the end.
     clock : Clock, optional
         What time is read from.
     probing : callable, optional
@@ -150,25 +153,27 @@ def bench(
     settings = Settings() if settings is None else settings
     assert settings.threads is not None
     cells: list[Cell] = []
-    interrupted = False
     about = machine.description(settings.threads, settings.contestants, how())
+    about |= {n: getattr(settings, n) for n in ("seed", "rounds", "seconds", "memory")}
+
+    def report(interrupted: bool) -> Report:
+        load = [about["load"], machine.load()]
+        found = Report(about | {"load": load, "interrupted": interrupted}, tuple(cells))
+        if save is not None:
+            save(found)
+        return found
+
     with limited(settings.threads):
         run = _Run(settings, clock or Clock(), probing, progress or _silent)
         try:
             for case in settings.cases:
                 for dtype in settings.dtypes:
-                    run.ladder(CASES[case], dtype, cells)
+                    for more in run.ladder(CASES[case], dtype):
+                        cells += more
+                        report(True)
         except KeyboardInterrupt:
-            interrupted = True
-    about |= {
-        "seed": settings.seed,
-        "rounds": settings.rounds,
-        "seconds": settings.seconds,
-        "memory": settings.memory,
-        "load": [about.pop("load"), machine.load()],
-        "interrupted": interrupted,
-    }
-    return Report(about, tuple(cells))
+            return report(True)
+    return report(False)
 
 
 def _silent(*_: object) -> None:
@@ -184,7 +189,7 @@ class _Run:
         self.done = 0
         self.total = len(settings.cases) * len(settings.dtypes) * len(settings.lengths)
 
-    def ladder(self, case: Case, dtype: str, cells: list[Cell]) -> None:
+    def ladder(self, case: Case, dtype: str) -> Iterator[list[Cell]]:
         """One case at all lengths, from the shortest, which tells what the next will cost."""
         known: dict[str, tuple[int, Probe]] = {}
         if self.settings.lengths[0] > FIRST:
@@ -192,8 +197,9 @@ class _Run:
             for name in self.settings.contestants:
                 known[name] = FIRST, self.probe(name, case, dtype, FIRST, {})
         for T in self.settings.lengths:
-            cells += self.length(case, dtype, T, known)
+            found = self.length(case, dtype, T, known)
             self.done += 1
+            yield found
 
     def tell(self, what: str) -> None:
         self.progress(what, self.done, self.total)
@@ -262,41 +268,48 @@ class _Run:
         found = {}
         for name in able:
             self.tell(f"{case.name} {dtype} {T}: results of {name}")
-            ready[name] = self.started(CONTESTANTS[name], task)
-            wrong = self.wrong(ready[name], judge)
+            try:
+                calls = self.started(CONTESTANTS[name], task)
+                results = _results(calls)
+            except REFUSALS as err:
+                found[name] = cells[name].said("refused", told(err))
+                continue
+            ready[name] = calls
+            wrong = next(filter(None, map(judge.verdict, results)), "")
             found[name] = cells[name].said("wrong" if wrong else "ok", wrong)
-        forward: dict[str, list[float]] = {name: [] for name in able}
-        both: dict[str, list[float]] = {name: [] for name in able}
+        times = self.rounds(f"{case.name} {dtype} {T}", ready, able)
+        for name, (forward, both) in times.items():
+            found[name] = found[name].with_times(Times.of(forward), Times.of(both))
+        return found
+
+    def rounds(
+        self, where: str, ready: dict[str, Calls], able: dict[str, Probe]
+    ) -> dict[str, tuple[list[float], list[float]]]:
+        """Seconds of forward, and of forward and backward, of each."""
+        found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ready}
         for turns in range(self.settings.rounds):
-            self.tell(f"{case.name} {dtype} {T}: round {turns + 1} of {self.settings.rounds}")
+            self.tell(f"{where}: round {turns + 1} of {self.settings.rounds}")
             # Each time another one begins, so that nobody always follows the same.
-            names = list(able)
-            shift = turns % len(names)
+            names = [name for name in ready if turns < self.count(able[name])]
+            shift = turns % max(len(names), 1)
             for name in names[shift:] + names[:shift]:
-                if turns < self.rounds(able[name]):
-                    calls = ready[name]
-                    forward[name].append(turn(calls.forward, self.clock))
-                    if calls.both is not None:
-                        both[name].append(turn(calls.both, self.clock))
-        return {
-            name: cell.with_times(Times.of(forward[name]), Times.of(both[name]))
-            for name, cell in found.items()
-        }
+                found[name][0].append(turn(ready[name].forward, self.clock))
+                both = ready[name].both
+                if both is not None:
+                    found[name][1].append(turn(both, self.clock))
+        return found
 
     def started(self, contestant: Contestant, task: Task) -> Calls:
         assert self.settings.threads is not None
         return contestant.start(task, self.settings.threads)
 
-    def wrong(self, calls: Calls, judge: Judge) -> str:
-        """What is wrong with what it computes, alone and with gradients."""
-        if calls.read is None:
-            return ""
-        found = judge.verdict(calls.read(calls.forward()))
-        if not found and calls.both is not None:
-            found = judge.verdict(calls.read(calls.both()))
-        return found
-
-    def rounds(self, seen: Probe) -> int:
+    def count(self, seen: Probe) -> int:
         """As many as there is time for."""
         fit = int(np.clip(self.settings.seconds // max(seen.seconds, 1e-9), LEAST, 2**31))
         return min(self.settings.rounds, fit)
+
+
+def _results(calls: Calls) -> list[tuple[Array, ...]]:
+    """What is computed, alone and with gradients."""
+    found = [call() for call in (calls.forward, calls.both) if call is not None]
+    return [] if calls.read is None else [calls.read(x) for x in found]
