@@ -13,20 +13,18 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from npattn.bench.cases import CASES, made
 from npattn.bench.contestants import CONTESTANTS
-from npattn.bench.limits import limited
 
-__all__ = ["REFUSALS", "Probe", "how", "probe", "told"]
+__all__ = ["REFUSALS", "WARM", "Probe", "how", "measured", "probe", "told"]
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-WARM = 256  # queries of the small task
+WARM = 256
+"""Queries of the small task."""
 
 REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
 """What systems raise for what they do not have; RuntimeError includes NotImplementedError."""
@@ -69,7 +67,7 @@ def probe(
     words = json.dumps([contestant, case, dtype, T, seed, threads])
     # Blocks that are freed go back to the system, and are not kept for the next call.
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-    command = [sys.executable, "-m", "npattn.bench.memory", words]
+    command = [sys.executable, "-m", "npattn.bench.child", words]
     try:
         done = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=timeout, check=False
@@ -126,22 +124,3 @@ def _most() -> int:
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
-
-
-def _warm_blas(dtype: str) -> None:
-    """Its buffers are made once, and are no part of what a call needs."""
-    square = np.ones((2 * WARM, 2 * WARM), dtype)
-    square @ square
-
-
-def main() -> None:
-    contestant, case, dtype, T, seed, threads = json.loads(sys.argv[1])
-    with suppress(OSError):  # if somebody must go for lack of memory, then this process
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    with limited(threads):
-        _warm_blas(dtype)
-        print(json.dumps(asdict(measured(contestant, case, dtype, T, seed, threads))))
-
-
-if __name__ == "__main__":
-    main()
