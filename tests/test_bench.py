@@ -446,6 +446,7 @@ def test_a_process_that_fails_or_is_killed_is_said(monkeypatch, tmp_path):
         ("kill -9 $$", "ended by signal 9, perhaps for its memory"),
         ("echo no such thing >&2; exit 3", "failed: no such thing"),
         ("exit 3", "failed: no word"),
+        ("exit 0", "failed: no word"),
     ]:
         program.write_text(f"#!/bin/sh\n{line}\n")
         program.chmod(0o755)

@@ -76,7 +76,7 @@ def probe(
         return Probe(refused=f"did not end within {timeout:.0f} s")
     if done.returncode < 0:
         return Probe(refused=f"ended by signal {-done.returncode}, perhaps for its memory")
-    if done.returncode:
+    if done.returncode or not done.stdout:
         return Probe(refused=f"failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
     return Probe(**json.loads(done.stdout.splitlines()[-1]))
 
