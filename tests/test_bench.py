@@ -527,7 +527,21 @@ def test_the_table_has_a_line_for_every_cell(measured):
     for row in measured.rows():
         own = [x for x in lines if x.split()[:2] == [str(row["T"]), row["contestant"]]]
         assert len(own) == 2  # one a case
-    assert sum("float32" in line for line in lines) == 2
+    assert {"plain, float32", "causal, float32"} <= set(lines)
+
+
+def test_the_summary_has_a_number_for_every_case_pass_and_length(measured):
+    lines = [line.split() for line in str(measured).splitlines()]
+    at = lines.index(["case", "npattn.tiled", "/", "best", "peer,", "T", "=", "7", "11"])
+    ratios = {
+        (row["case"], row["T"], p): row[p]["to_best_peer"]
+        for row in measured.rows()
+        if row["contestant"] == "npattn.tiled"
+        for p in ("forward", "both")
+    }
+    plain = [f"{ratios['plain', T, 'forward']:.2f}" for T in (7, 11)]
+    assert lines[at + 1] == ["plain", "float32,", "forward", *plain]
+    assert len(lines[at + 1 :]) == 2 * 2
 
 
 def test_the_json_has_all_that_the_table_has(measured, tmp_path):

@@ -120,7 +120,7 @@ class Report:
         parts = [head(self.about)]
         for (case, dtype), rows in _by_case(self.rows()).items():
             parts.append(f"{case}, {dtype}\n{_table(HEADS, [_words(row) for row in rows])}")
-        return "\n\n".join([*parts, LEGEND])
+        return "\n\n".join([*parts, LEGEND, *_summary(self.rows())])
 
 
 def _row(cell: Cell, group: tuple[Cell, ...]) -> dict[str, Any]:
@@ -196,6 +196,22 @@ def _by_case(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str,
     for row in rows:
         found.setdefault((row["case"], row["dtype"]), []).append(row)
     return found
+
+
+def _summary(rows: list[dict[str, Any]], name: str = "npattn.tiled") -> list[str]:
+    """One number a case and T: the median of that contestant by that of the best peer."""
+    found: dict[tuple[str, ...], dict[int, str]] = {}
+    for row in rows:
+        for key, words in PASSES.items():
+            times = row[key] if row["contestant"] == name else None
+            if times is not None:
+                line = found.setdefault((row["case"], row["dtype"], words), {})
+                line[row["T"]] = _number(times["to_best_peer"])
+    lengths = sorted({T for line in found.values() for T in line})
+    lines = [[case, f"{dtype}, {words}", *(line.get(T, "–") for T in lengths), ""]
+             for (case, dtype, words), line in found.items()]  # fmt: skip
+    heads = ("case", f"{name} / best peer, T =", *map(str, lengths), "")
+    return [_table(heads, lines)] if lines else []
 
 
 def _words(row: dict[str, Any]) -> list[str]:
