@@ -1,4 +1,4 @@
-"""The command line: npattn check, list, zoo, plot, train."""
+"""The command line: npattn check, list, zoo, bench, plot, train."""
 
 from __future__ import annotations
 
@@ -257,6 +257,85 @@ def zoo_command(names: tuple[str, ...], lists: bool, json_path: str | None, **op
     sys.exit(0 if found.passed else 1)
 
 
+@cli.command("bench")
+@click.option("--cases", help="Of plain, causal, …, with commas.  [default: all]")
+@click.option("--lengths", help="T, with commas.  [default: 128,256,…,16384]")
+@click.option("--contestants", help="With commas.  [default: all that are installed]")
+@click.option(
+    "--dtype", "dtypes", multiple=True, help="float32, float64; may be given twice. [default: both]"
+)
+@click.option("--rounds", default=7, show_default=True, help="In each, everybody has a turn.")
+@click.option(
+    "--seconds",
+    default=240.0,
+    show_default=True,
+    help="That one contestant may take at one length; it is skipped where it would take more.",
+)
+@click.option(
+    "--threads", type=int, help="Of each contestant.  [default: as many as BLAS would use]"
+)
+@click.option("--seed", default=0, show_default=True, help="Everything random comes from it.")
+@click.option("--list", "lists", is_flag=True, help="Only say who takes part, and in what.")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False), help="Write all figures there."
+)
+@click.option(
+    "--picture", "picture_path", type=click.Path(dir_okay=False), help="Draw seconds over T there."
+)
+def bench_command(
+    cases: str | None,
+    lengths: str | None,
+    contestants: str | None,
+    dtypes: tuple[str, ...],
+    json_path: str | None,
+    picture_path: str | None,
+    lists: bool,
+    **options: Any,
+) -> None:
+    """Time and memory of npattn beside NumPy, torch, JAX and ONNX, in one run.
+
+    Exit code 0: measured; 2: wrong usage. What is wrong is marked, and is no failure.
+    """
+    from npattn.bench import CASES, CONTESTANTS, Settings, bench
+
+    console = Console()
+    if lists:
+        table = Table("name", "here", "about", box=None, pad_edge=False)
+        for name, case in CASES.items():
+            table.add_row(name, "yes", case.about)
+        for name, contestant in CONTESTANTS.items():
+            here = escape(f"pip install 'npattn[{contestant.needs}]'")
+            table.add_row(name, "yes" if contestant.runs_here else here, contestant.about)
+        console.print(table)
+        return
+    words = {"cases": cases, "contestants": contestants}
+    options |= {n: tuple(text.split(",")) for n, text in words.items() if text is not None}
+    options |= {"dtypes": dtypes} if dtypes else {}
+    try:
+        if lengths is not None:
+            options["lengths"] = _lengths(lengths)
+        settings = Settings(**options)
+        for path in (json_path, picture_path):
+            if path is not None and not Path(path).absolute().parent.is_dir():
+                raise OptionError(f"{path} is in no folder, must be in one that exists")
+        if picture_path is not None:
+            from npattn.bench import picture
+
+            picture.checked(picture_path)
+        with _progress() as (bar, tell):
+            report = bench(
+                settings,
+                progress=lambda what, *at: tell("bench", what, *at),
+                save=None if json_path is None else lambda found: found.to_json(json_path),
+            )
+            bar.stop()
+    except NpattnError as err:
+        raise click.UsageError(str(err)) from err
+    console.print(str(report), markup=False, highlight=False, soft_wrap=True)
+    if picture_path is not None:
+        picture.draw(report).savefig(picture_path)
+
+
 @cli.command("train")
 @click.option("--tokens", default="rows", show_default=True, type=click.Choice(["rows", "pixels"]))
 @click.option("--embed-dim", default=32, show_default=True, help="A multiple of --num-heads.")
@@ -347,6 +426,14 @@ def _sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
         if not equals:
             raise OptionError(f"--sizes is {text!r}, must look like D=64,128")
     return sizes
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    """ "128,256" → (128, 256)."""
+    try:
+        return tuple(int(n) for n in text.split(","))
+    except ValueError:
+        raise OptionError(f"--lengths is {text!r}, must look like 128,256") from None
 
 
 def _changed(conventions: Conventions, words: tuple[str, ...]) -> Conventions:

@@ -25,7 +25,7 @@ import numpy as np
 from npattn import biases, dense, masks, threads
 from npattn.problem import Array, Gradients, Problem, Tile, sum_to, tile_of
 
-__all__ = ["Saved", "backward", "choice", "forward", "jvp", "weights"]
+__all__ = ["Saved", "backward", "choice", "computed", "forward", "jvp", "weights"]
 
 QUERIES = 512
 """Queries in a block, half as many where there would be fewer blocks than ENOUGH."""
@@ -123,6 +123,18 @@ def choice(problem: Problem) -> str:
         return "dense"
     scores = problem.H * math.prod(problem.lead) * problem.T * problem.S
     return "tiled" if scores >= least else "dense"
+
+
+def computed(problem: Problem) -> list[list[tuple[int, int, int, int, int, int]]]:
+    """The tiles of each block of queries that are computed at all, of a problem with one batch.
+
+    Each is (query head, key/value head, t0, t1, s0, s1). It is what benchmarks compare with.
+    """
+    call = _Call(problem)
+    return [
+        [(plane[-1], call.shared(plane)[-1], *part[:4]) for part in call.parts(plane, t0, t1)]
+        for plane, t0, t1 in call.blocks()
+    ]
 
 
 # --- what all tiles of a problem have in common ---------------------------------------------------

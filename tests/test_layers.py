@@ -27,19 +27,26 @@ LAYERS = (
     {"weights"},
     {"__init__", "torch", "plot", "train"},
     {"testing"},
+    {"bench"},
     {"cli"},
     {"__main__"},
 )
 
 # Packages that are slow to load or not always there, and the only files that may import them.
 CONFINED = {
-    "torch": ("torch/", "testing/targets/torch.py", "testing/correct/torch.py", "weights/torch.py"),
+    "torch": (
+        "torch/",
+        "testing/targets/torch.py",
+        "testing/correct/torch.py",
+        "weights/torch.py",
+        "bench/torch.py",
+    ),
     "safetensors": ("weights/files.py",),
-    "jax": ("testing/targets/jax.py", "testing/correct/jax.py"),
+    "jax": ("testing/targets/jax.py", "testing/correct/jax.py", "bench/jax.py"),
     "onnx": ("testing/targets/onnx.py",),
     "onnxruntime": ("testing/targets/onnxruntime.py",),
     "hypothesis": ("testing/",),
-    "matplotlib": ("plot.py",),
+    "matplotlib": ("plot.py", "bench/picture.py"),
     "sklearn": ("train.py",),
     "rich": ("cli.py", "testing/report.py"),
     "click": ("cli.py", "testing/report.py"),

@@ -1,0 +1,96 @@
+"""What cannot be saved: the matrix products of npattn.tiled, of its shapes, on its threads.
+
+Only the tiles count of which anything is visible. `products` is the ceiling of any engine of such
+tiles; `products_and_exp` adds the exponential of each score, which NumPy computes in a pass of its
+own: the floor of any such engine in NumPy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn import threads as pool
+from npattn import tiled
+from npattn.bench.cases import Task
+from npattn.bench.contestants import Calls
+from npattn.problem import Array
+
+__all__ = ["products", "products_and_exp"]
+
+
+def products(task: Task, threads: int) -> Calls:
+    return _calls(task, exp=False)
+
+
+def products_and_exp(task: Task, threads: int) -> Calls:
+    return _calls(task, exp=True)
+
+
+def _calls(task: Task, exp: bool) -> Calls:
+    tiles = tiled.computed(task.problem())
+    q = task.q[0] * np.asarray(task.scale, task.q.dtype)
+    k, v, do = task.k[0], task.v[0], task.dout[0]
+    # The backward pass has lse and Σ do·out as one more column of its operands.
+    q1, k1, v1, do1 = (_with_column(x) for x in (q, k, v, do))
+
+    def forward() -> None:
+        def work(block: Any, space: _Space) -> None:
+            for head, kv, t0, t1, s0, s1 in block:
+                s = np.matmul(q[head, t0:t1], k[kv, s0:s1].T, out=space.scores(t1 - t0, s1 - s0))
+                if exp:
+                    np.exp(s, out=s)
+                np.matmul(s, v[kv, s0:s1], out=space.queries(t1 - t0))
+
+        pool.each(tiles, lambda: _Space.of(task), work)
+
+    def backward() -> None:
+        def work(block: Any, space: _Space) -> None:
+            for head, kv, t0, t1, s0, s1 in block:
+                n, m = t1 - t0, s1 - s0
+                p = np.matmul(q1[head, t0:t1], k1[kv, s0:s1].T, out=space.scores(n, m))
+                if exp:
+                    np.exp(p, out=p)
+                np.matmul(p.T, do[head, t0:t1], out=space.keys(m))
+                ds = np.matmul(do1[head, t0:t1], v1[kv, s0:s1].T, out=space.more_scores(n, m))
+                np.matmul(ds.T, q[head, t0:t1], out=space.keys(m))
+                np.matmul(ds, k[kv, s0:s1], out=space.queries(n))
+
+        pool.each(tiles, lambda: _Space.of(task), work)
+
+    def both() -> None:
+        forward()
+        backward()
+
+    return Calls(forward, both, None, task.bytes)
+
+
+class _Space(NamedTuple):
+    """Where one thread computes."""
+
+    s: Array
+    ds: Array
+    t: Array
+    k: Array
+
+    @classmethod
+    def of(cls, task: Task) -> _Space:
+        Q, S, D = tiled.QUERIES, tiled.KEYS, task.case.D
+        return cls(*(np.empty(n, task.q.dtype) for n in (Q * S, Q * S, Q * D, S * D)))
+
+    def scores(self, n: int, m: int) -> Array:
+        return self.s[: n * m].reshape(n, m)
+
+    def more_scores(self, n: int, m: int) -> Array:
+        return self.ds[: n * m].reshape(n, m)
+
+    def queries(self, n: int) -> Array:
+        return self.t[: n * (len(self.t) // tiled.QUERIES)].reshape(n, -1)
+
+    def keys(self, m: int) -> Array:
+        return self.k[: m * (len(self.k) // tiled.KEYS)].reshape(m, -1)
+
+
+def _with_column(x: Array) -> Array:
+    return np.concatenate([x, np.ones_like(x[..., :1])], -1)
