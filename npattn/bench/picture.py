@@ -70,7 +70,7 @@ def draw(report: Report) -> Figure:
             if i == len(rows) - 1:
                 ax.set_xlabel("T, in keys", fontsize=8)
     if handles:
-        columns = min(len(handles), 3 * len(cases))
+        columns = min(len(handles), 2 * len(cases))
         figure.legend(
             list(handles.values()), list(handles), loc="outside lower center", ncols=columns,
             fontsize=8, frameon=False,
