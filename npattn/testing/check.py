@@ -320,8 +320,9 @@ class _Search:
                     self.one(recipe)
                 return
             for recipe in self.trial.planned(pools, seed, self.examples):
-                if self.tried < self.examples:
-                    self.one(recipe)
+                self.one(recipe)
+                if self.tried >= self.examples:
+                    return
         except (Violation, ImplementationError):  # what failed is in self.failure
             if chosen is None and self.shrinks:
                 self._shrink(pools, seed)

@@ -168,7 +168,7 @@ class Trial:
         f = self.implementation
         return f.returns_weights and (f.backward is None or "dweights" in f.backward_takes)
 
-    @property
+    @cached_property
     def _leaving(self) -> Conventions:
         """The conventions, but hidden keys leave the softmax."""
         late = self.conventions.softcap == "after_mask"
@@ -184,7 +184,8 @@ class Trial:
 
     def empty(self, problem: Problem) -> Array:
         """Rows that see nothing, (..., H, T), a score of −inf not being seen."""
-        plain = self._leaving.canonical(problem).replace(sinks=None)
+        plain = self._leaving.canonical(problem)
+        plain = plain if plain.sinks is None else plain.replace(sinks=None)
         arrays = (plain.q, plain.k, *([] if plain.bias_array is None else [plain.bias_array]))
         if plain.S and plain.visible is None and all(np.isfinite(x).all() for x in arrays):
             heads = () if plain.headless else (plain.H,)
