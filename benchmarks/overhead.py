@@ -19,7 +19,7 @@ import npattn.api
 from npattn.problem import Problem
 from npattn.testing import Implementation, check, tolerance
 from npattn.testing.compare import compare_arrays, excess, half_ulp
-from npattn.testing.check import _Search
+from npattn.testing.judge import Search
 from npattn.testing.targets import load
 from npattn.testing.trial import Trial
 
@@ -82,16 +82,16 @@ def watched(clock: Clock) -> list[Counter[str]]:
         (Trial, "problem", "problems"),
         (Trial, "cotangents", "problems"),
         *((Implementation, n, "handing over") for n in ("forward", "gradients")),
-        (_Search, "run", "rules"),
+        (Search, "run", "rules"),
     ]
     for owner, method, name in methods:
         setattr(owner, method, clock.timed(name, getattr(owner, method)))
-    planned, one = Trial.planned, _Search.one
+    planned, one = Trial.planned, Search.one
     Trial.planned = lambda *args: clock.drawn(planned(*args))  # type: ignore[method-assign]
     each: list[Counter[str]] = []
     before = Counter(clock.spent)
 
-    def watching(search: _Search, recipe: Any) -> None:
+    def watching(search: Search, recipe: Any) -> None:
         tried = search.tried
         try:
             one(search, recipe)
@@ -101,7 +101,7 @@ def watched(clock: Clock) -> list[Counter[str]]:
                 each.append(Counter({n: t - before[n] for n, t in clock.spent.items()}))
                 before.update(each[-1])
 
-    _Search.one = watching  # type: ignore[method-assign]
+    Search.one = watching  # type: ignore[method-assign]
     return each
 
 

@@ -207,6 +207,11 @@ class Pools:
             pools[name] = values if isinstance(values, tuple) else (values,)
         return pools
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The same for pools of one space that draw alike."""
+        return tuple(sorted(self.force.items())), self.forbid, self.nonempty
+
     @cached_property
     def _sized(self) -> list[tuple[str, Sequence[Any], int]]:
         return [(name, pool, len(pool)) for name, pool in self.lists.items()]

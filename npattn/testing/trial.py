@@ -131,7 +131,7 @@ class Trial:
 
     def planned(self, pools: Pools, seed: int, examples: int) -> Iterator[Recipe]:
         """`Pools.planned`; what was drawn is remembered, for many rules draw alike."""
-        key = (tuple(sorted(pools.force.items())), pools.forbid, pools.nonempty, seed, examples)
+        key = (pools.key, seed, examples)
         if key not in self._planned:
             (self._planned[key],) = tee(pools.planned(seed, examples), 1)
         return copy(self._planned[key])
