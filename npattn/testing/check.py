@@ -190,9 +190,9 @@ def _chosen(only: Iterable[str] | None) -> list[Property]:
 
 
 def _model(rounding: Rounding | str | None, dtype: str) -> Rounding:
-    if rounding is None:
-        return Rounding.undeclared(dtype)
-    return Rounding.named(rounding) if isinstance(rounding, str) else rounding
+    if isinstance(rounding, Rounding):
+        return rounding
+    return Rounding.undeclared(dtype) if rounding is None else Rounding.named(rounding)
 
 
 def _missing(implementation: Implementation) -> list[str]:

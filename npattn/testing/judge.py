@@ -74,9 +74,9 @@ class Judge:
         """The outcome of a rule, or of `ROBUSTNESS`; of `BEHAVIOUR` what it says."""
         if name == ROBUSTNESS:
             return _robustness(self.trial)
-        return (
-            _behaviour(self.trial, self.seed) if name == BEHAVIOUR else self.judge(PROPERTIES[name])
-        )
+        if name == BEHAVIOUR:
+            return _behaviour(self.trial, self.seed)
+        return self.judge(PROPERTIES[name])
 
     def judge(self, rule: Property) -> Outcome:
         """One rule over the planned problems, the failing one shrunk."""
