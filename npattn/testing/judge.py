@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,14 +64,24 @@ class Judge:
         begun = Round(self, wrong, names)
         if "empty-row" in names:
             begun.tell("empty-row")
-            begun.answers["empty-row"] = empty = self.judge(PROPERTIES["empty-row"])
+            empty = self.judge(PROPERTIES["empty-row"])
+            begun.answers["empty-row"] = empty
             if empty.status in ("failed", "error"):
                 trial.shuns_empty_rows = True
                 self.refused.append("queries that see nothing: wrong, so only empty-row has them")
         return begun
 
-    def answer(self, name: str) -> Outcome | str:
-        """The outcome of a rule, or of `ROBUSTNESS`; of `BEHAVIOUR` what it says."""
+    def answer(self, names: Sequence[str]) -> Iterator[tuple[str, Outcome | str]]:
+        """The outcome of each rule, or of `ROBUSTNESS`; of `BEHAVIOUR` what it says.
+
+        Rules that draw alike share what they find out, others nothing, so that it does not matter
+        which were asked before.
+        """
+        self.trial.forget()
+        for name in names:
+            yield name, self._answer(name)
+
+    def _answer(self, name: str) -> Outcome | str:
         if name == ROBUSTNESS:
             return _robustness(self.trial)
         if name == BEHAVIOUR:

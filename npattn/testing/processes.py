@@ -23,7 +23,6 @@ from npattn.errors import OptionError
 from npattn.testing.framework import told
 from npattn.testing.implementation import Implementation, ImplementationError
 from npattn.testing.judge import Answers, Judge, Round
-from npattn.testing.properties import PROPERTIES
 from npattn.testing.rounding import Rounding
 from npattn.testing.strategies import Space
 from npattn.testing.trial import Trial
@@ -50,10 +49,11 @@ class Here:
         pass
 
     def ask(self, asked: Round) -> None:
-        for name in asked.left:
-            if name in PROPERTIES:
+        for names in asked.groups():
+            asked.tell(names[0])
+            for name, found in asked.judge.answer(names):
+                asked.answers[name] = found
                 asked.tell(name)
-            asked.answers[name] = asked.judge.answer(name)
         asked.tell("")
 
     def finish(self) -> None:
@@ -241,4 +241,4 @@ def _answer(setting: _Setting, names: Sequence[str]) -> Answers:
     judge = _Process.judges[setting.number]
     implementation.forward_only = setting.forward_only
     with implementation.framework.one_thread():
-        return {name: judge.answer(name) for name in names}
+        return dict(judge.answer(names))
