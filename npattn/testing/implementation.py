@@ -334,9 +334,9 @@ def _lay(array: Array, view: str, swap: bool) -> Array:
     if swap:
         array = np.ascontiguousarray(array.swapaxes(-2, -3))
     if view == "transposed" and array.ndim > 2:
-        return np.ascontiguousarray(array.swapaxes(-2, -3)).swapaxes(-2, -3)
+        return array.swapaxes(-2, -3).copy().swapaxes(-2, -3)
     if view == "transposed":
-        return np.asfortranarray(array)
+        return array.copy("F")
     if view == "stepped":
         buffer = np.zeros(
             (*array.shape[:-2], 2 * array.shape[-2], 2 * array.shape[-1]), array.dtype
@@ -344,7 +344,7 @@ def _lay(array: Array, view: str, swap: bool) -> Array:
         buffer[..., ::2, ::2] = array
         return buffer[..., ::2, ::2]
     if view == "reversed":
-        return np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
+        return array[..., ::-1, :].copy()[..., ::-1, :]
     if view == "expanded" and array.ndim > 2 and array.shape[0] > 1 and _constant(array):
         return np.broadcast_to(array[:1].copy(), array.shape)
     return array.copy()

@@ -127,6 +127,8 @@ class Trial:
     shuns_empty_rows: bool = False
     _agreements: dict[Recipe, dict[str, Comparison]] = field(default_factory=dict)
     _judged: dict[Recipe, Judged] = field(default_factory=dict)
+    _problems: dict[Recipe, Problem] = field(default_factory=dict)
+    _pulls: dict[tuple[Recipe, bool], Cotangents] = field(default_factory=dict)
     _planned: dict[Any, Iterator[Recipe]] = field(default_factory=dict)
 
     def planned(self, pools: Pools, seed: int, examples: int) -> Iterator[Recipe]:
@@ -138,12 +140,16 @@ class Trial:
 
     def forget(self) -> None:
         """What was remembered of recipes that no rule to come asks for."""
-        self._agreements.clear()
-        self._judged.clear()
+        for known in (self._agreements, self._judged, self._problems, self._pulls):
+            known.clear()
 
     def problem(self, recipe: Recipe) -> Problem:
-        """The recipe's problem in the terms of the conventions."""
-        return self.asked(recipe).problem(self.conventions.causal, self.conventions.mask_true)
+        """The recipe's problem in the terms of the conventions; remembered, and nobody's to write
+        to."""
+        if recipe not in self._problems:
+            meaning = self.conventions
+            self._problems[recipe] = self.asked(recipe).problem(meaning.causal, meaning.mask_true)
+        return self._problems[recipe]
 
     def asked(self, recipe: Recipe) -> Recipe:
         """The recipe with its window in the terms of the conventions."""
@@ -154,7 +160,14 @@ class Trial:
 
     def cotangents(self, recipe: Recipe, problem: Problem, weights: bool = False) -> Cotangents:
         """Random ones, of o, of what lse there is and, where it is said, of the weights; 0 for the
-        lse of empty rows."""
+        lse of empty rows. Those of the recipe's own problem are remembered."""
+        if problem is not self._problems.get(recipe):
+            return self._cotangents(recipe, problem, weights)
+        if (recipe, weights) not in self._pulls:
+            self._pulls[recipe, weights] = self._cotangents(recipe, problem, weights)
+        return self._pulls[recipe, weights]
+
+    def _cotangents(self, recipe: Recipe, problem: Problem, weights: bool) -> Cotangents:
         found = recipe.cotangents(
             problem, lse=self.takes_dlse, weights=weights and self.takes_dweights
         )
