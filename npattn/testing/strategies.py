@@ -83,6 +83,7 @@ ROUND_D = (8, 16, 64)
 LARGE = 3 * 2**13  # numbers; what is larger costs time and shows no more
 LONG = 4096  # keys, for a few queries: sums of thousands of nearly equal weights
 CANDIDATES = 1200  # recipes from which the plan chooses
+FIELDS = 32  # at least as many as pools have lists
 PLAIN = Recipe()
 KEEP = object()  # a field stays as the seed chose it
 WINDOWS = ((0, 0), (1, 0), (0, 1), (2, 3), (3, None), (None, 1), (7, 0), (16, 5), (0, 2**31 - 1))
@@ -238,9 +239,9 @@ class Pools:
             rng = np.random.default_rng([seed, 0])
             where = rng.random(len(self.lists)).tolist()  # at once: it is called by the thousand
         else:
-            where = _places(seed, len(self.lists))
+            where = _places(seed, max(len(self.lists), FIELDS))
         chosen = {
-            name: pool[int(x * n)] for (name, pool, n), x in zip(self._sized, where, strict=True)
+            name: pool[int(x * n)] for (name, pool, n), x in zip(self._sized, where, strict=False)
         }
         if seed % 2:
             on = self.few[seed // 2 % len(self.few)]
@@ -290,7 +291,8 @@ class Pools:
 
 @lru_cache(maxsize=2 * CANDIDATES)
 def _places(seed: int, n: int) -> list[float]:
-    """n numbers in [0, 1). Remembered, for all pools have candidates of the same seeds."""
+    """n numbers in [0, 1), of which the first are the same for every n. Remembered, for all pools
+    have candidates of the same seeds."""
     where: list[float] = np.random.default_rng([seed, 0]).random(n).tolist()
     return where
 
