@@ -68,17 +68,19 @@ class Later(Mapping[str, Array]):
 
     Attributes
     ----------
+    made : bool
+        Whether it has been.
     asked : bool
         Whether it has been, or would have been if results had not been the same anyway.
     """
 
     def __init__(self, make: Callable[[], dict[str, Array]]) -> None:
         self._make = make
-        self.asked = False
+        self.made = self.asked = False
 
     @cached_property
     def _found(self) -> dict[str, Array]:
-        self.asked = True
+        self.made = self.asked = True
         return self._make()
 
     def __getitem__(self, name: str) -> Array:
