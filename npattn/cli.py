@@ -93,6 +93,9 @@ def cli() -> None:
     help="What it promises where systems disagree, as causal=top_left; may be given several times.",
 )
 @click.option("--rounding", type=click.Choice(["upcast", "fused", "eager"]), help="What it rounds.")
+@click.option(
+    "-n", "--processes", default=1, show_default=True, type=click.IntRange(1), help="To share out."
+)
 @click.option("--strict", is_flag=True, help="A suspect counts as failed.")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False), help="Write the report there."

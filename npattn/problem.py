@@ -15,7 +15,7 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import ml_dtypes  # registers bfloat16 and float8 with NumPy, by name too
@@ -444,6 +444,7 @@ class Gradients:
     sinks: Array | None = None
 
 
+@cache
 def finfo(dtype: Any) -> Any:
     """The limits of a floating dtype, bfloat16 and float8 included."""
     return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]

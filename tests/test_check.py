@@ -539,6 +539,7 @@ def test_progress_is_told():
         {"dtypes": ("float31",)},
         {"dtypes": ()},
         {"examples": 0},
+        {"processes": 0},
         {"only": ["hidden-nans"]},
         {"sizes": {"Q": (3,)}},
         {"sizes": {"D": 64}},

@@ -376,3 +376,13 @@ def test_without_torch_its_targets_say_what_to_install():
     assert done.returncode == 2
     assert "torch.sdpa needs torch" in done.stderr
     assert "pip install 'npattn[torch]'" in done.stderr
+
+
+def test_two_processes_print_what_one_prints(mine):
+    words = ("check", f"{mine}.py:doubled", "--only", "agreement-o", "--only", "views", *FAST)
+    assert run(*words, "-n", 2, code=1) == run(*words, code=1)
+
+
+def test_a_target_that_is_found_by_its_module_is_judged_in_processes_too(mine):
+    words = ("check", f"{mine}:good", "--backward", f"{mine}:good_backward", *FAST)
+    assert "agreement-dq" in run(*words, "--only", "agreement-d", "--processes", 2)

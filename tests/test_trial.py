@@ -57,15 +57,37 @@ def first():
     return trial_of().judged(RECIPE)
 
 
-def test_two_that_are_near_are_judged_by_what_one_of_them_is_allowed(first):
+def moved(judged, share):
+    """The same, but for an o that is off by a share of what is allowed."""
+    room = trial_of().judged(RECIPE).allowed["o"]
+    o = judged.results["o"]
+    return changed(judged, o=(o + share * room).astype(o.dtype))
+
+
+def test_two_that_do_not_differ_need_nothing_that_is_allowed(first):
     second = changed(first)
     assert trial_of().relate(first, second, {"o": same}) == 0
+    assert not first.allowed.made
+    assert not second.allowed.made
+
+
+def test_whose_allowance_counts_does_not_depend_on_whether_results_differed_before(first):
+    trial_of().relate(first, changed(first), {"o": same})
+    other = moved(first, 0.5)
+    trial_of().relate(other, first, {"o": same})
+    assert first.allowed.made
+    assert not other.allowed.made
+
+
+def test_two_that_are_near_are_judged_by_what_one_of_them_is_allowed(first):
+    second = moved(first, 0.5)
+    assert 0 < trial_of().relate(first, second, {"o": same}) < 1
     assert first.allowed.made
     assert not second.allowed.made
 
 
 def test_what_has_been_made_is_taken_first(first):
-    second = trial_of().judged(RECIPE)
+    second = moved(trial_of().judged(RECIPE), 0.5)
     assert len(second.allowed) > 1
     trial_of().relate(first, second, {"o": same})
     assert not first.allowed.made

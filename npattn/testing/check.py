@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import platform
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as hypothesis_seed
-from hypothesis.errors import Flaky
 
 import npattn
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError
-from npattn.testing.evidence import model_of, plain
-from npattn.testing.implementation import Implementation, ImplementationError
-from npattn.testing.outcome import outcome_of
-from npattn.testing.probe import Probe
+from npattn.problem import integer
+from npattn.testing.implementation import Implementation
+from npattn.testing.judge import ROBUSTNESS, Judge, Progress
+from npattn.testing.processes import Here, Processes
 from npattn.testing.properties import PROPERTIES, Property
-from npattn.testing.recipe import Recipe
-from npattn.testing.report import Outcome, Report, Status
-from npattn.testing.robustness import notes
-from npattn.testing.strategies import FEATURES, Pools, Space
+from npattn.testing.report import Outcome, Report
+from npattn.testing.strategies import FEATURES, Space
 from npattn.testing.tolerance import Rounding
-from npattn.testing.trial import Suspicion, Trial, Violation
+from npattn.testing.trial import Trial
 
 __all__ = ["check"]
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-ROBUSTNESS = "robustness"  # asked only by name: it gives notes, and needs child processes
-SHRINK_SECONDS = 8.0  # per failing rule; the smallest problem found by then is reported
 DEFAULTS = {"framework": "auto", "layout": "BHTD"}
-Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
 
 
 def check(
@@ -55,6 +46,7 @@ def check(
     strict: bool = False,
     only: Iterable[str] | None = None,
     shrink: bool = True,
+    processes: int = 1,
     progress: Progress | None = None,
 ) -> Report:
     """Judge an attention implementation: is it right, forward and backward?
@@ -88,6 +80,9 @@ def check(
         Rules, or beginnings of their names; "robustness" for notes on wrong input.
     shrink : bool
         Look for the smallest problem that fails, and not just for one.
+    processes : int, default 1
+        Rules are shared out to so many, with one thread each; the report is the same. They have to
+        import `f`: a function of a module, or an Implementation with a `spec`.
     progress : callable, optional
         Told ``(dtype, rule, done, total)``.
 
@@ -134,30 +129,34 @@ def check(
             f"conventions is {conventions!r}, must be a Conventions, "
             'such as npattn.conventions.PROFILES["torch.sdpa"]'
         )
-    rules = _chosen(only)
+    processes = integer("processes", processes)
+    rules, robust = _chosen(only), ROBUSTNESS in (only or ())
+    meaning, progress = conventions or Conventions(), progress or (lambda *_: None)
     space = Space(features=implementation.features, sizes=dict(sizes or {}))
-    outcomes: list[Outcome] = []
     behaves: dict[str, str] = {}
     untested = [
         f"{name}: unknown to the judge, keeps its default" for name in implementation.untested
     ]
     untested += _missing(implementation)
     untested.append(f"sizes above {space.largest} (others: sizes=)")
+    judges = []
     for dtype in dtypes:
-        model = rounding
-        if not isinstance(model, Rounding):
-            model = Rounding.undeclared(dtype) if model is None else Rounding.named(model)
-        trial = Trial(
-            implementation, conventions or Conventions(), model, replace(space, dtype=dtype)
-        )
-        judge = _Judge(trial, examples, seed, progress or (lambda *_: None), shrink)
-        with implementation.framework.one_thread():
-            outcomes += judge.run(rules)
-            if ROBUSTNESS in (only or ()):
-                outcomes.append(_robustness(trial))
-            if any(rule.rule == "aggregate" for rule in rules) and trial.space.structure:
-                behaves[dtype] = _behaviour(trial, seed)
-        untested += [f"{dtype}: {line}" for line in judge.refused]
+        trial = Trial(implementation, meaning, _model(rounding, dtype), replace(space, dtype=dtype))
+        judges.append(Judge(trial, examples, seed, progress, shrink))
+    way = Processes(processes, implementation) if processes > 1 else Here()
+    with way:
+        rounds = []
+        for judge in judges:
+            with implementation.framework.one_thread():
+                rounds.append(judge.begin(rules, robust))
+                way.ask(rounds[-1])
+        way.finish()
+    outcomes: list[Outcome] = []
+    for dtype, found in zip(dtypes, rounds, strict=True):
+        outcomes += found.outcomes()
+        if found.behaves is not None:
+            behaves[dtype] = found.behaves
+        untested += [f"{dtype}: {line}" for line in found.judge.refused]
     facts = {
         "seed": seed,
         "examples": examples,
@@ -190,6 +189,12 @@ def _chosen(only: Iterable[str] | None) -> list[Property]:
     return chosen
 
 
+def _model(rounding: Rounding | str | None, dtype: str) -> Rounding:
+    if isinstance(rounding, Rounding):
+        return rounding
+    return Rounding.undeclared(dtype) if rounding is None else Rounding.named(rounding)
+
+
 def _missing(implementation: Implementation) -> list[str]:
     """What the implementation does not have."""
     lines = []
@@ -205,32 +210,6 @@ def _missing(implementation: Implementation) -> list[str]:
     return lines
 
 
-def _robustness(trial: Trial) -> Outcome:
-    """Notes on what becomes of wrong input; they pass, whatever they say."""
-    lines = notes(trial.implementation, trial.space)
-    about = "What it does with wrong input: notes, and no verdict."
-    return Outcome(
-        ROBUSTNESS,
-        "—",
-        about,
-        trial.space.dtype,
-        "passed",
-        examples=len(lines),
-        message="\n".join(lines),
-    )
-
-
-def _behaviour(trial: Trial, seed: int) -> str:
-    """The tightest rounding model that explains what it does on plain inputs."""
-    try:
-        model = model_of(trial, plain(trial.space, seed))
-    except ImplementationError as err:
-        return f"no model: {err}"
-    if model is None:
-        return "no model: its errors are larger than any preset explains"
-    return f"{model[0].name}, χ² {model[1]:.2g}"
-
-
 def _said(conventions: Conventions | None) -> str:
     default = Conventions()
     changed = {
@@ -239,135 +218,3 @@ def _said(conventions: Conventions | None) -> str:
         if value != getattr(default, name)
     }
     return ", ".join(f"{n}={v!r}" for n, v in changed.items()) or "default"
-
-
-@dataclass
-class _Judge:
-    """One dtype's worth of `check`."""
-
-    trial: Trial
-    examples: int
-    seed: int
-    progress: Progress
-    shrinks: bool
-
-    def __post_init__(self) -> None:
-        self.refused: list[str] = []
-
-    def run(self, rules: list[Property]) -> list[Outcome]:
-        outcomes = Probe(self.trial, self.refused).run()
-        if not self.trial.space.structure:
-            return outcomes
-        judged: dict[str, Outcome] = {}
-        # Empty rows first: where they are wrong, the other rules are asked without them, so that
-        # one defect does not hide the others, nor look like them.
-        for number, rule in enumerate(sorted(rules, key=lambda r: r.rule != "empty-row")):
-            self.progress(self.trial.space.dtype, rule.rule, number, len(rules))
-            judged[rule.rule] = self.judge(rule)
-            if rule.rule == "empty-row" and judged["empty-row"].status in ("failed", "error"):
-                self.trial.shuns_empty_rows = True
-                self.refused.append("queries that see nothing: wrong, so only empty-row has them")
-        self.progress(self.trial.space.dtype, "", len(rules), len(rules))
-        return outcomes + [judged[rule.rule] for rule in rules]
-
-    def judge(self, rule: Property) -> Outcome:
-        """One rule over the planned problems, the failing one shrunk."""
-        trial, dtype = self.trial, self.trial.space.dtype
-        reason = rule.unless(trial)
-        if reason is not None:
-            return outcome_of(rule, dtype, "not applicable", message=reason)
-        search = _Search(rule, trial, self.examples, self.shrinks)
-        search.run(self.seed)
-        if search.failure is not None:
-            recipe, err = search.failure
-            status: Status = "failed"
-            if isinstance(err, (ImplementationError, Suspicion)):
-                status = "error" if isinstance(err, ImplementationError) else "suspect"
-            return outcome_of(
-                rule,
-                dtype,
-                status,
-                worst=getattr(err, "ratio", 0.0),
-                examples=search.tried,
-                message=str(err) + search.note,
-                problem=getattr(err, "problem", None) or trial.problem(recipe),
-                recipe=recipe,
-                trial=trial,
-                error=err,
-            )
-        if search.tried == 0:
-            told = "no problem drawn could show it, or all were wrong before"
-            return outcome_of(rule, dtype, "not applicable", message=told)
-        return outcome_of(rule, dtype, "passed", worst=search.worst, examples=search.tried)
-
-
-class _Search:
-    """One rule over different recipes; what fails is shrunk."""
-
-    def __init__(self, rule: Property, trial: Trial, examples: int, shrinks: bool = True) -> None:
-        self.rule, self.trial, self.examples, self.shrinks = rule, trial, examples, shrinks
-        self.worst, self.tried, self.note = 0.0, 0, ""
-        self.failure: tuple[Recipe, Violation | ImplementationError] | None = None
-        self._seen: dict[Recipe, Violation | ImplementationError | None] = {}
-        self._deadline = float("inf")
-
-    def run(self, seed: int) -> None:
-        pools = Pools(self.trial.space, **self.rule.draw(self.trial))
-        chosen = self.rule.recipes
-        try:
-            if chosen is not None:
-                for recipe in chosen(self.trial, seed, self.examples):
-                    self.one(recipe)
-                return
-            for recipe in self.trial.planned(pools, seed, self.examples):
-                if self.tried < self.examples:
-                    self.one(recipe)
-        except (Violation, ImplementationError):  # what failed is in self.failure
-            if chosen is None and self.shrinks:
-                self._shrink(pools, seed)
-
-    def _shrink(self, pools: Pools, seed: int) -> None:
-        """Let Hypothesis find the simplest failing recipe that is like the one that failed."""
-        assert self.failure is not None
-        self._deadline = time.monotonic() + SHRINK_SECONDS
-        profile = settings(
-            max_examples=200,
-            database=None,
-            deadline=None,
-            phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-            print_blob=False,
-        )
-        near = pools.near(self.failure[0].seed)
-        test = hypothesis_seed(seed)(profile(given(near)(self.one)))
-        try:
-            test()
-        except (Violation, ImplementationError):
-            pass  # the last one, the simplest, is in self.failure
-        except Flaky:
-            self.note = "\n(it did not fail every time that the same problem was tried)"
-
-    def one(self, recipe: Recipe) -> None:
-        if recipe in self._seen:
-            err = self._seen[recipe]
-            if err is not None:
-                self.failure = recipe, err
-                raise err
-            return
-        if time.monotonic() > self._deadline:
-            return
-        self._seen[recipe] = None
-        if self.trial.shuns(recipe, self.rule.rule):
-            return
-        try:
-            ratio = self.rule.check(self.trial, recipe)
-        except (Violation, ImplementationError) as err:
-            if self.rule.alters and self.trial.wrong_anyway(recipe):
-                return
-            self._seen[recipe] = err
-            self.failure = recipe, err
-            raise
-        if ratio is not None and self.failure is None:
-            self.tried += 1
-            self.worst = max(self.worst, ratio)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -72,29 +74,43 @@ def excess(got: Array, want: Array) -> Array:
     one is.
     """
     got = real(got)
-    wide = got.astype(np.float64)
     with np.errstate(all="ignore"):
-        top = np.array(finfo(got.dtype).max, got.dtype)
-        rise = np.nextafter(got, top).astype(np.float64) - wide
-        fall = wide - np.nextafter(got, -top).astype(np.float64)
+        wide = got.astype(np.float64)
+        return _beyond(got, wide, want, want - wide)
+
+
+def _beyond(got: Array, wide: Array, want: Array, over: Array) -> Array:
+    """`excess`; `over` is want − wide, exact where it is small: midpoints need no rounding."""
+    top = _largest(got.dtype)
+    rise = np.nextafter(got, top).astype(np.float64) - wide
+    fall = wide - np.nextafter(got, -top).astype(np.float64)
+    if not (rise.all() and fall.all()):
         # The largest number has no next one: what rounds to it lies as far above as below.
-        above, below = np.where(rise > 0, rise, fall) / 2, np.where(fall > 0, fall, rise) / 2
-        over = want - wide  # exact where it is small, so that midpoints need no rounding
-        gap = np.maximum(np.maximum(over - above, -over - below), 0)
+        rise, fall = np.where(rise > 0, rise, fall), np.where(fall > 0, fall, rise)
+    gap = np.maximum(np.maximum(over - rise / 2, -over - fall / 2), 0)
+    if np.isfinite(over).all():
+        return np.asarray(gap)
     gap = np.where(np.isfinite(wide), gap, np.inf)
-    gap = np.where(np.isfinite(want), gap, np.where(np.isfinite(wide), np.inf, 0))
-    return np.asarray(gap)
+    return np.where(np.isfinite(want), gap, np.where(np.isfinite(wide), np.inf, 0))
+
+
+@cache
+def _largest(dtype: np.dtype[Any]) -> Array:
+    return np.array(finfo(dtype).max, dtype)
 
 
 def half_ulp(delivered: Array) -> Array:
     """How far a number may be from one that was rounded to it: half the larger gap beside it."""
     delivered = real(delivered)
     with np.errstate(all="ignore"):
-        top = np.array(finfo(delivered.dtype).max, delivered.dtype)
-        wide = delivered.astype(np.float64)
-        rise = np.nextafter(delivered, top).astype(np.float64) - wide
-        fall = wide - np.nextafter(delivered, -top).astype(np.float64)
-    return np.asarray(np.where(np.isfinite(wide), np.maximum(rise, fall) / 2, 0.0))
+        size, top = abs(delivered), _largest(delivered.dtype)
+        wide = size.astype(np.float64)
+        gap = np.nextafter(size, top).astype(np.float64) - wide  # the larger is away from 0
+        if not gap.all():
+            gap = np.maximum(gap, wide - np.nextafter(size, -top).astype(np.float64))
+    return np.asarray(
+        gap / 2 if np.isfinite(wide).all() else np.where(np.isfinite(wide), gap / 2, 0.0)
+    )
 
 
 def real(got: Array) -> Array:
@@ -122,21 +138,18 @@ def compare_arrays(name: str, got: Array, want: Array, allowed: Array) -> Compar
         Of the worst element.
     """
     got = real(got)
-    gap = excess(got, want)
-    # Overflow is right where the exact value, give or take what is allowed, is beyond the dtype.
-    top = float(finfo(got.dtype).max)
+    if got.size == 0:
+        return Comparison(name, 0.0, (), 0.0, 0.0, 0.0, 0, 0)
     with np.errstate(all="ignore"):
         wide = got.astype(np.float64)
-        over = np.isinf(wide) & (np.sign(wide) == np.sign(want))
-        if not np.isinf(np.array(np.inf, got.dtype).astype(np.float64)):
-            over = np.isnan(wide)  # a dtype without inf overflows to NaN
-        beyond = over & (abs(want) + allowed > top)
-        ratio = np.where(gap == 0, 0, gap / allowed)
-    ratio = np.where(beyond | np.isposinf(allowed), 0, ratio)
-    ratio = np.where(np.isnan(ratio), np.inf, ratio)  # NaN never passes
-    if ratio.size == 0:
-        return Comparison(name, 0.0, (), 0.0, 0.0, 0.0, 0, 0)
-    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+        over = want - wide
+        gap = _beyond(got, wide, want, over)
+        ratio = np.divide(gap, allowed, out=np.zeros(gap.shape), where=gap != 0)
+        at = int(ratio.argmax())  # of the first NaN, where there is one
+        if not np.isfinite(over).all() or math.isnan(ratio.flat[at]):
+            ratio = _with_infinite(ratio, wide, want, allowed, got.dtype)
+            at = int(ratio.argmax())
+    index = tuple(int(i) for i in np.unravel_index(at, ratio.shape))
     return Comparison(
         name,
         float(ratio[index]),
@@ -144,9 +157,22 @@ def compare_arrays(name: str, got: Array, want: Array, allowed: Array) -> Compar
         float(got[index]),
         float(want[index]),
         float(allowed[index]),
-        int((ratio > 1).sum()),
+        int((ratio > 1).sum()) if ratio[index] > 1 else 0,
         ratio.size,
     )
+
+
+def _with_infinite(
+    ratio: Array, wide: Array, want: Array, allowed: Array, dtype: np.dtype[Any]
+) -> Array:
+    """The ratios, where any number is none, or infinite."""
+    # Overflow is right where the exact value, give or take what is allowed, is beyond the dtype.
+    over = np.isinf(wide) & (np.sign(wide) == np.sign(want))
+    if not np.isinf(np.array(np.inf, dtype).astype(np.float64)):
+        over = np.isnan(wide)  # a dtype without inf overflows to NaN
+    beyond = over & (abs(want) + allowed > float(_largest(dtype)))
+    ratio = np.where(beyond | np.isposinf(allowed), 0, ratio)
+    return np.where(np.isnan(ratio), np.inf, ratio)  # NaN never passes
 
 
 def compare(

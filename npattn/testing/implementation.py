@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.errors import OptionError
+from npattn.errors import NpattnError, OptionError
 from npattn.problem import Array, Problem
 from npattn.testing.framework import (
     Framework,
@@ -26,6 +26,7 @@ from npattn.testing.framework import (
 )
 from npattn.testing.recipe import Cotangents
 from npattn.testing.signature import RETURNS, called, parameters, read
+from npattn.testing.targets import load
 
 __all__ = ["Framework", "Implementation", "ImplementationError", "NumPy", "ResultError"]
 
@@ -95,6 +96,25 @@ class Implementation:
         self.features, self.returns, self.untested = has.features, has.returns, has.untested
         self.backward_takes = parameters(backward)
         self.framework = framework_of(f, self.name, framework)
+        self.device: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Functions by a spec that finds them: other processes may not import them by name."""
+        left_out = ("f", "backward", "backward_takes", "framework")
+        state = {name: value for name, value in vars(self).items() if name not in left_out}
+        state["framework"] = self.framework.name
+        state["f"] = _place(self.f, (self.spec, 0))
+        state["backward"] = _place(self.backward, (self.backward_spec, 0), (self.spec, 1))
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name in ("f", "backward"):
+            if isinstance(state[name], _Place):
+                spec, which = state[name]
+                state[name] = load(spec)[which]
+        self.__dict__.update(state)
+        self.backward_takes = parameters(self.backward)
+        self.framework = framework_of(self.f, self.name, state["framework"], self.device)
 
     @property
     def has_gradients(self) -> bool:
@@ -113,6 +133,7 @@ class Implementation:
     def on(self, device: str) -> None:
         """Put arrays on a device of the framework."""
         self.framework = framework_of(self.f, self.name, self.framework.name, device)
+        self.device = device
 
     # --- calling ----------------------------------------------------------------------------------
 
@@ -278,6 +299,24 @@ class Implementation:
         return self.layout == "BTHD" and name in "qkv" and problem.q.ndim == 4
 
 
+class _Place(NamedTuple):
+    """Where a function is found: of what `load` gives for a spec, the first or the second."""
+
+    spec: str
+    which: int
+
+
+def _place(function: Any, *places: tuple[str | None, int]) -> Any:
+    """The first of these places where it is; else the function itself."""
+    for spec, which in places:
+        try:
+            if spec is not None and function is not None and load(spec)[which] is function:
+                return _Place(spec, which)
+        except (NpattnError, ImportError):
+            continue  # a spec that is only a name
+    return function
+
+
 @contextmanager
 def _foreign(what: str) -> Iterator[None]:
     """Foreign code may raise anything, and exit; it goes into the report."""
@@ -295,9 +334,9 @@ def _lay(array: Array, view: str, swap: bool) -> Array:
     if swap:
         array = np.ascontiguousarray(array.swapaxes(-2, -3))
     if view == "transposed" and array.ndim > 2:
-        return np.ascontiguousarray(array.swapaxes(-2, -3)).swapaxes(-2, -3)
+        return array.swapaxes(-2, -3).copy().swapaxes(-2, -3)
     if view == "transposed":
-        return np.asfortranarray(array)
+        return array.copy("F")
     if view == "stepped":
         buffer = np.zeros(
             (*array.shape[:-2], 2 * array.shape[-2], 2 * array.shape[-1]), array.dtype
@@ -305,7 +344,7 @@ def _lay(array: Array, view: str, swap: bool) -> Array:
         buffer[..., ::2, ::2] = array
         return buffer[..., ::2, ::2]
     if view == "reversed":
-        return np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
+        return array[..., ::-1, :].copy()[..., ::-1, :]
     if view == "expanded" and array.ndim > 2 and array.shape[0] > 1 and _constant(array):
         return np.broadcast_to(array[:1].copy(), array.shape)
     return array.copy()

@@ -12,6 +12,7 @@ alike. There the deviation is inf, and only the worst case counts (`Noise.generi
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -503,10 +504,14 @@ class Noise:
         if self.everywhere:
             return np.ones(self.live.shape[:-1], bool)
         if dp is None:
-            return self.is_generic(self._variety(hard.s))
+            return self.is_generic(self._scores)
         dp = np.where(self.live, hard.do @ finite(self.r.v).swapaxes(-1, -2), 0)
         size = np.sqrt(along(self.p * dp**2))
-        return self.is_generic(self._variety(hard.s), self._variety(dp), size)
+        return self.is_generic(self._scores, self._variety(dp), size)
+
+    @cached_property
+    def _scores(self) -> Variety:
+        return self._variety(self.hard.s)
 
     def is_generic(self, scores: Variety, dp: Variety | None = None, size: Any = 0.0) -> Array:
         """The same, from how various scores and dP are; dp² is size² on average."""

@@ -83,6 +83,7 @@ ROUND_D = (8, 16, 64)
 LARGE = 3 * 2**13  # numbers; what is larger costs time and shows no more
 LONG = 4096  # keys, for a few queries: sums of thousands of nearly equal weights
 CANDIDATES = 1200  # recipes from which the plan chooses
+FIELDS = 32  # at least as many as pools have lists
 PLAIN = Recipe()
 KEEP = object()  # a field stays as the seed chose it
 WINDOWS = ((0, 0), (1, 0), (0, 1), (2, 3), (3, None), (None, 1), (7, 0), (16, 5), (0, 2**31 - 1))
@@ -207,6 +208,21 @@ class Pools:
             pools[name] = values if isinstance(values, tuple) else (values,)
         return pools
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The same for pools of one space that draw alike."""
+        return tuple(sorted(self.force.items())), self.forbid, self.nonempty
+
+    @cached_property
+    def _sized(self) -> list[tuple[str, Sequence[Any], int]]:
+        return [(name, pool, len(pool)) for name, pool in self.lists.items()]
+
+    @cached_property
+    def _switches(self) -> list[tuple[str, list[Any]]]:
+        """Each option that is not forced: off, and what it may be."""
+        names = [n for n in _options(self.space.features) if n in self.lists]
+        return [(n, list(dict.fromkeys(self.lists[n]))) for n in names if n not in self.force]
+
     @cached_property
     def few(self) -> list[tuple[str, ...]]:
         """Every set of at most two options, by their fields."""
@@ -219,21 +235,24 @@ class Pools:
         An odd seed stays on the beaten path, where fast kernels are: two options at most, and no
         odd structure. Mistakes there hide behind every third option.
         """
-        rng = np.random.default_rng([seed, 0])
-        where = rng.random(len(self.lists)).tolist()  # at once: this is called by the thousand
-        lists = zip(self.lists.items(), where, strict=True)
-        chosen = {name: pool[int(x * len(pool))] for (name, pool), x in lists}
+        if seed % 2:
+            rng = np.random.default_rng([seed, 0])
+            where = rng.random(len(self.lists)).tolist()  # at once: it is called by the thousand
+        else:
+            where = _places(seed, max(len(self.lists), FIELDS))
+        chosen = {
+            name: pool[int(x * n)] for (name, pool, n), x in zip(self._sized, where, strict=False)
+        }
         if seed % 2:
             on = self.few[seed // 2 % len(self.few)]
-            for name in _options(self.space.features):
-                if name in chosen and name not in self.force:
-                    off, *values = dict.fromkeys(self.lists[name])
-                    chosen[name] = values[int(rng.integers(len(values)))] if name in on else off
+            for name, (off, *values) in self._switches:
+                chosen[name] = values[int(rng.integers(len(values)))] if name in on else off
             plain = {"rank": self.lists["rank"][0], "broadcast": False, "zero": ""}
             plain["same size"] = "E" not in self.space.sizes and bool(rng.integers(4))
             chosen |= {n: x for n, x in plain.items() if n not in self.force}
-        changed = zip(self.lists, changes, strict=False)
-        chosen |= {n: x for n, x in changed if x is not KEEP}
+        if changes:
+            changed = zip(self.lists, changes, strict=False)
+            chosen |= {n: x for n, x in changed if x is not KEEP}
         return _assemble(self.space, frozenset(self.force), seed, chosen)
 
     def planned(self, seed: int, examples: int) -> Iterator[Recipe]:
@@ -268,6 +287,14 @@ class Pools:
     def near(self, seed: int) -> st.SearchStrategy[Recipe]:
         """Recipes like that of the seed; Hypothesis shrinks them to the simplest."""
         return self.changes().map(lambda changes: self.recipe(seed, changes))
+
+
+@lru_cache(maxsize=2 * CANDIDATES)
+def _places(seed: int, n: int) -> list[float]:
+    """n numbers in [0, 1), of which the first are the same for every n. Remembered, for all pools
+    have candidates of the same seeds."""
+    where: list[float] = np.random.default_rng([seed, 0]).random(n).tolist()
+    return where
 
 
 @lru_cache(maxsize=128)

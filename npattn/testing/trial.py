@@ -16,7 +16,7 @@ from npattn.api import backward, evaluate
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError
 from npattn.problem import Array, Problem, finfo
-from npattn.testing.compare import Comparison, compare_arrays, half_ulp
+from npattn.testing.compare import Comparison, compare_arrays, excess, half_ulp
 from npattn.testing.implementation import Implementation, ImplementationError
 from npattn.testing.recipe import Cotangents, Recipe
 from npattn.testing.strategies import Pools, Space
@@ -70,15 +70,17 @@ class Later(Mapping[str, Array]):
     ----------
     made : bool
         Whether it has been.
+    asked : bool
+        Whether it has been, or would have been if results had not been the same anyway.
     """
 
     def __init__(self, make: Callable[[], dict[str, Array]]) -> None:
         self._make = make
-        self.made = False
+        self.made = self.asked = False
 
     @cached_property
     def _found(self) -> dict[str, Array]:
-        self.made = True
+        self.made = self.asked = True
         return self._make()
 
     def __getitem__(self, name: str) -> Array:
@@ -127,18 +129,29 @@ class Trial:
     shuns_empty_rows: bool = False
     _agreements: dict[Recipe, dict[str, Comparison]] = field(default_factory=dict)
     _judged: dict[Recipe, Judged] = field(default_factory=dict)
+    _problems: dict[Recipe, Problem] = field(default_factory=dict)
+    _pulls: dict[tuple[Recipe, bool], Cotangents] = field(default_factory=dict)
     _planned: dict[Any, Iterator[Recipe]] = field(default_factory=dict)
 
     def planned(self, pools: Pools, seed: int, examples: int) -> Iterator[Recipe]:
         """`Pools.planned`; what was drawn is remembered, for many rules draw alike."""
-        key = (tuple(sorted(pools.force.items())), pools.forbid, pools.nonempty, seed, examples)
+        key = (pools.key, seed, examples)
         if key not in self._planned:
             (self._planned[key],) = tee(pools.planned(seed, examples), 1)
         return copy(self._planned[key])
 
+    def forget(self) -> None:
+        """What was remembered of recipes that no rule to come asks for."""
+        for known in (self._agreements, self._judged, self._problems, self._pulls):
+            known.clear()
+
     def problem(self, recipe: Recipe) -> Problem:
-        """The recipe's problem in the terms of the conventions."""
-        return self.asked(recipe).problem(self.conventions.causal, self.conventions.mask_true)
+        """The recipe's problem in the terms of the conventions; remembered, and nobody's to write
+        to."""
+        if recipe not in self._problems:
+            meaning = self.conventions
+            self._problems[recipe] = self.asked(recipe).problem(meaning.causal, meaning.mask_true)
+        return self._problems[recipe]
 
     def asked(self, recipe: Recipe) -> Recipe:
         """The recipe with its window in the terms of the conventions."""
@@ -149,7 +162,14 @@ class Trial:
 
     def cotangents(self, recipe: Recipe, problem: Problem, weights: bool = False) -> Cotangents:
         """Random ones, of o, of what lse there is and, where it is said, of the weights; 0 for the
-        lse of empty rows."""
+        lse of empty rows. Those of the recipe's own problem are remembered."""
+        if problem is not self._problems.get(recipe):
+            return self._cotangents(recipe, problem, weights)
+        if (recipe, weights) not in self._pulls:
+            self._pulls[recipe, weights] = self._cotangents(recipe, problem, weights)
+        return self._pulls[recipe, weights]
+
+    def _cotangents(self, recipe: Recipe, problem: Problem, weights: bool) -> Cotangents:
         found = recipe.cotangents(
             problem, lse=self.takes_dlse, weights=weights and self.takes_dweights
         )
@@ -168,7 +188,7 @@ class Trial:
         f = self.implementation
         return f.returns_weights and (f.backward is None or "dweights" in f.backward_takes)
 
-    @property
+    @cached_property
     def _leaving(self) -> Conventions:
         """The conventions, but hidden keys leave the softmax."""
         late = self.conventions.softcap == "after_mask"
@@ -184,7 +204,8 @@ class Trial:
 
     def empty(self, problem: Problem) -> Array:
         """Rows that see nothing, (..., H, T), a score of −inf not being seen."""
-        plain = self._leaving.canonical(problem).replace(sinks=None)
+        plain = self._leaving.canonical(problem)
+        plain = plain if plain.sinks is None else plain.replace(sinks=None)
         arrays = (plain.q, plain.k, *([] if plain.bias_array is None else [plain.bias_array]))
         if plain.S and plain.visible is None and all(np.isfinite(x).all() for x in arrays):
             heads = () if plain.headless else (plain.H,)
@@ -284,10 +305,15 @@ class Trial:
         -----
         Both are within what is allowed of exact results for which the relation holds, so that they
         differ by no more than both together, and the rounding of the first on delivery. Where they
-        differ by less than is allowed of one of them, the other's is not asked for.
+        differ by less than is allowed of one of them, the other's is not asked for; where they do
+        not differ, neither is.
         """
-        of_second = isinstance(second.allowed, Later) and second.allowed.made
+        of_second = isinstance(second.allowed, Later) and second.allowed.asked
         one: tuple[str, ...] = ("second",) if of_second else ("first",)
+        if self._same(first, second, across, shift or {}):
+            if not of_second and isinstance(first.allowed, Later):
+                first.allowed.asked = True
+            return 0.0
         for rooms in (one, ("first", "second")):
             found = self._related(first, second, across, shift or {}, rooms)
             if all(c.passed for c in found.values()):
@@ -299,6 +325,29 @@ class Trial:
         worst = max(c.ratio for c in wrong)
         raise Violation(text, shown.problem, shown.cotangents, ratio=worst)
 
+    def _pairs(
+        self, first: Judged, second: Judged, across: Across
+    ) -> Iterator[tuple[str, Array, Array]]:
+        """The results that both have, in their right shapes."""
+        for name in across:
+            if name not in first.want or name not in second.want:
+                continue
+            here, there = first.results.get(name), second.results.get(name)
+            if here is None or here.shape != first.want[name].shape:
+                continue
+            if there is None or there.shape != second.want[name].shape:
+                continue
+            yield name, here, there
+
+    def _same(
+        self, first: Judged, second: Judged, across: Across, shift: Mapping[str, Array]
+    ) -> bool:
+        """Whether there is no excess at all, so that the ratio is 0 whatever is allowed."""
+        return not any(
+            excess(there, across[name](here.astype(np.float64)) + shift.get(name, 0.0)).any()
+            for name, here, there in self._pairs(first, second, across)
+        )
+
     def _related(
         self,
         first: Judged,
@@ -309,15 +358,8 @@ class Trial:
     ) -> dict[str, Comparison]:
         """What is allowed of these two, or of one of them, is allowed."""
         found = {}
-        for name, carry in across.items():
-            if name not in first.want or name not in second.want:
-                continue
-            here, there = first.results.get(name), second.results.get(name)
-            if here is None or here.shape != first.want[name].shape:
-                continue
-            if there is None or there.shape != second.want[name].shape:
-                continue
-            own = half_ulp(here)
+        for name, here, there in self._pairs(first, second, across):
+            carry, own = across[name], half_ulp(here)
             if "first" in rooms:
                 # Where the first may overflow, it says nothing about the second.
                 top = float(finfo(here.dtype).max)

@@ -52,6 +52,8 @@ def _agreement(name: str) -> Check:
         found = trial.agreement(recipe)
         if name not in found:
             return None
+        if found[name].passed:
+            return found[name].ratio
         problem = trial.problem(recipe)
         cotangents = trial.cotangents(recipe, problem, weights=True)
         return trial.check({name: found[name]}, problem, cotangents)

@@ -23,7 +23,7 @@ from npattn.testing.compare import half_ulp
 from npattn.testing.properties.register import fills, first, no_lse, rule
 from npattn.testing.recipe import Cotangents, Recipe
 from npattn.testing.strategies import WINDOWS
-from npattn.testing.trial import GRADIENTS, Across, Judged, Trial
+from npattn.testing.trial import GRADIENTS, Across, Judged, Later, Trial
 
 INPUTS = ("q", "k", "v", "mask", "bias", "dropout_mask", "sinks")
 FORWARD = ("o", "lse", "weights")
@@ -110,12 +110,13 @@ def _alike(
     """Results of a problem whose exact results are the plain one's, carried across. So are its
     bounds, which take the inputs as the results do."""
     given = dict(reversed(trial.results(problem, cotangents)))
-    want, allowed = (
-        {n: across[n](x) for n, x in found.items() if n in across}
-        for found in (plain.want, plain.allowed)
-    )
-    other = replace(plain, problem=problem, cotangents=cotangents, results=given)
-    return trial.relate(plain, replace(other, want=want, allowed=allowed), across)
+
+    def carried(found: Mapping[str, Array]) -> dict[str, Array]:
+        return {n: across[n](x) for n, x in found.items() if n in across}
+
+    allowed = Later(lambda: carried(plain.allowed))
+    other = Judged(problem, cotangents, given, carried(plain.want), allowed)
+    return trial.relate(plain, other, across)
 
 
 def _reordered(trial: Trial, recipe: Recipe, picks: Sequence[Pick]) -> float:

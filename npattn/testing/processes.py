@@ -1,0 +1,244 @@
+"""Rules asked in turn, or shared out to processes that each load the implementation.
+
+Rules that draw alike stay together, for they share what they find out. Processes are spawned (a
+fork of threads may hang), have one thread each, and take the next group when they are done with
+one; the largest group comes first.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+
+from npattn.conventions import Conventions
+from npattn.errors import OptionError
+from npattn.testing.framework import told
+from npattn.testing.implementation import Implementation, ImplementationError
+from npattn.testing.judge import Answers, Judge, Round
+from npattn.testing.rounding import Rounding
+from npattn.testing.strategies import Space
+from npattn.testing.trial import Trial
+
+__all__ = ["Here", "Processes"]
+
+# Read when BLAS and its like are loaded, so they are set before a process begins.
+THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+
+class Here:
+    """One after the other, in this process."""
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, asked: Round) -> None:
+        for names in asked.groups():
+            asked.tell(names[0])
+            for name, found in asked.judge.answer(names):
+                asked.answers[name] = found
+                asked.tell(name)
+        asked.tell("")
+
+    def finish(self) -> None:
+        pass
+
+
+class Processes:
+    """Shared out to `n` processes.
+
+    Raises
+    ------
+    OptionError
+        When it is entered, if they cannot load the implementation.
+    """
+
+    def __init__(self, n: int, implementation: Implementation) -> None:
+        self.name = implementation.name
+        self.pending: dict[Future[Answers], Round] = {}
+        self.before: set[BaseProcess] = set()
+        self.n, self.asked, self.packed = n, 0, _packed(implementation)
+
+    def __enter__(self) -> Processes:
+        self.before = set(multiprocessing.active_children())
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(self.n, context, _begin, (self.packed,))
+        try:
+            with _one_thread_each():
+                ready = [self.pool.submit(_load) for _ in range(self.n)]
+            said = [one.result() for one in ready]
+        except BrokenProcessPool:
+            self._end()
+            raise OptionError(
+                f"processes is {self.n}, must be 1 here: a process that was started to judge "
+                f"{self.name} ended at once. A script has to keep what it runs below "
+                'if __name__ == "__main__", for each process imports it'
+            ) from None
+        except BaseException:
+            self._end()
+            raise
+        failure = next((one for one in said if one), "")
+        if failure:
+            self._end()
+            raise OptionError(_cannot(self.name, failure))
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._end()
+        self.pool.shutdown(cancel_futures=True)
+
+    def _end(self) -> None:
+        """Nobody waits for what they are at, which may take long."""
+        for process in set(multiprocessing.active_children()) - self.before:
+            process.terminate()
+        self.pool.shutdown(cancel_futures=True)
+
+    def ask(self, asked: Round) -> None:
+        """Share out what is asked; `finish` waits for the answers."""
+        self.asked += 1
+        setting = _Setting.of(asked.judge, self.asked)
+        with _one_thread_each(), self._alive():
+            for names in asked.groups():
+                self.pending[self.pool.submit(_answer, setting, names)] = asked
+
+    def finish(self) -> None:
+        with self._alive():
+            for future in as_completed(self.pending):
+                asked, found = self.pending[future], future.result()
+                asked.answers |= found
+                asked.tell(next(iter(found)))
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenProcessPool:
+            raise ImplementationError(
+                f"{self.name} ended the process in which it was judged (a crash?): with "
+                "processes=1 it is seen where"
+            ) from None
+
+
+def _packed(implementation: Implementation) -> bytes:
+    try:
+        return pickle.dumps(implementation)
+    except (pickle.PicklingError, AttributeError, TypeError) as err:
+        raise OptionError(_cannot(implementation.name, told(err))) from err
+
+
+def _cannot(name: str, why: str) -> str:
+    return (
+        f"f is {name}, which other processes cannot load ({why}), must be a function of a module "
+        "that they can import, or be found by its spec, module:function or path/file.py:function "
+        "(Implementation(f, spec=...)): else judge with processes=1"
+    )
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes that are spawned here have one thread for BLAS."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """All of a judge but the implementation."""
+
+    number: int  # of the dtype
+    conventions: Conventions
+    rounding: Rounding
+    space: Space
+    gradients: frozenset[str]
+    shuns_empty_rows: bool
+    forward_only: bool
+    examples: int
+    seed: int
+    shrinks: bool
+
+    @classmethod
+    def of(cls, judge: Judge, number: int) -> _Setting:
+        trial = judge.trial
+        return cls(
+            number,
+            trial.conventions,
+            trial.rounding,
+            trial.space,
+            trial.gradients,
+            trial.shuns_empty_rows,
+            trial.implementation.forward_only,
+            judge.examples,
+            judge.seed,
+            judge.shrinks,
+        )
+
+    def judge(self, implementation: Implementation) -> Judge:
+        trial = Trial(implementation, self.conventions, self.rounding, self.space, self.gradients)
+        trial.shuns_empty_rows = self.shuns_empty_rows
+        return Judge(trial, self.examples, self.seed, lambda *_: None, self.shrinks)
+
+
+# --- in the processes -----------------------------------------------------------------------------
+
+
+class _Process:
+    """What one of them holds: judges of the dtypes, for rules share what trials remember."""
+
+    packed = b""
+    implementation: Implementation
+    judges: dict[int, Judge] = {}  # noqa: RUF012  there is one
+
+
+def _begin(packed: bytes) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
+    _Process.packed = packed
+
+
+def _load() -> str:
+    """Why the implementation cannot be loaded; "" where it can."""
+    try:
+        _Process.implementation = pickle.loads(_Process.packed)
+    except (Exception, SystemExit) as err:  # noqa: BLE001  what it imports may raise anything
+        return told(err)
+    return ""
+
+
+def _loaded() -> Implementation:
+    if not hasattr(_Process, "implementation"):  # another process has answered for this one
+        _Process.implementation = pickle.loads(_Process.packed)
+    return _Process.implementation
+
+
+def _answer(setting: _Setting, names: Sequence[str]) -> Answers:
+    implementation = _loaded()
+    if setting.number not in _Process.judges:
+        _Process.judges[setting.number] = setting.judge(implementation)
+    judge = _Process.judges[setting.number]
+    implementation.forward_only = setting.forward_only
+    with implementation.framework.one_thread():
+        return dict(judge.answer(names))

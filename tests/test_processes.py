@@ -1,0 +1,251 @@
+"""check on several processes: the same report, and nobody left behind."""
+
+import dataclasses
+import multiprocessing
+import os
+import pickle
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from npattn.errors import OptionError
+from npattn.testing import Implementation, ImplementationError, check
+from npattn.testing.targets import load
+from npattn.testing.targets.numpy import flash, flash_backward, naive
+
+BOTH = ("float32", "float64")
+SOME = (
+    *("agreement-", "hidden-nan-k", "aggregate", "sink-key"),
+    *("shared-heads", "padded-keys", "mask-as-bias", "split-merge"),
+)
+
+
+def told(report):
+    """Everything that a report says, the numbers of its problems too."""
+    outcomes = [
+        (
+            dataclasses.replace(o, problem=None),
+            repr(o.problem),
+            None if o.problem is None else (o.problem.q.tobytes(), o.problem.v.tobytes()),
+        )
+        for o in report.outcomes
+    ]
+    return str(report), outcomes, report.untested, report.facts
+
+
+def of_file(tmp_path, source, name="kernel"):
+    """An implementation that is found by the path of its file."""
+    path = tmp_path / f"{name}_of_a_test.py"
+    path.write_text(source)
+    spec = f"{path}:attention"
+    return Implementation(load(spec)[0], spec=spec)
+
+
+PLAIN = """
+from npattn.testing.targets.numpy import flash
+
+
+def attention(q, k, v):
+    return flash(q, k, v)
+"""
+
+
+def test_two_processes_give_the_report_of_one():
+    words = {"dtypes": BOTH, "examples": 3, "only": SOME, "shrink": False, "seed": 3}
+    one = check(flash, backward=flash_backward, **words)
+    two = check(flash, backward=flash_backward, processes=2, **words)
+    assert one.passed
+    assert told(two) == told(one)
+
+
+def test_what_fails_is_the_same_and_is_shrunk_to_the_same():
+    words = {"examples": 5, "only": ("agreement-o", "empty-row", "hidden-nan", "robustness")}
+    one, two = check(naive, **words), check(naive, processes=2, **words)
+    assert [o.rule for o in one.outcomes if o.failed] == [
+        "structure",
+        "empty-row",
+        "hidden-nan-v",
+        "hidden-nan-kv",
+    ]
+    assert told(two) == told(one)
+
+
+def test_progress_moves_from_nothing_to_all():
+    seen = []
+    check(
+        naive,
+        examples=2,
+        only=("agreement-o", "empty-row", "views"),
+        processes=2,
+        progress=lambda *at: seen.append(at),
+    )
+    assert [done for _, _, done, _ in seen] == sorted(done for _, _, done, _ in seen)
+    assert seen[0][2] == 0
+    assert seen[-1][2:] == (3, 3)
+
+
+def test_a_file_is_loaded_by_its_path_in_every_process(tmp_path):
+    implementation = of_file(tmp_path, PLAIN)
+    words = {"examples": 2, "only": ("agreement-o", "shape-dtype")}
+    assert told(check(implementation, processes=2, **words)) == told(
+        check(of_file(tmp_path, PLAIN), **words)
+    )
+
+
+def test_what_cannot_be_sent_is_an_error_before_any_work():
+    calls = []
+
+    def local(q, k, v):
+        calls.append(1)
+        return naive(q, k, v)
+
+    implementation = Implementation(local, framework="numpy")
+    with pytest.raises(OptionError, match=r"cannot load .*must be a function of a module.*spec"):
+        check(implementation, processes=2)
+    assert not calls
+
+
+def test_what_a_process_cannot_import_is_an_error_before_any_work(monkeypatch):
+    module = types.ModuleType("module_that_only_this_process_has")
+    exec(PLAIN, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    children = multiprocessing.active_children()
+    with pytest.raises(OptionError, match=r"cannot load \(ModuleNotFoundError: .*processes=1"):
+        check(module.attention, processes=2, framework="numpy")
+    assert multiprocessing.active_children() == children
+
+
+def test_a_number_of_processes_below_1_is_an_error():
+    with pytest.raises(OptionError, match="processes is 0, must be an integer ≥ 1"):
+        check(naive, processes=0)
+
+
+THREADS = """
+import multiprocessing
+import os
+
+from npattn.testing.targets.numpy import flash
+
+
+def attention(q, k, v):
+    if multiprocessing.parent_process() is not None and os.environ["OMP_NUM_THREADS"] != "1":
+        raise RuntimeError("more than one thread")
+    return flash(q, k, v)
+"""
+
+
+def test_processes_have_one_thread_each_and_this_one_keeps_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    report = check(of_file(tmp_path, THREADS, "threads"), examples=2, only=["views"], processes=2)
+    assert report.passed
+    assert os.environ["OMP_NUM_THREADS"] == "5"
+    assert "MKL_NUM_THREADS" not in os.environ
+
+
+CRASH = """
+import multiprocessing
+import os
+
+from npattn.testing.targets.numpy import flash
+
+
+def attention(q, k, v):
+    if multiprocessing.parent_process() is not None:
+        os._exit(3)
+    return flash(q, k, v)
+"""
+
+
+def test_a_crash_of_a_process_is_said(tmp_path):
+    with pytest.raises(ImplementationError, match=r"ended the process .*processes=1"):
+        check(of_file(tmp_path, CRASH, "crash"), examples=2, only=["views"], processes=2)
+
+
+STOP = """
+import multiprocessing
+
+from npattn.testing.targets.numpy import flash
+
+
+class Stop(BaseException):
+    pass
+
+
+def attention(q, k, v):
+    if multiprocessing.parent_process() is not None:
+        raise Stop("enough")
+    return flash(q, k, v)
+"""
+
+
+def test_an_exception_that_is_no_answer_goes_through(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    implementation = of_file(tmp_path, STOP, "stop")
+    children = multiprocessing.active_children()
+    with pytest.raises(BaseException, match="enough") as caught:
+        check(implementation, examples=2, only=["views"], processes=2)
+    assert type(caught.value).__name__ == "Stop"
+    assert multiprocessing.active_children() == children
+
+
+SLOW = """
+import multiprocessing
+import time
+
+from npattn.testing.targets.numpy import flash
+
+
+def attention(q, k, v):
+    if multiprocessing.parent_process() is not None and q.shape[-1] != 16:
+        time.sleep(1000)
+    return flash(q, k, v)
+"""
+
+
+def test_an_interrupt_ends_the_processes(tmp_path):
+    def interrupt(dtype, rule, done, total):
+        if done == 1:
+            raise KeyboardInterrupt
+
+    children = multiprocessing.active_children()
+    with pytest.raises(KeyboardInterrupt):
+        check(
+            of_file(tmp_path, SLOW, "slow"),
+            examples=2,
+            only=["shape-dtype", "agreement-lse"],
+            processes=2,
+            progress=interrupt,
+        )
+    assert multiprocessing.active_children() == children
+
+
+def test_functions_travel_by_the_spec_that_finds_them():
+    f, backward = load("numpy.flash")
+    state = Implementation(f, backward=backward, spec="numpy.flash").__getstate__()
+    assert tuple(state["f"]) == ("numpy.flash", 0)
+    assert tuple(state["backward"]) == ("numpy.flash", 1)
+
+
+def test_a_spec_that_finds_something_else_is_only_a_name():
+    state = Implementation(naive, spec="numpy.flash").__getstate__()
+    assert state["f"] is naive
+    assert Implementation(naive, spec="a name").__getstate__()["f"] is naive
+
+
+def test_an_implementation_is_the_same_after_it_has_travelled():
+    f, backward = load("numpy.flash")
+    here = Implementation(f, backward=backward, spec="numpy.flash", rename={"scale": "scale"})
+    there = pickle.loads(pickle.dumps(here))
+    assert there.f is f
+    assert there.backward is backward
+    assert (there.features, there.returns, there.rename) == (
+        here.features,
+        here.returns,
+        here.rename,
+    )
+    ones = np.ones((1, 2, 3), np.float32)
+    arrays = dict.fromkeys("qkv", ones)
+    assert np.array_equal(there.call(arrays, {}), here.call(arrays, {}))
