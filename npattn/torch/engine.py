@@ -43,16 +43,22 @@ class Saved(NamedTuple):
 def forward(problem: Problem, whole: bool = False) -> Saved:
     """out (..., H, T, E), and the logarithm of each row's sum, in two parts."""
     call = _Call(problem, whole)
-    out, total = call.empty(problem.T, problem.E), call.empty(problem.T)
-    shift = torch.zeros_like(total)
+    blocks = call.plan.rows
     if problem.storage is not None:
-        _narrow(call, out, total, shift)
+        out, total, shift = _narrow(call)
     else:
-        for rows in call.plan.rows:
-            out[rows.at], total[rows.at] = _sums(call, rows, None)
-        if not _in_range(total, out):
+        if len(blocks) == 1 and blocks[0].every:
+            out, total = _sums(call, blocks[0], None)
+        else:
+            out, total = call.zeros(problem.T, problem.E), call.zeros(problem.T)
+            for rows in blocks:
+                out[rows.at], total[rows.at] = _sums(call, rows, None)
+        shift = torch.zeros_like(total)
+        if _in_range(total, out):
+            out = out / total[..., None]
+        else:
             _again(call, out, total, shift)
-        out = out / torch.where(total == 0, 1, total)[..., None]  # 0: a query sees nothing  [8]
+            out = out / torch.where(total == 0, 1, total)[..., None]  # a query sees nothing  [8]
     return Saved(call.unflat(out), call.unflat(total.log()), call.unflat(shift))
 
 
@@ -68,13 +74,9 @@ def backward(
     call = _Call(problem, whole)
     pull = _Pull(call, saved, do, dlse, dweights)
     for rows in call.plan.rows:
-        q, do = call.scaled(rows), pull.do[rows.at]
-        dq: Tensor | None = None
+        q, do = call.scaled(rows), of(pull.do, rows)
         for part in rows.parts:
-            ds_k = pull.part(rows, part, q, do)
-            dq = ds_k if dq is None else dq + ds_k
-        if dq is not None:
-            pull.dq[rows.at] = dq * call.scale
+            pull.part(rows, part, q, do)
     return pull.result()
 
 
@@ -91,7 +93,7 @@ def jvp(
     """The change (do, dlse) of (out, lse) along a direction: forward, line by line."""
     call = _Call(problem, whole)
     push = _Push(call, saved, dq, dk, dv, dbias)
-    do, dlse = call.empty(problem.T, problem.E), call.empty(problem.T)
+    do, dlse = call.zeros(problem.T, problem.E), call.zeros(problem.T)
     for rows in call.plan.rows:
         # The mean of ds first, then what is left of ds: where one weight is almost 1, that is
         # little.
@@ -106,7 +108,7 @@ def weights(problem: Problem, saved: Saved, whole: bool = False) -> Tensor:
     """The weights (..., H, T, S), which are as large as everything that is avoided here."""
     call = _Call(problem, whole)
     saved = call.saved(saved)
-    p = torch.zeros_like(call.empty(problem.T, problem.S))
+    p = call.zeros(problem.T, problem.S)
     for rows in call.plan.rows:
         q = call.scaled(rows)
         for part in rows.parts:
@@ -153,15 +155,16 @@ class _Call:
         return x.expand(*lead, heads, *x.shape[-2:]).reshape(-1, heads, *x.shape[-2:])
 
     def unflat(self, x: Tensor) -> Tensor:
-        return x.reshape(*self.problem.lead, *x.shape[1:])
+        lead = self.problem.lead
+        return x if len(lead) == 1 else x.reshape(*lead, *x.shape[1:])
 
-    def empty(self, *shape: int) -> Tensor:
+    def zeros(self, *shape: int) -> Tensor:
         """Room for something of each sample and query head."""
         return self.q.new_zeros((self.plan.samples, self.problem.H, *shape))
 
     def saved(self, saved: Saved) -> Saved:
-        n = self.plan.samples
-        return Saved(*(x.reshape(n, *x.shape[len(self.problem.lead) :]) for x in saved))
+        n, rank = self.plan.samples, len(self.problem.lead)
+        return saved if rank == 1 else Saved(*(x.reshape(n, *x.shape[rank:]) for x in saved))
 
     def shared(self, rows: Rows) -> tuple[slice, slice]:
         """The samples and key/value heads of a group.  [1]"""
@@ -170,11 +173,13 @@ class _Call:
 
     def keys(self, x: Tensor, rows: Rows, part: Part) -> Tensor:
         """(B', K', n, size): the keys or values of a tile."""
+        if rows.every and part.s1 - part.s0 == self.problem.S:
+            return x
         return x[(*self.shared(rows), slice(part.s0, part.s1))]
 
     def scaled(self, rows: Rows) -> Tensor:
         """scale · q of a block of queries: (B', H', m, D)."""
-        return self.q[rows.at] * self.scale
+        return of(self.q, rows) * self.scale
 
     def scores(
         self, rows: Rows, part: Part, q: Tensor, slope: bool = False
@@ -219,7 +224,7 @@ class _Call:
 
     def weights(self, rows: Rows, s: Tensor, live: Tensor | None, saved: Saved) -> Tensor:
         """exp(s − lse); in a row of NaN, hidden keys still have weight 0.  [10]"""
-        p = torch.exp(s - saved.shift[rows.at][..., None] - saved.log[rows.at][..., None])
+        p = torch.exp(s - of(saved.shift, rows)[..., None] - of(saved.log, rows)[..., None])
         return torch.where(live, p, 0) if self.careful and live is not None else p
 
     def sink_weight(self, rows: Rows, saved: Saved) -> Tensor:
@@ -243,6 +248,11 @@ class _Call:
         w, x = w.reshape(B, heads, -1, n), x.reshape(B, heads, H * m // heads, x.shape[-1])
         asked = live.reshape(w.shape).mT if self.careful and live is not None else None
         return self.sum(w.mT, x, asked)
+
+
+def of(x: Tensor, rows: Rows) -> Tensor:
+    """The rows of a block in what has them all."""
+    return x if rows.every else x[rows.at]
 
 
 def _times(q: Tensor, k: Tensor) -> Tensor:
@@ -294,8 +304,9 @@ def _in_range(total: Tensor, out: Tensor) -> bool:
     """Whether no row has lost a term that counts: the one thing a call waits for."""
     if not total.numel():
         return True
-    least, whole = torch.stack([total.min(), total.sum() + out.sum()]).tolist()
-    return least > torch.finfo(total.dtype).eps and math.isfinite(whole)
+    found = (*torch.aminmax(total), out.sum())
+    least, most, whole = found if total.device.type == "cpu" else torch.stack(found).tolist()
+    return bool(least > torch.finfo(total.dtype).eps) and math.isfinite(most + whole)
 
 
 def _again(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
@@ -317,10 +328,15 @@ def _again(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
             out[rows.at], total[rows.at] = _sums(call, rows, shift[rows.at])
 
 
-def _narrow(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
+def _narrow(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
     """Mixed precision: the weights are rounded before they meet v, so their sum comes first."""
+    problem, stored = call.problem, call.problem.stored
     call.careful = not _all_finite(call.q, call.k, call.v)
-    stored = call.problem.stored
+    out, total, shift = (
+        call.zeros(problem.T, problem.E),
+        call.zeros(problem.T),
+        call.zeros(problem.T),
+    )
     for rows in call.plan.rows:
         m = _maxima(call, rows)
         m = shift[rows.at] = torch.where(m == -INF, 0, m)
@@ -332,6 +348,7 @@ def _narrow(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
             p = p if live is None else torch.where(live, p, 0)
             w = stored(p if keep is None else p * keep)  # [15]
             out[rows.at] += call.sum(w, call.keys(call.v, rows, part), live)
+    return out, total, shift
 
 
 # --- backward -------------------------------------------------------------------------------------
@@ -351,27 +368,37 @@ class _Pull:
         self.call, problem = call, call.problem
         n = call.plan.samples
         saved = call.saved(saved)
-        self.do: Tensor = problem.stored(do).reshape(n, *do.shape[len(problem.lead) :])
+        rank = len(problem.lead)
+        self.do: Tensor = problem.stored(do)
+        if rank != 1:
+            self.do = self.do.reshape(n, *do.shape[rank:])
+            dlse = None if dlse is None else dlse.reshape(n, *dlse.shape[rank:])
         self.dweights = None if dweights is None else flat(dweights, problem.lead)
-        empty = saved.log == -INF
-        self.saved = saved._replace(log=torch.where(empty, 0, saved.log))
-        call.careful = not _all_finite(call.q, call.k, call.v, self.do, self.saved.log)
-        self.delta = self._delta(empty)
+        self.saved, self.empty = saved, None
+        if not _all_finite(call.q, call.k, call.v, self.do, saved.log):
+            self.empty = saved.log == -INF
+            self.saved = saved._replace(log=torch.where(self.empty, 0, saved.log))
+            call.careful = not _all_finite(call.q, call.k, call.v, self.do, self.saved.log)
+        self.delta = self._of_rows_that_see(self._delta())
         if dlse is not None:  # from lse = log Σ exp(s)
-            self.delta = self.delta - torch.where(empty, 0, dlse.reshape(empty.shape))
-        self.dq = torch.zeros_like(call.empty(problem.T, problem.D))
+            self.delta = self.delta - self._of_rows_that_see(dlse)
+        self.dq = _Total(call.q, (n, problem.H, problem.T, problem.D))
         self.dk, self.dv = (
-            call.q.new_zeros((n, problem.K, problem.S, size)) for size in (problem.D, problem.E)
+            _Total(call.q, (n, problem.K, problem.S, size)) for size in (problem.D, problem.E)
         )
 
-    def _delta(self, empty: Tensor) -> Tensor:
+    def _of_rows_that_see(self, x: Tensor) -> Tensor:
+        """0 for a query that sees nothing, whatever its cotangents are.  [8]"""
+        return x if self.empty is None else torch.where(self.empty, 0, x)
+
+    def _delta(self) -> Tensor:
         """Σ p dp of each row: of o = w v without p, unless w is rounded or not all there is."""
         call = self.call
         if self.dweights is None and call.problem.storage is None:
-            return torch.where(empty, 0, (self.do * self.saved.out).sum(-1))
-        delta = call.empty(call.problem.T)
+            return (self.do * self.saved.out).sum(-1)
+        delta = call.zeros(call.problem.T)
         for rows in call.plan.rows:
-            q, do = call.scaled(rows), self.do[rows.at]
+            q, do = call.scaled(rows), of(self.do, rows)
             for part in rows.parts:
                 s, live, _ = call.scores(rows, part, q)
                 p = call.weights(rows, s, live, self.saved)
@@ -386,23 +413,23 @@ class _Pull:
         dp = dp if keep is None else dp * keep
         return dp if self.dweights is None else dp + piece(self.dweights, rows, part)
 
-    def part(self, rows: Rows, part: Part, q: Tensor, do: Tensor) -> Tensor:
-        """Add what a tile gives to dk and dv, and return ds k."""
+    def part(self, rows: Rows, part: Part, q: Tensor, do: Tensor) -> None:
+        """Add what a tile gives."""
         call, stored = self.call, self.call.problem.stored
         s, live, slope = call.scores(rows, part, q, slope=True)
         p, keep = call.weights(rows, s, live, self.saved), call.kept(rows, part)
         w = stored(p if keep is None else p * keep)
         at = (*call.shared(rows), slice(part.s0, part.s1))
-        self.dv[at] += call.sum_shared(w, do, live)
-        ds = p * (self._dp(rows, part, do) - self.delta[rows.at][..., None])
+        self.dv.add(at, call.sum_shared(w, do, live))
+        ds = p * (self._dp(rows, part, do) - of(self.delta, rows)[..., None])
         ds = ds if live is None else torch.where(live, ds, 0)
         for term in call.bias:
             term.add(rows, part, ds)
         dx = ds if slope is None else ds * slope
         dx = dx if slope is None or live is None else torch.where(live, dx, 0)
         dx = stored(dx)
-        self.dk[at] += call.sum_shared(dx, q, live)
-        return call.sum(dx, call.keys(call.k, rows, part), live)
+        self.dk.add(at, call.sum_shared(dx, q, live))
+        self.dq.add(rows.at, call.sum(dx, call.keys(call.k, rows, part), live) * call.scale)
 
     def result(self) -> Gradients:
         call, problem = self.call, self.call.problem
@@ -416,7 +443,7 @@ class _Pull:
         grads = {}
         for name, x in (("q", self.dq), ("k", self.dk), ("v", self.dv)):
             of = getattr(problem, name)
-            x = call.unflat(x)
+            x = call.unflat(x.value())
             x = x[0] if problem.headless else x
             grads[name] = x if x.shape == of.shape else sum_to(x, of.shape)  # type: ignore
         return Gradients(
@@ -424,6 +451,24 @@ class _Pull:
             bias=None if not terms else terms[0] if alone else terms,
             sinks=dsinks,  # type: ignore[arg-type]
         )
+
+
+class _Total:
+    """A sum of pieces: of one piece that is all, that piece."""
+
+    def __init__(self, like: Tensor, shape: tuple[int, ...]):
+        self.like, self.shape = like, torch.Size(shape)
+        self.x: Tensor | None = None
+
+    def add(self, at: tuple[slice, ...], piece: Tensor) -> None:
+        if self.x is None and piece.shape == self.shape:
+            self.x = piece
+        else:
+            self.x = self.value()
+            self.x[at] += piece
+
+    def value(self) -> Tensor:
+        return self.like.new_zeros(self.shape) if self.x is None else self.x
 
 
 # --- forward mode ---------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def _judged(problem: Problem, device: torch.device) -> dict[str, Any]:
         problem.causal, problem.scale, problem.softcap, problem.dropout_rate, problem.dtype,
         problem.alignment, *(pair or (None, None)),
     )  # fmt: skip
-    plain = not isinstance(problem.mask, MaskLike) and not isinstance(problem.bias, BiasLike)
+    plain = all(own[n] is None or isinstance(own[n], Tensor) for n in ("mask", "bias"))
     if plain and problem.score_mod is None and (window is None or pair is not None):
         try:
             return _known(tuple(kinds), device, *words)
