@@ -79,7 +79,7 @@ def evaluate(
     call = Call(problem, conventions, engine == "dense")
     out, lse, saved = attend(call)
     if saved.out.requires_grad:
-        saved = tiles.Saved(*(x.detach() for x in saved))
+        saved = tiles.Saved(*(None if x is None else x.detach() for x in saved))  # type: ignore
 
     def weights() -> Tensor:
         with torch.no_grad(), exact(problem.dtype, problem.device):
@@ -87,8 +87,7 @@ def evaluate(
             p = p[0] if problem.headless else p
             if conventions is None:
                 return p
-            raw = saved.shift + saved.log
-            raw = raw[0] if problem.headless else raw
+            raw = saved.lse[0] if problem.headless else saved.lse
             translate: Any = conventions.returned_weights
             found: Tensor = translate(problem, p, raw)
             return found

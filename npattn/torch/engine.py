@@ -37,29 +37,24 @@ class Saved(NamedTuple):
 
     out: Tensor  # (..., H, T, E)
     log: Tensor  # (..., H, T) of the sum of exp(s − shift): lse is the sum of the two
-    shift: Tensor  # (..., H, T) what was subtracted before exp: of lse alone, little would be left
+    # (..., H, T) what was subtracted before exp, None if nothing was: of lse alone, little would
+    # be left.
+    shift: Tensor | None
+
+    @property
+    def lse(self) -> Tensor:
+        return self.log if self.shift is None else self.shift + self.log
 
 
 def forward(problem: Problem, whole: bool = False) -> Saved:
     """out (..., H, T, E), and the logarithm of each row's sum, in two parts."""
     call = _Call(problem, whole)
-    blocks = call.plan.rows
     if problem.storage is not None:
         out, total, shift = _narrow(call)
     else:
-        if len(blocks) == 1 and blocks[0].every:
-            out, total = _sums(call, blocks[0], None)
-        else:
-            out, total = call.zeros(problem.T, problem.E), call.zeros(problem.T)
-            for rows in blocks:
-                out[rows.at], total[rows.at] = _sums(call, rows, None)
-        shift = torch.zeros_like(total)
-        if _in_range(total, out):
-            out = out / total[..., None]
-        else:
-            _again(call, out, total, shift)
-            out = out / torch.where(total == 0, 1, total)[..., None]  # a query sees nothing  [8]
-    return Saved(call.unflat(out), call.unflat(total.log()), call.unflat(shift))
+        out, total, shift = _tiled(call)
+    log = total.log()
+    return Saved(*(None if x is None else call.unflat(x) for x in (out, log, shift)))  # type: ignore
 
 
 def backward(
@@ -93,13 +88,14 @@ def jvp(
     """The change (do, dlse) of (out, lse) along a direction: forward, line by line."""
     call = _Call(problem, whole)
     push = _Push(call, saved, dq, dk, dv, dbias)
+    moved = None if dsinks is None else call.sink_weights(push.saved) * dsinks[:, None]
     do, dlse = call.zeros(problem.T, problem.E), call.zeros(problem.T)
     for rows in call.plan.rows:
         # The mean of ds first, then what is left of ds: where one weight is almost 1, that is
         # little.
         mean = push.mean(rows)
-        if dsinks is not None:  # one more key, without a value
-            mean = mean + call.sink_weight(rows, push.saved) * dsinks[rows.at[1], None]
+        if moved is not None:  # one more key, without a value
+            mean = mean + of(moved, rows)
         dlse[rows.at], do[rows.at] = mean, push.out(rows, mean)
     return call.unflat(do), call.unflat(dlse)
 
@@ -164,7 +160,9 @@ class _Call:
 
     def saved(self, saved: Saved) -> Saved:
         n, rank = self.plan.samples, len(self.problem.lead)
-        return saved if rank == 1 else Saved(*(x.reshape(n, *x.shape[rank:]) for x in saved))
+        if rank == 1:
+            return saved
+        return Saved(*(None if x is None else x.reshape(n, *x.shape[rank:]) for x in saved))  # type: ignore
 
     def shared(self, rows: Rows) -> tuple[slice, slice]:
         """The samples and key/value heads of a group.  [1]"""
@@ -224,13 +222,14 @@ class _Call:
 
     def weights(self, rows: Rows, s: Tensor, live: Tensor | None, saved: Saved) -> Tensor:
         """exp(s − lse); in a row of NaN, hidden keys still have weight 0.  [10]"""
-        p = torch.exp(s - of(saved.shift, rows)[..., None] - of(saved.log, rows)[..., None])
+        s = s if saved.shift is None else s - of(saved.shift, rows)[..., None]
+        p = torch.exp(s - of(saved.log, rows)[..., None])
         return torch.where(live, p, 0) if self.careful and live is not None else p
 
-    def sink_weight(self, rows: Rows, saved: Saved) -> Tensor:
+    def sink_weights(self, saved: Saved) -> Tensor:
+        """What the sinks take of each row."""
         assert self.sinks is not None
-        sinks = self.sinks[rows.at[1]]
-        return torch.exp(sinks - saved.shift[rows.at] - saved.log[rows.at])
+        return torch.exp((self.sinks if saved.shift is None else self.sinks - saved.shift) - saved.log)
 
     def sum(self, w: Tensor, x: Tensor, live: Tensor | None) -> Tensor:
         """w @ x, in which x counts only where it is live, if anything is not finite."""
@@ -272,6 +271,22 @@ def _all_finite(*tensors: Tensor | None) -> bool:
 
 
 # --- forward --------------------------------------------------------------------------------------
+
+
+def _tiled(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
+    """out, the sum of exp(s − shift) of each row, and shift, if there is one."""
+    blocks, problem = call.plan.rows, call.problem
+    if len(blocks) == 1 and blocks[0].every:
+        out, total = _sums(call, blocks[0], None)
+    else:
+        out, total = call.zeros(problem.T, problem.E), call.zeros(problem.T)
+        for rows in blocks:
+            out[rows.at], total[rows.at] = _sums(call, rows, None)
+    if _in_range(total, out):
+        return out / total[..., None], total, None
+    shift = torch.zeros_like(total)
+    _again(call, out, total, shift)
+    return out / torch.where(total == 0, 1, total)[..., None], total, shift  # 0: nothing seen  [8]
 
 
 def _sums(call: _Call, rows: Rows, shift: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -436,8 +451,7 @@ class _Pull:
         textbook.check_slopes(call.differs)
         dsinks = None
         if call.sinks is not None:  # one more key, with dp = 0
-            p_sink = torch.exp(call.sinks - self.saved.shift - self.saved.log)
-            dsinks = (-p_sink * self.delta).sum((0, 2))
+            dsinks = (-call.sink_weights(self.saved) * self.delta).sum((0, 2))
         terms = tuple(term.gradient() for term in call.bias)
         alone = isinstance(problem.bias, Tensor) or not hasattr(problem.bias, "terms")
         grads = {}
