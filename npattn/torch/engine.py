@@ -101,6 +101,8 @@ def weights(problem: Problem, saved: Saved, whole: bool = False) -> Tensor:
     """The weights (..., H, T, S), which are as large as everything that is avoided here."""
     call = _Call(problem, whole)
     saved = call.saved(saved)
+    saved = saved._replace(log=torch.where(saved.log == -INF, 0, saved.log))
+    call.careful = not _all_finite(call.q, call.k, saved.log)
     p = call.zeros(problem.T, problem.S)
     for rows in call.plan.rows:
         q = call.scaled(rows)
@@ -138,7 +140,9 @@ class _Call:
     def operand(self, x: Tensor, heads: int) -> Tensor:
         """An input in the dtype computed in, (B, heads, n, size)."""
         problem = self.problem
-        return self.flat(problem.stored(problem.computed(x)), heads)
+        if x.dtype != problem.dtype or problem.storage is not None:
+            x = problem.stored(problem.computed(x))
+        return self.flat(x, heads)
 
     def flat(self, x: Tensor, heads: int) -> Tensor:
         lead = self.problem.lead
@@ -196,10 +200,11 @@ class _Call:
         for term in self.bias:
             s = s + term.tile(rows, part)  # [4]
         if part.partial:
-            s = s.masked_fill(~self.plan.visible(rows, part), -INF)  # [5-7]
-        # Only these can be −inf while everything is finite, or make what is not finite weigh 0.
-        asked = part.partial or self.bias or self.careful or problem.score_mod is not None
-        return s, (s != -INF if asked else None), rate
+            s = torch.where(self.plan.visible(rows, part), s, -INF)  # [5-7]
+        # A weight of 0 is enough, unless it is multiplied by what is not finite: in the forward
+        # pass what was given, in a backward pass what is made of it and of finite cotangents too.
+        asked = slope and (part.partial or self.bias or problem.score_mod is not None)
+        return s, (s != -INF if asked or self.careful else None), rate
 
     def indices(self, rows: Rows, part: Part) -> Any:
         """b, h, t, s_index as score_mod gets them, with four axes."""
@@ -319,8 +324,9 @@ def _in_range(total: Tensor, out: Tensor) -> bool:
     if not total.numel():
         return True
     found = (*torch.aminmax(total), out.sum())
-    least, most, whole = found if total.device.type == "cpu" else torch.stack(found).tolist()
-    return bool(least > torch.finfo(total.dtype).eps) and math.isfinite(most + whole)
+    on_cpu = total.device.type == "cpu"  # where there is nothing to wait for
+    least, most, whole = [x.item() for x in found] if on_cpu else torch.stack(found).tolist()
+    return least > torch.finfo(total.dtype).eps and math.isfinite(most + whole)
 
 
 def _again(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
@@ -414,7 +420,7 @@ class _Pull:
         for rows in call.plan.rows:
             q, do = call.scaled(rows), of(self.do, rows)
             for part in rows.parts:
-                s, live, _ = call.scores(rows, part, q)
+                s, live, _ = call.scores(rows, part, q, slope=True)
                 p = call.weights(rows, s, live, self.saved)
                 dp = p * self._dp(rows, part, do)
                 delta[rows.at] += (dp if live is None else torch.where(live, dp, 0)).sum(-1)

@@ -77,6 +77,8 @@ def _tracked(inputs: tuple[Tensor | None, ...]) -> bool:
     given = [x for x in inputs if x is not None]
     if torch.is_grad_enabled() and any(x.requires_grad for x in given):
         return True
+    if getattr(forward_ad, "_current_level", 0) < 0:  # nobody is in forward mode
+        return False
     unpacked: Any = forward_ad.unpack_dual
     return any(unpacked(x).tangent is not None for x in given)
 

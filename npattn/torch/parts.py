@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,10 +94,7 @@ class Plan:
         T, S = problem.T, problem.S
         scores = self.samples * problem.H * T * S
         if whole or scores <= self.tile:
-            group = Group(0, self.samples, 0, problem.H, True)
-            parts = [Part(0, S, self.masked)] if S else []
-            rows = Rows(group, 0, T, parts, every=True)
-            self.rows = [rows] if self.samples * problem.H * T else []
+            self.rows = _one_tile(self.samples, problem.H, T, S, self.masked)
             return
         groups = list(self._groups(H := problem.H, H // problem.K))
         planes = max((g.b1 - g.b0) * (g.h1 - g.h0) for g in groups)
@@ -288,6 +286,13 @@ def piece(x: Tensor, rows: Rows, part: Part) -> Tensor:
 
 
 # --- the parts ------------------------------------------------------------------------------------
+
+
+@lru_cache
+def _one_tile(samples: int, H: int, T: int, S: int, masked: bool) -> list[Rows]:
+    parts = [Part(0, S, masked)] if S else []
+    rows = Rows(Group(0, samples, 0, H, True), 0, T, parts, every=True)
+    return [rows] if samples * H * T else []
 
 
 def _pieces(problem: Problem) -> tuple[list[masks.Band], list[Tensor], list[Any]]:

@@ -146,6 +146,8 @@ def moved(array: Array, device: torch.device) -> Tensor:
         return bits.view(getattr(torch, array.dtype.name))
     if not array.flags.writeable or any(n < 0 for n in array.strides):
         array = array.copy()
+    if array.dtype == np.float64 and not _has_float64(device.type):
+        array = array.astype(np.float32)
     native = array.dtype.newbyteorder("=")
     return torch.from_numpy(array.astype(native, copy=False)).to(device)
 
