@@ -239,7 +239,7 @@ def test_gradcheck(case):
     )
 
 
-@pytest.mark.parametrize("tile", [2**17, 40])
+@pytest.mark.parametrize("tile", [2**18, 40])
 @pytest.mark.parametrize("case", TINY)
 def test_gradgradcheck(case, tile, monkeypatch):
     monkeypatch.setattr(parts, "TILE", {"cpu": tile})
@@ -509,3 +509,48 @@ def test_the_judge_finds_nothing():
         examples=3,
     )
     assert report.passed, str(report)
+
+
+# --- objects --------------------------------------------------------------------------------------
+
+
+class Foreign:
+    """A bias that is none of npattn's: what `BiasLike` asks for, and nothing else."""
+
+    def __init__(self, bias):
+        self.bias = bias
+        for name in ("dtype", "shape", "tile", "to_array", "zeros", "add", "gradient"):
+            setattr(self, name, getattr(bias, name))
+
+
+def test_a_bias_of_somebody_else_answers_for_each_head(backend):
+    given, own = (problem(bias=b) for b in (Foreign(biases.alibi(H)), biases.alibi(H)))
+    do, dlse = normal(B, H, T, E, seed=3), normal(B, H, T, seed=4)
+    want = npattn.api.evaluate(own)
+    run = nt.api.evaluate(backend.problem(given))
+    assert abs(backend.numpy(run.out) - want.out).max() <= S * 2.0**-52 * abs(want.out).max()
+    got = backend.numpy(nt.backward(run, backend.array(do), backend.array(dlse)).bias)
+    exact_ = npattn.backward(want, do, dlse).bias
+    assert abs(got - exact_).max() <= B * T * S * 2.0**-52 * S * abs(exact_).max()
+
+
+@pytest.mark.parametrize("bias", ["alibi", "T5", "a sum of biases"])
+def test_parameters_have_their_gradient_under_conventions(bias, backend):
+    given = problem(**OPTIONS[bias])
+    do, dlse = normal(B, H, T, E, seed=3), normal(B, H, T, seed=4)
+    conventions = nt.Conventions(bias="before_scale")
+    want = npattn.backward(npattn.api.evaluate(given, conventions), do, dlse).bias
+    run = nt.api.evaluate(backend.problem(given), conventions)
+    got = backend.numpy(nt.backward(run, backend.array(do), backend.array(dlse)).bias)
+    pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+    for one, exact_ in pairs:
+        assert one.shape == exact_.shape
+        assert abs(one - exact_).max() <= B * T * S * 2.0**-52 * S * abs(exact_).max()
+
+
+def test_a_mask_composes_with_a_tensor():
+    q, k, v = tiny(grad=False)
+    tensor = torch.ones(3, 5, dtype=torch.bool).tril()
+    for mask in (tensor & masks.lengths(2), masks.lengths(2) & tensor):
+        want = nt.attention(q, k, v, tensor & (torch.arange(5) < 2))
+        assert torch.equal(nt.attention(q, k, v, mask), want)

@@ -26,7 +26,7 @@ __all__ = ["Group", "Part", "Plan", "Rows", "flat", "piece", "plan_of"]
 
 Tensor = torch.Tensor
 
-TILE = {"cpu": 2**17}
+TILE = {"cpu": 2**18}
 """Scores in a tile, by device: what stays in a cache while it is worked on."""
 ELSEWHERE = 2**22
 QUERIES = 512
