@@ -421,6 +421,14 @@ class Band(Mask):
         return lo, max(min(hi, tile.S), lo)
 
     def tile(self, tile: Tile) -> bool | Array:
+        known = self.outright(tile)
+        if known is not None:
+            return known
+        sizes = (tile.t1 - tile.t0, tile.s1 - tile.s0)
+        return _band_tile(*sizes, self.first(tile), self.left, self.right)
+
+    def outright(self, tile: Tile) -> bool | None:
+        """True or False where all or none of a tile is visible, without an array; else None."""
         first, last = self._beside(tile)
         # s − beside takes all values from low to high, so that some are visible where these meet
         # −left … right, which holds 0 and is never empty.
@@ -429,10 +437,7 @@ class Band(Mask):
         most = inf if self.right is None else self.right
         if _is_empty(tile) or (least <= low and high <= most):
             return True
-        if high < least or most < low:
-            return False
-        sizes = (tile.t1 - tile.t0, tile.s1 - tile.s0)
-        return _band_tile(*sizes, self.first(tile), self.left, self.right)
+        return False if high < least or most < low else None
 
     def first(self, tile: Tile) -> int:
         """The key beside the first query of a tile, counted from its first key.
