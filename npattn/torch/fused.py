@@ -1,0 +1,372 @@
+"""What PyTorch's own attention computes exactly, handed to it; the rest is refused with the reason.
+
+Two functions are asked, whichever can: ``scaled_dot_product_attention``, and on CUDA, for what that
+has no argument for, FlexAttention. What is handed over means the same there as in
+docs/semantics.md, with numbers that are finite; where a kernel of theirs is known to give something
+else, the problem is put in other words that mean the same, another kernel is asked, or none. The
+result is in the dtype of q, k, v, and is differentiated by PyTorch. Which traps there are, and
+which promises this path does not make: docs/torch_multihead.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from npattn import masks
+from npattn.errors import OptionError
+from npattn.problem import FAR, Array, MaskLike, diagonal
+from npattn.torch.problem import Problem, dtype_of, moved
+
+__all__ = ["forward", "refusal", "route"]
+
+Tensor = torch.Tensor
+Index = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # f(b, h, t, s)
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+DEVICES = ("cpu", "cuda")
+SQUARE = 128  # FlexAttention works in squares of so many queries and keys
+WITH_MASK = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def forward(problem: Problem, *, lse: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Attention by the fused kernels of PyTorch, differentiable by its autograd.
+
+    Parameters
+    ----------
+    problem : Problem
+        In npattn's own terms, without conventions.
+    lse : bool, default False
+        Whether lse is needed; FlexAttention alone has it.
+
+    Returns
+    -------
+    out : tensor (..., H, T, E)
+        In the dtype of q, k, v.
+    lse : tensor (..., H, T) or None
+        None unless it was asked for.
+
+    Raises
+    ------
+    OptionError
+        If they cannot compute it exactly: the option, and why.
+    """
+    by = route(problem, lse=lse)
+    with _no_autocast(problem.device.type):
+        if by == "flex":
+            from torch.nn.attention.flex_attention import flex_attention
+
+            out, found = _flex(problem, _compiled(flex_attention), lse)
+        else:
+            out, found = _sdpa(problem), None
+    return _unflattened(out, problem), None if found is None else _unflattened(found, problem)
+
+
+def route(problem: Problem, *, lse: bool = False) -> Literal["sdpa", "flex"]:
+    """Which function computes it; OptionError where none does."""
+    why = refusal(problem, lse=lse)
+    if why is not None:
+        raise OptionError(f'{why} [engine="fused"; "auto" computes every problem]')
+    if lse or _beyond_sdpa(problem) or (_is_sparse(problem) and _not_flex(problem) is None):
+        return "flex"
+    return "sdpa"
+
+
+def refusal(problem: Problem, *, lse: bool = False) -> str | None:
+    """Why PyTorch's kernels cannot compute it exactly; None where they can."""
+    q, k, v, asked = problem.q, problem.k, problem.v, problem.__dict__["_given"][2]
+    sizes = {name: getattr(problem, name) for name in ("H", "T", "S", "D", "E")}
+    sizes["the batch"] = problem.lead.count(0) - 1  # < 0 only where no axis is 0
+    empty = [name for name, n in sizes.items() if n == 0]
+    if problem.device.type not in DEVICES:
+        return f"q is on {problem.device}, must be on one of {', '.join(DEVICES)}"
+    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
+        words = ", ".join(_word(x.dtype) for x in (q, k, v))
+        return f"q, k, v are {words}, must be one of {', '.join(map(_word, DTYPES))}, all the same"
+    if asked is not None and _asked_dtype(problem) != q.dtype:
+        return f"dtype is {asked}, must be None or that of q, {_word(q.dtype)}: kernels compute in"
+    if empty or 0 in problem.lead:
+        return f"{(empty or ['the batch'])[0]} is 0, must not be: kernels differ in what they do"
+    if problem.dropout_mask is not None:
+        return "dropout_mask is given, must be None: PyTorch draws its own"
+    if problem.sinks is not None:
+        return "sinks is given, must be None: PyTorch has none"
+    if problem.bias is not None and problem.bias_array.dtype != q.dtype:
+        of = _word(problem.bias_array.dtype)
+        return f"bias is {of}, must be {_word(q.dtype)} as q: it would be rounded"
+    beyond = "lse is asked for" if lse else _beyond_sdpa(problem)
+    why = _not_flex(problem) if beyond else None
+    return None if why is None else f"{beyond}, which only FlexAttention has, and {why}"
+
+
+def _beyond_sdpa(problem: Problem) -> str | None:
+    """The option that scaled_dot_product_attention has no argument for."""
+    if problem.softcap is not None:
+        return f"softcap is {problem.softcap}"
+    return None if problem.score_mod is None else "score_mod is given"
+
+
+def _is_sparse(problem: Problem) -> bool:
+    """Whether FlexAttention can leave out what scaled_dot_product_attention masks number by
+    number."""
+    return problem.window is not None or isinstance(problem.mask, MaskLike)
+
+
+def _not_flex(problem: Problem) -> str | None:
+    """Why FlexAttention cannot compute it exactly."""
+    T, S, D, E = problem.T, problem.S, problem.D, problem.E
+    if problem.device.type != "cuda":
+        # torch 2.13: no backward there, and NaN or garbage with 120 keys.
+        return f"q is on {problem.device}, must be on cuda: elsewhere it has no backward"
+    if problem.q.dtype == torch.float64:
+        return "q is float64, must be narrower"
+    if T % SQUARE or S % SQUARE:
+        # Reported of other lengths: NaN in gradients where mask and score_mod meet.
+        return f"T, S are {T}, {S}, must be multiples of {SQUARE}: others are not safe there"
+    if any(n < 16 or n & (n - 1) for n in (D, E)):
+        return f"D, E are {D}, {E}, must be powers of 2 from 16"
+    if problem.bias is not None and _differentiates(problem):
+        # Its backward rebuilds the weights from a float32 lse, which a bias of −1e9 swallows.
+        return "bias is given with gradients, must be without: they are wrong for a large bias"
+    return None
+
+
+# --- scaled_dot_product_attention -----------------------------------------------------------------
+
+
+def _sdpa(problem: Problem) -> Tensor:
+    q, scale = _with_positive_scale(problem)
+    k, v = _flat(problem.k, problem), _flat(problem.v, problem)
+    grouped = problem.H != problem.K
+    if _is_triangle(problem):
+        return scaled_dot_product_attention(q, k, v, None, 0.0, True, scale=scale, enable_gqa=grouped)
+    mask = _hidden_by(problem)
+    with _kernels(problem, mask):
+        return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
+
+
+def _is_triangle(problem: Problem) -> bool:
+    """Whether their top-left causal mask is all that hides, and nothing is added."""
+    square = problem.T == problem.S or problem.alignment == "top_left"
+    others = (problem.mask, problem.window, problem.bias)
+    return bool(problem.causal) and square and all(x is None for x in others)
+
+
+def _hidden_by(problem: Problem) -> Tensor | None:
+    """Their one mask: bool with True = may attend, or added to the scores."""
+    visible = None if _sees_all(problem) else problem.visible
+    visible = None if visible is None else _flat(visible, problem)
+    if problem.bias is None:
+        return visible
+    bias = _flat(problem.bias_array, problem)
+    return bias if visible is None else torch.where(visible, bias, float("-inf"))
+
+
+def _sees_all(problem: Problem) -> bool:
+    """One query at the end, as in decoding, sees every key: no mask is needed."""
+    last = problem.T == 1 and problem.alignment != "top_left"
+    return last and problem.mask is None and problem.window is None
+
+
+def _with_positive_scale(problem: Problem) -> tuple[Tensor, float]:
+    """q and scale, with signs moved to q: kernels hide with −inf before they multiply by scale."""
+    q, scale = _flat(problem.q, problem), float(problem.scale or 0.0)
+    if scale > 0:
+        return q, scale
+    return (-q, -scale) if scale else (q * 0, 1.0)
+
+
+def _kernels(problem: Problem, mask: Tensor | None) -> AbstractContextManager[Any]:
+    """The kernels that are right with a mask."""
+    if mask is None:
+        return nullcontext()
+    if mask.dtype != torch.bool and _differentiates(problem):
+        # Others rebuild the weights from a float32 lse: wrong gradients in a row of −1e9.
+        return sdpa_kernel(SDPBackend.MATH)
+    # cuDNN, the other one on CUDA: NaN in dq with a mask at some lengths.
+    return nullcontext() if problem.device.type == "cpu" else sdpa_kernel(WITH_MASK)
+
+
+# --- FlexAttention --------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _compiled(function: Any) -> Any:
+    return torch.compile(function, dynamic=False)  # lengths that vary have been a source of NaN
+
+
+def _flex(problem: Problem, function: Any, lse: bool) -> tuple[Tensor, Tensor | None]:
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    q, scale = _with_positive_scale(problem)
+    found = function(
+        q.contiguous(),
+        _flat(problem.k, problem).contiguous(),
+        _flat(problem.v, problem).contiguous(),
+        score_mod=_score_mod(problem),
+        block_mask=_block_mask(problem),
+        scale=scale,
+        enable_gqa=problem.H != problem.K,
+        return_aux=AuxRequest(lse=lse),
+    )
+    out, aux = found
+    return out, aux.lse if lse else None
+
+
+def _score_mod(problem: Problem) -> Any:
+    """softcap, score_mod and bias, in that order, as one function of a score; None for none."""
+    cap, own = problem.softcap, problem.score_mod
+    bias = None if problem.bias is None else _index(problem.bias_array, problem)
+    if cap is None and own is None and bias is None:
+        return None
+
+    def modified(s: Tensor, b: Tensor, h: Tensor, t: Tensor, s_index: Tensor) -> Tensor:
+        s = s if cap is None else cap * torch.tanh(s / cap)
+        s = s if own is None else own(s, b, h, t, s_index)
+        return s if bias is None else s + bias(b, h, t, s_index)
+
+    return modified
+
+
+def _block_mask(problem: Problem) -> Any:
+    left, right = problem.window or (None, None)
+    if problem.causal:
+        right = 0 if right is None else min(right, 0)
+    T, S, device = problem.T, problem.S, problem.device
+    beside = diagonal(T, S, problem.alignment)
+    if problem.mask is None:
+        return _band_blocks(T, S, device, beside, left, right)
+    own, band = _mask_mod(problem.mask, problem), _band(beside, left, right)
+    whole = own if band is None else _both(own, band)
+    B = 1
+    for n in problem.lead:
+        B *= n
+    return _blocks(whole, B, problem.H, T, S, device)
+
+
+@lru_cache(maxsize=16)
+def _band_blocks(
+    T: int, S: int, device: torch.device, beside: int, left: int | None, right: int | None
+) -> Any:
+    band = _band(beside, left, right)
+    return None if band is None else _blocks(band, None, None, T, S, device)
+
+
+def _blocks(
+    mask_mod: Index, B: int | None, H: int | None, T: int, S: int, device: torch.device
+) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(mask_mod, B, H, T, S, device=device)
+
+
+def _mask_mod(mask: Any, problem: Problem) -> Index:
+    """A mask as a function of indices: documents without their T × S numbers."""
+    if isinstance(mask, masks.And):
+        return _both(_mask_mod(mask.one, problem), _mask_mod(mask.other, problem))
+    if isinstance(mask, masks.Band):
+        beside = diagonal(problem.T, problem.S, mask.alignment)
+        band = _band(beside, mask.left, mask.right)
+        if band is not None:
+            return band
+    if isinstance(mask, masks.Documents):
+        return _same(
+            _of_sample(mask.queries, problem), _of_sample(mask.keys, problem)
+        )
+    whole = mask if isinstance(mask, Tensor) else problem._as_array(mask)
+    return _index(whole, problem)
+
+
+def _band(beside: int, left: int | None, right: int | None) -> Index | None:
+    if left is None and right is None:
+        return None
+    far = beside + min(FAR if right is None else right, 2**31)
+    near = beside - min(FAR if left is None else left, 2**31)
+
+    def inside(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        return (s - t <= far) & (s - t >= near)
+
+    return inside
+
+
+def _both(one: Index, other: Index) -> Index:
+    def both(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        return one(b, h, t, s) & other(b, h, t, s)
+
+    return both
+
+
+def _same(queries: Tensor, keys: Tensor) -> Index:
+    def same(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        return queries[b, t] == keys[b, s]
+
+    return same
+
+
+def _of_sample(documents: Array, problem: Problem) -> Tensor:
+    """(..., n) → (B, n): the documents of each sample."""
+    tensor = moved(documents, problem.device)
+    n = tensor.shape[-1]
+    return tensor.expand(*problem.lead, n).reshape(-1, n).contiguous()
+
+
+def _index(x: Tensor, problem: Problem) -> Index:
+    """What broadcasts against the scores, as a function of indices."""
+    x = _flat(x, problem).contiguous()
+    steps = [int(n != 1) for n in x.shape]  # an axis of 1 is the same for all
+
+    def at(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        return x[b * steps[0], h * steps[1], t * steps[2], s * steps[3]]
+
+    return at
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def _flat(x: Tensor, problem: Problem) -> Tensor:
+    """(..., n, m) → (B, heads, n, m) with all leading axes in one; of what broadcasts, B may be
+    1."""
+    lead = problem.lead
+    if x.ndim == 4 and len(lead) == 1 and x.shape[0] == lead[0]:
+        return x
+    while x.ndim < 3:
+        x = x[None]
+    if x.ndim == 3 and x is not problem.q and x is not problem.k and x is not problem.v:
+        return x[None]
+    return x.expand(*lead, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
+
+
+def _unflattened(x: Tensor, problem: Problem) -> Tensor:
+    """(B, H, ...) → (..., H, ...), and without heads where q, k, v have none."""
+    if problem.headless:
+        return x[0, 0]
+    return x if len(problem.lead) == 1 else x.reshape(*problem.lead, *x.shape[1:])
+
+
+def _differentiates(problem: Problem) -> bool:
+    tensors = (problem.q, problem.k, problem.v, problem.bias)
+    return torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in tensors
+    )
+
+
+def _asked_dtype(problem: Problem) -> torch.dtype:
+    return problem.storage or problem.dtype  # type: ignore[no-any-return]
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    """What was handed over is computed in its own dtype."""
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
