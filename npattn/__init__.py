@@ -31,7 +31,7 @@ __all__ = [
     "masks",
 ]
 
-LATER = ("plot", "testing", "train", "weights")
+LATER = ("plot", "testing", "torch", "train", "weights")
 """Modules that are slow to load, or need an extra: loaded when they are first looked for."""
 
 if not TYPE_CHECKING:  # which would take any name for one of npattn's

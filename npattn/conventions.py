@@ -125,7 +125,7 @@ class Conventions:
         if self.bias == "before_scale" and problem.bias is not None:
             bias = problem.bias_array
             assert bias is not None
-            changes["bias"] = _times(bias.astype(problem.dtype), _scale(problem))
+            changes["bias"] = _times(problem.computed(bias), _scale(problem))
         return problem.replace(**changes) if changes else problem
 
     def _caps_late(self, problem: Problem) -> bool:
@@ -137,16 +137,16 @@ class Conventions:
 
     def results(self, problem: Problem, out: Array, lse: Array) -> tuple[Array, Array]:
         """out and lse of the canonical problem, in the terms of these conventions."""
-        empty = _empty(lse)
+        xp, empty = problem.xp, _empty(lse)
         if self.lse_base == "2":
             lse = _times(lse, 1 / math.log(2))
         if not empty.any():
             return out, lse
-        lse = np.where(empty, self.lse_empty, lse)
+        lse = xp.where(empty, self.lse_empty, lse)
         if self.empty_row == "nan":
-            out = np.where(empty[..., None], np.nan, out)
+            out = xp.where(empty[..., None], math.nan, out)
         if self.empty_row == "mean":
-            out = np.where(empty[..., None], self._mean_of_values(problem), out)
+            out = xp.where(empty[..., None], self._mean_of_values(problem), out)
         return out, lse
 
     def returned_weights(self, problem: Problem, weights: Array, lse: Array) -> Array:
@@ -157,8 +157,9 @@ class Conventions:
         empty = _empty(lse)[..., None]
         if self.empty_row == "zero" or not empty.any():
             return weights
-        fill = np.nan if self.empty_row == "nan" else 1 / max(problem.S, 1)
-        return np.where(empty, fill, weights)
+        fill = math.nan if self.empty_row == "nan" else 1 / max(problem.S, 1)
+        filled: Array = problem.xp.where(empty, fill, weights)
+        return filled
 
     def cotangents(
         self, problem: Problem, dout: Array, dlse: Array | None, dweights: Array | None
@@ -169,16 +170,16 @@ class Conventions:
         if dweights is not None:
             dweights = self._dropped(problem, dweights)
             if self.fill(problem) is not None:
-                dweights = np.concatenate([dweights, dweights], axis=-1)
+                dweights = problem.xp.concatenate([dweights, dweights], axis=-1)
         return dout, dlse, dweights
 
     def gradients(self, problem: Problem, grads: Gradients, dout: Array, lse: Array) -> Gradients:
         """Gradients of the canonical problem, in the terms of these conventions."""
-        S, q, k, v = problem.S, grads.q, grads.k, grads.v
+        xp, S, q, k, v = problem.xp, problem.S, grads.q, grads.k, grads.v
         if self.fill(problem) is not None:
             k, v = k[..., :S, :], v[..., :S, :] + v[..., S:, :]
             # Beside twins alone dq is 0, but a NaN, times a twin's key of 0, would be NaN.
-            q = np.where(self._sees(problem), q, 0)
+            q = xp.where(self._sees(problem), q, 0)
         if self.kv_head == "tile":
             k = self._summed(k, problem, problem.k.shape)
             v = self._summed(v, problem, problem.v.shape)
@@ -186,7 +187,7 @@ class Conventions:
         grads = replace(grads, q=q, k=k, v=v, bias=bias)
         empty = _empty(lse)
         if self.empty_row == "mean" and empty.any():
-            dv = self._dv_of_mean(problem, np.where(empty[..., None], dout, 0))
+            dv = self._dv_of_mean(problem, xp.where(empty[..., None], dout, 0))
             grads = replace(grads, v=grads.v + dv)
         if self.empty_row == "nan" and empty.any():
             grads = self._with_nan(problem, grads, empty)
@@ -198,9 +199,10 @@ class Conventions:
         """(..., K, S, n) → (..., H, S, n): the key/value head that each query head uses."""
         if problem.K == problem.H:
             return x
-        h = np.arange(problem.H)
+        h = problem.xp.arange(problem.H)
         used = h % problem.K if self.kv_head == "tile" else h // (problem.H // problem.K)
-        return np.asarray(x[..., used, :, :])
+        shared: Array = x[..., used, :, :]
+        return shared
 
     def _summed(self, dx: Array, problem: Problem, shape: tuple[int, ...]) -> Array:
         """The gradient of `_shared`: the sum over the query heads that use a key/value head."""
@@ -214,16 +216,17 @@ class Conventions:
         """Whether a query sees any key, in the shape of q but for its last axis, which is 1."""
         visible = self._renamed(problem).visible
         assert visible is not None
-        any_key = np.broadcast_to(
+        any_key = problem.xp.broadcast_to(
             visible.any(-1, keepdims=True), (*problem.lead, problem.H, problem.T, 1)
         )
-        return np.asarray(sum_to(any_key, (*problem.q.shape[:-1], 1)) > 0)
+        seen: Array = sum_to(any_key, (*problem.q.shape[:-1], 1)) > 0
+        return seen
 
     def _dropped(self, problem: Problem, weights: Array) -> Array:
         """weights · keep / (1 − rate), where the weights returned are after dropout."""
         if self.weights == "before_dropout" or problem.dropout_mask is None:
             return weights
-        keep = problem.dropout_mask.astype(problem.dtype) / (1 - problem.dropout_rate)
+        keep = problem.computed(problem.dropout_mask) / (1 - problem.dropout_rate)
         return weights * (keep[0] if keep.ndim > weights.ndim else keep)  # rank 2 has no heads
 
     def _dbias(self, problem: Problem, dbias: Any) -> Any:
@@ -243,23 +246,24 @@ class Conventions:
 
     def _mean_of_values(self, problem: Problem) -> Array:
         """The mean of all S values for each query head: (..., H, 1, E), 0 where S = 0."""
-        v = problem.v.astype(problem.dtype)
+        v = problem.computed(problem.v)
         return self._shared(v.sum(-2, keepdims=True) / max(problem.S, 1), problem)
 
     def _dv_of_mean(self, problem: Problem, dout: Array) -> Array:
         """The gradient of `_mean_of_values`: 1/S of the cotangents of a head's rows to each."""
         dmean = dout.sum(-2, keepdims=True) / max(problem.S, 1)  # (..., H, 1, E)
-        dmean = np.broadcast_to(dmean, (*dmean.shape[:-2], problem.S, dmean.shape[-1]))
+        dmean = problem.xp.broadcast_to(dmean, (*dmean.shape[:-2], problem.S, dmean.shape[-1]))
         return self._summed(dmean, problem, problem.v.shape)
 
     def _with_nan(self, problem: Problem, grads: Gradients, empty: Array) -> Gradients:
         """NaN wherever a row that is NaN would add to a gradient."""
-        rows = np.where(empty, np.nan, 0.0)  # (..., H, T)
+        xp = problem.xp
+        rows = xp.where(empty, math.nan, 0.0)  # (..., H, T)
         rows = rows[None] if problem.headless else rows
-        keys = np.broadcast_to(rows.sum(-1)[..., None, None], (*rows.shape[:-1], problem.S, 1))
+        keys = xp.broadcast_to(rows.sum(-1)[..., None, None], (*rows.shape[:-1], problem.S, 1))
         bias = grads.bias
         if problem.bias is not None and bias is not None:
-            whole = np.broadcast_to(rows[..., None], (*rows.shape, problem.S))
+            whole = xp.broadcast_to(rows[..., None], (*rows.shape, problem.S))
             bias = _plus(bias, problem.bias_gradient(whole))
         return replace(
             grads,
@@ -303,26 +307,25 @@ def _filled(problem: Problem, fill: float) -> Problem:
     Every key gets a twin that is visible exactly where it is hidden. The twin's key is 0, so that
     its score is its bias, `fill`, which no gradient passes; its value is the key's own.
     """
-    visible, S = problem.visible, problem.S
+    xp, visible, S = problem.xp, problem.visible, problem.S
     assert visible is not None
-    whole = (*visible.shape[:-1], S)
-    visible = np.broadcast_to(visible, whole)
+    visible = xp.broadcast_to(visible, (*visible.shape[:-1], S))
     bias = problem.bias_array
-    real = np.zeros((1, 1)) if bias is None else bias.astype(problem.dtype)
-    real = np.broadcast_to(real, (*real.shape[:-1], S))
-    twin = np.full_like(real, fill)
+    real = problem.computed(xp.zeros((1, 1)) if bias is None else bias)
+    real = xp.broadcast_to(real, (*real.shape[:-1], S))
+    twin = xp.full_like(real, fill)
     mod = problem.score_mod
-    if mod is not None or not np.isfinite(problem.q).all():  # a twin's score is not 0 · NaN
-        mod = _on_real_keys(mod, S)
+    if mod is not None or not xp.isfinite(problem.q).all():  # a twin's score is not 0 · NaN
+        mod = _on_real_keys(problem, mod)
     keep = problem.dropout_mask
     if keep is not None:
-        keep = np.broadcast_to(keep, (*keep.shape[:-1], S))
-        keep = np.concatenate([keep, keep], axis=-1)
+        keep = xp.broadcast_to(keep, (*keep.shape[:-1], S))
+        keep = xp.concatenate([keep, keep], axis=-1)
     return problem.replace(
-        k=np.concatenate([problem.k, np.zeros_like(problem.k)], axis=-2),
-        v=np.concatenate([problem.v, problem.v], axis=-2),
-        mask=np.concatenate([visible, ~visible], axis=-1),
-        bias=np.concatenate([real, twin], axis=-1),
+        k=xp.concatenate([problem.k, xp.zeros_like(problem.k)], axis=-2),
+        v=xp.concatenate([problem.v, problem.v], axis=-2),
+        mask=xp.concatenate([visible, ~visible], axis=-1),
+        bias=xp.concatenate([real, twin], axis=-1),
         dropout_mask=keep,
         score_mod=mod,
         causal=False,
@@ -330,11 +333,14 @@ def _filled(problem: Problem, fill: float) -> Problem:
     )
 
 
-def _on_real_keys(mod: ScoreMod | None, S: int) -> ScoreMod:
+def _on_real_keys(problem: Problem, mod: ScoreMod | None) -> ScoreMod:
+    xp, S = problem.xp, problem.S
+
     def modified(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
         # A twin's index is clipped: mod may look up a table of S entries with it.
-        real = s if mod is None else mod(s, b, h, t, np.minimum(s_index, S - 1))
-        return np.where(s_index < S, real, 0)
+        real = s if mod is None else mod(s, b, h, t, xp.minimum(s_index, S - 1))
+        kept: Array = xp.where(s_index < S, real, 0)
+        return kept
 
     return modified
 
@@ -344,37 +350,39 @@ def _capped_late(problem: Problem) -> Problem:
 
     A bias of 0 stays, in full shape: its gradient is that of each final score.
     """
-    cap = _cap(problem)
+    xp, cap = problem.xp, _cap(problem)
     whole = (*problem.lead, problem.H, problem.T, problem.S)
     return problem.replace(
-        score_mod=_after_bias(problem, lambda y: cap * np.tanh(y / cap)),
+        score_mod=_after_bias(problem, lambda y: cap * xp.tanh(y / cap)),
         softcap=None,
-        bias=None if problem.bias is None else np.zeros(whole, problem.dtype),
+        bias=None if problem.bias is None else xp.zeros(whole, dtype=problem.dtype),
     )
 
 
 @np.errstate(all="ignore")  # hidden scores may be anything
 def _through_cap(problem: Problem, ds: Array) -> Array:
     """The gradient of the bias from that of the final scores: ds · (1 − tanh²)."""
-    cap = _cap(problem)
-    x = dense.forward(_capped_late(problem))[2].capped  # scale · q kᵀ, what score_mod gets
-    assert x is not None
-    rate = problem.replace(score_mod=_after_bias(problem, lambda y: 1 - np.tanh(y / cap) ** 2))
-    slope = dense.call_score_mod(rate, x)
-    return np.where(ds == 0, 0, ds * slope)  # a hidden score may be NaN, and its slope too
+    xp, cap = problem.xp, _cap(problem)
+    textbook = getattr(problem, "textbook", dense)
+    q, k, _ = textbook.operands(problem)
+    x = _scale(problem) * (q @ k.swapaxes(-1, -2))  # what score_mod gets
+    rate = problem.replace(score_mod=_after_bias(problem, lambda y: 1 - xp.tanh(y / cap) ** 2))
+    slope = textbook.call_score_mod(rate, x)
+    capped: Array = xp.where(ds == 0, 0, ds * slope)  # a hidden score may be NaN, its slope too
+    return capped
 
 
 def _after_bias(problem: Problem, function: Callable[[Array], Array]) -> ScoreMod:
     """The score_mod that gives function(score_mod(s) + bias)."""
-    mod, bias = problem.score_mod, problem.bias_array
-    bias = None if bias is None else bias.astype(problem.dtype)
+    xp, mod, bias = problem.xp, problem.score_mod, problem.bias_array
+    bias = None if bias is None else problem.computed(bias)
 
     def modified(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
         s = s if mod is None else mod(s, b, h, t, s_index)
         if bias is not None:
-            lead = np.unravel_index(b, problem.lead) if problem.lead else ()
+            lead = xp.unravel_index(b, problem.lead) if problem.lead else ()
             at = (*lead, h, t, s_index)[-bias.ndim :]
-            s = s + bias[tuple(np.minimum(i, n - 1) for i, n in zip(at, bias.shape, strict=True))]
+            s = s + bias[tuple(xp.minimum(i, n - 1) for i, n in zip(at, bias.shape, strict=True))]
         return function(s)
 
     return modified
@@ -383,8 +391,8 @@ def _after_bias(problem: Problem, function: Callable[[Array], Array]) -> ScoreMo
 def _times(x: Array, number: float) -> Array:
     """x · number, part by part where x is complex: there (−∞ + 0j) · number has a NaN."""
     with np.errstate(invalid="ignore", over="ignore"):  # −∞ · 0
-        if x.dtype.kind != "c":
-            return np.asarray(x * number)
+        if getattr(x.dtype, "kind", "f") != "c":  # tensors are real
+            return x * number
         scaled = np.empty_like(x)
         scaled.real, scaled.imag = x.real * number, x.imag * number
         return scaled
@@ -407,4 +415,5 @@ def _cap(problem: Problem) -> float:
 
 def _empty(lse: Array) -> Array:
     """Rows that see nothing and have no sink: exactly those have a canonical lse of −inf."""
-    return np.asarray(lse.real == -np.inf)
+    empty: Array = lse.real == -math.inf
+    return empty

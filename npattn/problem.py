@@ -302,6 +302,11 @@ class Problem:
         return f"Problem({', '.join(words)})"
 
     @property
+    def xp(self) -> Any:
+        """Where functions on these arrays come from; of tensors, npattn.torch has another."""
+        return np
+
+    @property
     def headless(self) -> bool:
         """Whether q, k, v have rank 2: one head, which the results do not show."""
         return self.q.ndim == 2
@@ -314,9 +319,9 @@ class Problem:
             right = 0 if right is None else min(right, 0)
         if left is None and right is None:
             return self.mask_array
-        t = np.arange(self.T)[:, None]
+        t = self.xp.arange(self.T)[:, None]
         beside = t + diagonal(self.T, self.S, self.alignment)  # (T, 1) the key of each query
-        inside = band(beside, np.arange(self.S), left, right)
+        inside = band(beside, self.xp.arange(self.S), left, right)
         return inside if self.mask_array is None else self.mask_array & inside
 
     @cached_property
@@ -341,6 +346,10 @@ class Problem:
             return None
         ds = sum_to(ds, self.bias_array.shape)
         return ds if isinstance(self.bias, np.ndarray) else self.bias.gradient(ds)
+
+    def computed(self, x: Array) -> Array:
+        """x in the dtype computed in."""
+        return x.astype(self.dtype)
 
     def stored(self, x: Array) -> Array:
         """x as it is kept beside what computes: rounded, in mixed precision.  [15]"""
@@ -477,7 +486,8 @@ def band(beside: Array, s: Array, left: int | None, right: int | None) -> Array:
         inside = after if inside is None else inside & after
     if inside is None:
         return np.ones(np.broadcast_shapes(beside.shape, s.shape), bool)
-    return np.asarray(inside)
+    found: Array = inside
+    return found
 
 
 def plane_of(array: Array, plane: tuple[int, ...], rank: int = 2) -> Array:

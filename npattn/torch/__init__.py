@@ -1,0 +1,47 @@
+"""npattn on torch tensors: the same names, on any device, differentiable by autograd.
+
+Masks, biases and conventions are the same objects as in npattn.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from npattn.errors import MissingExtraError
+
+try:
+    import torch as _torch  # noqa: F401  the cure is said once, here
+except ImportError as err:
+    raise MissingExtraError(
+        "npattn.torch needs torch; npattn itself does not: pip install 'npattn[torch]'"
+    ) from err
+
+from npattn import biases, conventions, errors, masks
+from npattn.conventions import Conventions
+from npattn.problem import Forward, Gradients
+from npattn.torch.api import attention, backward, forward, jvp
+from npattn.torch.problem import Problem
+
+__all__ = [
+    "Conventions",
+    "Forward",
+    "Gradients",
+    "Problem",
+    "attention",
+    "backward",
+    "biases",
+    "conventions",
+    "errors",
+    "forward",
+    "jvp",
+    "masks",
+]
+
+LATER = ("plot", "testing", "train", "weights")
+"""Modules of npattn that are slow to load, or need an extra: the very same ones."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in LATER:
+            return import_module(f"npattn.{name}")
+        raise AttributeError(f"module 'npattn.torch' has no attribute {name!r}")

@@ -1,0 +1,162 @@
+"""attention, forward, backward, jvp on tensors: choose the engine, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from npattn.conventions import Conventions
+from npattn.errors import OptionError
+from npattn.problem import Alignment, Forward, Gradients, Window, checked_cotangent
+from npattn.torch import engine as tiles
+from npattn.torch import textbook
+from npattn.torch.flags import exact
+from npattn.torch.function import Call, attend, pulled
+from npattn.torch.problem import Problem, moved, stand_in
+
+__all__ = ["attention", "backward", "evaluate", "forward", "jvp"]
+
+Tensor = torch.Tensor
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any = None,
+    *,
+    causal: bool | Alignment = False,
+    window: Window | None = None,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    score_mod: Any = None,
+    sinks: Any = None,
+    dropout_mask: Any = None,
+    dropout_rate: float = 0.0,
+    dtype: Any = None,
+    engine: str = "auto",
+    conventions: Conventions | None = None,
+) -> Tensor:
+    """Exact multi-head attention on tensors, differentiable by autograd."""
+    return forward(
+        q, k, v, mask, causal=causal, window=window, bias=bias, scale=scale, softcap=softcap,
+        score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask, dropout_rate=dropout_rate,
+        dtype=dtype, engine=engine, conventions=conventions,
+    ).out  # type: ignore[return-value]  # fmt: skip
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any = None,
+    *,
+    conventions: Conventions | None = None,
+    **options: Any,
+) -> Forward:
+    """The same as `attention`, with lse and weights, and with what `backward` needs."""
+    if conventions is not None and not isinstance(conventions, Conventions):
+        raise OptionError(
+            f"conventions is {conventions!r}, must be a Conventions, "
+            'such as npattn.conventions.PROFILES["torch.sdpa"]'
+        )
+    alignment = None if conventions is None else conventions.causal
+    return evaluate(Problem(q, k, v, mask, alignment=alignment, **options), conventions)
+
+
+def evaluate(
+    problem: Problem, conventions: Conventions | None = None, engine: str | None = None
+) -> Forward:
+    """The forward pass of a `Problem` that was made before."""
+    engine = engine or problem.engine
+    if engine == "auto":
+        engine = "tiled"
+    if problem.score_mod is not None and torch.is_grad_enabled():
+        textbook.check_closes_over_nothing(problem)
+    call = Call(problem, conventions, engine == "dense")
+    out, lse, saved = attend(call)
+    saved = tiles.Saved(*(x.detach() for x in saved))
+
+    @torch.no_grad()
+    def weights() -> Tensor:
+        with exact(problem.dtype, problem.device):
+            p = tiles.weights(call.canonical(), saved)
+            p = p[0] if problem.headless else p
+            if conventions is None:
+                return p
+            raw = saved.shift + saved.log
+            raw = raw[0] if problem.headless else raw
+            return conventions.returned_weights(problem, p, raw)  # type: ignore
+
+    return Forward(out, lse, problem, engine, (call, saved), weights)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) -> Gradients:
+    """Exact gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights."""
+    problem: Any = fwd.problem
+    call, saved = fwd.residuals
+    whole = (*fwd.lse.shape, problem.S)
+    do, dl, dw = (
+        None if x is None else _checked(problem, name, x, shape)
+        for name, x, shape in (
+            ("dout", dout, fwd.out.shape), ("dlse", dlse, fwd.lse.shape),
+            ("dweights", dweights, whole),
+        )
+    )  # fmt: skip
+    grads = pulled(call, saved, do, dl, dw)
+    if problem.storage is not None:
+        grads = replace(grads, **{n: problem.returned(getattr(grads, n)) for n in ("q", "k", "v")})
+    return grads
+
+
+@torch.no_grad()
+def jvp(
+    fwd: Forward,
+    dq: Any = None,
+    dk: Any = None,
+    dv: Any = None,
+    dbias: Any = None,
+    dsinks: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """The change (do, dlse) of (out, lse) when the inputs move along a direction."""
+    problem: Any = fwd.problem
+    call, saved = fwd.residuals
+    if call.conventions is not None:
+        raise OptionError("jvp has conventions, must be asked of a forward without them")
+    if problem.storage is not None:
+        raise OptionError(
+            f"jvp has dtype {str(problem.storage).removeprefix('torch.')}, must have one that is "
+            "computed in"
+        )
+    directions = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": dsinks}
+    along: dict[str, Tensor | None] = {}
+    for name, direction in directions.items():
+        of = getattr(problem, name)
+        if direction is not None and of is None:
+            raise OptionError(f"d{name} is given, must be None: the problem has no {name}")
+        if direction is not None and name == "bias" and not isinstance(of, Tensor):
+            raise OptionError(
+                f"dbias is given with bias = {of!r}, must be None unless the bias is an array: "
+                "pass bias=bias.to_array(...)"
+            )
+        along[f"d{name}"] = (
+            None if direction is None else _checked(problem, f"d{name}", direction, of.shape)
+        )
+    with exact(problem.dtype, problem.device):
+        do, dlse = tiles.jvp(problem, saved, **along, whole=call.whole)
+    return (do[0], dlse[0]) if problem.headless else (do, dlse)
+
+
+def _checked(problem: Any, name: str, value: Any, shape: Any) -> Tensor:
+    """A cotangent in the dtype computed in, after checking that it is shaped as it must be."""
+    if not isinstance(value, Tensor):
+        array = checked_cotangent(name, value, tuple(shape))
+        return problem.computed(moved(array, problem.device))  # type: ignore[no-any-return]
+    checked_cotangent(name, stand_in(name, value), tuple(shape))
+    if value.device != problem.device:
+        raise OptionError(f"{name} is on {value.device}, must be on {problem.device} as q")
+    return problem.computed(value)  # type: ignore[no-any-return]

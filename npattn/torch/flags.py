@@ -1,0 +1,84 @@
+"""Products in float32 as IEEE 754 says, whatever the global flags are, which stay as they are.
+
+Two kinds of flags make a product of float32 matrices something else: those that let it use tf32 or
+bfloat16, of the process, and autocast, of the thread. Nothing of either touches float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+__all__ = ["exact"]
+
+
+def exact(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[Any]:
+    """Where products are computed in `dtype` and nothing narrower."""
+    if dtype == torch.float64:
+        return nullcontext()
+    return _exact(device)
+
+
+@contextmanager
+def _exact(device: torch.device) -> Iterator[None]:
+    with ExitStack() as stack:
+        if torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        for flag in _flags(device):
+            stack.enter_context(flag)
+        yield
+
+
+def _flags(device: torch.device) -> list[AbstractContextManager[None]]:
+    """What must be switched for products on a device; nothing, where they are IEEE already."""
+    leaf = torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch < 2.9
+        return [] if torch.get_float32_matmul_precision() == "highest" else [_highest()]
+    narrow = leaf.fp32_precision in NARROW
+    whole = torch.backends.cudnn if device.type == "cuda" else torch.backends.mkldnn
+    return [_ieee(leaf, whole)] if narrow else []
+
+
+NARROW = ("tf32", "bf16")
+
+
+@contextmanager
+def _highest() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def _ieee(leaf: Any, whole: Any) -> Iterator[None]:
+    before = "none" if _inherits(leaf, whole) else leaf.fp32_precision
+    leaf.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        leaf.fp32_precision = before
+
+
+def _inherits(leaf: Any, whole: Any) -> bool:
+    """Whether a flag is not set itself, but read from those above it: then it must stay unset."""
+    now = leaf.fp32_precision
+    if whole.fp32_precision != now:
+        return False
+    every = torch.backends
+    top = every.fp32_precision
+    every.fp32_precision = "ieee"
+    try:
+        inherited = whole.fp32_precision != now
+        whole.fp32_precision = "ieee"
+        try:
+            return bool(leaf.fp32_precision != now)
+        finally:
+            whole.fp32_precision = "none" if inherited else now
+    finally:
+        every.fp32_precision = top

@@ -1,0 +1,156 @@
+"""The hand-written forward and backward as one `torch.autograd.Function`.
+
+Its backward is made of differentiable operations on what was saved, and what was saved are inputs
+and outputs of the function: whoever differentiates the backward comes through it once more.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from npattn.conventions import Conventions
+from npattn.errors import OptionError
+from npattn.problem import Gradients
+from npattn.torch import engine
+from npattn.torch.engine import Saved
+from npattn.torch.flags import exact
+from npattn.torch.problem import Problem
+
+__all__ = ["Call", "attend", "pulled"]
+
+Tensor = torch.Tensor
+
+
+class Call(NamedTuple):
+    """What is asked, but for the tensors that are differentiated."""
+
+    problem: Problem
+    conventions: Conventions | None
+    whole: bool  # one tile
+
+    def holding(self, q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any) -> Call:
+        bias = self.problem.bias if bias is None else bias
+        return self._replace(problem=self.problem.holding(q=q, k=k, v=v, bias=bias, sinks=sinks))
+
+    def canonical(self) -> Problem:
+        if self.conventions is None:
+            return self.problem
+        return self.conventions.canonical(self.problem)  # type: ignore[return-value]
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """Of the canonical problem out, log and shift; with conventions also their out and lse."""
+        problem = self.problem
+        with exact(problem.dtype, problem.device):
+            saved = engine.forward(self.canonical(), self.whole)
+            if self.conventions is None:
+                return tuple(saved)
+            raw, lse = saved.out, saved.log + saved.shift
+            if problem.headless:
+                raw, lse = raw[0], lse[0]
+            xp_results: Any = self.conventions.results
+            out, lse = xp_results(problem, raw, lse)
+            return (*saved, out.clone() if out is raw else out, lse)
+
+
+def attend(call: Call) -> tuple[Tensor, Tensor, Saved]:
+    """out, lse and what the gradients need; differentiable where an input is."""
+    problem = call.problem
+    bias = problem.bias if isinstance(problem.bias, Tensor) else None
+    inputs = (problem.q, problem.k, problem.v, bias, problem.sinks)
+    found = _Attention.apply(call, *inputs) if _tracked(inputs) else call.forward()
+    saved = Saved(*found[:3])
+    if call.conventions is not None:
+        out, lse = found[3:]
+    else:
+        out, lse = saved.out, saved.shift + saved.log
+        if problem.headless:
+            out, lse = out[0], lse[0]
+    return problem.returned(out), lse, saved
+
+
+def _tracked(inputs: tuple[Tensor | None, ...]) -> bool:
+    """Whether autograd follows any of these, backward or forward."""
+    given = [x for x in inputs if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return True
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in given)
+
+
+def pulled(
+    call: Call,
+    saved: Saved,
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    dweights: Tensor | None = None,
+    *,
+    draw: Tensor | None = None,
+    dlog: Tensor | None = None,
+) -> Gradients:
+    """Gradients from cotangents of what was returned, and of what the canonical problem gave."""
+    problem, conventions, canonical = call.problem, call.conventions, call.canonical()
+    do = torch.zeros_like(saved.out[0] if problem.headless else saved.out) if dout is None else dout
+    dl, dw = dlse, dweights
+    with exact(problem.dtype, problem.device):
+        if conventions is not None:
+            do, dl, dw = conventions.cotangents(problem, do, dl, dw)  # type: ignore[arg-type]
+        if problem.headless:
+            do = do[None]
+            dl, dw = (None if x is None else x[None] for x in (dl, dw))
+        whole = do if draw is None else do + draw
+        dl = dlog if dl is None else dl if dlog is None else dl + dlog
+        grads = engine.backward(canonical, saved, whole, dl, dw, call.whole)
+        if conventions is not None:
+            lse = saved.shift + saved.log
+            if problem.headless:
+                do, lse = do[0], lse[0]
+            grads = conventions.gradients(problem, grads, do, lse)  # type: ignore[arg-type]
+    return grads
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(call: Call, *tensors: Any) -> tuple[Tensor, ...]:
+        return call.holding(*tensors).forward()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*tensors, *output[:3])
+        ctx.save_for_forward(*tensors, *output[:3])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        *tensors, out, log, shift = ctx.saved_tensors
+        call, saved = ctx.call.holding(*tensors), Saved(out, log, shift)
+        draw, dlog, _, dout, dlse = (*cotangents, None, None)[:5]
+        if torch.is_grad_enabled() and call.canonical().score_mod is not None:
+            raise OptionError(
+                "score_mod is given with create_graph = True, must be None: "
+                "there is no second derivative through a callable"
+            )
+        grads = pulled(call, saved, dout, dlse, draw=draw, dlog=dlog)
+        found = (grads.q, grads.k, grads.v, None if tensors[3] is None else grads.bias, grads.sinks)
+        return None, *(
+            None if x is None else g.to(x.dtype) for x, g in zip(tensors, found, strict=True)
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *directions: Any) -> Any:
+        *tensors, out, log, shift = ctx.saved_tensors
+        call = ctx.call.holding(*tensors)
+        if call.conventions is not None:
+            raise OptionError("jvp has conventions, must be asked of a forward without them")
+        names = ("dq", "dk", "dv", "dbias", "dsinks")
+        problem = call.problem
+        along = {
+            name: None if x is None else problem.computed(x)
+            for name, x in zip(names, directions, strict=True)
+        }
+        with exact(problem.dtype, problem.device):
+            do, dlse = engine.jvp(problem, Saved(out, log, shift), **along, whole=call.whole)
+        return do, dlse, None

@@ -1,0 +1,299 @@
+"""One attention problem on tensors: `npattn.Problem` is the judge, the tensors stay beside it.
+
+`npattn.Problem` looks at shapes, dtypes and options, never at numbers, so that it can judge
+stand-ins: arrays of the same shapes and dtypes without memory of their own. Whatever is wrong is
+therefore said in the same words. Here is only what NumPy has no word for: tensors and devices.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from npattn import problem as numpy_problem
+from npattn.errors import DtypeError, OptionError
+from npattn.problem import Array, BiasLike, MaskLike, read_array, read_bias
+from npattn.torch import textbook
+from npattn.torch.namespace import Namespace, namespace
+
+__all__ = ["ENGINES", "Problem", "Tensor", "checked_device", "dtype_of", "moved", "stand_in"]
+
+Tensor = torch.Tensor
+
+ENGINES = ("auto", "dense", "tiled", "fused")
+ARRAYS = ("q", "k", "v", "mask", "bias", "sinks", "dropout_mask")
+COMPUTE = {np.dtype("f4"): torch.float32, np.dtype("f8"): torch.float64}
+STORAGE = {np.dtype("bfloat16"): torch.bfloat16, np.dtype("f2"): torch.float16}
+
+
+class Problem(numpy_problem.Problem):
+    """Tensors and options of one attention call, checked and normalised when made.
+
+    What `npattn.Problem` is for arrays: the same parameters, attributes and errors. q, k, v are
+    tensors on one device, of any real floating dtype; mask, bias, sinks and dropout_mask are
+    tensors on that device, NumPy arrays, which are moved there, or objects of `npattn.masks` and
+    `npattn.biases`. No tensor that was given is changed or copied here.
+
+    Attributes
+    ----------
+    device : torch.device
+        Where q, k, v are.
+    dtype : torch.dtype
+        What is computed in: float64 unless said; float32 where the device has no float64.
+    storage : torch.dtype or None
+        The narrow dtype that mixed precision stores in; then `dtype` is torch.float32.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `npattn.Problem`; also if the tensors are on several devices, or complex.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    mask: Any
+    bias: Any
+    sinks: Any
+    dropout_mask: Any
+    storage: Any
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        own = self.__dict__
+        own["_given"] = given = (self.causal, self.scale, self.dtype, self.alignment)
+        for name in ("q", "k", "v"):
+            if not isinstance(own[name], Tensor):
+                raise DtypeError(
+                    f"{name} is a {type(own[name]).__qualname__}, must be a torch tensor: pass "
+                    f"torch.as_tensor({name}), or arrays to npattn.attention"
+                )
+        device = own["device"] = self.q.device
+        for name in ARRAYS[3:]:
+            if own[name] is not None and not isinstance(own[name], Tensor):
+                own[name] = _read(name, own[name], device)
+        if not isinstance(self.engine, str) or self.engine not in ENGINES:
+            raise OptionError(f"engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
+        own.update(_judged(self, device))
+        own["_given"] = given
+        own["_plans"] = {}  # of the engine: what is seen, once for forward and backward
+
+    def __repr__(self) -> str:
+        words = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name) if field.init else None
+            if isinstance(value, Tensor):
+                words.append(f"{field.name}={value.dtype} {tuple(value.shape)}")
+            elif field.init and field.name != "_" and value != field.default:
+                words.append(f"{field.name}={value!r}")
+        return f"Problem({', '.join(words)})"
+
+    @property
+    def xp(self) -> Namespace:  # type: ignore[override]
+        """NumPy's words for tensors on the device."""
+        return namespace(self.device)
+
+    @property
+    def textbook(self) -> Any:
+        """What conventions ask beside the engine."""
+        return textbook
+
+    def computed(self, x: Any) -> Any:
+        """x in the dtype computed in."""
+        return x.to(self.dtype)
+
+    def stored(self, x: Any) -> Any:
+        """x as it is kept beside what computes: rounded, in mixed precision.  [15]"""
+        return x if self.storage is None else x.to(self.storage).to(self.dtype)
+
+    def returned(self, x: Any) -> Any:
+        """x in the dtype that is returned.  [15]"""
+        return x if self.storage is None else x.to(self.storage)
+
+    def bias_gradient(self, ds: Any) -> Any:
+        """The gradient of the bias from that of the scores (..., H, T, S).  [13]"""
+        if self.bias is None:
+            return None
+        return textbook.bias_gradient(self, ds)
+
+    def holding(self, **tensors: Any) -> Problem:
+        """The same problem with tensors of the same shapes and dtypes: nothing to check."""
+        other = copy.copy(self)
+        other.__dict__.update(tensors)
+        for name in ("visible", "mask_array", "bias_array"):
+            other.__dict__.pop(name, None)
+        return other
+
+    def _as_array(self, value: Any) -> Any:
+        if value is None or isinstance(value, Tensor):
+            return value
+        array = value.to_array(self.T, self.S, lead=self.lead, H=self.H)
+        return moved(array, self.device)
+
+
+def moved(array: Array, device: torch.device) -> Tensor:
+    """A NumPy array as a tensor on a device, which shares no memory with what cannot be written."""
+    if array.dtype == ml_dtypes.bfloat16 or array.dtype.name.startswith("float8"):
+        bits = moved(np.ascontiguousarray(array).view(f"i{array.itemsize}"), device)
+        return bits.view(getattr(torch, array.dtype.name))
+    if not array.flags.writeable or any(n < 0 for n in array.strides):
+        array = array.copy()
+    native = array.dtype.newbyteorder("=")
+    return torch.from_numpy(array.astype(native, copy=False)).to(device)
+
+
+def checked_device(device: Any) -> torch.device:
+    """A device that torch can use here; OptionError where it cannot."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as err:
+        told = str(err).splitlines()[0]
+        raise OptionError(
+            f"device is {device!r}, must be one that torch can use here: {told}"
+        ) from err
+    return found
+
+
+def stand_in(name: str, tensor: Tensor) -> Array:
+    """An array of the shape and dtype of a tensor, without its memory."""
+    if tensor.layout != torch.strided:
+        raise DtypeError(f"{name} is {tensor.layout}, must be strided: pass {name}.to_dense()")
+    return _stand_in(name, tensor.shape, tensor.dtype)
+
+
+def _stand_in(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array:
+    return np.broadcast_to(np.empty((), _numpy_dtype(name, dtype)), tuple(shape))
+
+
+def dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
+    """The dtype of torch for one that npattn computes in or stores in."""
+    return (COMPUTE | STORAGE)[dtype]
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def _read(name: str, value: Any, device: torch.device) -> Any:
+    """What is no tensor: an object as it is, an array moved to the device."""
+    if isinstance(value, (MaskLike, BiasLike)):
+        return value
+    array = read_bias(value) if name == "bias" else read_array(name, value)
+    assert isinstance(array, np.ndarray)
+    if array.dtype.kind == "c":
+        raise _is_complex(name, array.dtype)
+    if np.dtype(array.dtype).name in ("longdouble", "float128", "float96"):
+        array = array.astype(np.float64)
+    return moved(array, device)
+
+
+def _judged(problem: Problem, device: torch.device) -> dict[str, Any]:
+    """What `npattn.Problem` makes of the options, in the dtypes of torch."""
+    own = problem.__dict__
+    kinds = []
+    for name in ARRAYS:
+        x = own[name]
+        if isinstance(x, Tensor):
+            if x.device != device:
+                raise OptionError(
+                    f"{name} is on {x.device}, must be on {device} as q: "
+                    f"pass {name}.to({str(device)!r})"
+                )
+            kinds.append((x.shape, x.dtype, x.layout))
+        else:
+            kinds.append(None)
+    window = problem.window
+    pair = window if type(window) is tuple and len(window) == 2 else None
+    words = (
+        problem.causal, problem.scale, problem.softcap, problem.dropout_rate, problem.dtype,
+        problem.alignment, *(pair or (None, None)),
+    )  # fmt: skip
+    plain = not isinstance(problem.mask, MaskLike) and not isinstance(problem.bias, BiasLike)
+    if plain and problem.score_mod is None and (window is None or pair is not None):
+        try:
+            return _known(tuple(kinds), device, *words)
+        except TypeError as err:
+            if isinstance(err, DtypeError) or "unhashable" not in str(err):
+                raise
+    arrays = {n: stand_in(n, x) if isinstance(x := own[n], Tensor) else x for n in ARRAYS}
+    options = {n: getattr(problem, n) for n in OPTIONS}
+    return _verdict(arrays, options, device)
+
+
+OPTIONS = ("causal", "window", "scale", "softcap", "score_mod", "dropout_rate", "dtype",
+           "alignment")  # fmt: skip
+
+
+@lru_cache(maxsize=1024, typed=True)  # typed: 1 is not True
+def _known(
+    kinds: tuple[Any, ...], device: torch.device, causal: Any, scale: Any, softcap: Any,
+    dropout_rate: Any, dtype: Any, alignment: Any, left: Any, right: Any,
+) -> dict[str, Any]:  # fmt: skip
+    arrays: dict[str, Any] = {}
+    for name, kind in zip(ARRAYS, kinds, strict=True):
+        if kind is not None and kind[2] != torch.strided:
+            raise DtypeError(f"{name} is {kind[2]}, must be strided: pass {name}.to_dense()")
+        arrays[name] = None if kind is None else _stand_in(name, kind[0], kind[1])
+    options = {
+        "causal": causal, "scale": scale, "softcap": softcap, "dropout_rate": dropout_rate,
+        "dtype": dtype, "alignment": alignment,
+        "window": None if left is None and right is None else (left, right),
+    }  # fmt: skip
+    return _verdict(arrays, options, device)
+
+
+def _verdict(
+    arrays: dict[str, Any], options: dict[str, Any], device: torch.device
+) -> dict[str, Any]:
+    """The fields of a `npattn.Problem` of stand-ins, but for the arrays themselves."""
+    for name, array in arrays.items():
+        if isinstance(array, np.ndarray) and array.dtype.kind == "c":
+            raise _is_complex(name, array.dtype)
+    asked, wide = options["dtype"], _has_float64(device.type)
+    if isinstance(asked, torch.dtype):
+        options = options | {"dtype": _numpy_dtype("dtype", asked)}
+    if asked is None and not wide:
+        options = options | {"dtype": np.float32}
+    judge = numpy_problem.Problem(**arrays, **options)
+    if judge.dtype not in COMPUTE:
+        raise DtypeError(
+            f"dtype is {judge.dtype}, must be float32, float64, bfloat16 or float16 for tensors: "
+            "npattn.attention computes in longdouble and complex"
+        )
+    if judge.dtype == np.float64 and not wide:
+        raise DtypeError(f"dtype is float64, must be float32: {device.type} has no float64")
+    fields = {n: x for n, x in judge.__dict__.items() if n not in (*ARRAYS, "_given", "engine")}
+    fields["dtype"] = COMPUTE[judge.dtype]
+    fields["storage"] = None if judge.storage is None else STORAGE[judge.storage]
+    return fields
+
+
+def _is_complex(name: str, dtype: Any) -> DtypeError:
+    return DtypeError(
+        f"{name} is {dtype}, must be real on tensors: npattn.attention takes complex arrays"
+    )
+
+
+@lru_cache
+def _numpy_dtype(name: str, dtype: torch.dtype) -> np.dtype[Any]:
+    word = str(dtype).removeprefix("torch.")
+    found = getattr(ml_dtypes, word, None) or getattr(np, word, None)
+    if found is None or word.startswith("q"):
+        if word == "bool":
+            return np.dtype(np.bool_)
+        raise DtypeError(f"{name} is {word}, must be floating: NumPy has no such dtype")
+    return np.dtype(found)
+
+
+@lru_cache
+def _has_float64(device_type: str) -> bool:
+    try:
+        return bool(torch.ones(1, dtype=torch.float64, device=device_type).sum() == 1)
+    except (TypeError, RuntimeError):
+        return False
