@@ -11,7 +11,7 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.problem import Alignment, Forward, Gradients, Window, checked_cotangent
 from npattn.torch import engine as tiles
-from npattn.torch import textbook
+from npattn.torch import fused, textbook
 from npattn.torch.flags import exact
 from npattn.torch.function import Call, attend, pulled
 from npattn.torch.problem import Problem, moved, stand_in
@@ -72,6 +72,8 @@ def evaluate(
 ) -> Forward:
     """The forward pass of a `Problem` that was made before."""
     engine = engine or problem.engine
+    if engine == "fused":
+        return fused.evaluate(problem, conventions)
     if engine == "auto":
         engine = "tiled"
     if problem.score_mod is not None and torch.is_grad_enabled():
@@ -98,7 +100,7 @@ def evaluate(
 def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) -> Gradients:
     """Exact gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights."""
     problem: Any = fwd.problem
-    call, saved = fwd.residuals
+    call, saved = fused.not_fused(fwd).residuals
     whole = (*fwd.lse.shape, problem.S)
     do, dl, dw = (
         None if x is None else _checked(problem, name, x, shape)
@@ -124,7 +126,7 @@ def jvp(
 ) -> tuple[Tensor, Tensor]:
     """The change (do, dlse) of (out, lse) when the inputs move along a direction."""
     problem: Any = fwd.problem
-    call, saved = fwd.residuals
+    call, saved = fused.not_fused(fwd).residuals
     if call.conventions is not None:
         raise OptionError("jvp has conventions, must be asked of a forward without them")
     if problem.storage is not None:

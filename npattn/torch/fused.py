@@ -20,11 +20,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from npattn import masks
+from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.problem import FAR, Array, MaskLike, diagonal
-from npattn.torch.problem import Problem, dtype_of, moved
+from npattn.problem import FAR, Array, Forward, MaskLike, diagonal
+from npattn.torch.problem import Problem, moved
 
-__all__ = ["forward", "refusal", "route"]
+__all__ = ["evaluate", "forward", "not_fused", "refusal", "route"]
 
 Tensor = torch.Tensor
 Index = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # f(b, h, t, s)
@@ -35,6 +36,36 @@ SQUARE = 128  # FlexAttention works in squares of so many queries and keys
 WITH_MASK = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
+def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forward:
+    """The forward pass of a `Problem` in somebody's terms; .lse is None unless FlexAttention
+    computed it.
+
+    Raises
+    ------
+    OptionError
+        As `forward`; also if PyTorch has no such convention, or weights are asked for.
+    """
+    canonical = problem
+    if conventions is not None:
+        canonical = conventions.canonical(problem)  # type: ignore[assignment]
+        _check_translated(problem, conventions)
+    out, lse = forward(canonical)
+    if lse is not None and conventions is not None:
+        out, lse = conventions.results(problem, out, lse)  # type: ignore[arg-type, assignment]
+
+    def weights() -> Array:
+        raise OptionError('weights are asked for, must not be with engine="fused": it has none')
+
+    return Forward(out, lse, problem, "fused", None, weights)  # type: ignore[arg-type]
+
+
+def not_fused(fwd: Forward) -> Forward:
+    """A forward pass whose gradients are npattn's own."""
+    if fwd.engine == "fused":
+        raise OptionError('fwd has engine "fused", must have another: ask autograd for gradients')
+    return fwd
+
+
 def forward(problem: Problem, *, lse: bool = False) -> tuple[Tensor, Tensor | None]:
     """Attention by the fused kernels of PyTorch, differentiable by its autograd.
 
@@ -43,14 +74,14 @@ def forward(problem: Problem, *, lse: bool = False) -> tuple[Tensor, Tensor | No
     problem : Problem
         In npattn's own terms, without conventions.
     lse : bool, default False
-        Whether lse is needed; FlexAttention alone has it.
+        Whether it must be there; FlexAttention alone has it.
 
     Returns
     -------
     out : tensor (..., H, T, E)
         In the dtype of q, k, v.
     lse : tensor (..., H, T) or None
-        None unless it was asked for.
+        None where scaled_dot_product_attention computed it.
 
     Raises
     ------
@@ -62,7 +93,7 @@ def forward(problem: Problem, *, lse: bool = False) -> tuple[Tensor, Tensor | No
         if by == "flex":
             from torch.nn.attention.flex_attention import flex_attention
 
-            out, found = _flex(problem, _compiled(flex_attention), lse)
+            out, found = _flex(problem, _compiled(flex_attention))
         else:
             out, found = _sdpa(problem), None
     return _unflattened(out, problem), None if found is None else _unflattened(found, problem)
@@ -145,7 +176,9 @@ def _sdpa(problem: Problem) -> Tensor:
     k, v = _flat(problem.k, problem), _flat(problem.v, problem)
     grouped = problem.H != problem.K
     if _is_triangle(problem):
-        return scaled_dot_product_attention(q, k, v, None, 0.0, True, scale=scale, enable_gqa=grouped)
+        return scaled_dot_product_attention(
+            q, k, v, None, 0.0, True, scale=scale, enable_gqa=grouped
+        )
     mask = _hidden_by(problem)
     with _kernels(problem, mask):
         return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
@@ -201,11 +234,11 @@ def _compiled(function: Any) -> Any:
     return torch.compile(function, dynamic=False)  # lengths that vary have been a source of NaN
 
 
-def _flex(problem: Problem, function: Any, lse: bool) -> tuple[Tensor, Tensor | None]:
+def _flex(problem: Problem, function: Any) -> tuple[Tensor, Tensor]:
     from torch.nn.attention.flex_attention import AuxRequest
 
     q, scale = _with_positive_scale(problem)
-    found = function(
+    out, aux = function(
         q.contiguous(),
         _flat(problem.k, problem).contiguous(),
         _flat(problem.v, problem).contiguous(),
@@ -213,10 +246,9 @@ def _flex(problem: Problem, function: Any, lse: bool) -> tuple[Tensor, Tensor | 
         block_mask=_block_mask(problem),
         scale=scale,
         enable_gqa=problem.H != problem.K,
-        return_aux=AuxRequest(lse=lse),
+        return_aux=AuxRequest(lse=True),
     )
-    out, aux = found
-    return out, aux.lse if lse else None
+    return out, aux.lse
 
 
 def _score_mod(problem: Problem) -> Any:
@@ -276,9 +308,7 @@ def _mask_mod(mask: Any, problem: Problem) -> Index:
         if band is not None:
             return band
     if isinstance(mask, masks.Documents):
-        return _same(
-            _of_sample(mask.queries, problem), _of_sample(mask.keys, problem)
-        )
+        return _same(_of_sample(mask.queries, problem), _of_sample(mask.keys, problem))
     whole = mask if isinstance(mask, Tensor) else problem._as_array(mask)
     return _index(whole, problem)
 
@@ -325,6 +355,22 @@ def _index(x: Tensor, problem: Problem) -> Index:
         return x[b * steps[0], h * steps[1], t * steps[2], s * steps[3]]
 
     return at
+
+
+def _check_translated(problem: Problem, conventions: Conventions) -> None:
+    """What is done to results, or to more than the names of options, PyTorch cannot be asked."""
+    hides = problem.bias is not None or problem.visible is not None
+    wrong = None
+    if conventions.fill(problem) is not None:
+        wrong = "hidden scores are filled, must leave the softmax"
+    elif conventions.empty_row != "zero" and hides:
+        wrong = f'empty_row is {conventions.empty_row!r}, must be "zero"'
+    elif conventions.bias != "after_scale" and problem.bias is not None:
+        wrong = f'bias is {conventions.bias!r}, must be "after_scale"'
+    elif conventions.softcap != "before_bias" and problem.softcap is not None:
+        wrong = f'softcap is {conventions.softcap!r}, must be "before_bias"'
+    if wrong:
+        raise OptionError(f'{wrong} with engine="fused": PyTorch has no such convention')
 
 
 # --- the parts ------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.multihead import staying_heads
 from npattn.problem import integer
 from npattn.torch.api import forward as attend
+from npattn.torch.flags import exact
 from npattn.torch.problem import ENGINES
 from npattn.weights.reading import check_kind, optional, read, transposed
 from npattn.weights.torch import tensor_of
@@ -31,7 +32,7 @@ __all__ = ["MultiHeadAttention"]
 
 Tensor = torch.Tensor
 
-COMPUTE = (None, torch.float32, torch.float64, torch.bfloat16, torch.float16)
+COMPUTE = (None, torch.float32, torch.float64)
 PACKED = ("in_proj_weight",)
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
@@ -51,7 +52,7 @@ device, dtype
         As in ``torch.nn.MultiheadAttention``. The mask of dropout is drawn with torch's generator
         of the device, though not as torch draws it.
     num_kv_heads : int, optional
-        K, which divides num_heads; default num_heads. Query head h uses key/value head h // (H / K).
+        K, which divides num_heads; default num_heads. As in `npattn.MultiHeadAttention`.
     head_dim : int, optional
         D; default embed_dim / num_heads, which then must be whole.
     compute_dtype : torch.dtype, optional
@@ -214,7 +215,9 @@ device, dtype
         """
         call = self._checked(query, key, value, key_padding_mask, attn_mask)
         if is_causal and attn_mask is None:
-            raise OptionError("is_causal is True without attn_mask, must come with it: it is a hint")
+            raise OptionError(
+                "is_causal is True without attn_mask, must come with it: it is a hint"
+            )
         if need_weights and self.engine == "fused":
             raise OptionError(
                 'need_weights is True with engine="fused", must be False: the kernels give none'
@@ -321,7 +324,7 @@ device, dtype
             conventions=Conventions(empty_row=self.empty_row, weights="after_dropout"),
             **self._dropped((*q.shape[:3], k.shape[2]), q.device),
         )
-        weights = fwd.weights.to(q.dtype) if need_weights else None
+        weights = _weights(fwd).to(q.dtype) if need_weights else None
         return fwd.out.to(q.dtype), weights
 
     def _dropped(self, shape: tuple[int, ...], device: torch.device) -> dict[str, Any]:
@@ -356,9 +359,9 @@ device, dtype
         stay, kv = staying_heads(heads, self.num_heads, self.num_kv_heads)
 
         def of_heads(x: Tensor, chosen: Sequence[int], axis: int) -> Tensor:
-            return x.unflatten(axis, (-1, self.head_dim))[*[slice(None)] * axis, list(chosen)].flatten(
-                axis, axis + 1
-            )
+            return x.unflatten(axis, (-1, self.head_dim))[
+                *[slice(None)] * axis, list(chosen)
+            ].flatten(axis, axis + 1)
 
         def of_all(x: Tensor) -> Tensor:
             pairs = zip(x.split(self._rows), (stay, kv, kv), strict=True)
@@ -560,6 +563,27 @@ def _merged(
         both if both is not None else next(iter(visible), None),
         total if total is not None else next(iter(added), None),
     )
+
+
+def _weights(fwd: Any) -> Tensor:
+    """The weights of a forward, with their gradient: exp(s − lse), of which both have one."""
+    p = fwd.problem
+    if not fwd.lse.requires_grad:
+        found: Tensor = fwd.weights
+        return found
+    q, k = p.computed(p.q), p.computed(p.k).repeat_interleave(p.H // p.K, -3)
+    with exact(p.dtype, p.device):
+        s = p.scale * (q @ k.mT)
+    s = s if p.bias is None else s + p.computed(p.bias)
+    hidden = s == -torch.inf if p.mask is None else ~p.mask | (s == -torch.inf)
+    empty = (fwd.lse == -torch.inf)[..., None]
+    # Neither −inf − −inf nor a gradient of what is hidden: both would be NaN.
+    s = s.masked_fill(hidden, 0) - fwd.lse.masked_fill(empty[..., 0], 0)[..., None]
+    w = s.exp().masked_fill(hidden, 0)
+    if p.dropout_mask is not None:
+        w = w * (p.dropout_mask / (1 - p.dropout_rate))
+    # What the conventions put where nothing is seen, and no gradient is passed.
+    return torch.where(empty, fwd.weights, w)
 
 
 def _probability(dropout: Any) -> float:
