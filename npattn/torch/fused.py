@@ -112,6 +112,7 @@ def route(problem: Problem, *, lse: bool = False) -> Literal["sdpa", "flex"]:
 def refusal(problem: Problem, *, lse: bool = False) -> str | None:
     """Why PyTorch's kernels cannot compute it exactly; None where they can."""
     q, k, v, asked = problem.q, problem.k, problem.v, problem.__dict__["_given"][2]
+    bias: Any = problem.bias_array
     sizes = {name: getattr(problem, name) for name in ("H", "T", "S", "D", "E")}
     sizes["the batch"] = problem.lead.count(0) - 1  # < 0 only where no axis is 0
     empty = [name for name, n in sizes.items() if n == 0]
@@ -128,28 +129,28 @@ def refusal(problem: Problem, *, lse: bool = False) -> str | None:
         return "dropout_mask is given, must be None: PyTorch draws its own"
     if problem.sinks is not None:
         return "sinks is given, must be None: PyTorch has none"
-    if problem.bias is not None and problem.bias_array.dtype != q.dtype:
-        of = _word(problem.bias_array.dtype)
+    if bias is not None and bias.dtype != q.dtype:
+        of = _word(bias.dtype)
         return f"bias is {of}, must be {_word(q.dtype)} as q: it would be rounded"
     beyond = "lse is asked for" if lse else _beyond_sdpa(problem)
     why = _not_flex(problem) if beyond else None
     return None if why is None else f"{beyond}, which only FlexAttention has, and {why}"
 
 
-def _beyond_sdpa(problem: Problem) -> str | None:
+def _beyond_sdpa(problem: Any) -> str | None:
     """The option that scaled_dot_product_attention has no argument for."""
     if problem.softcap is not None:
         return f"softcap is {problem.softcap}"
     return None if problem.score_mod is None else "score_mod is given"
 
 
-def _is_sparse(problem: Problem) -> bool:
+def _is_sparse(problem: Any) -> bool:
     """Whether FlexAttention can leave out what scaled_dot_product_attention masks number by
     number."""
     return problem.window is not None or isinstance(problem.mask, MaskLike)
 
 
-def _not_flex(problem: Problem) -> str | None:
+def _not_flex(problem: Any) -> str | None:
     """Why FlexAttention cannot compute it exactly."""
     T, S, D, E = problem.T, problem.S, problem.D, problem.E
     if problem.device.type != "cuda":
@@ -171,7 +172,7 @@ def _not_flex(problem: Problem) -> str | None:
 # --- scaled_dot_product_attention -----------------------------------------------------------------
 
 
-def _sdpa(problem: Problem) -> Tensor:
+def _sdpa(problem: Any) -> Tensor:
     q, scale = _with_positive_scale(problem)
     k, v = _flat(problem.k, problem), _flat(problem.v, problem)
     grouped = problem.H != problem.K
@@ -184,14 +185,14 @@ def _sdpa(problem: Problem) -> Tensor:
         return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
 
 
-def _is_triangle(problem: Problem) -> bool:
+def _is_triangle(problem: Any) -> bool:
     """Whether their top-left causal mask is all that hides, and nothing is added."""
     square = problem.T == problem.S or problem.alignment == "top_left"
     others = (problem.mask, problem.window, problem.bias)
     return bool(problem.causal) and square and all(x is None for x in others)
 
 
-def _hidden_by(problem: Problem) -> Tensor | None:
+def _hidden_by(problem: Any) -> Tensor | None:
     """Their one mask: bool with True = may attend, or added to the scores."""
     visible = None if _sees_all(problem) else problem.visible
     visible = None if visible is None else _flat(visible, problem)
@@ -201,13 +202,13 @@ def _hidden_by(problem: Problem) -> Tensor | None:
     return bias if visible is None else torch.where(visible, bias, float("-inf"))
 
 
-def _sees_all(problem: Problem) -> bool:
+def _sees_all(problem: Any) -> bool:
     """One query at the end, as in decoding, sees every key: no mask is needed."""
     last = problem.T == 1 and problem.alignment != "top_left"
     return last and problem.mask is None and problem.window is None
 
 
-def _with_positive_scale(problem: Problem) -> tuple[Tensor, float]:
+def _with_positive_scale(problem: Any) -> tuple[Tensor, float]:
     """q and scale, with signs moved to q: kernels hide with −inf before they multiply by scale."""
     q, scale = _flat(problem.q, problem), float(problem.scale or 0.0)
     if scale > 0:
@@ -215,7 +216,7 @@ def _with_positive_scale(problem: Problem) -> tuple[Tensor, float]:
     return (-q, -scale) if scale else (q * 0, 1.0)
 
 
-def _kernels(problem: Problem, mask: Tensor | None) -> AbstractContextManager[Any]:
+def _kernels(problem: Any, mask: Tensor | None) -> AbstractContextManager[Any]:
     """The kernels that are right with a mask."""
     if mask is None:
         return nullcontext()
@@ -234,7 +235,7 @@ def _compiled(function: Any) -> Any:
     return torch.compile(function, dynamic=False)  # lengths that vary have been a source of NaN
 
 
-def _flex(problem: Problem, function: Any) -> tuple[Tensor, Tensor]:
+def _flex(problem: Any, function: Any) -> tuple[Tensor, Tensor]:
     from torch.nn.attention.flex_attention import AuxRequest
 
     q, scale = _with_positive_scale(problem)
@@ -251,7 +252,7 @@ def _flex(problem: Problem, function: Any) -> tuple[Tensor, Tensor]:
     return out, aux.lse
 
 
-def _score_mod(problem: Problem) -> Any:
+def _score_mod(problem: Any) -> Any:
     """softcap, score_mod and bias, in that order, as one function of a score; None for none."""
     cap, own = problem.softcap, problem.score_mod
     bias = None if problem.bias is None else _index(problem.bias_array, problem)
@@ -266,7 +267,7 @@ def _score_mod(problem: Problem) -> Any:
     return modified
 
 
-def _block_mask(problem: Problem) -> Any:
+def _block_mask(problem: Any) -> Any:
     left, right = problem.window or (None, None)
     if problem.causal:
         right = 0 if right is None else min(right, 0)
@@ -298,7 +299,7 @@ def _blocks(
     return create_block_mask(mask_mod, B, H, T, S, device=device)
 
 
-def _mask_mod(mask: Any, problem: Problem) -> Index:
+def _mask_mod(mask: Any, problem: Any) -> Index:
     """A mask as a function of indices: documents without their T × S numbers."""
     if isinstance(mask, masks.And):
         return _both(_mask_mod(mask.one, problem), _mask_mod(mask.other, problem))
@@ -339,14 +340,14 @@ def _same(queries: Tensor, keys: Tensor) -> Index:
     return same
 
 
-def _of_sample(documents: Array, problem: Problem) -> Tensor:
+def _of_sample(documents: Array, problem: Any) -> Tensor:
     """(..., n) → (B, n): the documents of each sample."""
     tensor = moved(documents, problem.device)
     n = tensor.shape[-1]
     return tensor.expand(*problem.lead, n).reshape(-1, n).contiguous()
 
 
-def _index(x: Tensor, problem: Problem) -> Index:
+def _index(x: Tensor, problem: Any) -> Index:
     """What broadcasts against the scores, as a function of indices."""
     x = _flat(x, problem).contiguous()
     steps = [int(n != 1) for n in x.shape]  # an axis of 1 is the same for all
@@ -357,7 +358,7 @@ def _index(x: Tensor, problem: Problem) -> Index:
     return at
 
 
-def _check_translated(problem: Problem, conventions: Conventions) -> None:
+def _check_translated(problem: Any, conventions: Conventions) -> None:
     """What is done to results, or to more than the names of options, PyTorch cannot be asked."""
     hides = problem.bias is not None or problem.visible is not None
     wrong = None
@@ -376,7 +377,7 @@ def _check_translated(problem: Problem, conventions: Conventions) -> None:
 # --- the parts ------------------------------------------------------------------------------------
 
 
-def _flat(x: Tensor, problem: Problem) -> Tensor:
+def _flat(x: Tensor, problem: Any) -> Tensor:
     """(..., n, m) → (B, heads, n, m) with all leading axes in one; of what broadcasts, B may be
     1."""
     lead = problem.lead
@@ -389,21 +390,21 @@ def _flat(x: Tensor, problem: Problem) -> Tensor:
     return x.expand(*lead, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
 
 
-def _unflattened(x: Tensor, problem: Problem) -> Tensor:
+def _unflattened(x: Tensor, problem: Any) -> Tensor:
     """(B, H, ...) → (..., H, ...), and without heads where q, k, v have none."""
     if problem.headless:
         return x[0, 0]
     return x if len(problem.lead) == 1 else x.reshape(*problem.lead, *x.shape[1:])
 
 
-def _differentiates(problem: Problem) -> bool:
+def _differentiates(problem: Any) -> bool:
     tensors = (problem.q, problem.k, problem.v, problem.bias)
     return torch.is_grad_enabled() and any(
         isinstance(x, Tensor) and x.requires_grad for x in tensors
     )
 
 
-def _asked_dtype(problem: Problem) -> torch.dtype:
+def _asked_dtype(problem: Any) -> torch.dtype:
     return problem.storage or problem.dtype  # type: ignore[no-any-return]
 
 

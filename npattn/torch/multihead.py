@@ -10,8 +10,8 @@ docs/torch_multihead.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -31,6 +31,7 @@ from npattn.weights.torch import tensor_of
 __all__ = ["MultiHeadAttention"]
 
 Tensor = torch.Tensor
+Module = TypeVar("Module", bound=nn.Module)
 
 COMPUTE = (None, torch.float32, torch.float64)
 PACKED = ("in_proj_weight",)
@@ -278,13 +279,13 @@ device, dtype
         rows = self._rows
         biases: Any = (None,) * 3
         if self.in_proj_bias is not None:
-            biases = self.in_proj_bias.split(rows)
+            biases = torch.split(self.in_proj_bias, rows)
         if self.in_proj_weight is not None:
-            weights: Any = self.in_proj_weight.split(rows)
+            weights: Any = torch.split(self.in_proj_weight, rows)
         else:
             weights = [getattr(self, name) for name in SEPARATE]
         parts = zip(inputs, weights, biases, strict=True)
-        q, k, v = (linear(x, w, b).unflatten(-1, (-1, self.head_dim)) for x, w, b in parts)
+        q, k, v = (self._split(linear(x, w, b)) for x, w, b in parts)
         k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
@@ -292,6 +293,10 @@ device, dtype
     def _rows(self) -> list[int]:
         """How many rows of in_proj_weight belong to queries, keys and values."""
         return [heads * self.head_dim for heads in (self.num_heads, *[self.num_kv_heads] * 2)]
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, S, K·D) → (B, S, K, D)."""
+        return x.reshape(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim)
 
     def _extended(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """(B, S, K, D) with the key or value of bias_k or bias_v, and that of zeros."""
@@ -302,7 +307,7 @@ device, dtype
             x = torch.cat([x, x.new_zeros(B, 1, K, D)], 1)
         return x
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attended(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, causal: bool, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
@@ -337,7 +342,6 @@ device, dtype
 
     # --- heads ------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def prune(self, heads: Sequence[int]) -> MultiHeadAttention:
         """A module without these query heads: exactly what zeroing their outputs gives.
 
@@ -359,22 +363,21 @@ device, dtype
         stay, kv = staying_heads(heads, self.num_heads, self.num_kv_heads)
 
         def of_heads(x: Tensor, chosen: Sequence[int], axis: int) -> Tensor:
-            return x.unflatten(axis, (-1, self.head_dim))[
-                *[slice(None)] * axis, list(chosen)
-            ].flatten(axis, axis + 1)
+            parted = self._split(x.movedim(axis, -1))[..., list(chosen), :]
+            return parted.flatten(-2).movedim(-1, axis).contiguous()
 
         def of_all(x: Tensor) -> Tensor:
-            pairs = zip(x.split(self._rows), (stay, kv, kv), strict=True)
+            pairs = zip(torch.split(x, self._rows), (stay, kv, kv), strict=True)
             return torch.cat([of_heads(part, chosen, 0) for part, chosen in pairs])
 
         state: dict[str, Tensor] = {}
-        for name, x in self.named_parameters():
+        for name, x in self.state_dict().items():
             if name.startswith("in_proj"):
                 state[name] = of_all(x)
             elif name == "out_proj.weight":
                 state[name] = of_heads(x, stay, 1)
             elif name == "out_proj.bias":
-                state[name] = x.clone()
+                state[name] = x
             else:
                 chosen = stay if name == "q_proj_weight" else kv
                 state[name] = of_heads(x, chosen, 2 if name in ("bias_k", "bias_v") else 0)
@@ -387,8 +390,8 @@ device, dtype
                  "batch_first", "num_kv_heads", "head_dim", "compute_dtype", "engine",
                  "empty_row")  # fmt: skip
         options = {name: getattr(self, name) for name in names} | changes
-        there = {"bias": self.in_proj_bias is not None, "add_bias_kv": self.bias_k is not None}
-        return MultiHeadAttention(**options, **there, device="meta")
+        options |= {"bias": self.in_proj_bias is not None, "add_bias_kv": self.bias_k is not None}
+        return MultiHeadAttention(**options, device="meta")
 
     # --- in and out -------------------------------------------------------------------------------
 
@@ -412,8 +415,12 @@ device, dtype
         names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim",
                  "batch_first")  # fmt: skip
         same = {name: getattr(module, name) for name in names}
-        there = {"bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
-        return _filled(cls(**same, **there, device="meta", **options), module.state_dict(), module)
+        there: dict[str, Any] = {
+            "bias": module.in_proj_bias is not None,
+            "add_bias_kv": module.bias_k is not None,
+        }
+        made = cls(**same, **there, device="meta", **options)
+        return _filled(made, module.state_dict(), module)
 
     def to_torch(self) -> nn.MultiheadAttention:
         """A ``torch.nn.MultiheadAttention`` with copies of these parameters, in the same mode.
@@ -502,14 +509,16 @@ device, dtype
     def to_numpy(self) -> multihead.MultiHeadAttention:
         """The `npattn.MultiHeadAttention` with the same bits in the same dtype."""
         if self.in_proj_weight is not None:
-            weights = [read("in_proj_weight", w) for w in self.in_proj_weight.split(self._rows)]
+            weights = [
+                read("in_proj_weight", w) for w in torch.split(self.in_proj_weight, self._rows)
+            ]
         else:
             weights = [read(name, getattr(self, name)) for name in SEPARATE]
         given: dict[str, Any] = dict(zip(("wq", "wk", "wv"), map(transposed, weights), strict=True))
         given["wo"] = transposed(read("out_proj.weight", self.out_proj.weight))
         given["bo"] = optional("out_proj.bias", self.out_proj.bias)
         if self.in_proj_bias is not None:
-            biases = [read("in_proj_bias", b) for b in self.in_proj_bias.split(self._rows)]
+            biases = [read("in_proj_bias", b) for b in torch.split(self.in_proj_bias, self._rows)]
             given |= dict(zip(("bq", "bk", "bv"), biases, strict=True))
         for name in ("bias_k", "bias_v"):
             extra = optional(name, getattr(self, name))
@@ -605,7 +614,7 @@ def _computed_by(dtype: Any, engine: Any) -> tuple[torch.dtype | None, str]:
     return dtype, engine
 
 
-def _filled(module: Any, state: Any, like: nn.Module) -> Any:
+def _filled(module: Module, state: Mapping[str, Tensor], like: nn.Module) -> Module:
     """A module of the meta device with copies of these tensors, in the mode of another module."""
     copies = {name: x.detach().clone() for name, x in state.items()}
     module.load_state_dict(copies, assign=True)
