@@ -402,7 +402,7 @@ class Relative(Bias):
 
     def tile(self, tile: Tile) -> Array:
         of_head = plane_of(self._parameter, tile.plane, 1)
-        return _spread(of_head[self._diagonals(tile)], tile.t1 - tile.t0, tile.s1 - tile.s0)
+        return _spread(of_head[self.diagonals(tile)], tile.t1 - tile.t0, tile.s1 - tile.s0)
 
     def zeros(
         self, lead: tuple[int, ...], H: int, T: int, S: int, *, dtype: Any = np.float64
@@ -412,9 +412,9 @@ class Relative(Bias):
     def add(self, total: Any, tile: Tile, ds: Array) -> None:
         if ds.size:
             of_head = plane_of(total.T, tile.plane, 1)
-            np.add.at(of_head, self._diagonals(tile), _sums_of_diagonals(ds))
+            np.add.at(of_head, self.diagonals(tile), _sums_of_diagonals(ds))
 
-    def _diagonals(self, tile: Tile) -> Array:
+    def diagonals(self, tile: Tile) -> Array:
         """The bucket of each diagonal of a tile, from the last query and first key on."""
         offset = diagonal(tile.T, tile.S, self.alignment)
         return self._buckets(np.arange(tile.s0 - tile.t1 + 1, tile.s1 - tile.t0) - offset)

@@ -420,6 +420,14 @@ class Band(Mask):
         return lo, max(min(hi, tile.S), lo)
 
     def tile(self, tile: Tile) -> bool | Array:
+        known = self.outright(tile)
+        if known is not None:
+            return known
+        beside = tile.t + diagonal(tile.T, tile.S, self.alignment)
+        return band(beside, tile.s, self.left, self.right)
+
+    def outright(self, tile: Tile) -> bool | None:
+        """True or False where all or none of a tile is visible, without an array; else None."""
         first, last = self._beside(tile)
         # s − beside takes all values from low to high, so that some are visible where these meet
         # −left … right, which holds 0 and is never empty.
@@ -428,10 +436,7 @@ class Band(Mask):
         most = inf if self.right is None else self.right
         if _is_empty(tile) or (least <= low and high <= most):
             return True
-        if high < least or most < low:
-            return False
-        beside = tile.t + diagonal(tile.T, tile.S, self.alignment)
-        return band(beside, tile.s, self.left, self.right)
+        return False if high < least or most < low else None
 
     def _beside(self, tile: Tile) -> tuple[int, int]:
         """The keys beside the first and the last query of a tile."""

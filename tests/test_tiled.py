@@ -1,37 +1,29 @@
-"""The tiled engine: judged as any implementation is, held against dense, never all scores."""
+"""The tiled engine: judged as any implementation is, never all scores, and its threads.
+
+What every engine must compute: test_engines.py.
+"""
 
 import itertools
 import tracemalloc
 
 import numpy as np
 import pytest
+from backends import OPTIONS, TILES, B, D, E, H, K, S, T, normal, problem
 from threadpoolctl import threadpool_limits
 
 import npattn
 from npattn import biases, masks, tiled
 from npattn.errors import OptionError
 from npattn.problem import Problem
-from npattn.testing import check, compare
-from npattn.testing.compare import compare_arrays
-from npattn.testing.tolerance import allowed
+from npattn.testing import check
 
-B, H, K, G, T, S, D, E = 2, 6, 3, 2, 23, 29, 5, 7
-SMALL = {"QUERIES": 7, "KEYS": 11, "CELL": 5}
 ALL = ["q", "k", "v", "bias", "sinks"]
-
-
-def rng(seed=0):
-    return np.random.default_rng(seed)
-
-
-def normal(*shape, seed=0):
-    return rng(seed).standard_normal(shape)
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Tiles so small that small problems have many, and ends that are cut off."""
-    for name, n in SMALL.items():
+    for name, n in TILES.items():
         monkeypatch.setattr(tiled, name, n)
 
 
@@ -80,242 +72,6 @@ def test_a_row_keeps_its_bits_whatever_others_see():
     assert np.array_equal(before.out[..., 1:, :], after.out[..., 1:, :])
     one, other = (npattn.backward(fwd, do) for fwd in (before, after))
     assert np.array_equal(one.q[..., 1:, :], other.q[..., 1:, :])
-
-
-def problem(seed=0, sizes=(T, S), **options):
-    n, m = sizes
-    q, k, v = normal(B, H, n, D, seed=seed), normal(B, K, m, D, seed=1), normal(B, K, m, E, seed=2)
-    return Problem(q, k, v, **options)
-
-
-def mod(s, b, h, t, j):
-    return s * 0.5 + 0.01 * (h - t + j + b) * np.tanh(s)
-
-
-OPTIONS = {
-    "plain": {},
-    "mask of each sample": {"mask": rng().random((B, 1, T, S)) < 0.5},
-    "mask of each head": {"mask": rng().random((H, T, S)) < 0.1},
-    "causal": {"causal": "top_left"},
-    "window": {"window": (3, 2)},
-    "prefix": {"mask": masks.prefix(4, alignment="top_left")},
-    "documents": {"mask": masks.documents(np.arange(T) // 8, np.arange(S) // 9)},
-    "lengths": {"mask": masks.lengths([3, S], [0, T])},
-    "blocks": {"mask": masks.blocks(rng().random((H, 5, 6)) < 0.4, 5)},
-    "custom": {"mask": masks.custom(lambda b, h, t, s: (t + s + h) % 3 == b)},
-    "two masks": {"mask": masks.window(2, 2) | masks.lengths(2), "causal": "bottom_right"},
-    "none of a mask": {"mask": ~masks.window(4, 4)},
-    "bias": {"bias": normal(H, T, S)},
-    "bias of all heads": {"bias": normal(T, S)},
-    "bias of keys": {"bias": normal(B, 1, 1, S)},
-    "bias of queries": {"bias": normal(T, 1)},
-    "bias of -inf": {"bias": np.where(rng().random((T, S)) < 0.9, -np.inf, 0.0)},
-    "bias of -1e9": {"bias": np.where(rng().random((T, S)) < 0.5, -1e9, 0.0)},
-    "offset": {"bias": np.full((1, 1), -1e4)},
-    "alibi": {"bias": biases.alibi(H)},
-    "T5": {"bias": biases.relative(normal(32, H))},
-    "a sum of biases": {"bias": biases.alibi(H) + normal(T, S)},
-    "sinks": {"sinks": 30 * normal(H), "window": (2, 2)},
-    "dropout": {"dropout_mask": rng().random((B, H, T, S)) < 0.7, "dropout_rate": 0.3},
-    "dropout of queries": {"dropout_mask": rng().random((T, 1)) < 0.7},
-    "softcap": {"softcap": 2.0, "causal": "top_left"},
-    "score_mod": {"score_mod": mod, "softcap": 2.0, "mask": masks.window(4, 4)},
-    "huge scores": {"scale": 1e3},
-    "huge scores, causal": {"scale": -1e4, "causal": "top_left"},
-    "scale of 0": {"scale": 0.0},
-}
-POISON = {
-    "sound": lambda q, k, v, do: None,
-    "NaN value": lambda q, k, v, do: v.__setitem__((0, 0, 10), np.nan),
-    "infinite key": lambda q, k, v, do: k.__setitem__((1, 1, 11, 3), np.inf),
-    "NaN query": lambda q, k, v, do: q.__setitem__((0, 1, 7), np.nan),
-    "NaN cotangent": lambda q, k, v, do: do.__setitem__((0, 1, 9), np.nan),
-}
-
-
-def narrowed(given, dtype):
-    """The problem with arrays of a dtype, computed in it."""
-    arrays = {n: x.astype(dtype) for n in ALL if isinstance(x := getattr(given, n), np.ndarray)}
-    return given.replace(**arrays, dtype=dtype)
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("poison", POISON)
-@pytest.mark.parametrize("options", OPTIONS)
-def test_every_option_is_as_near_to_dense_as_rounding_allows(options, poison, dtype):
-    if poison == "infinite key" and options in ("softcap", "score_mod"):
-        pytest.skip("a cap makes inf a finite score, of which no error can be derived")
-    given = narrowed(problem(**OPTIONS[options]), dtype)
-    do, dlse = normal(B, H, T, E, seed=3).astype(dtype), normal(B, H, T, seed=4).astype(dtype)
-    POISON[poison](given.q, given.k, given.v, do)
-    fwd = npattn.api.evaluate(given, engine="tiled")
-    grads = npattn.backward(fwd, do, dlse)
-    got = {"o": fwd.out, "lse": fwd.lse}
-    got |= {f"d{name}": x for name in ALL if (x := getattr(grads, name)) is not None}
-    parameter = got.pop("dbias") if isinstance(given.bias, biases.Bias) else None
-    lines = compare(got, given, dout=do, dlse=dlse)
-    assert all(line.passed for line in lines), "\n".join(map(str, lines))
-    assert all(x.dtype == dtype for x in got.values())
-    if parameter is not None:
-        assert_parameter_allowed(parameter, given, do, dlse)
-
-
-def assert_parameter_allowed(got, given, do, dlse):
-    """What is allowed of each score, summed as the gradient of a parameter sums scores."""
-    exact = npattn.api.evaluate(given.replace(dtype="float64"), engine="dense")
-    want = npattn.backward(exact, do, dlse).bias
-    room = allowed(given.materialised(), given.q.dtype, None, dout=do, dlse=dlse)["dbias"]
-    with np.errstate(invalid="ignore"):  # a room of inf, times a distance of 0
-        room = given.bias.gradient(room)
-    terms = (x if isinstance(x, tuple) else (x,) for x in (got, want, room))
-    for one, exact, limit in zip(*terms, strict=True):
-        line = compare_arrays("dbias", one, exact, abs(limit))
-        assert line.passed, str(line)
-
-
-EXTREMES = {
-    "values that overflow times what does not": {"bias": np.full((1, 1), 80.0), "v": 1e6},
-    "a sink beyond exp": {"sinks": np.full(H, 200.0)},
-    "sums that are almost lost": {"bias": np.full((1, 1), -95.0)},
-    "scores beyond exp": {"bias": np.full((1, 1), 200.0)},
-    "a NaN key that nobody sees": {"mask": np.arange(S)[None] != 10, "hidden": np.nan},
-    "an infinite key and value that nobody sees": {
-        "mask": np.arange(S)[None] != 10,
-        "hidden": np.inf,
-    },
-}
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("case", EXTREMES)
-def test_what_leaves_the_range_of_float32_is_as_near_as_anything(case):
-    words = dict(EXTREMES[case])
-    size, hidden = words.pop("v", 1.0), words.pop("hidden", None)
-    given = narrowed(problem(**words), "float32")
-    given = given.replace(v=given.v * np.float32(size))
-    if hidden is not None:
-        for name, array in (("key", given.k), ("value", given.v)):
-            if name in case:
-                array[..., 10, :] = hidden
-    do, dlse = (normal(B, H, *n, seed=3).astype("float32") for n in ((T, E), (T,)))
-    fwd = npattn.api.evaluate(given, engine="tiled")
-    grads = npattn.backward(fwd, do, dlse)
-    got = {"o": fwd.out, "lse": fwd.lse, "dq": grads.q, "dk": grads.k, "dv": grads.v}
-    assert all(np.isfinite(x).all() for x in got.values())
-    lines = compare(got, given, dout=do, dlse=dlse)
-    assert all(line.passed for line in lines), "\n".join(map(str, lines))
-    exact = npattn.api.evaluate(given.replace(dtype="float64"), engine="dense")
-    # Each score is rounded by half of 2⁻²³ of its size, that of its bias included.
-    error = 2.0**-23 * (100 + abs(exact.lse).max())
-    lost = S * np.finfo("float32").tiny  # what underflows beside a sink
-    assert abs(fwd.out - exact.out).max() <= error * abs(exact.out).max() + lost
-
-
-@pytest.mark.usefixtures("small")
-def test_a_huge_value_that_nobody_sees_reaches_no_gradient():
-    given = narrowed(problem(mask=np.arange(S)[None] != 10), "float32")
-    plain, do = given.replace(v=given.v.copy()), normal(B, H, T, E, seed=3).astype("float32")
-    given.v[..., 10, :] = 3e38  # times do it is beyond float32
-    want, got = (
-        npattn.backward(npattn.api.evaluate(p, engine="tiled"), do) for p in (plain, given)
-    )
-    for name in "qkv":
-        assert np.array_equal(getattr(got, name), getattr(want, name))
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("case", ["a NaN bias", "a cotangent of a row that sees nothing"])
-def test_what_is_behind_a_bias_of_minus_inf_gets_no_gradient(case):
-    bias, dlse = np.zeros((T, S)), normal(B, H, T, seed=4)
-    if case == "a NaN bias":
-        bias[0, 0], bias[0, 1:] = np.nan, -np.inf  # a row of NaN, that of key 0 alone
-    else:
-        bias[0], dlse[..., 0] = -np.inf, np.nan
-    given, do = problem(bias=bias), normal(B, H, T, E, seed=3)
-    want, got = (
-        npattn.backward(npattn.api.evaluate(given, engine=name), do, dlse)
-        for name in ("dense", "tiled")
-    )
-    for name in ("q", "k", "v", "bias"):
-        one, other = getattr(want, name), getattr(got, name)
-        finite = np.isfinite(one)
-        assert finite.all() == (case != "a NaN bias")
-        assert np.array_equal(finite, np.isfinite(other))
-        assert_near(other[finite], one[finite])
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("options", ["plain", "bias", "dropout", "mask of each head", "alibi"])
-def test_cotangents_of_the_weights_go_in(options):
-    given = problem(**OPTIONS[options])
-    do, dlse, dw = normal(B, H, T, E), normal(B, H, T), normal(B, H, T, S, seed=5)
-    fwd = npattn.api.evaluate(given, engine="tiled")
-    grads = npattn.backward(fwd, do, dlse, dw)
-    got = {f"d{name}": getattr(grads, name) for name in "qkv"}
-    lines = compare(got, given, dout=do, dlse=dlse, dweights=dw)
-    assert all(line.passed for line in lines), "\n".join(map(str, lines))
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("poison", ["sound", "NaN value"])
-@pytest.mark.parametrize("options", OPTIONS)
-def test_a_direction_moves_it_as_it_moves_dense(options, poison):
-    given = problem(**OPTIONS[options])
-    POISON[poison](given.q, given.k, given.v, normal(1, 1))
-    names = [n for n in ALL if isinstance(getattr(given, n), np.ndarray)]
-    along = {f"d{n}": normal(*getattr(given, n).shape, seed=9) for n in names}
-    exact, fwd = (npattn.api.evaluate(given, engine=name) for name in ("dense", "tiled"))
-    # An error of the scores is one of ds too: of 2 · |scale| · Σ |q k| in units of rounding.
-    size = 1 + abs(given.scale) * np.einsum("bhtd->bht", abs(given.q)).max() * abs(given.k).max()
-    for want, got in zip(npattn.jvp(exact, **along), npattn.jvp(fwd, **along), strict=True):
-        finite = np.isfinite(want)
-        assert np.array_equal(finite, np.isfinite(got))
-        largest = abs(want[finite]).max()
-        assert abs(got[finite] - want[finite]).max() <= S * size * 2.0**-52 * largest
-
-
-@pytest.mark.usefixtures("small")
-def test_a_direction_that_nobody_sees_moves_nothing():
-    given = problem(mask=np.arange(S)[None] != 10)
-    fwd = npattn.api.evaluate(given, engine="tiled")
-    dk, dv = normal(B, K, S, D, seed=7), normal(B, K, S, E, seed=8)
-    want = npattn.jvp(fwd, dk=dk, dv=dv)
-    dv[..., 10, :] = np.nan
-    for one, other in zip(want, npattn.jvp(fwd, dk=dk, dv=dv), strict=True):
-        assert_near(other, one)
-
-
-def test_weights_are_those_of_dense():
-    given = problem(causal="top_left")
-    fwd = npattn.api.evaluate(given, engine="tiled")
-    assert np.array_equal(fwd.weights, npattn.api.evaluate(given, engine="dense").weights)
-
-
-SHAPES = {
-    "no keys": ((B, H, T, D), (B, K, 0, D), (B, K, 0, E)),
-    "no queries": ((B, H, 0, D), (B, K, S, D), (B, K, S, E)),
-    "no batch": ((0, H, T, D), (0, K, S, D), (0, K, S, E)),
-    "no heads": ((B, 0, T, D), (B, 0, S, D), (B, 0, S, E)),
-    "no size": ((B, H, T, 0), (B, K, S, 0), (B, K, S, E)),
-    "no value": ((B, H, T, D), (B, K, S, D), (B, K, S, 0)),
-    "rank 2": ((T, D), (S, D), (S, E)),
-    "rank 5": ((2, 3, H, T, D), (2, 3, K, S, D), (2, 3, K, S, E)),
-    "broadcast": ((3, 1, H, T, D), (2, K, S, D), (K, S, E)),
-}
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("shapes", SHAPES)
-def test_any_shape_is_computed(shapes):
-    q, k, v = (normal(*shape, seed=i) for i, shape in enumerate(SHAPES[shapes]))
-    given = Problem(q, k, v, sinks=np.zeros(q.shape[-3] if q.ndim > 2 else 1))
-    fwd = npattn.api.evaluate(given, engine="tiled")
-    do, dlse = normal(*fwd.out.shape, seed=4), normal(*fwd.lse.shape, seed=5)
-    grads = npattn.backward(fwd, do, dlse)
-    got = {"o": fwd.out, "lse": fwd.lse, "dq": grads.q, "dk": grads.k, "dv": grads.v}
-    lines = compare(got | {"dsinks": grads.sinks}, given, dout=do, dlse=dlse)
-    assert all(line.passed for line in lines), "\n".join(map(str, lines))
 
 
 @pytest.mark.usefixtures("small")
@@ -483,15 +239,3 @@ def test_auto_takes_it_where_there_are_many_scores():
     assert npattn.forward(many, many, many, dtype="bfloat16").engine == "dense"
     assert npattn.forward(many, many, many, dtype="complex128").engine == "dense"
     assert npattn.forward(many, many, many, engine="dense").engine == "dense"
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", npattn.conventions.PROFILES)
-def test_conventions_are_translated_around_it(name):
-    given = problem(mask=rng().random((B, 1, T, S)) < 0.1)
-    conventions, do = npattn.conventions.PROFILES[name], normal(B, H, T, E)
-    fwd = npattn.api.evaluate(given, conventions, engine="tiled")
-    grads = npattn.backward(fwd, do)
-    got = {"o": fwd.out, "lse": fwd.lse, "dq": grads.q, "dk": grads.k, "dv": grads.v}
-    lines = compare(got, given, dout=do, conventions=conventions)
-    assert all(line.passed for line in lines), "\n".join(map(str, lines))

@@ -1,103 +1,486 @@
-"""Attention and its gradients in torch operations."""
+"""Attention in torch operations, tile by tile: what `npattn.tiled` computes, on any device.
+
+    B samples (the leading axes in one)   H query heads   K key/value heads   T queries   S keys
+    D query/key size   E value size
+    A tile is a block of queries against a strip of keys, of as many samples and heads at once as
+    see the same (`npattn.torch.parts`). T × S numbers are never held.
+
+A score is exponentiated as it is, and the row maximum is looked for only where the sum of a row
+leaves the range of the dtype: docs/derivations/tiled.md. Whether that is so is asked once a call,
+when all tiles are done: a device is never waited for in between. Every operation is out of place,
+but for adding up, so that autograd can go through the backward. Numbers in brackets are the rules
+of docs/semantics.md.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from npattn.problem import Gradients, sum_to
 from npattn.torch import textbook
+from npattn.torch.added import added
+from npattn.torch.parts import Part, Rows, flat, piece, plan_of
+from npattn.torch.problem import Problem
 
 __all__ = ["Saved", "backward", "forward", "jvp", "weights"]
 
 Tensor = torch.Tensor
+INF = math.inf
 
 
 class Saved(NamedTuple):
-    """What backward and jvp need: in the dtype computed in, with a head axis."""
+    """What backward and jvp need: both in the dtype computed in, with a head axis."""
 
     out: Tensor  # (..., H, T, E)
-    log: Tensor  # (..., H, T)
-    shift: Tensor  # (..., H, T)
+    log: Tensor  # (..., H, T) of the sum of exp(s − shift): lse is the sum of the two
+    shift: Tensor  # (..., H, T) what was subtracted before exp: of lse alone, little would be left
 
 
-def _scores(problem: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v = textbook.operands(problem)
-    s = problem.scale * (q @ k.mT)
-    if problem.softcap is not None:
-        s = problem.softcap * torch.tanh(s / problem.softcap)
-    if problem.score_mod is not None:
-        s = textbook.call_score_mod(problem, s)
-    if problem.bias_array is not None:
-        s = s + problem.bias_array.to(s.dtype)
-    if problem.visible is not None:
-        s = torch.where(problem.visible, s, -math.inf)
-    return q, k, v, s
-
-
-def _keep(problem: Any) -> Any:
-    if problem.dropout_mask is None:
-        return 1.0
-    return problem.computed(problem.dropout_mask) / (1 - problem.dropout_rate)
-
-
-def forward(problem: Any, whole: bool = False) -> Saved:
-    _, _, v, s = _scores(problem)
-    m = s.amax(-1) if problem.S else s.new_full(s.shape[:-1], -math.inf)
-    if problem.sinks is not None:
-        m = torch.maximum(m, problem.computed(problem.sinks)[:, None])
-    m = torch.where(m == -math.inf, 0, m)
-    e = torch.exp(s - m[..., None])
-    total = e.sum(-1)
-    if problem.sinks is not None:
-        total = total + torch.exp(problem.computed(problem.sinks)[:, None] - m)
-    safe = torch.where(total == 0, 1, total)
-    w = problem.stored(e / safe[..., None] * _keep(problem))
-    return Saved(w @ v, torch.log(total), m)
+def forward(problem: Problem, whole: bool = False) -> Saved:
+    """out (..., H, T, E), and the logarithm of each row's sum, in two parts."""
+    call = _Call(problem, whole)
+    out, total = call.empty(problem.T, problem.E), call.empty(problem.T)
+    shift = torch.zeros_like(total)
+    if problem.storage is not None:
+        _narrow(call, out, total, shift)
+    else:
+        for rows in call.plan.rows:
+            out[rows.at], total[rows.at] = _sums(call, rows, None)
+        if not _in_range(total, out):
+            _again(call, out, total, shift)
+        out = out / torch.where(total == 0, 1, total)[..., None]  # 0: a query sees nothing  [8]
+    return Saved(call.unflat(out), call.unflat(total.log()), call.unflat(shift))
 
 
 def backward(
-    problem: Any, saved: Saved, do: Tensor, dlse: Any = None, dweights: Any = None,
+    problem: Problem,
+    saved: Saved,
+    do: Tensor,
+    dlse: Tensor | None = None,
+    dweights: Tensor | None = None,
     whole: bool = False,
-) -> Gradients:  # fmt: skip
-    q, k, v, s = _scores(problem)
-    empty = saved.log == -math.inf
-    log = torch.where(empty, 0, saved.log)
-    p = torch.exp(s - saved.shift[..., None] - log[..., None])
-    keep = _keep(problem)
-    dv = (p * keep).mT @ do
-    dp = (do @ v.mT) * keep
-    dp = dp if dweights is None else dp + dweights
-    delta = (p * dp).sum(-1)
-    if dlse is not None:
-        delta = delta - torch.where(empty, 0, dlse)
-    ds = p * (dp - delta[..., None])
-    dq, dk = problem.scale * (ds @ k), problem.scale * (ds.mT @ q)
-    group = problem.H // max(problem.K, 1)
-
-    def shared(x: Tensor) -> Tensor:
-        return x.reshape(*x.shape[:-3], problem.K, group, *x.shape[-2:]).sum(-3)
-
-    dsinks = None
-    if problem.sinks is not None:
-        p_sink = torch.exp(problem.computed(problem.sinks)[:, None] - saved.shift - log)
-        dsinks = sum_to(-p_sink * delta, (problem.H, 1))[:, 0]
-    return Gradients(
-        q=sum_to(dq, problem.q.shape), k=sum_to(shared(dk), problem.k.shape),
-        v=sum_to(shared(dv), problem.v.shape), bias=problem.bias_gradient(ds), sinks=dsinks,
-    )  # fmt: skip
+) -> Gradients:
+    """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards."""
+    call = _Call(problem, whole)
+    pull = _Pull(call, saved, do, dlse, dweights)
+    for rows in call.plan.rows:
+        q, do = call.scaled(rows), pull.do[rows.at]
+        dq: Tensor | None = None
+        for part in rows.parts:
+            ds_k = pull.part(rows, part, q, do)
+            dq = ds_k if dq is None else dq + ds_k
+        if dq is not None:
+            pull.dq[rows.at] = dq * call.scale
+    return pull.result()
 
 
 def jvp(
-    problem: Any, saved: Saved, dq: Any = None, dk: Any = None, dv: Any = None, dbias: Any = None,
-    dsinks: Any = None, whole: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    raise NotImplementedError
+    problem: Problem,
+    saved: Saved,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    dbias: Tensor | None = None,
+    dsinks: Tensor | None = None,
+    whole: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The change (do, dlse) of (out, lse) along a direction: forward, line by line."""
+    call = _Call(problem, whole)
+    push = _Push(call, saved, dq, dk, dv, dbias)
+    do, dlse = call.empty(problem.T, problem.E), call.empty(problem.T)
+    for rows in call.plan.rows:
+        # The mean of ds first, then what is left of ds: where one weight is almost 1, that is
+        # little.
+        mean = push.mean(rows)
+        if dsinks is not None:  # one more key, without a value
+            mean = mean + call.sink_weight(rows, push.saved) * dsinks[rows.at[1], None]
+        dlse[rows.at], do[rows.at] = mean, push.out(rows, mean)
+    return call.unflat(do), call.unflat(dlse)
 
 
-def weights(problem: Any, saved: Saved) -> Tensor:
-    s = _scores(problem)[3]
-    log = torch.where(saved.log == -math.inf, 0, saved.log)
-    return torch.exp(s - saved.shift[..., None] - log[..., None])
+def weights(problem: Problem, saved: Saved, whole: bool = False) -> Tensor:
+    """The weights (..., H, T, S), which are as large as everything that is avoided here."""
+    call = _Call(problem, whole)
+    saved = call.saved(saved)
+    p = torch.zeros_like(call.empty(problem.T, problem.S))
+    for rows in call.plan.rows:
+        q = call.scaled(rows)
+        for part in rows.parts:
+            s, live, _ = call.scores(rows, part, q)
+            p[(*rows.at, slice(part.s0, part.s1))] = call.weights(rows, s, live, saved)
+    return call.unflat(p)
+
+
+# --- what all tiles of a problem have in common ---------------------------------------------------
+
+
+class _Call:
+    """Operands in the dtype computed in, with one axis for all samples, and what is seen."""
+
+    def __init__(self, problem: Problem, whole: bool):
+        self.problem = problem
+        assert problem.scale is not None  # Problem has put the default there  [1]
+        self.scale = problem.scale
+        self.q = self.operand(problem.q, problem.H)
+        self.k = self.operand(problem.k, problem.K)
+        self.v = self.operand(problem.v, problem.K)
+        self.plan = plan_of(problem, whole)
+        self.bias = added(problem)
+        self.keep: Tensor | None = None
+        if problem.dropout_mask is not None:
+            self.keep = flat(problem.dropout_mask, problem.lead)
+        self.sinks: Tensor | None = None
+        if problem.sinks is not None:
+            self.sinks = problem.computed(problem.sinks)[:, None]  # (H, 1)
+        # Where something is not finite, each product asks what is live: 0 · NaN is NaN.  [10]
+        self.careful = False
+        self.differs: list[Tensor] = []  # whether score_mod's slope is what its values say
+
+    def operand(self, x: Tensor, heads: int) -> Tensor:
+        """An input in the dtype computed in, (B, heads, n, size)."""
+        problem = self.problem
+        return self.flat(problem.stored(problem.computed(x)), heads)
+
+    def flat(self, x: Tensor, heads: int) -> Tensor:
+        lead = self.problem.lead
+        if len(lead) == 1 and x.shape[:-2] == (*lead, heads):
+            return x
+        x = x[None] if x.ndim == 2 else x
+        return x.expand(*lead, heads, *x.shape[-2:]).reshape(-1, heads, *x.shape[-2:])
+
+    def unflat(self, x: Tensor) -> Tensor:
+        return x.reshape(*self.problem.lead, *x.shape[1:])
+
+    def empty(self, *shape: int) -> Tensor:
+        """Room for something of each sample and query head."""
+        return self.q.new_zeros((self.plan.samples, self.problem.H, *shape))
+
+    def saved(self, saved: Saved) -> Saved:
+        n = self.plan.samples
+        return Saved(*(x.reshape(n, *x.shape[len(self.problem.lead) :]) for x in saved))
+
+    def shared(self, rows: Rows) -> tuple[slice, slice]:
+        """The samples and key/value heads of a group.  [1]"""
+        group, G = rows.group, self.problem.H // self.problem.K
+        return slice(group.b0, group.b1), slice(group.h0 // G, (group.h1 - 1) // G + 1)
+
+    def keys(self, x: Tensor, rows: Rows, part: Part) -> Tensor:
+        """(B', K', n, size): the keys or values of a tile."""
+        return x[(*self.shared(rows), slice(part.s0, part.s1))]
+
+    def scaled(self, rows: Rows) -> Tensor:
+        """scale · q of a block of queries: (B', H', m, D)."""
+        return self.q[rows.at] * self.scale
+
+    def scores(
+        self, rows: Rows, part: Part, q: Tensor, slope: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The final scores of a tile, which of them are in the softmax (None: all), their slope."""
+        problem, rate = self.problem, None
+        s = _times(q, self.keys(self.k, rows, part).mT)  # [1]
+        if problem.softcap is not None:
+            tanh = torch.tanh(s / problem.softcap)
+            rate = 1 - tanh**2 if slope else None
+            s = problem.softcap * tanh  # [2]
+        if problem.score_mod is not None:
+            at = self.indices(rows, part)
+            if slope:
+                own, differs = textbook.slope(problem, s, at)
+                self.differs.append(differs)
+                rate = own if rate is None else rate * own
+            s = textbook.call_score_mod(problem, s, at)  # [3]
+        for term in self.bias:
+            s = s + term.tile(rows, part)  # [4]
+        if part.partial:
+            s = s.masked_fill(~self.plan.visible(rows, part), -INF)  # [5-7]
+        # Only these can be −inf while everything is finite, or make what is not finite weigh 0.
+        asked = part.partial or self.bias or self.careful or problem.score_mod is not None
+        return s, (s != -INF if asked else None), rate
+
+    def indices(self, rows: Rows, part: Part) -> Any:
+        """b, h, t, s_index as score_mod gets them, with four axes."""
+        group, device = rows.group, self.q.device
+        ends = ((group.b0, group.b1), (group.h0, group.h1), (rows.t0, rows.t1), part[:2])
+        return tuple(
+            torch.arange(*pair, device=device).reshape((1,) * i + (-1,) + (1,) * (3 - i))
+            for i, pair in enumerate(ends)
+        )
+
+    def kept(self, rows: Rows, part: Part) -> Tensor | None:
+        """What the weights are multiplied by.  [9]"""
+        if self.keep is None:
+            return None
+        keep: Tensor = self.problem.computed(piece(self.keep, rows, part))
+        return keep / (1 - self.problem.dropout_rate)
+
+    def weights(self, rows: Rows, s: Tensor, live: Tensor | None, saved: Saved) -> Tensor:
+        """exp(s − lse); in a row of NaN, hidden keys still have weight 0.  [10]"""
+        p = torch.exp(s - saved.shift[rows.at][..., None] - saved.log[rows.at][..., None])
+        return torch.where(live, p, 0) if self.careful and live is not None else p
+
+    def sink_weight(self, rows: Rows, saved: Saved) -> Tensor:
+        assert self.sinks is not None
+        sinks = self.sinks[rows.at[1]]
+        return torch.exp(sinks - saved.shift[rows.at] - saved.log[rows.at])
+
+    def sum(self, w: Tensor, x: Tensor, live: Tensor | None) -> Tensor:
+        """w @ x, in which x counts only where it is live, if anything is not finite."""
+        if not self.careful:
+            return _times(w, x)
+        assert live is not None
+        finite = torch.isfinite(x)
+        touched = _times(live.to(w.dtype), (~finite).to(w.dtype)) > 0
+        return torch.where(touched, math.nan, _times(w, torch.where(finite, x, 0)))
+
+    def sum_shared(self, w: Tensor, x: Tensor, live: Tensor | None) -> Tensor:
+        """wᵀ @ x, summed over the query heads that share a head: (B', K', n, size)."""
+        B, H, m, n = w.shape
+        heads = 1 if H == 1 else H * self.problem.K // self.problem.H
+        w, x = w.reshape(B, heads, -1, n), x.reshape(B, heads, H * m // heads, x.shape[-1])
+        asked = live.reshape(w.shape).mT if self.careful and live is not None else None
+        return self.sum(w.mT, x, asked)
+
+
+def _times(q: Tensor, k: Tensor) -> Tensor:
+    """q @ k, where several heads of q share one of k: (B, H, m, n) of (B, K, ·, n)."""
+    B, H, m, D = q.shape
+    if k.shape[1] == H:
+        return q @ k
+    heads = k.shape[1]
+    return (q.reshape(B, heads, H * m // heads, D) @ k).reshape(B, H, m, k.shape[-1])
+
+
+def _all_finite(*tensors: Tensor | None) -> bool:
+    """Whether everything is finite: one wait, however many tensors."""
+    sums = [x.detach().sum() for x in tensors if x is not None]
+    # A sum that overflows is no harm: whoever hears False looks more closely.
+    return math.isfinite(float(torch.stack(sums).sum()))
+
+
+# --- forward --------------------------------------------------------------------------------------
+
+
+def _sums(call: _Call, rows: Rows, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Σ exp(s − shift) v of each row of a block, and Σ exp(s − shift), with the sink.  [8, 11]"""
+    q, out, total = call.scaled(rows), None, None
+    for part in rows.parts:
+        s, live, _ = call.scores(rows, part, q)
+        p = torch.exp(s if shift is None else s - shift[..., None])
+        sums, keep = p.sum(-1), call.kept(rows, part)
+        o = call.sum(p if keep is None else p * keep, call.keys(call.v, rows, part), live)
+        out, total = (o, sums) if out is None or total is None else (out + o, total + sums)
+    if out is None or total is None:  # nothing is seen
+        out, total = q.new_zeros((*q.shape[:-1], call.problem.E)), q.new_zeros(q.shape[:-1])
+    if call.sinks is not None:
+        sinks = call.sinks[rows.at[1]]
+        total = total + torch.exp(sinks if shift is None else sinks - shift)
+    return out, total
+
+
+def _maxima(call: _Call, rows: Rows) -> Tensor:
+    """The largest score of each row of a block, or its sink; −inf where there is none."""
+    q = call.scaled(rows)
+    m = q.new_full(q.shape[:-1], -INF)
+    for part in rows.parts:
+        m = torch.maximum(m, call.scores(rows, part, q)[0].amax(-1))
+    return m if call.sinks is None else torch.maximum(m, call.sinks[rows.at[1]])
+
+
+def _in_range(total: Tensor, out: Tensor) -> bool:
+    """Whether no row has lost a term that counts: the one thing a call waits for."""
+    if not total.numel():
+        return True
+    least, whole = torch.stack([total.min(), total.sum() + out.sum()]).tolist()
+    return least > torch.finfo(total.dtype).eps and math.isfinite(whole)
+
+
+def _again(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
+    """Do the blocks again in which a row is not good, with its maximum; no other row changes."""
+    good = (total > torch.finfo(total.dtype).eps) & torch.isfinite(total + out.sum(-1))
+    call.careful = not _all_finite(call.q, call.k, call.v)
+    blocks = call.plan.rows
+    bad = torch.stack([~good[rows.at].all() for rows in blocks]).tolist()
+    blocks = [rows for rows, is_bad in zip(blocks, bad, strict=True) if is_bad]
+    needed = []
+    for rows in blocks:
+        m, fine = _maxima(call, rows), good[rows.at]
+        shift[rows.at] = torch.where(fine | (m == -INF), 0, m)
+        # Of a row that sees nothing, 0 is the right sum.
+        needed.append((~fine & (m != -INF)).any())
+    redo = torch.stack(needed).tolist() if needed else []
+    for rows, again in zip(blocks, redo, strict=True):
+        if again or call.careful:
+            out[rows.at], total[rows.at] = _sums(call, rows, shift[rows.at])
+
+
+def _narrow(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
+    """Mixed precision: the weights are rounded before they meet v, so their sum comes first."""
+    call.careful = not _all_finite(call.q, call.k, call.v)
+    stored = call.problem.stored
+    for rows in call.plan.rows:
+        m = _maxima(call, rows)
+        m = shift[rows.at] = torch.where(m == -INF, 0, m)
+        sums = total[rows.at] = _sums(call, rows, m)[1]
+        sums, q = torch.where(sums == 0, 1, sums), call.scaled(rows)
+        for part in rows.parts:
+            s, live, _ = call.scores(rows, part, q)
+            p, keep = torch.exp(s - m[..., None]) / sums[..., None], call.kept(rows, part)
+            p = p if live is None else torch.where(live, p, 0)
+            w = stored(p if keep is None else p * keep)  # [15]
+            out[rows.at] += call.sum(w, call.keys(call.v, rows, part), live)
+
+
+# --- backward -------------------------------------------------------------------------------------
+
+
+class _Pull:
+    """Cotangents in, gradients out."""
+
+    def __init__(
+        self,
+        call: _Call,
+        saved: Saved,
+        do: Tensor,
+        dlse: Tensor | None,
+        dweights: Tensor | None,
+    ):
+        self.call, problem = call, call.problem
+        n = call.plan.samples
+        saved = call.saved(saved)
+        self.do: Tensor = problem.stored(do).reshape(n, *do.shape[len(problem.lead) :])
+        self.dweights = None if dweights is None else flat(dweights, problem.lead)
+        empty = saved.log == -INF
+        self.saved = saved._replace(log=torch.where(empty, 0, saved.log))
+        call.careful = not _all_finite(call.q, call.k, call.v, self.do, self.saved.log)
+        self.delta = self._delta(empty)
+        if dlse is not None:  # from lse = log Σ exp(s)
+            self.delta = self.delta - torch.where(empty, 0, dlse.reshape(empty.shape))
+        self.dq = torch.zeros_like(call.empty(problem.T, problem.D))
+        self.dk, self.dv = (
+            call.q.new_zeros((n, problem.K, problem.S, size)) for size in (problem.D, problem.E)
+        )
+
+    def _delta(self, empty: Tensor) -> Tensor:
+        """Σ p dp of each row: of o = w v without p, unless w is rounded or not all there is."""
+        call = self.call
+        if self.dweights is None and call.problem.storage is None:
+            return torch.where(empty, 0, (self.do * self.saved.out).sum(-1))
+        delta = call.empty(call.problem.T)
+        for rows in call.plan.rows:
+            q, do = call.scaled(rows), self.do[rows.at]
+            for part in rows.parts:
+                s, live, _ = call.scores(rows, part, q)
+                p = call.weights(rows, s, live, self.saved)
+                dp = p * self._dp(rows, part, do)
+                delta[rows.at] += (dp if live is None else torch.where(live, dp, 0)).sum(-1)
+        return delta
+
+    def _dp(self, rows: Rows, part: Part, do: Tensor) -> Tensor:
+        """The gradient of the weights, before the softmax takes its mean off."""
+        dp = _times(do, self.call.keys(self.call.v, rows, part).mT)
+        keep = self.call.kept(rows, part)
+        dp = dp if keep is None else dp * keep
+        return dp if self.dweights is None else dp + piece(self.dweights, rows, part)
+
+    def part(self, rows: Rows, part: Part, q: Tensor, do: Tensor) -> Tensor:
+        """Add what a tile gives to dk and dv, and return ds k."""
+        call, stored = self.call, self.call.problem.stored
+        s, live, slope = call.scores(rows, part, q, slope=True)
+        p, keep = call.weights(rows, s, live, self.saved), call.kept(rows, part)
+        w = stored(p if keep is None else p * keep)
+        at = (*call.shared(rows), slice(part.s0, part.s1))
+        self.dv[at] += call.sum_shared(w, do, live)
+        ds = p * (self._dp(rows, part, do) - self.delta[rows.at][..., None])
+        ds = ds if live is None else torch.where(live, ds, 0)
+        for term in call.bias:
+            term.add(rows, part, ds)
+        dx = ds if slope is None else ds * slope
+        dx = dx if slope is None or live is None else torch.where(live, dx, 0)
+        dx = stored(dx)
+        self.dk[at] += call.sum_shared(dx, q, live)
+        return call.sum(dx, call.keys(call.k, rows, part), live)
+
+    def result(self) -> Gradients:
+        call, problem = self.call, self.call.problem
+        textbook.check_slopes(call.differs)
+        dsinks = None
+        if call.sinks is not None:  # one more key, with dp = 0
+            p_sink = torch.exp(call.sinks - self.saved.shift - self.saved.log)
+            dsinks = (-p_sink * self.delta).sum((0, 2))
+        terms = tuple(term.gradient() for term in call.bias)
+        alone = isinstance(problem.bias, Tensor) or not hasattr(problem.bias, "terms")
+        grads = {}
+        for name, x in (("q", self.dq), ("k", self.dk), ("v", self.dv)):
+            of = getattr(problem, name)
+            x = call.unflat(x)
+            x = x[0] if problem.headless else x
+            grads[name] = x if x.shape == of.shape else sum_to(x, of.shape)  # type: ignore
+        return Gradients(
+            **grads,  # type: ignore[arg-type]  # tensors
+            bias=None if not terms else terms[0] if alone else terms,
+            sinks=dsinks,  # type: ignore[arg-type]
+        )
+
+
+# --- forward mode ---------------------------------------------------------------------------------
+
+
+class _Push:
+    """A direction in, the change of a block's rows out."""
+
+    def __init__(
+        self,
+        call: _Call,
+        saved: Saved,
+        dq: Tensor | None,
+        dk: Tensor | None,
+        dv: Tensor | None,
+        dbias: Tensor | None,
+    ):
+        self.call, problem = call, call.problem
+        self.dq = None if dq is None else call.flat(dq, problem.H)
+        self.dk, self.dv = (None if x is None else call.flat(x, problem.K) for x in (dk, dv))
+        self.dbias = None if dbias is None else flat(dbias, problem.lead)
+        saved = call.saved(saved)
+        self.saved = saved._replace(log=torch.where(saved.log == -INF, 0, saved.log))
+        call.careful = not _all_finite(call.q, call.k, call.v, self.dq, self.dk, self.dv)
+
+    def mean(self, rows: Rows) -> Tensor:
+        """Σ p ds of each row: the change of lse."""
+        mean = torch.zeros_like(self.saved.log[rows.at])
+        for _, p, ds, live in self._tiles(rows):
+            term = p * ds
+            mean = mean + (term if live is None else torch.where(live, term, 0)).sum(-1)
+        return mean
+
+    def out(self, rows: Rows, mean: Tensor) -> Tensor:
+        """Σ p (ds − mean) v + Σ p dv of each row."""
+        call = self.call
+        do = mean.new_zeros((*mean.shape, call.problem.E))
+        for part, p, ds, live in self._tiles(rows):
+            dp, keep = p * (ds - mean[..., None]), call.kept(rows, part)
+            dp = dp if live is None else torch.where(live, dp, 0)
+            dw, w = (dp, p) if keep is None else (dp * keep, p * keep)
+            do = do + call.sum(dw, call.keys(call.v, rows, part), live)
+            if self.dv is not None:
+                do = do + call.sum(w, call.keys(self.dv, rows, part), live)
+        return do
+
+    def _tiles(self, rows: Rows) -> Iterator[tuple[Part, Tensor, Tensor, Tensor | None]]:
+        """The weights of each tile, the change of its scores, and what is live."""
+        call, q = self.call, self.call.scaled(rows)
+        for part in rows.parts:
+            s, live, slope = call.scores(rows, part, q, slope=True)
+            ds = torch.zeros_like(s)
+            if self.dq is not None:
+                dq = call.scale * self.dq[rows.at]
+                ds = ds + _times(dq, call.keys(call.k, rows, part).mT)
+            if self.dk is not None:
+                ds = ds + _times(q, call.keys(self.dk, rows, part).mT)
+            ds = ds if slope is None else ds * slope
+            ds = ds if self.dbias is None else ds + piece(self.dbias, rows, part)
+            yield part, call.weights(rows, s, live, self.saved), ds, live

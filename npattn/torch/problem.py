@@ -120,7 +120,9 @@ class Problem(numpy_problem.Problem):
         """The gradient of the bias from that of the scores (..., H, T, S).  [13]"""
         if self.bias is None:
             return None
-        return textbook.bias_gradient(self, ds)
+        from npattn.torch.added import whole_gradient  # which needs Problem
+
+        return whole_gradient(self, ds)
 
     def holding(self, **tensors: Any) -> Problem:
         """The same problem with tensors of the same shapes and dtypes: nothing to check."""
@@ -182,7 +184,7 @@ def dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
 
 def _read(name: str, value: Any, device: torch.device) -> Any:
     """What is no tensor: an object as it is, an array moved to the device."""
-    if isinstance(value, (MaskLike, BiasLike)):
+    if name in ("mask", "bias") and isinstance(value, (MaskLike, BiasLike)):
         return value
     array = read_bias(value) if name == "bias" else read_array(name, value)
     assert isinstance(array, np.ndarray)

@@ -5,14 +5,14 @@ Numbers in brackets are the rules of docs/semantics.md.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from npattn.errors import OptionError
-from npattn.problem import sum_to
 
-__all__ = ["bias_gradient", "call_score_mod", "operands", "slope"]
+__all__ = ["call_score_mod", "check_closes_over_nothing", "check_slopes", "operands", "slope"]
 
 Tensor = torch.Tensor
 Indices = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -41,7 +41,7 @@ def call_score_mod(problem: Any, s: Tensor, at: Indices | None = None) -> Tensor
         b = torch.arange(s[..., :1, :1, :1].numel(), device=s.device)
         b = b.reshape(*s.shape[:-3], 1, 1, 1)
         at = (b, *(x.reshape(*before, *x.shape) for x in (h, t, s_index)))
-    modified = problem.score_mod(s, *at)
+    modified = _called(problem, s, at)
     if not isinstance(modified, Tensor):
         raise OptionError(
             f"score_mod returned a {type(modified).__qualname__}, must return a torch tensor"
@@ -55,11 +55,48 @@ def call_score_mod(problem: Any, s: Tensor, at: Indices | None = None) -> Tensor
         ) from None
 
 
-def bias_gradient(problem: Any, ds: Tensor) -> Any:
-    """The gradient of the bias from that of the scores (..., H, T, S).  [13]"""
-    if isinstance(problem.bias, Tensor):
-        return sum_to(ds, problem.bias.shape)  # type: ignore[arg-type, return-value]
-    raise NotImplementedError
+def _called(problem: Any, s: Tensor, at: Any) -> Any:
+    # An integer index times a Python float is in torch's default dtype: here in that of s.
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(s.dtype)
+    try:
+        return problem.score_mod(s, *at)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def slope(problem: Any, s: Tensor, at: Indices) -> tuple[Tensor, Tensor]:
+    """The derivative of score_mod at s by autograd, and whether a difference denies it.  [3]"""
+    with torch.enable_grad():
+        x = s.detach().requires_grad_()
+        y = call_score_mod(problem, x, at)
+        # Elementwise: the derivative of the sum is that of each element.
+        rate = torch.autograd.grad(y.sum(), x)[0] if y.requires_grad else torch.zeros_like(s)
+    with torch.no_grad():
+        u = torch.finfo(s.dtype).eps
+        differs = torch.ones_like(s, dtype=torch.bool)
+        # The steps and what is allowed over them: npattn.dense.slope.
+        for power in (1 / 3, 5 / 12, 1 / 2):
+            differs = differs & _differs(problem, x, rate, u**power * x.abs().clamp(min=1), at)
+        return rate, differs.any()
+
+
+def _differs(problem: Any, s: Tensor, rate: Tensor, h: Tensor, at: Indices) -> Tensor:
+    """Where rate is not between the difference quotients over steps of h to either side."""
+    here, up, down = (call_score_mod(problem, s + d, at) for d in (0, h, -h))
+    rise, fall = (up - here) / h, (here - down) / h
+    root = math.sqrt(torch.finfo(s.dtype).eps)
+    allowed = (rise - fall).abs() + root * (1 + 4 * here.abs() + rise.abs() + fall.abs())
+    return (rate - (rise + fall) / 2).abs() > allowed
+
+
+def check_slopes(differs: list[Tensor]) -> None:
+    """OptionError where a slope was denied; one wait, however many tiles there were."""
+    if differs and bool(torch.stack(differs).any()):
+        raise OptionError(
+            "score_mod has a derivative by autograd that differs from its difference quotient: it "
+            "must be elementwise in s, and not detach it"
+        )
 
 
 def check_closes_over_nothing(problem: Any) -> None:
@@ -70,7 +107,7 @@ def check_closes_over_nothing(problem: Any) -> None:
     if 0 in (*problem.lead, problem.H, problem.T, problem.S):
         return
     with torch.enable_grad():
-        modified = problem.score_mod(s, *at)
+        modified = _called(problem, s, at)
     if isinstance(modified, Tensor) and modified.requires_grad:
         raise OptionError(
             "score_mod closes over a tensor that requires grad, must use none: its gradient would "

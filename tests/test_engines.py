@@ -1,0 +1,226 @@
+"""Every engine, on every kind of array: as near to dense as rounding allows, whatever is asked."""
+
+import numpy as np
+import pytest
+from backends import (
+    BACKENDS,
+    EACH,
+    OPTIONS,
+    POISON,
+    B,
+    D,
+    E,
+    H,
+    K,
+    S,
+    T,
+    normal,
+    problem,
+    rng,
+)  # fmt: skip
+
+import npattn
+from npattn import biases
+from npattn.problem import Problem
+from npattn.testing import compare
+from npattn.testing.compare import compare_arrays
+from npattn.testing.tolerance import allowed
+
+ALL = ["q", "k", "v", "bias", "sinks"]
+
+
+@pytest.fixture(params=EACH)
+def backend(request, monkeypatch):
+    """An engine with tiles so small that small problems have many."""
+    found = BACKENDS[request.param]()
+    found.small(monkeypatch)
+    return found
+
+
+def assert_near(got, want):
+    """Sums in another order: an error of as many roundings as terms."""
+    assert abs(got - want).max() <= (S + T) * H * 2.0**-52 * abs(want).max()
+
+
+def narrowed(given, dtype):
+    """The problem with arrays of a dtype, computed in it."""
+    arrays = {n: x.astype(dtype) for n in ALL if isinstance(x := getattr(given, n), np.ndarray)}
+    return given.replace(**arrays, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("poison", POISON)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_option_is_as_near_to_dense_as_rounding_allows(backend, options, poison, dtype):
+    if poison == "infinite key" and options in ("softcap", "score_mod"):
+        pytest.skip("a cap makes inf a finite score, of which no error can be derived")
+    given = narrowed(problem(**OPTIONS[options]), dtype)
+    do, dlse = normal(B, H, T, E, seed=3).astype(dtype), normal(B, H, T, seed=4).astype(dtype)
+    POISON[poison](given.q, given.k, given.v, do)
+    run = backend.evaluate(given)
+    grads = run.backward(do, dlse)
+    got = {"o": run.out, "lse": run.lse}
+    got |= {f"d{name}": x for name in ALL if (x := getattr(grads, name)) is not None}
+    parameter = got.pop("dbias") if isinstance(given.bias, biases.Bias) else None
+    lines = compare(got, given, dout=do, dlse=dlse)
+    assert all(line.passed for line in lines), "\n".join(map(str, lines))
+    assert all(x.dtype == dtype for x in got.values())
+    if parameter is not None:
+        assert_parameter_allowed(parameter, given, do, dlse)
+
+
+def assert_parameter_allowed(got, given, do, dlse):
+    """What is allowed of each score, summed as the gradient of a parameter sums scores."""
+    exact = npattn.api.evaluate(given.replace(dtype="float64"), engine="dense")
+    want = npattn.backward(exact, do, dlse).bias
+    room = allowed(given.materialised(), given.q.dtype, None, dout=do, dlse=dlse)["dbias"]
+    with np.errstate(invalid="ignore"):  # a room of inf, times a distance of 0
+        room = given.bias.gradient(room)
+    terms = (x if isinstance(x, tuple) else (x,) for x in (got, want, room))
+    for one, exact, limit in zip(*terms, strict=True):
+        line = compare_arrays("dbias", one, exact, abs(limit))
+        assert line.passed, str(line)
+
+
+EXTREMES = {
+    "values that overflow times what does not": {"bias": np.full((1, 1), 80.0), "v": 1e6},
+    "a sink beyond exp": {"sinks": np.full(H, 200.0)},
+    "sums that are almost lost": {"bias": np.full((1, 1), -95.0)},
+    "scores beyond exp": {"bias": np.full((1, 1), 200.0)},
+    "a NaN key that nobody sees": {"mask": np.arange(S)[None] != 10, "hidden": np.nan},
+    "an infinite key and value that nobody sees": {
+        "mask": np.arange(S)[None] != 10,
+        "hidden": np.inf,
+    },
+}
+
+
+@pytest.mark.parametrize("case", EXTREMES)
+def test_what_leaves_the_range_of_float32_is_as_near_as_anything(backend, case):
+    words = dict(EXTREMES[case])
+    size, hidden = words.pop("v", 1.0), words.pop("hidden", None)
+    given = narrowed(problem(**words), "float32")
+    given = given.replace(v=given.v * np.float32(size))
+    if hidden is not None:
+        for name, array in (("key", given.k), ("value", given.v)):
+            if name in case:
+                array[..., 10, :] = hidden
+    do, dlse = (normal(B, H, *n, seed=3).astype("float32") for n in ((T, E), (T,)))
+    run = backend.evaluate(given)
+    grads = run.backward(do, dlse)
+    got = {"o": run.out, "lse": run.lse, "dq": grads.q, "dk": grads.k, "dv": grads.v}
+    assert all(np.isfinite(x).all() for x in got.values())
+    lines = compare(got, given, dout=do, dlse=dlse)
+    assert all(line.passed for line in lines), "\n".join(map(str, lines))
+    exact = npattn.api.evaluate(given.replace(dtype="float64"), engine="dense")
+    # Each score is rounded by half of 2⁻²³ of its size, that of its bias included.
+    error = 2.0**-23 * (100 + abs(exact.lse).max())
+    lost = S * np.finfo("float32").tiny  # what underflows beside a sink
+    assert abs(run.out - exact.out).max() <= error * abs(exact.out).max() + lost
+
+
+def test_a_huge_value_that_nobody_sees_reaches_no_gradient(backend):
+    given = narrowed(problem(mask=np.arange(S)[None] != 10), "float32")
+    plain, do = given.replace(v=given.v.copy()), normal(B, H, T, E, seed=3).astype("float32")
+    given.v[..., 10, :] = 3e38  # times do it is beyond float32
+    want, got = (backend.evaluate(p).backward(do) for p in (plain, given))
+    for name in "qkv":
+        assert np.array_equal(getattr(got, name), getattr(want, name))
+
+
+@pytest.mark.parametrize("case", ["a NaN bias", "a cotangent of a row that sees nothing"])
+def test_what_is_behind_a_bias_of_minus_inf_gets_no_gradient(backend, case):
+    bias, dlse = np.zeros((T, S)), normal(B, H, T, seed=4)
+    if case == "a NaN bias":
+        bias[0, 0], bias[0, 1:] = np.nan, -np.inf  # a row of NaN, that of key 0 alone
+    else:
+        bias[0], dlse[..., 0] = -np.inf, np.nan
+    given, do = problem(bias=bias), normal(B, H, T, E, seed=3)
+    want = npattn.backward(npattn.api.evaluate(given, engine="dense"), do, dlse)
+    got = backend.evaluate(given).backward(do, dlse)
+    for name in ("q", "k", "v", "bias"):
+        one, other = getattr(want, name), getattr(got, name)
+        finite = np.isfinite(one)
+        assert finite.all() == (case != "a NaN bias")
+        assert np.array_equal(finite, np.isfinite(other))
+        assert_near(other[finite], one[finite])
+
+
+@pytest.mark.parametrize("options", ["plain", "bias", "dropout", "mask of each head", "alibi"])
+def test_cotangents_of_the_weights_go_in(backend, options):
+    given = problem(**OPTIONS[options])
+    do, dlse, dw = normal(B, H, T, E), normal(B, H, T), normal(B, H, T, S, seed=5)
+    run = backend.evaluate(given)
+    grads = run.backward(do, dlse, dw)
+    got = {f"d{name}": getattr(grads, name) for name in "qkv"}
+    lines = compare(got, given, dout=do, dlse=dlse, dweights=dw)
+    assert all(line.passed for line in lines), "\n".join(map(str, lines))
+
+
+@pytest.mark.parametrize("poison", ["sound", "NaN value"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_direction_moves_it_as_it_moves_dense(backend, options, poison):
+    given = problem(**OPTIONS[options])
+    POISON[poison](given.q, given.k, given.v, normal(1, 1))
+    names = [n for n in ALL if isinstance(getattr(given, n), np.ndarray)]
+    along = {f"d{n}": normal(*getattr(given, n).shape, seed=9) for n in names}
+    exact = npattn.jvp(npattn.api.evaluate(given, engine="dense"), **along)
+    # An error of the scores is one of ds too: of 2 · |scale| · Σ |q k| in units of rounding.
+    size = 1 + abs(given.scale) * np.einsum("bhtd->bht", abs(given.q)).max() * abs(given.k).max()
+    for want, got in zip(exact, backend.evaluate(given).jvp(**along), strict=True):
+        finite = np.isfinite(want)
+        assert np.array_equal(finite, np.isfinite(got))
+        largest = abs(want[finite]).max()
+        assert abs(got[finite] - want[finite]).max() <= S * size * 2.0**-52 * largest
+
+
+def test_a_direction_that_nobody_sees_moves_nothing(backend):
+    given = problem(mask=np.arange(S)[None] != 10)
+    run = backend.evaluate(given)
+    dk, dv = normal(B, K, S, D, seed=7), normal(B, K, S, E, seed=8)
+    want = run.jvp(dk=dk, dv=dv)
+    dv[..., 10, :] = np.nan
+    for one, other in zip(want, run.jvp(dk=dk, dv=dv), strict=True):
+        assert_near(other, one)
+
+
+SHAPES = {
+    "no keys": ((B, H, T, D), (B, K, 0, D), (B, K, 0, E)),
+    "no queries": ((B, H, 0, D), (B, K, S, D), (B, K, S, E)),
+    "no batch": ((0, H, T, D), (0, K, S, D), (0, K, S, E)),
+    "no heads": ((B, 0, T, D), (B, 0, S, D), (B, 0, S, E)),
+    "no size": ((B, H, T, 0), (B, K, S, 0), (B, K, S, E)),
+    "no value": ((B, H, T, D), (B, K, S, D), (B, K, S, 0)),
+    "rank 2": ((T, D), (S, D), (S, E)),
+    "rank 5": ((2, 3, H, T, D), (2, 3, K, S, D), (2, 3, K, S, E)),
+    "broadcast": ((3, 1, H, T, D), (2, K, S, D), (K, S, E)),
+}
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_any_shape_is_computed(backend, shapes):
+    q, k, v = (normal(*shape, seed=i) for i, shape in enumerate(SHAPES[shapes]))
+    given = Problem(q, k, v, sinks=np.zeros(q.shape[-3] if q.ndim > 2 else 1))
+    run = backend.evaluate(given)
+    do, dlse = normal(*run.out.shape, seed=4), normal(*run.lse.shape, seed=5)
+    grads = run.backward(do, dlse)
+    got = {"o": run.out, "lse": run.lse, "dq": grads.q, "dk": grads.k, "dv": grads.v}
+    lines = compare(got | {"dsinks": grads.sinks}, given, dout=do, dlse=dlse)
+    assert all(line.passed for line in lines), "\n".join(map(str, lines))
+
+
+@pytest.mark.parametrize("name", npattn.conventions.PROFILES)
+def test_conventions_are_translated_around_it(backend, name):
+    given = problem(mask=rng().random((B, 1, T, S)) < 0.1)
+    conventions, do = npattn.conventions.PROFILES[name], normal(B, H, T, E)
+    run = backend.evaluate(given, conventions)
+    grads = run.backward(do)
+    got = {"o": run.out, "lse": run.lse, "dq": grads.q, "dk": grads.k, "dv": grads.v}
+    lines = compare(got, given, dout=do, conventions=conventions)
+    assert all(line.passed for line in lines), "\n".join(map(str, lines))
+
+
+def test_weights_are_those_of_dense(backend):
+    given = problem(causal="top_left")
+    want = npattn.api.evaluate(given, engine="dense").weights
+    assert_near(backend.evaluate(given).weights, want)
