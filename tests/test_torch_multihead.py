@@ -294,7 +294,9 @@ def test_autocast_gives_the_dtypes_that_it_gives_in_torch(need_weights):
     for ours, theirs in zip(found[1], found[0], strict=True):
         assert ours.dtype == theirs.dtype
     assert found[1][0].dtype == torch.bfloat16
-    assert_close(found[1][0], found[0][0])
+    want = module.double()(*(x.double() for x in given))[0]
+    theirs, ours = ((outs[0] - want).norm() for outs in found)
+    assert ours <= theirs
 
 
 def test_autocast_does_not_reach_attention():
@@ -477,6 +479,7 @@ def test_it_can_be_called_with_other_parameters():
     assert_close(got, other(*given), rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks, where a graph goes on
 def test_it_compiles():
     module = made(MultiHeadAttention)
     given = inputs(module)
