@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.nn.functional import linear, pad
 
 from npattn import multihead
@@ -227,7 +228,8 @@ device, dtype
         if hinted:
             call = call._replace(mask=None, bias=None)
         q, k, v = self._projected(call)
-        out, weights = self._attended(q, k, v, call, hinted, need_weights)
+        attended = _in_no_graph if torch.compiler.is_compiling() else MultiHeadAttention._attended
+        out, weights = attended(self, q, k, v, call, hinted, need_weights)
         out = self.out_proj(out.transpose(-3, -2).flatten(-2))  # (B, T, embed_dim)
         if weights is not None and average_attn_weights:
             weights = weights.mean(-3)
@@ -307,7 +309,6 @@ device, dtype
             x = torch.cat([x, x.new_zeros(B, 1, K, D)], 1)
         return x
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attended(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, causal: bool, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
@@ -529,6 +530,11 @@ device, dtype
             num_kv_heads=self.num_kv_heads,
             add_zero_attn=self.add_zero_attn,
         )
+
+
+# Dynamo must not look inside: what judges shapes is NumPy. torch.compiler.disable says so too, and
+# loads dynamo at once, which takes as long as torch itself.
+_in_no_graph = _disable_dynamo(MultiHeadAttention._attended)
 
 
 class Call(NamedTuple):
