@@ -163,7 +163,7 @@ def npattn_torch(
     dropout_rate: float = 0.0,
     return_lse: bool = False,
 ) -> Any:
-    """`npattn.torch.forward`, in float64."""
+    """`npattn.torch.forward`, rounded to the dtype of q."""
     from npattn.torch import forward
 
     fwd = forward(
@@ -181,7 +181,8 @@ def npattn_torch(
         dropout_mask=dropout_mask,
         dropout_rate=dropout_rate,
     )
-    return (fwd.out, fwd.lse) if return_lse else fwd.out
+    out: Any = fwd.out
+    return (out.to(q.dtype), fwd.lse) if return_lse else out.to(q.dtype)
 
 
 def npattn_fused(
