@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from npattn import masks
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.problem import FAR, Array, Forward, MaskLike, diagonal
+from npattn.problem import FAR, Array, Forward, diagonal
 from npattn.torch.problem import Problem, moved
 
 __all__ = ["evaluate", "forward", "not_fused", "refusal", "route"]
@@ -113,9 +113,6 @@ def refusal(problem: Problem, *, lse: bool = False) -> str | None:
     """Why PyTorch's kernels cannot compute it exactly; None where they can."""
     q, k, v, asked = problem.q, problem.k, problem.v, problem.__dict__["_given"][2]
     bias: Any = problem.bias_array
-    sizes = {name: getattr(problem, name) for name in ("H", "T", "S", "D", "E")}
-    sizes["the batch"] = problem.lead.count(0) - 1  # < 0 only where no axis is 0
-    empty = [name for name, n in sizes.items() if n == 0]
     if problem.device.type not in DEVICES:
         return f"q is on {problem.device}, must be on one of {', '.join(DEVICES)}"
     if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
@@ -123,8 +120,9 @@ def refusal(problem: Problem, *, lse: bool = False) -> str | None:
         return f"q, k, v are {words}, must be one of {', '.join(map(_word, DTYPES))}, all the same"
     if asked is not None and _asked_dtype(problem) != q.dtype:
         return f"dtype is {asked}, must be None or that of q, {_word(q.dtype)}: kernels compute in"
-    if empty or 0 in problem.lead:
-        return f"{(empty or ['the batch'])[0]} is 0, must not be: kernels differ in what they do"
+    if 0 in (*problem.lead, problem.H, problem.T, problem.S, problem.D, problem.E):
+        name = next((n for n in "HTSDE" if getattr(problem, n) == 0), "the batch")
+        return f"{name} is 0, must not be: kernels differ in what they do"
     if problem.dropout_mask is not None:
         return "dropout_mask is given, must be None: PyTorch draws its own"
     if problem.sinks is not None:
@@ -147,7 +145,8 @@ def _beyond_sdpa(problem: Any) -> str | None:
 def _is_sparse(problem: Any) -> bool:
     """Whether FlexAttention can leave out what scaled_dot_product_attention masks number by
     number."""
-    return problem.window is not None or isinstance(problem.mask, MaskLike)
+    an_object = problem.mask is not None and not isinstance(problem.mask, Tensor)
+    return problem.window is not None or an_object
 
 
 def _not_flex(problem: Any) -> str | None:
