@@ -80,18 +80,19 @@ def evaluate(
         textbook.check_closes_over_nothing(problem)
     call = Call(problem, conventions, engine == "dense")
     out, lse, saved = attend(call)
-    saved = tiles.Saved(*(x.detach() for x in saved))
+    if saved.out.requires_grad:
+        saved = tiles.Saved(*(None if x is None else x.detach() for x in saved))  # type: ignore
 
-    @torch.no_grad()
     def weights() -> Tensor:
-        with exact(problem.dtype, problem.device):
-            p = tiles.weights(call.canonical(), saved)
+        with torch.no_grad(), exact(problem.dtype, problem.device):
+            p = tiles.weights(call.canonical(), saved, call.whole)
             p = p[0] if problem.headless else p
             if conventions is None:
                 return p
-            raw = saved.shift + saved.log
-            raw = raw[0] if problem.headless else raw
-            return conventions.returned_weights(problem, p, raw)  # type: ignore
+            raw = saved.lse[0] if problem.headless else saved.lse
+            translate: Any = conventions.returned_weights
+            found: Tensor = translate(problem, p, raw)
+            return found
 
     return Forward(out, lse, problem, engine, (call, saved), weights)  # type: ignore[arg-type]
 

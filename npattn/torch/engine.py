@@ -37,23 +37,24 @@ class Saved(NamedTuple):
 
     out: Tensor  # (..., H, T, E)
     log: Tensor  # (..., H, T) of the sum of exp(s − shift): lse is the sum of the two
-    shift: Tensor  # (..., H, T) what was subtracted before exp: of lse alone, little would be left
+    # (..., H, T) what was subtracted before exp, None if nothing was: of lse alone, little would
+    # be left.
+    shift: Tensor | None
+
+    @property
+    def lse(self) -> Tensor:
+        return self.log if self.shift is None else self.shift + self.log
 
 
 def forward(problem: Problem, whole: bool = False) -> Saved:
     """out (..., H, T, E), and the logarithm of each row's sum, in two parts."""
     call = _Call(problem, whole)
-    out, total = call.empty(problem.T, problem.E), call.empty(problem.T)
-    shift = torch.zeros_like(total)
     if problem.storage is not None:
-        _narrow(call, out, total, shift)
+        out, total, shift = _narrow(call)
     else:
-        for rows in call.plan.rows:
-            out[rows.at], total[rows.at] = _sums(call, rows, None)
-        if not _in_range(total, out):
-            _again(call, out, total, shift)
-        out = out / torch.where(total == 0, 1, total)[..., None]  # 0: a query sees nothing  [8]
-    return Saved(call.unflat(out), call.unflat(total.log()), call.unflat(shift))
+        out, total, shift = _tiled(call)
+    log = total.log()
+    return Saved(*(None if x is None else call.unflat(x) for x in (out, log, shift)))  # type: ignore
 
 
 def backward(
@@ -68,13 +69,9 @@ def backward(
     call = _Call(problem, whole)
     pull = _Pull(call, saved, do, dlse, dweights)
     for rows in call.plan.rows:
-        q, do = call.scaled(rows), pull.do[rows.at]
-        dq: Tensor | None = None
+        q, do = call.scaled(rows), of(pull.do, rows)
         for part in rows.parts:
-            ds_k = pull.part(rows, part, q, do)
-            dq = ds_k if dq is None else dq + ds_k
-        if dq is not None:
-            pull.dq[rows.at] = dq * call.scale
+            pull.part(rows, part, q, do)
     return pull.result()
 
 
@@ -91,13 +88,14 @@ def jvp(
     """The change (do, dlse) of (out, lse) along a direction: forward, line by line."""
     call = _Call(problem, whole)
     push = _Push(call, saved, dq, dk, dv, dbias)
-    do, dlse = call.empty(problem.T, problem.E), call.empty(problem.T)
+    moved = None if dsinks is None else call.sink_weights(push.saved) * dsinks[:, None]
+    do, dlse = call.zeros(problem.T, problem.E), call.zeros(problem.T)
     for rows in call.plan.rows:
         # The mean of ds first, then what is left of ds: where one weight is almost 1, that is
         # little.
         mean = push.mean(rows)
-        if dsinks is not None:  # one more key, without a value
-            mean = mean + call.sink_weight(rows, push.saved) * dsinks[rows.at[1], None]
+        if moved is not None:  # one more key, without a value
+            mean = mean + of(moved, rows)
         dlse[rows.at], do[rows.at] = mean, push.out(rows, mean)
     return call.unflat(do), call.unflat(dlse)
 
@@ -106,7 +104,7 @@ def weights(problem: Problem, saved: Saved, whole: bool = False) -> Tensor:
     """The weights (..., H, T, S), which are as large as everything that is avoided here."""
     call = _Call(problem, whole)
     saved = call.saved(saved)
-    p = torch.zeros_like(call.empty(problem.T, problem.S))
+    p = call.zeros(problem.T, problem.S)
     for rows in call.plan.rows:
         q = call.scaled(rows)
         for part in rows.parts:
@@ -153,15 +151,18 @@ class _Call:
         return x.expand(*lead, heads, *x.shape[-2:]).reshape(-1, heads, *x.shape[-2:])
 
     def unflat(self, x: Tensor) -> Tensor:
-        return x.reshape(*self.problem.lead, *x.shape[1:])
+        lead = self.problem.lead
+        return x if len(lead) == 1 else x.reshape(*lead, *x.shape[1:])
 
-    def empty(self, *shape: int) -> Tensor:
+    def zeros(self, *shape: int) -> Tensor:
         """Room for something of each sample and query head."""
         return self.q.new_zeros((self.plan.samples, self.problem.H, *shape))
 
     def saved(self, saved: Saved) -> Saved:
-        n = self.plan.samples
-        return Saved(*(x.reshape(n, *x.shape[len(self.problem.lead) :]) for x in saved))
+        n, rank = self.plan.samples, len(self.problem.lead)
+        if rank == 1:
+            return saved
+        return Saved(*(None if x is None else x.reshape(n, *x.shape[rank:]) for x in saved))  # type: ignore
 
     def shared(self, rows: Rows) -> tuple[slice, slice]:
         """The samples and key/value heads of a group.  [1]"""
@@ -170,11 +171,13 @@ class _Call:
 
     def keys(self, x: Tensor, rows: Rows, part: Part) -> Tensor:
         """(B', K', n, size): the keys or values of a tile."""
+        if rows.every and part.s1 - part.s0 == self.problem.S:
+            return x
         return x[(*self.shared(rows), slice(part.s0, part.s1))]
 
     def scaled(self, rows: Rows) -> Tensor:
         """scale · q of a block of queries: (B', H', m, D)."""
-        return self.q[rows.at] * self.scale
+        return of(self.q, rows) * self.scale
 
     def scores(
         self, rows: Rows, part: Part, q: Tensor, slope: bool = False
@@ -219,13 +222,14 @@ class _Call:
 
     def weights(self, rows: Rows, s: Tensor, live: Tensor | None, saved: Saved) -> Tensor:
         """exp(s − lse); in a row of NaN, hidden keys still have weight 0.  [10]"""
-        p = torch.exp(s - saved.shift[rows.at][..., None] - saved.log[rows.at][..., None])
+        s = s if saved.shift is None else s - of(saved.shift, rows)[..., None]
+        p = torch.exp(s - of(saved.log, rows)[..., None])
         return torch.where(live, p, 0) if self.careful and live is not None else p
 
-    def sink_weight(self, rows: Rows, saved: Saved) -> Tensor:
+    def sink_weights(self, saved: Saved) -> Tensor:
+        """What the sinks take of each row."""
         assert self.sinks is not None
-        sinks = self.sinks[rows.at[1]]
-        return torch.exp(sinks - saved.shift[rows.at] - saved.log[rows.at])
+        return torch.exp((self.sinks if saved.shift is None else self.sinks - saved.shift) - saved.log)
 
     def sum(self, w: Tensor, x: Tensor, live: Tensor | None) -> Tensor:
         """w @ x, in which x counts only where it is live, if anything is not finite."""
@@ -245,6 +249,11 @@ class _Call:
         return self.sum(w.mT, x, asked)
 
 
+def of(x: Tensor, rows: Rows) -> Tensor:
+    """The rows of a block in what has them all."""
+    return x if rows.every else x[rows.at]
+
+
 def _times(q: Tensor, k: Tensor) -> Tensor:
     """q @ k, where several heads of q share one of k: (B, H, m, n) of (B, K, ·, n)."""
     B, H, m, D = q.shape
@@ -262,6 +271,22 @@ def _all_finite(*tensors: Tensor | None) -> bool:
 
 
 # --- forward --------------------------------------------------------------------------------------
+
+
+def _tiled(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
+    """out, the sum of exp(s − shift) of each row, and shift, if there is one."""
+    blocks, problem = call.plan.rows, call.problem
+    if len(blocks) == 1 and blocks[0].every:
+        out, total = _sums(call, blocks[0], None)
+    else:
+        out, total = call.zeros(problem.T, problem.E), call.zeros(problem.T)
+        for rows in blocks:
+            out[rows.at], total[rows.at] = _sums(call, rows, None)
+    if _in_range(total, out):
+        return out / total[..., None], total, None
+    shift = torch.zeros_like(total)
+    _again(call, out, total, shift)
+    return out / torch.where(total == 0, 1, total)[..., None], total, shift  # 0: nothing seen  [8]
 
 
 def _sums(call: _Call, rows: Rows, shift: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -294,8 +319,9 @@ def _in_range(total: Tensor, out: Tensor) -> bool:
     """Whether no row has lost a term that counts: the one thing a call waits for."""
     if not total.numel():
         return True
-    least, whole = torch.stack([total.min(), total.sum() + out.sum()]).tolist()
-    return least > torch.finfo(total.dtype).eps and math.isfinite(whole)
+    found = (*torch.aminmax(total), out.sum())
+    least, most, whole = found if total.device.type == "cpu" else torch.stack(found).tolist()
+    return bool(least > torch.finfo(total.dtype).eps) and math.isfinite(most + whole)
 
 
 def _again(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
@@ -317,10 +343,15 @@ def _again(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
             out[rows.at], total[rows.at] = _sums(call, rows, shift[rows.at])
 
 
-def _narrow(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
+def _narrow(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
     """Mixed precision: the weights are rounded before they meet v, so their sum comes first."""
+    problem, stored = call.problem, call.problem.stored
     call.careful = not _all_finite(call.q, call.k, call.v)
-    stored = call.problem.stored
+    out, total, shift = (
+        call.zeros(problem.T, problem.E),
+        call.zeros(problem.T),
+        call.zeros(problem.T),
+    )
     for rows in call.plan.rows:
         m = _maxima(call, rows)
         m = shift[rows.at] = torch.where(m == -INF, 0, m)
@@ -332,6 +363,7 @@ def _narrow(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
             p = p if live is None else torch.where(live, p, 0)
             w = stored(p if keep is None else p * keep)  # [15]
             out[rows.at] += call.sum(w, call.keys(call.v, rows, part), live)
+    return out, total, shift
 
 
 # --- backward -------------------------------------------------------------------------------------
@@ -351,27 +383,37 @@ class _Pull:
         self.call, problem = call, call.problem
         n = call.plan.samples
         saved = call.saved(saved)
-        self.do: Tensor = problem.stored(do).reshape(n, *do.shape[len(problem.lead) :])
+        rank = len(problem.lead)
+        self.do: Tensor = problem.stored(do)
+        if rank != 1:
+            self.do = self.do.reshape(n, *do.shape[rank:])
+            dlse = None if dlse is None else dlse.reshape(n, *dlse.shape[rank:])
         self.dweights = None if dweights is None else flat(dweights, problem.lead)
-        empty = saved.log == -INF
-        self.saved = saved._replace(log=torch.where(empty, 0, saved.log))
-        call.careful = not _all_finite(call.q, call.k, call.v, self.do, self.saved.log)
-        self.delta = self._delta(empty)
+        self.saved, self.empty = saved, None
+        if not _all_finite(call.q, call.k, call.v, self.do, saved.log):
+            self.empty = saved.log == -INF
+            self.saved = saved._replace(log=torch.where(self.empty, 0, saved.log))
+            call.careful = not _all_finite(call.q, call.k, call.v, self.do, self.saved.log)
+        self.delta = self._of_rows_that_see(self._delta())
         if dlse is not None:  # from lse = log Σ exp(s)
-            self.delta = self.delta - torch.where(empty, 0, dlse.reshape(empty.shape))
-        self.dq = torch.zeros_like(call.empty(problem.T, problem.D))
+            self.delta = self.delta - self._of_rows_that_see(dlse)
+        self.dq = _Total(call.q, (n, problem.H, problem.T, problem.D))
         self.dk, self.dv = (
-            call.q.new_zeros((n, problem.K, problem.S, size)) for size in (problem.D, problem.E)
+            _Total(call.q, (n, problem.K, problem.S, size)) for size in (problem.D, problem.E)
         )
 
-    def _delta(self, empty: Tensor) -> Tensor:
+    def _of_rows_that_see(self, x: Tensor) -> Tensor:
+        """0 for a query that sees nothing, whatever its cotangents are.  [8]"""
+        return x if self.empty is None else torch.where(self.empty, 0, x)
+
+    def _delta(self) -> Tensor:
         """Σ p dp of each row: of o = w v without p, unless w is rounded or not all there is."""
         call = self.call
         if self.dweights is None and call.problem.storage is None:
-            return torch.where(empty, 0, (self.do * self.saved.out).sum(-1))
-        delta = call.empty(call.problem.T)
+            return (self.do * self.saved.out).sum(-1)
+        delta = call.zeros(call.problem.T)
         for rows in call.plan.rows:
-            q, do = call.scaled(rows), self.do[rows.at]
+            q, do = call.scaled(rows), of(self.do, rows)
             for part in rows.parts:
                 s, live, _ = call.scores(rows, part, q)
                 p = call.weights(rows, s, live, self.saved)
@@ -386,37 +428,36 @@ class _Pull:
         dp = dp if keep is None else dp * keep
         return dp if self.dweights is None else dp + piece(self.dweights, rows, part)
 
-    def part(self, rows: Rows, part: Part, q: Tensor, do: Tensor) -> Tensor:
-        """Add what a tile gives to dk and dv, and return ds k."""
+    def part(self, rows: Rows, part: Part, q: Tensor, do: Tensor) -> None:
+        """Add what a tile gives."""
         call, stored = self.call, self.call.problem.stored
         s, live, slope = call.scores(rows, part, q, slope=True)
         p, keep = call.weights(rows, s, live, self.saved), call.kept(rows, part)
         w = stored(p if keep is None else p * keep)
         at = (*call.shared(rows), slice(part.s0, part.s1))
-        self.dv[at] += call.sum_shared(w, do, live)
-        ds = p * (self._dp(rows, part, do) - self.delta[rows.at][..., None])
+        self.dv.add(at, call.sum_shared(w, do, live))
+        ds = p * (self._dp(rows, part, do) - of(self.delta, rows)[..., None])
         ds = ds if live is None else torch.where(live, ds, 0)
         for term in call.bias:
             term.add(rows, part, ds)
         dx = ds if slope is None else ds * slope
         dx = dx if slope is None or live is None else torch.where(live, dx, 0)
         dx = stored(dx)
-        self.dk[at] += call.sum_shared(dx, q, live)
-        return call.sum(dx, call.keys(call.k, rows, part), live)
+        self.dk.add(at, call.sum_shared(dx, q, live))
+        self.dq.add(rows.at, call.sum(dx, call.keys(call.k, rows, part), live) * call.scale)
 
     def result(self) -> Gradients:
         call, problem = self.call, self.call.problem
         textbook.check_slopes(call.differs)
         dsinks = None
         if call.sinks is not None:  # one more key, with dp = 0
-            p_sink = torch.exp(call.sinks - self.saved.shift - self.saved.log)
-            dsinks = (-p_sink * self.delta).sum((0, 2))
+            dsinks = (-call.sink_weights(self.saved) * self.delta).sum((0, 2))
         terms = tuple(term.gradient() for term in call.bias)
         alone = isinstance(problem.bias, Tensor) or not hasattr(problem.bias, "terms")
         grads = {}
         for name, x in (("q", self.dq), ("k", self.dk), ("v", self.dv)):
             of = getattr(problem, name)
-            x = call.unflat(x)
+            x = call.unflat(x.value())
             x = x[0] if problem.headless else x
             grads[name] = x if x.shape == of.shape else sum_to(x, of.shape)  # type: ignore
         return Gradients(
@@ -424,6 +465,24 @@ class _Pull:
             bias=None if not terms else terms[0] if alone else terms,
             sinks=dsinks,  # type: ignore[arg-type]
         )
+
+
+class _Total:
+    """A sum of pieces: of one piece that is all, that piece."""
+
+    def __init__(self, like: Tensor, shape: tuple[int, ...]):
+        self.like, self.shape = like, torch.Size(shape)
+        self.x: Tensor | None = None
+
+    def add(self, at: tuple[slice, ...], piece: Tensor) -> None:
+        if self.x is None and piece.shape == self.shape:
+            self.x = piece
+        else:
+            self.x = self.value()
+            self.x[at] += piece
+
+    def value(self) -> Tensor:
+        return self.like.new_zeros(self.shape) if self.x is None else self.x
 
 
 # --- forward mode ---------------------------------------------------------------------------------

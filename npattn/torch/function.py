@@ -47,7 +47,7 @@ class Call(NamedTuple):
             saved = engine.forward(self.canonical(), self.whole)
             if self.conventions is None:
                 return tuple(saved)
-            raw, lse = saved.out, saved.log + saved.shift
+            raw, lse = saved.out, saved.lse
             if problem.headless:
                 raw, lse = raw[0], lse[0]
             xp_results: Any = self.conventions.results
@@ -65,7 +65,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor, Saved]:
     if call.conventions is not None:
         out, lse = found[3:]
     else:
-        out, lse = saved.out, saved.shift + saved.log
+        out, lse = saved.out, saved.lse
         if problem.headless:
             out, lse = out[0], lse[0]
     return problem.returned(out), lse, saved
@@ -103,7 +103,7 @@ def pulled(
         dl = dlog if dl is None else dl if dlog is None else dl + dlog
         grads = engine.backward(canonical, saved, whole, dl, dw, call.whole)
         if conventions is not None:
-            lse = saved.shift + saved.log
+            lse = saved.lse
             if problem.headless:
                 do, lse = do[0], lse[0]
             grads = conventions.gradients(problem, grads, do, lse)  # type: ignore[arg-type]
@@ -119,7 +119,8 @@ class _Attention(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.call, *tensors = inputs
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(output[2])
+        if output[2] is not None:
+            ctx.mark_non_differentiable(output[2])
         ctx.save_for_backward(*tensors, *output[:3])
         ctx.save_for_forward(*tensors, *output[:3])
 

@@ -9,6 +9,7 @@ the device, tensors stay there and are looked at once, everything else answers o
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -62,6 +63,7 @@ class Rows(NamedTuple):
     t0: int
     t1: int
     parts: list[Part]
+    every: bool = False  # it is all queries of all heads
 
     @property
     def at(self) -> tuple[slice, slice, slice]:
@@ -93,7 +95,8 @@ class Plan:
         if whole or scores <= self.tile:
             group = Group(0, self.samples, 0, problem.H, True)
             parts = [Part(0, S, self.masked)] if S else []
-            self.rows = [Rows(group, 0, T, parts)] if self.samples * problem.H * T else []
+            rows = Rows(group, 0, T, parts, every=True)
+            self.rows = [rows] if self.samples * problem.H * T else []
             return
         groups = list(self._groups(H := problem.H, H // problem.K))
         planes = max((g.b1 - g.b0) * (g.h1 - g.h0) for g in groups)
@@ -128,7 +131,7 @@ class Plan:
             index = np.broadcast_to(index, self.lead).ravel()
             own = own * (1 + math.prod(axes)) + index
         edges = [0, *(np.flatnonzero(np.diff(own)) + 1).tolist(), self.samples]
-        return list(zip(edges[:-1], edges[1:], strict=True))
+        return list(itertools.pairwise(edges))
 
     def _shapes(self) -> list[tuple[int, ...]]:
         return [*(tuple(x.shape) for x in self.tensors),
@@ -176,10 +179,8 @@ class Plan:
             if known is not True:
                 every = None
         for some, all_ in seen:
-            at = tuple(
-                0 if n == 1 else i
-                for n, i in zip(some.shape[:2], (group.b0, group.h0), strict=True)
-            ) + (t0 // self.m, s0 // CELL)
+            b, h = (i if n > 1 else 0 for n, i in zip(some.shape, group[:3:2], strict=False))
+            at = (b, h, t0 // self.m, s0 // CELL)
             if not some[at]:
                 return False
             if not all_[at]:
@@ -280,6 +281,8 @@ def flat(x: Tensor, lead: tuple[int, ...]) -> Tensor:
 
 def piece(x: Tensor, rows: Rows, part: Part) -> Tensor:
     """The tile of what is `flat`; its axes of 1 stay."""
+    if rows.every and x.shape[3] in (1, part.s1 - part.s0):
+        return x
     at = (*rows.at, slice(part.s0, part.s1))
     return x[tuple(a if n > 1 else slice(None) for a, n in zip(at, x.shape, strict=True))]
 

@@ -216,8 +216,7 @@ def _judged(problem: Problem, device: torch.device) -> dict[str, Any]:
         problem.causal, problem.scale, problem.softcap, problem.dropout_rate, problem.dtype,
         problem.alignment, *(pair or (None, None)),
     )  # fmt: skip
-    # Asked of None and of tensors first: isinstance of a protocol takes as long as all the rest.
-    plain = all(x is None or isinstance(x, Tensor) for x in (problem.mask, problem.bias))
+    plain = all(own[n] is None or isinstance(own[n], Tensor) for n in ("mask", "bias"))
     if plain and problem.score_mod is None and (window is None or pair is not None):
         try:
             return _known(tuple(kinds), device, *words)
