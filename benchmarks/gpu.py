@@ -192,7 +192,7 @@ def overheads(clock: Clock, H: int, T: int, D: int, dtype: torch.dtype) -> list[
     pairs: dict[str, tuple[Attention, Attention]] = {
         "plain": (lambda q, k, v: sdpa(q, k, v), fused()),
         "causal": (lambda q, k, v: sdpa(q, k, v, is_causal=True), fused(causal=True)),
-        "mask": (lambda q, k, v: sdpa(q, k, v, mask), fused(mask=mask)),
+        "mask, same kernels": (masked(mask), fused(mask=mask)),
     }
     if clock.on_cuda and T % 128 == 0:
         pairs["window, FlexAttention"] = (windowed(T, 256, clock.device), fused(window=(256, 0)))
@@ -210,6 +210,18 @@ def overheads(clock: Clock, H: int, T: int, D: int, dtype: torch.dtype) -> list[
 
 def fused(**options: Any) -> Attention:
     return lambda q, k, v: npattn.torch.attention(q, k, v, engine="fused", **options)
+
+
+def masked(mask: Tensor) -> Attention:
+    """Without cuDNN, which PyTorch may prefer, and engine="fused" does not ask with a mask."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if q.device.type == "cpu":
+            return sdpa(q, k, v, mask)
+        with sdpa_kernel(npattn.torch.fused.WITH_MASK):
+            return sdpa(q, k, v, mask)
+
+    return attend
 
 
 def windowed(T: int, left: int, device: torch.device) -> Attention:

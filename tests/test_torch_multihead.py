@@ -1,8 +1,10 @@
 """npattn.torch.MultiHeadAttention beside torch.nn.MultiheadAttention, in float64."""
 
 import copy
+import doctest
 import io
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -545,3 +547,11 @@ def test_the_fused_engine_gives_what_the_exact_one_gives_and_refuses_the_rest():
     with pytest.raises(OptionError, match="dropout_mask is given"):
         dropping(*given, need_weights=False)
     assert dropping.eval()(*given, need_weights=False)[0].isfinite().all()
+
+
+def test_the_examples_of_the_page_give_what_they_show():
+    page = Path(__file__).parents[1] / "docs" / "torch_multihead.md"
+    text = page.read_text().replace("```", "")
+    examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    assert len(examples.examples) > 10
+    assert doctest.DocTestRunner().run(examples).failed == 0
