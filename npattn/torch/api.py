@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
@@ -58,13 +59,23 @@ def forward(
     **options: Any,
 ) -> Forward:
     """The same as `attention`, with lse and weights, and with what `backward` needs."""
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=NO_GRAPH)
+        return _forward(q, k, v, mask, conventions=conventions, **options)
     if conventions is not None and not isinstance(conventions, Conventions):
         raise OptionError(
             f"conventions is {conventions!r}, must be a Conventions, "
             'such as npattn.conventions.PROFILES["torch.sdpa"]'
         )
     alignment = None if conventions is None else conventions.causal
-    return evaluate(Problem(q, k, v, mask, alignment=alignment, **options), conventions)
+    given: dict[str, Any] = {"q": q, "k": k, "v": v, "mask": mask, "alignment": alignment}
+    return evaluate(Problem(**given, **options), conventions)
+
+
+NO_GRAPH = (
+    "npattn.torch asks numbers whether they stay in range, which no graph can: "
+    "call it outside, or compile without fullgraph=True"
+)
 
 
 def evaluate(
@@ -97,9 +108,11 @@ def evaluate(
     return Forward(out, lse, problem, engine, (call, saved), weights)  # type: ignore[arg-type]
 
 
-@torch.no_grad()
 def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) -> Gradients:
     """Exact gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights."""
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=NO_GRAPH)
+        return _backward(fwd, dout, dlse, dweights)
     problem: Any = fwd.problem
     call, saved = fused.not_fused(fwd).residuals
     whole = (*fwd.lse.shape, problem.S)
@@ -110,13 +123,13 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
             ("dweights", dweights, whole),
         )
     )  # fmt: skip
-    grads = pulled(call, saved, do, dl, dw)
+    with torch.no_grad():
+        grads = pulled(call, saved, do, dl, dw)
     if problem.storage is not None:
         grads = replace(grads, **{n: problem.returned(getattr(grads, n)) for n in ("q", "k", "v")})
     return grads
 
 
-@torch.no_grad()
 def jvp(
     fwd: Forward,
     dq: Any = None,
@@ -126,6 +139,9 @@ def jvp(
     dsinks: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """The change (do, dlse) of (out, lse) when the inputs move along a direction."""
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=NO_GRAPH)
+        return _jvp(fwd, dq, dk, dv, dbias, dsinks)
     problem: Any = fwd.problem
     call, saved = fused.not_fused(fwd).residuals
     if call.conventions is not None:
@@ -149,9 +165,15 @@ def jvp(
         along[f"d{name}"] = (
             None if direction is None else _checked(problem, f"d{name}", direction, of.shape)
         )
-    with exact(problem.dtype, problem.device):
+    with torch.no_grad(), exact(problem.dtype, problem.device):
         do, dlse = tiles.jvp(problem, saved, **along, whole=call.whole)
     return (do[0], dlse[0]) if problem.headless else (do, dlse)
+
+
+# torch.compiler.disable would say the same, and load dynamo at once, which takes as long as torch.
+_forward = _disable_dynamo(forward)
+_backward = _disable_dynamo(backward)
+_jvp = _disable_dynamo(jvp)
 
 
 def _checked(problem: Any, name: str, value: Any, shape: Any) -> Tensor:

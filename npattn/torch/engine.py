@@ -49,12 +49,9 @@ class Saved(NamedTuple):
 def forward(problem: Problem, whole: bool = False) -> Saved:
     """out (..., H, T, E), and the logarithm of each row's sum, in two parts."""
     call = _Call(problem, whole)
-    if problem.storage is not None:
-        out, total, shift = _narrow(call)
-    else:
-        out, total, shift = _tiled(call)
-    log = total.log()
-    return Saved(*(None if x is None else call.unflat(x) for x in (out, log, shift)))  # type: ignore
+    out, total, shift = _tiled(call) if problem.storage is None else _narrow(call)
+    shift = None if shift is None else call.unflat(shift)
+    return Saved(call.unflat(out), call.unflat(total.log()), shift)
 
 
 def backward(
@@ -229,7 +226,9 @@ class _Call:
     def sink_weights(self, saved: Saved) -> Tensor:
         """What the sinks take of each row."""
         assert self.sinks is not None
-        return torch.exp((self.sinks if saved.shift is None else self.sinks - saved.shift) - saved.log)
+        return torch.exp(
+            (self.sinks if saved.shift is None else self.sinks - saved.shift) - saved.log
+        )
 
     def sum(self, w: Tensor, x: Tensor, live: Tensor | None) -> Tensor:
         """w @ x, in which x counts only where it is live, if anything is not finite."""
@@ -343,7 +342,7 @@ def _again(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
             out[rows.at], total[rows.at] = _sums(call, rows, shift[rows.at])
 
 
-def _narrow(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
+def _narrow(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
     """Mixed precision: the weights are rounded before they meet v, so their sum comes first."""
     problem, stored = call.problem, call.problem.stored
     call.careful = not _all_finite(call.q, call.k, call.v)
@@ -454,14 +453,13 @@ class _Pull:
             dsinks = (-call.sink_weights(self.saved) * self.delta).sum((0, 2))
         terms = tuple(term.gradient() for term in call.bias)
         alone = isinstance(problem.bias, Tensor) or not hasattr(problem.bias, "terms")
-        grads = {}
-        for name, x in (("q", self.dq), ("k", self.dk), ("v", self.dv)):
-            of = getattr(problem, name)
-            x = call.unflat(x.value())
+        grads: dict[str, Any] = {}
+        for name, total in (("q", self.dq), ("k", self.dk), ("v", self.dv)):
+            x: Any = call.unflat(total.value())
             x = x[0] if problem.headless else x
-            grads[name] = x if x.shape == of.shape else sum_to(x, of.shape)  # type: ignore
+            grads[name] = sum_to(x, getattr(problem, name).shape)
         return Gradients(
-            **grads,  # type: ignore[arg-type]  # tensors
+            **grads,
             bias=None if not terms else terms[0] if alone else terms,
             sinks=dsinks,  # type: ignore[arg-type]
         )

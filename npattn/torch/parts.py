@@ -323,4 +323,4 @@ def _and(one: Tensor | None, other: Tensor) -> Tensor:
 def _cells(x: Tensor) -> Tensor:
     """Whether any of each CELL keys is True: (..., S) → (..., ⌈S / CELL⌉)."""
     x = torch.nn.functional.pad(x, (0, -x.shape[-1] % CELL))
-    return x.unflatten(-1, (-1, CELL)).any(-1)
+    return x.reshape(*x.shape[:-1], -1, CELL).any(-1)
