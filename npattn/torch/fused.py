@@ -10,6 +10,7 @@ which promises this path does not make: docs/torch_multihead.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
@@ -22,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from npattn import masks
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.problem import FAR, Array, Forward, diagonal
+from npattn.problem import Array, Forward, diagonal
 from npattn.torch.problem import Problem, moved
 
 __all__ = ["evaluate", "forward", "not_fused", "refusal", "route"]
@@ -270,23 +271,22 @@ def _block_mask(problem: Any) -> Any:
     left, right = problem.window or (None, None)
     if problem.causal:
         right = 0 if right is None else min(right, 0)
-    T, S, device = problem.T, problem.S, problem.device
-    beside = diagonal(T, S, problem.alignment)
-    if problem.mask is None:
-        return _band_blocks(T, S, device, beside, left, right)
-    own, band = _mask_mod(problem.mask, problem), _band(beside, left, right)
+    T, S, mask = problem.T, problem.S, problem.mask
+    band = _band(diagonal(T, S, problem.alignment), left, right, T + S)
+    if mask is None:
+        return _band_blocks(band, T, S, problem.device)
+    own = _mask_mod(mask, problem)
     whole = own if band is None else _both(own, band)
-    B = 1
-    for n in problem.lead:
-        B *= n
-    return _blocks(whole, B, problem.H, T, S, device)
+    # Samples and heads whose blocks are the same have them once.
+    lead, H, sizes = problem.lead, problem.H, (T, S)
+    shape = mask.shape if isinstance(mask, Tensor) else mask.shape(lead, H, *sizes)
+    B = math.prod(lead) if math.prod(shape[:-3]) != 1 else None
+    H = H if len(shape) > 2 and shape[-3] != 1 else None
+    return _blocks(whole, B, H, T, S, problem.device)
 
 
 @lru_cache(maxsize=16)
-def _band_blocks(
-    T: int, S: int, device: torch.device, beside: int, left: int | None, right: int | None
-) -> Any:
-    band = _band(beside, left, right)
+def _band_blocks(band: Index | None, T: int, S: int, device: torch.device) -> Any:
     return None if band is None else _blocks(band, None, None, T, S, device)
 
 
@@ -300,24 +300,26 @@ def _blocks(
 
 def _mask_mod(mask: Any, problem: Any) -> Index:
     """A mask as a function of indices: documents without their T × S numbers."""
+    T, S = problem.T, problem.S
     if isinstance(mask, masks.And):
         return _both(_mask_mod(mask.one, problem), _mask_mod(mask.other, problem))
     if isinstance(mask, masks.Band):
-        beside = diagonal(problem.T, problem.S, mask.alignment)
-        band = _band(beside, mask.left, mask.right)
+        band = _band(diagonal(T, S, mask.alignment), mask.left, mask.right, T + S)
         if band is not None:
             return band
     if isinstance(mask, masks.Documents):
-        return _same(_of_sample(mask.queries, problem), _of_sample(mask.keys, problem))
-    whole = mask if isinstance(mask, Tensor) else problem._as_array(mask)
-    return _index(whole, problem)
+        queries, keys = (_of_sample(x, problem) for x in (mask.queries, mask.keys))
+        return lambda b, h, t, s: queries[b, t] == keys[b, s]
+    return _index(mask if isinstance(mask, Tensor) else problem._as_array(mask), problem)
 
 
-def _band(beside: int, left: int | None, right: int | None) -> Index | None:
+@lru_cache(maxsize=16)  # the same function for the same numbers: nothing is compiled again
+def _band(beside: int, left: int | None, right: int | None, most: int) -> Index | None:
+    """Keys beside the diagonal; what is further than `most` keys is as good as unlimited."""
     if left is None and right is None:
         return None
-    far = beside + min(FAR if right is None else right, 2**31)
-    near = beside - min(FAR if left is None else left, 2**31)
+    far = beside + (most if right is None else min(right, most))
+    near = beside - (most if left is None else min(left, most))
 
     def inside(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
         return (s - t <= far) & (s - t >= near)
@@ -330,13 +332,6 @@ def _both(one: Index, other: Index) -> Index:
         return one(b, h, t, s) & other(b, h, t, s)
 
     return both
-
-
-def _same(queries: Tensor, keys: Tensor) -> Index:
-    def same(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        return queries[b, t] == keys[b, s]
-
-    return same
 
 
 def _of_sample(documents: Array, problem: Any) -> Tensor:
