@@ -127,14 +127,9 @@ def test_a_row_whose_bias_is_far_below_0_passes_the_right_gradients(causal):
     given = operands(T=8, S=8, D=8, E=8, dtype=torch.float32)
     bias = torch.zeros(8, 8)
     bias[1:] = -1e9
-    both_agree_in_float32 = results("fused", given, bias=bias, causal=causal)
-    assert_close(both_agree_in_float32[3].sum(-2), _summed_dout(given, 8))
-
-
-def _summed_dout(given, T):
-    """What dv sums to: the weights of a row sum to 1."""
-    dout = normal(B, H, T, 8).float()
-    return dout.reshape(B, K, H // K, T, 8).sum((2, 3))
+    _, _, _, dv = results("fused", given, bias=bias, causal=causal)
+    dout = normal(B, H, 8, 8).float()  # the weights of a row sum to 1, so that dv sums to dout
+    assert_close(dv.sum(-2), dout.reshape(B, K, H // K, 8, 8).sum((2, 3)))
 
 
 def test_the_result_is_in_the_dtype_of_the_operands_under_autocast_too():
@@ -176,6 +171,14 @@ def test_one_query_at_the_end_needs_no_mask(monkeypatch):
     attention(*operands(T=1), engine="fused", causal="bottom_right", window=(2, 0))
     assert masked[0] is None
     assert masked[1].tolist() == [[[[False] * 4 + [True] * 3]]]
+
+
+def test_nobody_is_given_it_who_did_not_ask(monkeypatch):
+    monkeypatch.setattr(fused, "evaluate", None)
+    for engine in ("auto", "tiled", "dense"):
+        assert attention(*operands(), engine=engine).dtype == torch.float64
+    with pytest.raises(TypeError, match="not callable"):
+        attention(*operands(), engine="fused")
 
 
 # --- what is refused ------------------------------------------------------------------------------
