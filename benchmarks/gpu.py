@@ -54,7 +54,7 @@ class Row:
 
 @dataclass
 class Overhead:
-    """A direct call and the same through engine="fused", in seconds, and their ratio."""
+    """A direct call and the same through engine="fused": medians of their seconds and ratios."""
 
     name: str
     dtype: str
@@ -85,12 +85,15 @@ class Clock:
         torch.cuda.synchronize(self.device)
         return events[0].elapsed_time(events[1]) / 1000 / self.in_a_row
 
-    def seconds(self, *calls: Callable[[], Any]) -> list[float]:
-        """The medians of calls in turn, so that what disturbs one disturbs all."""
+    def rounds_of(self, *calls: Callable[[], Any]) -> list[list[float]]:
+        """Seconds of calls in turn, round by round, so that what disturbs one disturbs all."""
         for call in calls:
             call()
-        found = [[self.once(call) for call in calls] for _ in range(self.rounds)]
-        return [median(column) for column in zip(*found, strict=True)]
+        return [[self.once(call) for call in calls] for _ in range(self.rounds)]
+
+    def seconds(self, *calls: Callable[[], Any]) -> list[float]:
+        """The medians of calls in turn."""
+        return [median(column) for column in zip(*self.rounds_of(*calls), strict=True)]
 
     def extra(self, call: Callable[[], Any]) -> int | None:
         """Bytes at the peak beyond what was there and what is returned."""
@@ -201,10 +204,12 @@ def overheads(clock: Clock, H: int, T: int, D: int, dtype: torch.dtype) -> list[
         calls = [lambda f=f: f(*given) for f in (direct, through)]
         calls += [with_gradients(f, given, dout) for f in (direct, through)]
         with torch.no_grad():
-            forward = clock.seconds(*calls[:2])
-        both = clock.seconds(*calls[2:])
-        for kind, (a, b) in (("forward", forward), ("with gradients", both)):
-            found.append(Overhead(f"{name}, {kind}", word, T, a, b, b / a))
+            forward = clock.rounds_of(*calls[:2])
+        both = clock.rounds_of(*calls[2:])
+        for kind, rounds in (("forward", forward), ("with gradients", both)):
+            a, b = (median(column) for column in zip(*rounds, strict=True))
+            ratio = median(through / direct for direct, through in rounds)
+            found.append(Overhead(f"{name}, {kind}", word, T, a, b, ratio))
     return found
 
 
@@ -331,7 +336,7 @@ def main() -> None:
     device = torch.device(chosen.device)
     H, D = (4, 32) if chosen.small else (16, 128)
     lengths = chosen.lengths or ((64, 128, 256) if chosen.small else (1024, 2048, 4096, 8192))
-    clock = Clock(device, chosen.rounds or (5 if chosen.small else 11))
+    clock = Clock(device, chosen.rounds or (9 if chosen.small else 11))
 
     about = described(device)
     print(", ".join(f"{name} {value}" for name, value in about.items()))
