@@ -500,23 +500,9 @@ class MultiHeadAttention:
             If none would stay, or as many would not stay of each group that shares a key/value
             head, or merge is "reshape", which mixes heads.
         """
-        H, K = self.num_heads, self._kv_heads
-        if not np.iterable(heads):
-            raise OptionError(f"heads is {heads!r}, must be a sequence of indices")
-        gone = {_head(h, H) for h in heads}
-        if gone and self.merge == "reshape":
+        stay, kv = staying_heads(heads, self.num_heads, self._kv_heads)
+        if len(stay) < self.num_heads and self.merge == "reshape":
             raise OptionError('heads cannot be pruned with merge="reshape", which mixes them')
-        stay = [h for h in range(H) if h not in gone]
-        if not stay:
-            raise OptionError(f"heads are all {H}, must leave one")
-        groups = [[h for h in stay if h // (H // K) == g] for g in range(K)]
-        sizes = {len(group) for group in groups if group}
-        if len(sizes) > 1:
-            raise OptionError(
-                f"heads leave {[len(g) for g in groups]} query heads to the {K} key/value heads, "
-                "must leave as many to each that stays: prune others too, or take .unshared() first"
-            )
-        kv = [g for g, group in enumerate(groups) if group]
         return self._of_heads(stay, kv)
 
     def unshared(self) -> MultiHeadAttention:
@@ -793,6 +779,24 @@ def _check_options(options: Mapping[str, Any]) -> None:
 def _alignment(options: Mapping[str, Any]) -> Any:
     conventions = options.get("conventions")
     return None if conventions is None else conventions.causal
+
+
+def staying_heads(heads: Any, H: int, K: int) -> tuple[list[int], list[int]]:
+    """The query heads and the key/value heads that stay without these query heads."""
+    if not np.iterable(heads):
+        raise OptionError(f"heads is {heads!r}, must be a sequence of indices")
+    gone = {_head(h, H) for h in heads}
+    stay = [h for h in range(H) if h not in gone]
+    if not stay:
+        raise OptionError(f"heads are all {H}, must leave one")
+    groups = [[h for h in stay if h // (H // K) == g] for g in range(K)]
+    sizes = {len(group) for group in groups if group}
+    if len(sizes) > 1:
+        raise OptionError(
+            f"heads leave {[len(g) for g in groups]} query heads to the {K} key/value heads, "
+            "must leave as many to each that stays: prune others too, or take .unshared() first"
+        )
+    return stay, [g for g, group in enumerate(groups) if group]
 
 
 def _head(h: Any, H: int) -> int:

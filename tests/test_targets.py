@@ -23,6 +23,8 @@ TAKES = {
     "numpy.naive": "numpy",
     "torch.sdpa": "torch",
     "torch.sdpa-math": "torch",
+    "npattn.torch": "torch",
+    "npattn.torch-fused": "torch",
     "jax.nn": "jax",
     "onnx.reference": "numpy",
     "onnxruntime": "numpy",

@@ -19,12 +19,14 @@ from npattn import biases, conventions, errors, masks
 from npattn.conventions import Conventions
 from npattn.problem import Forward, Gradients
 from npattn.torch.api import attention, backward, forward, jvp
+from npattn.torch.multihead import MultiHeadAttention
 from npattn.torch.problem import Problem
 
 __all__ = [
     "Conventions",
     "Forward",
     "Gradients",
+    "MultiHeadAttention",
     "Problem",
     "attention",
     "backward",

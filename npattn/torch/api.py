@@ -12,7 +12,7 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.problem import Alignment, Forward, Gradients, Window, checked_cotangent
 from npattn.torch import engine as tiles
-from npattn.torch import textbook
+from npattn.torch import fused, textbook
 from npattn.torch.flags import exact
 from npattn.torch.function import Call, attend, pulled
 from npattn.torch.problem import Problem, moved, stand_in
@@ -147,6 +147,8 @@ def evaluate(
     Forward
     """
     engine = engine or problem.engine
+    if engine == "fused":
+        return fused.evaluate(problem, conventions)
     if engine == "auto":
         engine = "tiled"
     if problem.score_mod is not None and torch.is_grad_enabled():
@@ -195,7 +197,7 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
         torch._dynamo.graph_break(msg=NO_GRAPH)
         return _backward(fwd, dout, dlse, dweights)
     problem: Any = fwd.problem
-    call, saved = fwd.residuals
+    call, saved = fused.not_fused(fwd).residuals
     whole = (*fwd.lse.shape, problem.S)
     do, dl, dw = (
         None if x is None else _checked(problem, name, x, shape)
@@ -241,7 +243,7 @@ def jvp(
         torch._dynamo.graph_break(msg=NO_GRAPH)
         return _jvp(fwd, dq, dk, dv, dbias, dsinks)
     problem: Any = fwd.problem
-    call, saved = fwd.residuals
+    call, saved = fused.not_fused(fwd).residuals
     if call.conventions is not None:
         raise OptionError("jvp has conventions, must be asked of a forward without them")
     if problem.storage is not None:

@@ -135,7 +135,7 @@ def to_torch(mha: MultiHeadAttention, *, batch_first: bool = True) -> torch.nn.M
         batch_first=batch_first,
         device="meta",
     )
-    tensors = {name: _tensor(torch, array) for name, array in state.items()}
+    tensors = {name: tensor_of(array) for name, array in state.items()}
     module.load_state_dict(tensors, assign=True)
     return module  # type: ignore[no-any-return]  # torch is Any here
 
@@ -182,7 +182,9 @@ def _torch(asked: str) -> Any:
     return torch
 
 
-def _tensor(torch: Any, array: Array) -> Any:
+def tensor_of(array: Array) -> Any:
+    """A tensor of its own with the bits of an array."""
+    torch = _torch("to_torch")
     plain = np.array(array, array.dtype.newbyteorder("="), order="C")  # a copy of its own
     bits = torch.from_numpy(plain.view(f"i{plain.itemsize}"))
     assert bits.dtype == torch_bits(torch, plain.itemsize)

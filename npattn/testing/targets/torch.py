@@ -22,7 +22,7 @@ except ImportError as err:
         "torch targets need torch; npattn itself does not: pip install 'npattn[torch]'"
     ) from err
 
-__all__ = ["Torch", "sdpa", "sdpa_math"]
+__all__ = ["Torch", "npattn_fused", "npattn_torch", "sdpa", "sdpa_math"]
 
 # torch has dtypes that NumPy has only through ml_dtypes: they travel as integers of their size.
 DISGUISES = {
@@ -144,3 +144,69 @@ def sdpa_math(
     """`sdpa`, held to the MATH backend."""
     with sdpa_kernel(SDPBackend.MATH):
         return sdpa(q, k, v, mask, causal=causal, bias=bias, scale=scale)
+
+
+def npattn_torch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    bias: torch.Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    score_mod: Any = None,
+    sinks: torch.Tensor | None = None,
+    dropout_mask: torch.Tensor | None = None,
+    dropout_rate: float = 0.0,
+    return_lse: bool = False,
+) -> Any:
+    """`npattn.torch.forward`, rounded to the dtype of q."""
+    from npattn.torch import forward
+
+    fwd = forward(
+        q,
+        k,
+        v,
+        mask,
+        causal="bottom_right" if causal else False,
+        window=window,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        score_mod=score_mod,
+        sinks=sinks,
+        dropout_mask=dropout_mask,
+        dropout_rate=dropout_rate,
+    )
+    out: Any = fwd.out
+    return (out.to(q.dtype), fwd.lse) if return_lse else out.to(q.dtype)
+
+
+def npattn_fused(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    bias: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """``npattn.torch.attention(engine="fused")``, with the options that it has on any device."""
+    from npattn.torch import attention
+
+    return attention(
+        q,
+        k,
+        v,
+        mask,
+        causal="bottom_right" if causal else False,
+        window=window,
+        bias=bias,
+        scale=scale,
+        engine="fused",
+    )

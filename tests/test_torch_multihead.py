@@ -1,0 +1,557 @@
+"""npattn.torch.MultiHeadAttention beside torch.nn.MultiheadAttention, in float64."""
+
+import copy
+import doctest
+import io
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.testing import assert_close  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import npattn  # noqa: E402
+from npattn.errors import DtypeError, OptionError, ShapeError  # noqa: E402
+from npattn.torch import MultiHeadAttention  # noqa: E402
+from npattn.torch import attention as exact_attention  # noqa: E402
+
+B, H, T, S, D, KDIM, VDIM = 2, 3, 5, 7, 4, 11, 13
+EMBED = H * D
+
+VARIANTS = {
+    "plain": {},
+    "without bias": {"bias": False},
+    "bias_kv": {"add_bias_kv": True},
+    "zero_attn": {"add_zero_attn": True},
+    "other widths": {"kdim": KDIM, "vdim": VDIM, "add_bias_kv": True, "add_zero_attn": True},
+    "batch first": {"batch_first": True},
+}
+BOTH = (nn.MultiheadAttention, MultiHeadAttention)
+
+
+def made(kind, *, seed=0, embed=EMBED, heads=H, dtype=torch.float64, **options):
+    torch.manual_seed(seed)
+    return kind(embed, heads, dtype=dtype, **options)
+
+
+def normal(*shape, seed=1, dtype=torch.float64, **options):
+    numbers = np.random.default_rng(seed).standard_normal(shape)
+    return torch.tensor(numbers, dtype=dtype, **options)
+
+
+def inputs(module, *, batched=True, **options):
+    sizes = ((T, EMBED), (S, module.kdim), (S, module.vdim))
+    found = []
+    for i, (n, width) in enumerate(sizes):
+        x = normal(B, n, width, seed=i, **options)
+        x = x if module.batch_first else x.transpose(0, 1).contiguous()
+        found.append((x if batched else normal(n, width, seed=i, **options)).requires_grad_())
+    return found
+
+
+def triangle(dtype=torch.bool):
+    later = torch.ones(T, T, dtype=torch.bool).triu(1)
+    return later if dtype == torch.bool else torch.zeros(T, T, dtype=dtype).masked_fill(later, -9.0)
+
+
+def gradients(module, given, **options):
+    """out, weights and the gradients of all inputs and parameters from a loss of both."""
+    out, weights = module(*given, **options)
+    loss = (out * normal(*out.shape)).sum()
+    if weights is not None:
+        loss = loss + (weights * normal(*weights.shape)).sum()
+    leaves = [*given, *module.parameters()]
+    return out, weights, torch.autograd.grad(loss, leaves, allow_unused=True)
+
+
+def both_agree(options, given, **call):
+    want = gradients(made(nn.MultiheadAttention, **options), given, **call)
+    got = gradients(made(MultiHeadAttention, **options), given, **call)
+    assert_close(got[0], want[0])
+    assert_close(got[1], want[1])
+    zeros = [torch.zeros(())] * len(want[2])
+    assert_close([z if x is None else x for x, z in zip(got[2], zeros, strict=True)],
+                 [z if x is None else x for x, z in zip(want[2], zeros, strict=True)])  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_seed_gives_the_weights_that_it_gives_in_torch(variant):
+    theirs, ours = (made(kind, **VARIANTS[variant]) for kind in BOTH)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    assert torch.rand(()) == (made(nn.MultiheadAttention, **VARIANTS[variant]), torch.rand(()))[1]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_state_dict_goes_both_ways(variant):
+    theirs = made(nn.MultiheadAttention, **VARIANTS[variant])
+    ours = made(MultiHeadAttention, seed=2, **VARIANTS[variant])
+    ours.load_state_dict(theirs.state_dict())
+    back = made(nn.MultiheadAttention, seed=3, **VARIANTS[variant])
+    back.load_state_dict(ours.state_dict())
+    assert_close(back.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_output_weights_and_gradients_are_those_of_torch(variant, batched):
+    options = VARIANTS[variant]
+    both_agree(options, inputs(made(nn.MultiheadAttention, **options), batched=batched))
+
+
+MASKS = {
+    "padding": {"key_padding_mask": torch.arange(S) >= torch.tensor([[7], [3]])},
+    "padding, added": {"key_padding_mask": normal(B, S)},
+    "mask": {"attn_mask": torch.ones(T, S, dtype=torch.bool).triu(2)},
+    "mask, added": {"attn_mask": normal(T, S)},
+    "mask of a head": {"attn_mask": normal(B * H, T, S) > 1},
+    "mask of a head, added": {"attn_mask": normal(B * H, T, S)},
+    "both": {
+        "key_padding_mask": torch.arange(S) >= torch.tensor([[7], [3]]),
+        "attn_mask": torch.ones(T, S, dtype=torch.bool).triu(2),
+    },
+    "both, added": {"key_padding_mask": normal(B, S), "attn_mask": normal(B * H, T, S, seed=2)},
+}
+
+
+@pytest.mark.parametrize("variant", ["plain", "other widths"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_mean_what_they_mean_in_torch(mask, variant):
+    options = VARIANTS[variant]
+    given = inputs(made(nn.MultiheadAttention, **options))
+    both_agree(options, given, **MASKS[mask])
+    both_agree(options, given, need_weights=False, **MASKS[mask])
+    both_agree(options, given, average_attn_weights=False, **MASKS[mask])
+
+
+def test_masks_without_a_batch_mean_what_they_mean_in_torch():
+    given = inputs(made(nn.MultiheadAttention), batched=False)
+    both_agree({}, given, key_padding_mask=torch.arange(S) > 3)
+    both_agree({}, given, attn_mask=normal(H, T, S), average_attn_weights=False)
+
+
+def test_a_bool_mask_and_one_that_is_added_go_together():
+    given = inputs(made(nn.MultiheadAttention))
+    hidden = torch.arange(S) >= torch.tensor([[7], [3]])
+    added = torch.zeros(B, S, dtype=torch.float64).masked_fill(hidden, -torch.inf)
+    ours, mask = made(MultiHeadAttention), normal(T, S)
+    got = gradients(ours, given, key_padding_mask=hidden, attn_mask=mask)
+    want = gradients(ours, given, key_padding_mask=added, attn_mask=mask)
+    assert_close(got, want)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_causal_hint_goes_with_its_mask(need_weights, padded):
+    x = inputs(made(nn.MultiheadAttention))[0]
+    padding = torch.zeros(B, T, dtype=torch.bool) if padded else None
+    call = {"attn_mask": triangle(), "is_causal": True, "need_weights": need_weights}
+    both_agree({}, [x] * 3, key_padding_mask=padding, **call)
+    for module in (made(kind) for kind in BOTH):
+        with pytest.raises((RuntimeError, OptionError), match="attn_mask"):
+            module(x, x, x, is_causal=True)
+
+
+def test_masks_that_are_added_get_their_gradients():
+    padding, mask = normal(B, S, requires_grad=True), normal(B * H, T, S, requires_grad=True)
+    found = []
+    for kind in BOTH:
+        module = made(kind)
+        out, _ = module(*inputs(module), key_padding_mask=padding, attn_mask=mask)
+        found.append(torch.autograd.grad((out * normal(*out.shape)).sum(), (padding, mask)))
+    assert_close(*found)
+
+
+def test_a_query_that_sees_nothing_gives_0_or_what_torch_gives():
+    given = inputs(made(nn.MultiheadAttention))
+    call = {"key_padding_mask": torch.arange(S) >= torch.tensor([[7], [0]])}
+    for need_weights in (True, False):
+        module = made(MultiHeadAttention)
+        nn.init.ones_(module.out_proj.bias)
+        out, _, grads = gradients(module, given, need_weights=need_weights, **call)
+        assert_close(out[:, 1], torch.ones(T, EMBED, dtype=torch.float64))
+        assert all(x.isfinite().all() for x in grads if x is not None)
+    theirs = made(nn.MultiheadAttention)(*given, **call)
+    ours = made(MultiHeadAttention, empty_row="nan")(*given, **call)
+    assert_close(ours, theirs, equal_nan=True)
+    mean, _ = made(MultiHeadAttention, empty_row="mean")(*given, **call)
+    equal, _ = made(MultiHeadAttention)(torch.zeros_like(given[0]), *given[1:])
+    assert_close(mean[:, 1], equal[:, 1])
+
+
+def test_attention_is_exact_where_projections_are_narrow():
+    for dtype in (torch.float32, torch.bfloat16):
+        module = made(MultiHeadAttention, dtype=dtype, batch_first=True)
+        given = inputs(module, dtype=dtype)
+        out, weights = module(*given)
+        assert out.dtype == weights.dtype == dtype
+        projected = zip(given, module.in_proj_weight.chunk(3), strict=True)
+        q, k, v = ((x @ w.mT).unflatten(-1, (H, D)).transpose(1, 2) for x, w in projected)
+        o = exact_attention(q, k, v).to(dtype)
+        want = nn.functional.linear(
+            o.transpose(1, 2).flatten(-2), module.out_proj.weight, module.out_proj.bias
+        )
+        assert_close(out, want)
+
+
+def test_what_is_computed_in_is_said():
+    narrow = made(MultiHeadAttention, compute_dtype=torch.float32)
+    wide = made(MultiHeadAttention)
+    given = inputs(wide)
+    got, want = narrow(*given)[0], wide(*given)[0]
+    assert got.dtype == torch.float64
+    assert 0 < (got - want).abs().max() < torch.finfo(torch.float32).eps * S * want.abs().max()
+
+
+# --- dropout --------------------------------------------------------------------------------------
+
+
+def test_dropout_is_drawn_in_training_alone_and_is_the_same_for_a_seed():
+    module, exact = (made(MultiHeadAttention, dropout=p) for p in (0.5, 0.0))
+    given = inputs(module)
+
+    def drawn(seed):
+        torch.manual_seed(seed)
+        return module(*given, average_attn_weights=False)
+
+    first, again, other = drawn(5), drawn(5), drawn(6)
+    assert_close(first, again, rtol=0, atol=0)
+    assert not torch.equal(first[0], other[0])
+    want, p = exact(*given, average_attn_weights=False)
+    kept = first[1] != 0
+    assert 0 < kept.sum() < kept.numel()
+    assert_close(first[1], torch.where(kept, 2 * p, 0))
+    v = nn.functional.linear(
+        given[2], *(x.chunk(3)[2] for x in (exact.in_proj_weight, exact.in_proj_bias))
+    )
+    o = first[1] @ v.transpose(0, 1).unflatten(-1, (H, D)).transpose(1, 2)
+    assert_close(first[0], exact.out_proj(o.transpose(1, 2).flatten(-2)).transpose(0, 1))
+    module.eval()
+    assert_close(drawn(5)[0], want)
+
+
+def test_dropout_of_everything_leaves_the_bias():
+    module = made(MultiHeadAttention, dropout=1.0)
+    nn.init.ones_(module.out_proj.bias)
+    out, weights = module(*inputs(module))
+    assert_close(out, torch.ones_like(out))
+    assert not weights.any()
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointing_gives_the_same_gradients_with_dropout(use_reentrant):
+    module = made(MultiHeadAttention, dropout=0.5)
+    found = []
+    for around in (None, checkpoint):
+        given = inputs(module)
+        torch.manual_seed(7)
+        if around is None:
+            out, _ = module(*given)
+        else:
+            out, _ = around(module, *given, use_reentrant=use_reentrant)
+        module.zero_grad()
+        (out * normal(*out.shape)).sum().backward()
+        found.append([x.grad for x in (*given, *module.parameters())])
+    assert_close(found[0], found[1])
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def losses(module, steps=5):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.9)
+    found = []
+    for step in range(steps):
+        x, y = normal(T, B, EMBED, seed=step), normal(T, B, EMBED, seed=step + steps)
+        loss = (module(x, x, x, attn_mask=triangle())[0] - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.detach())
+    return torch.stack(found)
+
+
+def test_training_has_the_losses_that_it_has_in_torch():
+    theirs, ours = (losses(made(kind, add_bias_kv=True)) for kind in BOTH)
+    assert_close(ours, theirs)
+    assert ours[-1] != ours[0]
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_autocast_gives_the_dtypes_that_it_gives_in_torch(need_weights):
+    found = []
+    for kind in BOTH:
+        module = made(kind, dtype=torch.float32)
+        given = inputs(module, dtype=torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            out, _ = module(*given, need_weights=need_weights)
+        out.float().sum().backward()
+        found.append([out, *(x.grad for x in (*given, *module.parameters()))])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        assert ours.dtype == theirs.dtype
+    assert found[1][0].dtype == torch.bfloat16
+    want = module.double()(*(x.double() for x in given))[0]
+    theirs, ours = ((outs[0] - want).norm() for outs in found)
+    assert ours <= theirs
+
+
+def test_autocast_does_not_reach_attention():
+    module = made(MultiHeadAttention, dtype=torch.float32, batch_first=True)
+    given = inputs(module, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = module(*given)
+        projected = zip(
+            given, module.in_proj_weight.chunk(3), module.in_proj_bias.chunk(3), strict=True
+        )
+        q, k, v = (
+            nn.functional.linear(*x).unflatten(-1, (H, D)).transpose(1, 2) for x in projected
+        )
+    o = exact_attention(q, k, v).bfloat16().transpose(1, 2).flatten(-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = module.out_proj(o)
+    assert_close(out, want, rtol=0, atol=0)
+
+
+def trained_by_two(rank, store, path):
+    """One of two processes that share a batch: gradients after one backward."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(store, 2), rank=rank, world_size=2
+    )
+    module = DistributedDataParallel(made(MultiHeadAttention, seed=rank, batch_first=True))
+    x = normal(2 * B, T, EMBED)[rank::2]
+    module(x, x, x, need_weights=False)[0].square().mean().backward()
+    torch.save([p.grad for p in module.parameters()], f"{path}.{rank}")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_have_the_gradients_of_one_with_the_whole_batch(tmp_path):
+    path = tmp_path / "gradients"
+    torch.multiprocessing.spawn(trained_by_two, (str(tmp_path / "store"), str(path)), nprocs=2)
+    module = made(MultiHeadAttention, batch_first=True)  # the weights of rank 0 are everybody's
+    x = normal(2 * B, T, EMBED)
+    module(x, x, x, need_weights=False)[0].square().mean().backward()
+    want = [p.grad for p in module.parameters()]
+    for rank in range(2):
+        assert_close(torch.load(f"{path}.{rank}"), want)
+
+
+# --- heads ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": KDIM, "vdim": VDIM, "add_bias_kv": True},
+                                     {"bias": False}])  # fmt: skip
+def test_pruning_a_head_is_zeroing_its_output(options):
+    whole = made(MultiHeadAttention, **options).eval()
+    smaller = whole.prune([-1, 0])
+    zeroed = copy.deepcopy(whole)
+    with torch.no_grad():
+        zeroed.out_proj.weight[:, :D] = 0
+        zeroed.out_proj.weight[:, 2 * D :] = 0
+    given = inputs(whole)
+    assert_close(smaller(*given)[0], zeroed(*given)[0])
+    assert (smaller.num_heads, smaller.head_dim, smaller.training) == (1, D, False)
+    assert whole.num_heads == H
+    loaded = MultiHeadAttention(EMBED, 1, head_dim=D, dtype=torch.float64, **options)
+    loaded.load_state_dict(smaller.state_dict())
+    assert_close(loaded(*given), smaller(*given), rtol=0, atol=0)
+
+
+def test_pruning_is_that_of_numpy():
+    mha = npattn.MultiHeadAttention.init(
+        24, 6, seed=0, num_kv_heads=3, add_bias_kv=True, add_zero_attn=True
+    )
+    ours = MultiHeadAttention.from_numpy(mha)
+    for heads in ([0, 2, 5], [1, 0, 3, 4], []):
+        got, want = ours.prune(heads).to_numpy(), mha.prune(heads)
+        assert got.options == want.options
+        for name, array in want.parameters.items():
+            np.testing.assert_array_equal(getattr(got, name), array)
+    with pytest.raises(OptionError, match="must leave as many"):
+        ours.prune([0])
+    with pytest.raises(OptionError, match="must leave one"):
+        ours.prune(range(6))
+
+
+def test_shared_heads_are_those_of_numpy():
+    mha = npattn.MultiHeadAttention.init(12, 6, seed=0, num_kv_heads=2, key_size=7, value_in=5)
+    x, key, value = normal(3, T, 12), normal(3, S, 7), normal(3, S, 5)
+    out, weights = MultiHeadAttention.from_numpy(mha)(x, key, value, average_attn_weights=False)
+    want = mha.forward(x.numpy(), key.numpy(), value.numpy())
+    assert_close(out, torch.tensor(want.out))
+    assert_close(weights, torch.tensor(want.weights))
+
+
+def test_the_smaller_module_goes_on_training():
+    smaller = made(MultiHeadAttention).prune([1])
+    assert all(p.requires_grad and p.is_leaf for p in smaller.parameters())
+    assert losses(smaller).isfinite().all()
+
+
+# --- in and out -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_module_of_torch_comes_in_and_goes_out(variant):
+    theirs = made(nn.MultiheadAttention, dropout=0.25, **VARIANTS[variant]).eval()
+    theirs.out_proj.weight.requires_grad_(False)
+    ours = MultiHeadAttention.from_torch(theirs)
+    back = ours.to_torch()
+    given = inputs(theirs)
+    assert_close(ours(*given), theirs(*given))
+    assert_close(back(*given), theirs(*given), rtol=0, atol=0)
+    assert (back.dropout, back.training, back.batch_first) == (0.25, False, theirs.batch_first)
+    assert not ours.out_proj.weight.requires_grad
+    assert ours.out_proj.weight.data_ptr() != theirs.out_proj.weight.data_ptr()
+    assert not back.out_proj.weight.requires_grad
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_module_of_numpy_comes_in_and_goes_out_to_the_bit(dtype):
+    mha = npattn.MultiHeadAttention.init(
+        12, 3, seed=0, head_size=5, key_size=7, add_bias_kv=True, dtype=dtype
+    )
+    ours = MultiHeadAttention.from_numpy(mha, engine="dense")
+    assert (ours.engine, ours.head_dim, ours.batch_first) == ("dense", 5, True)
+    back = ours.to_numpy()
+    assert back.options == mha.options
+    for name, array in mha.parameters.items():
+        assert getattr(back, name).tobytes() == array.tobytes()
+
+
+def test_what_has_no_place_is_said():
+    shared = MultiHeadAttention(12, 6, num_kv_heads=2)
+    with pytest.raises(OptionError, match="num_kv_heads is 2, must be 6"):
+        shared.to_torch()
+    with pytest.raises(OptionError, match="must add up to embed_dim 12"):
+        MultiHeadAttention(12, 3).prune([0]).to_torch()
+    init = npattn.MultiHeadAttention.init
+    plain = init(12, 3, seed=0)
+    for mha, word in (
+        (plain.replace(wo=None, bo=None), "wo is None"),
+        (plain.replace(merge="reshape"), "merge is 'reshape'"),
+        (plain.replace(qk_norm="rms"), "qk_norm is 'rms'"),
+        (init(12, 3, seed=0, value_size=5), "heads of v have size 5"),
+        (init(12, 3, seed=0, out_size=5), "wo has shape"),
+        (plain.replace(bq=None), "given in part"),
+        (plain.replace(wq=plain.wq.astype(np.float32)), "must be float32 as wq"),
+    ):
+        with pytest.raises(OptionError, match=word):
+            MultiHeadAttention.from_numpy(mha)
+    with pytest.raises(OptionError, match=r"must be a torch\.nn\.MultiheadAttention"):
+        MultiHeadAttention.from_torch(nn.Linear(2, 3))
+
+
+def test_copies_and_files_hold_the_same_module():
+    module = made(MultiHeadAttention, batch_first=True, add_bias_kv=True, empty_row="nan")
+    given = inputs(module)
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    others = (
+        copy.deepcopy(module),
+        pickle.loads(pickle.dumps(module)),
+        torch.load(file, weights_only=False),
+    )
+    for other in others:
+        assert repr(other) == repr(module)
+        assert_close(other(*given), module(*given), rtol=0, atol=0)
+    assert "empty_row='nan', " not in repr(made(MultiHeadAttention))
+    assert "empty_row='nan'" in repr(module)
+
+
+def test_it_moves_to_another_dtype():
+    module = made(MultiHeadAttention, dtype=torch.float32)
+    wide = copy.deepcopy(module).double()
+    given = inputs(wide)
+    assert_close(wide(*given)[0].float(), module(*(x.float() for x in given))[0])
+    assert module.to(torch.bfloat16)(*(x.bfloat16() for x in given))[0].dtype == torch.bfloat16
+
+
+def test_it_can_be_called_with_other_parameters():
+    module, other = (made(MultiHeadAttention, seed=seed) for seed in (0, 1))
+    given = inputs(module)
+    got = torch.func.functional_call(module, dict(other.named_parameters()), tuple(given))
+    assert_close(got, other(*given), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks, where a graph goes on
+def test_it_compiles():
+    module = made(MultiHeadAttention)
+    given = inputs(module)
+    compiled = torch.compile(module, backend="eager")
+    got, want = gradients(compiled, given), gradients(module, given)
+    assert_close(got, want)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_of_torch_calls_it(training):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(EMBED, H, 17, 0.0, batch_first=True, dtype=torch.float64)
+    layer.train(training)
+    other = copy.deepcopy(layer)
+    other.self_attn = MultiHeadAttention.from_torch(layer.self_attn)
+    calls = []
+    other.self_attn.register_forward_hook(lambda *_: calls.append(1))
+    x, hidden = normal(B, T, EMBED), torch.arange(T) >= torch.tensor([[5], [3]])
+    with torch.inference_mode(not training):
+        got = other(x, src_mask=triangle(), src_key_padding_mask=hidden)
+        want = layer(x, src_mask=triangle(), src_key_padding_mask=hidden)
+    assert_close(got, want)
+    assert calls == [1]
+
+
+def test_what_cannot_be_meant_is_said():
+    for options, word in (
+        ({"embed_dim": 13}, "embed_dim is 13, must be a multiple of 3"),
+        ({"num_kv_heads": 2}, "num_kv_heads is 2, must divide"),
+        ({"dropout": 1.5}, "dropout is 1.5"),
+        ({"engine": "flash"}, "engine is 'flash'"),
+        ({"compute_dtype": torch.int8}, "compute_dtype is torch.int8"),
+        ({"engine": "fused", "compute_dtype": torch.float64}, "must be None: the kernels"),
+        ({"empty_row": "one"}, "empty_row is 'one'"),
+    ):
+        with pytest.raises(OptionError, match=word):
+            MultiHeadAttention(**({"embed_dim": EMBED, "num_heads": H} | options))
+    module = made(MultiHeadAttention)
+    q, k, v = inputs(module)
+    for error, given, call, word in (
+        (ShapeError, (q, k[0], v), {}, "must have 2 or 3 as all"),
+        (ShapeError, (q[..., 1:], k, v), {}, "query has size 11, must have 12"),
+        (ShapeError, (q, k, v[1:]), {}, "must be of 2 samples and as long"),
+        (ShapeError, (q, k, v), {"attn_mask": triangle()}, r"shape \(5, 5\), must have \(5, 7\)"),
+        (DtypeError, (q, k, v), {"attn_mask": torch.ones(T, S).int()}, "must be bool"),
+        (DtypeError, (q.detach().numpy(), k, v), {}, "query is ndarray"),
+    ):
+        with pytest.raises(error, match=word):
+            module(*given, **call)
+
+
+def test_the_fused_engine_gives_what_the_exact_one_gives_and_refuses_the_rest():
+    exact, fused = (made(MultiHeadAttention, engine=engine) for engine in ("auto", "fused"))
+    given = inputs(exact)
+    call = {"need_weights": False, "key_padding_mask": MASKS["padding"]["key_padding_mask"]}
+    assert_close(gradients(fused, given, **call), gradients(exact, given, **call))
+    x = given[0]
+    call = {"need_weights": False, "attn_mask": triangle(), "is_causal": True}
+    assert_close(gradients(fused, [x] * 3, **call), gradients(exact, [x] * 3, **call))
+    with pytest.raises(OptionError, match="need_weights is True"):
+        fused(*given)
+    dropping = made(MultiHeadAttention, engine="fused", dropout=0.5)
+    with pytest.raises(OptionError, match="dropout_mask is given"):
+        dropping(*given, need_weights=False)
+    assert dropping.eval()(*given, need_weights=False)[0].isfinite().all()
+
+
+def test_the_examples_of_the_page_give_what_they_show():
+    page = Path(__file__).parents[1] / "docs" / "torch_multihead.md"
+    text = page.read_text().replace("```", "")
+    examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    assert len(examples.examples) > 10
+    assert doctest.DocTestRunner().run(examples).failed == 0
