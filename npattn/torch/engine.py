@@ -140,8 +140,9 @@ class _Call:
     def operand(self, x: Tensor, heads: int) -> Tensor:
         """An input in the dtype computed in, (B, heads, n, size)."""
         problem = self.problem
-        if x.dtype != problem.dtype or problem.storage is not None:
-            x = problem.stored(problem.computed(x))
+        if x.dtype != problem.dtype:
+            x = x.to(problem.dtype)
+        x = x if problem.storage is None else problem.stored(x)
         return self.flat(x, heads)
 
     def flat(self, x: Tensor, heads: int) -> Tensor:

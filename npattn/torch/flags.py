@@ -18,21 +18,25 @@ __all__ = ["exact"]
 def exact(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[Any]:
     """Where products are computed in `dtype` and nothing narrower."""
     if dtype == torch.float64:
-        return nullcontext()
-    return _exact(device)
+        return NOTHING
+    needed = _flags(device)
+    if torch.is_autocast_enabled(device.type):
+        needed.append(torch.autocast(device.type, enabled=False))
+    return _all(needed) if needed else NOTHING
+
+
+NOTHING = nullcontext()
 
 
 @contextmanager
-def _exact(device: torch.device) -> Iterator[None]:
+def _all(contexts: list[AbstractContextManager[Any]]) -> Iterator[None]:
     with ExitStack() as stack:
-        if torch.is_autocast_enabled(device.type):
-            stack.enter_context(torch.autocast(device.type, enabled=False))
-        for flag in _flags(device):
-            stack.enter_context(flag)
+        for one in contexts:
+            stack.enter_context(one)
         yield
 
 
-def _flags(device: torch.device) -> list[AbstractContextManager[None]]:
+def _flags(device: torch.device) -> list[AbstractContextManager[Any]]:
     """What must be switched for products on a device; nothing, where they are IEEE already."""
     backends: Any = torch.backends
     leaf = backends.cuda.matmul if device.type == "cuda" else backends.mkldnn.matmul
