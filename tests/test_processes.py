@@ -61,7 +61,7 @@ def test_two_processes_give_the_report_of_one():
 
 
 def test_what_fails_is_the_same_and_is_shrunk_to_the_same():
-    words = {"examples": 5, "only": ("agreement-o", "empty-row", "hidden-nan", "robustness")}
+    words = {"examples": 5, "only": ("agreement-o", "empty-row", "hidden-nan")}
     one, two = check(naive, **words), check(naive, processes=2, **words)
     assert [o.rule for o in one.outcomes if o.failed] == [
         "structure",
@@ -70,6 +70,13 @@ def test_what_fails_is_the_same_and_is_shrunk_to_the_same():
         "hidden-nan-kv",
     ]
     assert told(two) == told(one)
+
+
+def test_wrong_input_is_tried_by_a_process_that_may_fork():
+    report = check(naive, processes=2, only=["robustness"])
+    (notes,) = (o for o in report.outcomes if o.rule == "robustness")
+    assert notes.status == "passed"
+    assert "v is one key shorter than k: an exception" in notes.message
 
 
 def test_progress_moves_from_nothing_to_all():
