@@ -35,8 +35,11 @@ def covers(problem: Problem) -> bool:
 class Cheap:
     """Bounds of a problem that `covers`; ``fits`` says whether they hold.
 
-    `xp` is what computes: NumPy's arithmetic unless said, and then arrays are its arrays.
+    `xp` is what computes: NumPy's arithmetic unless said, and then arrays are its arrays. Queries
+    that are `apart` are some of a longer problem, so that each may lie in a block of its own.
     """
+
+    apart = False
 
     @np.errstate(all="ignore")  # hidden scores may be anything
     def __init__(
@@ -273,16 +276,17 @@ class Cheap:
     ) -> dict[str, Array]:
         """With what is rounded before a gradient is finished."""
         problem, unit, rounding = self.problem, self.unit, self.rounding
-        group = problem.H / max(problem.K, 1)
-        parts = {"dq": (t_dq, problem.q, problem.S), "dk": (t_dk, problem.k, problem.T)}
-        parts["dv"] = (t_dv, problem.v, problem.T)
+        group, block = problem.H / max(problem.K, 1), rounding.gradient_block
+        queries = problem.T * (block or 1) if self.apart else problem.T
+        parts = {"dq": (t_dq, problem.q, problem.S), "dk": (t_dk, problem.k, queries)}
+        parts["dv"] = (t_dv, problem.v, queries)
         found = {}
         for name, (t, of, length) in parts.items():
             heads = group if name != "dq" else 1.0
             copies = math.prod(t.shape) / max(math.prod(of.shape), 1)
             times = rounding.gradient_roundings - 1
-            if rounding.gradient_block is not None:
-                times += max(math.ceil(length / rounding.gradient_block) - 1, 0)
+            if block is not None:
+                times += max(math.ceil(length / block) - 1, 0)
             factor = unit.low.times(times)
             eta = times * unit.low.eta
             if copies > heads:

@@ -229,7 +229,9 @@ class _Call:
     def sink_weights(self, saved: Saved) -> Tensor:
         """What the sinks take of each row."""
         assert self.sinks is not None
-        return torch.exp((self.sinks if saved.shift is None else self.sinks - saved.shift) - saved.log)
+        return torch.exp(
+            (self.sinks if saved.shift is None else self.sinks - saved.shift) - saved.log
+        )
 
     def sum(self, w: Tensor, x: Tensor, live: Tensor | None) -> Tensor:
         """w @ x, in which x counts only where it is live, if anything is not finite."""
