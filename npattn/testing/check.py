@@ -33,6 +33,7 @@ __all__ = ["check"]
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 ROBUSTNESS = "robustness"  # asked only by name: it gives notes, and needs child processes
+SWEEPS = ("sweep", "long")  # asked with sweep=: they draw on the device
 SHRINK_SECONDS = 8.0  # per failing rule; the smallest problem found by then is reported
 DEFAULTS = {"framework": "auto", "layout": "BHTD"}
 Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
@@ -56,6 +57,7 @@ def check(
     only: Iterable[str] | None = None,
     shrink: bool = True,
     progress: Progress | None = None,
+    sweep: int = 0,
 ) -> Report:
     """Judge an attention implementation: is it right, forward and backward?
 
@@ -90,6 +92,9 @@ def check(
         Look for the smallest problem that fails, and not just for one.
     progress : callable, optional
         Told ``(dtype, rule, done, total)``.
+    sweep : int, default 0
+        With so many problems of every length up to 4096, of torch functions: drawn, computed and
+        judged on the device, which they do not leave; and with a few very long ones.
 
     Returns
     -------
@@ -127,6 +132,8 @@ def check(
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}")
+    if isinstance(sweep, bool) or not isinstance(sweep, int) or sweep < 0:
+        raise OptionError(f"sweep is {sweep!r}, must be an integer ≥ 0: how many problems")
     if not dtypes or examples < 1:
         raise OptionError(f"dtypes is {dtypes!r} and examples {examples}, must be 1 or more each")
     if conventions is not None and not isinstance(conventions, Conventions):
@@ -135,6 +142,7 @@ def check(
             'such as npattn.conventions.PROFILES["torch.sdpa"]'
         )
     rules = _chosen(only)
+    swept = _sweeps(implementation, sweep, only)
     space = Space(features=implementation.features, sizes=dict(sizes or {}))
     outcomes: list[Outcome] = []
     behaves: dict[str, str] = {}
@@ -142,7 +150,7 @@ def check(
         f"{name}: unknown to the judge, keeps its default" for name in implementation.untested
     ]
     untested += _missing(implementation)
-    untested.append(f"sizes above {space.largest} (others: sizes=)")
+    untested.append(f"sizes above {space.largest} (others: sizes={'' if swept else ', sweep='})")
     for dtype in dtypes:
         model = rounding
         if not isinstance(model, Rounding):
@@ -157,10 +165,13 @@ def check(
                 outcomes.append(_robustness(trial))
             if any(rule.rule == "aggregate" for rule in rules) and trial.space.structure:
                 behaves[dtype] = _behaviour(trial, seed)
+        if trial.space.structure:
+            outcomes += [judge.sweep(rule, sweep) for rule in swept]
         untested += [f"{dtype}: {line}" for line in judge.refused]
     facts = {
         "seed": seed,
         "examples": examples,
+        **({"sweep": sweep} if swept else {}),
         "features": ", ".join(sorted(implementation.features)) or "none",
         "rounding": rounding.name if isinstance(rounding, Rounding) else rounding or "undeclared",
         "conventions": _said(conventions),
@@ -182,12 +193,26 @@ def _chosen(only: Iterable[str] | None) -> list[Property]:
     for wanted in only:
         found = [p for name, p in PROPERTIES.items() if name.startswith(wanted)]
         found = [PROPERTIES[wanted]] if wanted in PROPERTIES else found  # the whole name wins
-        if not found and wanted not in ("structure", ROBUSTNESS):  # structure is always probed
-            raise OptionError(
-                f"{wanted!r} is not a rule, must be one of {', '.join([*PROPERTIES, ROBUSTNESS])}"
-            )
+        if not found and wanted not in ("structure", ROBUSTNESS, *SWEEPS):  # the first: always
+            rules = ", ".join([*PROPERTIES, ROBUSTNESS, *SWEEPS])
+            raise OptionError(f"{wanted!r} is not a rule, must be one of {rules}")
         chosen += [p for p in found if p not in chosen]
     return chosen
+
+
+def _sweeps(
+    implementation: Implementation, sweep: int, only: Iterable[str] | None
+) -> tuple[str, ...]:
+    """Which of the two rules are asked that draw on the device."""
+    named = tuple(rule for rule in SWEEPS if rule in (only or ()))
+    if named and not sweep:
+        raise OptionError(f"sweep is 0, must be how many problems {' and '.join(named)} may draw")
+    if sweep and implementation.framework.name != "torch":
+        raise OptionError(
+            f"sweep is {sweep}, must be 0 for functions of {implementation.framework.name} "
+            "arrays: it draws torch tensors"
+        )
+    return (named or SWEEPS) if sweep else ()
 
 
 def _missing(implementation: Implementation) -> list[str]:
@@ -269,6 +294,13 @@ class _Judge:
                 self.refused.append("queries that see nothing: wrong, so only empty-row has them")
         self.progress(self.trial.space.dtype, "", len(rules), len(rules))
         return outcomes + [judged[rule.rule] for rule in rules]
+
+    def sweep(self, rule: str, count: int) -> Outcome:
+        """One of the rules that draw on the device."""
+        from npattn.testing.sweep import Sweep  # and with it torch
+
+        sweep = Sweep(self.trial, self.seed, self.progress, self.shrinks)
+        return sweep.run(count) if rule == "sweep" else sweep.long()
 
     def judge(self, rule: Property) -> Outcome:
         """One rule over the planned problems, the failing one shrunk."""

@@ -64,15 +64,16 @@ def drawn(
     ]  # fmt: skip
     counts = [math.prod(shape) for shape in shapes]
     numbers = torch.randn(sum(counts), generator=rng, device=device, dtype=wide)
-    parts = numbers.split(counts)
+    parts = torch.split(numbers, counts)
     q, k, v, do, dlse = (x.reshape(n) for x, n in zip(parts, shapes, strict=True))
-    q, k, v = DISTRIBUTIONS[recipe.distribution](recipe, q, k, v)
-    mask = None if recipe.mask is None else MASKS[recipe.mask](recipe, rng)
+    arrays = [x.to(low) for x in DISTRIBUTIONS[recipe.distribution](recipe, q, k, v)]
+    words: dict[str, Any] = dict(zip("qkv", arrays, strict=True))
+    mask: Any = None if recipe.mask is None else MASKS[recipe.mask](recipe, rng)
     if mask is not None and mask_true == "hide":
         mask = ~mask
-    bias = None if recipe.bias is None else BIASES[recipe.bias](recipe, rng).to(low)
+    bias: Any = None if recipe.bias is None else BIASES[recipe.bias](recipe, rng).to(low)
     problem = Problem(
-        q.to(low), k.to(low), v.to(low), mask, causal=recipe.causal, window=recipe.window,
+        **words, mask=mask, causal=recipe.causal, window=recipe.window,
         bias=bias, scale=recipe.scale, dtype=dtype,
         alignment=alignment,  # type: ignore[arg-type]  # checked by Problem
     )  # fmt: skip

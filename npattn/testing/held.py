@@ -14,30 +14,20 @@ from typing import Any
 
 import torch
 
-from npattn.errors import OptionError
 from npattn.problem import band, diagonal
 from npattn.testing.cheap import Cheap
 from npattn.testing.compare import Comparison
 from npattn.testing.drawn import Drawn
+from npattn.testing.framework import ResultError
 from npattn.testing.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.tensors import Tensors, compared, worst_ratios
 from npattn.testing.trial import Trial
 from npattn.torch.api import backward, evaluate
-from npattn.torch.problem import Problem
 
-__all__ = ["Held", "held", "holdable"]
+__all__ = ["Held", "held"]
 
 Tensor = torch.Tensor
 OTHERS = "dq of other rows"
-
-
-def holdable(trial: Trial) -> None:
-    """OptionError unless the implementation's arrays are tensors."""
-    name = trial.implementation.framework.name
-    if name != "torch":
-        raise OptionError(
-            f"sweep is asked of a function of {name} arrays, must be 0: it draws torch tensors"
-        )
 
 
 @dataclass
@@ -90,7 +80,7 @@ def held(trial: Trial, given: Drawn, rows: Tensor | None = None) -> Held:
     do, dlse = given.dout, given.dlse
     if rows is not None:
         canonical, do, dlse = _of_rows(canonical, rows), do[..., rows, :], dlse[..., rows]
-    fwd = evaluate(canonical, engine="dense")
+    fwd: Any = evaluate(canonical, engine="dense")
     want: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
     dlse = torch.where(torch.isneginf(fwd.lse), 0, dlse)  # of rows that see nothing
     got = _given(trial, given, do, dlse, rows)
@@ -133,9 +123,10 @@ def _given(
         do = torch.zeros_like(given.dout).index_copy(-2, rows, do)
         dlse = torch.zeros_like(given.dlse).index_copy(-1, rows, dlse)
     cotangents = {"o": do} | ({"lse": dlse} if trial.takes_dlse else {})
-    found = trial.implementation.where_they_are(
+    gave = trial.implementation.where_they_are(
         problem, inputs, cotangents if trial.gradients else None
     )
+    found = [(name, _tensor(name, x, given.dout.device)) for name, x in gave]
     if rows is None:
         return found
     some: list[tuple[str, Tensor]] = []
@@ -150,7 +141,16 @@ def _given(
     return some
 
 
-def _of_rows(problem: Problem, rows: Tensor) -> Problem:
+def _tensor(name: str, x: Any, device: torch.device) -> Tensor:
+    """A result, once it is known to be one."""
+    if not isinstance(x, Tensor):
+        raise ResultError(f"{name} is a {type(x).__qualname__}, must be a torch tensor")
+    if x.device != device:
+        raise ResultError(f"{name} is on {x.device}, must be on {device} as q")
+    return x.detach()
+
+
+def _of_rows(problem: Any, rows: Tensor) -> Any:
     """The problem of these queries alone."""
     left, right = problem.window or (None, None)
     if problem.causal:
@@ -161,10 +161,9 @@ def _of_rows(problem: Problem, rows: Tensor) -> Problem:
         keys: Any = torch.arange(problem.S, device=rows.device)
         inside = band(beside, keys, left, right)  # type: ignore[arg-type]  # tensors
         visible = inside if visible is None else visible & inside
-    return Problem(
-        problem.q[..., rows, :], problem.k, problem.v, visible, scale=problem.scale,
-        bias=problem.bias_array, dtype=problem.dtype,
-    )  # fmt: skip
+    return problem.replace(
+        q=problem.q[..., rows, :], mask=visible, causal=False, window=None, alignment=None
+    )
 
 
 def _bounds(form: Cheap, do: Any, dlse: Any) -> dict[str, Any]:

@@ -31,11 +31,6 @@ DISTRIBUTIONS = (
 SCALES = (0.5, 1.0, -0.75, 1.7, 0.02)
 ROUND = (64, 128, 64, 32, 128, 16, 96)
 ODD = (40, 5, 17, 65, 3)
-TESTED = {
-    "rank 4": lambda B: (B,),
-    "rank 3": lambda B: (),
-    "rank 2": lambda B: None,
-}
 
 
 @dataclass(frozen=True)
@@ -131,7 +126,8 @@ class Plan:
         return tuple(n for n in self.space.sizes.get(letter, free) if n) or free
 
     def _lead(self, B: int) -> tuple[int, ...] | None:
-        return next((lead(B) for rank, lead in TESTED.items() if rank in self.space.structure), ())
+        leads = {"rank 4": (B,), "rank 3": (), "rank 2": None}
+        return next((lead for rank, lead in leads.items() if rank in self.space.structure), ())
 
     def _sizes(self, rng: np.random.Generator, number: int) -> dict[str, Any]:
         structure = self.space.structure

@@ -17,7 +17,7 @@ import torch
 from npattn.conventions import Conventions
 from npattn.problem import Problem
 from npattn.testing.drawn import Drawn, drawn
-from npattn.testing.held import Held, held, holdable
+from npattn.testing.held import Held, held
 from npattn.testing.implementation import Implementation, ImplementationError
 from npattn.testing.plan import Plan, simpler
 from npattn.testing.recipe import Cotangents, Recipe
@@ -57,16 +57,11 @@ class Sweep:
     Parameters
     ----------
     trial : Trial
-        After it was probed.
+        Of a function of tensors, after it was probed.
     seed : int
     progress : callable
         Told ``(dtype, rule, done, total)``.
     shrinks : bool
-
-    Raises
-    ------
-    OptionError
-        If the implementation takes no tensors.
     """
 
     def __init__(
@@ -76,7 +71,6 @@ class Sweep:
         progress: Callable[[str, str, int, int], None] = lambda *_: None,
         shrinks: bool = True,
     ) -> None:
-        holdable(trial)
         self.trial, self.seed, self.progress, self.shrinks = trial, seed, progress, shrinks
         self.device = torch.device(getattr(trial.implementation.framework, "device", "cpu"))
         self.plan = Plan(
@@ -138,7 +132,7 @@ class Sweep:
         rng = torch.Generator().manual_seed(recipe.seed)
         found = torch.randperm(recipe.T, generator=rng)[:most]
         found[0] = recipe.T - 1
-        return found.unique().to(self.device)
+        return torch.unique(found).to(self.device)  # type: ignore[no-any-return]
 
     def one(self, recipe: Recipe, rule: str = "sweep") -> tuple[float, Failure | None]:
         """The largest error / allowed error, and what is wrong."""
@@ -170,7 +164,9 @@ class Sweep:
         take = self.trial.implementation.framework.take
         own: Any = given.problem
         names = ("q", "k", "v", "mask", "bias")
-        arrays = {n: None if (x := getattr(own, n)) is None else take(x) for n in names}
+        arrays: dict[str, Any] = {
+            n: None if (x := getattr(own, n)) is None else take(x) for n in names
+        }
         problem = Problem(
             **arrays,
             causal=own.causal,

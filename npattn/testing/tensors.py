@@ -49,7 +49,7 @@ class Tensors(Arithmetic):
         self.out, self.lse = out, lse
         self.eps = float(torch.finfo(out.dtype).eps)
 
-    def evaluated(self, problem: Problem) -> tuple[Any, Any, Any]:
+    def evaluated(self, problem: Any) -> tuple[Any, Any, Any]:
         head = (None,) if problem.headless else (...,)
         out, lse = self.out[head], self.lse[head]
         q, k, v = textbook.operands(problem)
@@ -57,15 +57,15 @@ class Tensors(Arithmetic):
         if problem.bias_array is not None:
             s = s + self.wide(problem.bias_array)
         if problem.visible is not None:
-            s = s.masked_fill(~problem.visible, -math.inf)  # type: ignore[operator]  # a tensor
+            s = s.masked_fill(~problem.visible, -math.inf)
         p = torch.exp(s - lse[..., None])
         if self.shows_all(problem, None):
             live = torch.ones((), dtype=torch.bool, device=s.device).expand(s.shape)
         else:
             live = s != -math.inf
             p = torch.where(live, p, 0)  # where nothing is seen, −inf less −inf is NaN
-        residuals: Any = Residuals(q, k, v, None, None, live, p, None, None)  # type: ignore
-        return out, lse, residuals
+        tensors: Any = (q, k, v, None, None, live, p, None, None)
+        return out, lse, Residuals(*tensors)
 
     def wide(self, x: Tensor) -> Tensor:
         return x.to(self.out.dtype)
@@ -169,7 +169,7 @@ def worst_ratios(
             torch.cat([allowed[name].reshape(-1) for name, _ in group]),
         )
         names += [name for name, _ in group]
-        tops += [part.amax() for part in whole.split([x.numel() for _, x in group])]
+        tops += [part.amax() for part in torch.split(whole, [x.numel() for _, x in group])]
     if tops:
         for name, ratio in zip(names, torch.stack(tops).tolist(), strict=True):
             found[name] = max(found.get(name, 0.0), ratio)
@@ -183,8 +183,6 @@ def compared(name: str, got: Tensor, want: Tensor, allowed: Tensor) -> Compariso
         return Comparison(name, math.inf, (), 0.0, 0.0, 0.0, 1, 1, told)
     found = ratios(real(got), want, allowed)
     at = tuple(int(i) for i in torch.unravel_index(found.argmax(), found.shape))
-    numbers = (found[at], real(got)[at], want[at], allowed[at])
-    return Comparison(
-        name, float(numbers[0]), at, *(float(x) for x in numbers[1:]), int((found > 1).sum()),
-        found.numel(),
-    )  # fmt: skip
+    ratio, number, exact, room = (float(x[at]) for x in (found, real(got), want, allowed))
+    wrong = int((found > 1).sum())
+    return Comparison(name, ratio, at, number, exact, room, wrong, found.numel())
