@@ -216,5 +216,4 @@ def _real(array: Any) -> Any:
 
 def _wide(problem: Problem, parameter: Any) -> Tensor:
     """A parameter in float64, or in what the device has."""
-    dtype = torch.float64 if problem.device.type != "mps" else torch.float32
-    return moved(np.array(parameter, np.float64), torch.device("cpu")).to(dtype).to(problem.device)
+    return moved(np.array(parameter, np.float64), problem.device)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
@@ -40,7 +41,41 @@ def attention(
     engine: str = "auto",
     conventions: Conventions | None = None,
 ) -> Tensor:
-    """Exact multi-head attention on tensors, differentiable by autograd."""
+    """Exact multi-head attention on tensors, differentiable by autograd.
+
+    Parameters
+    ----------
+    q, k, v : torch.Tensor
+        (..., H, T, D), (..., K, S, D), (..., K, S, E), on one device, of real floating dtypes.
+    mask, causal, window, bias, scale, softcap, sinks, dropout_mask, dropout_rate, conventions
+        As in `npattn.attention`; arrays may be tensors on that device or NumPy arrays.
+    score_mod : callable, optional
+        f(s, b, h, t, s_index) → modified scores, elementwise in s, of tensors.
+    dtype : torch.dtype or what NumPy takes for one, optional
+        Computed in and returned; float64 unless said, float32 where the device has no other.
+        bfloat16 and float16 emulate mixed precision.
+    engine : {"auto", "dense", "tiled"}
+        "tiled" never holds T × S numbers, "dense" is one tile; "auto" is "tiled".
+
+    Returns
+    -------
+    torch.Tensor (..., H, T, E)
+        A row that sees nothing is 0.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        Before any work, in the words of `npattn.attention`.
+
+    Examples
+    --------
+    >>> import torch, npattn.torch
+    >>> q, k = torch.zeros(1, 2, 4), torch.zeros(1, 3, 4)
+    >>> v = torch.arange(6.0).reshape(1, 3, 2).requires_grad_()
+    >>> npattn.torch.attention(q, k, v, causal="bottom_right").sum().backward()
+    >>> v.grad[0, :, 0]
+    tensor([0.8333, 0.8333, 0.3333])
+    """
     return forward(
         q, k, v, mask, causal=causal, window=window, bias=bias, scale=scale, softcap=softcap,
         score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask, dropout_rate=dropout_rate,
@@ -57,20 +92,60 @@ def forward(
     conventions: Conventions | None = None,
     **options: Any,
 ) -> Forward:
-    """The same as `attention`, with lse and weights, and with what `backward` needs."""
+    """The same as `attention`, with lse and weights, and with what `backward` needs.
+
+    Parameters
+    ----------
+    q, k, v, mask, conventions, **options
+        As in `attention`.
+
+    Returns
+    -------
+    Forward
+        .out (..., H, T, E) and .lse (..., H, T), both followed by autograd, .weights
+        (..., H, T, S), which is not, .problem, .engine
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `attention`.
+    """
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=NO_GRAPH)
+        return _forward(q, k, v, mask, conventions=conventions, **options)
     if conventions is not None and not isinstance(conventions, Conventions):
         raise OptionError(
             f"conventions is {conventions!r}, must be a Conventions, "
             'such as npattn.conventions.PROFILES["torch.sdpa"]'
         )
     alignment = None if conventions is None else conventions.causal
-    return evaluate(Problem(q, k, v, mask, alignment=alignment, **options), conventions)
+    given: dict[str, Any] = {"q": q, "k": k, "v": v, "mask": mask, "alignment": alignment}
+    return evaluate(Problem(**given, **options), conventions)
+
+
+NO_GRAPH = (
+    "npattn.torch asks numbers whether they stay in range, which no graph can: "
+    "call it outside, or compile without fullgraph=True"
+)
 
 
 def evaluate(
     problem: Problem, conventions: Conventions | None = None, engine: str | None = None
 ) -> Forward:
-    """The forward pass of a `Problem` that was made before."""
+    """The forward pass of a `Problem` that was made before.
+
+    Parameters
+    ----------
+    problem : Problem
+    conventions : Conventions, optional
+        In whose terms the problem and the result are.
+    engine : {"dense", "tiled"}, optional
+        What computes it; default what the problem says.
+
+    Returns
+    -------
+    Forward
+    """
     engine = engine or problem.engine
     if engine == "auto":
         engine = "tiled"
@@ -95,9 +170,30 @@ def evaluate(
     return Forward(out, lse, problem, engine, (call, saved), weights)  # type: ignore[arg-type]
 
 
-@torch.no_grad()
 def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) -> Gradients:
-    """Exact gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights."""
+    """Exact gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, not followed by autograd.
+
+    Parameters
+    ----------
+    fwd : Forward
+        What `forward` returned.
+    dout, dlse, dweights : torch.Tensor, optional
+        (..., H, T, E), (..., H, T), (..., H, T, S).
+
+    Returns
+    -------
+    Gradients
+        .q .k .v .bias .sinks, each shaped as its input, in the dtype computed in. Of one of
+        `npattn.biases`: shaped as its parameter, a tuple of these where it is a sum.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        If a cotangent is not shaped like what it belongs to, or elsewhere.
+    """
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=NO_GRAPH)
+        return _backward(fwd, dout, dlse, dweights)
     problem: Any = fwd.problem
     call, saved = fwd.residuals
     whole = (*fwd.lse.shape, problem.S)
@@ -108,13 +204,13 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
             ("dweights", dweights, whole),
         )
     )  # fmt: skip
-    grads = pulled(call, saved, do, dl, dw)
+    with torch.no_grad():
+        grads = pulled(call, saved, do, dl, dw)
     if problem.storage is not None:
         grads = replace(grads, **{n: problem.returned(getattr(grads, n)) for n in ("q", "k", "v")})
     return grads
 
 
-@torch.no_grad()
 def jvp(
     fwd: Forward,
     dq: Any = None,
@@ -123,7 +219,27 @@ def jvp(
     dbias: Any = None,
     dsinks: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """The change (do, dlse) of (out, lse) when the inputs move along a direction."""
+    """The change (do, dlse) of (out, lse) when the inputs move along a direction.
+
+    Parameters
+    ----------
+    fwd : Forward
+        What `forward` returned, without conventions.
+    dq, dk, dv, dbias, dsinks : torch.Tensor, optional
+        The direction, each shaped as its input; None = it stays.
+
+    Returns
+    -------
+    do (..., H, T, E), dlse (..., H, T)
+        Where lse is −inf, dlse is 0.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+    """
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=NO_GRAPH)
+        return _jvp(fwd, dq, dk, dv, dbias, dsinks)
     problem: Any = fwd.problem
     call, saved = fwd.residuals
     if call.conventions is not None:
@@ -147,9 +263,15 @@ def jvp(
         along[f"d{name}"] = (
             None if direction is None else _checked(problem, f"d{name}", direction, of.shape)
         )
-    with exact(problem.dtype, problem.device):
+    with torch.no_grad(), exact(problem.dtype, problem.device):
         do, dlse = tiles.jvp(problem, saved, **along, whole=call.whole)
     return (do[0], dlse[0]) if problem.headless else (do, dlse)
+
+
+# torch.compiler.disable would say the same, and load dynamo at once, which takes as long as torch.
+_forward = _disable_dynamo(forward)
+_backward = _disable_dynamo(backward)
+_jvp = _disable_dynamo(jvp)
 
 
 def _checked(problem: Any, name: str, value: Any, shape: Any) -> Tensor:

@@ -49,12 +49,9 @@ class Saved(NamedTuple):
 def forward(problem: Problem, whole: bool = False) -> Saved:
     """out (..., H, T, E), and the logarithm of each row's sum, in two parts."""
     call = _Call(problem, whole)
-    if problem.storage is not None:
-        out, total, shift = _narrow(call)
-    else:
-        out, total, shift = _tiled(call)
-    log = total.log()
-    return Saved(*(None if x is None else call.unflat(x) for x in (out, log, shift)))  # type: ignore
+    out, total, shift = _tiled(call) if problem.storage is None else _narrow(call)
+    shift = None if shift is None else call.unflat(shift)
+    return Saved(call.unflat(out), call.unflat(total.log()), shift)
 
 
 def backward(
@@ -104,6 +101,8 @@ def weights(problem: Problem, saved: Saved, whole: bool = False) -> Tensor:
     """The weights (..., H, T, S), which are as large as everything that is avoided here."""
     call = _Call(problem, whole)
     saved = call.saved(saved)
+    saved = saved._replace(log=torch.where(saved.log == -INF, 0, saved.log))
+    call.careful = not _all_finite(call.q, call.k, saved.log)
     p = call.zeros(problem.T, problem.S)
     for rows in call.plan.rows:
         q = call.scaled(rows)
@@ -141,7 +140,9 @@ class _Call:
     def operand(self, x: Tensor, heads: int) -> Tensor:
         """An input in the dtype computed in, (B, heads, n, size)."""
         problem = self.problem
-        return self.flat(problem.stored(problem.computed(x)), heads)
+        if x.dtype != problem.dtype or problem.storage is not None:
+            x = problem.stored(problem.computed(x))
+        return self.flat(x, heads)
 
     def flat(self, x: Tensor, heads: int) -> Tensor:
         lead = self.problem.lead
@@ -199,10 +200,11 @@ class _Call:
         for term in self.bias:
             s = s + term.tile(rows, part)  # [4]
         if part.partial:
-            s = s.masked_fill(~self.plan.visible(rows, part), -INF)  # [5-7]
-        # Only these can be −inf while everything is finite, or make what is not finite weigh 0.
-        asked = part.partial or self.bias or self.careful or problem.score_mod is not None
-        return s, (s != -INF if asked else None), rate
+            s = torch.where(self.plan.visible(rows, part), s, -INF)  # [5-7]
+        # A weight of 0 is enough, unless it is multiplied by what is not finite: in the forward
+        # pass what was given, in a backward pass what is made of it and of finite cotangents too.
+        asked = slope and (part.partial or self.bias or problem.score_mod is not None)
+        return s, (s != -INF if asked or self.careful else None), rate
 
     def indices(self, rows: Rows, part: Part) -> Any:
         """b, h, t, s_index as score_mod gets them, with four axes."""
@@ -322,8 +324,9 @@ def _in_range(total: Tensor, out: Tensor) -> bool:
     if not total.numel():
         return True
     found = (*torch.aminmax(total), out.sum())
-    least, most, whole = found if total.device.type == "cpu" else torch.stack(found).tolist()
-    return bool(least > torch.finfo(total.dtype).eps) and math.isfinite(most + whole)
+    on_cpu = total.device.type == "cpu"  # where there is nothing to wait for
+    least, most, whole = [x.item() for x in found] if on_cpu else torch.stack(found).tolist()
+    return least > torch.finfo(total.dtype).eps and math.isfinite(most + whole)
 
 
 def _again(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
@@ -345,7 +348,7 @@ def _again(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
             out[rows.at], total[rows.at] = _sums(call, rows, shift[rows.at])
 
 
-def _narrow(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
+def _narrow(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
     """Mixed precision: the weights are rounded before they meet v, so their sum comes first."""
     problem, stored = call.problem, call.problem.stored
     call.careful = not _all_finite(call.q, call.k, call.v)
@@ -417,7 +420,7 @@ class _Pull:
         for rows in call.plan.rows:
             q, do = call.scaled(rows), of(self.do, rows)
             for part in rows.parts:
-                s, live, _ = call.scores(rows, part, q)
+                s, live, _ = call.scores(rows, part, q, slope=True)
                 p = call.weights(rows, s, live, self.saved)
                 dp = p * self._dp(rows, part, do)
                 delta[rows.at] += (dp if live is None else torch.where(live, dp, 0)).sum(-1)
@@ -456,14 +459,13 @@ class _Pull:
             dsinks = (-call.sink_weights(self.saved) * self.delta).sum((0, 2))
         terms = tuple(term.gradient() for term in call.bias)
         alone = isinstance(problem.bias, Tensor) or not hasattr(problem.bias, "terms")
-        grads = {}
-        for name, x in (("q", self.dq), ("k", self.dk), ("v", self.dv)):
-            of = getattr(problem, name)
-            x = call.unflat(x.value())
+        grads: dict[str, Any] = {}
+        for name, total in (("q", self.dq), ("k", self.dk), ("v", self.dv)):
+            x: Any = call.unflat(total.value())
             x = x[0] if problem.headless else x
-            grads[name] = x if x.shape == of.shape else sum_to(x, of.shape)  # type: ignore
+            grads[name] = sum_to(x, getattr(problem, name).shape)
         return Gradients(
-            **grads,  # type: ignore[arg-type]  # tensors
+            **grads,
             bias=None if not terms else terms[0] if alone else terms,
             sinks=dsinks,  # type: ignore[arg-type]
         )

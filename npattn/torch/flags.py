@@ -34,7 +34,8 @@ def _exact(device: torch.device) -> Iterator[None]:
 
 def _flags(device: torch.device) -> list[AbstractContextManager[None]]:
     """What must be switched for products on a device; nothing, where they are IEEE already."""
-    leaf = torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul
+    backends: Any = torch.backends
+    leaf = backends.cuda.matmul if device.type == "cuda" else backends.mkldnn.matmul
     if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch < 2.9
         return [] if torch.get_float32_matmul_precision() == "highest" else [_highest()]
     narrow = leaf.fp32_precision in NARROW
@@ -70,7 +71,7 @@ def _inherits(leaf: Any, whole: Any) -> bool:
     now = leaf.fp32_precision
     if whole.fp32_precision != now:
         return False
-    every = torch.backends
+    every: Any = torch.backends
     top = every.fp32_precision
     every.fp32_precision = "ieee"
     try:

@@ -40,7 +40,7 @@ class Call(NamedTuple):
             return self.problem
         return self.conventions.canonical(self.problem)  # type: ignore[return-value]
 
-    def forward(self) -> tuple[Tensor, ...]:
+    def forward(self) -> tuple[Any, ...]:
         """Of the canonical problem out, log and shift; with conventions also their out and lse."""
         problem = self.problem
         with exact(problem.dtype, problem.device):
@@ -50,8 +50,8 @@ class Call(NamedTuple):
             raw, lse = saved.out, saved.lse
             if problem.headless:
                 raw, lse = raw[0], lse[0]
-            xp_results: Any = self.conventions.results
-            out, lse = xp_results(problem, raw, lse)
+            translate: Any = self.conventions.results
+            out, lse = translate(problem, raw, lse)
             return (*saved, out.clone() if out is raw else out, lse)
 
 
@@ -60,7 +60,8 @@ def attend(call: Call) -> tuple[Tensor, Tensor, Saved]:
     problem = call.problem
     bias = problem.bias if isinstance(problem.bias, Tensor) else None
     inputs = (problem.q, problem.k, problem.v, bias, problem.sinks)
-    found = _Attention.apply(call, *inputs) if _tracked(inputs) else call.forward()
+    apply: Any = _Attention.apply
+    found = apply(call, *inputs) if _tracked(inputs) else call.forward()
     saved = Saved(*found[:3])
     if call.conventions is not None:
         out, lse = found[3:]
@@ -76,7 +77,10 @@ def _tracked(inputs: tuple[Tensor | None, ...]) -> bool:
     given = [x for x in inputs if x is not None]
     if torch.is_grad_enabled() and any(x.requires_grad for x in given):
         return True
-    return any(forward_ad.unpack_dual(x).tangent is not None for x in given)
+    if getattr(forward_ad, "_current_level", 0) < 0:  # nobody is in forward mode
+        return False
+    unpacked: Any = forward_ad.unpack_dual
+    return any(unpacked(x).tangent is not None for x in given)
 
 
 def pulled(
@@ -90,12 +94,13 @@ def pulled(
     dlog: Tensor | None = None,
 ) -> Gradients:
     """Gradients from cotangents of what was returned, and of what the canonical problem gave."""
-    problem, conventions, canonical = call.problem, call.conventions, call.canonical()
+    problem, canonical = call.problem, call.canonical()
+    conventions: Any = call.conventions
     do = torch.zeros_like(saved.out[0] if problem.headless else saved.out) if dout is None else dout
     dl, dw = dlse, dweights
     with exact(problem.dtype, problem.device):
         if conventions is not None:
-            do, dl, dw = conventions.cotangents(problem, do, dl, dw)  # type: ignore[arg-type]
+            do, dl, dw = conventions.cotangents(problem, do, dl, dw)
         if problem.headless:
             do = do[None]
             dl, dw = (None if x is None else x[None] for x in (dl, dw))
@@ -106,7 +111,7 @@ def pulled(
             lse = saved.lse
             if problem.headless:
                 do, lse = do[0], lse[0]
-            grads = conventions.gradients(problem, grads, do, lse)  # type: ignore[arg-type]
+            grads = conventions.gradients(problem, grads, do, lse)
     return grads
 
 
@@ -134,7 +139,7 @@ class _Attention(torch.autograd.Function):
                 "score_mod is given with create_graph = True, must be None: "
                 "there is no second derivative through a callable"
             )
-        grads = pulled(call, saved, dout, dlse, draw=draw, dlog=dlog)
+        grads: Any = pulled(call, saved, dout, dlse, draw=draw, dlog=dlog)
         found = (grads.q, grads.k, grads.v, None if tensors[3] is None else grads.bias, grads.sinks)
         return None, *(
             None if x is None else g.to(x.dtype) for x, g in zip(tensors, found, strict=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ __all__ = ["Group", "Part", "Plan", "Rows", "flat", "piece", "plan_of"]
 
 Tensor = torch.Tensor
 
-TILE = {"cpu": 2**17}
+TILE = {"cpu": 2**18}
 """Scores in a tile, by device: what stays in a cache while it is worked on."""
 ELSEWHERE = 2**22
 QUERIES = 512
@@ -93,10 +94,7 @@ class Plan:
         T, S = problem.T, problem.S
         scores = self.samples * problem.H * T * S
         if whole or scores <= self.tile:
-            group = Group(0, self.samples, 0, problem.H, True)
-            parts = [Part(0, S, self.masked)] if S else []
-            rows = Rows(group, 0, T, parts, every=True)
-            self.rows = [rows] if self.samples * problem.H * T else []
+            self.rows = _one_tile(self.samples, problem.H, T, S, self.masked)
             return
         groups = list(self._groups(H := problem.H, H // problem.K))
         planes = max((g.b1 - g.b0) * (g.h1 - g.h0) for g in groups)
@@ -290,6 +288,13 @@ def piece(x: Tensor, rows: Rows, part: Part) -> Tensor:
 # --- the parts ------------------------------------------------------------------------------------
 
 
+@lru_cache
+def _one_tile(samples: int, H: int, T: int, S: int, masked: bool) -> list[Rows]:
+    parts = [Part(0, S, masked)] if S else []
+    rows = Rows(Group(0, samples, 0, H, True), 0, T, parts, every=True)
+    return [rows] if samples * H * T else []
+
+
 def _pieces(problem: Problem) -> tuple[list[masks.Band], list[Tensor], list[Any]]:
     """mask, causal and window as bands, tensors, and what answers on the host: all must agree."""
     bands: list[masks.Band] = []
@@ -323,4 +328,4 @@ def _and(one: Tensor | None, other: Tensor) -> Tensor:
 def _cells(x: Tensor) -> Tensor:
     """Whether any of each CELL keys is True: (..., S) → (..., ⌈S / CELL⌉)."""
     x = torch.nn.functional.pad(x, (0, -x.shape[-1] % CELL))
-    return x.unflatten(-1, (-1, CELL)).any(-1)
+    return x.reshape(*x.shape[:-1], -1, CELL).any(-1)

@@ -95,7 +95,7 @@ class Problem(numpy_problem.Problem):
         return f"Problem({', '.join(words)})"
 
     @property
-    def xp(self) -> Namespace:  # type: ignore[override]
+    def xp(self) -> Namespace:
         """NumPy's words for tensors on the device."""
         return namespace(self.device)
 
@@ -146,6 +146,8 @@ def moved(array: Array, device: torch.device) -> Tensor:
         return bits.view(getattr(torch, array.dtype.name))
     if not array.flags.writeable or any(n < 0 for n in array.strides):
         array = array.copy()
+    if array.dtype == np.float64 and not _has_float64(device.type):
+        array = array.astype(np.float32)
     native = array.dtype.newbyteorder("=")
     return torch.from_numpy(array.astype(native, copy=False)).to(device)
 
@@ -198,7 +200,7 @@ def _read(name: str, value: Any, device: torch.device) -> Any:
 def _judged(problem: Problem, device: torch.device) -> dict[str, Any]:
     """What `npattn.Problem` makes of the options, in the dtypes of torch."""
     own = problem.__dict__
-    kinds = []
+    kinds: list[Any] = []
     for name in ARRAYS:
         x = own[name]
         if isinstance(x, Tensor):
@@ -285,12 +287,13 @@ def _is_complex(name: str, dtype: Any) -> DtypeError:
 @lru_cache
 def _numpy_dtype(name: str, dtype: torch.dtype) -> np.dtype[Any]:
     word = str(dtype).removeprefix("torch.")
-    found = getattr(ml_dtypes, word, None) or getattr(np, word, None)
+    found: Any = getattr(ml_dtypes, word, None) or getattr(np, word, None)
     if found is None or word.startswith("q"):
         if word == "bool":
             return np.dtype(np.bool_)
         raise DtypeError(f"{name} is {word}, must be floating: NumPy has no such dtype")
-    return np.dtype(found)
+    dtype_of_numpy: np.dtype[Any] = np.dtype(found)
+    return dtype_of_numpy
 
 
 @lru_cache

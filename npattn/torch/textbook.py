@@ -40,7 +40,8 @@ def call_score_mod(problem: Any, s: Tensor, at: Indices | None = None) -> Tensor
         h, t, s_index = h[:, :1, :1], t[:1, :, :1], s_index[:1, :1]
         b = torch.arange(s[..., :1, :1, :1].numel(), device=s.device)
         b = b.reshape(*s.shape[:-3], 1, 1, 1)
-        at = (b, *(x.reshape(*before, *x.shape) for x in (h, t, s_index)))
+        h, t, s_index = (x.reshape(*before, *x.shape) for x in (h, t, s_index))
+        at = (b, h, t, s_index)
     modified = _called(problem, s, at)
     if not isinstance(modified, Tensor):
         raise OptionError(

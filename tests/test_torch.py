@@ -1,0 +1,556 @@
+"""npattn.torch: what is torch's own. What every engine computes: test_engines.py."""
+
+import subprocess
+import sys
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from backends import BACKENDS, OPTIONS, TENSORS, B, D, E, H, S, T, mod, normal, problem
+
+import npattn
+from npattn import biases, masks
+from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.testing import check
+
+torch = pytest.importorskip("torch")
+import npattn.torch as nt  # noqa: E402  after it is known to be there
+from npattn.torch import parts  # noqa: E402
+from npattn.torch.flags import exact  # noqa: E402
+
+# Forward mode of torch loads a script of torch's own, which torch itself finds deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+
+@pytest.fixture(params=TENSORS)
+def backend(request):
+    return BACKENDS[request.param]()
+
+
+@pytest.fixture
+def small(monkeypatch):
+    BACKENDS["torch"]().small(monkeypatch)
+
+
+def drawn(*shape, seed=0, dtype=torch.float64, grad=True):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_(grad)
+
+
+def tiny(grad=True):
+    """q, k, v of 4 heads on 2, 3 queries, 5 keys, sizes 2 and 3."""
+    return tuple(
+        drawn(1, *shape, seed=i, grad=grad)
+        for i, shape in enumerate([(4, 3, 2), (2, 5, 2), (2, 5, 3)])
+    )
+
+
+# --- the names ------------------------------------------------------------------------------------
+
+
+def test_it_has_every_name_of_npattn():
+    missing = {n for n in npattn.__all__ if not hasattr(nt, n)} - {"MultiHeadAttention"}
+    assert not missing
+    for name in ("masks", "biases", "conventions", "errors", "Conventions", "Forward", "Gradients"):
+        assert getattr(nt, name) is getattr(npattn, name)
+    for name in nt.LATER:
+        assert getattr(nt, name) is getattr(npattn, name)
+    with pytest.raises(AttributeError, match=r"'npattn\.torch' has no attribute 'atention'"):
+        nt.atention  # noqa: B018
+
+
+def test_without_torch_it_says_what_to_install():
+    code = "import sys; sys.modules['torch'] = None\nimport npattn\nnpattn.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MissingExtraError" in done.stderr
+    assert "pip install 'npattn[torch]'" in done.stderr
+
+
+def test_importing_it_loads_no_dynamo():
+    code = "import sys, npattn.torch; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+x = normal(2, 3, 5, 4)
+WRONG = {
+    "keys": {"k": x[..., :3]},
+    "rank": {"v": x[0, 0]},
+    "integers": {"q": x.astype(int)},
+    "integer mask": {"mask": np.ones((5, 5), int)},
+    "float mask": {"mask": np.ones((5, 5))},
+    "mask of rank 1": {"mask": np.ones(5, bool)},
+    "mask that does not fit": {"mask": np.ones((2, 5), bool)},
+    "boolean bias": {"bias": np.ones((5, 5), bool)},
+    "ambiguous causal": {"causal": True, "q": x[:, :, :3]},
+    "causal = 1": {"causal": 1},
+    "window": {"window": (-1, 2)},
+    "window of bools": {"window": (True, 2)},
+    "scale": {"scale": np.inf},
+    "softcap": {"softcap": 0.0},
+    "score_mod": {"score_mod": 3},
+    "sinks": {"sinks": np.ones(2)},
+    "rate without a mask": {"dropout_rate": 0.5},
+    "rate": {"dropout_rate": 1.0, "dropout_mask": np.ones((5, 5), bool)},
+    "dtype": {"dtype": "int32"},
+    "a mask as bias": {"bias": masks.causal()},
+    "a bias as mask": {"mask": biases.alibi(3)},
+    "a mask for other sizes": {"mask": masks.documents([0, 1])},
+    "conventions": {"conventions": 3},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_told_in_the_same_words(case, backend):
+    words = {"q": x, "k": x, "v": x, **WRONG[case]}
+    with pytest.raises((ShapeError, DtypeError, OptionError)) as want:
+        npattn.attention(**words)
+    nt.attention(*(backend.array(x) for _ in "qkv"), causal=True)  # what is known stays known
+    with pytest.raises(type(want.value)) as got:
+        nt.attention(**{name: backend.array(value) for name, value in words.items()})
+    assert str(got.value) == str(want.value)
+
+
+def test_what_only_tensors_can_be_is_refused():
+    q, k, v = tiny(grad=False)
+    with pytest.raises(DtypeError, match=r"k is a ndarray, must be a torch tensor"):
+        nt.attention(q, k.numpy(), v)
+    with pytest.raises(DtypeError, match="q is complex128, must be real"):
+        nt.attention(q.to(torch.complex128), k, v)
+    with pytest.raises(DtypeError, match="bias is complex128, must be real"):
+        nt.attention(q, k, v, bias=np.ones((3, 5), complex))
+    with pytest.raises(DtypeError, match="dtype is complex128, must be float32"):
+        nt.attention(q, k, v, dtype=torch.complex128)
+    with pytest.raises(DtypeError, match=r"k is torch.sparse_coo, must be strided"):
+        nt.attention(q, k.to_sparse(), v)
+    with pytest.raises(OptionError, match="v is on meta, must be on cpu as q"):
+        nt.attention(q, k, v.to("meta"))
+    with pytest.raises(OptionError, match="engine is 'fast', must be one of auto, dense, tiled"):
+        nt.attention(q, k, v, engine="fast")
+    with pytest.raises(OptionError, match="score_mod returned a ndarray, must return a torch"):
+        nt.attention(q, k, v, score_mod=lambda s, *_: s.numpy())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_is_a_clear_error():
+    with pytest.raises(OptionError, match="device is 'cuda', must be one that torch can use here"):
+        nt.problem.checked_device("cuda")
+
+
+def test_a_cotangent_of_another_shape_is_refused():
+    fwd = nt.forward(*tiny())
+    with pytest.raises(ShapeError, match=r"dout has shape \(3,\), must have that of out"):
+        nt.backward(fwd, torch.ones(3))
+    with pytest.raises(OptionError, match="dout is on meta, must be on cpu"):
+        nt.backward(fwd, torch.ones(1, 4, 3, 3, device="meta"))
+    with pytest.raises(OptionError, match="dbias is given, must be None: the problem has no bias"):
+        nt.jvp(fwd, dbias=torch.ones(3, 5))
+    with pytest.raises(OptionError, match="jvp has conventions"):
+        nt.jvp(nt.forward(*tiny(), conventions=nt.Conventions()))
+
+
+def test_a_mask_or_a_bias_may_be_an_array_among_tensors(backend):
+    given = problem(mask=OPTIONS["mask of each sample"]["mask"], bias=normal(H, T, S))
+    tensors = backend.problem(given)
+    mixed = tensors.replace(mask=given.mask, bias=given.bias)
+    one, other = (nt.api.evaluate(p).out for p in (tensors, mixed))
+    assert torch.equal(one, other)
+
+
+def test_a_problem_shows_itself():
+    q, k, v = tiny()
+    shown = repr(nt.Problem(q, k, v, causal="top_left", dtype=torch.float32))
+    assert shown == (
+        "Problem(q=torch.float64 (1, 4, 3, 2), k=torch.float64 (1, 2, 5, 2), v=torch.float64 "
+        f"(1, 2, 5, 3), causal='top_left', scale={1 / 2**0.5}, dtype=torch.float32, "
+        "alignment='top_left')"
+    )
+
+
+# --- dtypes ---------------------------------------------------------------------------------------
+
+NARROW = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_any_floating_dtype_is_taken_exactly_and_computed_in_float64(dtype, backend):
+    q, k, v = (t.detach().to(backend.device).to(dtype) for t in tiny())
+    out = nt.attention(q, k, v)
+    assert out.dtype == torch.float64
+    assert torch.equal(out, nt.attention(q.double(), k.double(), v.double()))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_precision_is_emulated_as_dense_does(dtype, backend):
+    given = problem(causal="top_left", bias=normal(H, T, S), dtype=dtype)
+    do, dlse = normal(B, H, T, E, seed=3), normal(B, H, T, seed=4)
+    want = npattn.api.evaluate(given)
+    run = nt.api.evaluate(backend.problem(given))
+    grads = nt.backward(run, backend.array(do), backend.array(dlse))
+    exact_grads = npattn.backward(want, do, dlse)
+    assert run.out.dtype == grads.q.dtype == getattr(torch, dtype)
+    assert run.lse.dtype == torch.float32
+    step = float(torch.finfo(run.out.dtype).eps)
+    pairs = [(run.out, want.out)] + [
+        (getattr(grads, n), getattr(exact_grads, n)) for n in ("q", "k", "v", "bias")
+    ]
+    for got, exact_ in pairs:
+        got, exact_ = got.double().cpu().numpy(), exact_.astype(np.float64)
+        # A sum in another order moves a rounding by one step of the format at the most.
+        assert abs(got - exact_).max() <= step * abs(exact_).max()
+
+
+def test_float32_is_computed_in_where_it_is_asked_for():
+    q, k, v = tiny(grad=False)
+    for dtype in (torch.float32, "float32", np.float32):
+        fwd = nt.forward(q, k, v, dtype=dtype)
+        assert fwd.out.dtype == fwd.lse.dtype == fwd.weights.dtype == torch.float32
+
+
+# --- autograd -------------------------------------------------------------------------------------
+
+seen = torch.rand(1, 1, 3, 5, generator=torch.Generator().manual_seed(0)) < 0.6
+seen[:, :, 0] = False
+kept = torch.rand(1, 4, 3, 5, generator=torch.Generator().manual_seed(1)) < 0.7
+TINY = {
+    "plain": {},
+    "mask": {"mask": seen},
+    "mask object": {"mask": masks.window(1, 1) | masks.lengths(1)},
+    "causal": {"causal": "bottom_right"},
+    "window": {"window": (1, 0)},
+    "scale": {"scale": -0.7},
+    "softcap": {"softcap": 1.5},
+    "dropout": {"dropout_mask": kept, "dropout_rate": 0.3},
+    "alibi": {"bias": biases.alibi(4)},
+    "T5": {"bias": biases.relative(normal(4, 4), max_distance=4)},
+    "dense engine": {"engine": "dense"},
+    "shift": {"scale": -900.0},
+}
+ONCE = {"score_mod": {"score_mod": mod, "softcap": 1.5}}
+
+
+@pytest.mark.parametrize("case", [*TINY, *ONCE])
+def test_gradcheck(case):
+    options = (TINY | ONCE)[case]
+    assert torch.autograd.gradcheck(
+        lambda *inputs: nt.attention(*inputs, **options), tiny(), check_forward_ad=True
+    )
+
+
+@pytest.mark.parametrize("tile", [2**18, 40])
+@pytest.mark.parametrize("case", TINY)
+def test_gradgradcheck(case, tile, monkeypatch):
+    monkeypatch.setattr(parts, "TILE", {"cpu": tile})
+    assert torch.autograd.gradgradcheck(
+        lambda *inputs: nt.attention(*inputs, **TINY[case]),
+        tiny(),
+        check_fwd_over_rev=True,
+        fast_mode=True,
+    )
+
+
+@pytest.mark.parametrize("result", ["out", "lse"])
+def test_gradients_of_bias_and_sinks_are_followed_twice_and_forward(result):
+    def attend(q, k, v, bias, sinks):
+        return getattr(nt.forward(q, k, v, seen, bias=bias, sinks=sinks), result)
+
+    inputs = (*tiny(), drawn(4, 1, 5, seed=3), drawn(4, seed=4))
+    assert torch.autograd.gradcheck(attend, inputs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(attend, inputs)
+
+
+CONVENTIONS = nt.conventions.PROFILES | {
+    "mean": nt.Conventions(empty_row="mean", lse_base="2"),
+    "after bias": nt.Conventions(softcap="after_bias", bias="before_scale"),
+    "after mask": nt.Conventions(softcap="after_mask"),
+    "tile": nt.Conventions(kv_head="tile"),
+}
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_conventions_are_followed_by_autograd(name):
+    def attend(q, k, v, bias):
+        return nt.attention(q, k, v, seen, bias=bias, softcap=1.5, conventions=CONVENTIONS[name])
+
+    inputs = (*tiny(), drawn(4, 3, 5, seed=3))
+    assert torch.autograd.gradcheck(attend, inputs)
+    if not name.startswith("after"):  # those are a score_mod
+        assert torch.autograd.gradgradcheck(attend, inputs, fast_mode=True)
+
+
+def test_autograd_and_backward_give_the_same_bits(backend):
+    given = problem(**OPTIONS["causal"])
+    tensors = backend.problem(given)
+    leaves = [getattr(tensors, n).clone().requires_grad_() for n in "qkv"]
+    fwd = nt.api.evaluate(tensors.holding(**dict(zip("qkv", leaves, strict=True))))
+    do, dlse = backend.array(normal(B, H, T, E, seed=3)), backend.array(normal(B, H, T, seed=4))
+    got = torch.autograd.grad((fwd.out, fwd.lse), leaves, (do, dlse))
+    want = nt.backward(fwd, do, dlse)
+    for one, name in zip(got, "qkv", strict=True):
+        assert torch.equal(one, getattr(want, name))
+        assert not getattr(want, name).requires_grad
+
+
+def test_gradients_have_the_dtype_of_what_they_are_of():
+    leaves = [t.detach().bfloat16().requires_grad_() for t in tiny()]
+    nt.attention(*leaves).sum().backward()
+    assert [t.grad.dtype for t in leaves] == [torch.bfloat16] * 3
+
+
+def test_a_score_mod_has_no_second_derivative():
+    q, k, v = tiny()
+    out = nt.attention(q, k, v, score_mod=mod)
+    with pytest.raises(OptionError, match="create_graph = True, must be None"):
+        torch.autograd.grad(out.sum(), q, create_graph=True)
+
+
+def test_a_score_mod_that_closes_over_what_is_learned_is_refused():
+    table = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    words = {"score_mod": lambda s, b, h, t, j: s + table[h]}
+    with pytest.raises(OptionError, match="closes over a tensor that requires grad"):
+        nt.attention(*tiny(), **words)
+    with torch.no_grad():
+        assert nt.attention(*tiny(), **words).shape == (1, 4, 3, 3)
+
+
+@pytest.mark.parametrize("broken", [lambda s, *_: s.detach() * 2, lambda s, *_: s.softmax(-1)])
+def test_a_score_mod_that_autograd_does_not_follow_is_refused(broken):
+    fwd = nt.forward(*tiny(grad=False), score_mod=broken)
+    with pytest.raises(OptionError, match="score_mod has a derivative by autograd that differs"):
+        nt.backward(fwd, torch.ones_like(fwd.out))
+
+
+def test_an_integer_index_of_a_score_mod_meets_floats_in_float64():
+    q, k, v = tiny(grad=False)
+    got = nt.attention(q, k, v, score_mod=lambda s, b, h, t, j: s + 0.1 * j)
+    assert torch.allclose(got, nt.attention(q, k, v, bias=0.1 * torch.arange(5.0).double()[None]),
+                          rtol=0, atol=2.0**-50)  # fmt: skip
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_functions_of_torch_func_follow_it():
+    q, k, v = tiny(grad=False)
+    leaf = q.clone().requires_grad_()
+    (want,) = torch.autograd.grad(nt.attention(leaf, k, v).sin().sum(), leaf)
+    got = torch.func.grad(lambda q: nt.attention(q, k, v).sin().sum())(q)
+    assert torch.equal(got, want)
+
+
+# --- promises -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ["plain", "mask of each head", "T5", "bias of keys", "sinks"])
+def test_two_runs_give_the_same_bits(options, backend, monkeypatch):
+    backend.small(monkeypatch)
+    given, do = problem(**OPTIONS[options]), backend.array(normal(B, H, T, E, seed=3))
+
+    def bits():
+        fwd = nt.api.evaluate(backend.problem(given))
+        grads = nt.backward(fwd, do)
+        found = (fwd.out, fwd.lse, grads.q, grads.k, grads.v, grads.bias)
+        return [x.cpu().numpy().tobytes() for x in found if x is not None]
+
+    assert bits() == bits()
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_tiles_change_nothing_but_the_order_of_sums(options, backend, monkeypatch):
+    given = backend.problem(problem(**OPTIONS[options]))
+    want = nt.api.evaluate(given, engine="dense").out
+    backend.small(monkeypatch)
+    got = nt.api.evaluate(given.replace()).out
+    size = 1 + abs(given.scale) * S * D * 16
+    assert (got - want).abs().max() <= size * S * 2.0**-52 * want.abs().max()
+
+
+def test_it_never_holds_all_scores(backend, monkeypatch):
+    monkeypatch.setattr(parts, "TILE", {backend.device: 2**14})
+    n = 2048
+    q, k, v = (backend.array(normal(1, 2, n, 3, seed=i)) for i in range(3))
+    sizes = []
+
+    class Watched(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found = func(*args, **(kwargs or {}))
+            if isinstance(found, torch.Tensor):
+                sizes.append(found.numel())
+            return found
+
+    with Watched():
+        nt.backward(nt.forward(q, k, v, causal=True), torch.ones_like(q))
+    assert max(sizes) <= 2 * 2**14 < n * n / 64
+
+
+@pytest.mark.parametrize(
+    ("mask", "share"),
+    [
+        (masks.window(255, 0), lambda n: 255 + 2 * parts.QUERIES + parts.CELL),
+        (masks.causal(), lambda n: n / 2 + parts.QUERIES + parts.CELL),
+        (masks.documents(np.arange(8192) // 512), lambda n: 512 + parts.QUERIES + parts.CELL),
+        (masks.lengths(100), lambda n: parts.CELL),
+        (torch.arange(8192)[None] < 100, lambda n: parts.CELL),
+        (torch.ones(8192, 8192, dtype=torch.bool).tril(), lambda n: n / 2 + 2 * parts.QUERIES),
+    ],
+)
+def test_a_mask_costs_what_it_shows(mask, share):
+    n = 8192
+    x = torch.zeros(1, n, 1)
+    plan = parts.plan_of(nt.Problem(x, x, x, mask), False)
+    area = sum((r.t1 - r.t0) * sum(p.s1 - p.s0 for p in r.parts) for r in plan.rows)
+    assert area <= n * share(n) < n * n
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("options", OPTIONS)
+def test_parts_hold_each_visible_score_once_and_no_hidden_one_unmarked(options):
+    given = problem(**OPTIONS[options])
+    plan = parts.plan_of(BACKENDS["torch"]().problem(given), False)
+    whole = (B, H, T, S)
+    visible = np.broadcast_to(True if given.visible is None else given.visible, whole)
+    count = np.zeros(whole, int)
+    for rows in plan.rows:
+        for part in rows.parts:
+            at = (*rows.at, slice(part.s0, part.s1))
+            count[at] += 1
+            shown = plan.visible(rows, part).numpy() if part.partial else True
+            assert np.array_equal(np.broadcast_to(shown, count[at].shape), visible[at])
+    assert count.max() == 1
+    assert not (visible & (count == 0)).any()
+
+
+READ = [
+    lambda: torch.backends.cuda.matmul.fp32_precision,
+    lambda: torch.backends.mkldnn.matmul.fp32_precision,
+    lambda: torch.backends.fp32_precision,
+    lambda: torch.is_autocast_enabled("cpu"),
+]
+FLAGS = {
+    "as it is": lambda: None,
+    "old words": lambda: torch.set_float32_matmul_precision("medium"),
+    "new words": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+    "of everything": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+}
+
+
+@pytest.fixture
+def flags():
+    yield
+    torch.backends.fp32_precision = "none"
+    for leaf in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+        leaf.fp32_precision = "none"
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch < 2.9")
+@pytest.mark.usefixtures("flags")
+@pytest.mark.parametrize("setting", FLAGS)
+def test_global_flags_do_not_matter_and_stay_as_they_are(setting, backend):
+    q, k, v = (t.to(backend.device).float() for t in tiny(grad=False))
+    want = nt.attention(q, k, v, dtype="float32")
+    FLAGS[setting]()
+    before = [read() for read in READ]
+    for device in ("cpu", "cuda"):
+        leaf = torch.backends.cuda.matmul if device == "cuda" else torch.backends.mkldnn.matmul
+        with suppress(ZeroDivisionError), exact(torch.float32, torch.device(device)):
+            assert leaf.fp32_precision in ("ieee", "none")
+            raise ZeroDivisionError
+    with torch.autocast(backend.device):
+        got = nt.attention(q, k, v, dtype="float32")
+        assert torch.is_autocast_enabled(backend.device)
+    assert torch.equal(got, want)
+    assert [read() for read in READ] == before
+    if setting == "of everything":  # and what was unset is not set
+        torch.backends.fp32_precision = "ieee"
+        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+
+
+@pytest.mark.filterwarnings("default")  # torch's own, about .grad, while it traces
+def test_under_torch_compile_it_gives_the_same_bits_or_says_why_not():
+    q, k, v = tiny()
+
+    def f(q, k, v):
+        fwd = nt.forward(q, k, v, causal="top_left")
+        return fwd.out.sin() + fwd.lse[..., None]
+
+    compiled = torch.compile(f, backend="eager")
+    want, got = f(q, k, v), compiled(q, k, v)
+    assert torch.equal(got, want)
+    grads = [torch.autograd.grad(out.sum(), (q, k, v)) for out in (want, got)]
+    assert all(map(torch.equal, *grads))
+    torch._dynamo.reset()
+    whole = torch.compile(f, backend="eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match=r"npattn\.torch asks numbers whether they stay in"):
+        whole(q, k, v)
+
+
+def in_its_dtype(
+    q, k, v, mask=None, *, causal=False, window=None, bias=None, scale=None, softcap=None,
+    sinks=None, dropout_mask=None, dropout_rate=0.0, return_lse=False,
+):  # fmt: skip
+    """npattn.torch as an implementation under test: computed in float64, rounded once."""
+    fwd = nt.forward(
+        q, k, v, mask, causal=causal, window=window, bias=bias, scale=scale, softcap=softcap,
+        sinks=sinks, dropout_mask=dropout_mask, dropout_rate=dropout_rate,
+        conventions=nt.Conventions(),
+    )  # fmt: skip
+    lse = fwd.lse.to(torch.promote_types(q.dtype, torch.float32))
+    return (fwd.out.to(q.dtype), lse) if return_lse else fwd.out.to(q.dtype)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_judge_finds_nothing():
+    report = check(
+        in_its_dtype,
+        framework="torch",
+        dtypes=("float32", "bfloat16", "float64"),
+        sizes={"H": (4,), "K": (2,), "B": (2,), "T": (2, 7), "S": (5, 11)},
+        only=["agreement", "shape-dtype", "empty-row", "hidden", "views", "inputs-unchanged"],
+        examples=3,
+    )
+    assert report.passed, str(report)
+
+
+# --- objects --------------------------------------------------------------------------------------
+
+
+class Foreign:
+    """A bias that is none of npattn's: what `BiasLike` asks for, and nothing else."""
+
+    def __init__(self, bias):
+        self.bias = bias
+        for name in ("dtype", "shape", "tile", "to_array", "zeros", "add", "gradient"):
+            setattr(self, name, getattr(bias, name))
+
+
+def test_a_bias_of_somebody_else_answers_for_each_head(backend):
+    given, own = (problem(bias=b) for b in (Foreign(biases.alibi(H)), biases.alibi(H)))
+    do, dlse = normal(B, H, T, E, seed=3), normal(B, H, T, seed=4)
+    want = npattn.api.evaluate(own)
+    run = nt.api.evaluate(backend.problem(given))
+    assert abs(backend.numpy(run.out) - want.out).max() <= S * 2.0**-52 * abs(want.out).max()
+    got = backend.numpy(nt.backward(run, backend.array(do), backend.array(dlse)).bias)
+    exact_ = npattn.backward(want, do, dlse).bias
+    assert abs(got - exact_).max() <= B * T * S * 2.0**-52 * S * abs(exact_).max()
+
+
+@pytest.mark.parametrize("bias", ["alibi", "T5", "a sum of biases"])
+def test_parameters_have_their_gradient_under_conventions(bias, backend):
+    given = problem(**OPTIONS[bias])
+    do, dlse = normal(B, H, T, E, seed=3), normal(B, H, T, seed=4)
+    conventions = nt.Conventions(bias="before_scale")
+    want = npattn.backward(npattn.api.evaluate(given, conventions), do, dlse).bias
+    run = nt.api.evaluate(backend.problem(given), conventions)
+    got = backend.numpy(nt.backward(run, backend.array(do), backend.array(dlse)).bias)
+    pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+    for one, exact_ in pairs:
+        assert one.shape == exact_.shape
+        assert abs(one - exact_).max() <= B * T * S * 2.0**-52 * S * abs(exact_).max()
+
+
+def test_a_mask_composes_with_a_tensor():
+    q, k, v = tiny(grad=False)
+    tensor = torch.ones(3, 5, dtype=torch.bool).tril()
+    for mask in (tensor & masks.lengths(2), masks.lengths(2) & tensor):
+        want = nt.attention(q, k, v, tensor & (torch.arange(5) < 2))
+        assert torch.equal(nt.attention(q, k, v, mask), want)
