@@ -43,7 +43,7 @@ class Plan:
         What it takes.
     conventions : Conventions
     cells : int
-        Scores of a problem, at most, where no size is given.
+        Scores of a problem, or numbers of its queries and keys, at most, where no size is given.
     empty_rows : bool
         Whether queries may see nothing.
     """
@@ -186,11 +186,11 @@ class Plan:
 
 
 def _room(recipe: Recipe, cells: int | None) -> int:
-    """How many samples of these scores may be held."""
+    """How many samples may be held: of scores, or of queries and keys where they are more."""
     if cells is None:
         return 2**31
-    return cells // (math.prod(recipe.lead or ()) // (recipe.lead or (1,))[0] * recipe.H
-                     * recipe.T * recipe.S)  # fmt: skip
+    T, S, size = recipe.T, recipe.S, max(recipe.D, recipe.E)
+    return cells // (recipe.H * max(T * S, (T + S) * size))
 
 
 def simpler(recipe: Recipe, plan: Plan) -> list[Recipe]:

@@ -31,7 +31,7 @@ from npattn.testing.trial import GRADIENTS, Trial, Violation
 
 __all__ = ["Sweep", "shown"]
 
-CELLS = {"cpu": 2**18, "mps": 2**22}
+CELLS = {"cpu": 2**19, "mps": 2**22}
 """Scores of a problem, at most, by device: some twenty arrays of them are held at once."""
 ELSEWHERE = 2**25
 BYTES = 2**9
