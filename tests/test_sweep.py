@@ -563,3 +563,15 @@ def test_a_failure_holds_up_against_compare():
     got = WRONG(*(torch.from_numpy(x) for x in (found.problem.q, found.problem.k, found.problem.v)))
     [line] = compare(got.numpy(), found.problem)
     assert line.ratio == pytest.approx(found.worst, rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_cuda_device_it_sweeps_too(dtype):
+    report = check(
+        sdpa, framework="torch", device="cuda", sweep=100, only=SWEEPS, conventions=TOP_LEFT,
+        dtypes=(dtype,),
+    )  # fmt: skip
+    assert report.passed, str(report)
+    assert not check(WRONG, framework="torch", device="cuda", sweep=20, only=["sweep"]).passed

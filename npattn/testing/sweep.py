@@ -40,7 +40,7 @@ SECOND = 2**16
 """Scores up to which what fails is asked of the full form, on the host."""
 WRITTEN = 2**12
 """Numbers that a script writes out; a problem of more it draws anew."""
-LENGTHS = {"cpu": 2048}
+LENGTHS = {"cpu": 1024}
 LONG = 65536
 ROWS = 64
 """Queries of a long problem that are looked at."""
