@@ -25,7 +25,7 @@ try:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
-    from npattn.testing.check import DTYPES, check
+    from npattn.testing.check import DTYPES, SWEEPS, check
     from npattn.testing.framework import FRAMEWORKS
     from npattn.testing.implementation import Implementation
     from npattn.testing.properties import PROPERTIES
@@ -96,6 +96,13 @@ def cli() -> None:
 @click.option(
     "-n", "--processes", default=1, show_default=True, type=click.IntRange(1), help="To share out."
 )
+@click.option(
+    "--sweep",
+    default=0,
+    metavar="N",
+    type=click.IntRange(0),
+    help="And N problems of every length, which are drawn and judged on the device.",
+)
 @click.option("--strict", is_flag=True, help="A suspect counts as failed.")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False), help="Write the report there."
@@ -159,7 +166,7 @@ def check_command(
         report.to_html(html_path)
     checked = {o.rule for o in report.outcomes}
     if only:  # what was not asked cannot be missed
-        left_out = set(PROPERTIES) - checked
+        left_out = {*PROPERTIES, *SWEEPS} - checked
         expected = {n: reason for n, reason in expected.items() if n.split("[")[0] not in left_out}
     sys.exit(_exit_code(report, expected, console))
 

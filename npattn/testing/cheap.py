@@ -4,6 +4,8 @@ Where the full form has an error for every score, this has one for every row: |q
 What then depends on the key is |s| alone, so that every sum is a product of P, |dS| or P∘|s| with
 k, q, v or do. It is never below the full form's true worst case, only looser; it covers what long
 problems have: masks, bias, shared heads, gradients of lse. docs/tolerance.md §5 derives it.
+
+Its arithmetic is NumPy's or, through npattn.testing.tensors, that of torch on a device.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn import dense
+from npattn.dense import sum_shared
 from npattn.problem import Array, Problem, sum_to
+from npattn.testing.arithmetic import Arithmetic
 from npattn.testing.rounding import Rounding, Units
 
 __all__ = ["Cheap", "covers"]
@@ -30,55 +33,68 @@ def covers(problem: Problem) -> bool:
 
 
 class Cheap:
-    """Bounds of a problem that `covers`; ``fits`` says whether they hold."""
+    """Bounds of a problem that `covers`; ``fits`` says whether they hold.
+
+    `xp` is what computes: NumPy's arithmetic unless said, and then arrays are its arrays. Queries
+    that are `apart` are some of a longer problem, so that each may lie in a block of its own.
+    """
+
+    apart = False
 
     @np.errstate(all="ignore")  # hidden scores may be anything
-    def __init__(self, problem: Problem, rounding: Rounding, dtype: Any) -> None:
+    def __init__(
+        self, problem: Problem, rounding: Rounding, dtype: Any, xp: Arithmetic | None = None
+    ) -> None:
         self.problem, self.rounding = problem, rounding
+        self.xp = xp = xp or Arithmetic()
         self.unit = unit = Units.of(rounding, dtype)
-        out, lse, self.r = dense.forward(problem)
-        head = (None,) if problem.headless else (...,)
-        self.o, self.lse = out[head], lse[head][..., None]
+        self.o, lse, self.r = xp.evaluated(problem)
+        self.lse = lse[..., None]
         self.live, self.p = self.r.live, self.r.p
         self.seen = self.lse != -np.inf
         # Most problems hide nothing and hold no NaN, which then is looked for once.
-        self.all_live = bool(self.live.all())
-        self.finite = all(bool(np.isfinite(x).all()) for x in (self.r.q, self.r.k, self.r.v))
+        self.all_live = xp.shows_all(problem, self.live)
+        self.finite = xp.all_finite(self.r.q, self.r.k, self.r.v)
         self.scale = abs(problem.scale or 0.0)
         self.blocks = math.ceil(problem.S / 16)
         self.chain = self.gamma(self.terms(problem.S) + self.blocks)
         s = self.r.q @ self.r.k.swapaxes(-1, -2)
         s *= problem.scale
         if problem.bias_array is not None:
-            s = s + problem.bias_array.astype(float)
-        s = s if self.all_live else np.where(self.live, s, -np.inf)
-        m = np.max(s, -1, keepdims=True, initial=-np.inf)
+            s = s + xp.wide(problem.bias_array)
+        s = s if self.all_live else xp.where(self.live, s, -np.inf)
+        m = xp.top(s, -1, -np.inf)
         self.s = self.only(abs(s))
-        self.m = np.where(np.isfinite(m), abs(m), 0)
+        self.m = xp.where(xp.isfinite(m), abs(m), 0)
         self.a, self.b = self._argument()
-        most = self.a + self.b * self.s.max(-1, keepdims=True, initial=0)
-        self.fits = bool((most <= SMALL).all()) and bool(np.isfinite(out).all())
+        most = self.a + self.b * xp.top(self.s, -1)
+        self.fits = bool((most <= SMALL).all() & xp.isfinite(self.o).all())
         self.k1 = 1 + most  # (e^A − 1) / A at most
         self.R = most * self.k1
-        self.down = np.maximum(1 - self.R, 1 - SMALL * (1 + SMALL))
+        self.down = xp.maximum(1 - self.R, 1 - SMALL * (1 + SMALL))
         self.unit_p = unit.p.u
 
     def only(self, x: Array) -> Array:
         """x, but 0 where nothing is seen."""
-        return x if self.all_live else np.where(self.live, x, 0)
+        return x if self.all_live else self.xp.where(self.live, x, 0)
+
+    def of_seen(self, x: Array) -> Array:
+        """x of each row, but 0 where it sees nothing."""
+        found: Array = self.xp.where(self.seen, x, 0)
+        return found
 
     def numbers(self, x: Array) -> Array:
         """x, but 0 where it is none."""
-        return x if self.finite else np.where(np.isfinite(x), x, 0)
+        return x if self.finite else self.xp.where(self.xp.isfinite(x), x, 0)
 
     def product(self, w: Array, x: Array) -> Array:
         """w x over the keys that are seen."""
-        return np.asarray(w @ x) if self.finite else dense.sum_live(w, x, self.live)
+        return w @ x if self.finite else self.xp.sum_live(w, x, self.live)
 
     def turned(self, w: Array, x: Array) -> Array:
         """wᵀ x over the queries that see."""
         w, live = w.swapaxes(-1, -2), self.live.swapaxes(-1, -2)
-        return np.asarray(w @ x) if self.finite else dense.sum_live(w, x, live)
+        return w @ x if self.finite else self.xp.sum_live(w, x, live)
 
     def terms(self, n: int) -> int:
         block = self.rounding.sum_block
@@ -89,82 +105,84 @@ class Cheap:
 
     def _argument(self) -> tuple[Array, float]:
         """The error of the argument of exp is at most a + b |s|."""
-        unit, u, problem = self.unit, self.unit.u, self.problem
+        xp, unit, u, problem = self.xp, self.unit, self.unit.u, self.problem
         q, k = self.r.q, self.numbers(self.r.k)
         self.ak = abs(self.r.k)
-        self.top_k = self.numbers(self.ak).max(-2, keepdims=True, initial=0)  # (..., H, 1, D)
-        norm_k = np.sqrt(along(k, k)).max(-2, initial=0)[..., None]
-        reach = self.scale * np.sqrt(along(q, q)) * norm_k
+        self.top_k = xp.top(self.numbers(self.ak), -2)  # (..., H, 1, D)
+        norm_k = xp.top(xp.sqrt(xp.along(k, k)), -2)
+        reach = self.scale * xp.sqrt(xp.along(q, q)) * norm_k
         products = self.gamma(problem.D + 6) + unit.q.u + unit.operands.times(2)
         twice = (1 + u + unit.s.u) ** 2 - 1  # q kᵀ stored, scaled and stored again
         a, b = products * (1 + twice) * reach, twice
         if problem.bias_array is not None:
-            bias = np.where(self.live, abs(problem.bias_array.astype(float)), 0)
-            bias = np.where(np.isfinite(bias), bias, 0).max(-1, keepdims=True)
+            bias = xp.where(self.live, abs(xp.wide(problem.bias_array)), 0)
+            bias = xp.top(xp.where(xp.isfinite(bias), bias, 0), -1)
             a, b = (a + twice * bias) * (1 + u + unit.s.u), b * (1 + u + unit.s.u) + u + unit.s.u
         lost = self.scale * (unit.tiny + unit.operands.eta) * (1 + problem.D)
-        largest = self.top_k.max(-1, keepdims=True, initial=0)
-        lost = lost * (1 + abs(q).max(-1, keepdims=True, initial=0) + largest)
+        lost = lost * (1 + xp.top(abs(q), -1) + xp.top(self.top_k, -1))
         online = unit.exp * (1 + min(self.blocks, 16)) + u * self.blocks
         a = a + lost + unit.s.eta * (2 + self.scale) + 4 * u * self.m + online
-        return np.where(self.seen, a, 0), b + 6 * u
+        return self.of_seen(a), b + 6 * u
 
     @np.errstate(all="ignore")
-    def forward(self) -> dict[str, Array]:
-        """Bounds of o, lse and weights."""
-        unit, u, p, live = self.unit, self.unit.u, self.p, self.live
+    def forward(self, weights: bool = True) -> dict[str, Array]:
+        """Bounds of o, lse and, where they are asked, weights."""
+        xp, unit, u, p = self.xp, self.unit, self.unit.u, self.p
         v = self.numbers(self.r.v)
         self.ps = p * self.s
-        s2 = np.sqrt(along(self.ps, self.s))
+        s2 = xp.sqrt(xp.along(self.ps, self.s))
         s1 = self.ps.sum(-1, keepdims=True)
         self.rho = self.k1 * (self.a + self.b * s2)  # √ Σ p R² at most
         self.mean_R = self.k1 * (self.a + self.b * s1)  # Σ p R
-        centre = v.mean(-2, keepdims=True) if v.shape[-2] else np.zeros((1, 1))
+        centre = xp.mean(v)
         av = abs(self.r.v)
         far = v - centre
-        around = np.maximum(p @ np.square(far, out=far) - (self.o - centre) ** 2, 0)
-        around = around + (self.problem.S + 4) * 2.0**-52 * (self.o - centre) ** 2
-        t_soft = np.where(self.seen, self.rho * np.sqrt(around) / self.down, 0)
+        around = xp.maximum(p @ xp.squared(far) - (self.o - centre) ** 2, 0)
+        around = around + (self.problem.S + 4) * xp.eps * (self.o - centre) ** 2
+        t_soft = self.of_seen(self.rho * xp.sqrt(around) / self.down)
         row_sum = unit.row_sum.times(self.terms(self.problem.S) + self.blocks)
-        lse = np.where(self.seen, abs(self.lse), 0)
+        lse = self.of_seen(abs(self.lse))
         fixed = self.chain + row_sum + 4 * u
-        near = (5 * u + unit.lse.u) * np.minimum(lse, 2.0**14) + 2 * u * np.minimum(self.m, 2.0**14)
+        near = (5 * u + unit.lse.u) * xp.minimum(lse, 2.0**14) + 2 * u * xp.minimum(self.m, 2.0**14)
         near = near + unit.lse.eta
-        soft = np.log1p(self.mean_R)
-        self.rebuild = np.expm1(soft + fixed + near + unit.exp)
+        soft = xp.log1p(self.mean_R)
+        self.rebuild = xp.expm1(soft + fixed + near + unit.exp)
         mass = (1 + self.R) / self.down * self.product(p, av)
         stored = (
-            unit.p.u * (1 + unit.p.u) + self.chain + unit.operands.times(2) + np.expm1(4 * u + near)
+            unit.p.u * (1 + unit.p.u) + self.chain + unit.operands.times(2) + xp.expm1(4 * u + near)
         )
         t = stored * mass + fixed * (abs(self.o) + t_soft)
-        count = live.sum(-1, keepdims=True)
+        count = xp.count(self.live, -1)
         vanished = unit.p.eta + unit.operands.eta + unit.tiny
-        t = t + count * (vanished * self.numbers(av).max(-2, keepdims=True, initial=0) + unit.tiny)
+        t = t + count * (vanished * xp.top(self.numbers(av), -2) + unit.tiny)
         again = self.rounding.out_roundings - 1
         t = t + (unit.low.times(again) * (abs(self.o) + t_soft + t) + again * unit.low.eta)
-        self.t_soft, self.t_sum = t_soft, np.where(self.seen, t, 0)
-        self.t_rest = np.where(self.seen, t - unit.p.u * (1 + unit.p.u) * mass, 0)
+        self.t_soft, self.t_sum = t_soft, self.of_seen(t)
+        self.t_rest = self.of_seen(t - unit.p.u * (1 + unit.p.u) * mass)
+        t_lse = soft + fixed + (3 * u + unit.lse.u) * lse + 2 * u * self.m + unit.lse.eta
+        found = {"o": self.t_soft + self.t_sum, "lse": self.of_seen(t_lse)[..., 0]}
+        return found | ({"weights": self._weights(fixed)} if weights else {})
+
+    def _weights(self, fixed: float) -> Array:
+        unit = self.unit
         relative = (self.R + self.mean_R) / self.down
         relative = relative + (1 + self.R) / self.down * (unit.p.u + fixed)
-        weights = p * relative
+        weights = self.p * relative
         weights += unit.p.eta + unit.tiny
-        weights = self.only(np.minimum(weights, 1, out=weights))
-        t_lse = soft + fixed + (3 * u + unit.lse.u) * lse + 2 * u * self.m + unit.lse.eta
-        t_lse = np.where(self.seen, t_lse, 0)[..., 0]
-        return {"o": self.t_soft + self.t_sum, "lse": t_lse, "weights": weights}
+        return self.only(self.xp.minimum(weights, 1))
 
     @np.errstate(all="ignore")
     def backward(self, do: Array, dlse: Array | None) -> dict[str, Array]:
         """Bounds of the gradients."""
-        problem, unit, u, p = self.problem, self.unit, self.unit.u, self.p
+        xp, problem, unit, u, p = self.xp, self.problem, self.unit, self.unit.u, self.p
         q, k, v, live = self.r.q, self.r.k, self.r.v, self.live
-        self.finite = self.finite and bool(np.isfinite(do).all())
+        self.finite = self.finite and xp.all_finite(do)
         finite_v = self.numbers(v)
-        dl = np.zeros((1, 1)) if dlse is None else np.where(self.seen, dlse[..., None], 0)
+        dl: Any = 0.0 if dlse is None else self.of_seen(dlse[..., None])
         dp = self.only(do @ v.swapaxes(-1, -2))
-        D = along(p, dp)
-        norm_v = np.sqrt(along(finite_v, finite_v)).max(-2, initial=0)[..., None]
-        reach = np.sqrt(along(do, do)) * norm_v
+        D = xp.along(p, dp)
+        norm_v = xp.top(xp.sqrt(xp.along(finite_v, finite_v)), -2)
+        reach = xp.sqrt(xp.along(do, do)) * norm_v
         products = (self.gamma(problem.E + 2) + unit.operands.times(2)) * reach
         products = products + (unit.tiny + unit.operands.eta) * (problem.E + 2) + unit.dp.eta
         away = dp - D
@@ -184,7 +202,7 @@ class Cheap:
         if unit.dp.u and dlse is not None:  # through out and through lse, stored apart
             each = each + unit.ds.u * grown
             rest = rest + 2 * unit.ds.u * grown * abs(dl)
-        lost = unit.ds.eta + (unit.p.eta + unit.tiny) * (1 + farthest(away) + abs(dl))
+        lost = unit.ds.eta + (unit.p.eta + unit.tiny) * (1 + xp.farthest(away) + abs(dl))
         lost = lost + (unit.low.eta if unit.dp.u else 0.0)
         slack = (1 + twice) * (1 + self.gamma(max(problem.S, problem.T) + 4) + unit.operands.u * 3)
         # Each is a sum of |dS|, |dS| |s| and p with factors that are one a row, so that no array of
@@ -195,7 +213,7 @@ class Cheap:
         ak, aq = self.ak, abs(q)
         sums = self.gamma(self.terms(problem.S)) + unit.operands.times(2) + 4 * u
         flush = (unit.tiny + unit.operands.eta) * (1 + self.scale) + unit.ds.eta
-        count = live.sum(-1, keepdims=True)
+        count = xp.count(live, -1)
         p_ak = self.product(p, ak)
         self.size_ak = self.product(size, ak)
         rows = (each + sums) * self.size_ak + rest * p_ak
@@ -211,32 +229,31 @@ class Cheap:
             (p, rest + (1 + self.R) * e_D),
         )
         t_dk = sum(self.turned(w, factor * aq) for w, factor in factors)
-        times = live.sum(-2)[..., None]
-        top_q = self.numbers(aq).max(-2, keepdims=True, initial=0)
-        worst = lost.max(-2, keepdims=True, initial=0)
+        times = xp.count(live, -2).swapaxes(-1, -2)
+        top_q, worst = xp.top(self.numbers(aq), -2), xp.top(lost, -2)
         t_dk = self.scale * (t_dk + worst * times * top_q) + flush * times * (top_q + 1)
 
         kept = self.k1 * self.a + self.rebuild * (1 + self.R) + unit.p.u * grown
         kept = kept + (sums + unit.operands.times(2)) * grown
         t_dv = self.turned(p, kept * abs(do)) + self.turned(self.ps, self.k1 * self.b * abs(do))
-        top = (unit.p.eta + unit.tiny) * abs(do).max(-2, keepdims=True, initial=0) + unit.tiny
+        top = (unit.p.eta + unit.tiny) * xp.top(abs(do), -2) + unit.tiny
         t_dv = t_dv + times * top
         found = self._stored(t_dq, t_dk, t_dv, size, do)
         if problem.bias_array is not None:
-            n = ds.size / max(problem.bias_array.size, 1)
+            n = math.prod(ds.shape) / max(math.prod(problem.bias_array.shape), 1)
             bias = size * (each + self.rebuild) + steep * far + p * (rest + (1 + self.R) * e_D)
             bias = bias + lost
-            bias = np.where(live, bias * (1 + self.gamma(n + 4)) + self.gamma(n + 4) * size, 0)
+            bias = xp.where(live, bias * (1 + self.gamma(n + 4)) + self.gamma(n + 4) * size, 0)
             found["dbias"] = sum_to(bias, problem.bias_array.shape)
         return found
 
     def _delta(self, do: Array, dp: Array, away: Array, D: Array, products: Array) -> Array:
         """The error of D, from the delivered out or from the weights."""
-        unit, u, ado = self.unit, self.unit.u, abs(do)
-        second = np.sqrt(along(self.p, dp, dp))
-        spread = np.sqrt(along(self.p, away, away))  # where p is not 0, it is live
+        xp, unit, u, ado = self.xp, self.unit, self.unit.u, abs(do)
+        second = xp.sqrt(xp.along(self.p, dp, dp))
+        spread = xp.sqrt(xp.along(self.p, away, away))  # where p is not 0, it is live
         soft = self.rho * spread / self.down
-        soft = np.minimum(soft, (ado * self.t_soft).sum(-1, keepdims=True))
+        soft = xp.minimum(soft, (ado * self.t_soft).sum(-1, keepdims=True))
         size = abs(self.o) + self.t_soft + self.t_sum
         # What storing P costs is contracted with do, as the softmax's error is.
         soft = soft + unit.p.u * (1 + unit.p.u) * (1 + self.R) / self.down * second
@@ -249,26 +266,27 @@ class Cheap:
         )
         from_weights = from_weights + self.rebuild * abs(D)
         source = self.rounding.delta_from
-        found = {"out": from_out, "weights": from_weights}.get(
-            source, np.maximum(from_out, from_weights)
-        )
-        return np.where(self.seen, (1 + self.rebuild) * (found + u * (abs(D) + found)), 0)
+        either = {"out": from_out, "weights": from_weights}
+        found = either.get(source, xp.maximum(from_out, from_weights))
+        e_D: Array = (1 + self.rebuild) * (found + u * (abs(D) + found))
+        return self.of_seen(e_D)
 
     def _stored(
         self, t_dq: Array, t_dk: Array, t_dv: Array, size: Array, do: Array
     ) -> dict[str, Array]:
         """With what is rounded before a gradient is finished."""
         problem, unit, rounding = self.problem, self.unit, self.rounding
-        group = problem.H / max(problem.K, 1)
-        parts = {"dq": (t_dq, problem.q, problem.S), "dk": (t_dk, problem.k, problem.T)}
-        parts["dv"] = (t_dv, problem.v, problem.T)
+        group, block = problem.H / max(problem.K, 1), rounding.gradient_block
+        queries = problem.T * (block or 1) if self.apart else problem.T
+        parts = {"dq": (t_dq, problem.q, problem.S), "dk": (t_dk, problem.k, queries)}
+        parts["dv"] = (t_dv, problem.v, queries)
         found = {}
         for name, (t, of, length) in parts.items():
             heads = group if name != "dq" else 1.0
-            copies = t.size / max(of.size, 1)
+            copies = math.prod(t.shape) / max(math.prod(of.shape), 1)
             times = rounding.gradient_roundings - 1
-            if rounding.gradient_block is not None:
-                times += max(math.ceil(length / rounding.gradient_block) - 1, 0)
+            if block is not None:
+                times += max(math.ceil(length / block) - 1, 0)
             factor = unit.low.times(times)
             eta = times * unit.low.eta
             if copies > heads:
@@ -279,9 +297,7 @@ class Cheap:
             if factor:
                 t = t + factor * (self._mass(name, size, do) + t) + eta
             shared = name != "dq"
-            found[name] = (
-                dense.sum_shared(t, problem.K, of.shape) if shared else sum_to(t, of.shape)
-            )
+            found[name] = sum_shared(t, problem.K, of.shape) if shared else sum_to(t, of.shape)
         return found
 
     def _mass(self, name: str, size: Array, do: Array) -> Array:
@@ -291,15 +307,3 @@ class Cheap:
         if name == "dk":
             return self.scale * self.turned(size, abs(self.r.q))
         return self.turned(self.p, abs(do))
-
-
-def farthest(x: Array) -> Array:
-    """The largest |x| of each row, without an array of them."""
-    top, low = x.max(-1, keepdims=True, initial=0), x.min(-1, keepdims=True, initial=0)
-    return np.asarray(np.maximum(top, -low))
-
-
-def along(*arrays: Array) -> Array:
-    """The sum of the product along each row, without an array of products."""
-    letters = ",".join(["...s"] * len(arrays))
-    return np.asarray(np.einsum(f"{letters}->...", *arrays))[..., None]

@@ -26,6 +26,7 @@ from npattn.testing.trial import Trial
 __all__ = ["check"]
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+SWEEPS = ("sweep", "long")  # asked with sweep=: they draw on the device
 DEFAULTS = {"framework": "auto", "layout": "BHTD"}
 
 
@@ -48,6 +49,7 @@ def check(
     shrink: bool = True,
     processes: int = 1,
     progress: Progress | None = None,
+    sweep: int = 0,
 ) -> Report:
     """Judge an attention implementation: is it right, forward and backward?
 
@@ -85,6 +87,9 @@ def check(
         import `f`: a function of a module, or an Implementation with a `spec`.
     progress : callable, optional
         Told ``(dtype, rule, done, total)``.
+    sweep : int, default 0
+        With so many problems of every length up to 4096, of torch functions: drawn, computed and
+        judged on the device, which they do not leave; and with a few very long ones.
 
     Returns
     -------
@@ -122,6 +127,8 @@ def check(
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}")
+    if isinstance(sweep, bool) or not isinstance(sweep, int) or sweep < 0:
+        raise OptionError(f"sweep is {sweep!r}, must be an integer ≥ 0: how many problems")
     if not dtypes or examples < 1:
         raise OptionError(f"dtypes is {dtypes!r} and examples {examples}, must be 1 or more each")
     if conventions is not None and not isinstance(conventions, Conventions):
@@ -132,13 +139,14 @@ def check(
     processes = integer("processes", processes)
     rules, robust = _chosen(only), ROBUSTNESS in (only or ())
     meaning, progress = conventions or Conventions(), progress or (lambda *_: None)
+    swept = _sweeps(implementation, sweep, only)
     space = Space(features=implementation.features, sizes=dict(sizes or {}))
     behaves: dict[str, str] = {}
     untested = [
         f"{name}: unknown to the judge, keeps its default" for name in implementation.untested
     ]
     untested += _missing(implementation)
-    untested.append(f"sizes above {space.largest} (others: sizes=)")
+    untested.append(f"sizes above {space.largest} (others: sizes={'' if swept else ', sweep='})")
     judges = []
     for dtype in dtypes:
         trial = Trial(implementation, meaning, _model(rounding, dtype), replace(space, dtype=dtype))
@@ -154,12 +162,15 @@ def check(
     outcomes: list[Outcome] = []
     for dtype, found in zip(dtypes, rounds, strict=True):
         outcomes += found.outcomes()
+        if found.judge.trial.space.structure:
+            outcomes += [found.judge.sweep(rule, sweep) for rule in swept]
         if found.behaves is not None:
             behaves[dtype] = found.behaves
         untested += [f"{dtype}: {line}" for line in found.judge.refused]
     facts = {
         "seed": seed,
         "examples": examples,
+        **({"sweep": sweep} if swept else {}),
         "features": ", ".join(sorted(implementation.features)) or "none",
         "rounding": rounding.name if isinstance(rounding, Rounding) else rounding or "undeclared",
         "conventions": _said(conventions),
@@ -181,10 +192,9 @@ def _chosen(only: Iterable[str] | None) -> list[Property]:
     for wanted in only:
         found = [p for name, p in PROPERTIES.items() if name.startswith(wanted)]
         found = [PROPERTIES[wanted]] if wanted in PROPERTIES else found  # the whole name wins
-        if not found and wanted not in ("structure", ROBUSTNESS):  # structure is always probed
-            raise OptionError(
-                f"{wanted!r} is not a rule, must be one of {', '.join([*PROPERTIES, ROBUSTNESS])}"
-            )
+        if not found and wanted not in ("structure", ROBUSTNESS, *SWEEPS):  # the first: always
+            rules = ", ".join([*PROPERTIES, ROBUSTNESS, *SWEEPS])
+            raise OptionError(f"{wanted!r} is not a rule, must be one of {rules}")
         chosen += [p for p in found if p not in chosen]
     return chosen
 
@@ -193,6 +203,21 @@ def _model(rounding: Rounding | str | None, dtype: str) -> Rounding:
     if isinstance(rounding, Rounding):
         return rounding
     return Rounding.undeclared(dtype) if rounding is None else Rounding.named(rounding)
+
+
+def _sweeps(
+    implementation: Implementation, sweep: int, only: Iterable[str] | None
+) -> tuple[str, ...]:
+    """Which of the two rules are asked that draw on the device."""
+    named = tuple(rule for rule in SWEEPS if rule in (only or ()))
+    if named and not sweep:
+        raise OptionError(f"sweep is 0, must be how many problems {' and '.join(named)} may draw")
+    if sweep and implementation.framework.name != "torch":
+        raise OptionError(
+            f"sweep is {sweep}, must be 0 for functions of {implementation.framework.name} "
+            "arrays: it draws torch tensors"
+        )
+    return (named or SWEEPS) if sweep else ()
 
 
 def _missing(implementation: Implementation) -> list[str]:
@@ -218,3 +243,6 @@ def _said(conventions: Conventions | None) -> str:
         if value != getattr(default, name)
     }
     return ", ".join(f"{n}={v!r}" for n, v in changed.items()) or "default"
+
+
+SWEEPS = ("sweep", "long")  # asked with sweep=: they draw on the device

@@ -61,6 +61,9 @@ class Framework(Protocol):
     def one_thread(self) -> AbstractContextManager[None]:
         """Small problems are slow on many threads, which wait for each other."""
 
+    def finish(self) -> None:
+        """Wait until what was begun is done, so that what it raises is raised here."""
+
     def allowing(self, dtype: Any) -> AbstractContextManager[None]:
         """Where arrays of a dtype can be made and computed with."""
 
@@ -92,6 +95,9 @@ class NumPy:
 
     def one_thread(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def finish(self) -> None:
+        pass
 
     def allowing(self, dtype: Any) -> AbstractContextManager[None]:
         return nullcontext()

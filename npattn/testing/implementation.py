@@ -195,16 +195,47 @@ class Implementation:
         options = self.options(problem)
         with self.framework.allowing(problem.q.dtype):
             given = self.taken_back(problem, cotangents, view) if given is None else given
-            if self.backward is None:
-                found = self._autograd(inputs, options, given, bias_gradient)
-            else:
-                found = self._explicit(inputs, options, given, meanwhile)
-            return self._taken(found)
+            return self._taken(
+                self._differentiated(inputs, options, given, bias_gradient, meanwhile)[1]
+            )
 
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
         """o of arrays and options as they are, right or wrong."""
         given = {name: self.framework.give(array) for name, array in arrays.items()}
         return self._taken(self._call(given, options, ()))["o"]
+
+    def where_they_are(
+        self, problem: Problem, inputs: Mapping[str, Any], cotangents: Mapping[str, Any] | None
+    ) -> list[tuple[str, Any]]:
+        """All that it gives, as arrays of its framework: nothing is read, moved or copied, but for
+        the layout.
+
+        Parameters
+        ----------
+        problem : Problem
+            Whose options are asked.
+        inputs : mapping
+            Arrays of the framework by npattn's names, laid out as npattn has them.
+        cotangents : mapping or None
+            Of o and, where it returns it, lse; None asks for no gradients.
+
+        Returns
+        -------
+        list of (name, array)
+            A name comes once for each way to call it.
+        """
+        options = self.options(problem)
+        inputs = {n: self._laid(x) if n in "qkv" else x for n, x in inputs.items()}
+        found = list(self._call(inputs, options, ()).items())
+        if cotangents is None:
+            more = self._call(inputs, options, ("return_lse",)) if self.returns_lse else {}
+        else:
+            given = {n: self._laid(x) if n == "o" else x for n, x in cotangents.items()}
+            results, grads = self._differentiated(inputs, options, given, True, lambda: None)
+            more = {n: x for n, x in results.items() if n in ("o", "lse")} | grads
+        with _foreign("raised"):
+            self.framework.finish()
+        return [(n, self._turned(n, x)) for n, x in [*found, *more.items()]]
 
     def raw(self, problem: Problem) -> Any:
         """o as it was returned: not copied."""
@@ -226,9 +257,22 @@ class Implementation:
             given["weights"] = self.framework.give(np.array(cotangents.dweights))
         return given
 
+    def _differentiated(
+        self,
+        inputs: dict[str, Any],
+        options: dict[str, Any],
+        given: dict[str, Any],
+        bias: bool,
+        meanwhile: Callable[[], object],
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What it returns on the way, and the gradients by name."""
+        if self.backward is None:
+            return self._autograd(inputs, options, given, bias)
+        return self._explicit(inputs, options, given, meanwhile)
+
     def _autograd(
         self, inputs: dict[str, Any], options: dict[str, Any], given: dict[str, Any], bias: bool
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         returns = tuple(n for n in RETURNS if n.removeprefix("return_") in given)
         asked = [n for n in INPUTS if n in inputs and (bias or n != "bias")]
 
@@ -236,8 +280,8 @@ class Implementation:
             return self._call({**inputs, **arrays}, options, returns)
 
         with _foreign("its gradient raised"):
-            _, grads = self.framework.gradients(call, inputs, given, asked)
-        return {f"d{name}": grad for name, grad in grads.items()}
+            results, grads = self.framework.gradients(call, inputs, given, asked)
+        return results, {f"d{name}": grad for name, grad in grads.items()}
 
     def _explicit(
         self,
@@ -245,7 +289,7 @@ class Implementation:
         options: dict[str, Any],
         given: dict[str, Any],
         meanwhile: Callable[[], object],
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         assert self.backward is not None
         results = self._call(inputs, options, ("return_lse",) if self.returns_lse else ())
         meanwhile()
@@ -261,10 +305,10 @@ class Implementation:
                 raise ResultError(
                     f"backward returned {', '.join(unknown)}, must be among {', '.join(INPUTS)}"
                 )
-            return {f"d{name}": grad for name, grad in found.items() if grad is not None}
+            return results, {f"d{name}": grad for name, grad in found.items() if grad is not None}
         if not isinstance(found, (tuple, list)) or len(found) != 3:
             raise ResultError("backward must return (dq, dk, dv) or a mapping")
-        return dict(zip(("dq", "dk", "dv"), found, strict=True))
+        return results, dict(zip(("dq", "dk", "dv"), found, strict=True))
 
     def _call(
         self, inputs: dict[str, Any], options: dict[str, Any], returns: tuple[str, ...]
@@ -290,10 +334,18 @@ class Implementation:
         taken = {}
         for name, value in results.items():
             with _foreign(f"{name} could not be read:"):
-                array = self.framework.take(value)
-            swaps = self.layout == "BTHD" and name in ("o", "o too", "dq", "dk", "dv")
-            taken[name] = array.swapaxes(-2, -3) if swaps and array.ndim == 4 else array
+                taken[name] = self._turned(name, self.framework.take(value))
         return taken
+
+    def _turned(self, name: str, array: Any) -> Any:
+        """A result as npattn lays it out."""
+        swaps = self.layout == "BTHD" and name in ("o", "o too", "dq", "dk", "dv")
+        return array.swapaxes(-2, -3) if swaps and array.ndim == 4 else array
+
+    def _laid(self, array: Any) -> Any:
+        """A tensor as the implementation lays it out."""
+        swaps = self.layout == "BTHD" and array.ndim == 4
+        return array.swapaxes(-2, -3).contiguous() if swaps else array
 
     def _swaps(self, name: str, problem: Problem) -> bool:
         return self.layout == "BTHD" and name in "qkv" and problem.q.ndim == 4

@@ -88,6 +88,13 @@ class Judge:
             return _behaviour(self.trial, self.seed)
         return self.judge(PROPERTIES[name])
 
+    def sweep(self, rule: str, count: int) -> Outcome:
+        """One of the rules that draw on the device."""
+        from npattn.testing.sweep import Sweep  # and with it torch
+
+        sweep = Sweep(self.trial, self.seed, self.progress, self.shrinks)
+        return sweep.run(count) if rule == "sweep" else sweep.long()
+
     def judge(self, rule: Property) -> Outcome:
         """One rule over the planned problems, the failing one shrunk."""
         trial, dtype = self.trial, self.trial.space.dtype

@@ -15,7 +15,7 @@ from npattn.testing.properties.extremes import Outside
 from npattn.testing.targets import TARGETS
 from npattn.testing.trial import Suspicion, Trial, Violation
 
-__all__ = ["script"]
+__all__ = ["redraw", "script"]
 
 PLACEHOLDER = "raise SystemExit('TODO: import your implementation here, as `f` (and `f_backward`)')"
 
@@ -74,6 +74,29 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
         body = [*_import_lines(f), "", _conventions_line(trial.conventions)]
         body += [f"f = Implementation({_implementation(f)})", *_together(trial)]
     return "\n".join([*head, *body, ""])
+
+
+def redraw(trial: Trial, rule: str, told: str, words: str) -> str:
+    """The text of a file that draws a problem anew on its device, where its numbers are too many
+    to be written out. `words` are what `npattn.testing.sweep.shown` is told of it."""
+    f = trial.implementation
+    told = told.replace('"""', "'''").replace("\\", "/")
+    lines = [
+        f'"""{f.name} breaks "{rule}".\n\n{told}\n"""',
+        "",
+        "import npattn",
+        "from npattn.testing import Implementation, Recipe",
+        "from npattn.testing.sweep import shown",
+        "",
+        *_import_lines(f),
+        "",
+        _conventions_line(trial.conventions),
+        f"rounding = npattn.testing.{trial.rounding!r}",
+        f"f = Implementation({_implementation(f)})",
+        f"shown(f, {words}, conventions=conventions, rounding=rounding)",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _together(trial: Trial) -> list[str]:

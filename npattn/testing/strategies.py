@@ -137,6 +137,11 @@ class Space:
         return POOLS[letter]
 
     @property
+    def heads(self) -> list[tuple[int, int]]:
+        """Pairs (H, K), the simplest first."""
+        return _heads(self)
+
+    @property
     def largest(self) -> str:
         """The largest sizes that are drawn, in words."""
         largest = {letter: max(self.pool(letter)) for letter in "TSDE"}
@@ -189,7 +194,7 @@ class Pools:
         pools: dict[str, Sequence[Any]] = {letter: space.pool(letter) for letter in "BTSDE"}
         if self.nonempty:
             pools = {letter: [n for n in pool if n] for letter, pool in pools.items()}
-        pools["rank"], pools["heads"] = _ranks(space), _heads(space)
+        pools["rank"], pools["heads"] = _ranks(space), space.heads
         pools["extent"] = _extents(space, frozenset(self.force))
         # Extreme ones hide what plain ones show, so a third is plain.
         pools["distribution"] = ["normal"] * (len(DISTRIBUTIONS) // 2) + list(DISTRIBUTIONS)

@@ -44,6 +44,9 @@ class JAX:
     def one_thread(self) -> AbstractContextManager[None]:
         return nullcontext()  # XLA takes its number of threads when the process starts
 
+    def finish(self) -> None:
+        pass  # what is taken is waited for
+
     def allowing(self, dtype: Any) -> AbstractContextManager[None]:
         """Without it JAX makes float32 of float64; with it, float64 of Python's numbers."""
         wide: AbstractContextManager[None] = jax.enable_x64(True)

@@ -55,6 +55,10 @@ class Torch:
         finally:
             torch.set_num_threads(before)
 
+    def finish(self) -> None:
+        if torch.device(self.device).type != "cpu":
+            torch.accelerator.synchronize()
+
     def allowing(self, dtype: Any) -> AbstractContextManager[None]:
         return nullcontext()
 

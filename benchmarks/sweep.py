@@ -1,0 +1,155 @@
+"""How many problems a second a sweep judges, and where the time goes.
+
+    python benchmarks/sweep.py --device cuda --dtype bfloat16 --count 10000
+
+First the sweep as `npattn check TARGET --sweep N` runs it; then a part of it again with a wait for
+the device after each stage, which says what each takes, and once more counting operations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import npattn
+from npattn.testing import Implementation, Rounding
+from npattn.testing import held as held_module
+from npattn.testing import sweep as sweep_module
+from npattn.testing.cheap import Cheap
+from npattn.testing.strategies import Space
+from npattn.testing.sweep import Sweep
+from npattn.testing.targets import TARGETS, load
+from npattn.testing.trial import Trial
+
+STAGES = (
+    (sweep_module, "drawn", "draw"),
+    (held_module, "_given", "implementation"),
+    (held_module, "evaluate", "oracle, forward"),
+    (held_module, "backward", "oracle, backward"),
+    (Cheap, "__init__", "bound, what both need"),
+    (Cheap, "forward", "bound, forward"),
+    (Cheap, "backward", "bound, backward"),
+    (held_module, "worst_ratios", "comparison"),
+)
+
+VIEWS = {
+    *("view", "expand", "transpose", "slice", "select", "unsqueeze", "squeeze", "permute", "t"),
+    *("detach", "alias", "split", "split_with_sizes", "as_strided", "_unsafe_view"),
+    *("_reshape_alias", "empty", "empty_like", "empty_strided", "new_empty", "scalar_tensor"),
+}
+"""Operations that launch nothing on a device."""
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a device is told to do, and how often it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count[function._schema.name.split("::")[1]] += 1
+        return function(*args, **(kwargs or {}))
+
+    @property
+    def launches(self) -> int:
+        return sum(n for name, n in self.count.items() if name not in VIEWS)
+
+    @property
+    def waits(self) -> int:
+        return self.count["_local_scalar_dense"]
+
+
+@contextmanager
+def timed(device: torch.device) -> Iterator[dict[str, float]]:
+    """Seconds of each stage, the device waited for at its ends."""
+    seconds: dict[str, float] = defaultdict(float)
+    plain = [(home, name, getattr(home, name)) for home, name, _ in STAGES]
+
+    def finish() -> None:
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def watched(function, stage):
+        def run(*args, **words):
+            finish()
+            start = time.perf_counter()
+            found = function(*args, **words)
+            finish()
+            seconds[stage] += time.perf_counter() - start
+            return found
+
+        return run
+
+    for (home, name, stage), (_, _, function) in zip(STAGES, plain, strict=True):
+        setattr(home, name, watched(function, stage))
+    try:
+        yield seconds
+    finally:
+        for home, name, function in plain:
+            setattr(home, name, function)
+
+
+def trial_of(target: str, dtype: str, device: str, rounding: str | None) -> Trial:
+    f, backward = load(target)
+    implementation = Implementation(f, backward=backward, framework="torch", spec=target)
+    implementation.on(device)
+    conventions = TARGETS[target].conventions if target in TARGETS else npattn.Conventions()
+    model = Rounding.undeclared(dtype) if rounding is None else Rounding.named(rounding)
+    space = Space(features=implementation.features, dtype=dtype)
+    return Trial(implementation, conventions, model, space, frozenset({"dq", "dk", "dv", "dbias"}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", default="torch.sdpa")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rounding", choices=["upcast", "fused", "eager"])
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    trial = trial_of(asked.target, asked.dtype, asked.device, asked.rounding)
+    sweep = Sweep(trial, asked.seed)
+    sweep.run(3)  # what is loaded once
+    print(f"{asked.target}, {asked.dtype}, {sweep.device}, {sweep.plan.cells} scores at most")
+
+    start = time.perf_counter()
+    outcome = sweep.run(asked.count)
+    took = time.perf_counter() - start
+    print(f"{outcome.status}, largest error / allowed error {outcome.worst:.2g} {outcome.message}")
+    each = took / outcome.examples
+    print(f"{took:.1f} s, {1 / each:.1f} problems a second, {1e4 * each:.0f} s for 10 000")
+
+    start = time.perf_counter()
+    outcome = sweep.long()
+    took = time.perf_counter() - start
+    print(f"long: {outcome.status}, {outcome.examples} problems in {took:.1f} s {outcome.message}")
+
+    recipes = [sweep.plan.recipe(asked.seed, n) for n in range(min(asked.count, 200))]
+    with timed(sweep.device) as seconds:
+        for recipe in recipes:
+            sweep.one(recipe)
+    for stage, took in seconds.items():
+        print(f"{1e3 * took / len(recipes):10.2f} ms a problem  {stage}")
+
+    launches, waits = [], []
+    for recipe in recipes[:30]:
+        with Operations() as operations:
+            sweep.one(recipe)
+        launches.append(operations.launches)
+        waits.append(operations.waits)
+    print(f"{sum(launches) / len(launches):.0f} operations a problem, {max(launches)} at most")
+    print(f"{sum(waits) / len(waits):.1f} waits for the device, {max(waits)} at most")
+    if sweep.device.type == "cuda":
+        print(f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of device memory at most")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Problems that are drawn where they are judged: a recipe's tensors, made on a device.
+
+What `Recipe.problem` is in NumPy, for recipes of the names that are here. Numbers come from one
+`torch.Generator` of the device, seeded by the recipe: the same kind of device draws the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from npattn.problem import finfo
+from npattn.testing.recipe import Recipe
+from npattn.torch.problem import Problem
+
+__all__ = ["BIASES", "DISTRIBUTIONS", "MASKS", "Drawn", "drawn"]
+
+Tensor = torch.Tensor
+
+
+class Drawn(NamedTuple):
+    """A problem on a device, and cotangents of its out and lse."""
+
+    problem: Problem
+    dout: Tensor
+    dlse: Tensor
+
+
+def drawn(
+    recipe: Recipe,
+    device: Any = "cpu",
+    *,
+    alignment: str = "bottom_right",
+    mask_true: str = "attend",
+    dtype: torch.dtype | None = None,
+) -> Drawn:
+    """The tensors of a recipe, made on a device.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        With names among `DISTRIBUTIONS`, `MASKS` and `BIASES` of this module.
+    device : str or torch.device
+    alignment, mask_true
+        As for `Recipe.problem`.
+    dtype : torch.dtype, optional
+        What the oracle computes in; default: float64, or float32 where the device has no other.
+
+    Returns
+    -------
+    Drawn
+    """
+    device = torch.device(device)
+    rng = torch.Generator(device).manual_seed(recipe.seed)
+    low = getattr(torch, recipe.dtype)
+    wide = torch.float64 if recipe.dtype == "float64" else torch.float32
+    shapes = [
+        recipe.shape(recipe.H, recipe.T, recipe.D), recipe.shape(recipe.K, recipe.S, recipe.D),
+        recipe.shape(recipe.K, recipe.S, recipe.E), recipe.shape(recipe.H, recipe.T, recipe.E),
+        recipe.shape(recipe.H, recipe.T, 1)[:-1],
+    ]  # fmt: skip
+    counts = [math.prod(shape) for shape in shapes]
+    numbers = torch.randn(sum(counts), generator=rng, device=device, dtype=wide)
+    parts = torch.split(numbers, counts)
+    q, k, v, do, dlse = (x.reshape(n) for x, n in zip(parts, shapes, strict=True))
+    arrays = [x.to(low) for x in DISTRIBUTIONS[recipe.distribution](recipe, q, k, v)]
+    words: dict[str, Any] = dict(zip("qkv", arrays, strict=True))
+    mask: Any = None if recipe.mask is None else MASKS[recipe.mask](recipe, rng)
+    if mask is not None and mask_true == "hide":
+        mask = ~mask
+    bias: Any = None if recipe.bias is None else BIASES[recipe.bias](recipe, rng).to(low)
+    problem = Problem(
+        **words, mask=mask, causal=recipe.causal, window=recipe.window,
+        bias=bias, scale=recipe.scale, dtype=dtype,
+        alignment=alignment,  # type: ignore[arg-type]  # checked by Problem
+    )  # fmt: skip
+    return Drawn(problem, do.to(low), dlse.clone())
+
+
+# --- what q, k, v look like -----------------------------------------------------------------------
+
+Parts = tuple[Tensor, Tensor, Tensor]
+
+
+def _steep(logit: float) -> Callable[..., Parts]:
+    """Scores of about that much, or, where a score may be stored in 16 bits, of less: beyond that
+    nothing can be known of the weights."""
+
+    def draw(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> Parts:
+        most = logit if float(finfo(recipe.dtype).eps) < 2.0**-20 else min(logit, 3)
+        return q * recipe.steepness(most), k, v
+
+    return draw
+
+
+def _normal(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> Parts:
+    # A scale of one's own changes the scores, which stay of the size that normal ones have.
+    return (q if recipe.scale is None else q * recipe.steepness(1)), k, v
+
+
+def _with_values(change: Callable[[Tensor], Tensor]) -> Callable[..., Parts]:
+    def draw(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> Parts:
+        q, k, v = _normal(recipe, q, k, v)
+        return q, k, change(v)
+
+    return draw
+
+
+def _outliers(v: Tensor) -> Tensor:
+    v[..., -1] *= 64
+    return v
+
+
+def _growing(v: Tensor) -> Tensor:
+    """Rows of very different size: the last keys count most."""
+    powers = torch.linspace(-6, 6, v.shape[-2], device=v.device, dtype=v.dtype)
+    return v * torch.exp2(powers)[:, None]
+
+
+def _integers(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> Parts:
+    return _normal(recipe, q.round(), k.round(), (2 * v).round())
+
+
+def _duplicates(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> Parts:
+    twice = k[..., ::2, :].repeat_interleave(2, -2)[..., : recipe.S, :]
+    return _normal(recipe, q, twice, v)
+
+
+DISTRIBUTIONS: dict[str, Callable[..., Parts]] = {
+    "normal": _normal,
+    "large logits": _steep(20),
+    "value offset": _with_values(lambda v: v + 100),
+    "flat": lambda recipe, q, k, v: (0 * q, k, v),
+    "integers": _integers,
+    "outliers": _with_values(_outliers),
+    "duplicate keys": _duplicates,
+    "tiny values": _with_values(lambda v: v * 2.0**-10),
+    "near-uniform": _steep(2.0**-7),
+    "mixed scales": _with_values(_growing),
+}
+"""What q, k, v look like, by name: those whose bound the cheap form gives at any length."""
+
+# --- masks and biases -----------------------------------------------------------------------------
+
+
+def _random(rank: int) -> Callable[[Recipe, torch.Generator], Tensor]:
+    def make(recipe: Recipe, rng: torch.Generator) -> Tensor:
+        mask = _uniform(recipe.whole[-rank:], rng) < 0.7
+        t, s = (torch.arange(n, device=rng.device) for n in (recipe.T, recipe.S))
+        return mask | (t[:, None] % recipe.S == s)  # each query sees a key
+
+    return make
+
+
+def _padding(recipe: Recipe, rng: torch.Generator) -> Tensor:
+    """(B, 1, 1, S): a length for each sample, at least 1."""
+    shape = (*(recipe.lead or ()), *([] if recipe.lead is None else [1]), 1, 1)
+    lengths = torch.randint(1, recipe.S + 1, shape, generator=rng, device=rng.device)
+    return torch.arange(recipe.S, device=rng.device) < lengths
+
+
+def _empty_rows(recipe: Recipe, rng: torch.Generator) -> Tensor:
+    """Every third query sees nothing."""
+    mask = _uniform(recipe.whole, rng) < 0.7
+    mask[..., recipe.seed % 3 :: 3, :] = False
+    return mask
+
+
+def _documents(recipe: Recipe, rng: torch.Generator) -> Tensor:
+    """Documents in one row, which end where the row ends: each sees itself alone."""
+    document = (_uniform((max(recipe.T, recipe.S),), rng) < 8 / recipe.S).cumsum(0)
+    own, keys = (document[len(document) - n :] for n in (recipe.T, recipe.S))
+    return own[:, None] == keys
+
+
+def _uniform(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    return torch.rand(shape, generator=rng, device=rng.device)
+
+
+MASKS: dict[str, Callable[[Recipe, torch.Generator], Tensor]] = {
+    "matrix": _random(2),
+    "full": _random(5),
+    "padding": _padding,
+    "left padding": lambda recipe, rng: _padding(recipe, rng).flip(-1),
+    "documents": _documents,
+    "empty rows": _empty_rows,
+}
+"""Boolean masks, by name (True = may attend). All but the last two leave every query a key."""
+
+
+def _normal_bias(rank: int, *singletons: int) -> Callable[[Recipe, torch.Generator], Tensor]:
+    def make(recipe: Recipe, rng: torch.Generator) -> Tensor:
+        shape = list(recipe.whole[-rank:])
+        for axis in singletons:
+            if len(shape) >= -axis:
+                shape[axis] = 1
+        return 2 * torch.randn(shape, generator=rng, device=rng.device)
+
+    return make
+
+
+def _distance(recipe: Recipe, rng: torch.Generator) -> Tensor:
+    """A slope for each head, as ALiBi has it, but of −8 at most over all keys."""
+    t, s = (torch.arange(n, device=rng.device) for n in (recipe.T, recipe.S))
+    far = (t[:, None] + recipe.S - recipe.T - s).abs() * (8 / max(recipe.T, recipe.S))
+    if recipe.lead is None:
+        return -far
+    return -far / torch.arange(1, recipe.H + 1, device=rng.device)[:, None, None]
+
+
+def _hiding(recipe: Recipe, rng: torch.Generator) -> Tensor:
+    """A padding mask in additive form."""
+    return torch.where(_padding(recipe, rng), 0.0, -math.inf)
+
+
+BIASES: dict[str, Callable[[Recipe, torch.Generator], Tensor]] = {
+    "matrix": _normal_bias(2),
+    "full": _normal_bias(5),
+    "keys": _normal_bias(5, -2),
+    "one for all heads": _normal_bias(5, -3),
+    "one a head": _normal_bias(3, -1, -2),
+    "alibi": _distance,
+    "-inf padding": _hiding,
+}
+"""Biases, by name."""

@@ -1,0 +1,216 @@
+"""Which problems a sweep draws: recipes of every length, from a seed and a number each.
+
+T and S are log-uniform from 1 to 4096. Half of the problems have one option at most, for that is
+where fast kernels are; the others have each that there is with an even chance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from npattn.conventions import Conventions
+from npattn.testing.recipe import Recipe
+from npattn.testing.strategies import Space
+
+__all__ = ["Plan", "simpler"]
+
+LONGEST = 4096
+OPTIONS = ("mask", "causal", "window", "bias", "scale")
+"""What the cheap form of the bound knows."""
+MASKS = ("matrix", "full", "padding", "left padding", "documents", "empty rows")
+BIASES = ("matrix", "full", "keys", "one for all heads", "one a head", "alibi", "-inf padding")
+DISTRIBUTIONS = (
+    *("normal",) * 6,
+    *("large logits", "value offset", "flat", "integers", "outliers", "duplicate keys"),
+    *("tiny values", "near-uniform", "mixed scales"),
+)
+SCALES = (0.5, 1.0, -0.75, 1.7, 0.02)
+ROUND = (64, 128, 64, 32, 128, 16, 96)
+ODD = (40, 5, 17, 65, 3)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is drawn for an implementation.
+
+    Parameters
+    ----------
+    space : Space
+        What it takes.
+    conventions : Conventions
+    cells : int
+        Scores of a problem, or numbers of its queries and keys, at most, where no size is given.
+    empty_rows : bool
+        Whether queries may see nothing.
+    """
+
+    space: Space
+    conventions: Conventions
+    cells: int
+    empty_rows: bool = True
+
+    def recipe(self, seed: int, number: int) -> Recipe:
+        """The problem of a number: the same, whatever else is drawn."""
+        rng = np.random.default_rng([seed, number, 19])
+        on = self._options(rng, number)
+        recipe = Recipe(
+            seed=int(rng.integers(2**31)), dtype=self.space.dtype, **self._sizes(rng, number)
+        )
+        words: dict[str, Any] = {"distribution": str(rng.choice(DISTRIBUTIONS))}
+        if "mask" in on:
+            words["mask"] = str(rng.choice(MASKS if self._empties else MASKS[:4]))
+        if "bias" in on:
+            words["bias"] = str(rng.choice(BIASES if self._empties else BIASES[:-1]))
+        if "scale" in on:
+            words["scale"] = float(rng.choice(SCALES))
+        if "window" in on:
+            sides = [int(np.exp(rng.uniform(0, math.log(recipe.S + 1)))) for _ in range(2)]
+            left, right = sides if rng.integers(4) else (sides[0], None)
+            words["window"] = (left, right)
+        return self.fitting(replace(recipe, causal="causal" in on, **words))
+
+    def long(self, seed: int, length: int) -> list[Recipe]:
+        """Problems of T = S = length, plain and with one option each that needs no T × S array."""
+        sizes = self.space.sizes
+        T, S = (max(sizes.get(letter, (length,))) for letter in "TS")
+        if self._same:
+            T = S = min(T, S)
+        H, K = max(pair for pair in self.space.heads if pair[0] <= 8 or "H" in sizes)
+        D = max(self._pool("D", (64,)))
+        E = max(self._pool("E", (D,)))
+        plain = Recipe(
+            lead=self._lead(1), H=H, K=K, T=T, S=S, D=D, E=E, dtype=self.space.dtype, seed=seed
+        )
+        causal: dict[str, Any] = {"causal": True}
+        window: dict[str, Any] = {"window": (1000, 500)}
+        mask: dict[str, Any] = {"mask": "padding"}
+        asked = [({}, set()), (causal, {"causal"}), (window, {"window"}), (mask, {"mask"})]
+        found = [replace(plain, **words) for words, needs in asked if needs <= self.options]
+        return [self.fitting(replace(x, seed=seed + n), None) for n, x in enumerate(found)]
+
+    @property
+    def options(self) -> set[str]:
+        """Those that are drawn."""
+        left_out = set()
+        if self.conventions.hidden_fill is not None:
+            left_out = {"mask", "causal", "window"}
+        if self.conventions.bias != "after_scale":
+            left_out |= {"bias"}
+        return set(OPTIONS) & self.space.features - left_out
+
+    @property
+    def _empties(self) -> bool:
+        plain = self.conventions.empty_row == "zero" and self.conventions.lse_empty == -math.inf
+        return plain and self.empty_rows
+
+    @property
+    def _same(self) -> bool:
+        return "T != S" not in self.space.structure
+
+    def _options(self, rng: np.random.Generator, number: int) -> set[str]:
+        options = [name for name in OPTIONS if name in self.options]
+        if number % 2:
+            which = int(rng.integers(len(options) + 1))
+            return set(options[which : which + 1])
+        on = {name for name in options if rng.integers(2)}
+        if not self._empties and "mask" in on:  # together they may leave nothing
+            on -= {"causal", "window"}
+        return on
+
+    def _pool(self, letter: str, free: tuple[int, ...]) -> tuple[int, ...]:
+        """Sizes to draw from; 0 is for others to ask."""
+        return tuple(n for n in self.space.sizes.get(letter, free) if n) or free
+
+    def _lead(self, B: int) -> tuple[int, ...] | None:
+        leads = {"rank 4": (B,), "rank 3": (), "rank 2": None}
+        return next((lead for rank, lead in leads.items() if rank in self.space.structure), ())
+
+    def _sizes(self, rng: np.random.Generator, number: int) -> dict[str, Any]:
+        structure = self.space.structure
+
+        def length(letter: str) -> int:
+            free = int(np.exp(rng.uniform(0, math.log(LONGEST + 1))))
+            return int(rng.choice(self._pool(letter, (free,))))
+
+        T, S = length("T"), length("S")
+        if "S" not in self.space.sizes and rng.integers(4) == 0:
+            S = T  # kernels dispatch on it, and on round sizes
+        if not self.space.sizes and rng.integers(4) == 0:
+            T, S = (n if n < 64 else n // 64 * 64 for n in (T, S))
+        odd = ODD if "D % 8" in structure else ()
+        D = int(rng.choice(self._pool("D", ROUND + odd)))
+        E = int(rng.choice(self._pool("E", (D, D, D, *ROUND[:3], *odd))))
+        if "E != D" not in structure:
+            E = D
+        heads = self.space.heads
+        H, K = heads[int(rng.integers(len(heads)))]
+        lead = self._lead(int(rng.choice(self._pool("B", (1, 2, 3)))))
+        if lead is None:
+            H = K = 1
+        return {"lead": lead, "H": H, "K": K, "T": T, "S": S, "D": D, "E": E}
+
+    def fitting(self, recipe: Recipe, cells: int | None = 0) -> Recipe:
+        """The recipe with as many samples and heads, then as long, as may be held, and with no more
+        empty rows than there may be."""
+        sizes = self.space.sizes
+        most = self.cells if cells == 0 else cells
+        if recipe.lead and "B" not in sizes:
+            recipe = replace(recipe, lead=(max(1, min(recipe.lead[0], _room(recipe, most))),))
+        if _room(recipe, most) == 0 and not set("HK") & set(sizes):
+            recipe = replace(recipe, H=1, K=1)
+        while _room(recipe, most) == 0 and not {"T", "S"} <= set(sizes):
+            letter = max(set("TS") - set(sizes), key=lambda n: int(getattr(recipe, n)))
+            if getattr(recipe, letter) == 1:
+                break
+            recipe = replace(recipe, **{letter: getattr(recipe, letter) // 2})
+        return self._allowed(recipe)
+
+    def _allowed(self, recipe: Recipe) -> Recipe:
+        """T and S as the implementation takes them, and as its empty rows are wanted."""
+        T, S, sizes = recipe.T, recipe.S, self.space.sizes
+        banded = recipe.causal or recipe.window is not None
+        if self._same:
+            T = S = min(T, S)
+        elif T > S and ("T > S" not in self.space.structure or (banded and not self._empties)):
+            if "S" in sizes:
+                T = max((n for n in self._pool("T", (S,)) if n <= S), default=S)
+            elif "T" in sizes:
+                S = T
+            else:
+                T, S = S, T
+        return replace(recipe, T=T, S=S)
+
+
+def _room(recipe: Recipe, cells: int | None) -> int:
+    """How many samples may be held: of scores, or of queries and keys where they are more."""
+    if cells is None:
+        return 2**31
+    T, S, size = recipe.T, recipe.S, max(recipe.D, recipe.E)
+    return cells // (recipe.H * max(T * S, (T + S) * size))
+
+
+def simpler(recipe: Recipe, plan: Plan) -> list[Recipe]:
+    """The recipe with one thing less each, the largest steps first."""
+    changes: list[dict[str, Any]] = []
+    sizes = plan.space.sizes
+    for letter in "TS":
+        n = getattr(recipe, letter)
+        less = (n // 8, n // 2, n - n // 4, n - 1) if letter not in sizes else sizes[letter]
+        changes += [{letter: m} for m in sorted(set(less)) if 0 < m < n]
+    if plan._same:
+        changes = [{"T": c.get("T", c.get("S")), "S": c.get("T", c.get("S"))} for c in changes]
+    if recipe.lead and "B" not in sizes and recipe.lead != (1,):
+        changes.append({"lead": (1,)})
+    if not set("HK") & set(sizes) and recipe.H > 1:
+        changes += [{"H": 1, "K": 1}, {"H": recipe.H // recipe.K, "K": 1}, {"H": recipe.K}]
+    if not set("DE") & set(sizes) and max(recipe.D, recipe.E) > 8:
+        changes.append({"D": 8, "E": 8})
+    for name in ("mask", "bias", "window", "scale"):
+        changes.append({name: None})
+    changes += [{"causal": False}, {"distribution": "normal"}]
+    found = [replace(recipe, **change) for change in changes]
+    return [x for x in found if x != recipe and plan._allowed(x) == x]
