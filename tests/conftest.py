@@ -9,6 +9,7 @@ import os
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402  after the environment is set
 
 ALWAYS = {
@@ -18,3 +19,11 @@ ALWAYS = {
 settings.register_profile("ci", derandomize=True, database=None, max_examples=60, **ALWAYS)
 settings.register_profile("nightly", max_examples=2000, print_blob=True, **ALWAYS)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_modifyitems(items):
+    if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
+        return
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.skip("takes long: HYPOTHESIS_PROFILE=nightly"))

@@ -8,7 +8,6 @@ from pathlib import Path
 from shutil import which
 
 import pytest
-from hypothesis import settings
 
 PAGE = Path(__file__).parent.parent / "docs" / "findings.md"
 SECTIONS = re.findall(r"^## (.*?) (\d+\.\d+),(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
@@ -16,6 +15,7 @@ SCRIPT = re.compile(r"^### (.*?)\n.*?^```python\n(.*?)^```\n```text\n(.*?)^```",
 FINDINGS = [
     (system, number, *found) for system, number, text in SECTIONS for found in SCRIPT.findall(text)
 ]
+SLOW = pytest.mark.nightly  # compiling takes long
 PACKAGES = {"PyTorch": "torch", "JAX": "jax", "ONNX": "onnx", "ONNX Runtime": "onnxruntime"}
 
 
@@ -26,7 +26,12 @@ def test_there_are_findings_and_each_has_a_script():
 
 @pytest.mark.parametrize(
     ("system", "number", "script", "printed"),
-    [(system, number, script, printed) for system, number, _, script, printed in FINDINGS],
+    [
+        pytest.param(
+            system, number, script, printed, marks=SLOW if "torch.compile" in script else ()
+        )
+        for system, number, _, script, printed in FINDINGS
+    ],
     ids=[f"{system}: {title}" for system, _, title, *_ in FINDINGS],
 )
 def test_a_finding_is_real(system, number, script, printed):
@@ -36,7 +41,7 @@ def test_a_finding_is_real(system, number, script, printed):
             pytest.importorskip(package)
     if not version(PACKAGES[system]).startswith(f"{number}."):
         pytest.skip(f"the page speaks of {system} {number}")
-    if "torch.compile" in script and (settings.default.max_examples < 100 or not which("c++")):
-        pytest.skip("compiling takes long, and a C++ compiler: nightly")
+    if "torch.compile" in script and which("c++") is None:
+        pytest.skip("compiling takes a C++ compiler")
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout == printed

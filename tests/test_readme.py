@@ -22,6 +22,7 @@ def printed(*arguments, cwd):
     return run.stdout
 
 
+@pytest.mark.nightly
 def test_the_report_of_torch_is_the_one_that_it_prints(tmp_path):
     torch = pytest.importorskip("torch")
     if not torch.__version__.startswith("2.13."):
