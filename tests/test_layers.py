@@ -38,6 +38,7 @@ CONFINED = {
         "torch/",
         "testing/targets/torch.py",
         "testing/correct/torch.py",
+        "testing/device/",
         "weights/torch.py",
         "bench/torch.py",
     ),

@@ -18,17 +18,17 @@ from npattn import Conventions, Problem  # noqa: E402
 from npattn.conventions import PROFILES  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
 from npattn.testing import Implementation, Rounding, check, compare  # noqa: E402
-from npattn.testing import held as held_module  # noqa: E402
-from npattn.testing import sweep as sweep_module  # noqa: E402
 from npattn.testing.cheap import Cheap  # noqa: E402
 from npattn.testing.compare import compare_arrays  # noqa: E402
-from npattn.testing.drawn import BIASES, DISTRIBUTIONS, MASKS, drawn  # noqa: E402
+from npattn.testing.device import held as held_module  # noqa: E402
+from npattn.testing.device import sweep as sweep_module  # noqa: E402
+from npattn.testing.device.drawn import BIASES, DISTRIBUTIONS, MASKS, drawn  # noqa: E402
+from npattn.testing.device.sweep import Sweep, shown  # noqa: E402
+from npattn.testing.device.tensors import Tensors, compared, ratios  # noqa: E402
 from npattn.testing.plan import Plan, simpler  # noqa: E402
 from npattn.testing.recipe import Recipe  # noqa: E402
 from npattn.testing.strategies import STRUCTURE, Space  # noqa: E402
-from npattn.testing.sweep import Sweep, shown  # noqa: E402
 from npattn.testing.targets.torch import Torch, sdpa  # noqa: E402
-from npattn.testing.tensors import Tensors, compared, ratios  # noqa: E402
 from npattn.testing.trial import Trial  # noqa: E402
 
 TOP_LEFT = PROFILES["torch.sdpa"]
@@ -271,7 +271,7 @@ def test_the_script_of_a_large_failure_draws_it_anew(tmp_path):
     for outcome in report.outcomes:
         text = outcome.script()
         assert len(text) < 4000
-        assert "from npattn.testing.sweep import shown" in text
+        assert "from npattn.testing.device.sweep import shown" in text
         assert f"rule={outcome.rule!r}" in text
     ran(text, tmp_path, "WRONG o[")
 

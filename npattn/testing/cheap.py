@@ -5,7 +5,7 @@ What then depends on the key is |s| alone, so that every sum is a product of P, 
 k, q, v or do. It is never below the full form's true worst case, only looser; it covers what long
 problems have: masks, bias, shared heads, gradients of lse. docs/tolerance.md §5 derives it.
 
-Its arithmetic is NumPy's or, through npattn.testing.tensors, that of torch on a device.
+Its arithmetic is NumPy's or, through npattn.testing.device.tensors, that of torch on a device.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Judge:
 
     def sweep(self, rule: str, count: int) -> Outcome:
         """One of the rules that draw on the device."""
-        from npattn.testing.sweep import Sweep  # and with it torch
+        from npattn.testing.device.sweep import Sweep  # and with it torch
 
         sweep = Sweep(self.trial, self.seed, self.progress, self.shrinks)
         return sweep.run(count) if rule == "sweep" else sweep.long()

@@ -78,7 +78,7 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
 
 def redraw(trial: Trial, rule: str, told: str, words: str) -> str:
     """The text of a file that draws a problem anew on its device, where its numbers are too many
-    to be written out. `words` are what `npattn.testing.sweep.shown` is told of it."""
+    to be written out. `words` are what `npattn.testing.device.sweep.shown` is told of it."""
     f = trial.implementation
     told = told.replace('"""', "'''").replace("\\", "/")
     lines = [
@@ -86,7 +86,7 @@ def redraw(trial: Trial, rule: str, told: str, words: str) -> str:
         "",
         "import npattn",
         "from npattn.testing import Implementation, Recipe",
-        "from npattn.testing.sweep import shown",
+        "from npattn.testing.device.sweep import shown",
         "",
         *_import_lines(f),
         "",

@@ -17,10 +17,10 @@ import torch
 from npattn.problem import band, diagonal
 from npattn.testing.cheap import Cheap
 from npattn.testing.compare import Comparison
-from npattn.testing.drawn import Drawn
+from npattn.testing.device.drawn import Drawn
+from npattn.testing.device.tensors import Tensors, compared, worst_ratios
 from npattn.testing.framework import ResultError
 from npattn.testing.rounding import Rounding, Units, unit_roundoff
-from npattn.testing.tensors import Tensors, compared, worst_ratios
 from npattn.testing.trial import Trial
 from npattn.torch.api import backward, evaluate
 

@@ -17,8 +17,9 @@ import torch
 
 from npattn.conventions import Conventions
 from npattn.problem import Problem
-from npattn.testing.drawn import Drawn, drawn
-from npattn.testing.held import Held, held
+from npattn.testing.device.drawn import Drawn, drawn
+from npattn.testing.device.held import Held, held
+from npattn.testing.device.tensors import computes_in
 from npattn.testing.implementation import Implementation, ImplementationError
 from npattn.testing.plan import Plan, simpler
 from npattn.testing.recipe import Cotangents, Recipe
@@ -26,7 +27,6 @@ from npattn.testing.report import Outcome, Status
 from npattn.testing.rounding import Rounding
 from npattn.testing.script import redraw, script
 from npattn.testing.strategies import Space
-from npattn.testing.tensors import computes_in
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
 __all__ = ["Sweep", "shown"]
@@ -236,7 +236,7 @@ class Sweep:
             return False
 
     def _line(self, recipe: Recipe, rule: str) -> str:
-        """The recipe as a line to paste, with ``from npattn.testing.drawn import drawn``."""
+        """The recipe as a line to paste, with ``from npattn.testing.device.drawn import drawn``."""
         words = [repr(self.trial.asked(recipe)), repr(str(self.device))]
         if self.trial.conventions.causal != "bottom_right":
             words.append(f"alignment={self.trial.conventions.causal!r}")
