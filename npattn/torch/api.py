@@ -54,8 +54,9 @@ def attention(
     dtype : torch.dtype or what NumPy takes for one, optional
         Computed in and returned; float64 unless said, float32 where the device has no other.
         bfloat16 and float16 emulate mixed precision.
-    engine : {"auto", "dense", "tiled"}
-        "tiled" never holds T × S numbers, "dense" is one tile; "auto" is "tiled".
+    engine : {"auto", "dense", "tiled", "fused"}
+        "tiled" never holds T × S numbers, "dense" is one tile; "auto" is "tiled". "fused" asks
+        PyTorch's own kernels, in the dtype of q, where they compute just this.
 
     Returns
     -------
@@ -139,7 +140,7 @@ def evaluate(
     problem : Problem
     conventions : Conventions, optional
         In whose terms the problem and the result are.
-    engine : {"dense", "tiled"}, optional
+    engine : {"dense", "tiled", "fused"}, optional
         What computes it; default what the problem says.
 
     Returns
