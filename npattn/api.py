@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npattn import dense, tiled
-from npattn.conventions import Conventions
+from npattn.conventions import Conventions, checked_conventions
 from npattn.errors import OptionError
 from npattn.problem import (
     Alignment,
@@ -150,11 +150,7 @@ def forward(
     ShapeError, DtypeError, OptionError
         As `attention`.
     """
-    if conventions is not None and not isinstance(conventions, Conventions):
-        raise OptionError(
-            f"conventions is {conventions!r}, must be a Conventions, "
-            'such as npattn.conventions.PROFILES["torch.sdpa"]'
-        )
+    checked_conventions(conventions)
     alignment = None if conventions is None else conventions.causal
     return evaluate(Problem(q, k, v, mask, alignment=alignment, **options), conventions)
 

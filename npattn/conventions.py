@@ -19,7 +19,7 @@ from npattn import dense
 from npattn.errors import OptionError
 from npattn.problem import Array, Gradients, Problem, ScoreMod, sum_to
 
-__all__ = ["PROFILES", "Conventions"]
+__all__ = ["PROFILES", "Conventions", "checked_conventions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +299,16 @@ PROFILES = {
     "onnx": Conventions(causal="top_left", empty_row="zero"),
 }
 """The conventions of known systems, by name."""
+
+
+def checked_conventions(conventions: Any) -> Conventions | None:
+    """Conventions or None; OptionError where it is neither."""
+    if conventions is None or isinstance(conventions, Conventions):
+        return conventions
+    raise OptionError(
+        f"conventions is {conventions!r}, must be a Conventions, "
+        'such as npattn.conventions.PROFILES["torch.sdpa"]'
+    )
 
 
 def _filled(problem: Problem, fill: float) -> Problem:

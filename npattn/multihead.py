@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from npattn import api
-from npattn.conventions import Conventions
+from npattn.conventions import Conventions, checked_conventions
 from npattn.describe import Description, described
 from npattn.errors import OptionError, ShapeError
 from npattn.problem import (
@@ -771,9 +771,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise OptionError(
                 f"{name} is no option of forward, must be one of {', '.join(OPTIONS)}"
             )
-    conventions = options.get("conventions")
-    if conventions is not None and not isinstance(conventions, Conventions):
-        raise OptionError(f"conventions is {conventions!r}, must be a Conventions")
+    checked_conventions(options.get("conventions"))
 
 
 def _alignment(options: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import npattn
-from npattn.conventions import Conventions
+from npattn.conventions import Conventions, checked_conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.problem import integer
 from npattn.testing.implementation import Implementation
@@ -131,11 +131,7 @@ def check(
         raise OptionError(f"sweep is {sweep!r}, must be an integer ≥ 0: how many problems")
     if not dtypes or examples < 1:
         raise OptionError(f"dtypes is {dtypes!r} and examples {examples}, must be 1 or more each")
-    if conventions is not None and not isinstance(conventions, Conventions):
-        raise OptionError(
-            f"conventions is {conventions!r}, must be a Conventions, "
-            'such as npattn.conventions.PROFILES["torch.sdpa"]'
-        )
+    checked_conventions(conventions)
     processes = integer("processes", processes)
     rules, robust = _chosen(only), ROBUSTNESS in (only or ())
     meaning, progress = conventions or Conventions(), progress or (lambda *_: None)

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
@@ -79,25 +79,26 @@ class Processes:
         self.before = set(multiprocessing.active_children())
         context = multiprocessing.get_context("spawn")
         self.pool = ProcessPoolExecutor(self.n, context, _begin, (self.packed,))
+        with ExitStack() as unless_ready:  # an interrupt too ends what was started
+            unless_ready.callback(self._end)
+            failure = self._failure()
+            if failure:
+                raise OptionError(_cannot(self.name, failure))
+            unless_ready.pop_all()
+        return self
+
+    def _failure(self) -> str:
+        """Why a process cannot load the implementation; empty if all can."""
         try:
             with _one_thread_each():
                 ready = [self.pool.submit(_load) for _ in range(self.n)]
-            said = [one.result() for one in ready]
+            return next(filter(None, [one.result() for one in ready]), "")
         except BrokenProcessPool:
-            self._end()
             raise OptionError(
                 f"processes is {self.n}, must be 1 here: a process that was started to judge "
                 f"{self.name} ended at once. A script has to keep what it runs below "
                 'if __name__ == "__main__", for each process imports it'
             ) from None
-        except BaseException:
-            self._end()
-            raise
-        failure = next((one for one in said if one), "")
-        if failure:
-            self._end()
-            raise OptionError(_cannot(self.name, failure))
-        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:

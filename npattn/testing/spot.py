@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.conventions import Conventions
+from npattn.conventions import Conventions, checked_conventions
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem import Alignment, Array, Problem, ScoreMod, Window, floating, integer
 from npattn.testing.blocks import Blocks
@@ -246,6 +246,7 @@ dropout_rate, conventions
     >>> round(found.missed(0.03), 3)  # a defect in 3 % of the rows
     0.046
     """
+    meaning = checked_conventions(conventions)
     asked = _Asked(
         Problem(
             q,
@@ -261,7 +262,7 @@ dropout_rate, conventions
             sinks=sinks,
             dropout_mask=dropout_mask,
             dropout_rate=dropout_rate,
-            alignment=None if conventions is None else _checked(conventions).causal,
+            alignment=None if meaning is None else meaning.causal,
         ),
         conventions or Conventions(),
         Rounding.named(rounding) if isinstance(rounding, str) else rounding,
@@ -270,15 +271,6 @@ dropout_rate, conventions
         dlse,
     )
     return asked.check(integer("samples", samples), integer("seed", seed, 0))
-
-
-def _checked(conventions: Any) -> Conventions:
-    if not isinstance(conventions, Conventions):
-        raise OptionError(
-            f"conventions is {conventions!r}, must be a Conventions, "
-            'such as npattn.conventions.PROFILES["torch.sdpa"]'
-        )
-    return conventions
 
 
 def _missed(wrong: int, drawn: int, whole: int) -> float:

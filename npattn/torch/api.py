@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
-from npattn.conventions import Conventions
+from npattn.conventions import Conventions, checked_conventions
 from npattn.errors import OptionError
 from npattn.problem import Alignment, Forward, Gradients, Window, checked_cotangent
 from npattn.torch import engine as tiles
@@ -114,11 +114,7 @@ def forward(
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=NO_GRAPH)
         return _forward(q, k, v, mask, conventions=conventions, **options)
-    if conventions is not None and not isinstance(conventions, Conventions):
-        raise OptionError(
-            f"conventions is {conventions!r}, must be a Conventions, "
-            'such as npattn.conventions.PROFILES["torch.sdpa"]'
-        )
+    checked_conventions(conventions)
     alignment = None if conventions is None else conventions.causal
     given: dict[str, Any] = {"q": q, "k": k, "v": v, "mask": mask, "alignment": alignment}
     return evaluate(Problem(**given, **options), conventions)
