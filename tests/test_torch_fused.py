@@ -15,7 +15,7 @@ from torch.testing import assert_close  # noqa: E402
 import npattn.torch  # noqa: E402
 from npattn import Conventions, biases, masks  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
-from npattn.testing import check  # noqa: E402
+from npattn.testing import check, compare  # noqa: E402
 from npattn.testing.targets import TARGETS  # noqa: E402
 from npattn.torch import Problem, attention, forward, fused  # noqa: E402
 
@@ -345,3 +345,16 @@ def _enabled():
         SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled(),
     }
     return {backend for backend, enabled in found.items() if enabled}
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_a_scale_that_is_not_positive_does_not_make_the_default_kernel_hide_wrongly(scale):
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 17, 8, generator=rng) for _ in range(3))  # E = D: FLASH_ATTENTION
+    plain = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    out = attention(q, k, v, causal=True, scale=scale, engine="fused")
+    arrays = (x.numpy() for x in (q, k, v))
+    problem = npattn.Problem(*arrays, causal=True, scale=scale)
+    if torch.__version__.startswith("2.13."):
+        assert plain.isnan().any()  # what is walked around is there
+    assert all(line.passed for line in compare(out.numpy(), problem))
