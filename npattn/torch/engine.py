@@ -122,10 +122,12 @@ class _Call:
         self.problem = problem
         assert problem.scale is not None  # Problem has put the default there  [1]
         self.scale = problem.scale
-        self.q = self.operand(problem.q, problem.H)
-        self.k = self.operand(problem.k, problem.K)
-        self.v = self.operand(problem.v, problem.K)
         self.plan = plan_of(problem, whole)
+        self.q, self.k, self.v = problem.q, problem.k, problem.v
+        if not problem.ready:
+            self.q = self.operand(self.q, problem.H)
+            self.k = self.operand(self.k, problem.K)
+            self.v = self.operand(self.v, problem.K)
         self.bias = added(problem)
         self.keep: Tensor | None = None
         if problem.dropout_mask is not None:
@@ -261,10 +263,9 @@ def of(x: Tensor, rows: Rows) -> Tensor:
 
 def _times(q: Tensor, k: Tensor) -> Tensor:
     """q @ k, where several heads of q share one of k: (B, H, m, n) of (B, K, ·, n)."""
-    B, H, m, D = q.shape
-    if k.shape[1] == H:
+    if q.size(1) == k.size(1):
         return q @ k
-    heads = k.shape[1]
+    (B, H, m, D), heads = q.shape, k.shape[1]
     return (q.reshape(B, heads, H * m // heads, D) @ k).reshape(B, H, m, k.shape[-1])
 
 
@@ -288,7 +289,7 @@ def _tiled(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
         for rows in blocks:
             out[rows.at], total[rows.at] = _sums(call, rows, None)
     if _in_range(total, out):
-        return out / total[..., None], total, None
+        return out / total.unsqueeze(-1), total, None
     shift = torch.zeros_like(total)
     _again(call, out, total, shift)
     return out / torch.where(total == 0, 1, total)[..., None], total, shift  # 0: nothing seen  [8]
@@ -324,9 +325,11 @@ def _in_range(total: Tensor, out: Tensor) -> bool:
     """Whether no row has lost a term that counts: the one thing a call waits for."""
     if not total.numel():
         return True
-    found = (*torch.aminmax(total), out.sum())
-    on_cpu = total.device.type == "cpu"  # where there is nothing to wait for
-    least, most, whole = [x.item() for x in found] if on_cpu else torch.stack(found).tolist()
+    (least, most), whole = torch.aminmax(total), out.sum()
+    if total.is_cpu:  # there is nothing to wait for
+        least, most, whole = least.item(), most.item(), whole.item()
+    else:
+        least, most, whole = torch.stack((least, most, whole)).tolist()
     return least > torch.finfo(total.dtype).eps and math.isfinite(most + whole)
 
 

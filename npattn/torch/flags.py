@@ -15,17 +15,32 @@ import torch
 __all__ = ["exact"]
 
 
+BACKENDS: Any = torch.backends
+CUDA = (BACKENDS.cuda.matmul, BACKENDS.cudnn)
+MKLDNN = (getattr(BACKENDS.mkldnn, "matmul", None), BACKENDS.mkldnn)
+BY_LEAF = hasattr(BACKENDS.cuda.matmul, "fp32_precision")  # torch ≥ 2.9
+NARROW = ("tf32", "bf16")
+NOTHING = nullcontext()
+
+
 def exact(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[Any]:
     """Where products are computed in `dtype` and nothing narrower."""
     if dtype == torch.float64:
         return NOTHING
-    needed = _flags(device)
-    if torch.is_autocast_enabled(device.type):
+    leaf, whole = CUDA if device.type == "cuda" else MKLDNN
+    if BY_LEAF:
+        narrow = leaf.fp32_precision in NARROW
+    else:
+        narrow = torch.get_float32_matmul_precision() != "highest"
+    autocast = torch.is_autocast_enabled(device.type)
+    if not narrow and not autocast:
+        return NOTHING
+    needed: list[AbstractContextManager[Any]] = []
+    if narrow:
+        needed.append(_ieee(leaf, whole) if BY_LEAF else _highest())
+    if autocast:
         needed.append(torch.autocast(device.type, enabled=False))
-    return _all(needed) if needed else NOTHING
-
-
-NOTHING = nullcontext()
+    return _all(needed)
 
 
 @contextmanager
@@ -34,20 +49,6 @@ def _all(contexts: list[AbstractContextManager[Any]]) -> Iterator[None]:
         for one in contexts:
             stack.enter_context(one)
         yield
-
-
-def _flags(device: torch.device) -> list[AbstractContextManager[Any]]:
-    """What must be switched for products on a device; nothing, where they are IEEE already."""
-    backends: Any = torch.backends
-    leaf = backends.cuda.matmul if device.type == "cuda" else backends.mkldnn.matmul
-    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch < 2.9
-        return [] if torch.get_float32_matmul_precision() == "highest" else [_highest()]
-    narrow = leaf.fp32_precision in NARROW
-    whole = torch.backends.cudnn if device.type == "cuda" else torch.backends.mkldnn
-    return [_ieee(leaf, whole)] if narrow else []
-
-
-NARROW = ("tf32", "bf16")
 
 
 @contextmanager

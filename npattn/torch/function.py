@@ -60,8 +60,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor, Saved]:
     problem = call.problem
     bias = problem.bias if isinstance(problem.bias, Tensor) else None
     inputs = (problem.q, problem.k, problem.v, bias, problem.sinks)
-    apply: Any = _Attention.apply
-    found = apply(call, *inputs) if _tracked(inputs) else call.forward()
+    found = _applied(call, inputs) if _tracked(inputs) else call.forward()
     saved = Saved(*found[:3])
     if call.conventions is not None:
         out, lse = found[3:]
@@ -74,13 +73,25 @@ def attend(call: Call) -> tuple[Tensor, Tensor, Saved]:
 
 def _tracked(inputs: tuple[Tensor | None, ...]) -> bool:
     """Whether autograd follows any of these, backward or forward."""
-    given = [x for x in inputs if x is not None]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
-        return True
+    if torch.is_grad_enabled():
+        for x in inputs:
+            if x is not None and x.requires_grad:
+                return True
     if getattr(forward_ad, "_current_level", 0) < 0:  # nobody is in forward mode
         return False
     unpacked: Any = forward_ad.unpack_dual
-    return any(unpacked(x).tangent is not None for x in given)
+    return any(x is not None and unpacked(x).tangent is not None for x in inputs)
+
+
+def _applied(call: Call, inputs: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+    function = _Attention if _transforms() else _Alone
+    apply: Any = function.apply
+    found: tuple[Any, ...] = apply(call, *inputs)
+    return found
+
+
+# Whether a transform of torch.func is at work; True where torch does not say.
+_transforms: Any = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
 def pulled(
@@ -160,3 +171,19 @@ class _Attention(torch.autograd.Function):
         with exact(problem.dtype, problem.device):
             do, dlse = engine.jvp(problem, Saved(out, log, shift), **along, whole=call.whole)
         return do, dlse, None
+
+
+class _Alone(torch.autograd.Function):
+    """The same function, for which torch does not bind its arguments anew by name in each call.
+
+    That takes as long as all else that autograd costs. Transforms of torch.func do not take it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        output = _Attention.forward(*inputs)
+        _Attention.setup_context(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_Attention.backward)
+    jvp = staticmethod(_Attention.jvp)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from npattn import masks
-from npattn.problem import Tile, band, diagonal
+from npattn.problem import Array, Tile, band, diagonal
 from npattn.torch.problem import Problem, moved
 
 __all__ = ["Group", "Part", "Plan", "Rows", "flat", "piece", "plan_of"]
@@ -31,6 +31,8 @@ TILE = {"cpu": 2**18}
 ELSEWHERE = 2**22
 QUERIES = 512
 """Queries in a block, at most."""
+SMALL = 2**12
+"""Scores in a tile for which the visible part of a band is kept from call to call, on the CPU."""
 CELL = 256
 """Keys in the smallest part of a strip that a mask is asked about, and the least of a strip."""
 
@@ -93,9 +95,13 @@ class Plan:
         self._whole: Tensor | None = None
         T, S = problem.T, problem.S
         scores = self.samples * problem.H * T * S
+        small = self.device.type == "cpu" and T * S <= SMALL
+        # Whether it holds no tensors, and no long lists.
+        self.light = not (self.tensors or self.others or (self.bands and not small))
         if whole or scores <= self.tile:
             self.rows = _one_tile(self.samples, problem.H, T, S, self.masked)
             return
+        self.light = False
         groups = list(self._groups(H := problem.H, H // problem.K))
         planes = max((g.b1 - g.b0) * (g.h1 - g.h0) for g in groups)
         self.m = min(T, QUERIES, max(1, math.isqrt(self.tile // planes)))
@@ -212,11 +218,11 @@ class Plan:
 
     def visible(self, rows: Rows, part: Part) -> Tensor:
         """A bool tensor that broadcasts to the tile."""
-        if len(self.rows) == 1 and part.s1 - part.s0 == self.S:
-            if self._whole is None:
-                self._whole = self._visible(rows, part)
-            return self._whole
-        return self._visible(rows, part)
+        if self.light or len(self.rows) > 1 or part.s1 - part.s0 < self.S:
+            return self._visible(rows, part)
+        if self._whole is None:
+            self._whole = self._visible(rows, part)
+        return self._whole
 
     def _visible(self, rows: Rows, part: Part) -> Tensor:
         group, t0, t1, s0, s1 = *rows[:3], part.s0, part.s1
@@ -233,7 +239,10 @@ class Plan:
     def _band(self, mask: masks.Band, t0: int, t1: int, s0: int, s1: int) -> Tensor:
         """What a band shows of a tile, which depends on where it lies to the diagonal alone."""
         first = t0 + diagonal(self.T, self.S, mask.alignment) - s0
-        key = (id(mask), first, t1 - t0, s1 - s0)
+        shape = (first, t1 - t0, s1 - s0, mask.left, mask.right)
+        if self.device.type == "cpu" and (t1 - t0) * (s1 - s0) <= SMALL:
+            return torch.from_numpy(_small_band(*shape))
+        key = (id(mask), *shape)
         found = self._bands.get(key)
         if found is None:
             arange, device = torch.arange, self.device
@@ -258,11 +267,13 @@ class Plan:
 
 
 def plan_of(problem: Problem, whole: bool) -> Plan:
-    """The plan of a problem, made once."""
-    plans = problem.__dict__["_plans"]
-    if whole not in plans:
-        plans[whole] = Plan(problem, whole)
-    plan: Plan = plans[whole]
+    """The plan of a problem, made once; without tensors, once for all of its kind."""
+    own = problem.__dict__
+    key = (whole, TILE.get(problem.device.type, ELSEWHERE), QUERIES, CELL)
+    plan: Plan | None = own["_shared"].get(key) or own["_plans"].get(key)
+    if plan is None:
+        plan = Plan(problem, whole)
+        own["_shared" if plan.light else "_plans"][key] = plan
     return plan
 
 
@@ -286,6 +297,12 @@ def piece(x: Tensor, rows: Rows, part: Part) -> Tensor:
 
 
 # --- the parts ------------------------------------------------------------------------------------
+
+
+@lru_cache
+def _small_band(first: int, m: int, n: int, left: int | None, right: int | None) -> Array:
+    """What a band shows of a tile, for tensors that share its memory and are not written to."""
+    return band(np.arange(first, first + m)[:, None], np.arange(n), left, right)
 
 
 @lru_cache

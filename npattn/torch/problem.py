@@ -7,7 +7,6 @@ therefore said in the same words. Here is only what NumPy has no word for: tenso
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from functools import lru_cache
 from typing import Any
@@ -64,10 +63,25 @@ class Problem(numpy_problem.Problem):
     dropout_mask: Any
     storage: Any
     device: torch.device
+    ready: bool  # q, k, v need nothing done before the engine takes them
+
+    def __init__(self, q: Any, k: Any, v: Any, mask: Any = None, **options: Any) -> None:
+        given = (q, k, v, mask, *options.values())
+        kinds = [x if type(x) in PLAIN else _kind(x) for x in given]
+        if OTHER in kinds:
+            super().__init__(q, k, v, mask, **options)
+            return
+        own = self.__dict__
+        own.update(_like(tuple(options), *kinds))
+        own["q"], own["k"], own["v"], own["mask"] = q, k, v, mask
+        for name in ("bias", "sinks", "dropout_mask"):
+            if name in options:
+                own[name] = options[name]
+        own["_plans"] = {}
 
     def __post_init__(self) -> None:
         own = self.__dict__
-        own["_given"] = given = (self.causal, self.scale, self.dtype, self.alignment)
+        given = (self.causal, self.scale, self.dtype, self.alignment)
         for name in ("q", "k", "v"):
             if not isinstance(own[name], Tensor):
                 raise DtypeError(
@@ -80,9 +94,11 @@ class Problem(numpy_problem.Problem):
                 own[name] = _read(name, own[name], device)
         if not isinstance(self.engine, str) or self.engine not in ENGINES:
             raise OptionError(f"engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
-        own.update(_judged(self, device))
-        own["_given"] = given
+        arrays = {n: _judged(n, own[n], device) for n in ARRAYS}
+        own.update(_verdict(arrays, {n: own[n] for n in OPTIONS}, device))
+        own["_given"], own["ready"] = given, self._ready()
         own["_plans"] = {}  # of the engine: what is seen, once for forward and backward
+        own["_shared"] = {}  # the same, for all problems of this kind: plans without tensors
 
     def __repr__(self) -> str:
         words = []
@@ -126,11 +142,21 @@ class Problem(numpy_problem.Problem):
 
     def holding(self, **tensors: Any) -> Problem:
         """The same problem with tensors of the same shapes and dtypes: nothing to check."""
-        other = copy.copy(self)
-        other.__dict__.update(tensors)
+        other = object.__new__(Problem)
+        own = other.__dict__
+        own.update(self.__dict__)
+        own.update(tensors)
         for name in ("visible", "mask_array", "bias_array"):
-            other.__dict__.pop(name, None)
+            own.pop(name, None)
         return other
+
+    def _ready(self) -> bool:
+        heads = ((self.q, self.H), (self.k, self.K), (self.v, self.K))
+        return (
+            len(self.lead) == 1
+            and self.storage is None
+            and all(x.dtype == self.dtype and x.shape[:-2] == (*self.lead, n) for x, n in heads)
+        )
 
     def _as_array(self, value: Any) -> Any:
         if value is None or isinstance(value, Tensor):
@@ -169,11 +195,7 @@ def stand_in(name: str, tensor: Tensor) -> Array:
     """An array of the shape and dtype of a tensor, without its memory."""
     if tensor.layout != torch.strided:
         raise DtypeError(f"{name} is {tensor.layout}, must be strided: pass {name}.to_dense()")
-    return _stand_in(name, tensor.shape, tensor.dtype)
-
-
-def _stand_in(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array:
-    return np.broadcast_to(np.empty((), _numpy_dtype(name, dtype)), tuple(shape))
+    return np.broadcast_to(np.empty((), _numpy_dtype(name, tensor.dtype)), tuple(tensor.shape))
 
 
 def dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
@@ -197,59 +219,48 @@ def _read(name: str, value: Any, device: torch.device) -> Any:
     return moved(array, device)
 
 
-def _judged(problem: Problem, device: torch.device) -> dict[str, Any]:
-    """What `npattn.Problem` makes of the options, in the dtypes of torch."""
-    own = problem.__dict__
-    kinds: list[Any] = []
-    for name in ARRAYS:
-        x = own[name]
-        if isinstance(x, Tensor):
-            if x.device != device:
-                raise OptionError(
-                    f"{name} is on {x.device}, must be on {device} as q: "
-                    f"pass {name}.to({str(device)!r})"
-                )
-            kinds.append((x.shape, x.dtype, x.layout))
-        else:
-            kinds.append(None)
-    window = problem.window
-    pair = window if type(window) is tuple and len(window) == 2 else None
-    words = (
-        problem.causal, problem.scale, problem.softcap, problem.dropout_rate, problem.dtype,
-        problem.alignment, *(pair or (None, None)),
-    )  # fmt: skip
-    plain = all(own[n] is None or isinstance(own[n], Tensor) for n in ("mask", "bias"))
-    if plain and problem.score_mod is None and (window is None or pair is not None):
-        try:
-            return _known(tuple(kinds), device, *words)
-        except TypeError as err:
-            if isinstance(err, DtypeError) or "unhashable" not in str(err):
-                raise
-    arrays = {n: stand_in(n, x) if isinstance(x := own[n], Tensor) else x for n in ARRAYS}
-    options = {n: getattr(problem, n) for n in OPTIONS}
-    return _verdict(arrays, options, device)
+def _judged(name: str, x: Any, device: torch.device) -> Any:
+    """What `npattn.Problem` judges in the place of x."""
+    if not isinstance(x, Tensor):
+        return x
+    if x.device != device:
+        raise OptionError(
+            f"{name} is on {x.device}, must be on {device} as q: pass {name}.to({str(device)!r})"
+        )
+    return stand_in(name, x)
 
 
 OPTIONS = ("causal", "window", "scale", "softcap", "score_mod", "dropout_rate", "dtype",
            "alignment")  # fmt: skip
 
 
+# --- what was judged before -----------------------------------------------------------------------
+
+PLAIN = frozenset({type(None), bool, int, float, str, type, torch.dtype})
+OTHER = object()
+STRIDED = torch.strided
+
+
+def _kind(x: Any) -> Any:
+    """All that is judged of an argument that is not plain; OTHER where that is not kept."""
+    if isinstance(x, Tensor) and x.layout is STRIDED:
+        return x.shape, x.dtype, x.device
+    return OTHER
+
+
 @lru_cache(maxsize=1024, typed=True)  # typed: 1 is not True
-def _known(
-    kinds: tuple[Any, ...], device: torch.device, causal: Any, scale: Any, softcap: Any,
-    dropout_rate: Any, dtype: Any, alignment: Any, left: Any, right: Any,
-) -> dict[str, Any]:  # fmt: skip
-    arrays: dict[str, Any] = {}
-    for name, kind in zip(ARRAYS, kinds, strict=True):
-        if kind is not None and kind[2] != torch.strided:
-            raise DtypeError(f"{name} is {kind[2]}, must be strided: pass {name}.to_dense()")
-        arrays[name] = None if kind is None else _stand_in(name, kind[0], kind[1])
-    options = {
-        "causal": causal, "scale": scale, "softcap": softcap, "dropout_rate": dropout_rate,
-        "dtype": dtype, "alignment": alignment,
-        "window": None if left is None and right is None else (left, right),
-    }  # fmt: skip
-    return _verdict(arrays, options, device)
+def _like(names: tuple[str, ...], *kinds: Any) -> dict[str, Any]:
+    """The fields of a `Problem` of such arguments, but for the tensors."""
+    given = [
+        torch.empty((), dtype=x[1], device=x[2]).expand(x[0]) if isinstance(x, tuple) else x
+        for x in kinds
+    ]
+    made = object.__new__(Problem)
+    numpy_problem.Problem.__init__(made, *given[:4], **dict(zip(names, given[4:], strict=True)))
+    return {n: x for n, x in made.__dict__.items() if not isinstance(x, Tensor)}
+
+
+# --- judged by npattn -----------------------------------------------------------------------------
 
 
 def _verdict(
