@@ -116,8 +116,7 @@ def forward(
         return _forward(q, k, v, mask, conventions=conventions, **options)
     checked_conventions(conventions)
     alignment = None if conventions is None else conventions.causal
-    given: dict[str, Any] = {"q": q, "k": k, "v": v, "mask": mask, "alignment": alignment}
-    return evaluate(Problem(**given, **options), conventions)
+    return evaluate(Problem(q, k, v, mask, alignment=alignment, **options), conventions)
 
 
 NO_GRAPH = (

@@ -122,12 +122,14 @@ class _Call:
         self.problem = problem
         assert problem.scale is not None  # Problem has put the default there  [1]
         self.scale = problem.scale
-        self.plan = plan_of(problem, whole)
-        self.q, self.k, self.v = problem.q, problem.k, problem.v
+        self.q: Tensor = problem.q
+        self.k: Tensor = problem.k
+        self.v: Tensor = problem.v
         if not problem.ready:
             self.q = self.operand(self.q, problem.H)
             self.k = self.operand(self.k, problem.K)
             self.v = self.operand(self.v, problem.K)
+        self.plan = plan_of(problem, whole)
         self.bias = added(problem)
         self.keep: Tensor | None = None
         if problem.dropout_mask is not None:
@@ -325,11 +327,9 @@ def _in_range(total: Tensor, out: Tensor) -> bool:
     """Whether no row has lost a term that counts: the one thing a call waits for."""
     if not total.numel():
         return True
-    (least, most), whole = torch.aminmax(total), out.sum()
-    if total.is_cpu:  # there is nothing to wait for
-        least, most, whole = least.item(), most.item(), whole.item()
-    else:
-        least, most, whole = torch.stack((least, most, whole)).tolist()
+    found = (*torch.aminmax(total), out.sum())
+    on_cpu = total.is_cpu  # where there is nothing to wait for
+    least, most, whole = [x.item() for x in found] if on_cpu else torch.stack(found).tolist()
     return least > torch.finfo(total.dtype).eps and math.isfinite(most + whole)
 
 

@@ -32,7 +32,7 @@ ELSEWHERE = 2**22
 QUERIES = 512
 """Queries in a block, at most."""
 SMALL = 2**12
-"""Scores in a tile for which the visible part of a band is kept from call to call, on the CPU."""
+"""Scores in a tile, at most, of which what a band shows is kept from call to call, on the CPU."""
 CELL = 256
 """Keys in the smallest part of a strip that a mask is asked about, and the least of a strip."""
 
@@ -91,17 +91,15 @@ class Plan:
         self.tile = TILE.get(problem.device.type, ELSEWHERE)
         self.bands, self.tensors, self.others = _pieces(problem)
         self.masked = bool(self.bands or self.tensors or self.others)
-        self._bands: dict[tuple[int, ...], Tensor] = {}
+        self._bands: dict[Any, Tensor] = {}
         self._whole: Tensor | None = None
         T, S = problem.T, problem.S
-        scores = self.samples * problem.H * T * S
-        small = self.device.type == "cpu" and T * S <= SMALL
-        # Whether it holds no tensors, and no long lists.
-        self.light = not (self.tensors or self.others or (self.bands and not small))
-        if whole or scores <= self.tile:
+        self.light = False  # it holds no tensors and no long lists: who likes may keep it
+        if whole or self.samples * problem.H * T * S <= self.tile:
+            small = self.device.type == "cpu" and T * S <= SMALL
+            self.light = not (self.tensors or self.others or (self.bands and not small))
             self.rows = _one_tile(self.samples, problem.H, T, S, self.masked)
             return
-        self.light = False
         groups = list(self._groups(H := problem.H, H // problem.K))
         planes = max((g.b1 - g.b0) * (g.h1 - g.h0) for g in groups)
         self.m = min(T, QUERIES, max(1, math.isqrt(self.tile // planes)))
@@ -239,10 +237,9 @@ class Plan:
     def _band(self, mask: masks.Band, t0: int, t1: int, s0: int, s1: int) -> Tensor:
         """What a band shows of a tile, which depends on where it lies to the diagonal alone."""
         first = t0 + diagonal(self.T, self.S, mask.alignment) - s0
-        shape = (first, t1 - t0, s1 - s0, mask.left, mask.right)
+        key = (first, t1 - t0, s1 - s0, mask.left, mask.right)
         if self.device.type == "cpu" and (t1 - t0) * (s1 - s0) <= SMALL:
-            return torch.from_numpy(_small_band(*shape))
-        key = (id(mask), *shape)
+            return torch.from_numpy(_small_band(*key))
         found = self._bands.get(key)
         if found is None:
             arange, device = torch.arange, self.device

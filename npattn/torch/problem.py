@@ -251,11 +251,11 @@ def _kind(x: Any) -> Any:
 @lru_cache(maxsize=1024, typed=True)  # typed: 1 is not True
 def _like(names: tuple[str, ...], *kinds: Any) -> dict[str, Any]:
     """The fields of a `Problem` of such arguments, but for the tensors."""
-    given = [
+    given: list[Any] = [
         torch.empty((), dtype=x[1], device=x[2]).expand(x[0]) if isinstance(x, tuple) else x
         for x in kinds
     ]
-    made = object.__new__(Problem)
+    made: Any = object.__new__(Problem)
     numpy_problem.Problem.__init__(made, *given[:4], **dict(zip(names, given[4:], strict=True)))
     return {n: x for n, x in made.__dict__.items() if not isinstance(x, Tensor)}
 

@@ -74,8 +74,7 @@ def drawn(
     bias: Any = None if recipe.bias is None else BIASES[recipe.bias](recipe, rng).to(low)
     problem = Problem(
         **words, mask=mask, causal=recipe.causal, window=recipe.window,
-        bias=bias, scale=recipe.scale, dtype=dtype,
-        alignment=alignment,  # type: ignore[arg-type]  # checked by Problem
+        bias=bias, scale=recipe.scale, dtype=dtype, alignment=alignment,
     )  # fmt: skip
     return Drawn(problem, do.to(low), dlse.clone())
 
