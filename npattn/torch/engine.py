@@ -30,6 +30,7 @@ __all__ = ["Saved", "backward", "forward", "jvp", "weights"]
 
 Tensor = torch.Tensor
 INF = math.inf
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
 class Saved(NamedTuple):
@@ -327,15 +328,16 @@ def _in_range(total: Tensor, out: Tensor) -> bool:
     """Whether no row has lost a term that counts: the one thing a call waits for."""
     if not total.numel():
         return True
-    found = (*torch.aminmax(total), out.sum())
-    on_cpu = total.is_cpu  # where there is nothing to wait for
-    least, most, whole = [x.item() for x in found] if on_cpu else torch.stack(found).tolist()
-    return least > torch.finfo(total.dtype).eps and math.isfinite(most + whole)
+    (least, most), whole = torch.aminmax(total), out.sum()
+    if total.is_cpu:  # there is nothing to wait for
+        return least.item() > EPS[total.dtype] and math.isfinite(most.item() + whole.item())
+    a, b, c = torch.stack((least, most, whole)).tolist()
+    return a > EPS[total.dtype] and math.isfinite(b + c)
 
 
 def _again(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
     """Do the blocks again in which a row is not good, with its maximum; no other row changes."""
-    good = (total > torch.finfo(total.dtype).eps) & torch.isfinite(total + out.sum(-1))
+    good = (total > EPS[total.dtype]) & torch.isfinite(total + out.sum(-1))
     call.careful = not _all_finite(call.q, call.k, call.v)
     blocks = call.plan.rows
     bad = torch.stack([~good[rows.at].all() for rows in blocks]).tolist()

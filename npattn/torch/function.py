@@ -40,19 +40,19 @@ class Call(NamedTuple):
             return self.problem
         return self.conventions.canonical(self.problem)  # type: ignore[return-value]
 
-    def forward(self) -> tuple[Any, ...]:
-        """Of the canonical problem out, log and shift; with conventions also their out and lse."""
+    def forward(self) -> tuple[Saved, tuple[Tensor, ...]]:
+        """What the canonical problem gives; with conventions also their out and lse."""
         problem = self.problem
         with exact(problem.dtype, problem.device):
-            saved = engine.forward(self.canonical(), self.whole)
             if self.conventions is None:
-                return tuple(saved)
+                return engine.forward(problem, self.whole), ()
+            saved = engine.forward(self.canonical(), self.whole)
             raw, lse = saved.out, saved.lse
             if problem.headless:
                 raw, lse = raw[0], lse[0]
             translate: Any = self.conventions.results
             out, lse = translate(problem, raw, lse)
-            return (*saved, out.clone() if out is raw else out, lse)
+            return saved, (out.clone() if out is raw else out, lse)
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor, Saved]:
@@ -60,14 +60,18 @@ def attend(call: Call) -> tuple[Tensor, Tensor, Saved]:
     problem = call.problem
     bias = problem.bias if isinstance(problem.bias, Tensor) else None
     inputs = (problem.q, problem.k, problem.v, bias, problem.sinks)
-    found = _applied(call, inputs) if _tracked(inputs) else call.forward()
-    saved = Saved(*found[:3])
-    if call.conventions is not None:
-        out, lse = found[3:]
+    if _tracked(inputs):
+        apply: Any = _Attention.apply if _transforms() else _Alone.apply
+        found = apply(call, *inputs)
+        saved, translated = Saved(*found[:3]), found[3:]
+    else:
+        saved, translated = call.forward()
+    if translated:
+        out, lse = translated
+    elif problem.headless:
+        out, lse = saved.out[0], saved.lse[0]
     else:
         out, lse = saved.out, saved.lse
-        if problem.headless:
-            out, lse = out[0], lse[0]
     return problem.returned(out), lse, saved
 
 
@@ -81,13 +85,6 @@ def _tracked(inputs: tuple[Tensor | None, ...]) -> bool:
         return False
     unpacked: Any = forward_ad.unpack_dual
     return any(x is not None and unpacked(x).tangent is not None for x in inputs)
-
-
-def _applied(call: Call, inputs: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-    function = _Attention if _transforms() else _Alone
-    apply: Any = function.apply
-    found: tuple[Any, ...] = apply(call, *inputs)
-    return found
 
 
 # Whether a transform of torch.func is at work; True where torch does not say.
@@ -128,8 +125,9 @@ def pulled(
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(call: Call, *tensors: Any) -> tuple[Tensor, ...]:
-        return call.holding(*tensors).forward()
+    def forward(call: Call, *tensors: Any) -> tuple[Any, ...]:
+        saved, translated = call.holding(*tensors).forward()
+        return *saved, *translated
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -180,7 +178,7 @@ class _Alone(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
         output = _Attention.forward(*inputs)
         _Attention.setup_context(ctx, inputs, output)
         return output
