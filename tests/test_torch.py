@@ -14,8 +14,10 @@ from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.testing import check
 
 torch = pytest.importorskip("torch")
-import npattn.torch as nt  # noqa: E402  after it is known to be there
-from npattn.torch import parts  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402  after it is known to be there
+
+import npattn.torch as nt  # noqa: E402
+from npattn.torch import function, parts  # noqa: E402
 from npattn.torch.flags import exact  # noqa: E402
 
 # Forward mode of torch loads a script of torch's own, which torch itself finds deprecated.
@@ -336,6 +338,87 @@ def test_functions_of_torch_func_follow_it():
     (want,) = torch.autograd.grad(nt.attention(leaf, k, v).sin().sum(), leaf)
     got = torch.func.grad(lambda q: nt.attention(q, k, v).sin().sum())(q)
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("causal", [False, "top_left"])
+def test_autograd_asks_the_same_where_torch_func_may_be_at_work(causal, monkeypatch):
+    given, direction = tiny(), tiny(grad=False)
+    out = nt.attention(*given, causal=causal)
+    want = (out, *torch.autograd.grad(out.sin().sum(), given, create_graph=True))
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(x, y) for x, y in zip(given, direction, strict=True)]
+        moved = forward_ad.unpack_dual(nt.attention(*duals, causal=causal)).tangent
+    monkeypatch.setattr(function, "_transforms", lambda: True)
+    out = nt.attention(*given, causal=causal)
+    for got, known in zip(
+        (out, *torch.autograd.grad(out.sin().sum(), given, create_graph=True)), want, strict=True
+    ):
+        assert torch.equal(got, known)
+        assert got.requires_grad
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(x, y) for x, y in zip(given, direction, strict=True)]
+        again = forward_ad.unpack_dual(nt.attention(*duals, causal=causal)).tangent
+    assert torch.equal(again, moved)
+
+
+# --- what is kept from call to call ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ({"causal": False}, {"causal": 0}),
+        ({"scale": 1.0}, {"scale": True}),
+        ({"softcap": 1.0}, {"softcap": True}),
+        ({"dropout_rate": 0.0}, {"dropout_rate": False}),
+        ({"sinks": torch.zeros(4)}, {"sinks": torch.zeros(4, dtype=torch.int64)}),
+        ({"mask": torch.ones(3, 5, dtype=torch.bool)}, {"mask": torch.ones(3, 5)}),
+        ({"mask": torch.ones(3, 5, dtype=torch.bool)}, {"mask": torch.ones(5, 3) > 0}),
+        ({"bias": torch.ones(3, 5)}, {"bias": torch.ones(3, 5).to_sparse()}),
+    ],
+)
+def test_what_was_judged_right_stays_wrong_in_another_type(right, wrong):
+    given = tiny(grad=False)
+    nt.attention(*given, **right)
+    for _ in range(2):
+        with pytest.raises((OptionError, DtypeError, ShapeError)):
+            nt.attention(*given, **wrong)
+
+
+@pytest.mark.parametrize("options", ["mask", "bias", "sinks", "dropout_mask"])
+def test_a_second_call_computes_with_its_own_tensors(options):
+    shape = (4,) if options == "sinks" else (3, 5)
+    for seed in range(2):
+        given, x = [x + seed for x in tiny(grad=False)], drawn(*shape, seed=seed, grad=False)
+        option = {options: x > 0 if "mask" in options else x}
+        got = nt.attention(*given, **option)
+        want = npattn.attention(
+            *(x.numpy() for x in given), **{n: x.numpy() for n, x in option.items()}
+        )
+        assert np.allclose(got.numpy(), want, rtol=0, atol=2.0**-48)
+
+
+def test_one_call_leaves_no_tensor_behind_that_another_would_trip_over():
+    q, k, v = tiny()
+    options = {"causal": "bottom_right", "window": (1, None)}
+    with torch.inference_mode():
+        plain = nt.attention(q, k, v, **options)
+    out = nt.attention(q, k, v, **options)
+    grads = torch.autograd.grad(out.sin().sum(), (q, k, v), create_graph=True)
+    second = torch.autograd.grad(sum(g.sum() for g in grads), (q, k, v))
+    assert torch.equal(plain, out)
+    assert all(torch.isfinite(x).all() for x in second)
+
+
+def test_a_plan_is_kept_for_other_tensors_and_not_for_other_tiles(monkeypatch):
+    def plan(shift):
+        return parts.plan_of(nt.Problem(*(x + shift for x in tiny(grad=False))), False)
+
+    first = plan(0)
+    assert plan(1) is first
+    monkeypatch.setitem(parts.TILE, "cpu", 7)
+    assert plan(2) is not first
+    assert len(plan(2).rows) > 1
 
 
 # --- promises -------------------------------------------------------------------------------------

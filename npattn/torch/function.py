@@ -179,7 +179,8 @@ class _Alone(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
-        output = _Attention.forward(*inputs)
+        saved, translated = inputs[0].forward()  # whose tensors are those that come with it
+        output = (*saved, *translated)
         _Attention.setup_context(ctx, inputs, output)
         return output
 
