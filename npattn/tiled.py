@@ -388,6 +388,17 @@ def _scores(
         yield tile, rows, s
 
 
+def _unseen(call: _Call) -> Array:
+    """Which queries see no key: (..., H, T)."""
+    problem, space = call.problem, _Space(call)
+    unseen = np.ones((*problem.lead, problem.H, problem.T), bool)
+    for plane, t0, t1 in call.blocks():
+        q = call.scaled(plane, t0, t1, space)
+        for _, rows, s in _scores(call, plane, q, t0, t1, space):
+            unseen[plane][t0:t1][rows] &= (s == -np.inf).all(-1)
+    return unseen
+
+
 def _sums(
     call: _Call,
     plane: Plane,
@@ -484,9 +495,12 @@ class _Pull:
         self.do = do if do.strides[-1:] == (do.itemsize,) else np.ascontiguousarray(do)
         self.empty = saved.log == -np.inf
         self.shift, self.log = saved.shift, np.where(self.empty, 0, saved.log)
-        # Σ p dp of each row, without p: from o = w v.
-        self.delta = np.where(self.empty, 0, np.einsum("...e,...e->...", do, saved.out))
         largest = _largest(do)
+        # A query that sees nothing has 0, whatever its cotangent is.  [8]
+        finite = call.sinks is None or math.isfinite(largest)
+        unseen = self.empty if finite else _unseen(call)
+        # Σ p dp of each row, without p: from o = w v.
+        self.delta = np.where(unseen, 0, np.einsum("...e,...e->...", do, saved.out))
         call.careful = call.careful or not (math.isfinite(largest) and _finite(self.log))
         # do vᵀ − delta cannot overflow, nor can it where a key is hidden.
         reach = problem.E * largest * call.largest["v"] + _largest(self.delta)

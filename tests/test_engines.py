@@ -146,6 +146,23 @@ def test_what_is_behind_a_bias_of_minus_inf_gets_no_gradient(backend, case):
         assert_near(other[finite], one[finite])
 
 
+@pytest.mark.parametrize("sink", [0.5, -np.inf])
+@pytest.mark.parametrize("hides", ["mask", "bias"])
+def test_whatever_comes_to_a_query_that_sees_a_sink_alone_it_passes_nothing_on(
+    backend, hides, sink
+):
+    visible = np.arange(T)[:, None] != np.zeros(S)
+    hidden = {"mask": visible} if hides == "mask" else {"bias": np.where(visible, 0, -np.inf)}
+    given = problem(sinks=np.array([sink, 0.25, *normal(H - 2)]), **hidden)
+    do, dlse = normal(B, H, T, E, seed=3), normal(B, H, T, seed=4)
+    do[:, :, 0] = 0
+    want = npattn.backward(npattn.api.evaluate(given, engine="dense"), do, dlse)
+    do[:, 0, 0], do[:, 1, 0] = np.nan, np.inf
+    got = backend.evaluate(given).backward(do, dlse)
+    for name in ("q", "k", "v", "sinks", *(["bias"] if hides == "bias" else [])):
+        assert_near(getattr(got, name), getattr(want, name))
+
+
 @pytest.mark.parametrize("options", ["plain", "bias", "dropout", "mask of each head", "alibi"])
 def test_cotangents_of_the_weights_go_in(backend, options):
     given = problem(**OPTIONS[options])

@@ -315,13 +315,21 @@ def _sums(call: _Call, rows: Rows, shift: Tensor | None) -> tuple[Tensor, Tensor
     return out, total
 
 
-def _maxima(call: _Call, rows: Rows) -> Tensor:
+def _maxima(call: _Call, rows: Rows, sinks: Tensor | None) -> Tensor:
     """The largest score of each row of a block, or its sink; −inf where there is none."""
     q = call.scaled(rows)
     m = q.new_full(q.shape[:-1], -INF)
     for part in rows.parts:
         m = torch.maximum(m, call.scores(rows, part, q)[0].amax(-1))
-    return m if call.sinks is None else torch.maximum(m, call.sinks[rows.at[1]])
+    return m if sinks is None else torch.maximum(m, sinks[rows.at[1]])
+
+
+def _unseen(call: _Call) -> Tensor:
+    """Which queries see no key: (B, H, T)."""
+    unseen = call.zeros(call.problem.T).bool()
+    for rows in call.plan.rows:
+        unseen[rows.at] = _maxima(call, rows, None) == -INF
+    return unseen
 
 
 def _in_range(total: Tensor, out: Tensor) -> bool:
@@ -344,7 +352,7 @@ def _again(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
     blocks = [rows for rows, is_bad in zip(blocks, bad, strict=True) if is_bad]
     needed = []
     for rows in blocks:
-        m, fine = _maxima(call, rows), good[rows.at]
+        m, fine = _maxima(call, rows, call.sinks), good[rows.at]
         shift[rows.at] = torch.where(fine | (m == -INF), 0, m)
         # Of a row that sees nothing, 0 is the right sum.
         needed.append((~fine & (m != -INF)).any())
@@ -364,7 +372,7 @@ def _narrow(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
         call.zeros(problem.T),
     )
     for rows in call.plan.rows:
-        m = _maxima(call, rows)
+        m = _maxima(call, rows, call.sinks)
         m = shift[rows.at] = torch.where(m == -INF, 0, m)
         sums = total[rows.at] = _sums(call, rows, m)[1]
         sums, q = torch.where(sums == 0, 1, sums), call.scaled(rows)
@@ -400,22 +408,22 @@ class _Pull:
             self.do = self.do.reshape(n, *do.shape[rank:])
             dlse = None if dlse is None else dlse.reshape(n, *dlse.shape[rank:])
         self.dweights = None if dweights is None else flat(dweights, problem.lead)
-        self.saved, self.empty = saved, None
+        self.saved, empty = saved, None
         if not _all_finite(call.q, call.k, call.v, self.do, saved.log):
-            self.empty = saved.log == -INF
-            self.saved = saved._replace(log=torch.where(self.empty, 0, saved.log))
+            empty = saved.log == -INF
+            self.saved = saved._replace(log=torch.where(empty, 0, saved.log))
             call.careful = not _all_finite(call.q, call.k, call.v, self.do, self.saved.log)
-        self.delta = self._of_rows_that_see(self._delta())
+        self.delta = self._delta()
+        if empty is not None:  # a query that sees nothing has 0, whatever its cotangents are  [8]
+            unseen = empty if call.sinks is None else _unseen(call)
+            self.delta = torch.where(unseen, 0, self.delta)
+            dlse = None if dlse is None else torch.where(empty, 0, dlse)
         if dlse is not None:  # from lse = log Σ exp(s)
-            self.delta = self.delta - self._of_rows_that_see(dlse)
+            self.delta = self.delta - dlse
         self.dq = _Total(call.q, (n, problem.H, problem.T, problem.D))
         self.dk, self.dv = (
             _Total(call.q, (n, problem.K, problem.S, size)) for size in (problem.D, problem.E)
         )
-
-    def _of_rows_that_see(self, x: Tensor) -> Tensor:
-        """0 for a query that sees nothing, whatever its cotangents are.  [8]"""
-        return x if self.empty is None else torch.where(self.empty, 0, x)
 
     def _delta(self) -> Tensor:
         """Σ p dp of each row: of o = w v without p, unless w is rounded or not all there is."""
