@@ -204,6 +204,14 @@ def test_mixed_precision_is_emulated_as_dense_does(dtype, backend):
         assert abs(got - exact_).max() <= step * abs(exact_).max()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_rounds_what_enters_it_from_any_dtype(dtype):
+    wide = tiny(grad=False)
+    want = nt.attention(*(x.to(dtype) for x in wide), dtype=dtype)
+    for given in (wide, [x.float() for x in wide]):
+        assert torch.equal(nt.attention(*given, dtype=dtype), want)
+
+
 def test_float32_is_computed_in_where_it_is_asked_for():
     q, k, v = tiny(grad=False)
     for dtype in (torch.float32, "float32", np.float32):
