@@ -19,6 +19,7 @@ from npattn.problem import (
     ScoreMod,
     Window,
     checked_cotangent,
+    direction_shape,
 )
 
 __all__ = ["attention", "backward", "evaluate", "forward", "jvp"]
@@ -270,18 +271,10 @@ def jvp(
     directions = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": dsinks}
     arrays: dict[str, Array | None] = {}
     for name, direction in directions.items():
-        of = getattr(canonical, name)
-        if direction is not None and of is None:
-            raise OptionError(f"d{name} is given, must be None: the problem has no {name}")
-        if direction is not None and name == "bias" and of is not canonical.bias_array:
-            raise OptionError(
-                f"dbias is given with bias = {of!r}, must be None unless the bias is an array: "
-                "pass bias=bias.to_array(...)"
-            )
         if direction is None:
             arrays[f"d{name}"] = None
             continue
-        array = checked_cotangent(f"d{name}", direction, of.shape)
+        array = checked_cotangent(f"d{name}", direction, direction_shape(canonical, name))
         array = _computed(array, canonical.dtype)
         arrays[f"d{name}"] = array[None] if canonical.headless and name in "qkv" else array
     moved: tuple[Array, Array] = ENGINES[fwd.engine].jvp(canonical, residuals, **arrays)

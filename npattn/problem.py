@@ -36,6 +36,7 @@ __all__ = [
     "checked_alignment",
     "checked_cotangent",
     "diagonal",
+    "direction_shape",
     "finfo",
     "fitting",
     "floating",
@@ -540,6 +541,20 @@ def checked_cotangent(name: str, value: Any, shape: tuple[int, ...]) -> Array:
     if array.shape != shape:
         raise ShapeError(f"{name} has shape {array.shape}, must have that of {name[1:]}, {shape}")
     return array
+
+
+def direction_shape(problem: Problem, name: str) -> tuple[int, ...]:
+    """The shape that a direction of an input must have; OptionError where it can have none."""
+    of = getattr(problem, name)
+    if of is None:
+        raise OptionError(f"d{name} is given, must be None: the problem has no {name}")
+    if isinstance(of, BiasLike):
+        raise OptionError(
+            f"d{name} is given with {name} = {of!r}, must be None unless the {name} is an array: "
+            f"pass {name}={name}.to_array(...)"
+        )
+    shape: tuple[int, ...] = of.shape
+    return shape
 
 
 # --- one function an argument; each raises on the caller's mistake -------------------------------

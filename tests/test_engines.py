@@ -210,6 +210,8 @@ SHAPES = {
     "no value": ((B, H, T, D), (B, K, S, D), (B, K, S, 0)),
     "rank 2": ((T, D), (S, D), (S, E)),
     "rank 5": ((2, 3, H, T, D), (2, 3, K, S, D), (2, 3, K, S, E)),
+    "broadcast keys": ((2, H, T, D), (1, K, S, D), (K, S, E)),
+    "broadcast queries": ((1, H, T, D), (2, K, S, D), (2, K, S, E)),
     "broadcast": ((3, 1, H, T, D), (2, K, S, D), (K, S, E)),
 }
 

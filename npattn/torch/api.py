@@ -10,7 +10,14 @@ from torch._compile import _disable_dynamo
 
 from npattn.conventions import Conventions, checked_conventions
 from npattn.errors import OptionError
-from npattn.problem import Alignment, Forward, Gradients, Window, checked_cotangent
+from npattn.problem import (
+    Alignment,
+    Forward,
+    Gradients,
+    Window,
+    checked_cotangent,
+    direction_shape,
+)
 from npattn.torch import engine as tiles
 from npattn.torch import fused, textbook
 from npattn.torch.flags import exact
@@ -248,19 +255,12 @@ def jvp(
             "computed in"
         )
     directions = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": dsinks}
-    along: dict[str, Tensor | None] = {}
-    for name, direction in directions.items():
-        of = getattr(problem, name)
-        if direction is not None and of is None:
-            raise OptionError(f"d{name} is given, must be None: the problem has no {name}")
-        if direction is not None and name == "bias" and not isinstance(of, Tensor):
-            raise OptionError(
-                f"dbias is given with bias = {of!r}, must be None unless the bias is an array: "
-                "pass bias=bias.to_array(...)"
-            )
-        along[f"d{name}"] = (
-            None if direction is None else _checked(problem, f"d{name}", direction, of.shape)
-        )
+    along = {
+        f"d{name}": None
+        if x is None
+        else _checked(problem, f"d{name}", x, direction_shape(problem, name))
+        for name, x in directions.items()
+    }
     with torch.no_grad(), exact(problem.dtype, problem.device):
         do, dlse = tiles.jvp(problem, saved, **along, whole=call.whole)
     return (do[0], dlse[0]) if problem.headless else (do, dlse)
