@@ -419,14 +419,17 @@ def test_one_call_leaves_no_tensor_behind_that_another_would_trip_over():
 
 
 def test_a_plan_is_kept_for_other_tensors_and_not_for_other_tiles(monkeypatch):
-    def plan(shift):
-        return parts.plan_of(nt.Problem(*(x + shift for x in tiny(grad=False))), False)
+    def made(shift):
+        return nt.Problem(*(x + shift for x in tiny(grad=False)))
 
-    first = plan(0)
-    assert plan(1) is first
+    first = parts.plan_of(made(0), False)
+    assert parts.plan_of(made(1), False) is first
     monkeypatch.setitem(parts.TILE, "cpu", 7)
-    assert plan(2) is not first
-    assert len(plan(2).rows) > 1
+    other = made(2)
+    tiles = parts.plan_of(other, False)
+    assert tiles is not first
+    assert len(parts.plan_of(other, True).rows) == 1 < len(tiles.rows)
+    assert parts.plan_of(other, False) is tiles
 
 
 # --- promises -------------------------------------------------------------------------------------
