@@ -66,6 +66,8 @@ class Torch:
         self.torch = pytest.importorskip("torch")
         if device == "cuda" and not self.torch.cuda.is_available():
             pytest.skip("there is no GPU here")
+        if device == "elsewhere":
+            pytest.importorskip("elsewhere", exc_type=ImportError)
         import npattn.torch
 
         self.module, self.device = npattn.torch, device
@@ -114,10 +116,12 @@ BACKENDS = {
     "dense": lambda: NumPy("dense"),
     "tiled": lambda: NumPy("tiled"),
     "torch": lambda: Torch("cpu"),
+    "torch elsewhere": lambda: Torch("elsewhere"),
     "torch on a GPU": lambda: Torch("cuda"),
 }
-EACH = [pytest.param(n, marks=pytest.mark.gpu) if "GPU" in n else n for n in BACKENDS]
-TENSORS = [p for p in EACH if p not in ("dense", "tiled")]
+MARKS = {"torch elsewhere": pytest.mark.nightly, "torch on a GPU": pytest.mark.gpu}
+EACH = [pytest.param(n, marks=MARKS.get(n, ())) for n in BACKENDS]
+TENSORS = [p for p in EACH if "torch" in p.values[0]]
 
 
 # --- problems -------------------------------------------------------------------------------------

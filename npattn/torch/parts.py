@@ -216,7 +216,7 @@ class Plan:
 
     def visible(self, rows: Rows, part: Part) -> Tensor:
         """A bool tensor that broadcasts to the tile."""
-        if self.light or len(self.rows) > 1 or part.s1 - part.s0 < self.S:
+        if len(self.rows) > 1 or part.s1 - part.s0 < self.S:
             return self._visible(rows, part)
         if self._whole is None:
             self._whole = self._visible(rows, part)

@@ -1,0 +1,109 @@
+"""A device that is nowhere: tensors that say they are elsewhere, and are computed on the CPU.
+
+What npattn.torch does on an accelerator can be run without one, numbers and all, and whoever mixes
+tensors of the two, or makes one where it must not be, hears of it as on a GPU. Only of dtypes,
+speed and the accelerator's own kernels nothing is learned.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
+
+__all__ = ["DEVICE", "Generator"]
+
+aten = torch.ops.aten
+COPIES = (aten.copy_.default, aten._to_copy.default)
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor of the device: what it is of the CPU stands beside it."""
+
+    here: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, here: torch.Tensor) -> Elsewhere:
+        made: Any = torch.Tensor._make_wrapper_subclass(
+            cls, here.shape, strides=here.stride(), storage_offset=here.storage_offset(),
+            dtype=here.dtype, layout=here.layout, device=DEVICE,
+        )  # fmt: skip
+        made.here = here
+        return made
+
+    def tolist(self) -> Any:
+        return self.here.tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+
+        def given(x: Any) -> Any:
+            if isinstance(x, Elsewhere):
+                return x.here
+            if isinstance(x, torch.Tensor) and x.ndim and func not in COPIES:
+                raise RuntimeError(f"{func} has a tensor of the CPU among tensors elsewhere")
+            return x
+
+        device = kwargs.get("device")
+        leaves = device is not None and torch.device(device).type != DEVICE.type
+        if device is not None:
+            kwargs["device"] = "cpu"
+        found = func(*tree_map(given, args), **tree_map(given, kwargs))
+        if leaves or func is aten._local_scalar_dense.default:
+            return found
+        if func._schema.name.endswith("_"):  # in place
+            return args[0]
+        return tree_map(lambda x: cls(x) if isinstance(x, torch.Tensor) else x, found)
+
+
+def _made(name: str) -> Any:
+    """A function that makes tensors, for the device."""
+    packet, _, overload = name.partition(".")
+    func = getattr(getattr(aten, packet), overload or "default")
+
+    def make(*args: Any, **kwargs: Any) -> Elsewhere:
+        return Elsewhere(func(*args, **{**kwargs, "device": "cpu", "pin_memory": False}))
+
+    return make
+
+
+class _Module(_DummyBackendModule):
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+class Generator(torch.Generator):
+    """torch.Generator, which on the device draws the numbers that one of the CPU draws."""
+
+    device: Any = property(lambda self: DEVICE)
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        if torch.device(device).type == DEVICE.type:
+            return super().__new__(cls)
+        return GENERATOR(device)
+
+
+GENERATOR = torch.Generator
+_setup_privateuseone_for_python_backend("elsewhere", _Module())
+DEVICE = torch.device("elsewhere:0")
+_library = torch.library.Library("aten", "IMPL")
+for _name in ("empty.memory_format", "empty_strided", "arange", "arange.start",
+              "arange.start_step"):  # fmt: skip
+    _library.impl(_name, _made(_name), "PrivateUse1")
+
+
+def _copied(x: torch.Tensor, to: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """What torch.tensor(numbers, device=...) ends with."""
+    one, other = (getattr(t, "here", t) for t in (x, to))
+    other.copy_(one)
+    return to
+
+
+_library.impl("_copy_from", _copied, "PrivateUse1")

@@ -1,0 +1,173 @@
+"""npattn.torch on a device that is not the CPU: the same bits, and nothing meets what is elsewhere.
+
+The device is that of tests/elsewhere.py, which needs no accelerator.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+from backends import OPTIONS, B, E, H, S, T, Torch, normal, problem
+
+torch = pytest.importorskip("torch")
+elsewhere = pytest.importorskip("elsewhere", exc_type=ImportError)
+
+import npattn.torch as nt  # noqa: E402  after it is known to be there
+from npattn.conventions import PROFILES  # noqa: E402
+from npattn.testing import check  # noqa: E402
+from npattn.testing.device import sweep  # noqa: E402
+from npattn.torch import parts  # noqa: E402
+
+NAMES = ["q", "k", "v", "bias", "sinks"]
+
+
+@pytest.fixture(params=["one tile", "many"])
+def tile(request, monkeypatch):
+    """Both devices compute in the same tiles."""
+    n = 2**18 if request.param == "one tile" else 13 * 11 * 6
+    monkeypatch.setattr(parts, "TILE", dict.fromkeys(["cpu", "elsewhere"], n))
+    if request.param == "many":
+        monkeypatch.setattr(parts, "QUERIES", 13)
+        monkeypatch.setattr(parts, "CELL", 11)
+
+
+def results(device, given, conventions=None):
+    run = Torch(device).evaluate(given, conventions)
+    do, dlse, dweights = normal(B, H, T, E), normal(B, H, T, seed=1), normal(B, H, T, S, seed=2)
+    grads = run.backward(do, dlse, None if conventions else dweights)
+    found = [run.out, run.lse, run.weights, *(getattr(grads, name) for name in NAMES)]
+    if conventions is None:
+        along = {f"d{name}": normal(*getattr(given, name).shape, seed=3) for name in "qkv"}
+        found += run.jvp(**along)
+    return [x for one in found for x in (one if isinstance(one, tuple) else (one,))]
+
+
+def assert_same(one, other):
+    assert len(one) == len(other)
+    for x, y in zip(one, other, strict=True):
+        assert (x is None) == (y is None)
+        assert x is None or np.array_equal(x, y, equal_nan=True)
+
+
+@pytest.mark.usefixtures("tile")
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_option_gives_the_same_bits_elsewhere(options):
+    given = problem(**OPTIONS[options])
+    assert_same(results("elsewhere", given), results("cpu", given))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_convention_gives_the_same_bits_elsewhere(profile):
+    given = problem(mask=normal(B, 1, T, S) < -1)  # some queries see nothing
+    both = (results(device, given, PROFILES[profile]) for device in ("elsewhere", "cpu"))
+    assert_same(*both)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_other_dtypes_give_the_same_bits_elsewhere(dtype):
+    given = problem(causal="top_left", bias=normal(H, T, S), dtype=dtype)
+    assert Torch("elsewhere").evaluate(given).fwd.out.dtype == getattr(torch, dtype)
+    given = given.replace(dtype="float32")
+    assert_same(results("elsewhere", given), results("cpu", given))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("hidden", [True, False])
+def test_what_is_not_finite_gives_the_same_bits_elsewhere(poison, hidden):
+    given = problem(mask=np.arange(S)[None] != 11 if hidden else None, sinks=normal(H))
+    given.k[..., 11, :], given.v[..., 11, 0] = poison, poison
+    assert_same(results("elsewhere", given), results("cpu", given))
+
+
+def test_autograd_follows_it_elsewhere_twice():
+    def grads(device):
+        q, k, v = (
+            torch.from_numpy(normal(1, 4, n, 3, seed=n)).to(device).requires_grad_()
+            for n in (5, 7, 7)
+        )
+        out = nt.attention(q, k, v, causal="bottom_right", softcap=3.0)
+        first = torch.autograd.grad(out.sin().sum(), (q, k, v), create_graph=True)
+        second = torch.autograd.grad(sum(g.cos().sum() for g in first), (q, k, v))
+        return [x.detach().cpu() for x in (out, *first, *second)]
+
+    for one, other in zip(grads("elsewhere"), grads("cpu"), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_module_moves_there_with_its_parameters():
+    torch.manual_seed(0)
+    here = nt.MultiHeadAttention(12, 3, batch_first=True)
+    there = copy.deepcopy(here).to("elsewhere")
+    x, hides = torch.randn(2, 5, 12), torch.ones(5, 5).triu(1) > 0
+    padding = torch.arange(5) >= torch.tensor([[3], [5]])
+    given = (x, x, x, padding)
+    want = here(*given, attn_mask=hides)
+    got = there(*(t.to("elsewhere") for t in given), attn_mask=hides.to("elsewhere"))
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one.cpu(), other)
+    want[0].sum().backward()
+    got[0].sum().backward()
+    for one, other in zip(there.parameters(), here.parameters(), strict=True):
+        assert one.device == elsewhere.DEVICE
+        assert torch.equal(one.grad.cpu(), other.grad)
+
+
+def test_a_tensor_of_another_device_is_refused_before_any_work():
+    q, k, v = (torch.zeros(1, 2, 3, 5, device="elsewhere") for _ in "qkv")
+    with pytest.raises(nt.errors.OptionError, match=r"k is on cpu, must be on elsewhere:0 as q"):
+        nt.attention(q, k.cpu(), v)
+    fwd = nt.forward(q, k, v)
+    with pytest.raises(nt.errors.OptionError, match=r"dout is on cpu, must be on elsewhere:0 as q"):
+        nt.backward(fwd, torch.zeros(1, 2, 3, 5))
+
+
+def test_the_device_notices_who_mixes():
+    """Without this, nothing above would show anything."""
+    there, here = torch.ones(3, device="elsewhere"), torch.ones(3)
+    assert there.device == elsewhere.DEVICE
+    for mistake in (lambda: there + here, lambda: torch.where(there > 0, here, 0.0)):
+        with pytest.raises(RuntimeError, match="a tensor of the CPU among tensors elsewhere"):
+            mistake()
+    with pytest.raises(RuntimeError, match="numpy"):
+        there.numpy()
+    assert torch.equal((there + 1).cpu(), here + 1)
+
+
+@pytest.fixture
+def draws(monkeypatch):
+    """The device draws what the CPU draws, of the same lengths."""
+    monkeypatch.setattr(torch, "Generator", elsewhere.Generator)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    for limits in (sweep.CELLS, sweep.LENGTHS):
+        monkeypatch.setitem(limits, "elsewhere", limits["cpu"])
+
+
+def ours(q, k, v, mask=None, *, causal=False, window=None, bias=None, scale=None, return_lse=False):
+    fwd = nt.forward(
+        q, k, v, mask, causal="bottom_right" if causal else False, window=window, bias=bias,
+        scale=scale, dtype="float32",
+    )  # fmt: skip
+    out = fwd.out.to(q.dtype)
+    return (out, fwd.lse) if return_lse else out
+
+
+def wrong(q, k, v, mask=None, *, causal=False):
+    return ours(q, k, v, mask, causal=causal, scale=2.0)
+
+
+SIZES = {"B": (2,), "T": (5, 23, 67), "S": (3, 29, 61), "D": (16, 11), "E": (16, 7)}
+
+
+@pytest.mark.usefixtures("draws")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sweep_elsewhere_finds_what_one_on_the_cpu_finds(dtype):
+    def found(f, device):
+        return check(
+            f, framework="torch", device=device, sweep=12, only=["sweep", "long"], sizes=SIZES,
+            dtypes=[dtype],
+        ).outcomes  # fmt: skip
+
+    for outcome, known in zip(found(ours, "elsewhere"), found(ours, "cpu"), strict=True):
+        assert outcome.status == known.status == "passed"
+        assert outcome.worst == known.worst > 0
+    assert [outcome.status for outcome in found(wrong, "elsewhere")] == ["failed", "failed"]
