@@ -148,12 +148,10 @@ class _Call:
         if x.dtype != problem.dtype:
             x = x.to(problem.dtype)
         x = x if problem.storage is None else problem.stored(x)
-        return self.flat(x, heads)
+        return x if problem.straight else self.flat(x, heads)
 
     def flat(self, x: Tensor, heads: int) -> Tensor:
         lead = self.problem.lead
-        if len(lead) == 1 and x.shape[:-2] == (*lead, heads):
-            return x
         x = x[None] if x.ndim == 2 else x
         return x.expand(*lead, heads, *x.shape[-2:]).reshape(-1, heads, *x.shape[-2:])
 

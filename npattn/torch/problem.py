@@ -63,7 +63,8 @@ class Problem(numpy_problem.Problem):
     dropout_mask: Any
     storage: Any
     device: torch.device
-    ready: bool  # q, k, v need nothing done before the engine takes them
+    straight: bool  # q, k, v have four axes, and broadcast nothing
+    ready: bool  # and are in the dtype computed in
 
     def __init__(self, q: Any, k: Any, v: Any, mask: Any = None, **options: Any) -> None:
         given = (q, k, v, mask, *options.values())
@@ -96,7 +97,13 @@ class Problem(numpy_problem.Problem):
             raise OptionError(f"engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
         arrays = {n: _judged(n, own[n], device) for n in ARRAYS}
         own.update(_verdict(arrays, {n: own[n] for n in OPTIONS}, device))
-        own["_given"], own["ready"] = given, self._ready()
+        own["_given"] = given
+        heads = ((self.q, self.H), (self.k, self.K), (self.v, self.K))
+        own["straight"] = len(self.lead) == 1 and all(
+            x.shape[:-2] == (*self.lead, n) for x, n in heads
+        )
+        rounded = self.storage is not None or any(x.dtype != self.dtype for x, _ in heads)
+        own["ready"] = self.straight and not rounded
         own["_plans"] = {}  # of the engine: what is seen, once for forward and backward
         own["_shared"] = {}  # the same, for all problems of this kind: plans without tensors
 
@@ -149,14 +156,6 @@ class Problem(numpy_problem.Problem):
         for name in ("visible", "mask_array", "bias_array"):
             own.pop(name, None)
         return other
-
-    def _ready(self) -> bool:
-        heads = ((self.q, self.H), (self.k, self.K), (self.v, self.K))
-        return (
-            len(self.lead) == 1
-            and self.storage is None
-            and all(x.dtype == self.dtype and x.shape[:-2] == (*self.lead, n) for x, n in heads)
-        )
 
     def _as_array(self, value: Any) -> Any:
         if value is None or isinstance(value, Tensor):
