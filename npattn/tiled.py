@@ -76,11 +76,9 @@ def backward(
 ) -> Gradients:
     """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards."""
     call = _Call(problem)
-    pull = _Pull(call, saved, do, dweights)
+    pull = _Pull(call, saved, do, dlse, dweights)
     if dweights is not None:
         threads.each(call.blocks(), lambda: _Space(call), pull.add_mean_of_dweights)
-    if dlse is not None:  # from lse = log Σ exp(s)
-        pull.delta -= np.where(pull.empty, 0, dlse)
     threads.each(pull.items, lambda: _Space(call), pull.gradients)
     return pull.result()
 
@@ -489,19 +487,24 @@ def _moved(
 class _Pull:
     """Cotangents in, gradients out."""
 
-    def __init__(self, call: _Call, saved: Saved, do: Array, dweights: Array | None):
+    def __init__(
+        self, call: _Call, saved: Saved, do: Array, dlse: Array | None, dweights: Array | None
+    ):
         problem = self.problem = call.problem
         self.call, self.dweights = call, dweights
         self.do = do if do.strides[-1:] == (do.itemsize,) else np.ascontiguousarray(do)
-        self.empty = saved.log == -np.inf
-        self.shift, self.log = saved.shift, np.where(self.empty, 0, saved.log)
+        empty = saved.log == -np.inf
+        self.shift, self.log = saved.shift, np.where(empty, 0, saved.log)
         largest = _largest(do)
         # A query that sees nothing has 0, whatever its cotangent is.  [8]
-        finite = call.sinks is None or math.isfinite(largest)
-        unseen = self.empty if finite else _unseen(call)
+        asked = call.sinks is not None and not math.isfinite(largest)
+        unseen = _unseen(call) if asked else empty
         # Σ p dp of each row, without p: from o = w v.
         self.delta = np.where(unseen, 0, np.einsum("...e,...e->...", do, saved.out))
-        call.careful = call.careful or not (math.isfinite(largest) and _finite(self.log))
+        if dlse is not None:  # from lse = log Σ exp(s)
+            self.delta -= np.where(empty, 0, dlse)
+        finite = math.isfinite(largest) and _finite(self.log) and _finite(self.delta)
+        call.careful = call.careful or not finite
         # do vᵀ − delta cannot overflow, nor can it where a key is hidden.
         reach = problem.E * largest * call.largest["v"] + _largest(self.delta)
         self.bounded = reach < np.finfo(call.dtype).max

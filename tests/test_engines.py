@@ -163,6 +163,21 @@ def test_whatever_comes_to_a_query_that_sees_a_sink_alone_it_passes_nothing_on(
         assert_near(getattr(got, name), getattr(want, name))
 
 
+@pytest.mark.parametrize("hides", ["mask", "bias"])
+def test_a_cotangent_of_an_lse_that_is_a_sink_reaches_the_sink_alone(backend, hides):
+    visible = np.arange(T)[:, None] != np.zeros(S)
+    hidden = {"mask": visible} if hides == "mask" else {"bias": np.where(visible, 0, -np.inf)}
+    given, do = problem(sinks=normal(H), **hidden), normal(B, H, T, E, seed=3)
+    dlse = normal(B, H, T, seed=4)
+    dlse[:, 1, 0] = 0
+    want = npattn.backward(npattn.api.evaluate(given, engine="dense"), do, dlse)
+    dlse[:, 1, 0] = np.nan
+    got = backend.evaluate(given).backward(do, dlse)
+    for name in ("q", "k", "v"):
+        assert_near(getattr(got, name), getattr(want, name))
+    assert np.array_equal(np.isnan(got.sinks), np.arange(H) == 1)
+
+
 @pytest.mark.parametrize("options", ["plain", "bias", "dropout", "mask of each head", "alibi"])
 def test_cotangents_of_the_weights_go_in(backend, options):
     given = problem(**OPTIONS[options])

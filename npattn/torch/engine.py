@@ -412,10 +412,9 @@ class _Pull:
             self.saved = saved._replace(log=torch.where(empty, 0, saved.log))
             call.careful = not _all_finite(call.q, call.k, call.v, self.do, self.saved.log)
         self.delta = self._delta()
-        if empty is not None:  # a query that sees nothing has 0, whatever its cotangents are  [8]
+        if empty is not None:  # a query that sees nothing has 0, whatever its cotangent is  [8]
             unseen = empty if call.sinks is None else _unseen(call)
             self.delta = torch.where(unseen, 0, self.delta)
-            dlse = None if dlse is None else torch.where(empty, 0, dlse)
         if dlse is not None:  # from lse = log Σ exp(s)
             self.delta = self.delta - dlse
         self.dq = _Total(call.q, (n, problem.H, problem.T, problem.D))
