@@ -176,7 +176,7 @@ def test_heads_that_share_keys_or_a_bias_are_one_thread_s(bias, count):
     zeros = np.zeros((B, H, T))
     with threadpool_limits(1, user_api="blas"):
         pull = tiled._Pull(call, tiled.Saved(np.zeros((B, H, T, E)), zeros, zeros),
-                           np.zeros((B, H, T, E)), None)  # fmt: skip
+                           np.zeros((B, H, T, E)), None, None)  # fmt: skip
     assert len(pull.items) == count
     assert sorted(itertools.chain(*(planes for _, planes, *_ in pull.items))) == call.planes
     for _, planes, *_ in pull.items:
