@@ -41,7 +41,7 @@ STAGES = (
 VIEWS = {
     *("view", "expand", "transpose", "slice", "select", "unsqueeze", "squeeze", "permute", "t"),
     *("detach", "alias", "split", "split_with_sizes", "as_strided", "_unsafe_view"),
-    *("_reshape_alias", "empty", "empty_like", "empty_strided", "new_empty", "scalar_tensor"),
+    *("_reshape_alias", "empty", "empty_like", "empty_strided", "new_empty"),
 }
 """Operations that launch nothing on a device."""
 
@@ -53,17 +53,37 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.count: Counter[str] = Counter()
 
+    def __enter__(self):
+        plain = self.tolist = torch.Tensor.tolist
+
+        def tolist(x):  # which no dispatch sees
+            self.count["tolist"] += 1
+            return plain(x)
+
+        torch.Tensor.tolist = tolist
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        torch.Tensor.tolist = self.tolist
+        return super().__exit__(*error)
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count[function._schema.name.split("::")[1]] += 1
-        return function(*args, **(kwargs or {}))
+        name = function._schema.name.split("::")[1]
+        self.count[name] += 1
+        found = function(*args, **(kwargs or {}))
+        if name in ("_to_copy", "copy_"):
+            tensors = [x for x in (*args, found) if isinstance(x, torch.Tensor)]
+            self.count["between devices"] += len({x.device for x in tensors}) > 1
+        return found
 
     @property
     def launches(self) -> int:
-        return sum(n for name, n in self.count.items() if name not in VIEWS)
+        told = (*VIEWS, "tolist", "between devices")
+        return sum(n for name, n in self.count.items() if name not in told)
 
     @property
     def waits(self) -> int:
-        return self.count["_local_scalar_dense"]
+        return sum(self.count[n] for n in ("_local_scalar_dense", "tolist", "between devices"))
 
 
 @contextmanager
@@ -115,6 +135,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
+    if torch.device(asked.device).type == "cuda":
+        torch.cuda.set_device(asked.device)
     trial = trial_of(asked.target, asked.dtype, asked.device, asked.rounding)
     sweep = Sweep(trial, asked.seed)
     sweep.run(3)  # what is loaded once

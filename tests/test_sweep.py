@@ -81,6 +81,19 @@ def test_npattn_torch_passes_with_lse_and_windows(dtype):
     assert report.facts["sweep"] == 30
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_dtypes_of_which_torch_asks_little_are_swept_too(dtype):
+    report = swept(sdpa_of_float8, only=SWEEPS, dtypes=(dtype,), count=6)
+    assert report.passed, str(report)
+    assert report.outcomes[1].examples
+
+
+def sdpa_of_float8(q, k, v, mask=None, *, causal=False):
+    """Computed in float32, of which the result is rounded."""
+    out = sdpa(*(x.float() for x in (q, k, v)), mask, causal=causal)
+    return out.to(q.dtype)
+
+
 def test_other_layouts_and_an_explicit_backward_pass():
     def attend(q, k, v, causal=False):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))

@@ -212,6 +212,15 @@ def test_mixed_precision_rounds_what_enters_it_from_any_dtype(dtype):
         assert torch.equal(nt.attention(*given, dtype=dtype), want)
 
 
+def test_q_k_and_v_may_be_of_different_dtypes():
+    given = tiny(grad=False)
+    dtypes = (torch.float64, torch.float32, torch.bfloat16)
+    for i in range(3):
+        mixed = [x.to(dtypes[(i + j) % 3]) for j, x in enumerate(given)]
+        want = nt.attention(*(x.double() for x in mixed))
+        assert torch.equal(nt.attention(*mixed), want)
+
+
 def test_float32_is_computed_in_where_it_is_asked_for():
     q, k, v = tiny(grad=False)
     for dtype in (torch.float32, "float32", np.float32):

@@ -1,6 +1,7 @@
 """engine="fused": PyTorch's kernels give what npattn means, or the problem is refused."""
 
 import warnings
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -306,6 +307,19 @@ def test_on_a_gpu_it_takes_what_the_other_has_no_argument_for():
     assert fused.route(on_cuda(window=(9, 0), S=250)) == "sdpa"
     assert fused.route(on_cuda(window=(9, 0), dtype=torch.float64)) == "sdpa"
     assert fused.route(on_cuda(causal="bottom_right")) == "sdpa"
+
+
+def test_what_is_compiled_for_one_kind_of_call_does_not_count_against_another(monkeypatch):
+    """After eight compilations of a function torch computes it eagerly: T × S numbers."""
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda f, **words: asked.append(words) or object())
+    monkeypatch.setattr(fused, "_compiled", lru_cache(fused._compiled.__wrapped__))
+    calls = [{"window": (n, 0), "S": 128 * n} for n in range(1, 11)] * 2
+    calls += [{"softcap": 2.0}, {"softcap": 3.0}, {"softcap": 2.0, "dtype": torch.float16}]
+    calls += [{"softcap": 2.0, "grad": True}]
+    made = {fused._compiled(None, fused._kind_of(on_cuda(**options))) for options in calls}
+    assert len(asked) == len(made) == 14
+    assert all(words.get("isolate_recompiles", False) == fused.ISOLATES for words in asked)
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,11 @@ class _Relative(Added):
     """A number for each bucket of distances, looked up once for each diagonal of a tile."""
 
     def __init__(self, problem: Problem, bias: biases.Relative):
-        self.dtype, self.bias, self.sizes = problem.dtype, bias, (problem.T, problem.S)
+        self.dtype, self.T = problem.dtype, problem.T
         self.table = _wide(problem, bias.table)  # (num_buckets, H)
+        # (T + S − 1,) of the diagonals, that of the last query and the first key first.
+        whole = Tile((), 1, problem.T, problem.S, (0,), 0, problem.T, 0, problem.S)
+        self.buckets = torch.as_tensor(bias.diagonals(whole), device=problem.device)
         self.total = torch.zeros(self.table.shape, dtype=problem.dtype, device=problem.device)
 
     def tile(self, rows: Rows, part: Part) -> Tensor:
@@ -144,9 +147,8 @@ class _Relative(Added):
         return self.total
 
     def _buckets(self, rows: Rows, part: Part) -> Tensor:
-        # The last query and the first key come first.
-        tile = Tile((), 1, *self.sizes, (0,), rows.t0, rows.t1, part.s0, part.s1)
-        return torch.as_tensor(self.bias.diagonals(tile), device=self.table.device)
+        first = self.T - rows.t1 + part.s0
+        return self.buckets[first : first + rows.t1 - rows.t0 + part.s1 - part.s0 - 1]
 
 
 class _Told(Added):

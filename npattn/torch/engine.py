@@ -460,7 +460,7 @@ class _Pull:
         dx = dx if slope is None or live is None else torch.where(live, dx, 0)
         dx = stored(dx)
         self.dk.add(at, call.sum_shared(dx, q, live))
-        self.dq.add(rows.at, call.sum(dx, call.keys(call.k, rows, part), live) * call.scale)
+        self.dq.add(rows.at, call.sum(dx, call.keys(call.k, rows, part), live))
 
     def result(self) -> Gradients:
         call, problem = self.call, self.call.problem
@@ -471,8 +471,9 @@ class _Pull:
         terms = tuple(term.gradient() for term in call.bias)
         alone = isinstance(problem.bias, Tensor) or not hasattr(problem.bias, "terms")
         grads: dict[str, Any] = {}
-        for name, total in (("q", self.dq), ("k", self.dk), ("v", self.dv)):
-            x: Any = call.unflat(total.value())
+        dq, dk, dv = (total.value() for total in (self.dq, self.dk, self.dv))
+        for name, total in (("q", call.scale * dq), ("k", dk), ("v", dv)):
+            x: Any = call.unflat(total)
             x = x[0] if problem.headless else x
             grads[name] = sum_to(x, getattr(problem, name).shape)
         return Gradients(

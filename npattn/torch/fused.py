@@ -10,6 +10,7 @@ which promises this path does not make: docs/torch_multihead.md.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -94,7 +95,7 @@ def forward(problem: Problem, *, lse: bool = False) -> tuple[Tensor, Tensor | No
         if by == "flex":
             from torch.nn.attention.flex_attention import flex_attention
 
-            out, found = _flex(problem, _compiled(flex_attention))
+            out, found = _flex(problem, _compiled(flex_attention, _kind_of(problem)))
         else:
             out, found = _sdpa(problem), None
     return _unflattened(out, problem), None if found is None else _unflattened(found, problem)
@@ -230,9 +231,25 @@ def _kernels(problem: Any, mask: Tensor | None) -> AbstractContextManager[Any]:
 # --- FlexAttention --------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)
-def _compiled(function: Any) -> Any:
-    return torch.compile(function, dynamic=False)  # lengths that vary have been a source of NaN
+@lru_cache(maxsize=256)
+def _compiled(function: Any, kind: tuple[Any, ...]) -> Any:
+    """The function, compiled for calls of a kind.
+
+    What torch compiles for a ninth time it does not compile, without a word: then FlexAttention
+    holds T × S numbers. So each kind has a count of its own.
+    """
+    words: Any = {"isolate_recompiles": True} if ISOLATES else {}
+    return torch.compile(function, dynamic=False, **words)  # dynamic has been a source of NaN
+
+
+ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+def _kind_of(problem: Any) -> tuple[Any, ...]:
+    """All that is compiled into a kernel."""
+    given = (problem.q, problem.k, problem.v)
+    options = (problem.scale, problem.softcap, problem.causal, problem.window)
+    return *((x.shape, x.dtype, x.device) for x in given), *options, _differentiates(problem)
 
 
 def _flex(problem: Any, function: Any) -> tuple[Tensor, Tensor]:
@@ -299,7 +316,7 @@ def _blocks(
 
 
 def _mask_mod(mask: Any, problem: Any) -> Index:
-    """A mask as a function of indices: documents without their T × S numbers."""
+    """A mask as a function of indices, which itself has T × S numbers only where the mask has."""
     T, S = problem.T, problem.S
     if isinstance(mask, masks.And):
         return _both(_mask_mod(mask.one, problem), _mask_mod(mask.other, problem))

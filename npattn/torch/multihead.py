@@ -596,7 +596,7 @@ def _weights(fwd: Any) -> Tensor:
     s = s.masked_fill(hidden, 0) - fwd.lse.masked_fill(empty[..., 0], 0)[..., None]
     w = s.exp().masked_fill(hidden, 0)
     if p.dropout_mask is not None:
-        w = w * (p.dropout_mask / (1 - p.dropout_rate))
+        w = w * (p.computed(p.dropout_mask) / (1 - p.dropout_rate))
     # What the conventions put where nothing is seen, and no gradient is passed.
     return torch.where(empty, fwd.weights, w)
 

@@ -28,8 +28,8 @@ Tensor = torch.Tensor
 
 TILE = {"cpu": 2**18}
 """Scores in a tile, by device: what stays in a cache while it is worked on."""
-ELSEWHERE = 2**22
-QUERIES = 512
+ELSEWHERE = 2**24  # a device must be busy for longer than it takes to be told what to do
+QUERIES = 1024
 """Queries in a block, at most."""
 SMALL = 2**12
 """Scores in a tile, at most, of which what a band shows is kept from call to call, on the CPU."""

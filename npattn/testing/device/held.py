@@ -120,7 +120,8 @@ def _given(
     inputs = {n: getattr(problem, n) for n in ("q", "k", "v", "mask", "bias")}
     inputs = {n: x for n, x in inputs.items() if x is not None}
     if rows is not None:
-        do = torch.zeros_like(given.dout).index_copy(-2, rows, do)
+        kind = do.dtype
+        do = torch.zeros_like(_wide(given.dout)).index_copy(-2, rows, _wide(do)).to(kind)
         dlse = torch.zeros_like(given.dlse).index_copy(-1, rows, dlse)
     cotangents = {"o": do} | ({"lse": dlse} if trial.takes_dlse else {})
     gave = trial.implementation.where_they_are(
@@ -137,8 +138,13 @@ def _given(
             continue
         some.append((name, x.index_select(axis, rows)))
         if name == "dq":
-            some.append((OTHERS, x.abs().amax(-1).index_fill(-1, rows, 0).amax()))
+            some.append((OTHERS, _wide(x).abs().amax(-1).index_fill(-1, rows, 0).amax()))
     return some
+
+
+def _wide(x: Tensor) -> Tensor:
+    """The same numbers, of which more can be asked: torch has few operations on float8."""
+    return x.float() if x.element_size() == 1 else x
 
 
 def _tensor(name: str, x: Any, device: torch.device) -> Tensor:

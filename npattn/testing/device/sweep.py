@@ -124,6 +124,7 @@ class Sweep:
             if not out_of_memory or min(recipe.T, recipe.S) < 2:
                 return ratio, failure
             self.large += 1
+            failure = None  # whose traceback holds the tensors that had no room
             recipe = replace(recipe, T=recipe.T // 2, S=recipe.S // 2)
 
     def draw(self, recipe: Recipe) -> Drawn:

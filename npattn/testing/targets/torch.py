@@ -57,7 +57,7 @@ class Torch:
 
     def finish(self) -> None:
         if torch.device(self.device).type != "cpu":
-            torch.accelerator.synchronize()
+            torch.accelerator.synchronize(self.device)
 
     def allowing(self, dtype: Any) -> AbstractContextManager[None]:
         return nullcontext()
