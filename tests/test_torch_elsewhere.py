@@ -137,7 +137,7 @@ def test_the_device_notices_who_mixes():
 def draws(monkeypatch):
     """The device draws what the CPU draws, of the same lengths."""
     monkeypatch.setattr(torch, "Generator", elsewhere.Generator)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
     for limits in (sweep.CELLS, sweep.LENGTHS):
         monkeypatch.setitem(limits, "elsewhere", limits["cpu"])
 

@@ -200,9 +200,11 @@ class Search:
                 self.one(recipe)
                 if self.tried >= self.examples:
                     return
-        except (Violation, ImplementationError):  # what failed is in self.failure
-            if chosen is None and self.shrinks:
-                self._shrink(pools, seed)
+        except (Violation, ImplementationError):
+            pass  # what failed is in self.failure
+        # Not where it is caught: Hypothesis tells errors apart by what was being handled, too.
+        if self.failure is not None and chosen is None and self.shrinks:
+            self._shrink(pools, seed)
 
     def _shrink(self, pools: Pools, seed: int) -> None:
         """Let Hypothesis find the simplest failing recipe that is like the one that failed."""
