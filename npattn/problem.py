@@ -33,6 +33,7 @@ __all__ = [
     "Problem",
     "Tile",
     "band",
+    "boolean",
     "checked_alignment",
     "checked_cotangent",
     "diagonal",
@@ -265,7 +266,7 @@ class Problem:
         if self.bias is not None:
             put("bias", self._fitting("bias", read_bias(self.bias)))
         if self.dropout_mask is not None:
-            keep = _boolean("dropout_mask", self.dropout_mask)
+            keep = boolean("dropout_mask", self.dropout_mask)
             put("dropout_mask", self._fitting("dropout_mask", keep))
         if self.sinks is not None:
             put("sinks", self._one_a_head(floating("sinks", self.sinks)))
@@ -593,7 +594,7 @@ def floating(name: str, value: Any) -> Array:
     if not _is_float(array.dtype):
         raise DtypeError(
             f"{name} is {array.dtype}, must be floating (float64, float32, float16, bfloat16, "
-            f"float8, complex): convert it with {name}.astype(np.float64)"
+            "float8, complex): convert it, to float64 say"
         )
     return array
 
@@ -636,7 +637,8 @@ def _shapes(q: Array, k: Array, v: Array) -> str:
     return f"[q {q.shape}, k {k.shape}, v {v.shape}]"
 
 
-def _boolean(name: str, value: Any) -> Array:
+def boolean(name: str, value: Any) -> Array:
+    """`value` as a bool array; DtypeError where it is none."""
     array = read_array(name, value)
     if array.dtype == np.bool_:
         return array
@@ -652,7 +654,7 @@ def _boolean(name: str, value: Any) -> Array:
 def read_mask(value: Any) -> Array | MaskLike:
     """A mask as a bool array, or as the object that it is."""
     if type(value) is np.ndarray or not isinstance(value, (MaskLike, BiasLike)):
-        return _boolean("mask", value)
+        return boolean("mask", value)
     if isinstance(value, BiasLike):
         raise DtypeError(f"mask is {value!r}, must be a mask: pass it as bias")
     return value

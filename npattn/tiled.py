@@ -172,7 +172,7 @@ class _Call:
         x = x.astype(self.dtype, copy=False)
         if x.strides[-1] != x.itemsize:
             x = np.ascontiguousarray(x)  # once, not in each product
-        x = x[None] if self.problem.headless else x
+        x = x[None] if x.ndim == 2 else x
         return np.broadcast_to(x, (*self.problem.lead, heads, *x.shape[-2:]))
 
     def blocks(self) -> list[Block]:
@@ -509,7 +509,8 @@ class _Pull:
         reach = problem.E * largest * call.largest["v"] + _largest(self.delta)
         self.bounded = reach < np.finfo(call.dtype).max
         self.fast = not call.careful and dweights is None
-        self.fast = self.fast and call.keep is None and problem.softcap is None
+        self.fast = self.fast and call.keep is None
+        self.fast = self.fast and problem.softcap is None and problem.score_mod is None
         self.dq = np.zeros((*problem.lead, problem.H, problem.T, problem.D), call.dtype)
         self.dk = np.zeros((*problem.lead, problem.K, problem.S, problem.D), call.dtype)
         self.dv = np.zeros((*problem.lead, problem.K, problem.S, problem.E), call.dtype)

@@ -175,6 +175,7 @@ OPTIONS = {
     "dropout": {"dropout_mask": rng().random((B, H, T, S)) < 0.7, "dropout_rate": 0.3},
     "dropout of queries": {"dropout_mask": rng().random((T, 1)) < 0.7},
     "softcap": {"softcap": 2.0, "causal": "top_left"},
+    "score_mod alone": {"score_mod": mod},
     "score_mod": {"score_mod": mod, "softcap": 2.0, "mask": masks.window(4, 4)},
     "huge scores": {"scale": 1e3},
     "huge scores, causal": {"scale": -1e4, "causal": "top_left"},

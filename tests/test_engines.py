@@ -224,6 +224,10 @@ SHAPES = {
     "no size": ((B, H, T, 0), (B, K, S, 0), (B, K, S, E)),
     "no value": ((B, H, T, D), (B, K, S, D), (B, K, S, 0)),
     "rank 2": ((T, D), (S, D), (S, E)),
+    "rank 2, no keys": ((T, D), (0, D), (0, E)),
+    "rank 2, no size": ((T, 0), (S, 0), (S, E)),
+    "rank 3, no queries": ((H, 0, D), (K, S, D), (K, S, E)),
+    "rank 5, no value": ((2, 3, H, T, D), (2, 3, K, S, D), (2, 3, K, S, 0)),
     "rank 5": ((2, 3, H, T, D), (2, 3, K, S, D), (2, 3, K, S, E)),
     "broadcast keys": ((2, H, T, D), (1, K, S, D), (K, S, E)),
     "broadcast queries": ((1, H, T, D), (2, K, S, D), (2, K, S, E)),
@@ -241,6 +245,11 @@ def test_any_shape_is_computed(backend, shapes):
     got = {"o": run.out, "lse": run.lse, "dq": grads.q, "dk": grads.k, "dv": grads.v}
     lines = compare(got | {"dsinks": grads.sinks}, given, dout=do, dlse=dlse)
     assert all(line.passed for line in lines), "\n".join(map(str, lines))
+    along = {f"d{name}": getattr(given, name) for name in "qkv"}
+    wanted = npattn.jvp(npattn.api.evaluate(given, engine="dense"), **along)
+    for one, other in zip(run.jvp(**along), wanted, strict=True):
+        assert one.shape == other.shape
+        assert not other.size or abs(one - other).max() <= 2.0**-40 * (1 + abs(other).max())
 
 
 @pytest.mark.parametrize("name", npattn.conventions.PROFILES)

@@ -86,7 +86,7 @@ WRONG_DTYPES = {
     "integer q": (
         {"q": np.ones((B, H, T, D), int)},
         "q is int64, must be floating (float64, float32, float16, bfloat16, float8, complex): "
-        "convert it with q.astype(np.float64)",
+        "convert it, to float64 say",
     ),
     "boolean k": ({"k": yes(B, K, S, D)}, "k is bool, must be floating"),
     "v of objects": ({"v": np.full((B, K, S, E), None)}, "v is object, must be floating"),

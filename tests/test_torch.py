@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from backends import BACKENDS, OPTIONS, TENSORS, B, D, E, H, S, T, mod, normal, problem
 
 import npattn
-from npattn import biases, masks
+from npattn import Conventions, biases, masks
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.testing import check
 
@@ -129,6 +131,28 @@ def test_what_only_tensors_can_be_is_refused():
         nt.attention(q, k.to_sparse(), v)
     with pytest.raises(OptionError, match="v is on meta, must be on cpu as q"):
         nt.attention(q, k, v.to("meta"))
+    with pytest.raises(OptionError, match="q is on meta, must be on a device that holds numbers"):
+        nt.attention(*(x.to("meta") for x in (q, k, v)))
+    nested = torch.nested.nested_tensor([q[0], q[0]], layout=torch.jagged)
+    with pytest.raises(DtypeError, match="q is nested, must be one tensor"):
+        nt.attention(nested, nested, nested)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        quantized = torch.quantize_per_tensor(q.float(), 0.1, 0, torch.qint8)
+    with pytest.raises(DtypeError, match="q is quantized, must be plain"):
+        nt.attention(quantized, k, v)
+    for name in ("scale", "softcap", "dropout_rate", "causal"):
+        with pytest.raises(OptionError, match=rf"{name} is the tensor 0.75, must be none"):
+            nt.attention(q, k, v, **{name: torch.tensor(0.75)})
+    for name in ("mask", "dropout_mask"):
+        with pytest.raises(DtypeError, match=f"{name} is <U1, must be bool"):
+            nt.attention(q, k, v, **{name: np.full((3, 5), "a")})
+    fwd = nt.forward(q, k, v)
+    for dout in (1j * torch.ones_like(fwd.out), 1j * np.ones(fwd.out.shape)):
+        with pytest.raises(DtypeError, match=r"dout is .*complex128, must be real"):
+            nt.backward(fwd, dout)
+    with pytest.raises(DtypeError, match=r"dq is .*complex128, must be real"):
+        nt.jvp(fwd, dq=1j * q)
     with pytest.raises(OptionError, match="engine is 'fast', must be one of auto, dense, tiled"):
         nt.attention(q, k, v, engine="fast")
     with pytest.raises(OptionError, match="score_mod returned a ndarray, must return a torch"):
@@ -387,6 +411,35 @@ def test_autograd_asks_the_same_where_torch_func_may_be_at_work(causal, monkeypa
     assert torch.equal(again, moved)
 
 
+def test_threads_leave_the_default_dtype_and_get_the_same_bits():
+    def modified(s, b, h, t, j):
+        return s * 0.5 + 0.1 * (t - j)
+
+    q = drawn(1, 4, 61, 7, grad=False)
+    want = nt.attention(q, q, q, score_mod=modified)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: nt.attention(q, q, q, score_mod=modified), range(64)))
+    assert all(torch.equal(x, want) for x in found)
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch < 2.9")
+@pytest.mark.usefixtures("flags")
+def test_of_threads_in_float32_the_last_puts_the_flag_back():
+    leaf = torch.backends.mkldnn.matmul
+    leaf.fp32_precision = "bf16"
+    first, second = (exact(torch.float32, torch.device("cpu")) for _ in range(2))
+    first.__enter__()
+    third = exact(torch.float32, torch.device("cpu"))
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert leaf.fp32_precision == "ieee"
+    with third:
+        second.__exit__(None, None, None)
+        assert leaf.fp32_precision == "ieee"
+    assert leaf.fp32_precision == "bf16"
+
+
 # --- what is kept from call to call ---------------------------------------------------------------
 
 
@@ -396,6 +449,9 @@ def test_autograd_asks_the_same_where_torch_func_may_be_at_work(causal, monkeypa
         ({"causal": False}, {"causal": 0}),
         ({"scale": 1.0}, {"scale": True}),
         ({"softcap": 1.0}, {"softcap": True}),
+        ({"window": (1, 0)}, {"window": (True, 0)}),
+        ({"window": (1, 0)}, {"window": (1, False)}),
+        ({"window": (1, 0)}, {"window": (1, 0.0)}),
         ({"dropout_rate": 0.0}, {"dropout_rate": False}),
         ({"sinks": torch.zeros(4)}, {"sinks": torch.zeros(4, dtype=torch.int64)}),
         ({"mask": torch.ones(3, 5, dtype=torch.bool)}, {"mask": torch.ones(3, 5)}),
@@ -424,9 +480,11 @@ def test_a_second_call_computes_with_its_own_tensors(options):
         assert np.allclose(got.numpy(), want, rtol=0, atol=2.0**-48)
 
 
-def test_one_call_leaves_no_tensor_behind_that_another_would_trip_over():
-    q, k, v = tiny()
-    options = {"causal": "bottom_right", "window": (1, None)}
+@pytest.mark.parametrize("window", [None, (1, None)])
+@pytest.mark.parametrize("n", [3, 71])  # of few scores bands are kept, of many made anew
+def test_one_call_leaves_no_tensor_behind_that_another_would_trip_over(n, window):
+    q, k, v = (drawn(1, 2, n, 2, seed=i) for i in range(3))
+    options = {"causal": "bottom_right", "window": window}
     with torch.inference_mode():
         plain = nt.attention(q, k, v, **options)
     out = nt.attention(q, k, v, **options)
@@ -666,3 +724,28 @@ def test_a_mask_composes_with_a_tensor():
     for mask in (tensor & masks.lengths(2), masks.lengths(2) & tensor):
         want = nt.attention(q, k, v, tensor & (torch.arange(5) < 2))
         assert torch.equal(nt.attention(q, k, v, mask), want)
+
+
+@pytest.mark.parametrize("words", [{"bias": "before_scale"}, {"hidden_fill": -3.0}])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 3, 5), (1, 2, 4, 1, 5), (3, 5), (2, 2, 4, 3, 5)])
+def test_a_bias_that_broadcasts_leading_axes_counts_once_under_conventions(shape, words):
+    arrays = [normal(2, 2, h, n, 2, seed=i) for i, (h, n) in enumerate([(4, 3), (2, 5), (2, 5)])]
+    bias, do = normal(*shape, seed=4), normal(2, 2, 4, 3, 2, seed=5)
+    conventions = Conventions(**words)
+    options = {"causal": "top_left", "conventions": conventions}
+    tensors = [torch.from_numpy(x) for x in arrays]
+    for given in (biases.dense(bias), biases.dense(bias) + biases.dense(2 * bias)):
+        want = npattn.backward(npattn.forward(*arrays, bias=given, **options), do).bias
+        got = nt.backward(nt.forward(*tensors, bias=given, **options), torch.from_numpy(do)).bias
+        pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+        for one, other in pairs:
+            assert np.allclose(one.numpy(), other, rtol=0, atol=2.0**-44 * abs(other).max())
+
+
+def test_no_queries_have_gradients_where_a_cap_comes_after_the_bias():
+    q, k, v = torch.zeros(2, 1, 0, 1), torch.zeros(2, 1, 3, 1), torch.zeros(2, 1, 3, 2)
+    words = {"softcap": 3.0, "conventions": Conventions(softcap="after_bias")}
+    fwd = nt.forward(q, k, v, bias=torch.zeros(0, 3), **words)
+    grads = nt.backward(fwd, torch.ones_like(fwd.out))
+    assert grads.q.shape == q.shape
+    assert not grads.k.any()

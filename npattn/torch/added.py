@@ -193,6 +193,11 @@ def whole_gradient(problem: Problem, ds: Tensor) -> Any:
     whole = Rows(Group(0, math.prod(problem.lead), 0, problem.H, True), 0, problem.T, [])
     part = Part(0, problem.S, False)
     terms = added(problem)
+    sizes = (*problem.lead, problem.H, problem.T, problem.S)
+    if ds.shape != sizes:  # it has been summed over axes of 1: each sum counts once
+        once = ds.new_zeros(sizes)
+        once[tuple(slice(n) for n in (1,) * (len(sizes) - ds.ndim) + tuple(ds.shape))] = ds
+        ds = once
     if ds.numel():
         for term in terms:
             term.add(whole, part, flat(ds, problem.lead))

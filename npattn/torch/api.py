@@ -9,7 +9,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from npattn.conventions import Conventions, checked_conventions
-from npattn.errors import OptionError
+from npattn.errors import DtypeError, OptionError
 from npattn.problem import (
     Alignment,
     Forward,
@@ -182,8 +182,8 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
     ----------
     fwd : Forward
         What `forward` returned.
-    dout, dlse, dweights : torch.Tensor, optional
-        (..., H, T, E), (..., H, T), (..., H, T, S).
+    dout, dlse, dweights : torch.Tensor or None
+        (..., H, T, E), (..., H, T), (..., H, T, S); None = it does not count.
 
     Returns
     -------
@@ -276,8 +276,12 @@ def _checked(problem: Any, name: str, value: Any, shape: Any) -> Tensor:
     """A cotangent in the dtype computed in, after checking that it is shaped as it must be."""
     if not isinstance(value, Tensor):
         array = checked_cotangent(name, value, tuple(shape))
+        if array.dtype.kind == "c":
+            raise DtypeError(f"{name} is {array.dtype}, must be real as the problem is")
         return problem.computed(moved(array, problem.device))  # type: ignore[no-any-return]
     checked_cotangent(name, stand_in(name, value), tuple(shape))
+    if value.is_complex():
+        raise DtypeError(f"{name} is {value.dtype}, must be real as the problem is")
     if value.device != problem.device:
         raise OptionError(f"{name} is on {value.device}, must be on {problem.device} as q")
     return problem.computed(value)  # type: ignore[no-any-return]

@@ -153,7 +153,8 @@ class _Call:
     def flat(self, x: Tensor, heads: int) -> Tensor:
         lead = self.problem.lead
         x = x[None] if x.ndim == 2 else x
-        return x.expand(*lead, heads, *x.shape[-2:]).reshape(-1, heads, *x.shape[-2:])
+        x = x.expand(*lead, heads, *x.shape[-2:])
+        return x.reshape(math.prod(lead), heads, *x.shape[-2:])
 
     def unflat(self, x: Tensor) -> Tensor:
         lead = self.problem.lead

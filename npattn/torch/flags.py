@@ -6,6 +6,7 @@ bfloat16, of the process, and autocast, of the thread. Nothing of either touches
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -32,7 +33,7 @@ def exact(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[An
         # As leaf.fp32_precision, without the error that is raised inside where that is looked for
         # before __getattr__ is asked: it takes as long as a product of small matrices.
         read = getattr(type(leaf), "__getattr__", getattr)
-        narrow = read(leaf, "fp32_precision") in NARROW
+        narrow = read(leaf, "fp32_precision") in NARROW or id(leaf) in HELD
     else:
         narrow = torch.get_float32_matmul_precision() != "highest"
     autocast = torch.is_autocast_enabled(device.type)
@@ -66,12 +67,26 @@ def _highest() -> Iterator[None]:
 
 @contextmanager
 def _ieee(leaf: Any, whole: Any) -> Iterator[None]:
-    before = "none" if _inherits(leaf, whole) else leaf.fp32_precision
-    leaf.fp32_precision = "ieee"
+    """The flag is of all threads: the first sets it, the last puts back what was there."""
+    with LOCK:
+        count, before = HELD.get(id(leaf), (0, None))
+        if not count:
+            before = "none" if _inherits(leaf, whole) else leaf.fp32_precision
+            leaf.fp32_precision = "ieee"
+        HELD[id(leaf)] = count + 1, before
     try:
         yield
     finally:
-        leaf.fp32_precision = before
+        with LOCK:
+            count, before = HELD.pop(id(leaf))
+            if count > 1:
+                HELD[id(leaf)] = count - 1, before
+            else:
+                leaf.fp32_precision = before
+
+
+LOCK = threading.Lock()
+HELD: dict[int, tuple[int, Any]] = {}
 
 
 def _inherits(leaf: Any, whole: Any) -> bool:

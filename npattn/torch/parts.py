@@ -216,7 +216,8 @@ class Plan:
 
     def visible(self, rows: Rows, part: Part) -> Tensor:
         """A bool tensor that broadcasts to the tile."""
-        if len(self.rows) > 1 or part.s1 - part.s0 < self.S:
+        # What may be kept for other problems holds no tensor: it might be one of inference mode.
+        if self.light or len(self.rows) > 1 or part.s1 - part.s0 < self.S:
             return self._visible(rows, part)
         if self._whole is None:
             self._whole = self._visible(rows, part)
@@ -282,7 +283,7 @@ def flat(x: Tensor, lead: tuple[int, ...]) -> Tensor:
     axes = x.shape[:-3]
     if math.prod(axes) == 1:
         return x.reshape(1, *x.shape[-3:])
-    return x.expand(*lead, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
+    return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])
 
 
 def piece(x: Tensor, rows: Rows, part: Part) -> Tensor:

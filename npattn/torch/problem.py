@@ -8,7 +8,7 @@ therefore said in the same words. Here is only what NumPy has no word for: tenso
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +17,7 @@ import torch
 
 from npattn import problem as numpy_problem
 from npattn.errors import DtypeError, OptionError
-from npattn.problem import Array, BiasLike, MaskLike, read_array, read_bias
+from npattn.problem import Array, BiasLike, MaskLike, boolean, floating, read_bias, read_mask
 from npattn.torch import textbook
 from npattn.torch.namespace import Namespace, namespace
 
@@ -67,8 +67,9 @@ class Problem(numpy_problem.Problem):
     ready: bool  # and are in the dtype computed in
 
     def __init__(self, q: Any, k: Any, v: Any, mask: Any = None, **options: Any) -> None:
-        given = (q, k, v, mask, *options.values())
-        kinds = [x if type(x) in PLAIN else _kind(x) for x in given]
+        kinds = [x if type(x) in PLAIN else _kind(x) for x in (q, k, v, mask)]
+        for name, x in options.items():
+            kinds.append(x if type(x) in PLAIN else _kind(x, name in ARRAYS))
         if OTHER in kinds:
             super().__init__(q, k, v, mask, **options)
             return
@@ -90,6 +91,14 @@ class Problem(numpy_problem.Problem):
                     f"torch.as_tensor({name}), or arrays to npattn.attention"
                 )
         device = own["device"] = self.q.device
+        if device.type == "meta":
+            raise OptionError("q is on meta, must be on a device that holds numbers")
+        for name in ("causal", "window", "scale", "softcap", "dropout_rate"):
+            if isinstance(own[name], Tensor):
+                raise OptionError(
+                    f"{name} is the tensor {own[name]}, must be none, which no gradient would go "
+                    f"through: pass {name}.item()"
+                )
         for name in ARRAYS[3:]:
             if own[name] is not None and not isinstance(own[name], Tensor):
                 own[name] = _read(name, own[name], device)
@@ -192,6 +201,10 @@ def checked_device(device: Any) -> torch.device:
 
 def stand_in(name: str, tensor: Tensor) -> Array:
     """An array of the shape and dtype of a tensor, without its memory."""
+    if tensor.is_nested:
+        raise DtypeError(f"{name} is nested, must be one tensor: pad it, and mask what is padding")
+    if tensor.is_quantized:
+        raise DtypeError(f"{name} is quantized, must be plain: pass {name}.dequantize()")
     if tensor.layout != torch.strided:
         raise DtypeError(f"{name} is {tensor.layout}, must be strided: pass {name}.to_dense()")
     return np.broadcast_to(np.empty((), _numpy_dtype(name, tensor.dtype)), tuple(tensor.shape))
@@ -209,13 +222,21 @@ def _read(name: str, value: Any, device: torch.device) -> Any:
     """What is no tensor: an object as it is, an array moved to the device."""
     if name in ("mask", "bias") and isinstance(value, (MaskLike, BiasLike)):
         return value
-    array = read_bias(value) if name == "bias" else read_array(name, value)
+    array = READ[name](value)  # what has a wrong dtype need not be one of torch
     assert isinstance(array, np.ndarray)
     if array.dtype.kind == "c":
         raise _is_complex(name, array.dtype)
     if np.dtype(array.dtype).name in ("longdouble", "float128", "float96"):
         array = array.astype(np.float64)
     return moved(array, device)
+
+
+READ: dict[str, Any] = {
+    "mask": read_mask,
+    "bias": read_bias,
+    "sinks": partial(floating, "sinks"),
+    "dropout_mask": partial(boolean, "dropout_mask"),
+}
 
 
 def _judged(name: str, x: Any, device: torch.device) -> Any:
@@ -240,20 +261,25 @@ OTHER = object()
 STRIDED = torch.strided
 
 
-def _kind(x: Any) -> Any:
+def _kind(x: Any, may_be_tensor: bool = True) -> Any:
     """All that is judged of an argument that is not plain; OTHER where that is not kept."""
-    if isinstance(x, Tensor) and x.layout is STRIDED:
+    if type(x) is tuple and len(x) == 2 and all(type(n) in (int, type(None)) for n in x):
+        return x  # a window
+    if not may_be_tensor:
+        return OTHER
+    if isinstance(x, Tensor) and x.layout is STRIDED and not (x.is_nested or x.is_quantized):
         return x.shape, x.dtype, x.device
     return OTHER
+
+
+def _stand_in(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty((), dtype=dtype, device=device).expand(shape)
 
 
 @lru_cache(maxsize=1024, typed=True)  # typed: 1 is not True
 def _like(names: tuple[str, ...], *kinds: Any) -> dict[str, Any]:
     """The fields of a `Problem` of such arguments, but for the tensors."""
-    given: list[Any] = [
-        torch.empty((), dtype=x[1], device=x[2]).expand(x[0]) if isinstance(x, tuple) else x
-        for x in kinds
-    ]
+    given: list[Any] = [_stand_in(*x) if isinstance(x, tuple) and len(x) == 3 else x for x in kinds]
     made: Any = object.__new__(Problem)
     numpy_problem.Problem.__init__(made, *given[:4], **dict(zip(names, given[4:], strict=True)))
     return {n: x for n, x in made.__dict__.items() if not isinstance(x, Tensor)}

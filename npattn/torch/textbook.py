@@ -6,6 +6,7 @@ Numbers in brackets are the rules of docs/semantics.md.
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def call_score_mod(problem: Any, s: Tensor, at: Indices | None = None) -> Tensor
             *(torch.arange(n, device=s.device) for n in sizes), indexing="ij"
         )
         h, t, s_index = h[:, :1, :1], t[:1, :, :1], s_index[:1, :1]
-        b = torch.arange(s[..., :1, :1, :1].numel(), device=s.device)
+        b = torch.arange(math.prod(s.shape[:-3]), device=s.device)
         b = b.reshape(*s.shape[:-3], 1, 1, 1)
         h, t, s_index = (x.reshape(*before, *x.shape) for x in (h, t, s_index))
         at = (b, h, t, s_index)
@@ -58,12 +59,16 @@ def call_score_mod(problem: Any, s: Tensor, at: Indices | None = None) -> Tensor
 
 def _called(problem: Any, s: Tensor, at: Any) -> Any:
     # An integer index times a Python float is in torch's default dtype: here in that of s.
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(s.dtype)
-    try:
-        return problem.score_mod(s, *at)
-    finally:
-        torch.set_default_dtype(before)
+    with DEFAULT_DTYPE:  # which is that of all threads
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(s.dtype)
+        try:
+            return problem.score_mod(s, *at)
+        finally:
+            torch.set_default_dtype(before)
+
+
+DEFAULT_DTYPE = threading.RLock()
 
 
 def slope(problem: Any, s: Tensor, at: Indices) -> tuple[Tensor, Tensor]:
