@@ -222,7 +222,7 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
             [0.5]]])
     """
     problem = fwd.problem
-    canonical, conventions, raw_lse, residuals = fwd.residuals
+    canonical, conventions, raw_lse, residuals = _of_arrays(fwd).residuals
     do, dl, dw = _cotangents(fwd, dout, dlse, dweights)
     if conventions is not None:
         do, dl, dw = conventions.cotangents(problem, do, dl, dw)
@@ -263,7 +263,7 @@ def jvp(
     ------
     ShapeError, DtypeError, OptionError
     """
-    canonical, conventions, _, residuals = fwd.residuals
+    canonical, conventions, _, residuals = _of_arrays(fwd).residuals
     if conventions is not None:
         raise OptionError("jvp has conventions, must be asked of a forward without them")
     if canonical.storage is not None:
@@ -279,6 +279,12 @@ def jvp(
         arrays[f"d{name}"] = array[None] if canonical.headless and name in "qkv" else array
     moved: tuple[Array, Array] = ENGINES[fwd.engine].jvp(canonical, residuals, **arrays)
     return moved
+
+
+def _of_arrays(fwd: Forward) -> Forward:
+    if fwd.problem.xp is not np:
+        raise OptionError("fwd is of npattn.torch, must be of npattn: ask npattn.torch of it")
+    return fwd
 
 
 def _computed(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -81,7 +81,7 @@ def cli() -> None:
     help="Whose arrays it takes.",
 )
 @click.option("--layout", default="BHTD", show_default=True, type=click.Choice(["BHTD", "BTHD"]))
-@click.option("--only", multiple=True, metavar="RULE", help="A rule, or the beginning of its name.")
+@click.option("--only", multiple=True, metavar="RULE", help="A rule, or the beginning of several.")
 @click.option(
     "--sizes", multiple=True, metavar="D=64,128", help="Draw these sizes only (B H K T S D E)."
 )

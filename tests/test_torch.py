@@ -252,6 +252,17 @@ def test_float32_is_computed_in_where_it_is_asked_for():
         assert fwd.out.dtype == fwd.lse.dtype == fwd.weights.dtype == torch.float32
 
 
+def test_a_forward_pass_of_the_other_package_is_refused():
+    given = tiny(grad=False)
+    here, there = nt.forward(*given), npattn.forward(*(x.numpy() for x in given))
+    for ask in (nt.backward, nt.jvp):
+        with pytest.raises(OptionError, match=r"fwd is of npattn, must be of npattn\.torch"):
+            ask(there, None)
+    for ask in (npattn.backward, npattn.jvp):
+        with pytest.raises(OptionError, match=r"fwd is of npattn\.torch, must be of npattn"):
+            ask(here, None)
+
+
 # --- autograd -------------------------------------------------------------------------------------
 
 seen = torch.rand(1, 1, 3, 5, generator=torch.Generator().manual_seed(0)) < 0.6

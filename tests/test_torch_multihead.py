@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.testing import assert_close  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-import npattn  # noqa: E402
+import npattn.masks  # noqa: E402
 from npattn.errors import DtypeError, OptionError, ShapeError  # noqa: E402
 from npattn.torch import MultiHeadAttention  # noqa: E402
 from npattn.torch import attention as exact_attention  # noqa: E402
@@ -207,6 +207,15 @@ def test_what_is_computed_in_is_said():
     got, want = narrow(*given)[0], wide(*given)[0]
     assert got.dtype == torch.float64
     assert 0 < (got - want).abs().max() < torch.finfo(torch.float32).eps * S * want.abs().max()
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
+def test_a_mask_that_it_cannot_take_is_refused_by_its_name(name):
+    module = made(MultiHeadAttention)
+    with pytest.raises(DtypeError, match=f"{name} is a Band, must be a tensor"):
+        module(*inputs(module), **{name: npattn.masks.window(2, 0)})
+    with pytest.raises(OptionError, match=f"{name} is on meta, must be on cpu as query"):
+        module(*inputs(module), **{name: torch.ones(3, 5, device="meta")})
 
 
 # --- dropout --------------------------------------------------------------------------------------
@@ -540,7 +549,7 @@ def test_what_cannot_be_meant_is_said():
         (ShapeError, (q, k, v[1:]), {}, "must be of 2 samples and as long"),
         (ShapeError, (q, k, v), {"attn_mask": triangle()}, r"shape \(5, 5\), must have \(5, 7\)"),
         (DtypeError, (q, k, v), {"attn_mask": torch.ones(T, S).int()}, "must be bool"),
-        (DtypeError, (q.detach().numpy(), k, v), {}, "query is ndarray"),
+        (DtypeError, (q.detach().numpy(), k, v), {}, "query is a ndarray"),
     ):
         with pytest.raises(error, match=word):
             module(*given, **call)

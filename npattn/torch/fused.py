@@ -62,7 +62,9 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
 
 
 def not_fused(fwd: Forward) -> Forward:
-    """A forward pass whose gradients are npattn's own."""
+    """A forward pass on tensors whose gradients are npattn's own."""
+    if not isinstance(fwd.problem, Problem):
+        raise OptionError("fwd is of npattn, must be of npattn.torch: ask npattn of it")
     if fwd.engine == "fused":
         raise OptionError('fwd has engine "fused", must have another: ask autograd for gradients')
     return fwd

@@ -244,7 +244,18 @@ device, dtype
         given = {"query": query, "key": key, "value": value}
         for name, x in given.items():
             if not isinstance(x, Tensor) or x.is_nested:
-                raise DtypeError(f"{name} is {type(x).__name__}, must be a strided tensor")
+                kind = "nested" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+                raise DtypeError(f"{name} is {kind}, must be a strided tensor")
+        for name, hides in (("key_padding_mask", padding), ("attn_mask", mask)):
+            if hides is not None and not isinstance(hides, Tensor):
+                raise DtypeError(
+                    f"{name} is a {type(hides).__name__}, must be a tensor: npattn.torch.attention "
+                    "takes objects of npattn.masks"
+                )
+            if hides is not None and hides.device != query.device:
+                raise OptionError(
+                    f"{name} is on {hides.device}, must be on {query.device} as query"
+                )
         batched, ranks = query.ndim == 3, {x.ndim for x in given.values()}
         widths = (self.embed_dim, self.kdim, self.vdim)
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
