@@ -12,6 +12,12 @@ from threadpoolctl import ThreadpoolController, threadpool_limits
 from npattn import threads
 
 
+@pytest.fixture(autouse=True)
+def libraries():
+    """Those that are loaded now: another test may have loaded one since the first call."""
+    threads._blas.cache_clear()
+
+
 def blas():
     """The threads of each BLAS that is loaded."""
     return [
