@@ -392,6 +392,28 @@ def test_functions_of_torch_func_follow_it():
     assert torch.equal(got, want)
 
 
+def test_forward_mode_needs_no_input_that_requires_grad():
+    q, k, v = tiny(grad=False)
+    dq, dv = (drawn(*x.shape, seed=7, grad=False) for x in (q, v))
+    want = nt.jvp(nt.forward(q, k, v), dq=dq, dv=dv)[0]
+    with forward_ad.dual_level():
+        out = nt.attention(forward_ad.make_dual(q, dq), k, forward_ad.make_dual(v, dv))
+        assert torch.equal(forward_ad.unpack_dual(out).tangent, want)
+    got = torch.func.jvp(lambda q, v: nt.attention(q, k, v), (q, v), (dq, dv))[1]
+    assert torch.equal(got, want)
+
+
+def test_a_bias_is_followed_twice_under_conventions():
+    q, k, v = tiny()
+    bias = drawn(4, 3, 5, seed=9)
+    conventions = Conventions(bias="before_scale")
+
+    def out(q, bias):
+        return nt.attention(q, k, v, bias=bias, conventions=conventions)
+
+    assert torch.autograd.gradgradcheck(out, (q, bias), fast_mode=True)
+
+
 def test_an_infinite_cotangent_of_a_row_that_sees_nothing_ends_there_twice():
     q, k, v = tiny()
     fwd = nt.forward(q, k, v, seen)
