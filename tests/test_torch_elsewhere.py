@@ -82,7 +82,7 @@ def test_what_is_not_finite_gives_the_same_bits_elsewhere(poison, hidden):
 def test_autograd_follows_it_elsewhere_twice():
     def grads(device):
         q, k, v = (
-            torch.from_numpy(normal(1, 4, n, 3, seed=n)).to(device).requires_grad_()
+            torch.from_numpy(normal(1, 4, n, 3, seed=n)).to(device).clone().requires_grad_()
             for n in (5, 7, 7)
         )
         out = nt.attention(q, k, v, causal="bottom_right", softcap=3.0)
@@ -90,8 +90,12 @@ def test_autograd_follows_it_elsewhere_twice():
         second = torch.autograd.grad(sum(g.cos().sum() for g in first), (q, k, v))
         return [x.detach().cpu() for x in (out, *first, *second)]
 
-    for one, other in zip(grads("elsewhere"), grads("cpu"), strict=True):
+    there, here = grads("elsewhere"), grads("cpu")
+    for one, other in zip(there[:4], here[:4], strict=True):
         assert torch.equal(one, other)
+    # What comes to a tensor in several ways autograd adds up in an order of its own.
+    for one, other in zip(there[4:], here[4:], strict=True):
+        assert (one - other).abs().max() <= 4 * 5 * 7 * 2.0**-52 * other.abs().max()
 
 
 def test_a_module_moves_there_with_its_parameters():
