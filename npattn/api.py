@@ -283,7 +283,9 @@ def jvp(
 
 def _of_arrays(fwd: Forward) -> Forward:
     if fwd.problem.xp is not np:
-        raise OptionError("fwd is of npattn.torch, must be of npattn: ask npattn.torch of it")
+        raise OptionError(
+            "fwd is of npattn.torch, must be of npattn: pass it to the one in npattn.torch"
+        )
     return fwd
 
 

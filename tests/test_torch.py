@@ -142,7 +142,9 @@ def test_what_only_tensors_can_be_is_refused():
     with pytest.raises(DtypeError, match="q is quantized, must be plain"):
         nt.attention(quantized, k, v)
     for name in ("scale", "softcap", "dropout_rate", "causal"):
-        with pytest.raises(OptionError, match=rf"{name} is the tensor 0.75, must be none"):
+        with pytest.raises(
+            OptionError, match=rf"{name} is the tensor 0.75, must be a plain Python value"
+        ):
             nt.attention(q, k, v, **{name: torch.tensor(0.75)})
     for name in ("mask", "dropout_mask"):
         with pytest.raises(DtypeError, match=f"{name} is <U1, must be bool"):

@@ -64,7 +64,9 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
 def not_fused(fwd: Forward) -> Forward:
     """A forward pass on tensors whose gradients are npattn's own."""
     if not isinstance(fwd.problem, Problem):
-        raise OptionError("fwd is of npattn, must be of npattn.torch: ask npattn of it")
+        raise OptionError(
+            "fwd is of npattn, must be of npattn.torch: pass it to the function in npattn"
+        )
     if fwd.engine == "fused":
         raise OptionError('fwd has engine "fused", must have another: ask autograd for gradients')
     return fwd

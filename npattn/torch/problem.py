@@ -92,12 +92,14 @@ class Problem(numpy_problem.Problem):
                 )
         device = own["device"] = self.q.device
         if device.type == "meta":
-            raise OptionError("q is on meta, must be on a device that holds numbers")
+            raise OptionError(
+                "q is on meta, must be on a device that holds numbers: make it with device='cpu'"
+            )
         for name in ("causal", "window", "scale", "softcap", "dropout_rate"):
             if isinstance(own[name], Tensor):
                 raise OptionError(
-                    f"{name} is the tensor {own[name]}, must be none, which no gradient would go "
-                    f"through: pass {name}.item()"
+                    f"{name} is the tensor {own[name]}, must be a plain Python value, for no "
+                    f"gradient goes through it: pass {name}.item()"
                 )
         for name in ARRAYS[3:]:
             if own[name] is not None and not isinstance(own[name], Tensor):
@@ -272,14 +274,17 @@ def _kind(x: Any, may_be_tensor: bool = True) -> Any:
     return OTHER
 
 
-def _stand_in(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _one_number(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of that shape without its memory."""
     return torch.empty((), dtype=dtype, device=device).expand(shape)
 
 
 @lru_cache(maxsize=1024, typed=True)  # typed: 1 is not True
 def _like(names: tuple[str, ...], *kinds: Any) -> dict[str, Any]:
     """The fields of a `Problem` of such arguments, but for the tensors."""
-    given: list[Any] = [_stand_in(*x) if isinstance(x, tuple) and len(x) == 3 else x for x in kinds]
+    given: list[Any] = [
+        _one_number(*x) if isinstance(x, tuple) and len(x) == 3 else x for x in kinds
+    ]
     made: Any = object.__new__(Problem)
     numpy_problem.Problem.__init__(made, *given[:4], **dict(zip(names, given[4:], strict=True)))
     return {n: x for n, x in made.__dict__.items() if not isinstance(x, Tensor)}
