@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -447,7 +448,13 @@ def test_autograd_asks_the_same_where_torch_func_may_be_at_work(causal, monkeypa
 
 
 def test_threads_leave_the_default_dtype_and_get_the_same_bits():
+    inside, most = [], []
+
     def modified(s, b, h, t, j):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(2**-10)  # so that others come in, if they can
+        inside.pop()
         return s * 0.5 + 0.1 * (t - j)
 
     q = drawn(1, 4, 61, 7, grad=False)
@@ -456,6 +463,7 @@ def test_threads_leave_the_default_dtype_and_get_the_same_bits():
         found = list(pool.map(lambda _: nt.attention(q, q, q, score_mod=modified), range(64)))
     assert all(torch.equal(x, want) for x in found)
     assert torch.get_default_dtype() == torch.float32
+    assert max(most) == 1  # the dtype is that of all threads
 
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch < 2.9")
