@@ -1,5 +1,6 @@
 """The scripts of docs/findings.md print what the page says, without npattn."""
 
+import os
 import re
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def test_there_are_findings_and_each_has_a_script():
     assert {system for system, *_ in FINDINGS} == set(PACKAGES)
 
 
-@pytest.mark.parametrize(
+EACH_FINDING = pytest.mark.parametrize(
     ("system", "number", "script", "printed"),
     [
         pytest.param(
@@ -41,7 +42,18 @@ def test_there_are_findings_and_each_has_a_script():
     ],
     ids=[f"{system}: {title}" for system, _, title, *_ in FINDINGS],
 )
-def test_a_finding_is_real(system, number, script, printed):
+
+
+def vector_widths():
+    """The values of ATEN_CPU_CAPABILITY that this processor can run."""
+    path = Path("/proc/cpuinfo")
+    flags = set(path.read_text().split()) if path.exists() else set()
+    needs = {"default": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512bw"}}
+    return [name for name, needed in needs.items() if needed <= flags]
+
+
+def run_script(system, number, script, **environment):
+    """Return what a script prints; skip it where its package or version is not installed."""
     assert "npattn" not in script
     for package in PACKAGES.values():
         imports = re.search(rf"^(import|from) {package}\b", script, re.M)
@@ -51,5 +63,24 @@ def test_a_finding_is_real(system, number, script, printed):
         pytest.skip(f"the page speaks of {system} {number}")
     if "torch.compile" in script and which("c++") is None:
         pytest.skip("compiling takes a C++ compiler")
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout == printed
+    command = [sys.executable, "-c", script]
+    env = os.environ | environment
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+
+
+@EACH_FINDING
+def test_a_finding_is_real(system, number, script, printed):
+    assert run_script(system, number, script) == printed
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("width", vector_widths())
+@EACH_FINDING
+def test_findings_hold_for_every_vector_width(system, number, script, printed, width, threads):
+    if find_spec("torch") is None or not re.search(r"^(import|from) torch\b", script, re.M):
+        pytest.skip("PyTorch alone dispatches by ATEN_CPU_CAPABILITY")
+    if "torch.compile" in script and width == "default":
+        pytest.skip("torch.compile writes vector code that this width does not compile")
+    environment = {"ATEN_CPU_CAPABILITY": width, "OMP_NUM_THREADS": threads}
+    assert run_script(system, number, script, **environment) == printed
