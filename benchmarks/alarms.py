@@ -3,7 +3,7 @@
     python benchmarks/alarms.py --problems 50000 --aggregate 5 --climb 100000 -j 2 --seed 1
 
 ``--problems``: each problem, drawn from the whole option space, goes to three kernels of
-`npattn.testing.correct`, in turn; and a fortieth as many, from the space of each, to every
+`npattn.zoo.correct`, in turn; and a fortieth as many, from the space of each, to every
 implementation that is called as a user's is (the oracles, frameworks where they are installed).
 Each is judged under the models that it must pass, by the hard and by the sharp verdict.
 ``--aggregate``: plain problems of so many seeds, and the aggregate verdict. ``--climb``: a search
@@ -33,19 +33,19 @@ from tables import markdown, put
 from npattn.api import backward, evaluate
 from npattn.conventions import Conventions
 from npattn.problem import Array, Problem, finfo
+from npattn.testing.adapters.implementation import ImplementationError
+from npattn.testing.bounds.allowed import _Task, bounds, deviations
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.bounds.variance import DEVIATIONS
+from npattn.testing.capabilities import Probe
+from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.strategies import Pools, Space
 from npattn.testing.compare import compare_arrays, excess, half_ulp
-from npattn.testing.correct import CORRECT, Correct, Kernel
-from npattn.testing.correct.arithmetic import stored
-from npattn.testing.evidence import Sample, chi_square, fits, plain
-from npattn.testing.implementation import ImplementationError
-from npattn.testing.noise import DEVIATIONS
-from npattn.testing.probe import Probe
-from npattn.testing.properties import PROPERTIES
-from npattn.testing.recipe import Cotangents, Recipe
-from npattn.testing.rounding import Rounding
-from npattn.testing.strategies import Pools, Space
-from npattn.testing.tolerance import _Task, bounds, deviations
+from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules.systematic_error import Sample, chi_square, fits, plain
 from npattn.testing.trial import Judged, Trial
+from npattn.zoo.correct import CORRECT, Correct, Kernel
+from npattn.zoo.correct.arithmetic import stored
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 BATCH = 100  # problems that a process takes at a time

@@ -33,15 +33,15 @@ from tables import markdown, put
 from npattn.api import backward, evaluate
 from npattn.conventions import Conventions
 from npattn.problem import Array, Problem
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.bounds.allowed import allowed, bounds, deviations
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.strategies import Space
 from npattn.testing.compare import excess, half_ulp
-from npattn.testing.correct import Kernel
-from npattn.testing.evidence import Sample, chi_square, excessive, fits
-from npattn.testing.implementation import Implementation
-from npattn.testing.recipe import Cotangents, Recipe
-from npattn.testing.rounding import Rounding
-from npattn.testing.strategies import Space
-from npattn.testing.tolerance import allowed, bounds, deviations
+from npattn.testing.rules.systematic_error import Sample, chi_square, excessive, fits
 from npattn.testing.trial import Judged, Trial
+from npattn.zoo.correct import Kernel
 
 DTYPES = ("bfloat16", "float16", "float32")
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

@@ -223,7 +223,7 @@ def masked(mask: Tensor) -> Attention:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.device.type == "cpu":
             return sdpa(q, k, v, mask)
-        with sdpa_kernel(npattn.torch.fused.WITH_MASK):
+        with sdpa_kernel(npattn.torch.kernels.WITH_MASK):
             return sdpa(q, k, v, mask)
 
     return attend

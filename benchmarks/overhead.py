@@ -19,7 +19,7 @@ import npattn.api
 from npattn.problem import Problem
 from npattn.testing import Implementation, check, tolerance
 from npattn.testing.compare import compare_arrays, excess, half_ulp
-from npattn.testing.judge import Search
+from npattn.testing.runner.rounds import Search
 from npattn.testing.targets import load
 from npattn.testing.trial import Trial
 

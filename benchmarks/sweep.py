@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import npattn
 from npattn.testing import Implementation, Rounding
-from npattn.testing.cheap import Cheap
+from npattn.testing.bounds.row_norms import Cheap
+from npattn.testing.cases.strategies import Space
 from npattn.testing.device import held as held_module
 from npattn.testing.device import sweep as sweep_module
 from npattn.testing.device.sweep import Sweep
-from npattn.testing.strategies import Space
 from npattn.testing.targets import TARGETS, load
 from npattn.testing.trial import Trial
 

@@ -2,7 +2,7 @@
 
     python benchmarks/tolerance.py --problems 300 --write docs/detection.md
 
-Tightness: the largest and the median error / worst case of the kernels of `npattn.testing.correct`,
+Tightness: the largest and the median error / worst case of the kernels of `npattn.zoo.correct`,
 each by the model that it declares and, with ``--undeclared``, by what is allowed to whoever
 declares nothing. A ratio above 1 is a wrong bound (exit code 1); a small one is what the bound
 gives away. The median is over problems, of the largest ratio in a tensor. Size: the worst case and
@@ -26,12 +26,12 @@ from tables import markdown, put
 from npattn.api import backward, evaluate
 from npattn.conventions import Conventions
 from npattn.problem import Array, Problem
+from npattn.testing.bounds.allowed import allowed, bounds, deviations
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import Space
 from npattn.testing.compare import compare_arrays, half_ulp
-from npattn.testing.correct import CORRECT, Kernel
-from npattn.testing.recipe import Recipe
-from npattn.testing.rounding import Rounding
-from npattn.testing.strategies import Space
-from npattn.testing.tolerance import allowed, bounds, deviations
+from npattn.zoo.correct import CORRECT, Kernel
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 TENSORS = ("o", "lse", "weights", "dq", "dk", "dv", "dbias", "dsinks")

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Known, Sized, known_of, read_only
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem import (
     Alignment,
@@ -33,7 +34,6 @@ from npattn.problem import (
     sum_to,
     tile_of,
 )
-from npattn.sized import Known, Sized, known_of, read_only
 
 __all__ = ["Bias", "alibi", "dense", "of", "relative"]
 

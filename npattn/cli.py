@@ -25,11 +25,11 @@ try:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
+    from npattn.testing.adapters.base import FRAMEWORKS
+    from npattn.testing.adapters.implementation import Implementation
     from npattn.testing.check import DTYPES, SWEEPS, check
-    from npattn.testing.framework import FRAMEWORKS
-    from npattn.testing.implementation import Implementation
-    from npattn.testing.properties import PROPERTIES
-    from npattn.testing.report import Outcome, Report
+    from npattn.testing.report.report import Outcome, Report
+    from npattn.testing.rules import PROPERTIES
     from npattn.testing.targets import TARGETS, load
 except ImportError as err:
     raise MissingExtraError(
@@ -242,9 +242,9 @@ def zoo_command(names: tuple[str, ...], lists: bool, json_path: str | None, **op
     NAMES are mutants or correct implementations, or beginnings of their names; default: all.
     Exit code 0: all mutants killed, no false alarm; 1: else; 2: wrong usage.
     """
-    from npattn.testing.correct import CORRECT
-    from npattn.testing.mutants import MUTANTS
-    from npattn.testing.zoo import zoo
+    from npattn.mistakes import MUTANTS
+    from npattn.zoo.correct import CORRECT
+    from npattn.zoo.score import zoo
 
     console = Console()
     if lists:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import ANY, Known, Sized, check_broadcast, known_of, read_only
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem import (
     Alignment,
@@ -33,7 +34,6 @@ from npattn.problem import (
     read_mask,
     tile_of,
 )
-from npattn.sized import ANY, Known, Sized, check_broadcast, known_of, read_only
 
 __all__ = [
     "Mask",

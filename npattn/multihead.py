@@ -25,7 +25,6 @@ import numpy as np
 
 from npattn import api
 from npattn.conventions import Conventions, checked_conventions
-from npattn.describe import Description, described
 from npattn.errors import OptionError, ShapeError
 from npattn.problem import (
     Array,
@@ -48,6 +47,7 @@ from npattn.projections import (
     normalise_backward,
     split,
 )
+from npattn.summary import Description, described
 
 __all__ = ["MultiHeadAttention", "MultiHeadForward", "MultiHeadGradients"]
 

@@ -67,17 +67,17 @@ class Torch:
         if device == "cuda" and not self.torch.cuda.is_available():
             pytest.skip("there is no GPU here")
         if device == "elsewhere":
-            pytest.importorskip("elsewhere", exc_type=ImportError)
+            pytest.importorskip("tests.elsewhere", exc_type=ImportError)
         import npattn.torch
 
         self.module, self.device = npattn.torch, device
 
     def small(self, monkeypatch):
-        from npattn.torch import parts
+        from npattn.torch import tiles
 
-        monkeypatch.setattr(parts, "TILE", {self.device: 7 * 11 * 2})
-        monkeypatch.setattr(parts, "QUERIES", 7)
-        monkeypatch.setattr(parts, "CELL", 5)
+        monkeypatch.setattr(tiles, "TILE", {self.device: 7 * 11 * 2})
+        monkeypatch.setattr(tiles, "QUERIES", 7)
+        monkeypatch.setattr(tiles, "CELL", 5)
 
     def evaluate(self, problem, conventions=None):
         return Run(npattn.torch.api.evaluate(self.problem(problem), conventions), self)

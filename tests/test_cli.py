@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 import npattn
 from npattn.cli import cli
-from npattn.testing.correct import CORRECT
-from npattn.testing.properties import PROPERTIES
+from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets import TARGETS
+from npattn.zoo.correct import CORRECT
 
 FAST = ("--examples", "3")
 MINE = """
@@ -320,7 +320,7 @@ def test_a_survivor_has_exit_code_1():
 
 def test_the_zoo_lists_everything_that_is_in_it(monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    from npattn.testing.mutants import MUTANTS
+    from npattn.mistakes import MUTANTS
 
     names = {line.split("  ")[0] for line in run("zoo", "--list").splitlines()}
     assert names >= {*MUTANTS, *CORRECT}

@@ -18,8 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import npattn
+from npattn import Conventions, Problem, conventions, loops
+from npattn.conventions import PROFILES
+from npattn.errors import OptionError
+
 # pytest puts the folder of a test on the path.
-from test_dense import (
+from tests.test_dense import (
     INPUTS,
     MORE_KEYS,
     MORE_QUERIES,
@@ -37,11 +42,6 @@ from test_dense import (
     rounding,
     slope_along,
 )
-
-import npattn
-from npattn import Conventions, Problem, conventions, loops
-from npattn.conventions import PROFILES
-from npattn.errors import OptionError
 
 Array = np.ndarray[Any, Any]
 

@@ -2,7 +2,14 @@
 
 import numpy as np
 import pytest
-from backends import (
+
+import npattn
+from npattn import biases
+from npattn.problem import Problem
+from npattn.testing import compare
+from npattn.testing.bounds.allowed import allowed
+from npattn.testing.compare import compare_arrays
+from tests.backends import (
     BACKENDS,
     EACH,
     OPTIONS,
@@ -18,13 +25,6 @@ from backends import (
     problem,
     rng,
 )  # fmt: skip
-
-import npattn
-from npattn import biases
-from npattn.problem import Problem
-from npattn.testing import compare
-from npattn.testing.compare import compare_arrays
-from npattn.testing.tolerance import allowed
 
 ALL = ["q", "k", "v", "bias", "sinks"]
 

@@ -12,9 +12,9 @@ import npattn
 from npattn import Conventions, MultiHeadAttention, masks
 from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
 from npattn.problem import Problem
+from npattn.testing.bounds.allowed import bounds
+from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.compare import compare_arrays
-from npattn.testing.rounding import Rounding
-from npattn.testing.tolerance import bounds
 
 PRIMES = (2, 3, 5, 7, 11, 13)
 CONFIGURATIONS = 50

@@ -8,7 +8,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from backends import OPTIONS, TILES, B, D, E, H, K, S, T, normal, problem
 from threadpoolctl import threadpool_limits
 
 import npattn
@@ -16,6 +15,7 @@ from npattn import biases, masks, tiled
 from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.testing import check
+from tests.backends import OPTIONS, TILES, B, D, E, H, K, S, T, normal, problem
 
 ALL = ["q", "k", "v", "bias", "sinks"]
 

@@ -4,7 +4,7 @@
 them: a rule that a mutant names in `killed_by` must fail it.
 """
 
-from npattn.testing.mutants import (  # noqa: F401  each module registers its own
+from npattn.mistakes import (  # noqa: F401  each module registers its own
     blind,
     cache,
     dropout,
@@ -19,8 +19,8 @@ from npattn.testing.mutants import (  # noqa: F401  each module registers its ow
     softmax,
     window,
 )
-from npattn.testing.mutants.attention import Attention, base, base_backward
-from npattn.testing.mutants.register import REGISTER, Mutant, mutant
+from npattn.mistakes.attention import Attention, base, base_backward
+from npattn.mistakes.register import REGISTER, Mutant, mutant
 
 __all__ = ["MUTANTS", "Attention", "Mutant", "base", "base_backward", "mutant"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from npattn.mistakes.attention import TILE, Attention, Call
+from npattn.mistakes.register import mutant
 from npattn.problem import Array
-from npattn.testing.mutants.attention import TILE, Attention, Call
-from npattn.testing.mutants.register import mutant
 
 # --- a cached past: S − T keys before those of the queries ---
 

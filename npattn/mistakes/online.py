@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npattn.mistakes.attention import TILE, Attention, Call, within
+from npattn.mistakes.register import mutant
 from npattn.problem import Array
-from npattn.testing.mutants.attention import TILE, Attention, Call, within
-from npattn.testing.mutants.register import mutant
 
 __all__ = ["Online", "Split", "State"]
 

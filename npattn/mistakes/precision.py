@@ -10,10 +10,10 @@ import math
 import ml_dtypes
 import numpy as np
 
+from npattn.mistakes.attention import Attention, Call
+from npattn.mistakes.online import Online, State
+from npattn.mistakes.register import mutant
 from npattn.problem import Array
-from npattn.testing.mutants.attention import Attention, Call
-from npattn.testing.mutants.online import Online, State
-from npattn.testing.mutants.register import mutant
 
 __all__: list[str] = []
 

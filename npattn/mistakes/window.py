@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from npattn.mistakes.attention import TILE, Attention, Call, within
+from npattn.mistakes.register import mutant
 from npattn.problem import Array, Window
-from npattn.testing.mutants.attention import TILE, Attention, Call, within
-from npattn.testing.mutants.register import mutant
 
 
 @mutant("window-one-wider", "window", "agreement-o", "huggingface/transformers#39408")

@@ -3,13 +3,13 @@
 Needs hypothesis, rich and click: ``pip install 'npattn[check]'``.
 """
 
+from npattn.testing.adapters.implementation import Implementation, ImplementationError
+from npattn.testing.bounds.allowed import Rounding
+from npattn.testing.cases.recipe import Cotangents, Recipe
 from npattn.testing.check import check
 from npattn.testing.compare import Comparison, compare
-from npattn.testing.implementation import Implementation, ImplementationError
-from npattn.testing.recipe import Cotangents, Recipe
-from npattn.testing.report import Outcome, Report
+from npattn.testing.report.report import Outcome, Report
 from npattn.testing.spot import SpotCheck, spot_check
-from npattn.testing.tolerance import Rounding
 
 __all__ = [
     "Comparison",

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from npattn.testing.implementation import ImplementationError, ResultError
-from npattn.testing.outcome import outcome_of
-from npattn.testing.properties import repeated
-from npattn.testing.recipe import Recipe
-from npattn.testing.report import Outcome
-from npattn.testing.strategies import STRUCTURE
+from npattn.testing.adapters.implementation import ImplementationError, ResultError
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import STRUCTURE
+from npattn.testing.report.outcome import outcome_of
+from npattn.testing.report.report import Outcome
+from npattn.testing.rules import repeated
 from npattn.testing.trial import Trial, Violation
 
 __all__ = ["Probe"]

@@ -14,13 +14,13 @@ import npattn
 from npattn.conventions import Conventions, checked_conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.problem import integer
-from npattn.testing.implementation import Implementation
-from npattn.testing.judge import ROBUSTNESS, Judge, Progress
-from npattn.testing.processes import Here, Processes
-from npattn.testing.properties import PROPERTIES, Property
-from npattn.testing.report import Outcome, Report
-from npattn.testing.strategies import FEATURES, Space
-from npattn.testing.tolerance import Rounding
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.bounds.allowed import Rounding
+from npattn.testing.cases.strategies import FEATURES, Space
+from npattn.testing.report.report import Outcome, Report
+from npattn.testing.rules import PROPERTIES, Property
+from npattn.testing.runner.rounds import ROBUSTNESS, Judge, Progress
+from npattn.testing.runner.schedule import Here, Processes
 from npattn.testing.trial import Trial
 
 __all__ = ["check"]

@@ -14,7 +14,7 @@ from npattn.api import backward, evaluate
 from npattn.conventions import Conventions
 from npattn.errors import OptionError, ShapeError
 from npattn.problem import Array, Problem, finfo
-from npattn.testing.tolerance import Rounding, allowed
+from npattn.testing.bounds.allowed import Rounding, allowed
 
 __all__ = ["Comparison", "compare", "compare_arrays", "excess", "half_ulp", "real"]
 

@@ -17,12 +17,12 @@ import numpy as np
 from npattn.conventions import Conventions, checked_conventions
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem import Alignment, Array, Problem, ScoreMod, Window, floating, integer
-from npattn.testing.blocks import Blocks
-from npattn.testing.columns import Columns, Delivered, Slack, of_keys
+from npattn.testing.bounds.blocks import Blocks
+from npattn.testing.bounds.by_key import Columns, Delivered, Slack, of_keys
+from npattn.testing.bounds.by_row import Rows
+from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
+from npattn.testing.bounds.worst_case import finite
 from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.hard import finite
-from npattn.testing.rounding import Rounding, Units, unit_roundoff
-from npattn.testing.rows import Rows
 
 __all__ = ["SpotCheck", "spot_check"]
 

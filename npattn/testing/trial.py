@@ -16,11 +16,11 @@ from npattn.api import backward, evaluate
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError
 from npattn.problem import Array, Problem, finfo
+from npattn.testing.adapters.implementation import Implementation, ImplementationError
+from npattn.testing.bounds.allowed import Rounding, allowed
+from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.strategies import Pools, Space
 from npattn.testing.compare import Comparison, compare_arrays, excess, half_ulp
-from npattn.testing.implementation import Implementation, ImplementationError
-from npattn.testing.recipe import Cotangents, Recipe
-from npattn.testing.strategies import Pools, Space
-from npattn.testing.tolerance import Rounding, allowed
 
 __all__ = ["GRADIENTS", "Judged", "Suspicion", "Trial", "Violation"]
 

@@ -19,10 +19,11 @@ from npattn.problem import (
     direction_shape,
 )
 from npattn.torch import engine as tiles
-from npattn.torch import fused, textbook
+from npattn.torch import kernels
+from npattn.torch.autograd import Call, attend, pulled
 from npattn.torch.flags import exact
-from npattn.torch.function import Call, attend, pulled
 from npattn.torch.problem import Problem, moved, stand_in
+from npattn.torch.score_mod import check_closes_over_nothing
 
 __all__ = ["attention", "backward", "evaluate", "forward", "jvp"]
 
@@ -151,11 +152,11 @@ def evaluate(
     """
     engine = engine or problem.engine
     if engine == "fused":
-        return fused.evaluate(problem, conventions)
+        return kernels.evaluate(problem, conventions)
     if engine == "auto":
         engine = "tiled"
     if problem.score_mod is not None and torch.is_grad_enabled():
-        textbook.check_closes_over_nothing(problem)
+        check_closes_over_nothing(problem)
     call = Call(problem, conventions, engine == "dense")
     out, lse, saved = attend(call)
     if saved.out.requires_grad:
@@ -200,7 +201,7 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
         torch._dynamo.graph_break(msg=NO_GRAPH)
         return _backward(fwd, dout, dlse, dweights)
     problem: Any = fwd.problem
-    call, saved = fused.not_fused(fwd).residuals
+    call, saved = kernels.not_fused(fwd).residuals
     whole = (*fwd.lse.shape, problem.S)
     do, dl, dw = (
         None if x is None else _checked(problem, name, x, shape)
@@ -246,7 +247,7 @@ def jvp(
         torch._dynamo.graph_break(msg=NO_GRAPH)
         return _jvp(fwd, dq, dk, dv, dbias, dsinks)
     problem: Any = fwd.problem
-    call, saved = fused.not_fused(fwd).residuals
+    call, saved = kernels.not_fused(fwd).residuals
     if call.conventions is not None:
         raise OptionError("jvp has conventions, must be asked of a forward without them")
     if problem.storage is not None:

@@ -15,8 +15,8 @@ import torch
 
 from npattn import biases
 from npattn.problem import Tile, diagonal, sum_to
-from npattn.torch.parts import Group, Part, Rows, flat, piece
 from npattn.torch.problem import Problem, moved
+from npattn.torch.tiles import Group, Part, Rows, flat, piece
 
 __all__ = ["Added", "added", "whole_gradient"]
 

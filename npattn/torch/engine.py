@@ -3,7 +3,7 @@
     B samples (the leading axes in one)   H query heads   K key/value heads   T queries   S keys
     D query/key size   E value size
     A tile is a block of queries against a strip of keys, of as many samples and heads at once as
-    see the same (`npattn.torch.parts`). T × S numbers are never held.
+    see the same (`npattn.torch.tiles`). T × S numbers are never held.
 
 A score is exponentiated as it is, and the row maximum is looked for only where the sum of a row
 leaves the range of the dtype: docs/derivations/tiled.md. Whether that is so is asked once a call,
@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 import torch
 
 from npattn.problem import Gradients, sum_to
-from npattn.torch import textbook
-from npattn.torch.added import added
-from npattn.torch.parts import Part, Rows, flat, piece, plan_of
+from npattn.torch.biases import added
 from npattn.torch.problem import Problem
+from npattn.torch.score_mod import call_score_mod, check_slopes
+from npattn.torch.score_mod import slope as score_mod_slope
+from npattn.torch.tiles import Part, Rows, flat, piece, plan_of
 
 __all__ = ["Saved", "backward", "forward", "jvp", "weights"]
 
@@ -198,10 +199,10 @@ class _Call:
         if problem.score_mod is not None:
             at = self.indices(rows, part)
             if slope:
-                own, differs = textbook.slope(problem, s, at)
+                own, differs = score_mod_slope(problem, s, at)
                 self.differs.append(differs)
                 rate = own if rate is None else rate * own
-            s = textbook.call_score_mod(problem, s, at)  # [3]
+            s = call_score_mod(problem, s, at)  # [3]
         for term in self.bias:
             s = s + term.tile(rows, part)  # [4]
         if part.partial:
@@ -465,7 +466,7 @@ class _Pull:
 
     def result(self) -> Gradients:
         call, problem = self.call, self.call.problem
-        textbook.check_slopes(call.differs)
+        check_slopes(call.differs)
         dsinks = None
         if call.sinks is not None:  # one more key, with dp = 0
             dsinks = (-call.sink_weights(self.saved) * self.delta).sum((0, 2))

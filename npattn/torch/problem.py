@@ -18,7 +18,7 @@ import torch
 from npattn import problem as numpy_problem
 from npattn.errors import DtypeError, OptionError
 from npattn.problem import Array, BiasLike, MaskLike, boolean, floating, read_bias, read_mask
-from npattn.torch import textbook
+from npattn.torch import score_mod
 from npattn.torch.namespace import Namespace, namespace
 
 __all__ = ["ENGINES", "Problem", "Tensor", "checked_device", "dtype_of", "moved", "stand_in"]
@@ -136,7 +136,7 @@ class Problem(numpy_problem.Problem):
     @property
     def textbook(self) -> Any:
         """What conventions ask beside the engine."""
-        return textbook
+        return score_mod
 
     def computed(self, x: Any) -> Any:
         """x in the dtype computed in."""
@@ -154,7 +154,7 @@ class Problem(numpy_problem.Problem):
         """The gradient of the bias from that of the scores (..., H, T, S).  [13]"""
         if self.bias is None:
             return None
-        from npattn.torch.added import whole_gradient  # which needs Problem
+        from npattn.torch.biases import whole_gradient  # which needs Problem
 
         return whole_gradient(self, ds)
 

@@ -22,17 +22,17 @@ from typing import Any
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
+from npattn.mistakes import MUTANTS, Mutant
+from npattn.testing.adapters.implementation import Implementation, ImplementationError
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.capabilities import Probe
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import Pools, Space
 from npattn.testing.check import check
-from npattn.testing.correct import CORRECT
-from npattn.testing.implementation import Implementation, ImplementationError
-from npattn.testing.mutants import MUTANTS, Mutant
-from npattn.testing.probe import Probe
-from npattn.testing.properties import PROPERTIES, Property
-from npattn.testing.recipe import Recipe
-from npattn.testing.report import Report
-from npattn.testing.rounding import Rounding
-from npattn.testing.strategies import Pools, Space
+from npattn.testing.report.report import Report
+from npattn.testing.rules import PROPERTIES, Property
 from npattn.testing.trial import Trial, Violation
+from npattn.zoo.correct import CORRECT
 
 __all__ = ["Row", "Zoo", "witness", "zoo"]
 

@@ -1,7 +1,7 @@
 """The zoo's base keeps every rule, and every mutant in float32 is wrong by far, in float64 already.
 
-What is exact and what is allowed are tests/test_targets_numpy.py's: the judge's own draws, bounds
-and rules have no part in it.
+Exact values and bounds are those of tests/testing/targets/test_numpy.py; the judge's own cases,
+bounds and rules have no part in it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_targets_numpy import SIZES, Case, bound, cotangents, draw, oracle
 
 import npattn
-from npattn.testing.mutants import MUTANTS, Mutant, base, base_backward
-from npattn.testing.properties import PROPERTIES
+from npattn.mistakes import MUTANTS, Mutant, base, base_backward
+from npattn.testing.rules import PROPERTIES
+from tests.testing.targets.test_numpy import SIZES, Case, bound, cotangents, draw, oracle
 
 Array = np.ndarray[Any, Any]
 U = 2.0**-53
@@ -336,7 +336,7 @@ def test_the_base_keeps_every_rule(rule: str) -> None:
 
 # What rounds in fewer bits only is no more wrong here than the base is.
 PLAINLY = [name for name, mutant in MUTANTS.items() if mutant.dtypes[0] == "float32"]
-# What these are wrong in is in none of the cases above; tests/test_mutants.py has it of the judge.
+# No case above shows these; tests/zoo/test_mutants.py does, with the judge's own cases.
 NOT_HERE = {
     "blind-batch-modulo": "leading axes that broadcast in two places",
     "blind-bias-far-below-hides": "a bias below -1e30",

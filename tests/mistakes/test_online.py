@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import npattn
+from npattn.mistakes import online
+from npattn.mistakes.attention import Attention, Call, within
+from npattn.mistakes.online import TILE, Online, Split
+from npattn.mistakes.precision import Fused
+from npattn.mistakes.register import REGISTER
 from npattn.problem import Array
 from npattn.testing import check
-from npattn.testing.mutants import online
-from npattn.testing.mutants.attention import Attention, Call, within
-from npattn.testing.mutants.online import TILE, Online, Split
-from npattn.testing.mutants.precision import Fused
-from npattn.testing.mutants.register import REGISTER
-from npattn.testing.tolerance import bounds
+from npattn.testing.bounds.allowed import bounds
 
 BASES = (Online, Split)
 

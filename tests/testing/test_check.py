@@ -11,7 +11,7 @@ import npattn
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError
 from npattn.testing import Implementation, Recipe, Rounding, check
-from npattn.testing.properties import PROPERTIES
+from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward, naive
 
 FEW = 8  # examples

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import npattn
 from npattn.errors import NpattnError, OptionError
 from npattn.problem import Problem, finfo
+from npattn.testing.bounds.allowed import allowed
+from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.compare import Comparison, compare, compare_arrays, excess
-from npattn.testing.rounding import Rounding
-from npattn.testing.tolerance import allowed
 
 Array = np.ndarray[Any, Any]
 BF16 = ml_dtypes.bfloat16

@@ -23,15 +23,15 @@ from hypothesis import strategies as st
 import npattn
 from npattn import biases, masks
 from npattn.api import evaluate
+from npattn.arrays import Sized
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
 from npattn.problem import Array, Tile
-from npattn.sized import Sized
 from npattn.testing import SpotCheck, spot_check
-from npattn.testing import rows as rows_module
+from npattn.testing.bounds import by_row
+from npattn.testing.bounds.allowed import allowed
+from npattn.testing.cases.strategies import FEATURES, STRUCTURE, Space, recipes
 from npattn.testing.spot import drawn
-from npattn.testing.strategies import FEATURES, STRUCTURE, Space, recipes
-from npattn.testing.tolerance import allowed
 
 BF16 = ml_dtypes.bfloat16
 B, H, K, T, S, D, E = 2, 6, 3, 53, 61, 5, 7
@@ -175,7 +175,7 @@ def test_score_mod_gets_the_indices_of_the_whole_problem() -> None:
         return s + 0.1 * np.sin(b + 2 * h + 3 * t + 5 * s_index)
 
     case = delivered(score_mod=modified)
-    with patch.object(rows_module, "CELLS", 2**6):  # parts of 16 keys
+    with patch.object(by_row, "CELLS", 2**6):  # parts of 16 keys
         found = case.check(samples=25)
     assert found.passed, str(found)
     assert not case.check(samples=25, score_mod=None).passed
@@ -588,7 +588,7 @@ def test_mapped_files_are_neither_written_nor_held_whole(tmp_path: Path) -> None
         mapped[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
     before = {name: (tmp_path / f"{name}.npy").read_bytes() for name in mapped}
     tracemalloc.start()
-    with patch.object(rows_module, "CELLS", 2**10):
+    with patch.object(by_row, "CELLS", 2**10):
         found = spot_check(mapped["out"], None, mapped["q"], mapped["k"], mapped["v"], samples=3)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

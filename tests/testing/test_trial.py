@@ -5,7 +5,7 @@ import pytest
 
 from npattn.conventions import Conventions
 from npattn.testing import Implementation, Recipe, Rounding
-from npattn.testing.strategies import Pools, Space
+from npattn.testing.cases.strategies import Pools, Space
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import Judged, Later, Trial, Violation
 

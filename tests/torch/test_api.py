@@ -9,18 +9,19 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from backends import BACKENDS, OPTIONS, TENSORS, B, D, E, H, S, T, mod, normal, problem
 
 import npattn
 from npattn import Conventions, biases, masks
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.testing import check
+from tests.backends import BACKENDS, OPTIONS, TENSORS, B, D, E, H, S, T, mod, normal, problem
 
 torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad  # noqa: E402  after it is known to be there
 
 import npattn.torch as nt  # noqa: E402
-from npattn.torch import function, parts  # noqa: E402
+from npattn.torch import autograd as autograd_function  # noqa: E402
+from npattn.torch import tiles  # noqa: E402
 from npattn.torch.flags import exact  # noqa: E402
 
 # Forward mode of torch loads a script of torch's own, which torch itself finds deprecated.
@@ -299,7 +300,7 @@ def test_gradcheck(case):
 @pytest.mark.parametrize("tile", [2**18, 40])
 @pytest.mark.parametrize("case", TINY)
 def test_gradgradcheck(case, tile, monkeypatch):
-    monkeypatch.setattr(parts, "TILE", {"cpu": tile})
+    monkeypatch.setattr(tiles, "TILE", {"cpu": tile})
     assert torch.autograd.gradgradcheck(
         lambda *inputs: nt.attention(*inputs, **TINY[case]),
         tiny(),
@@ -434,7 +435,7 @@ def test_autograd_asks_the_same_where_torch_func_may_be_at_work(causal, monkeypa
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(x, y) for x, y in zip(given, direction, strict=True)]
         moved = forward_ad.unpack_dual(nt.attention(*duals, causal=causal)).tangent
-    monkeypatch.setattr(function, "_transforms", lambda: True)
+    monkeypatch.setattr(autograd_function, "_transforms", lambda: True)
     out = nt.attention(*given, causal=causal)
     for got, known in zip(
         (out, *torch.autograd.grad(out.sin().sum(), given, create_graph=True)), want, strict=True
@@ -541,14 +542,14 @@ def test_a_plan_is_kept_for_other_tensors_and_not_for_other_tiles(monkeypatch):
     def made(shift):
         return nt.Problem(*(x + shift for x in tiny(grad=False)))
 
-    first = parts.plan_of(made(0), False)
-    assert parts.plan_of(made(1), False) is first
-    monkeypatch.setitem(parts.TILE, "cpu", 7)
+    first = tiles.plan_of(made(0), False)
+    assert tiles.plan_of(made(1), False) is first
+    monkeypatch.setitem(tiles.TILE, "cpu", 7)
     other = made(2)
-    tiles = parts.plan_of(other, False)
-    assert tiles is not first
-    assert len(parts.plan_of(other, True).rows) == 1 < len(tiles.rows)
-    assert parts.plan_of(other, False) is tiles
+    tiled = tiles.plan_of(other, False)
+    assert tiled is not first
+    assert len(tiles.plan_of(other, True).rows) == 1 < len(tiled.rows)
+    assert tiles.plan_of(other, False) is tiled
 
 
 # --- promises -------------------------------------------------------------------------------------
@@ -579,7 +580,7 @@ def test_tiles_change_nothing_but_the_order_of_sums(options, backend, monkeypatc
 
 
 def test_it_never_holds_all_scores(backend, monkeypatch):
-    monkeypatch.setattr(parts, "TILE", {backend.device: 2**14})
+    monkeypatch.setattr(tiles, "TILE", {backend.device: 2**14})
     n = 2048
     q, k, v = (backend.array(normal(1, 2, n, 3, seed=i)) for i in range(3))
     sizes = []
@@ -599,18 +600,18 @@ def test_it_never_holds_all_scores(backend, monkeypatch):
 @pytest.mark.parametrize(
     ("mask", "share"),
     [
-        (masks.window(255, 0), lambda n: 255 + 2 * parts.QUERIES + parts.CELL),
-        (masks.causal(), lambda n: n / 2 + parts.QUERIES + parts.CELL),
-        (masks.documents(np.arange(8192) // 512), lambda n: 512 + parts.QUERIES + parts.CELL),
-        (masks.lengths(100), lambda n: parts.CELL),
-        (torch.arange(8192)[None] < 100, lambda n: parts.CELL),
-        (torch.ones(8192, 8192, dtype=torch.bool).tril(), lambda n: n / 2 + 2 * parts.QUERIES),
+        (masks.window(255, 0), lambda n: 255 + 2 * tiles.QUERIES + tiles.CELL),
+        (masks.causal(), lambda n: n / 2 + tiles.QUERIES + tiles.CELL),
+        (masks.documents(np.arange(8192) // 512), lambda n: 512 + tiles.QUERIES + tiles.CELL),
+        (masks.lengths(100), lambda n: tiles.CELL),
+        (torch.arange(8192)[None] < 100, lambda n: tiles.CELL),
+        (torch.ones(8192, 8192, dtype=torch.bool).tril(), lambda n: n / 2 + 2 * tiles.QUERIES),
     ],
 )
 def test_a_mask_costs_what_it_shows(mask, share):
     n = 8192
     x = torch.zeros(1, n, 1)
-    plan = parts.plan_of(nt.Problem(x, x, x, mask), False)
+    plan = tiles.plan_of(nt.Problem(x, x, x, mask), False)
     area = sum((r.t1 - r.t0) * sum(p.s1 - p.s0 for p in r.parts) for r in plan.rows)
     assert area <= n * share(n) < n * n
 
@@ -619,7 +620,7 @@ def test_a_mask_costs_what_it_shows(mask, share):
 @pytest.mark.parametrize("options", OPTIONS)
 def test_parts_hold_each_visible_score_once_and_no_hidden_one_unmarked(options):
     given = problem(**OPTIONS[options])
-    plan = parts.plan_of(BACKENDS["torch"]().problem(given), False)
+    plan = tiles.plan_of(BACKENDS["torch"]().problem(given), False)
     whole = (B, H, T, S)
     visible = np.broadcast_to(True if given.visible is None else given.visible, whole)
     count = np.zeros(whole, int)

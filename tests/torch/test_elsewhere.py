@@ -7,16 +7,17 @@ import copy
 
 import numpy as np
 import pytest
-from backends import OPTIONS, B, E, H, S, T, Torch, normal, problem
+
+from tests.backends import OPTIONS, B, E, H, S, T, Torch, normal, problem
 
 torch = pytest.importorskip("torch")
-elsewhere = pytest.importorskip("elsewhere", exc_type=ImportError)
+elsewhere = pytest.importorskip("tests.elsewhere", exc_type=ImportError)
 
 import npattn.torch as nt  # noqa: E402  after it is known to be there
 from npattn.conventions import PROFILES  # noqa: E402
 from npattn.testing import check  # noqa: E402
 from npattn.testing.device import sweep  # noqa: E402
-from npattn.torch import parts  # noqa: E402
+from npattn.torch import tiles  # noqa: E402
 
 NAMES = ["q", "k", "v", "bias", "sinks"]
 
@@ -25,10 +26,10 @@ NAMES = ["q", "k", "v", "bias", "sinks"]
 def tile(request, monkeypatch):
     """Both devices compute in the same tiles."""
     n = 2**18 if request.param == "one tile" else 13 * 11 * 6
-    monkeypatch.setattr(parts, "TILE", dict.fromkeys(["cpu", "elsewhere"], n))
+    monkeypatch.setattr(tiles, "TILE", dict.fromkeys(["cpu", "elsewhere"], n))
     if request.param == "many":
-        monkeypatch.setattr(parts, "QUERIES", 13)
-        monkeypatch.setattr(parts, "CELL", 11)
+        monkeypatch.setattr(tiles, "QUERIES", 13)
+        monkeypatch.setattr(tiles, "CELL", 11)
 
 
 def results(device, given, conventions=None):

@@ -18,7 +18,7 @@ from npattn import Conventions, biases, masks  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
 from npattn.testing import check, compare  # noqa: E402
 from npattn.testing.targets import TARGETS  # noqa: E402
-from npattn.torch import Problem, attention, forward, fused  # noqa: E402
+from npattn.torch import Problem, attention, forward, kernels  # noqa: E402
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 4, 11
 CUDA = torch.device("cuda")
@@ -151,7 +151,7 @@ def test_it_is_one_call_of_theirs(monkeypatch):
         calls.append((args, kwargs))
         return scaled_dot_product_attention(*args, **kwargs)
 
-    monkeypatch.setattr(fused, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(kernels, "scaled_dot_product_attention", recorded)
     given = operands(S=T)
     attention(*given, engine="fused", causal=True)
     ((args, kwargs),) = calls
@@ -164,7 +164,7 @@ def test_it_is_one_call_of_theirs(monkeypatch):
 def test_one_query_at_the_end_needs_no_mask(monkeypatch):
     masked = []
     monkeypatch.setattr(
-        fused,
+        kernels,
         "scaled_dot_product_attention",
         lambda q, k, v, mask, **_: masked.append(mask) or torch.zeros(B, H, 1, E),
     )
@@ -175,7 +175,7 @@ def test_one_query_at_the_end_needs_no_mask(monkeypatch):
 
 
 def test_nobody_is_given_it_who_did_not_ask(monkeypatch):
-    monkeypatch.setattr(fused, "evaluate", None)
+    monkeypatch.setattr(kernels, "evaluate", None)
     for engine in ("auto", "tiled", "dense"):
         assert attention(*operands(), engine=engine).dtype == torch.float64
     with pytest.raises(TypeError, match="not callable"):
@@ -241,7 +241,7 @@ def test_what_they_do_not_return_is_not_there():
     with pytest.raises(OptionError, match="ask autograd"):
         npattn.torch.backward(fwd, fwd.out)
     with pytest.raises(OptionError, match="lse is asked for, which only FlexAttention has"):
-        fused.forward(fwd.problem, lse=True)
+        kernels.forward(fwd.problem, lse=True)
 
 
 # --- what FlexAttention is given: forward alone, uncompiled, for its backward needs a GPU ---------
@@ -250,8 +250,8 @@ def test_what_they_do_not_return_is_not_there():
 def flexed(problem):
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # that it is not compiled
-        out, lse = fused._flex(problem, flex_attention)
-    return fused._unflattened(out, problem), fused._unflattened(lse, problem)
+        out, lse = kernels._flex(problem, flex_attention)
+    return kernels._unflattened(out, problem), kernels._unflattened(lse, problem)
 
 
 TABLE = normal(S)
@@ -300,26 +300,26 @@ def on_cuda(*, grad=False, dtype=torch.bfloat16, S=256, E=64, **options):
 
 def test_on_a_gpu_it_takes_what_the_other_has_no_argument_for():
     for options in ({"softcap": 2.0}, {"score_mod": lambda s, b, h, t, i: s}):
-        assert fused.route(on_cuda(**options)) == "flex"
-    assert fused.route(on_cuda(), lse=True) == "flex"
-    assert fused.route(on_cuda(window=(9, 0))) == "flex"
-    assert fused.route(on_cuda(mask=masks.lengths([5, 3]))) == "flex"
-    assert fused.route(on_cuda(window=(9, 0), S=250)) == "sdpa"
-    assert fused.route(on_cuda(window=(9, 0), dtype=torch.float64)) == "sdpa"
-    assert fused.route(on_cuda(causal="bottom_right")) == "sdpa"
+        assert kernels.route(on_cuda(**options)) == "flex"
+    assert kernels.route(on_cuda(), lse=True) == "flex"
+    assert kernels.route(on_cuda(window=(9, 0))) == "flex"
+    assert kernels.route(on_cuda(mask=masks.lengths([5, 3]))) == "flex"
+    assert kernels.route(on_cuda(window=(9, 0), S=250)) == "sdpa"
+    assert kernels.route(on_cuda(window=(9, 0), dtype=torch.float64)) == "sdpa"
+    assert kernels.route(on_cuda(causal="bottom_right")) == "sdpa"
 
 
 def test_what_is_compiled_for_one_kind_of_call_does_not_count_against_another(monkeypatch):
     """After eight compilations of a function torch computes it eagerly: T × S numbers."""
     asked = []
     monkeypatch.setattr(torch, "compile", lambda f, **words: asked.append(words) or object())
-    monkeypatch.setattr(fused, "_compiled", lru_cache(fused._compiled.__wrapped__))
+    monkeypatch.setattr(kernels, "_compiled", lru_cache(kernels._compiled.__wrapped__))
     calls = [{"window": (n, 0), "S": 128 * n} for n in range(1, 11)] * 2
     calls += [{"softcap": 2.0}, {"softcap": 3.0}, {"softcap": 2.0, "dtype": torch.float16}]
     calls += [{"softcap": 2.0, "grad": True}]
-    made = {fused._compiled(None, fused._kind_of(on_cuda(**options))) for options in calls}
+    made = {kernels._compiled(None, kernels._kind_of(on_cuda(**options))) for options in calls}
     assert len(asked) == len(made) == 14
-    assert all(words.get("isolate_recompiles", False) == fused.ISOLATES for words in asked)
+    assert all(words.get("isolate_recompiles", False) == kernels.ISOLATES for words in asked)
 
 
 @pytest.mark.parametrize(
@@ -333,14 +333,14 @@ def test_what_is_compiled_for_one_kind_of_call_does_not_count_against_another(mo
 )
 def test_on_a_gpu_what_is_not_safe_is_refused(options, reason):
     with pytest.raises(OptionError, match=reason):
-        fused.route(on_cuda(softcap=2.0, **options))
+        kernels.route(on_cuda(softcap=2.0, **options))
 
 
 def test_kernels_that_are_wrong_with_a_mask_are_not_asked():
     bias = torch.zeros(128, 256, dtype=torch.bfloat16)
 
     def allowed(problem, mask):
-        with fused._kernels(problem, mask):
+        with kernels._kernels(problem, mask):
             return {b for b in SDPBackend.__members__.values() if b in _enabled()}
 
     everything = _enabled()

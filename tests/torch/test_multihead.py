@@ -572,7 +572,7 @@ def test_the_fused_engine_gives_what_the_exact_one_gives_and_refuses_the_rest():
 
 
 def test_the_examples_of_the_page_give_what_they_show():
-    page = Path(__file__).parents[1] / "docs" / "torch_multihead.md"
+    page = Path(__file__).parents[2] / "docs" / "torch_multihead.md"
     text = page.read_text().replace("```", "")
     examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     assert len(examples.examples) > 10

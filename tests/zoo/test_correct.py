@@ -13,12 +13,12 @@ from npattn.api import evaluate
 from npattn.conventions import Conventions
 from npattn.problem import Problem
 from npattn.testing import Cotangents, ImplementationError, Recipe, Rounding, check
+from npattn.testing.bounds.allowed import allowed as judged_by
+from npattn.testing.bounds.allowed import bounds
 from npattn.testing.compare import compare_arrays, excess
-from npattn.testing.correct import CORRECT, Kernel, correct
-from npattn.testing.correct.arithmetic import Order, cast, dot, flush, stored, summed, truncate
-from npattn.testing.properties import PROPERTIES
-from npattn.testing.tolerance import allowed as judged_by
-from npattn.testing.tolerance import bounds
+from npattn.testing.rules import PROPERTIES
+from npattn.zoo.correct import CORRECT, Kernel, correct
+from npattn.zoo.correct.arithmetic import Order, cast, dot, flush, stored, summed, truncate
 
 OWN = [name for name, one in CORRECT.items() if one.needs is None and not one.sizes]
 EVERY = [(name, dtype) for name in OWN for dtype in CORRECT[name].dtypes]

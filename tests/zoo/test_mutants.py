@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import settings
 
+from npattn.mistakes import MUTANTS, Attention, base, base_backward, mutant
 from npattn.testing import check
-from npattn.testing.mutants import MUTANTS, Attention, base, base_backward, mutant
-from npattn.testing.properties import PROPERTIES
-from npattn.testing.zoo import ENOUGH, witness
+from npattn.testing.rules import PROPERTIES
+from npattn.zoo.score import ENOUGH, witness
 
 PROBLEMS = min(5 * settings().max_examples // 2, 1000)  # a thousand in the nightly profile
 FEW = min(settings().max_examples // 15, 8)  # 4; in the nightly profile 8

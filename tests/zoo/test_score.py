@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from npattn.errors import OptionError
-from npattn.testing.correct import CORRECT
-from npattn.testing.mutants import MUTANTS, base, base_backward
-from npattn.testing.properties import PROPERTIES
-from npattn.testing.zoo import Row, Zoo, witness, zoo
+from npattn.mistakes import MUTANTS, base, base_backward
+from npattn.testing.rules import PROPERTIES
+from npattn.zoo.correct import CORRECT
+from npattn.zoo.score import Row, Zoo, witness, zoo
 
 FEW = ("scale-twice", "state-kept", "tf32")  # two mutants, one that is right
 ASKED = {"empty-row", "agreement-o", "agreement-dq", "repeatable"}

@@ -13,8 +13,8 @@ import numpy as np
 
 from npattn.errors import NpattnError, OptionError
 from npattn.problem import Array
-from npattn.testing.recipe import Cotangents
-from npattn.testing.signature import parameters
+from npattn.testing.adapters.signature import parameters
+from npattn.testing.cases.recipe import Cotangents
 
 __all__ = [
     "FRAMEWORKS",

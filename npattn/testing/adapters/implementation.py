@@ -16,7 +16,7 @@ import numpy as np
 
 from npattn.errors import NpattnError, OptionError
 from npattn.problem import Array, Problem
-from npattn.testing.framework import (
+from npattn.testing.adapters.base import (
     Framework,
     ImplementationError,
     NumPy,
@@ -24,8 +24,8 @@ from npattn.testing.framework import (
     framework_of,
     told,
 )
-from npattn.testing.recipe import Cotangents
-from npattn.testing.signature import RETURNS, called, parameters, read
+from npattn.testing.adapters.signature import RETURNS, called, parameters, read
+from npattn.testing.cases.recipe import Cotangents
 from npattn.testing.targets import load
 
 __all__ = ["Framework", "Implementation", "ImplementationError", "NumPy", "ResultError"]

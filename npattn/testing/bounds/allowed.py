@@ -16,10 +16,10 @@ import numpy as np
 
 from npattn.conventions import Conventions
 from npattn.problem import Array, Gradients, Problem, sum_to
-from npattn.testing.cheap import Cheap, covers
-from npattn.testing.hard import Hard
-from npattn.testing.noise import DEVIATIONS, Noise
-from npattn.testing.rounding import Rounding, Units, unit_roundoff
+from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
+from npattn.testing.bounds.row_norms import Cheap, covers
+from npattn.testing.bounds.variance import DEVIATIONS, Noise
+from npattn.testing.bounds.worst_case import Hard
 
 __all__ = ["Rounding", "allowed", "bounds", "certificate", "deviations", "unit_roundoff"]
 

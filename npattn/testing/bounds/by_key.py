@@ -15,12 +15,12 @@ import numpy as np
 
 from npattn import dense
 from npattn.problem import Array
-from npattn.testing.blocks import Block, Blocks
+from npattn.testing.bounds.blocks import Block, Blocks
+from npattn.testing.bounds.by_row import NoisePart, Part, Rows, width
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.bounds.variance import DEVIATIONS, DISTINCT, FEW, Noise, rises
+from npattn.testing.bounds.worst_case import VAST, Hard
 from npattn.testing.compare import half_ulp
-from npattn.testing.hard import VAST, Hard
-from npattn.testing.noise import DEVIATIONS, DISTINCT, FEW, Noise, rises
-from npattn.testing.rounding import Rounding
-from npattn.testing.rows import NoisePart, Part, Rows, width
 
 __all__ = ["Columns", "Delivered", "Slack", "of_keys"]
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from npattn import dense
 from npattn.problem import Array
-from npattn.testing import hard as worst_case
-from npattn.testing.blocks import Block, Blocks
-from npattn.testing.hard import Hard, Shares, finite
-from npattn.testing.noise import Noise, Variety, along, rises, tops
-from npattn.testing.rounding import Rounding
+from npattn.testing.bounds import worst_case
+from npattn.testing.bounds.blocks import Block, Blocks
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.bounds.variance import Noise, Variety, along, rises, tops
+from npattn.testing.bounds.worst_case import Hard, Shares, finite
 
 __all__ = ["CELLS", "Gathered", "NoisePart", "Part", "Rows", "width"]
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from npattn.dense import sum_shared
 from npattn.problem import Array, Problem, sum_to
-from npattn.testing.arithmetic import Arithmetic
-from npattn.testing.rounding import Rounding, Units
+from npattn.testing.bounds.array_ops import Arithmetic
+from npattn.testing.bounds.rounding import Rounding, Units
 
 __all__ = ["Cheap", "covers"]
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from npattn import dense
 from npattn.problem import Array, sum_to
-from npattn.testing.hard import Hard, finite, swing
-from npattn.testing.rounding import Stored
+from npattn.testing.bounds.rounding import Stored
+from npattn.testing.bounds.worst_case import Hard, finite, swing
 
 __all__ = ["DEVIATIONS", "DeltaSums", "GradientSums", "Noise", "OutSums", "Variety"]
 

@@ -19,7 +19,7 @@ import numpy as np
 from npattn import dense
 from npattn.conventions import Conventions
 from npattn.problem import Array, Problem, sum_to
-from npattn.testing.rounding import Rounding, Units
+from npattn.testing.bounds.rounding import Rounding, Units
 
 __all__ = ["DeltaSums", "GradientSums", "Hard", "OutSums", "Shares"]
 

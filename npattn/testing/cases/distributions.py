@@ -16,7 +16,7 @@ import numpy as np
 from npattn.problem import Array, finfo
 
 if TYPE_CHECKING:
-    from npattn.testing.recipe import Recipe
+    from npattn.testing.cases.recipe import Recipe
 
 __all__ = ["BIASES", "DISTRIBUTIONS", "MASKS", "SCORE_MODS"]
 

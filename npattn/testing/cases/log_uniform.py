@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from npattn.conventions import Conventions
-from npattn.testing.recipe import Recipe
-from npattn.testing.strategies import Space
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import Space
 
 __all__ = ["Plan", "simpler"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from npattn.problem import Array, Problem, Window, finfo
-from npattn.testing.draws import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS
+from npattn.testing.cases.distributions import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS
 
 __all__ = ["BIASES", "DISTRIBUTIONS", "MASKS", "SCORE_MODS", "VIEWS", "Cotangents", "Recipe"]
 

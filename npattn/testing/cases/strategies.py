@@ -18,8 +18,8 @@ import numpy as np
 
 from npattn.errors import MissingExtraError, OptionError
 from npattn.problem import Problem
-from npattn.testing.covering import BY_SAMPLE, CROWD, covering, options_on
-from npattn.testing.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
+from npattn.testing.cases.pairwise import BY_SAMPLE, CROWD, covering, options_on
+from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
 
 try:
     from hypothesis import strategies as st

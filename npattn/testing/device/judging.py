@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from npattn.problem import band, diagonal
-from npattn.testing.cheap import Cheap
+from npattn.testing.adapters.base import ResultError
+from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
+from npattn.testing.bounds.row_norms import Cheap
 from npattn.testing.compare import Comparison
-from npattn.testing.device.drawn import Drawn
+from npattn.testing.device.sampling import Drawn
 from npattn.testing.device.tensors import Tensors, compared, worst_ratios
-from npattn.testing.framework import ResultError
-from npattn.testing.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.trial import Trial
 from npattn.torch.api import backward, evaluate
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from npattn.problem import finfo
-from npattn.testing.recipe import Recipe
+from npattn.testing.cases.recipe import Recipe
 from npattn.torch.problem import Problem
 
 __all__ = ["BIASES", "DISTRIBUTIONS", "MASKS", "Drawn", "drawn"]

@@ -17,16 +17,16 @@ import torch
 
 from npattn.conventions import Conventions
 from npattn.problem import Problem
-from npattn.testing.device.drawn import Drawn, drawn
-from npattn.testing.device.held import Held, held
+from npattn.testing.adapters.implementation import Implementation, ImplementationError
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.log_uniform import Plan, simpler
+from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.strategies import Space
+from npattn.testing.device.judging import Held, held
+from npattn.testing.device.sampling import Drawn, drawn
 from npattn.testing.device.tensors import computes_in
-from npattn.testing.implementation import Implementation, ImplementationError
-from npattn.testing.plan import Plan, simpler
-from npattn.testing.recipe import Cotangents, Recipe
-from npattn.testing.report import Outcome, Status
-from npattn.testing.rounding import Rounding
-from npattn.testing.script import redraw, script
-from npattn.testing.strategies import Space
+from npattn.testing.report.report import Outcome, Status
+from npattn.testing.report.reproducer import redraw, script
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
 __all__ = ["Sweep", "shown"]
@@ -237,7 +237,7 @@ class Sweep:
             return False
 
     def _line(self, recipe: Recipe, rule: str) -> str:
-        """The recipe as a line to paste, with ``from npattn.testing.device.drawn import drawn``."""
+        """The line that draws it; `drawn` is in npattn.testing.device.sampling."""
         words = [repr(self.trial.asked(recipe)), repr(str(self.device))]
         if self.trial.conventions.causal != "bottom_right":
             words.append(f"alignment={self.trial.conventions.causal!r}")

@@ -1,7 +1,7 @@
 """The judge's arithmetic on torch tensors, where they are: bounds, errors, and nothing moved.
 
-What is allowed is derived in npattn.testing.cheap, which asks `Tensors` for its arithmetic; what is
-an error is what npattn.testing.compare says, in the words of torch.
+The bounds are derived in npattn.testing.bounds.row_norms, with `Tensors` as its arithmetic;
+errors are those of npattn.testing.compare, in torch operations.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 
 from npattn.dense import Residuals
 from npattn.problem import Problem
-from npattn.testing.arithmetic import Arithmetic
+from npattn.testing.bounds.array_ops import Arithmetic
 from npattn.testing.compare import Comparison
-from npattn.torch import textbook
+from npattn.torch.score_mod import operands
 
 __all__ = ["Tensors", "compared", "computes_in", "worst_ratios"]
 
@@ -52,7 +52,7 @@ class Tensors(Arithmetic):
     def evaluated(self, problem: Any) -> tuple[Any, Any, Any]:
         head = (None,) if problem.headless else (...,)
         out, lse = self.out[head], self.lse[head]
-        q, k, v = textbook.operands(problem)
+        q, k, v = operands(problem)
         s = problem.scale * (q @ k.mT)
         if problem.bias_array is not None:
             s = s + self.wide(problem.bias_array)

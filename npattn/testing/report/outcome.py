@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from npattn.testing.properties import Property
-from npattn.testing.recipe import Recipe
-from npattn.testing.report import Outcome, Status
-from npattn.testing.script import script
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.report.report import Outcome, Status
+from npattn.testing.report.reproducer import script
+from npattn.testing.rules import Property
 from npattn.testing.trial import Trial
 
 __all__ = ["outcome_of"]

@@ -10,8 +10,8 @@ import numpy as np
 
 from npattn.conventions import Conventions
 from npattn.problem import Array, Problem
-from npattn.testing.implementation import Implementation, ImplementationError
-from npattn.testing.properties.extremes import Outside
+from npattn.testing.adapters.implementation import Implementation, ImplementationError
+from npattn.testing.rules.extremes import Outside
 from npattn.testing.targets import TARGETS
 from npattn.testing.trial import Suspicion, Trial, Violation
 
@@ -279,10 +279,10 @@ def _arguments(problem: Problem) -> str:
         if (x not in (None, False) and x != 0.0) or n == "scale"
     ]
     if problem.score_mod is not None:
-        from npattn.testing.recipe import SCORE_MODS
+        from npattn.testing.cases.recipe import SCORE_MODS
 
         name = next(n for n, mod in SCORE_MODS.items() if mod is problem.score_mod)
-        words.append(f"\n    score_mod=npattn.testing.recipe.SCORE_MODS[{name!r}]")
+        words.append(f"\n    score_mod=npattn.testing.cases.recipe.SCORE_MODS[{name!r}]")
     return ",".join(words) + ",\n"
 
 

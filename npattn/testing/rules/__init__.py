@@ -5,7 +5,7 @@ broken, and returns the largest error / allowed error that it saw (None: the rec
 show). Where it can, it needs no reference beside the rule itself.
 """
 
-from npattn.testing.properties import (
+from npattn.testing.rules import (
     aggregate,
     agreement,
     differences,
@@ -17,8 +17,8 @@ from npattn.testing.properties import (
     softmax,
     symmetry,
 )
-from npattn.testing.properties.memory import repeated
-from npattn.testing.properties.register import REGISTER, Property, rule
+from npattn.testing.rules.memory import repeated
+from npattn.testing.rules.register import REGISTER, Property, rule
 
 __all__ = ["PROPERTIES", "Property", "repeated", "rule"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from npattn.testing.evidence import chi_square, excessive, fits, plain, sampled
-from npattn.testing.properties.register import rule
-from npattn.testing.recipe import Recipe
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.rules.register import rule
+from npattn.testing.rules.systematic_error import chi_square, excessive, fits, plain, sampled
 from npattn.testing.trial import Suspicion, Trial
 
 __all__: list[str] = []

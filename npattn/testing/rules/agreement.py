@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from npattn.problem import finfo
-from npattn.testing.properties.register import Check, no_gradients, no_lse, rule
-from npattn.testing.recipe import Recipe
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.rules.register import Check, no_gradients, no_lse, rule
 from npattn.testing.trial import Trial, Violation
 
 

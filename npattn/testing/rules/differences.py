@@ -8,7 +8,8 @@ import numpy as np
 
 from npattn.api import evaluate
 from npattn.problem import Array, Problem, finfo, sum_to
-from npattn.testing.properties.estimates import (
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.rules.estimates import (
     Estimate,
     agree,
     exact,
@@ -17,8 +18,7 @@ from npattn.testing.properties.estimates import (
     shared,
     small,
 )
-from npattn.testing.properties.register import no_gradients, rule
-from npattn.testing.recipe import Recipe
+from npattn.testing.rules.register import no_gradients, rule
 from npattn.testing.trial import Judged, Trial
 
 # What one unit of an input decides alone: rows of q and of the bias decide rows of o, heads of k

@@ -15,9 +15,9 @@ import numpy as np
 
 from npattn import dense
 from npattn.problem import Array, Problem, finfo, sum_to
+from npattn.testing.bounds.rounding import unit_roundoff
+from npattn.testing.cases.strategies import FEATURES
 from npattn.testing.compare import Comparison, compare_arrays, half_ulp
-from npattn.testing.rounding import unit_roundoff
-from npattn.testing.strategies import FEATURES
 from npattn.testing.trial import GRADIENTS, Judged, Trial, Violation
 
 __all__ = [

@@ -14,10 +14,10 @@ import numpy as np
 
 from npattn.api import evaluate
 from npattn.problem import Array, Problem
+from npattn.testing.bounds.allowed import bounds
+from npattn.testing.cases.recipe import Cotangents, Recipe
 from npattn.testing.compare import compare_arrays
-from npattn.testing.properties.register import fills, rule
-from npattn.testing.recipe import Cotangents, Recipe
-from npattn.testing.tolerance import bounds
+from npattn.testing.rules.register import fills, rule
 from npattn.testing.trial import Trial, Violation
 
 __all__ = ["Outside"]

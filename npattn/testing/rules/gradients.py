@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from npattn.problem import Array, Problem, sum_to
+from npattn.testing.cases.recipe import Cotangents, Recipe
 from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.properties.estimates import (
+from npattn.testing.rules.estimates import (
     Estimate,
     agree,
     exact,
@@ -25,7 +26,7 @@ from npattn.testing.properties.estimates import (
     small,
     uncapped,
 )
-from npattn.testing.properties.register import (
+from npattn.testing.rules.register import (
     fills,
     first,
     force_hiding,
@@ -33,7 +34,6 @@ from npattn.testing.properties.register import (
     nothing_hides,
     rule,
 )
-from npattn.testing.recipe import Cotangents, Recipe
 from npattn.testing.trial import GRADIENTS, Judged, Trial
 
 ROWS = ("full", "matrix", "heads", "keys", "one for all heads", "one a row", "one for all samples",

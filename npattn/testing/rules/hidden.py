@@ -6,8 +6,9 @@ import numpy as np
 
 from npattn.api import evaluate
 from npattn.problem import Array, Problem, finfo
+from npattn.testing.cases.recipe import Cotangents, Recipe
 from npattn.testing.compare import Comparison, compare_arrays, real
-from npattn.testing.properties.register import (
+from npattn.testing.rules.register import (
     HIDES,
     Check,
     fills,
@@ -16,7 +17,6 @@ from npattn.testing.properties.register import (
     nothing_hides,
     rule,
 )
-from npattn.testing.recipe import Cotangents, Recipe
 from npattn.testing.trial import Trial, Violation
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from npattn.problem import Array, Problem, sum_to
-from npattn.testing.properties.estimates import (
+from npattn.testing.bounds.rounding import unit_roundoff
+from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.rules.estimates import (
     Estimate,
     agree,
     as_is,
@@ -29,9 +31,7 @@ from npattn.testing.properties.estimates import (
     spread,
     uncapped,
 )
-from npattn.testing.properties.register import fills, first, rule
-from npattn.testing.recipe import Cotangents, Recipe
-from npattn.testing.rounding import unit_roundoff
+from npattn.testing.rules.register import fills, first, rule
 from npattn.testing.trial import GRADIENTS, Trial
 
 FINITE = ("full", "matrix", "heads", "keys", "one for all heads", "one a row",

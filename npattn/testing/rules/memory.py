@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn.problem import Array, Problem
+from npattn.testing.adapters.implementation import ImplementationError
+from npattn.testing.cases.recipe import Cotangents, Recipe
 from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.implementation import ImplementationError
-from npattn.testing.properties.register import rule
-from npattn.testing.recipe import Cotangents, Recipe
+from npattn.testing.rules.register import rule
 from npattn.testing.trial import Trial, Violation
 
 
@@ -37,7 +37,7 @@ def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
 
 
 def _views(trial: Trial) -> tuple[str, ...]:
-    from npattn.testing.recipe import VIEWS
+    from npattn.testing.cases.recipe import VIEWS
 
     return tuple(view for view in VIEWS if view in trial.space.structure)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from npattn.testing.recipe import Recipe
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.trial import Trial
 
 __all__ = [

@@ -8,10 +8,10 @@ import numpy as np
 
 from npattn.api import evaluate
 from npattn.problem import finfo
+from npattn.testing.bounds.allowed import bounds
+from npattn.testing.cases.recipe import Cotangents, Recipe
 from npattn.testing.compare import Comparison, compare_arrays, real
-from npattn.testing.properties.register import rule
-from npattn.testing.recipe import Cotangents, Recipe
-from npattn.testing.tolerance import bounds
+from npattn.testing.rules.register import rule
 from npattn.testing.trial import Trial, Violation
 
 

@@ -19,10 +19,10 @@ import numpy as np
 from npattn.api import evaluate
 from npattn.conventions import Conventions
 from npattn.problem import Array, Problem, sum_to
+from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.strategies import WINDOWS
 from npattn.testing.compare import half_ulp
-from npattn.testing.properties.register import fills, first, no_lse, rule
-from npattn.testing.recipe import Cotangents, Recipe
-from npattn.testing.strategies import WINDOWS
+from npattn.testing.rules.register import fills, first, no_lse, rule
 from npattn.testing.trial import GRADIENTS, Across, Judged, Later, Trial
 
 INPUTS = ("q", "k", "v", "mask", "bias", "dropout_mask", "sinks")

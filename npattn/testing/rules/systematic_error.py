@@ -17,11 +17,11 @@ import numpy as np
 
 from npattn.api import backward, evaluate
 from npattn.problem import Array, Problem
+from npattn.testing.bounds.allowed import bounds, deviations
+from npattn.testing.bounds.rounding import Rounding, Units
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import Space
 from npattn.testing.compare import excess, half_ulp
-from npattn.testing.recipe import Recipe
-from npattn.testing.rounding import Rounding, Units
-from npattn.testing.strategies import Space
-from npattn.testing.tolerance import bounds, deviations
 from npattn.testing.trial import Judged, Trial
 
 __all__ = ["Fit", "Sample", "fits", "model_of", "plain", "sampled"]

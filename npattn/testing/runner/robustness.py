@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from npattn.problem import Array
-from npattn.testing.implementation import Implementation, ImplementationError
-from npattn.testing.recipe import Recipe
-from npattn.testing.strategies import Space
+from npattn.testing.adapters.implementation import Implementation, ImplementationError
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import Space
 
 __all__ = ["CASES", "notes"]
 

@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 from hypothesis.errors import Flaky
 
-from npattn.testing.evidence import model_of, plain
-from npattn.testing.implementation import ImplementationError
-from npattn.testing.outcome import outcome_of
-from npattn.testing.probe import Probe
-from npattn.testing.properties import PROPERTIES, Property
-from npattn.testing.recipe import Recipe
-from npattn.testing.report import Outcome, Status
-from npattn.testing.robustness import notes
-from npattn.testing.strategies import Pools
+from npattn.testing.adapters.implementation import ImplementationError
+from npattn.testing.capabilities import Probe
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import Pools
+from npattn.testing.report.outcome import outcome_of
+from npattn.testing.report.report import Outcome, Status
+from npattn.testing.rules import PROPERTIES, Property
+from npattn.testing.rules.systematic_error import model_of, plain
+from npattn.testing.runner.robustness import notes
 from npattn.testing.trial import Suspicion, Trial, Violation
 
 __all__ = ["BEHAVIOUR", "ROBUSTNESS", "Answers", "Judge", "Progress", "Round", "Search"]

@@ -20,11 +20,11 @@ from multiprocessing.process import BaseProcess
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.testing.framework import told
-from npattn.testing.implementation import Implementation, ImplementationError
-from npattn.testing.judge import Answers, Judge, Round
-from npattn.testing.rounding import Rounding
-from npattn.testing.strategies import Space
+from npattn.testing.adapters.base import told
+from npattn.testing.adapters.implementation import Implementation, ImplementationError
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.strategies import Space
+from npattn.testing.runner.rounds import Answers, Judge, Round
 from npattn.testing.trial import Trial
 
 __all__ = ["Here", "Processes"]

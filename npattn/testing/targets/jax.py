@@ -14,7 +14,7 @@ import numpy as np
 
 from npattn.errors import MissingExtraError, OptionError
 from npattn.problem import Array
-from npattn.testing.framework import ImplementationError, ResultError
+from npattn.testing.adapters.base import ImplementationError, ResultError
 
 try:
     import jax  # type: ignore[import-not-found, unused-ignore]

@@ -4,15 +4,15 @@
 frameworks where they are installed.
 """
 
-from npattn.testing.correct import (  # each module registers its own
+from npattn.zoo.correct import (  # each module registers its own
     jax,
     kernels,
     onnx,
     oracles,
     torch,
 )
-from npattn.testing.correct.kernel import Kernel
-from npattn.testing.correct.register import CORRECT, Correct, correct
+from npattn.zoo.correct.kernel import Kernel
+from npattn.zoo.correct.register import CORRECT, Correct, correct
 
 __all__ = [
     "CORRECT",

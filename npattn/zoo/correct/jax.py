@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from npattn.conventions import PROFILES
-from npattn.testing.correct.register import correct
-from npattn.testing.correct.torch import NAN
+from npattn.zoo.correct.register import correct
+from npattn.zoo.correct.torch import NAN
 
 
 def eager(

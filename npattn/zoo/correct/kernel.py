@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from npattn.conventions import Conventions
 from npattn.problem import Array, Problem, ScoreMod, Window
-from npattn.testing.correct.arithmetic import Order
-from npattn.testing.correct.run import Run
-from npattn.testing.rounding import Rounding
+from npattn.testing.bounds.rounding import Rounding
+from npattn.zoo.correct.arithmetic import Order
+from npattn.zoo.correct.run import Run
 
 __all__ = ["Kernel"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from npattn.testing.correct.kernel import Kernel
-from npattn.testing.correct.register import correct
-from npattn.testing.rounding import Rounding
+from npattn.testing.bounds.rounding import Rounding
+from npattn.zoo.correct.kernel import Kernel
+from npattn.zoo.correct.register import correct
 
 UPCAST, FUSED, EAGER = Rounding.upcast(), Rounding.fused(), Rounding.eager()
 FROM_OUT = replace(UPCAST, delta_from="out")

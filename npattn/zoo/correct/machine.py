@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npattn.problem import Array
-from npattn.testing.correct.arithmetic import cast, dot, flush, stored, summed, truncate
+from npattn.zoo.correct.arithmetic import cast, dot, flush, stored, summed, truncate
 
 if TYPE_CHECKING:
-    from npattn.testing.correct.kernel import Kernel
+    from npattn.zoo.correct.kernel import Kernel
 
 __all__ = ["LOG2E", "Machine"]
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from npattn.conventions import PROFILES
 from npattn.problem import Array
-from npattn.testing.correct.register import correct
-from npattn.testing.correct.torch import NAN
+from npattn.zoo.correct.register import correct
+from npattn.zoo.correct.torch import NAN
 
 
 def reference(

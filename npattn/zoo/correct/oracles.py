@@ -8,12 +8,12 @@ import numpy as np
 
 import npattn
 from npattn import loops
+from npattn.mistakes.attention import base, base_backward
 from npattn.problem import Array, Forward, Gradients, Problem, ScoreMod, Window
-from npattn.testing.correct.arithmetic import cast
-from npattn.testing.correct.register import correct
-from npattn.testing.mutants.attention import base, base_backward
-from npattn.testing.rounding import Rounding
+from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.targets.numpy import flash, flash_backward
+from npattn.zoo.correct.arithmetic import cast
+from npattn.zoo.correct.register import correct
 
 GRADIENTS = ("q", "k", "v", "bias", "sinks")
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from npattn.conventions import Conventions
-from npattn.testing.implementation import Implementation
-from npattn.testing.properties import PROPERTIES
-from npattn.testing.report import Outcome, Report
-from npattn.testing.rounding import Rounding
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.report.report import Outcome, Report
+from npattn.testing.rules import PROPERTIES
 
 __all__ = ["CORRECT", "Correct", "correct"]
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from npattn.problem import Array, Problem, sum_to
-from npattn.testing.correct.machine import LOG2E, Machine
+from npattn.zoo.correct.machine import LOG2E, Machine
 
 if TYPE_CHECKING:
-    from npattn.testing.correct.kernel import Kernel
+    from npattn.zoo.correct.kernel import Kernel
 
 __all__ = ["Run"]
 

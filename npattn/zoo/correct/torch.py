@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from npattn.conventions import PROFILES
-from npattn.testing.correct.register import correct
+from npattn.zoo.correct.register import correct
 
 
 def attention(product: Callable[[Any, Any, float], Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import pytest
 import npattn
 from npattn.errors import OptionError
 from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe
-from npattn.testing.implementation import NumPy, ResultError
+from npattn.testing.adapters.implementation import NumPy, ResultError
 from npattn.testing.targets import TARGETS
 from npattn.testing.targets.numpy import flash, flash_backward
 

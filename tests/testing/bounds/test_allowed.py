@@ -22,11 +22,11 @@ import npattn
 from npattn.api import evaluate
 from npattn.conventions import Conventions
 from npattn.problem import Problem, finfo, sum_to
+from npattn.testing.bounds.allowed import allowed, bounds, deviations
+from npattn.testing.bounds.rounding import Rounding, unit_roundoff
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import Space, recipes
 from npattn.testing.compare import Comparison, compare_arrays, excess
-from npattn.testing.recipe import Recipe
-from npattn.testing.rounding import Rounding, unit_roundoff
-from npattn.testing.strategies import Space, recipes
-from npattn.testing.tolerance import allowed, bounds, deviations
 
 Array = np.ndarray[Any, Any]
 

@@ -17,15 +17,14 @@ from hypothesis import strategies as st
 import npattn
 from npattn.conventions import Conventions
 from npattn.problem import Array, Gradients
-from npattn.testing import columns as columns_module
-from npattn.testing import rows as rows_module
-from npattn.testing.blocks import Blocks
-from npattn.testing.columns import Columns, Delivered, Slack, of_keys
-from npattn.testing.recipe import Recipe
-from npattn.testing.rounding import Rounding
-from npattn.testing.rows import Rows, width
-from npattn.testing.strategies import FEATURES, STRUCTURE, Space, recipes
-from npattn.testing.tolerance import allowed, certificate
+from npattn.testing.bounds import by_key, by_row
+from npattn.testing.bounds.allowed import allowed, certificate
+from npattn.testing.bounds.blocks import Blocks
+from npattn.testing.bounds.by_key import Columns, Delivered, Slack, of_keys
+from npattn.testing.bounds.by_row import Rows, width
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import FEATURES, STRUCTURE, Space, recipes
 
 SAME = 2.0**-20
 """By which sums of float64 in another order may differ, where they do not cancel."""
@@ -45,8 +44,8 @@ def parts_of(share: int | None, length: int) -> Iterator[None]:
         return
     size = max(16, math.ceil(length / share / 16) * 16)
     with (
-        patch.object(rows_module, "width", lambda *_: size),
-        patch.object(columns_module, "width", lambda *_: size),
+        patch.object(by_row, "width", lambda *_: size),
+        patch.object(by_key, "width", lambda *_: size),
     ):
         yield
 
@@ -217,7 +216,7 @@ def test_a_row_does_not_depend_on_those_looked_at_with_it() -> None:
 def test_keys_are_taken_in_whole_tiles_and_never_in_none() -> None:
     assert width(1, 64) % 16 == 0
     assert width(10**9, 10**9) == 16
-    assert width(0, 0) == rows_module.CELLS
+    assert width(0, 0) == by_row.CELLS
 
 
 def test_the_errors_of_the_other_rows_are_the_most_of_those_that_were_seen() -> None:

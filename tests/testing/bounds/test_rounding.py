@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from npattn.errors import OptionError
-from npattn.testing import tolerance
-from npattn.testing.recipe import Recipe
-from npattn.testing.rounding import Rounding, Stored, Units, unit_roundoff
+from npattn.testing.bounds import allowed as allowed_module
+from npattn.testing.bounds.rounding import Rounding, Stored, Units, unit_roundoff
+from npattn.testing.cases.recipe import Recipe
 
 STORED = ("scores", "weights", "dweights", "dscores")
 
@@ -39,9 +39,9 @@ def test_who_fuses_is_allowed_one_rounding_of_each_in_place_of_two() -> None:
     recipe = Recipe(H=2, K=2, T=17, S=67, D=11, E=13, dtype="bfloat16", seed=3, dropout=0.3)
     problem = recipe.problem()
     dout = recipe.cotangents(problem).dout.astype(float)
-    once = tolerance.bounds(problem, "bfloat16", Rounding.fused(), dout=dout)
+    once = allowed_module.bounds(problem, "bfloat16", Rounding.fused(), dout=dout)
     apart = dataclasses.replace(Rounding.fused(), fuses=False)
-    twice = tolerance.bounds(problem, "bfloat16", apart, dout=dout)
+    twice = allowed_module.bounds(problem, "bfloat16", apart, dout=dout)
     for name in ("o", "dq", "dk", "dv"):
         assert 1.2 < np.median(twice[name] / once[name]) < 4, name  # of P and of dS
 
@@ -117,8 +117,8 @@ def test_unit_roundoff_is_half_the_distance_from_1_to_the_next_number(
 
 
 def test_tolerance_offers_the_same_names() -> None:
-    assert tolerance.Rounding is Rounding
-    assert tolerance.unit_roundoff is unit_roundoff
+    assert allowed_module.Rounding is Rounding
+    assert allowed_module.unit_roundoff is unit_roundoff
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

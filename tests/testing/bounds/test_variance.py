@@ -12,12 +12,12 @@ import pytest
 import npattn
 from npattn.api import evaluate
 from npattn.problem import Problem
+from npattn.testing.bounds.allowed import allowed, bounds, deviations
+from npattn.testing.bounds.rounding import Rounding, Units
+from npattn.testing.bounds.variance import DEVIATIONS, FEW, R2, rounded
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import excess
-from npattn.testing.correct import CORRECT
-from npattn.testing.noise import DEVIATIONS, FEW, R2, rounded
-from npattn.testing.recipe import Recipe
-from npattn.testing.rounding import Rounding, Units
-from npattn.testing.tolerance import allowed, bounds, deviations
+from npattn.zoo.correct import CORRECT
 
 UPCAST, FUSED = Rounding.upcast(), Rounding.fused()
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 
 import npattn
 from npattn.testing import Recipe
-from npattn.testing.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, VIEWS
-from npattn.testing.strategies import Space, recipes
+from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, VIEWS
+from npattn.testing.cases.strategies import Space, recipes
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
 SIZES = {"lead": (B,), "H": H, "K": K, "T": T, "S": S, "D": D, "E": E}

@@ -11,11 +11,11 @@ from hypothesis import seed as hypothesis_seed
 
 from npattn.errors import OptionError
 from npattn.problem import Problem
-from npattn.testing import covering as cover
-from npattn.testing import strategies
-from npattn.testing.covering import OPTIONS, covering, traits
-from npattn.testing.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
-from npattn.testing.strategies import (
+from npattn.testing.cases import pairwise as cover
+from npattn.testing.cases import strategies
+from npattn.testing.cases.pairwise import OPTIONS, covering, traits
+from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
+from npattn.testing.cases.strategies import (
     EDGES,
     FEATURES,
     RATES,

@@ -18,16 +18,16 @@ from npattn import Conventions, Problem  # noqa: E402
 from npattn.conventions import PROFILES  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
 from npattn.testing import Implementation, Rounding, check, compare  # noqa: E402
-from npattn.testing.cheap import Cheap  # noqa: E402
+from npattn.testing.bounds.row_norms import Cheap  # noqa: E402
+from npattn.testing.cases.log_uniform import Plan, simpler  # noqa: E402
+from npattn.testing.cases.recipe import Recipe  # noqa: E402
+from npattn.testing.cases.strategies import STRUCTURE, Space  # noqa: E402
 from npattn.testing.compare import compare_arrays  # noqa: E402
-from npattn.testing.device import held as held_module  # noqa: E402
+from npattn.testing.device import judging as held_module  # noqa: E402
 from npattn.testing.device import sweep as sweep_module  # noqa: E402
-from npattn.testing.device.drawn import BIASES, DISTRIBUTIONS, MASKS, drawn  # noqa: E402
+from npattn.testing.device.sampling import BIASES, DISTRIBUTIONS, MASKS, drawn  # noqa: E402
 from npattn.testing.device.sweep import Sweep, shown  # noqa: E402
 from npattn.testing.device.tensors import Tensors, compared, ratios  # noqa: E402
-from npattn.testing.plan import Plan, simpler  # noqa: E402
-from npattn.testing.recipe import Recipe  # noqa: E402
-from npattn.testing.strategies import STRUCTURE, Space  # noqa: E402
 from npattn.testing.targets.torch import Torch, sdpa  # noqa: E402
 from npattn.testing.trial import Trial  # noqa: E402
 
@@ -299,7 +299,7 @@ def ran(text, folder, told):
 
     path = folder / "script.py"
     path.write_text(text)
-    roots = os.pathsep.join([str(Path(npattn.__file__).parents[1]), str(Path(__file__).parent)])
+    roots = os.pathsep.join([str(Path(npattn.__file__).parents[1]), str(Path(__file__).parents[3])])
     environment = os.environ | {"PYTHONPATH": roots}
     done = subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, env=environment, check=False

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from npattn.conventions import Conventions
+from npattn.mistakes import MUTANTS
 from npattn.testing import Implementation, check
-from npattn.testing.mutants import MUTANTS
-from npattn.testing.script import _literal
+from npattn.testing.report.reproducer import _literal
 from npattn.testing.targets import load
 
 # What somebody has in a file of their own; each function is wrong in its own way.

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from npattn.conventions import PROFILES
+from npattn.mistakes import MUTANTS, Attention, base, base_backward
 from npattn.testing import check
-from npattn.testing.mutants import MUTANTS, Attention, base, base_backward
 from npattn.testing.targets.numpy import flash, flash_backward
 
 RIGHT = {"base": (base, base_backward), "flash": (flash, flash_backward)}

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_properties_identities import (
+
+from npattn.conventions import PROFILES, Conventions
+from npattn.mistakes import MUTANTS, Attention, base, base_backward
+from npattn.testing import Recipe, check
+from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules.differences import UNITS, _Moved
+from npattn.testing.rules.estimates import Estimate
+from npattn.testing.targets.numpy import flash, flash_backward
+from tests.testing.rules.test_identities import (
     ASIDE,
     MEANINGS,
     RIGHT,
@@ -16,14 +24,6 @@ from test_properties_identities import (
     trial_of,
     violation,
 )
-
-from npattn.conventions import PROFILES, Conventions
-from npattn.testing import Recipe, check
-from npattn.testing.mutants import MUTANTS, Attention, base, base_backward
-from npattn.testing.properties import PROPERTIES
-from npattn.testing.properties.differences import UNITS, _Moved
-from npattn.testing.properties.estimates import Estimate
-from npattn.testing.targets.numpy import flash, flash_backward
 
 RULES = (
     "dbias-rows",

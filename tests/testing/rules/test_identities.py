@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 import npattn
 from npattn.conventions import PROFILES, Conventions
+from npattn.mistakes import MUTANTS, Attention, base, base_backward
 from npattn.problem import finfo
 from npattn.testing import Implementation, Recipe, check
-from npattn.testing.mutants import MUTANTS, Attention, base, base_backward
-from npattn.testing.properties import PROPERTIES
-from npattn.testing.properties.estimates import Estimate, agree, exact, on_grid, settle
-from npattn.testing.rounding import Rounding
-from npattn.testing.script import script
-from npattn.testing.strategies import Pools, Space
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.strategies import Pools, Space
+from npattn.testing.report.reproducer import script
+from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules.estimates import Estimate, agree, exact, on_grid, settle
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import GRADIENTS, Judged, Trial, Violation
 

@@ -4,13 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
-from test_properties_extremes import outcome_of
 
 from npattn.conventions import PROFILES
-from npattn.testing.mutants import MUTANTS, Attention, base, base_backward
-from npattn.testing.properties import PROPERTIES
-from npattn.testing.strategies import POOLS, Pools
+from npattn.mistakes import MUTANTS, Attention, base, base_backward
+from npattn.testing.cases.strategies import POOLS, Pools
+from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
+from tests.testing.rules.test_extremes import outcome_of
 
 RULES = ("after-other-strides", "after-other-dtype")
 
@@ -111,7 +111,7 @@ def test_other_bits_the_second_time_are_told_though_both_are_right():
 def test_their_shapes_are_drawn_by_no_other_rule(rule):
     from npattn.conventions import Conventions
     from npattn.testing import Implementation, Rounding
-    from npattn.testing.strategies import Space
+    from npattn.testing.cases.strategies import Space
     from npattn.testing.trial import Trial
 
     f = Implementation(flash, backward=flash_backward)

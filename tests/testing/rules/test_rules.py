@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from npattn.mistakes import MUTANTS
 from npattn.testing import Recipe, check
-from npattn.testing.correct import Kernel
-from npattn.testing.mutants import MUTANTS
-from npattn.testing.properties import PROPERTIES
+from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
+from npattn.zoo.correct import Kernel
 
 FEW = min(settings().max_examples // 15, 8)  # 4; in the nightly profile 8
-SEMANTICS = Path(__file__).parent.parent / "docs" / "semantics.md"
+SEMANTICS = Path(__file__).parents[3] / "docs" / "semantics.md"
 
 # One mutant for each rule: without it, the rule might be one that cannot fail.
 KILLS = {

@@ -10,15 +10,15 @@ import pytest
 
 from npattn.api import backward, evaluate
 from npattn.conventions import PROFILES, Conventions
+from npattn.mistakes import MUTANTS, Attention
 from npattn.problem import Problem
 from npattn.testing import Implementation, check
-from npattn.testing.mutants import MUTANTS, Attention
-from npattn.testing.properties import PROPERTIES
-from npattn.testing.properties import symmetry as rules
-from npattn.testing.recipe import Recipe
-from npattn.testing.rounding import Rounding
-from npattn.testing.script import PLACEHOLDER, script
-from npattn.testing.strategies import STRUCTURE, Pools, Space
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import STRUCTURE, Pools, Space
+from npattn.testing.report.reproducer import PLACEHOLDER, script
+from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules import symmetry as rules
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import GRADIENTS, Judged, Trial, Violation
 

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from npattn.conventions import Conventions
+from npattn.mistakes import Attention
 from npattn.testing import Implementation, check
-from npattn.testing.correct import CORRECT
-from npattn.testing.evidence import (
+from npattn.testing.bounds.rounding import Rounding, Units
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import Space
+from npattn.testing.rules.systematic_error import (
     COMMON,
     Sample,
     chi_square,
@@ -22,11 +25,8 @@ from npattn.testing.evidence import (
     plain,
     sampled,
 )
-from npattn.testing.mutants import Attention
-from npattn.testing.recipe import Recipe
-from npattn.testing.rounding import Rounding, Units
-from npattn.testing.strategies import Space
 from npattn.testing.trial import Trial
+from npattn.zoo.correct import CORRECT
 
 SIZE = 2.0**-9
 

@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
-import npattn.testing.robustness as robustness
+import npattn.testing.runner.robustness as robustness
 from npattn.testing import Implementation, check
-from npattn.testing.robustness import CASES, notes
-from npattn.testing.strategies import Space
+from npattn.testing.cases.strategies import Space
+from npattn.testing.runner.robustness import CASES, notes
 from npattn.testing.targets.numpy import flash
 
 

@@ -13,7 +13,7 @@ from npattn.api import evaluate
 from npattn.conventions import PROFILES, Conventions
 from npattn.errors import MissingExtraError, OptionError
 from npattn.testing import Implementation, Recipe, check
-from npattn.testing.recipe import Cotangents
+from npattn.testing.cases.recipe import Cotangents
 from npattn.testing.targets import TARGETS, Target, load
 from npattn.testing.targets.numpy import flash, flash_backward
 

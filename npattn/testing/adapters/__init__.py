@@ -1,0 +1,1 @@
+"""How an implementation is read and called: signatures, frameworks, layouts, gradients."""

@@ -1,0 +1,1 @@
+"""Runs the rules: searches for failing problems, shrinks them, shares the work out."""
