@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from npattn.testing.adapters.implementation import ImplementationError, ResultError
-from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.recipe import Recipe, repeat_for_view
 from npattn.testing.cases.strategies import STRUCTURE
 from npattn.testing.report.outcome import outcome_of
 from npattn.testing.report.report import Outcome
-from npattn.testing.rules import repeated
 from npattn.testing.trial import Trial, Violation
 
 __all__ = ["Probe"]
@@ -102,7 +101,9 @@ class Probe:
         accepted = set()
         for name, change in _variations(base, self.trial.space.sizes).items():
             recipe = replace(base, **change)
-            problem, cotangents = repeated(self.trial, recipe)
+            problem = self.trial.problem(recipe)
+            cotangents = self.trial.cotangents(recipe, problem)
+            problem, cotangents = repeat_for_view(recipe, problem, cotangents)
             try:
                 self.trial.implementation.forward(problem, recipe.view)
                 if self.trial.implementation.has_gradients:

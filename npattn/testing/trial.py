@@ -35,12 +35,14 @@ class Violation(NpattnError):
     ----------
     problem : Problem
     cotangents : Cotangents or None
-    kind : {"value", "shape", "change", "bits", "moves"}
+    kind : {"value", "shape", "change", "bits", "moves", "range", "after"}
         What a script must do to show it.
     view : str
         How the arrays lay in memory.
     before : Problem or None
         Whose results should not have moved, where the kind is "moves".
+    limits : pair of array, optional
+        The least and the largest that o may be, where the kind is "range".
     """
 
     def __init__(
@@ -51,9 +53,10 @@ class Violation(NpattnError):
         kind: str = "value",
         ratio: float = float("inf"),
         before: Problem | None = None,
+        limits: tuple[Array, Array] | None = None,
     ) -> None:
         super().__init__(text)
-        self.before = before
+        self.before, self.limits = before, limits
         self.view = "contiguous"
         self.problem, self.cotangents = problem, cotangents
         self.kind, self.ratio = kind, ratio

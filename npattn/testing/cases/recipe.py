@@ -16,7 +16,16 @@ import numpy as np
 from npattn.problem import Array, Problem, Window, finfo
 from npattn.testing.cases.distributions import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS
 
-__all__ = ["BIASES", "DISTRIBUTIONS", "MASKS", "SCORE_MODS", "VIEWS", "Cotangents", "Recipe"]
+__all__ = [
+    "BIASES",
+    "DISTRIBUTIONS",
+    "MASKS",
+    "SCORE_MODS",
+    "VIEWS",
+    "Cotangents",
+    "Recipe",
+    "repeat_for_view",
+]
 
 VIEWS = ("contiguous", "transposed", "stepped", "expanded", "reversed")
 """How arrays lie in memory: as made; (B, T, H, D) storage seen as (B, H, T, D); every second
@@ -196,3 +205,16 @@ class Recipe:
 
     def _cast(self, x: Array) -> Array:
         return np.asarray(x).astype(self.dtype)
+
+
+def repeat_for_view(
+    recipe: Recipe, problem: Problem, cotangents: Cotangents
+) -> tuple[Problem, Cotangents]:
+    """Repeat the first sample of k, v and dout along their first axis if the view is "expanded".
+
+    Only then can a stride of 0 hold them. Other views leave both as they are.
+    """
+    if recipe.view != "expanded" or problem.k.ndim < 3:
+        return problem, cotangents
+    k, v, dout = (np.repeat(x[:1], len(x), axis=0) for x in (problem.k, problem.v, cotangents.dout))
+    return problem.replace(k=k, v=v), Cotangents(dout, cotangents.dlse)

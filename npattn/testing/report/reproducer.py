@@ -11,7 +11,6 @@ import numpy as np
 from npattn.conventions import Conventions
 from npattn.problem import Array, Problem
 from npattn.testing.adapters.implementation import Implementation, ImplementationError
-from npattn.testing.rules.extremes import Outside
 from npattn.testing.targets import TARGETS
 from npattn.testing.trial import Suspicion, Trial, Violation
 
@@ -66,7 +65,7 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
     body += [f"rounding = npattn.testing.{trial.rounding!r}"]
     if isinstance(error, Violation) and error.before is not None:
         body += [f"before = npattn.Problem({_arguments(error.before)})"]
-    if isinstance(error, Outside):
+    if isinstance(error, Violation) and error.limits is not None:
         low, high = error.limits
         body += [f"low = {_literal(low)}", f"high = {_literal(high)}"]
     body += _show(kind, view, with_gradients)

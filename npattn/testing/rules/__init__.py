@@ -17,10 +17,9 @@ from npattn.testing.rules import (
     softmax,
     symmetry,
 )
-from npattn.testing.rules.memory import repeated
 from npattn.testing.rules.register import REGISTER, Property, rule
 
-__all__ = ["PROPERTIES", "Property", "repeated", "rule"]
+__all__ = ["PROPERTIES", "Property", "rule"]
 
 # The order in which reports list them.
 FAMILIES = [

@@ -20,21 +20,6 @@ from npattn.testing.compare import compare_arrays
 from npattn.testing.rules.register import fills, rule
 from npattn.testing.trial import Trial, Violation
 
-__all__ = ["Outside"]
-
-
-class Outside(Violation):
-    """o is beyond the values that its query sees.
-
-    Attributes
-    ----------
-    limits : pair of array
-        The least and the largest that o may be.
-    """
-
-    limits: tuple[Array, Array]
-
-
 OFFSETS = (
     "-1e4 padding",
     "large negative padding",
@@ -165,7 +150,7 @@ def _large(trial: Trial, recipe: Recipe) -> Problem:
 
 
 def _inside(trial: Trial, problem: Problem, cotangents: Cotangents) -> float:
-    """The worst ratio of o to where it may be; `Outside` where it is beyond.
+    """The worst ratio of o to where it may be; a Violation where it is beyond.
 
     Two calls: with all values the largest, which then o must be, for without a sink the weights
     sum to 1; and as they are. An error of the weights cancels in the first, so what is allowed
@@ -193,9 +178,8 @@ def _between(
     near = np.where(np.isnan(o), 0, np.clip(o, low, high))  # NaN is nowhere near
     seen = compare_arrays("o beside the values that its query sees", got, near, slack)
     if not seen.passed:
-        err = Outside(str(seen), problem, cotangents, "range", seen.ratio)
-        err.limits = np.where(slack == np.inf, -np.inf, low - slack), high + slack
-        raise err
+        limits = np.where(slack == np.inf, -np.inf, low - slack), high + slack
+        raise Violation(str(seen), problem, cotangents, "range", seen.ratio, limits=limits)
     return seen.ratio
 
 

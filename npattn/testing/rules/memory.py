@@ -9,7 +9,7 @@ import numpy as np
 
 from npattn.problem import Array, Problem
 from npattn.testing.adapters.implementation import ImplementationError
-from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.recipe import VIEWS, Cotangents, Recipe, repeat_for_view
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.register import rule
 from npattn.testing.trial import Trial, Violation
@@ -37,19 +37,12 @@ def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
 
 
 def _views(trial: Trial) -> tuple[str, ...]:
-    from npattn.testing.cases.recipe import VIEWS
-
     return tuple(view for view in VIEWS if view in trial.space.structure)
 
 
-def repeated(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents]:
-    """The problem and its cotangents; for the expanded view k, v and dout repeat along an axis."""
+def _problem_for_view(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents]:
     problem = trial.problem(recipe)
-    cotangents = trial.cotangents(recipe, problem)
-    if recipe.view != "expanded" or problem.k.ndim < 3:
-        return problem, cotangents
-    k, v, dout = (np.repeat(x[:1], len(x), axis=0) for x in (problem.k, problem.v, cotangents.dout))
-    return problem.replace(k=k, v=v), Cotangents(dout, cotangents.dlse)
+    return repeat_for_view(recipe, problem, trial.cotangents(recipe, problem))
 
 
 @rule(
@@ -64,7 +57,7 @@ def views(trial: Trial, recipe: Recipe) -> float:
 
     Broken by kernels that assume strides, and by plans that are cached by shape alone.
     """
-    problem, cotangents = repeated(trial, recipe)
+    problem, cotangents = _problem_for_view(trial, recipe)
     # A plan made for contiguous arrays must not be reused; and what is wrong there too is the
     # business of another rule.
     plain = trial.results(problem, cotangents)
@@ -174,7 +167,7 @@ def after_other_strides(trial: Trial, recipe: Recipe) -> float | None:
     `views` has it the other way round. Broken by plans and graphs that are cached without strides
     (flashinfer-ai/flashinfer#4270).
     """
-    problem, cotangents = repeated(trial, recipe)
+    problem, cotangents = _problem_for_view(trial, recipe)
     between = Call(problem, cotangents, recipe.view)
     return _after(trial, recipe, between, Call(problem, cotangents, "contiguous"))
 
