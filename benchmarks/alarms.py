@@ -31,14 +31,15 @@ from detection import suspicions
 from tables import markdown, put
 
 from npattn.api import backward, evaluate
+from npattn.arrays import Array, finfo
 from npattn.conventions import Conventions
-from npattn.problem import Array, Problem, finfo
+from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import ImplementationError
 from npattn.testing.bounds.allowed import _Task, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.variance import DEVIATIONS
 from npattn.testing.capabilities import Probe
-from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools, Space
 from npattn.testing.compare import compare_arrays, excess, half_ulp
 from npattn.testing.rules import PROPERTIES

@@ -31,12 +31,13 @@ from flawed import CONTINUOUS, DISCRETE, Flash, Given, Mistake
 from tables import markdown, put
 
 from npattn.api import backward, evaluate
+from npattn.arrays import Array
 from npattn.conventions import Conventions
-from npattn.problem import Array, Problem
+from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.allowed import allowed, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Space
 from npattn.testing.compare import excess, half_ulp
 from npattn.testing.rules.systematic_error import Sample, chi_square, excessive, fits

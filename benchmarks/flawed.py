@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.problem import Array, Problem
+from npattn.arrays import Array
+from npattn.problem import Problem
 
 __all__ = ["CONTINUOUS", "DISCRETE", "Flash", "Given", "Mistake"]
 

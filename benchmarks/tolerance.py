@@ -24,8 +24,9 @@ from alarms import declared, drawn, exact, kernel_of
 from tables import markdown, put
 
 from npattn.api import backward, evaluate
+from npattn.arrays import Array
 from npattn.conventions import Conventions
-from npattn.problem import Array, Problem
+from npattn.problem import Problem
 from npattn.testing.bounds.allowed import allowed, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe

@@ -8,19 +8,12 @@ from typing import Any
 import numpy as np
 
 from npattn import dense, tiled
+from npattn.arrays import Array
+from npattn.checks import check_cotangent, direction_shape
 from npattn.conventions import Conventions, checked_conventions
 from npattn.errors import OptionError
-from npattn.problem import (
-    Alignment,
-    Array,
-    Forward,
-    Gradients,
-    Problem,
-    ScoreMod,
-    Window,
-    checked_cotangent,
-    direction_shape,
-)
+from npattn.options import Alignment, ScoreMod, Window
+from npattn.problem import Forward, Gradients, Problem
 
 __all__ = ["attention", "backward", "evaluate", "forward", "jvp"]
 
@@ -274,8 +267,8 @@ def jvp(
         if direction is None:
             arrays[f"d{name}"] = None
             continue
-        array = checked_cotangent(f"d{name}", direction, direction_shape(canonical, name))
-        array = _computed(array, canonical.dtype)
+        shape = direction_shape(name, getattr(canonical, name))
+        array = _computed(check_cotangent(f"d{name}", direction, shape), canonical.dtype)
         arrays[f"d{name}"] = array[None] if canonical.headless and name in "qkv" else array
     moved: tuple[Array, Array] = ENGINES[fwd.engine].jvp(canonical, residuals, **arrays)
     return moved
@@ -300,7 +293,7 @@ def _cotangents(
     fwd: Forward, dout: Any, dlse: Any, dweights: Any
 ) -> tuple[Array, Array | None, Array | None]:
     def checked(name: str, value: Any, shape: tuple[int, ...]) -> Array:
-        return _computed(checked_cotangent(name, value, shape), fwd.problem.dtype)
+        return _computed(check_cotangent(name, value, shape), fwd.problem.dtype)
 
     whole = (*fwd.lse.shape, fwd.problem.S)
     return (

@@ -1,23 +1,151 @@
-"""What masks and biases share: the sizes that such an object knows, and arrays of these sizes.
+"""Arrays, tiles of the scores, and the sizes that masks and biases know.
 
 Documents know their T and S, slopes know H, lengths know their batch axes; the rest is for the
-problem to say.
+problem to say. Numbers in brackets are the rules of docs/semantics.md.
 """
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import fields
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import ml_dtypes  # registers bfloat16 and float8 with NumPy, by name too
 import numpy as np
 
 from npattn.errors import OptionError, ShapeError
-from npattn.problem import Array, fitting, integer, shown
 
-__all__ = ["ANY", "Known", "Sized", "check_broadcast", "known_of", "read_only"]
+__all__ = [
+    "ANY",
+    "Array",
+    "BiasLike",
+    "Known",
+    "MaskLike",
+    "Sized",
+    "Tile",
+    "band",
+    "check_broadcast",
+    "check_integer",
+    "check_score_shape",
+    "describe_value",
+    "diagonal",
+    "finfo",
+    "known_of",
+    "plane_of",
+    "read_only",
+    "sum_to",
+    "tile_of",
+]
 
+Array = np.ndarray[Any, Any]
+
+FAR = 2**62  # further than any key, and what is added to an index without overflow
 ANY = -1
 """A T or S for which an object has an axis of 1, which broadcasts."""
+
+
+class Tile(NamedTuple):
+    """A rectangle of the scores of one head: queries t0 ≤ t < t1 and keys s0 ≤ s < s1.
+
+    `lead`, `H`, `T`, `S` are the sizes of the whole problem; `plane` is an index into
+    ``(*lead, H)``.
+    """
+
+    lead: tuple[int, ...]
+    H: int
+    T: int
+    S: int
+    plane: tuple[int, ...]
+    t0: int
+    t1: int
+    s0: int
+    s1: int
+
+    @property
+    def t(self) -> Array:
+        """The queries: (t1 − t0, 1)."""
+        return np.arange(self.t0, self.t1)[:, None]
+
+    @property
+    def s(self) -> Array:
+        """The keys: (1, s1 − s0)."""
+        return np.arange(self.s0, self.s1)[None]
+
+    @property
+    def indices(self) -> tuple[Array, Array, Array, Array]:
+        """b, h, t and s_index as score_mod gets them: with the rank of (*lead, H, T, S)."""
+        *lead, h = self.plane
+        b = int(np.ravel_multi_index(lead, self.lead)) if lead else 0
+        before = (1,) * len(self.lead)  # the axes of lead
+        one = (*before, 1, 1, 1)
+        return (
+            np.full(one, b),
+            np.full(one, h),
+            self.t.reshape(*before, 1, -1, 1),
+            self.s.reshape(*before, 1, 1, -1),
+        )
+
+
+@runtime_checkable
+class MaskLike(Protocol):
+    """What `Problem` takes as a mask besides arrays; `npattn.masks` makes such objects."""
+
+    def shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        """That of `to_array` for these sizes; ShapeError where it does not fit them."""
+
+    def __invert__(self) -> MaskLike:
+        """What this one hides."""
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        """(lo, hi): the rows of the tile see no key outside lo ≤ s < hi."""
+
+    def tile(self, tile: Tile) -> bool | Array:
+        """True or False where all or none is visible, else a bool array (t1 − t0, s1 − s0)."""
+
+    def to_array(
+        self,
+        T: int | None = None,
+        S: int | None = None,
+        *,
+        lead: tuple[int, ...] = (),
+        H: int = 1,
+    ) -> Array:
+        """The whole mask as a bool array."""
+
+
+@runtime_checkable
+class BiasLike(Protocol):
+    """What `Problem` takes as a bias besides arrays; `npattn.biases` makes such objects."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of `to_array`."""
+
+    def shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        """That of `to_array` for these sizes; ShapeError where it does not fit them."""
+
+    def tile(self, tile: Tile) -> Array:
+        """The bias of a tile, which broadcasts to (t1 − t0, s1 − s0)."""
+
+    def to_array(
+        self,
+        T: int | None = None,
+        S: int | None = None,
+        *,
+        lead: tuple[int, ...] = (),
+        H: int = 1,
+    ) -> Array:
+        """The whole bias as an array."""
+
+    def zeros(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Any:
+        """What `add` adds to: an array shaped as the parameter, a tuple for a sum."""
+
+    def add(self, total: Any, tile: Tile, ds: Array) -> None:
+        """Add the gradient of the parameter, from that of a tile (t1 − t0, s1 − s0), in place."""
+
+    def gradient(self, ds: Array) -> Any:
+        """The gradient of the parameter, from that of the scores (..., H, T, S) or of its array."""
 
 
 class Known(NamedTuple):
@@ -43,7 +171,7 @@ class Sized:
 
     def __repr__(self) -> str:
         words = (
-            f"{field.name}={shown(getattr(self, field.name))}"
+            f"{field.name}={describe_value(getattr(self, field.name))}"
             for field in fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
         )
         return f"{type(self).__name__}({', '.join(words)})"
@@ -71,7 +199,7 @@ class Sized:
         ShapeError
             If this is for other sizes.
         """
-        return fitting(self.kind, self._shape(lead, H, T, S), lead, H, T, S)
+        return check_score_shape(self.kind, self._shape(lead, H, T, S), lead, H, T, S)
 
     def to_array(
         self,
@@ -119,7 +247,7 @@ class Sized:
 
     def _size(self, name: str, given: int | None, known: int | None) -> int:
         if given is not None:
-            return integer(name, given, 0)
+            return check_integer(name, given, 0)
         if known is None:
             raise OptionError(
                 f"{name} is None, must be given to {self!r}, which does not know it: "
@@ -168,3 +296,91 @@ def _same(name: str, m: int | None, n: int | None) -> int | None:
     if known:
         return known.pop()
     return m if n == ANY else n
+
+
+@cache
+def finfo(dtype: Any) -> Any:
+    """The limits of a floating dtype, bfloat16 and float8 included."""
+    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+
+
+def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """Sum x over the axes along which an array of `shape` was broadcast to it.  [13]"""
+    if x.shape == shape:
+        return x
+    extra = x.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(
+        extra + i for i, n in enumerate(shape) if n == 1 and x.shape[extra + i] != 1
+    )
+    summed: Array = x.sum(axis=axes, keepdims=True)
+    return summed.reshape(shape)
+
+
+def diagonal(T: int, S: int, alignment: str | None) -> int:
+    """The key beside query 0; query t is beside the t-th key after it.  [6, 7]"""
+    return S - T if alignment == "bottom_right" else 0
+
+
+def band(beside: Array, s: Array, left: int | None, right: int | None) -> Array:
+    """Whether key s lies at most `left` before and `right` after the key beside its query.
+
+    None is unlimited.  [6, 7]
+    """
+    inside = None if right is None else s <= beside + min(right, FAR)
+    if left is not None:
+        after = s >= beside - min(left, FAR)
+        inside = after if inside is None else inside & after
+    if inside is None:
+        return np.ones(np.broadcast_shapes(beside.shape, s.shape), bool)
+    found: Array = inside
+    return found
+
+
+def plane_of(array: Array, plane: tuple[int, ...], rank: int = 2) -> Array:
+    """What an array has at an index of its leading axes, to which they broadcast: its last axes."""
+    axes = array.shape[: array.ndim - rank]
+    at = plane[len(plane) - len(axes) :]
+    found: Array = array[tuple(0 if n == 1 else i for n, i in zip(axes, at, strict=True))]
+    return found
+
+
+def tile_of(array: Array, tile: Tile) -> Array:
+    """A tile of an array that broadcasts against the scores; its axes of 1 stay.  [14]"""
+    plane = plane_of(array, tile.plane)
+    m, n = plane.shape
+    rows = slice(None) if m == 1 else slice(tile.t0, tile.t1)
+    return plane[rows, slice(None) if n == 1 else slice(tile.s0, tile.s1)]
+
+
+def check_score_shape(
+    name: str, shape: tuple[int, ...], lead: tuple[int, ...], H: int, T: int, S: int
+) -> tuple[int, ...]:
+    """`shape`, if it broadcasts against (*lead, H, T, S) without enlarging it.  [14]"""
+    whole = (*lead, H, T, S)
+    tail = whole[max(len(whole) - len(shape), 0) :]
+    fits = len(shape) == len(tail) and all(n in (1, w) for n, w in zip(shape, tail, strict=True))
+    if len(shape) >= 2 and fits:
+        return shape
+    hint = ""
+    if shape == whole[-1:]:
+        hint = f": write {name}[None, :] for one row of keys"
+    elif len(whole) == 4 and shape == (whole[0], whole[-1]):
+        hint = f"; a (B, S) {name} must become {name}[:, None, None, :]"
+    elif len(whole) == 4 and shape == (whole[0], *whole[-2:]):
+        hint = f"; a (B, T, S) {name} must become {name}[:, None]"
+    raise ShapeError(
+        f"{name} has shape {shape}, must have rank 2 or more and broadcast against "
+        f"(..., H, T, S) = {whole}{hint}"
+    )
+
+
+def describe_value(value: Any) -> str:
+    """A value as `Problem` shows it: of an array its dtype and shape."""
+    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+
+
+def check_integer(name: str, n: Any, least: int = 1) -> int:
+    """`n` as an int; OptionError where it is none, or less than it must be."""
+    if isinstance(n, (bool, np.bool_)) or not isinstance(n, numbers.Integral) or n < least:
+        raise OptionError(f"{name} is {n!r}, must be an integer ≥ {least}")
+    return int(n)

@@ -19,21 +19,22 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Known, Sized, known_of, read_only
-from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.problem import (
-    Alignment,
+from npattn.arrays import (
     Array,
+    Known,
+    Sized,
     Tile,
-    checked_alignment,
+    check_integer,
     diagonal,
-    floating,
-    integer,
+    known_of,
     plane_of,
-    read_bias,
+    read_only,
     sum_to,
     tile_of,
 )
+from npattn.checks import check_alignment, read_bias, read_floating
+from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.options import Alignment
 
 __all__ = ["Bias", "alibi", "dense", "of", "relative"]
 
@@ -132,7 +133,7 @@ class Bias(Sized):
         >>> biases.alibi(np.array([0.5]), alignment="top_left").gradient(np.ones((1, 1, 3)))
         array([-3.])
         """
-        ds = floating("ds", ds)
+        ds = read_floating("ds", ds)
         ds = ds[(None,) * (3 - ds.ndim)]
         lead, (H, T, S) = ds.shape[:-3], ds.shape[-3:]
         self.shape(lead, H, T, S)
@@ -220,11 +221,11 @@ def alibi(slopes: Any, *, alignment: Alignment = "bottom_right") -> Bias:
     array([-0.    , -0.0625, -0.125 ])
     """
     if isinstance(slopes, (numbers.Integral, np.bool_)):
-        slopes = _published(integer("slopes", slopes))
-    array = floating("slopes", slopes)
+        slopes = _published(check_integer("slopes", slopes))
+    array = read_floating("slopes", slopes)
     if array.ndim != 1:
         raise ShapeError(f"slopes has shape {array.shape}, must be (H,), or the number of heads")
-    return Alibi(array, checked_alignment(alignment))
+    return Alibi(array, check_alignment(alignment))
 
 
 def relative(
@@ -268,7 +269,7 @@ def relative(
     >>> biases.relative(table, max_distance=8, bidirectional=False).to_array(T=10, S=10)[0, -1]
     array([7., 7., 7., 6., 5., 4., 3., 2., 1., 0.])
     """
-    array = floating("table", table)
+    array = read_floating("table", table)
     if array.ndim != 2:
         raise ShapeError(f"table has shape {array.shape}, must be (num_buckets, H)")
     if not isinstance(bidirectional, (bool, np.bool_)):
@@ -278,8 +279,8 @@ def relative(
         raise ShapeError(
             f"table has {len(array)} buckets, must have {4 if bidirectional else 2} or more"
         )
-    reach = integer("max_distance", max_distance, count // 2 + 1)
-    return Relative(array, reach, bool(bidirectional), checked_alignment(alignment))
+    reach = check_integer("max_distance", max_distance, count // 2 + 1)
+    return Relative(array, reach, bool(bidirectional), check_alignment(alignment))
 
 
 # --- what these functions return ------------------------------------------------------------------

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from npattn.api import forward
+from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import MissingExtraError, NpattnError, OptionError, ShapeError
-from npattn.problem import Array
 
 try:
     import click

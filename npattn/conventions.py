@@ -16,8 +16,10 @@ from typing import Any, Literal
 import numpy as np
 
 from npattn import dense
+from npattn.arrays import Array, sum_to
 from npattn.errors import OptionError
-from npattn.problem import Array, Gradients, Problem, ScoreMod, sum_to
+from npattn.options import ScoreMod
+from npattn.problem import Gradients, Problem
 
 __all__ = ["PROFILES", "Conventions", "checked_conventions"]
 

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from npattn.arrays import Array, Tile, sum_to
 from npattn.errors import OptionError
-from npattn.problem import Array, Gradients, Problem, Tile, sum_to
+from npattn.problem import Gradients, Problem
 
 __all__ = ["Residuals", "backward", "forward", "jvp", "weights"]
 

@@ -25,8 +25,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.errors import OptionError
-from npattn.problem import Array, Gradients, Problem
+from npattn.problem import Gradients, Problem
 
 __all__ = ["Meaning", "backward", "forward"]
 

@@ -19,21 +19,24 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import ANY, Known, Sized, check_broadcast, known_of, read_only
-from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.problem import (
-    Alignment,
+from npattn.arrays import (
+    ANY,
     Array,
+    Known,
+    Sized,
     Tile,
     band,
-    checked_alignment,
+    check_broadcast,
+    check_integer,
     diagonal,
-    integer,
+    known_of,
     plane_of,
-    read_array,
-    read_mask,
+    read_only,
     tile_of,
 )
+from npattn.checks import check_alignment, read_array, read_mask
+from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.options import Alignment
 
 __all__ = [
     "Mask",
@@ -138,10 +141,10 @@ def causal(
     array([[ True,  True, False],
            [ True,  True,  True]])
     """
-    T = None if T is None else integer("T", T, 0)
-    S = T if S is None else integer("S", S, 0)
+    T = None if T is None else check_integer("T", T, 0)
+    S = T if S is None else check_integer("S", S, 0)
     if alignment is not None:
-        checked_alignment(alignment)
+        check_alignment(alignment)
     elif T is not None and S is not None:
         _check_unambiguous(T, S)
     return Band(None, 0, alignment, T, S)
@@ -178,8 +181,8 @@ def window(
            [False,  True,  True]])
     """
     sides = (("left", left), ("right", right))
-    left, right = (None if n is None else integer(name, n, 0) for name, n in sides)
-    return Band(left, right, checked_alignment(alignment))
+    left, right = (None if n is None else check_integer(name, n, 0) for name, n in sides)
+    return Band(left, right, check_alignment(alignment))
 
 
 def lengths(keys: Any, queries: Any = None) -> Mask:
@@ -326,7 +329,7 @@ def blocks(layout: Any, size: int | tuple[int, int]) -> Mask:
     pair = size if isinstance(size, (tuple, list)) else (size, size)
     if len(pair) != 2:
         raise OptionError(f"size is {size!r}, must be an integer or a pair (queries, keys)")
-    return Blocks(array, integer("size", pair[0]), integer("size", pair[1]))
+    return Blocks(array, check_integer("size", pair[0]), check_integer("size", pair[1]))
 
 
 def custom(function: Predicate) -> Mask:

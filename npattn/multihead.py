@@ -24,17 +24,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from npattn import api
+from npattn.arrays import Array, check_integer, sum_to
+from npattn.checks import check_cotangent, read_floating
 from npattn.conventions import Conventions, checked_conventions
 from npattn.errors import OptionError, ShapeError
-from npattn.problem import (
-    Array,
-    Forward,
-    Problem,
-    checked_cotangent,
-    floating,
-    integer,
-    sum_to,
-)
+from npattn.problem import Forward, Problem
 from npattn.projections import (
     Merge,
     Norm,
@@ -130,15 +124,15 @@ class MultiHeadAttention:
 
     def __post_init__(self) -> None:
         put = self.__dict__.__setitem__
-        H = integer("num_heads", self.num_heads)
-        K = integer("num_kv_heads", H if self.num_kv_heads is None else self.num_kv_heads)
+        H = check_integer("num_heads", self.num_heads)
+        K = check_integer("num_kv_heads", H if self.num_kv_heads is None else self.num_kv_heads)
         if H % K:
             raise OptionError(f"num_kv_heads is {K}, must divide the {H} query heads")
         put("num_heads", H)
         put("num_kv_heads", K)
         for name in PARAMETERS:
             if getattr(self, name) is not None or name in ("wq", "wk", "wv"):
-                put(name, floating(name, getattr(self, name)))
+                put(name, read_floating(name, getattr(self, name)))
         self._check_options()
         for name, shape in self._shapes().items():
             array = getattr(self, name)
@@ -222,10 +216,10 @@ class MultiHeadAttention:
         """
         if order not in ("qkv", "per_head"):
             raise OptionError(f'order is {order!r}, must be "qkv" or "per_head"')
-        H, w = integer("num_heads", num_heads), floating("w", w)
+        H, w = check_integer("num_heads", num_heads), read_floating("w", w)
         if w.ndim != 2 or w.shape[1] % (3 * H):
             raise ShapeError(f"w has shape {w.shape}, must be (input, 3 · {H} heads · size)")
-        b = None if b is None else floating("b", b)
+        b = None if b is None else read_floating("b", b)
         if b is not None and b.shape != w.shape[1:]:
             raise ShapeError(f"b has shape {b.shape}, must have shape {w.shape[1:]}")
 
@@ -285,16 +279,16 @@ class MultiHeadAttention:
         **options
             As in `MultiHeadAttention`.
         """
-        rng = np.random.default_rng(integer("seed", seed, least=0))
-        H, in_size = integer("num_heads", num_heads), integer("in_size", in_size)
-        K = integer("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
+        rng = np.random.default_rng(check_integer("seed", seed, least=0))
+        H, in_size = check_integer("num_heads", num_heads), check_integer("in_size", in_size)
+        K = check_integer("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
         if head_size is None and in_size % H:
             raise OptionError(f"in_size is {in_size}, must be a multiple of {H}, or give head_size")
-        D = integer("head_size", in_size // H if head_size is None else head_size)
-        E = integer("value_size", D if value_size is None else value_size)
-        in_k = integer("key_size", in_size if key_size is None else key_size)
-        in_v = integer("value_in", in_k if value_in is None else value_in)
-        out = integer("out_size", in_size if out_size is None else out_size)
+        D = check_integer("head_size", in_size // H if head_size is None else head_size)
+        E = check_integer("value_size", D if value_size is None else value_size)
+        in_k = check_integer("key_size", in_size if key_size is None else key_size)
+        in_v = check_integer("value_in", in_k if value_in is None else value_in)
+        out = check_integer("out_size", in_size if out_size is None else out_size)
         packed = in_size == in_k == in_v
         shapes = {"wq": (in_size, H * D), "wk": (in_k, K * D), "wv": (in_v, K * E)}
         columns = sum(n for _, n in shapes.values())
@@ -431,7 +425,7 @@ class MultiHeadAttention:
         """
         self._check_own(fwd)
         return self._gradients(
-            fwd.steps, fwd.call, checked_cotangent("dout", dout, fwd.out.shape), dlse, dweights
+            fwd.steps, fwd.call, check_cotangent("dout", dout, fwd.out.shape), dlse, dweights
         )
 
     def importance(self, fwd: MultiHeadForward, dout: Any) -> Array:
@@ -442,7 +436,7 @@ class MultiHeadAttention:
         """
         self._check_own(fwd)
         steps = fwd.steps
-        do = self._from_out(steps, checked_cotangent("dout", dout, fwd.out.shape))[1]
+        do = self._from_out(steps, check_cotangent("dout", dout, fwd.out.shape))[1]
         rest = tuple(i for i in range(do.ndim) if i != do.ndim - 3)
         return np.asarray(abs((do * steps.attention.out).sum(rest)))
 
@@ -481,7 +475,7 @@ class MultiHeadAttention:
             return described(self)
         fwd = self.forward(query, key, value, mask, **options)
         return described(
-            self, fwd, None if dout is None else checked_cotangent("dout", dout, fwd.out.shape)
+            self, fwd, None if dout is None else check_cotangent("dout", dout, fwd.out.shape)
         )
 
     def prune(self, heads: Sequence[int]) -> MultiHeadAttention:
@@ -537,7 +531,7 @@ class MultiHeadAttention:
 
     def _input(self, name: str, x: Any) -> Array:
         """query, key or value, as wide as its weight takes it."""
-        array, width = floating(name, x), getattr(self, "w" + name[0]).shape[0]
+        array, width = read_floating(name, x), getattr(self, "w" + name[0]).shape[0]
         if array.ndim < 2 or array.shape[-1] != width:
             raise ShapeError(f"{name} has shape {array.shape}, must be (..., length, {width})")
         return array

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.errors import DtypeError, MissingExtraError, OptionError, ShapeError
-from npattn.problem import Array
 
 try:
     from matplotlib import colormaps

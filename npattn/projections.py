@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from npattn.problem import Array
+from npattn.arrays import Array
 
 __all__ = [
     "Norm",

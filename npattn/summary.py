@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from npattn import api
-from npattn.problem import Array
+from npattn.arrays import Array
 
 __all__ = ["Description", "Head", "Step", "described"]
 

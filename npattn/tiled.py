@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn import biases, dense, masks, threads
-from npattn.problem import Array, Gradients, Problem, Tile, sum_to, tile_of
+from npattn.arrays import Array, Tile, sum_to, tile_of
+from npattn.problem import Gradients, Problem
 
 __all__ = ["Saved", "backward", "choice", "computed", "forward", "jvp", "weights"]
 

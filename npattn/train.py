@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.errors import MissingExtraError, OptionError
 from npattn.multihead import MultiHeadAttention, MultiHeadForward
-from npattn.problem import Array
 from npattn.projections import Normed, linear, linear_backward, normalise, normalise_backward
 from npattn.weights.files import write_whole
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import npattn
 from npattn import Conventions, MultiHeadAttention, Problem, biases, loops, masks
+from npattn.arrays import BiasLike, Tile, sum_to
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.problem import BiasLike, Tile
 
 Array = np.ndarray[Any, Any]
 ALIGNMENTS = ["bottom_right", "top_left"]
@@ -224,7 +224,7 @@ def test_a_sum_adds_its_terms_and_has_a_gradient_for_each(sizes, rng, data):
 def test_the_gradient_of_the_array_is_enough(kind, sizes, rng):
     case = kind(rng, sizes)
     ds = rng.integers(-9, 10, (*sizes.lead, *sizes[1:])).astype(float)
-    summed = npattn.problem.sum_to(ds, case.bias.shape(*sizes))
+    summed = sum_to(ds, case.bias.shape(*sizes))
     np.testing.assert_array_equal(case.bias.gradient(summed), case.bias.gradient(ds))
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import npattn
 from npattn import Conventions, Problem, conventions, loops
+from npattn.arrays import sum_to
 from npattn.conventions import PROFILES
 from npattn.errors import OptionError
 
@@ -256,7 +257,7 @@ def test_gradients_are_the_slopes_of_forward_under_every_field(
 
 def no_factor(self: Conventions, problem: Problem, dbias: Array) -> Array:
     assert problem.bias is not None
-    return npattn.problem.sum_to(dbias[..., : problem.S], problem.bias.shape)
+    return sum_to(dbias[..., : problem.S], problem.bias.shape)
 
 
 def as_given(self: Conventions, problem: Problem, weights: Array) -> Array:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import npattn
 from npattn import Conventions, MultiHeadAttention, Problem, biases, loops, masks
+from npattn.arrays import MaskLike, Tile
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.problem import MaskLike, Tile
 
 Array = np.ndarray[Any, Any]
 Sees = Callable[[tuple[int, ...], int, int, int], bool]

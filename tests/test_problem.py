@@ -9,8 +9,9 @@ import pytest
 
 import npattn
 from npattn import Problem
+from npattn.arrays import sum_to
+from npattn.checks import check_cotangent
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.problem import checked_cotangent, sum_to
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
 
@@ -315,7 +316,7 @@ def test_nested_lists_are_read():
 def test_an_array_that_cannot_be_read_is_named_with_its_kind_and_dtype():
     with pytest.raises(DtypeError) as caught:
         Problem(**inputs(k=NotToBeRead()))
-    assert str(caught.value).startswith("k is a test_problem.NotToBeRead of dtype float32, which")
+    assert str(caught.value).startswith(f"k is a {__name__}.NotToBeRead of dtype float32, which")
     assert "(it is elsewhere); pass a NumPy array" in str(caught.value)
 
 
@@ -606,4 +607,4 @@ def test_sum_to_keeps_an_axis_of_length_0():
 
 def test_a_cotangent_has_the_shape_of_what_it_belongs_to():
     with pytest.raises(ShapeError, match=r"dout has shape \(3,\), must have that of out, \(2,\)"):
-        checked_cotangent("dout", noise(3), (2,))
+        check_cotangent("dout", noise(3), (2,))

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn import biases, masks
+from npattn.arrays import Array
 from npattn.biases import Bias
 from npattn.masks import Mask
-from npattn.problem import Array, Problem
+from npattn.problem import Problem
 
 __all__ = ["CASES", "Case", "Task", "made"]
 

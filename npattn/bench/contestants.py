@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from npattn.arrays import Array
 from npattn.bench.cases import Task
-from npattn.problem import Array
 
 __all__ = ["CONTESTANTS", "Calls", "Contestant"]
 

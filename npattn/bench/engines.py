@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import npattn
+from npattn.arrays import Array
 from npattn.bench.cases import Task
 from npattn.bench.contestants import Calls
-from npattn.problem import Array
 
 __all__ = ["dense", "tiled"]
 

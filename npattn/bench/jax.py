@@ -7,9 +7,9 @@ from typing import Any
 import jax  # type: ignore[import-not-found, unused-ignore]
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.bench.cases import Task
 from npattn.bench.contestants import Calls
-from npattn.problem import Array
 from npattn.testing.targets.jax import JAX
 
 __all__ = ["jit"]

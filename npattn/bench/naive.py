@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.bench.cases import Task
 from npattn.bench.contestants import Calls
-from npattn.problem import Array
 
 __all__ = ["naive"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from npattn.arrays import Array
 from npattn.bench.cases import Task
 from npattn.bench.contestants import Calls
-from npattn.problem import Array
 from npattn.testing.targets.onnx import attention
 
 __all__ = ["reference"]

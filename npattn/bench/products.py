@@ -13,9 +13,9 @@ import numpy as np
 
 from npattn import threads as pool
 from npattn import tiled
+from npattn.arrays import Array
 from npattn.bench.cases import Task
 from npattn.bench.contestants import Calls
-from npattn.problem import Array
 
 __all__ = ["products", "products_and_exp"]
 

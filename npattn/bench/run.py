@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from npattn import threads as pool
+from npattn.arrays import Array, check_integer
 from npattn.bench import machine
 from npattn.bench.cases import CASES, Case, Task, made
 from npattn.bench.clock import Clock, turn
@@ -18,7 +19,6 @@ from npattn.bench.memory import REFUSALS, Probe, how, probe, told
 from npattn.bench.report import Cell, Report, Times
 from npattn.bench.verify import Judge
 from npattn.errors import MissingExtraError, OptionError
-from npattn.problem import Array, integer
 
 __all__ = ["DTYPES", "LENGTHS", "Settings", "bench"]
 
@@ -81,7 +81,7 @@ class Settings:
         put = self.__dict__.__setitem__
         put("cases", _known("cases", self.cases, CASES))
         put("dtypes", _known("dtypes", self.dtypes, DTYPES))
-        put("lengths", tuple(sorted({integer("lengths", T) for T in self.lengths})))
+        put("lengths", tuple(sorted({check_integer("lengths", T) for T in self.lengths})))
         if not self.lengths:
             raise OptionError("lengths is empty, must have at least one T")
         here = tuple(name for name, c in CONTESTANTS.items() if c.runs_here)
@@ -92,13 +92,13 @@ class Settings:
                 raise MissingExtraError(
                     f"{name} needs {needs}, which is not installed: pip install 'npattn[{needs}]'"
                 )
-        put("rounds", integer("rounds", self.rounds))
+        put("rounds", check_integer("rounds", self.rounds))
         if not self.seconds > 0:
             raise OptionError(f"seconds is {self.seconds}, must be above 0")
-        put("seed", integer("seed", self.seed, 0))
+        put("seed", check_integer("seed", self.seed, 0))
         free = int(SHARE * available())
-        put("memory", free if self.memory is None else integer("memory", self.memory))
-        threads = pool.count() if self.threads is None else integer("threads", self.threads)
+        put("memory", free if self.memory is None else check_integer("memory", self.memory))
+        threads = pool.count() if self.threads is None else check_integer("threads", self.threads)
         put("threads", threads)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from npattn.arrays import Array
 from npattn.bench.cases import Task
 from npattn.bench.contestants import Calls
-from npattn.problem import Array
 from npattn.testing.targets.torch import sdpa
 
 __all__ = ["fused", "math"]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import npattn
+from npattn.arrays import Array
 from npattn.bench.cases import Task
-from npattn.problem import Array
 from npattn.testing import spot_check
 
 __all__ = ["Judge"]

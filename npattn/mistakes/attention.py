@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.problem import Array, Window, sum_to
+from npattn.arrays import Array, sum_to
+from npattn.options import Window
 
 __all__ = ["TILE", "Attention", "Call", "base", "base_backward", "within"]
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Call, within
 from npattn.mistakes.register import mutant
-from npattn.problem import Array, Window
+from npattn.options import Window
 
 __all__: list[str] = []
 

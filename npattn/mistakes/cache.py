@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Call
 from npattn.mistakes.register import mutant
-from npattn.problem import Array
 
 # --- a cached past: S − T keys before those of the queries ---
 

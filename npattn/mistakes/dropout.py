@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Call
 from npattn.mistakes.online import Online
 from npattn.mistakes.register import mutant
-from npattn.problem import Array
 
 
 @mutant(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Call
 from npattn.mistakes.register import mutant
-from npattn.problem import Array, Window
+from npattn.options import Window
 
 # --- causal ---
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Call, within
 from npattn.mistakes.register import mutant
-from npattn.problem import Array
 
 __all__ = ["Online", "Split", "State"]
 

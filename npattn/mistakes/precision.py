@@ -10,10 +10,10 @@ import math
 import ml_dtypes
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Call
 from npattn.mistakes.online import Online, State
 from npattn.mistakes.register import mutant
-from npattn.problem import Array
 
 __all__: list[str] = []
 

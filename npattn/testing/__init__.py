@@ -3,9 +3,10 @@
 Needs hypothesis, rich and click: ``pip install 'npattn[check]'``.
 """
 
+from npattn.problem import Cotangents
 from npattn.testing.adapters.implementation import Implementation, ImplementationError
 from npattn.testing.bounds.allowed import Rounding
-from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.check import check
 from npattn.testing.compare import Comparison, compare
 from npattn.testing.report.report import Outcome, Report

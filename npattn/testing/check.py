@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 import npattn
+from npattn.arrays import check_integer
 from npattn.conventions import Conventions, checked_conventions
 from npattn.errors import DtypeError, OptionError
-from npattn.problem import integer
+from npattn.options import FEATURES
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.allowed import Rounding
-from npattn.testing.cases.strategies import FEATURES, Space
+from npattn.testing.cases.strategies import Space
 from npattn.testing.report.report import Outcome, Report
 from npattn.testing.rules import PROPERTIES, Property
 from npattn.testing.runner.rounds import ROBUSTNESS, Judge, Progress
@@ -132,7 +133,7 @@ def check(
     if not dtypes or examples < 1:
         raise OptionError(f"dtypes is {dtypes!r} and examples {examples}, must be 1 or more each")
     checked_conventions(conventions)
-    processes = integer("processes", processes)
+    processes = check_integer("processes", processes)
     rules, robust = _chosen(only), ROBUSTNESS in (only or ())
     meaning, progress = conventions or Conventions(), progress or (lambda *_: None)
     swept = _sweeps(implementation, sweep, only)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from npattn.api import backward, evaluate
+from npattn.arrays import Array, finfo
 from npattn.conventions import Conventions
 from npattn.errors import OptionError, ShapeError
-from npattn.problem import Array, Problem, finfo
+from npattn.problem import Problem
 from npattn.testing.bounds.allowed import Rounding, allowed
 
 __all__ = ["Comparison", "compare", "compare_arrays", "excess", "half_ulp", "real"]

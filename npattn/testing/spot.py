@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array, check_integer
+from npattn.checks import read_floating
 from npattn.conventions import Conventions, checked_conventions
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.problem import Alignment, Array, Problem, ScoreMod, Window, floating, integer
+from npattn.options import Alignment, ScoreMod, Window
+from npattn.problem import Problem
 from npattn.testing.bounds.blocks import Blocks
 from npattn.testing.bounds.by_key import Columns, Delivered, Slack, of_keys
 from npattn.testing.bounds.by_row import Rows
@@ -270,7 +273,7 @@ dropout_rate, conventions
         dout,
         dlse,
     )
-    return asked.check(integer("samples", samples), integer("seed", seed, 0))
+    return asked.check(check_integer("samples", samples), check_integer("seed", seed, 0))
 
 
 def _missed(wrong: int, drawn: int, whole: int) -> float:
@@ -323,7 +326,7 @@ class _Asked:
 
     def _array(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
         """An array with a head axis, after checking that it has this shape."""
-        array = floating(name, value)
+        array = read_floating(name, value)
         if array.shape != shape:
             raise ShapeError(f"{name} has shape {array.shape}, must have {shape}")
         return array[None] if self.problem.headless else array

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from npattn.api import backward, evaluate
+from npattn.arrays import Array, finfo
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError
-from npattn.problem import Array, Problem, finfo
+from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import Implementation, ImplementationError
 from npattn.testing.bounds.allowed import Rounding, allowed
-from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools, Space
 from npattn.testing.compare import Comparison, compare_arrays, excess, half_ulp
 

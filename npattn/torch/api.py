@@ -8,16 +8,11 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
+from npattn.checks import check_cotangent, direction_shape
 from npattn.conventions import Conventions, checked_conventions
 from npattn.errors import DtypeError, OptionError
-from npattn.problem import (
-    Alignment,
-    Forward,
-    Gradients,
-    Window,
-    checked_cotangent,
-    direction_shape,
-)
+from npattn.options import Alignment, Window
+from npattn.problem import Forward, Gradients
 from npattn.torch import engine as tiles
 from npattn.torch import kernels
 from npattn.torch.autograd import Call, attend, pulled
@@ -259,7 +254,7 @@ def jvp(
     along = {
         f"d{name}": None
         if x is None
-        else _checked(problem, f"d{name}", x, direction_shape(problem, name))
+        else _checked(problem, f"d{name}", x, direction_shape(name, getattr(problem, name)))
         for name, x in directions.items()
     }
     with torch.no_grad(), exact(problem.dtype, problem.device):
@@ -276,11 +271,11 @@ _jvp = _disable_dynamo(jvp)
 def _checked(problem: Any, name: str, value: Any, shape: Any) -> Tensor:
     """A cotangent in the dtype computed in, after checking that it is shaped as it must be."""
     if not isinstance(value, Tensor):
-        array = checked_cotangent(name, value, tuple(shape))
+        array = check_cotangent(name, value, tuple(shape))
         if array.dtype.kind == "c":
             raise DtypeError(f"{name} is {array.dtype}, must be real as the problem is")
         return problem.computed(moved(array, problem.device))  # type: ignore[no-any-return]
-    checked_cotangent(name, stand_in(name, value), tuple(shape))
+    check_cotangent(name, stand_in(name, value), tuple(shape))
     if value.is_complex():
         raise DtypeError(f"{name} is {value.dtype}, must be real as the problem is")
     if value.device != problem.device:

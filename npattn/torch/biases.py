@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from npattn import biases
-from npattn.problem import Tile, diagonal, sum_to
+from npattn.arrays import Tile, diagonal, sum_to
 from npattn.torch.problem import Problem, moved
 from npattn.torch.tiles import Group, Part, Rows, flat, piece
 

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from npattn.problem import Gradients, sum_to
+from npattn.arrays import sum_to
+from npattn.problem import Gradients
 from npattn.torch.biases import added
 from npattn.torch.problem import Problem
 from npattn.torch.score_mod import call_score_mod, check_slopes

@@ -22,9 +22,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from npattn import masks
+from npattn.arrays import Array, diagonal
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.problem import Array, Forward, diagonal
+from npattn.problem import Forward
 from npattn.torch.problem import Problem, moved
 
 __all__ = ["evaluate", "forward", "not_fused", "refusal", "route"]

@@ -19,10 +19,10 @@ from torch._compile import _disable_dynamo
 from torch.nn.functional import linear, pad
 
 from npattn import multihead
+from npattn.arrays import check_integer
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.multihead import staying_heads
-from npattn.problem import integer
 from npattn.torch.api import forward as attend
 from npattn.torch.flags import exact
 from npattn.torch.problem import ENGINES
@@ -112,18 +112,22 @@ device, dtype
         empty_row: Literal["zero", "nan", "mean"] = "zero",
     ) -> None:
         super().__init__()
-        self.embed_dim = integer("embed_dim", embed_dim)
-        self.num_heads = H = integer("num_heads", num_heads)
-        self.num_kv_heads = K = integer("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
+        self.embed_dim = check_integer("embed_dim", embed_dim)
+        self.num_heads = H = check_integer("num_heads", num_heads)
+        self.num_kv_heads = K = check_integer(
+            "num_kv_heads", H if num_kv_heads is None else num_kv_heads
+        )
         if H % K:
             raise OptionError(f"num_kv_heads is {K}, must divide the {H} query heads")
         if head_dim is None and embed_dim % H:
             raise OptionError(
                 f"embed_dim is {embed_dim}, must be a multiple of {H}, or give head_dim"
             )
-        self.head_dim = D = integer("head_dim", embed_dim // H if head_dim is None else head_dim)
-        self.kdim = integer("kdim", embed_dim if kdim is None else kdim)
-        self.vdim = integer("vdim", embed_dim if vdim is None else vdim)
+        self.head_dim = D = check_integer(
+            "head_dim", embed_dim // H if head_dim is None else head_dim
+        )
+        self.kdim = check_integer("kdim", embed_dim if kdim is None else kdim)
+        self.vdim = check_integer("vdim", embed_dim if vdim is None else vdim)
         self.dropout = _probability(dropout)
         self.batch_first, self.add_zero_attn = bool(batch_first), bool(add_zero_attn)
         self.compute_dtype, self.engine = _computed_by(compute_dtype, engine)

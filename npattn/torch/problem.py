@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from npattn import problem as numpy_problem
+from npattn.arrays import Array, BiasLike, MaskLike
+from npattn.checks import read_bias, read_boolean, read_floating, read_mask
 from npattn.errors import DtypeError, OptionError
-from npattn.problem import Array, BiasLike, MaskLike, boolean, floating, read_bias, read_mask
 from npattn.torch import score_mod
 from npattn.torch.namespace import Namespace, namespace
 
@@ -236,8 +237,8 @@ def _read(name: str, value: Any, device: torch.device) -> Any:
 READ: dict[str, Any] = {
     "mask": read_mask,
     "bias": read_bias,
-    "sinks": partial(floating, "sinks"),
-    "dropout_mask": partial(boolean, "dropout_mask"),
+    "sinks": partial(read_floating, "sinks"),
+    "dropout_mask": partial(read_boolean, "dropout_mask"),
 }
 
 

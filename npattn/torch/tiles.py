@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from npattn import masks
-from npattn.problem import Array, Tile, band, diagonal
+from npattn.arrays import Array, Tile, band, diagonal
 from npattn.torch.problem import Problem, moved
 
 __all__ = ["Group", "Part", "Plan", "Rows", "flat", "piece", "plan_of"]

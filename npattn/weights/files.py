@@ -14,9 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.errors import NpattnError, OptionError, ShapeError
 from npattn.multihead import PARAMETERS, MultiHeadAttention
-from npattn.problem import Array
 from npattn.weights.reading import check_names, listed, missing
 
 __all__ = ["load", "save"]

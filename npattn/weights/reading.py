@@ -12,9 +12,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from npattn.arrays import Array
+from npattn.checks import read_floating
 from npattn.errors import DtypeError, MissingExtraError, OptionError, ShapeError
 from npattn.multihead import MultiHeadAttention
-from npattn.problem import Array, floating
 
 __all__ = [
     "check_kind",
@@ -38,7 +39,7 @@ def read(name: str, value: Any) -> Array:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _of_tensor(torch, name, value)
-    return np.array(floating(name, value), order="C")
+    return np.array(read_floating(name, value), order="C")
 
 
 def _of_tensor(torch: Any, name: str, tensor: Any) -> Array:

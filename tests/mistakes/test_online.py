@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import npattn
+from npattn.arrays import Array
 from npattn.mistakes import online
 from npattn.mistakes.attention import Attention, Call, within
 from npattn.mistakes.online import TILE, Online, Split
 from npattn.mistakes.precision import Fused
 from npattn.mistakes.register import REGISTER
-from npattn.problem import Array
 from npattn.testing import check
 from npattn.testing.bounds.allowed import bounds
 

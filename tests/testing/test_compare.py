@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npattn
+from npattn.arrays import finfo
 from npattn.errors import NpattnError, OptionError
-from npattn.problem import Problem, finfo
+from npattn.problem import Problem
 from npattn.testing.bounds.allowed import allowed
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.compare import Comparison, compare, compare_arrays, excess

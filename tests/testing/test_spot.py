@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 import npattn
 from npattn import biases, masks
 from npattn.api import evaluate
-from npattn.arrays import Sized
+from npattn.arrays import Array, Sized, Tile
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
-from npattn.problem import Array, Tile
+from npattn.options import FEATURES
 from npattn.testing import SpotCheck, spot_check
 from npattn.testing.bounds import by_row
 from npattn.testing.bounds.allowed import allowed
-from npattn.testing.cases.strategies import FEATURES, STRUCTURE, Space, recipes
+from npattn.testing.cases.strategies import STRUCTURE, Space, recipes
 from npattn.testing.spot import drawn
 
 BF16 = ml_dtypes.bfloat16

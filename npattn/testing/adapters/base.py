@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.errors import NpattnError, OptionError
-from npattn.problem import Array
+from npattn.problem import Cotangents
 from npattn.testing.adapters.signature import parameters
-from npattn.testing.cases.recipe import Cotangents
 
 __all__ = [
     "FRAMEWORKS",

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.errors import NpattnError, OptionError
-from npattn.problem import Array, Problem
+from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import (
     Framework,
     ImplementationError,
@@ -25,7 +26,6 @@ from npattn.testing.adapters.base import (
     told,
 )
 from npattn.testing.adapters.signature import RETURNS, called, parameters, read
-from npattn.testing.cases.recipe import Cotangents
 from npattn.testing.targets import load
 
 __all__ = ["Framework", "Implementation", "ImplementationError", "NumPy", "ResultError"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from npattn.errors import OptionError
-from npattn.testing.cases.strategies import FEATURES
+from npattn.options import FEATURES
 
 __all__ = ["RETURNS", "Signature", "called", "parameters", "read"]
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array, sum_to
 from npattn.conventions import Conventions
-from npattn.problem import Array, Gradients, Problem, sum_to
+from npattn.problem import Gradients, Problem
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.bounds.row_norms import Cheap, covers
 from npattn.testing.bounds.variance import DEVIATIONS, Noise

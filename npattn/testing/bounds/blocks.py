@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npattn.arrays import Array, Tile, band, diagonal, plane_of
 from npattn.conventions import Conventions
-from npattn.problem import Array, Problem, ScoreMod, Tile, Window, band, diagonal, plane_of
+from npattn.options import ScoreMod, Window
+from npattn.problem import Problem
 
 __all__ = ["Block", "Blocks"]
 

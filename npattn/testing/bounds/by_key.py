@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn import dense
-from npattn.problem import Array
+from npattn.arrays import Array
 from npattn.testing.bounds.blocks import Block, Blocks
 from npattn.testing.bounds.by_row import NoisePart, Part, Rows, width
 from npattn.testing.bounds.rounding import Rounding

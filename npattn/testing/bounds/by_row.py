@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from npattn import dense
-from npattn.problem import Array
+from npattn.arrays import Array
 from npattn.testing.bounds import worst_case
 from npattn.testing.bounds.blocks import Block, Blocks
 from npattn.testing.bounds.rounding import Rounding

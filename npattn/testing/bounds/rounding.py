@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from npattn.arrays import finfo
 from npattn.errors import OptionError
-from npattn.problem import finfo
 
 __all__ = ["Rounding", "Stored", "Units", "unit_roundoff"]
 

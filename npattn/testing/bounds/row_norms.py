@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array, sum_to
 from npattn.dense import sum_shared
-from npattn.problem import Array, Problem, sum_to
+from npattn.problem import Problem
 from npattn.testing.bounds.array_ops import Arithmetic
 from npattn.testing.bounds.rounding import Rounding, Units
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn import dense
-from npattn.problem import Array, sum_to
+from npattn.arrays import Array, sum_to
 from npattn.testing.bounds.rounding import Stored
 from npattn.testing.bounds.worst_case import Hard, finite, swing
 

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from npattn import dense
+from npattn.arrays import Array, sum_to
 from npattn.conventions import Conventions
-from npattn.problem import Array, Problem, sum_to
+from npattn.problem import Problem
 from npattn.testing.bounds.rounding import Rounding, Units
 
 __all__ = ["DeltaSums", "GradientSums", "Hard", "OutSums", "Shares"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npattn.problem import Array, finfo
+from npattn.arrays import Array, finfo
 
 if TYPE_CHECKING:
     from npattn.testing.cases.recipe import Recipe

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from npattn.problem import Array
+from npattn.arrays import Array
 from npattn.testing.cases.recipe import Recipe
 
 __all__ = ["BY_SAMPLE", "OPTIONS", "covering", "kinds", "options_on", "traits"]

@@ -7,13 +7,14 @@ named distribution, so that shrinking is fast and a report can print the whole p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
-from npattn.problem import Array, Problem, Window, finfo
+from npattn.arrays import Array, finfo
+from npattn.options import Window
+from npattn.problem import Cotangents, Problem
 from npattn.testing.cases.distributions import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
     "MASKS",
     "SCORE_MODS",
     "VIEWS",
-    "Cotangents",
     "Recipe",
     "repeat_for_view",
 ]
@@ -30,21 +30,6 @@ __all__ = [
 VIEWS = ("contiguous", "transposed", "stepped", "expanded", "reversed")
 """How arrays lie in memory: as made; (B, T, H, D) storage seen as (B, H, T, D); every second
 element of a larger buffer; k, v and dout repeated by a stride of 0; negative strides."""
-
-
-@dataclass(frozen=True, eq=False)
-class Cotangents:
-    """Of out and, where the implementation returns them, of lse and of the weights.
-
-    ``dout, dlse = cotangents`` takes the two apart that most rules alter.
-    """
-
-    dout: Array
-    dlse: Array | None
-    dweights: Array | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.dout, self.dlse))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from npattn.errors import MissingExtraError, OptionError
+from npattn.options import FEATURES, OPTIONS
 from npattn.problem import Problem
 from npattn.testing.cases.pairwise import BY_SAMPLE, CROWD, covering, options_on
 from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
@@ -29,21 +30,7 @@ except ImportError as err:
         "pip install 'npattn[check]'"
     ) from err
 
-__all__ = ["FEATURES", "STRUCTURE", "Pools", "Space", "problems", "recipes"]
-
-FEATURES = (
-    "mask",
-    "causal",
-    "window",
-    "bias",
-    "scale",
-    "softcap",
-    "score_mod",
-    "sinks",
-    "dropout_mask",
-    "dropout_rate",
-)
-"""The options of an implementation that change what it computes."""
+__all__ = ["STRUCTURE", "Pools", "Space", "problems", "recipes"]
 
 STRUCTURE = (
     "rank 2",
@@ -86,10 +73,9 @@ CANDIDATES = 1200  # recipes from which the plan chooses
 FIELDS = 32  # at least as many as pools have lists
 PLAIN = Recipe()
 KEEP = object()  # a field stays as the seed chose it
-WINDOWS = ((0, 0), (1, 0), (0, 1), (2, 3), (3, None), (None, 1), (7, 0), (16, 5), (0, 2**31 - 1))
-SCALES = (0.5, 1.0, -0.75, 0.0, 1.7)
-SOFTCAPS = (2.0, 0.5, 1.0, 30.0)
-RATES = (0.5, 0.0, 0.3)
+WINDOWS, SCALES, SOFTCAPS, RATES = (
+    OPTIONS[name].examples for name in ("window", "scale", "softcap", "dropout_rate")
+)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from npattn.problem import band, diagonal
+from npattn.arrays import band, diagonal
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.bounds.row_norms import Cheap

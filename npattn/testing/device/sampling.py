@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from npattn.problem import finfo
+from npattn.arrays import finfo
 from npattn.testing.cases.recipe import Recipe
 from npattn.torch.problem import Problem
 

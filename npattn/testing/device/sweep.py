@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from npattn.conventions import Conventions
-from npattn.problem import Problem
+from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import Implementation, ImplementationError
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.log_uniform import Plan, simpler
-from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Space
 from npattn.testing.device.judging import Held, held
 from npattn.testing.device.sampling import Drawn, drawn

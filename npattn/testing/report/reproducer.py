@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.conventions import Conventions
-from npattn.problem import Array, Problem
+from npattn.problem import Problem
 from npattn.testing.adapters.implementation import Implementation, ImplementationError
 from npattn.testing.targets import TARGETS
 from npattn.testing.trial import Suspicion, Trial, Violation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from npattn.problem import finfo
+from npattn.arrays import finfo
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.register import Check, no_gradients, no_lse, rule
 from npattn.testing.trial import Trial, Violation

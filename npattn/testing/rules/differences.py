@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from npattn.api import evaluate
-from npattn.problem import Array, Problem, finfo, sum_to
+from npattn.arrays import Array, finfo, sum_to
+from npattn.problem import Problem
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.estimates import (
     Estimate,

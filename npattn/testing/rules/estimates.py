@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from npattn import dense
-from npattn.problem import Array, Problem, finfo, sum_to
+from npattn.arrays import Array, finfo, sum_to
+from npattn.options import FEATURES
+from npattn.problem import Problem
 from npattn.testing.bounds.rounding import unit_roundoff
-from npattn.testing.cases.strategies import FEATURES
 from npattn.testing.compare import Comparison, compare_arrays, half_ulp
 from npattn.testing.trial import GRADIENTS, Judged, Trial, Violation
 

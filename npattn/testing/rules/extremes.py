@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from npattn.api import evaluate
-from npattn.problem import Array, Problem
+from npattn.arrays import Array
+from npattn.problem import Cotangents, Problem
 from npattn.testing.bounds.allowed import bounds
-from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
 from npattn.testing.rules.register import fills, rule
 from npattn.testing.trial import Trial, Violation

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from npattn.api import evaluate
-from npattn.problem import Array, Problem, finfo
-from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.arrays import Array, finfo
+from npattn.problem import Cotangents, Problem
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison, compare_arrays, real
 from npattn.testing.rules.register import (
     HIDES,

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.problem import Array, Problem, sum_to
+from npattn.arrays import Array, sum_to
+from npattn.problem import Cotangents, Problem
 from npattn.testing.bounds.rounding import unit_roundoff
-from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.estimates import (
     Estimate,
     agree,

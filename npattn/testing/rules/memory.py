@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.problem import Array, Problem
+from npattn.arrays import Array
+from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import ImplementationError
-from npattn.testing.cases.recipe import VIEWS, Cotangents, Recipe, repeat_for_view
+from npattn.testing.cases.recipe import VIEWS, Recipe, repeat_for_view
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.register import rule
 from npattn.testing.trial import Trial, Violation

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from npattn.api import evaluate
-from npattn.problem import finfo
+from npattn.arrays import finfo
+from npattn.problem import Cotangents
 from npattn.testing.bounds.allowed import bounds
-from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison, compare_arrays, real
 from npattn.testing.rules.register import rule
 from npattn.testing.trial import Trial, Violation

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from npattn.api import evaluate
+from npattn.arrays import Array, sum_to
 from npattn.conventions import Conventions
-from npattn.problem import Array, Problem, sum_to
-from npattn.testing.cases.recipe import Cotangents, Recipe
+from npattn.problem import Cotangents, Problem
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import WINDOWS
 from npattn.testing.compare import half_ulp
 from npattn.testing.rules.register import fills, first, no_lse, rule

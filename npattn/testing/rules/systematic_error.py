@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from npattn.api import backward, evaluate
-from npattn.problem import Array, Problem
+from npattn.arrays import Array
+from npattn.problem import Problem
 from npattn.testing.bounds.allowed import bounds, deviations
 from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.testing.cases.recipe import Recipe

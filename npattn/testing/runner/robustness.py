@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.problem import Array
+from npattn.arrays import Array
 from npattn.testing.adapters.implementation import Implementation, ImplementationError
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Space

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.errors import MissingExtraError, OptionError
-from npattn.problem import Array
 from npattn.testing.adapters.base import ImplementationError, ResultError
 
 try:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.errors import MissingExtraError
-from npattn.problem import Array
 
 try:
     from onnx import helper  # type: ignore[import-not-found, unused-ignore]

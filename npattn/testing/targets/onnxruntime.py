@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.errors import MissingExtraError
-from npattn.problem import Array
 from npattn.testing.targets.onnx import WEIGHTS, Run, call, model
 
 try:

@@ -9,8 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.errors import MissingExtraError, OptionError
-from npattn.problem import Array
 from npattn.testing.adapters.base import ImplementationError, ResultError
 
 try:

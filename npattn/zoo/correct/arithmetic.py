@@ -14,7 +14,7 @@ from typing import Any, Literal
 import ml_dtypes  # noqa: F401  registers bfloat16 and float8 with NumPy, by name too
 import numpy as np
 
-from npattn.problem import Array
+from npattn.arrays import Array
 
 __all__ = ["Fit", "Order", "cast", "dot", "flush", "stored", "summed", "truncate"]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from npattn.arrays import Array
 from npattn.conventions import Conventions
-from npattn.problem import Array, Problem, ScoreMod, Window
+from npattn.options import ScoreMod, Window
+from npattn.problem import Problem
 from npattn.testing.bounds.rounding import Rounding
 from npattn.zoo.correct.arithmetic import Order
 from npattn.zoo.correct.run import Run

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npattn.problem import Array
+from npattn.arrays import Array
 from npattn.zoo.correct.arithmetic import cast, dot, flush, stored, summed, truncate
 
 if TYPE_CHECKING:

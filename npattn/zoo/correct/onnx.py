@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.conventions import PROFILES
-from npattn.problem import Array
 from npattn.zoo.correct.register import correct
 from npattn.zoo.correct.torch import NAN
 

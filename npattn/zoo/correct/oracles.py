@@ -8,8 +8,10 @@ import numpy as np
 
 import npattn
 from npattn import loops
+from npattn.arrays import Array
 from npattn.mistakes.attention import base, base_backward
-from npattn.problem import Array, Forward, Gradients, Problem, ScoreMod, Window
+from npattn.options import ScoreMod, Window
+from npattn.problem import Forward, Gradients, Problem
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.correct.arithmetic import cast

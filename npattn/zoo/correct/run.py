@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from npattn.problem import Array, Problem, sum_to
+from npattn.arrays import Array, sum_to
+from npattn.problem import Problem
 from npattn.zoo.correct.machine import LOG2E, Machine
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 import npattn
 from npattn.api import evaluate
+from npattn.arrays import finfo, sum_to
 from npattn.conventions import Conventions
-from npattn.problem import Problem, finfo, sum_to
+from npattn.problem import Problem
 from npattn.testing.bounds.allowed import allowed, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.cases.recipe import Recipe

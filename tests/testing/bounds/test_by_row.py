@@ -15,8 +15,10 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import npattn
+from npattn.arrays import Array
 from npattn.conventions import Conventions
-from npattn.problem import Array, Gradients
+from npattn.options import FEATURES
+from npattn.problem import Gradients
 from npattn.testing.bounds import by_key, by_row
 from npattn.testing.bounds.allowed import allowed, certificate
 from npattn.testing.bounds.blocks import Blocks
@@ -24,7 +26,7 @@ from npattn.testing.bounds.by_key import Columns, Delivered, Slack, of_keys
 from npattn.testing.bounds.by_row import Rows, width
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import FEATURES, STRUCTURE, Space, recipes
+from npattn.testing.cases.strategies import STRUCTURE, Space, recipes
 
 SAME = 2.0**-20
 """By which sums of float64 in another order may differ, where they do not cancel."""

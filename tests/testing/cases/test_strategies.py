@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 
 from npattn.errors import OptionError
+from npattn.options import FEATURES
 from npattn.problem import Problem
 from npattn.testing.cases import pairwise as cover
 from npattn.testing.cases import strategies
@@ -17,7 +18,6 @@ from npattn.testing.cases.pairwise import OPTIONS, covering, traits
 from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
 from npattn.testing.cases.strategies import (
     EDGES,
-    FEATURES,
     RATES,
     SCALES,
     SOFTCAPS,

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npattn
+from npattn.arrays import finfo
 from npattn.conventions import PROFILES, Conventions
 from npattn.mistakes import MUTANTS, Attention, base, base_backward
-from npattn.problem import finfo
 from npattn.testing import Implementation, Recipe, check
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.strategies import Pools, Space

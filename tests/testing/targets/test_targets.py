@@ -12,8 +12,8 @@ import npattn
 from npattn.api import evaluate
 from npattn.conventions import PROFILES, Conventions
 from npattn.errors import MissingExtraError, OptionError
+from npattn.problem import Cotangents
 from npattn.testing import Implementation, Recipe, check
-from npattn.testing.cases.recipe import Cotangents
 from npattn.testing.targets import TARGETS, Target, load
 from npattn.testing.targets.numpy import flash, flash_backward
 

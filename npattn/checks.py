@@ -1,0 +1,319 @@
+"""One function for each argument of attention: read it, check it, or raise what is wrong with it.
+
+Numbers in brackets are the rules of docs/semantics.md.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from npattn.arrays import Array, BiasLike, MaskLike, check_score_shape
+from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.options import ALIGNMENTS, ENGINES, Alignment, Window
+
+COMPUTE = tuple(np.dtype(d) for d in ("f4", "f8", "g", "c8", "c16"))
+STORAGE = tuple(np.dtype(d) for d in ("bfloat16", "float16"))
+
+
+def read_array(name: str, value: Any) -> Array:
+    """`value` as a NumPy array that shares its memory where that is possible."""
+    if type(value) is np.ndarray:
+        return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise DtypeError(
+            f"{name} is a masked array, must be a plain one: "
+            "pass its .data, and what it hides through mask="
+        )
+    try:
+        if hasattr(value, "__array__") or not hasattr(value, "__dlpack__"):
+            return np.asarray(value)
+        return np.asarray(np.from_dlpack(value))
+    except (TypeError, ValueError, RuntimeError, BufferError) as err:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        dtype = f" of dtype {value.dtype}" if hasattr(value, "dtype") else ""
+        raise DtypeError(
+            f"{name} is a {kind}{dtype}, which NumPy cannot read ({err}); "
+            "pass a NumPy array, or first detach it, move it to the CPU and widen its dtype"
+        ) from err
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    # The dtypes of ml_dtypes have kind "V" or "f" by version, and names that begin with float.
+    return dtype.kind in "fc" or dtype.name.startswith(("bfloat16", "float"))
+
+
+def read_floating(name: str, value: Any) -> Array:
+    """`value` as a floating array; DtypeError where it is none."""
+    array = read_array(name, value)
+    if not _is_float(array.dtype):
+        raise DtypeError(
+            f"{name} is {array.dtype}, must be floating (float64, float32, float16, bfloat16, "
+            "float8, complex): convert it, to float64 say"
+        )
+    return array
+
+
+def check_sizes(q: Array, k: Array, v: Array) -> tuple[Any, ...]:
+    """lead, H, K, T, S, D, E, after checking that q, k, v fit each other.  [12, 14]"""
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if array.ndim < 2 or (array.ndim == 2) != (q.ndim == 2):
+            raise ShapeError(
+                f"{name} has rank {array.ndim}, must have rank 3 or more, (..., heads, length, "
+                f"size), or all of q, k, v rank 2, (length, size) {_shapes(q, k, v)}"
+            )
+    T, D = q.shape[-2:]
+    S, E = v.shape[-2:]
+    H, K, V = (1, 1, 1) if q.ndim == 2 else (q.shape[-3], k.shape[-3], v.shape[-3])
+    wrong = None
+    if k.shape[-1] != D:
+        wrong = f"k has size {k.shape[-1]}, must have the size {D} of q"
+    elif k.shape[-2] != S:
+        wrong = f"v has {S} keys, must have the {k.shape[-2]} keys of k"
+    elif V != K:
+        wrong = f"v has {V} heads, must have the {K} heads of k"
+    elif (K == 0) != (H == 0) or (K and H % K):
+        wrong = f"k has {K} heads, which must divide the {H} heads of q"
+    if wrong:
+        raise ShapeError(f"{wrong} {_shapes(q, k, v)}")
+    lead = q.shape[:-3]
+    if not lead == k.shape[:-3] == v.shape[:-3]:
+        try:
+            lead = np.broadcast_shapes(lead, k.shape[:-3], v.shape[:-3])
+        except ValueError:
+            raise ShapeError(
+                f"q, k, v have leading axes {lead}, {k.shape[:-3]}, {v.shape[:-3]}, "
+                f"which must broadcast {_shapes(q, k, v)}"
+            ) from None
+    return lead, H, K, T, S, D, E
+
+
+def _shapes(q: Array, k: Array, v: Array) -> str:
+    return f"[q {q.shape}, k {k.shape}, v {v.shape}]"
+
+
+def read_boolean(name: str, value: Any) -> Array:
+    """`value` as a bool array; DtypeError where it is none."""
+    array = read_array(name, value)
+    if array.dtype == np.bool_:
+        return array
+    if _is_float(array.dtype) and name == "mask":
+        cure = "pass it as bias if its numbers are to be added to the scores (0 and -inf)"
+    elif array.dtype.kind in "iu":
+        cure = f"what 1 means is not ours to guess: pass {name} == 1, or {name} == 0"
+    else:
+        cure = "True = keep" if name == "dropout_mask" else "True = may attend"
+    raise DtypeError(f"{name} is {array.dtype}, must be bool: {cure}")
+
+
+def read_mask(value: Any) -> Array | MaskLike:
+    """A mask as a bool array, or as the object that it is."""
+    if type(value) is np.ndarray or not isinstance(value, (MaskLike, BiasLike)):
+        return read_boolean("mask", value)
+    if isinstance(value, BiasLike):
+        raise DtypeError(f"mask is {value!r}, must be a mask: pass it as bias")
+    return value
+
+
+def read_bias(value: Any) -> Array | BiasLike:
+    """A bias as a floating array, or as the object that it is."""
+    if type(value) is np.ndarray or not isinstance(value, (MaskLike, BiasLike)):
+        return _bias(value)
+    if isinstance(value, MaskLike):
+        raise DtypeError(f"bias is {value!r}, must be a bias: pass it as mask (True = may attend)")
+    return value
+
+
+def _bias(value: Any) -> Array:
+    array = read_array("bias", value)
+    if array.dtype == np.bool_:
+        raise DtypeError("bias is bool, must be floating: pass it as mask (True = may attend)")
+    return read_floating("bias", array)
+
+
+READ_BESIDE_SCORES: dict[str, Callable[[Any], Any]] = {
+    "mask": read_mask,
+    "bias": read_bias,
+    "dropout_mask": partial(read_boolean, "dropout_mask"),
+}
+"""The options that broadcast against the scores."""
+
+
+def check_beside_scores(
+    name: str,
+    value: Array | MaskLike | BiasLike,
+    sizes: tuple[tuple[int, ...], int, int, int],
+    arrays: tuple[Array, Array, Array],
+) -> None:
+    """Check that a mask or bias broadcasts against the scores without enlarging them.  [14]"""
+    try:
+        shape = value.shape if isinstance(value, np.ndarray) else value.shape(*sizes)
+        check_score_shape(name, shape, *sizes)
+    except ShapeError as err:
+        raise ShapeError(f"{err} {_shapes(*arrays)}") from None
+
+
+def read_sinks(value: Any, arrays: tuple[Array, Array, Array]) -> Array:
+    """Return sinks as a floating array with one entry per query head.  [8]"""
+    sinks = read_floating("sinks", value)
+    H = 1 if arrays[0].ndim == 2 else arrays[0].shape[-3]
+    if sinks.shape == (H,):
+        return sinks
+    raise ShapeError(
+        f"sinks has shape {sinks.shape}, must have shape (H,) = ({H},) {_shapes(*arrays)}"
+    )
+
+
+def check_causal(
+    causal: Any, alignment: Any, T: int, S: int
+) -> tuple[Literal[False] | Alignment, Alignment]:
+    """What causal and alignment come to: False or an alignment, and where a window lies.  [6, 7]"""
+    if alignment is not None:
+        check_alignment(alignment)
+    if isinstance(causal, (bool, np.bool_)):
+        if causal and alignment is None and T != S:
+            raise OptionError(
+                f"causal is True with T = {T} queries and S = {S} keys, which is ambiguous: "
+                'say causal="bottom_right" (t sees s ≤ t + S − T: the last query, the last key), '
+                'causal="top_left" (t sees s ≤ t: the first query, the first key), or conventions='
+            )
+        place: Alignment = alignment or "bottom_right"
+        return (place if causal else False), place
+    if not isinstance(causal, str) or causal not in ALIGNMENTS:
+        raise OptionError(
+            f'causal is {causal!r}, must be True, False, "bottom_right" or "top_left"'
+        )
+    return causal, causal  # type: ignore[return-value]  # one of ALIGNMENTS, checked above
+
+
+def check_window(window: Any) -> Window | None:
+    if window is None:
+        return None
+    must = "must be a pair (left, right) of integers ≥ 0 or None (unlimited), in keys"
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise OptionError(f"window is {window!r}, {must}")
+    for side in window:
+        if side is not None and (
+            isinstance(side, (bool, np.bool_)) or not isinstance(side, numbers.Integral) or side < 0
+        ):
+            raise OptionError(f"window is {tuple(window)!r}, {must}")
+    left, right = (None if side is None else int(side) for side in window)
+    return None if left is None and right is None else (left, right)
+
+
+def check_alignment(alignment: Any) -> Alignment:
+    """One of ALIGNMENTS; OptionError where it is none."""
+    if alignment not in ALIGNMENTS:
+        raise OptionError(f"alignment is {alignment!r}, must be one of {ALIGNMENTS}")
+    return alignment  # type: ignore[no-any-return]  # one of ALIGNMENTS, checked above
+
+
+def _number(name: str, value: Any, must: str) -> float:
+    scalar = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+    if isinstance(scalar, (bool, np.bool_)) or not isinstance(scalar, numbers.Real):
+        raise OptionError(f"{name} is {value!r}, must be {must}")
+    try:
+        return float(scalar)
+    except OverflowError:
+        raise OptionError(f"{name} is {scalar}, must be {must}") from None
+
+
+def check_scale(scale: Any, D: int) -> float:
+    if scale is None:
+        return 1 / math.sqrt(D) if D else 1.0
+    number = scale if type(scale) is float else _number("scale", scale, "a finite number or None")
+    if not math.isfinite(number):
+        raise OptionError(f"scale is {number}, must be a finite number or None (1/√D)")
+    return number
+
+
+def check_softcap(softcap: Any) -> float | None:
+    if softcap is None:
+        return None
+    number = _number("softcap", softcap, "a finite number > 0 or None")
+    if not (math.isfinite(number) and number > 0):
+        raise OptionError(f"softcap is {number}, must be a finite number > 0 or None (no cap)")
+    return number
+
+
+def check_dropout_rate(rate: Any, dropout_mask: Array | None) -> float:
+    number = rate if type(rate) is float else _number("dropout_rate", rate, "a number in [0, 1)")
+    if not 0 <= number < 1:
+        raise OptionError(f"dropout_rate is {number}, must be in [0, 1)")
+    if number and dropout_mask is None:
+        raise OptionError(
+            f"dropout_rate is {number} without a dropout_mask: nothing here is random, "
+            "so say which weights are kept (a bool array, True = keep)"
+        )
+    return number
+
+
+def check_score_mod(score_mod: Any) -> None:
+    """Check that score_mod can be called.  [3]"""
+    if score_mod is not None and not callable(score_mod):
+        raise OptionError(f"score_mod is {score_mod!r}, must be a callable f(s, b, h, t, s_index)")
+
+
+def check_engine(engine: Any) -> None:
+    """Check that engine is one of `ENGINES`."""
+    if not isinstance(engine, str) or engine not in ENGINES:
+        raise OptionError(f"engine is {engine!r}, must be one of {', '.join(ENGINES)}")
+
+
+def check_dtype(
+    value: Any, engine: str, arrays: tuple[Any, ...]
+) -> tuple[np.dtype[Any], np.dtype[Any] | None]:
+    """Return the dtype to compute in, and the narrow one to store in or None.  [15]"""
+    dtype = _requested_dtype(value, any(a is not None and a.dtype.kind == "c" for a in arrays))
+    narrow = dtype in STORAGE
+    if engine == "tiled" and (narrow or dtype.kind == "c"):
+        raise OptionError(
+            f'engine is "tiled" with dtype {dtype}, must be "dense" or "auto": tiles are '
+            "computed in float32, float64 or longdouble"
+        )
+    return (np.dtype(np.float32), dtype) if narrow else (dtype, None)
+
+
+def _requested_dtype(value: Any, is_complex: bool) -> np.dtype[Any]:
+    if value is None:
+        return np.dtype(np.complex128 if is_complex else np.float64)
+    must = (
+        f"dtype is {value!r}, must be one of float32, float64, longdouble, "
+        "complex64, complex128: it is what the oracle computes in; or bfloat16 or float16, to "
+        "emulate mixed precision"
+    )
+    try:
+        dtype: np.dtype[Any] = np.dtype(value)
+    except TypeError:
+        raise DtypeError(must) from None
+    if dtype not in (*COMPUTE, *STORAGE):
+        raise DtypeError(must)
+    if is_complex and dtype.kind != "c":
+        raise DtypeError(f"dtype is {dtype}, must be complex where an array is")
+    return dtype
+
+
+def check_cotangent(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    """A cotangent as an array, after checking that it has the shape of what it belongs to."""
+    array = read_floating(name, value)
+    if array.shape != shape:
+        raise ShapeError(f"{name} has shape {array.shape}, must have that of {name[1:]}, {shape}")
+    return array
+
+
+def direction_shape(name: str, value: Any) -> tuple[int, ...]:
+    """The shape that a direction of an input must have; OptionError where it can have none."""
+    if value is None:
+        raise OptionError(f"d{name} is given, must be None: the problem has no {name}")
+    if isinstance(value, BiasLike):
+        raise OptionError(
+            f"d{name} is given with {name} = {value!r}, must be None unless the {name} is an "
+            f"array: pass {name}={name}.to_array(...)"
+        )
+    shape: tuple[int, ...] = value.shape
+    return shape
