@@ -37,11 +37,12 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import ImplementationError
 from npattn.testing.bounds.allowed import _Task, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.bounds.variance import DEVIATIONS
 from npattn.testing.capabilities import Probe
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools, Space
-from npattn.testing.compare import compare_arrays, excess, half_ulp
+from npattn.testing.compare import compare_arrays
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.systematic_error import Sample, chi_square, fits, plain
 from npattn.testing.trial import Judged, Trial

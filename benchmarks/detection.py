@@ -37,9 +37,9 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.allowed import allowed, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Space
-from npattn.testing.compare import excess, half_ulp
 from npattn.testing.rules.systematic_error import Sample, chi_square, excessive, fits
 from npattn.testing.trial import Judged, Trial
 from npattn.zoo.correct import Kernel

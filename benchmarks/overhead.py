@@ -18,7 +18,8 @@ from typing import Any
 import npattn.api
 from npattn.problem import Problem
 from npattn.testing import Implementation, check, tolerance
-from npattn.testing.compare import compare_arrays, excess, half_ulp
+from npattn.testing.bounds.ulp import excess, half_ulp
+from npattn.testing.compare import compare_arrays
 from npattn.testing.runner.rounds import Search
 from npattn.testing.targets import load
 from npattn.testing.trial import Trial

@@ -29,9 +29,10 @@ from npattn.conventions import Conventions
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import allowed, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Space
-from npattn.testing.compare import compare_arrays, half_ulp
+from npattn.testing.compare import compare_arrays
 from npattn.zoo.correct import CORRECT, Kernel
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")

@@ -1,41 +1,43 @@
-"""An array that was delivered, against the exact one and what is allowed between them."""
+"""Compare results with the exact ones, element by element, within a tolerance."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from npattn.api import backward, evaluate
-from npattn.arrays import Array, finfo
+from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import OptionError, ShapeError
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import Rounding, allowed
+from npattn.testing.bounds.ulp import excess_of, largest, real
 
-__all__ = ["Comparison", "compare", "compare_arrays", "excess", "half_ulp", "real"]
+__all__ = ["Comparison", "compare", "compare_arrays"]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One array against its exact value.
+    """Comparison of one array with its exact value: the worst element.
 
     Attributes
     ----------
     name : str
         "o", "lse", "dq", ...
     ratio : float
-        Largest error / allowed error; above 1 is wrong, inf for NaN where a number belongs.
+        Largest error / tolerance; above 1 fails. inf for NaN where a number belongs.
     index : tuple of int
-        Where.
+        Index of the worst element.
     got, want, allowed : float
-        There. The error is counted from the nearest number that rounds to `got`.
+        Its value, the exact value and the tolerance. The error is counted from the nearest number
+        that rounds to `got`.
     wrong, size : int
-        How many elements are wrong, of how many.
+        Number of elements out of tolerance, and of all elements.
     """
 
     name: str
@@ -58,97 +60,54 @@ class Comparison:
         if not self.index and self.size == 0:
             return f"{self.name} is empty"
         where = f"{self.name}[{', '.join(map(str, self.index))}]"
-        state = "" if self.passed else f"; {self.wrong} of {self.size} elements are wrong"
+        count = "" if self.passed else f"; {self.wrong} of {self.size} elements out of tolerance"
         if not np.isfinite(self.want):
-            return f"{where}: got {self.got:.9g}, want NaN or inf{state}"
+            return f"{where}: got {self.got:.9g}, want NaN or inf{count}"
         return (
             f"{where}: got {self.got:.9g}, want {self.want:.9g}, allowed ±{self.allowed:.3g} "
-            f"(error {self.ratio:.3g} of the allowed{state})"
+            f"({self._error}{count})"
         )
 
-
-def excess(got: Array, want: Array) -> Array:
-    """The distance from `want` to the interval of reals that round to `got`, in got's dtype.
-
-    Rounding is monotone, so an implementation that computed some x within t of `want`, and then
-    delivered x rounded, has an excess of at most t. 0 where both are non-finite; inf where only
-    one is.
-    """
-    got = real(got)
-    with np.errstate(all="ignore"):
-        wide = got.astype(np.float64)
-        return _beyond(got, wide, want, want - wide)
+    @property
+    def _error(self) -> str:
+        """The error in units of the tolerance, or the value that is not a number."""
+        if np.isfinite(self.got):
+            return f"{short(self.ratio)} × tolerance"
+        return "NaN" if np.isnan(self.got) else f"{self.got:g}"
 
 
-def _beyond(got: Array, wide: Array, want: Array, over: Array) -> Array:
-    """`excess`; `over` is want − wide, exact where it is small: midpoints need no rounding."""
-    top = _largest(got.dtype)
-    rise = np.nextafter(got, top).astype(np.float64) - wide
-    fall = wide - np.nextafter(got, -top).astype(np.float64)
-    if not (rise.all() and fall.all()):
-        # The largest number has no next one: what rounds to it lies as far above as below.
-        rise, fall = np.where(rise > 0, rise, fall), np.where(fall > 0, fall, rise)
-    gap = np.maximum(np.maximum(over - rise / 2, -over - fall / 2), 0)
-    if np.isfinite(over).all():
-        return np.asarray(gap)
-    gap = np.where(np.isfinite(wide), gap, np.inf)
-    return np.where(np.isfinite(want), gap, np.where(np.isfinite(wide), np.inf, 0))
+def short(x: float) -> str:
+    """Format a ratio: three digits, and an exponent without padding (4.24e5)."""
+    digits, e, exponent = f"{x:.3g}".partition("e")
+    return f"{digits}e{int(exponent)}" if e else digits
 
 
-@cache
-def _largest(dtype: np.dtype[Any]) -> Array:
-    return np.array(finfo(dtype).max, dtype)
-
-
-def half_ulp(delivered: Array) -> Array:
-    """How far a number may be from one that was rounded to it: half the larger gap beside it."""
-    delivered = real(delivered)
-    with np.errstate(all="ignore"):
-        size, top = abs(delivered), _largest(delivered.dtype)
-        wide = size.astype(np.float64)
-        gap = np.nextafter(size, top).astype(np.float64) - wide  # the larger is away from 0
-        if not gap.all():
-            gap = np.maximum(gap, wide - np.nextafter(size, -top).astype(np.float64))
-    return np.asarray(
-        gap / 2 if np.isfinite(wide).all() else np.where(np.isfinite(wide), gap / 2, 0.0)
-    )
-
-
-def real(got: Array) -> Array:
-    """What was delivered as a floating array; a number that is not real is NaN."""
-    if np.iscomplexobj(got):
-        return np.where(got.imag == 0, got.real, np.nan)
-    kind = got.dtype.kind
-    return got.astype(np.float64) if kind in "biu" else got
-
-
-def compare_arrays(name: str, got: Array, want: Array, allowed: Array) -> Comparison:
-    """Compare element by element.
+def compare_arrays(name: str, got: Array, exact: Array, tolerance: Array) -> Comparison:
+    """Compare two arrays element by element.
 
     Parameters
     ----------
     name : str
     got : array
-        As delivered, in the dtype delivered.
-    want, allowed : float64 arrays of the same shape
-        The exact value and the allowed error. Where `allowed` is inf nothing is required.
+        The result, in the dtype in which the implementation returned it.
+    exact, tolerance : float64 arrays of the same shape
+        The exact value and the allowed error. Where `tolerance` is inf, everything passes.
 
     Returns
     -------
     Comparison
-        Of the worst element.
     """
     got = real(got)
     if got.size == 0:
         return Comparison(name, 0.0, (), 0.0, 0.0, 0.0, 0, 0)
     with np.errstate(all="ignore"):
         wide = got.astype(np.float64)
-        over = want - wide
-        gap = _beyond(got, wide, want, over)
-        ratio = np.divide(gap, allowed, out=np.zeros(gap.shape), where=gap != 0)
-        at = int(ratio.argmax())  # of the first NaN, where there is one
+        over = exact - wide
+        gap = excess_of(got, wide, exact, over)
+        ratio = np.divide(gap, tolerance, out=np.zeros(gap.shape), where=gap != 0)
+        at = int(ratio.argmax())  # the first NaN, if there is one
         if not np.isfinite(over).all() or math.isnan(ratio.flat[at]):
-            ratio = _with_infinite(ratio, wide, want, allowed, got.dtype)
+            ratio = _fix_non_finite(ratio, wide, exact, tolerance, got.dtype)
             at = int(ratio.argmax())
     index = tuple(int(i) for i in np.unravel_index(at, ratio.shape))
     return Comparison(
@@ -156,28 +115,28 @@ def compare_arrays(name: str, got: Array, want: Array, allowed: Array) -> Compar
         float(ratio[index]),
         index,
         float(got[index]),
-        float(want[index]),
-        float(allowed[index]),
+        float(exact[index]),
+        float(tolerance[index]),
         int((ratio > 1).sum()) if ratio[index] > 1 else 0,
         ratio.size,
     )
 
 
-def _with_infinite(
-    ratio: Array, wide: Array, want: Array, allowed: Array, dtype: np.dtype[Any]
+def _fix_non_finite(
+    ratio: Array, wide: Array, exact: Array, tolerance: Array, dtype: np.dtype[Any]
 ) -> Array:
-    """The ratios, where any number is none, or infinite."""
-    # Overflow is right where the exact value, give or take what is allowed, is beyond the dtype.
-    over = np.isinf(wide) & (np.sign(wide) == np.sign(want))
+    """Fix up ratios where a value is NaN or infinite."""
+    # Overflow is right where the exact value, give or take the tolerance, is beyond the dtype.
+    over = np.isinf(wide) & (np.sign(wide) == np.sign(exact))
     if not np.isinf(np.array(np.inf, dtype).astype(np.float64)):
         over = np.isnan(wide)  # a dtype without inf overflows to NaN
-    beyond = over & (abs(want) + allowed > float(_largest(dtype)))
-    ratio = np.where(beyond | np.isposinf(allowed), 0, ratio)
+    beyond = over & (abs(exact) + tolerance > float(largest(dtype)))
+    ratio = np.where(beyond | np.isposinf(tolerance), 0, ratio)
     return np.where(np.isnan(ratio), np.inf, ratio)  # NaN never passes
 
 
 def compare(
-    got: Any,
+    got: ArrayLike | Mapping[str, ArrayLike],
     problem: Problem,
     *,
     dout: Array | None = None,
@@ -186,72 +145,87 @@ def compare(
     conventions: Conventions | None = None,
     rounding: Rounding | str | None = None,
 ) -> tuple[Comparison, ...]:
-    """Results of some implementation, from a crash dump say, against the oracle.
+    """Compare the results of an implementation, from a crash dump say, with the oracle.
 
     Parameters
     ----------
     got : array, (o, lse), or mapping
         o, or a mapping with keys among o, lse, weights, dq, dk, dv, dbias, dsinks.
     problem : Problem
-        With the arrays as the implementation had them, in their dtype. A bias of `npattn.biases`
+        The arrays as the implementation had them, in their dtype. A bias of `npattn.biases`
         stands for its array: dbias is the gradient of ``problem.bias_array``.
     dout, dlse, dweights : array, optional
-        The cotangents of gradients in `got`.
+        Cotangents of out (..., H, T, E), lse (..., H, T) and weights (..., H, T, S); gradients in
+        `got` need `dout`.
     conventions : Conventions, optional
     rounding : Rounding or str, optional
-        Default: what is allowed to whoever declares nothing, for the dtype of q.
+        What the implementation rounds, or "upcast", "fused", "eager". Default:
+        ``Rounding.undeclared`` for the dtype of q.
 
     Returns
     -------
     tuple of Comparison
-        One for each result, in the order given; ``all(c.passed for c in ...)``.
+        One for each result, in the order of `got`; ``all(c.passed for c in ...)``.
 
     Raises
     ------
     OptionError
-        If a name is unknown, or gradients come without `dout`.
-    ShapeError, DtypeError
-        If an array cannot be what it is named.
+        If `got` is a tuple that is not (o, lse), a name in it is not a result of this problem,
+        gradients come without `dout`, or `rounding` is an unknown name.
+    ShapeError
+        If an array in `got`, or a cotangent, has the wrong shape.
+    DtypeError
+        If a cotangent is not floating.
     """
     if isinstance(got, tuple):
         if len(got) != 2:
-            raise OptionError(
-                f"got is a tuple of {len(got)}, must be (o, lse), or a mapping by name"
-            )
+            raise OptionError(f"got is a tuple of {len(got)}: pass (o, lse), or a mapping by name")
         got = dict(zip(("o", "lse"), got, strict=True))
+    results: dict[str, Any] = dict(got) if isinstance(got, Mapping) else {"o": got}
     if isinstance(rounding, str):
         rounding = Rounding.named(rounding)
-    results = dict(got) if isinstance(got, Mapping) else {"o": got}
     problem = problem.materialised()
+    cotangents: dict[str, Any] = {"dout": dout, "dlse": dlse, "dweights": dweights}
+    exact = _exact(problem, conventions, "weights" in results, **cotangents)
+    dtype = problem.q.dtype
+    tolerances = allowed(problem, dtype, rounding, conventions=conventions, **cotangents)
+    comparisons = []
+    for name, value in results.items():
+        array = _check_result(name, value, exact)
+        # Gradients to which a row of NaN adds are not compared.
+        free = name[0] == "d" and conventions is not None and conventions.empty_row == "nan"
+        limit = np.where(free & np.isnan(exact[name]), np.inf, tolerances[name])
+        comparisons.append(compare_arrays(name, array, exact[name], limit))
+    return tuple(comparisons)
+
+
+def _exact(
+    problem: Problem,
+    conventions: Conventions | None,
+    weights: bool,
+    dout: Array | None,
+    dlse: Array | None,
+    dweights: Array | None,
+) -> dict[str, Array]:
+    """Evaluate the oracle: the results that the problem has, by name."""
     fwd = evaluate(problem, conventions, engine="dense")
-    want: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
-    if "weights" in results:
-        want["weights"] = fwd.weights
+    exact = {"o": fwd.out, "lse": fwd.lse}
+    if weights:
+        exact["weights"] = fwd.weights
     if dout is not None:
         grads = backward(fwd, dout, dlse, dweights)
-        for name in ("q", "k", "v", "bias", "sinks"):
-            want[f"d{name}"] = getattr(grads, name)
-    room = allowed(
-        problem,
-        problem.q.dtype,
-        rounding,
-        dout=dout,
-        dlse=dlse,
-        dweights=dweights,
-        conventions=conventions,
-    )
-    found = []
-    for name, value in results.items():
-        if want.get(name) is None:
-            raise OptionError(
-                f"{name} is not a result of this problem, must be one of "
-                f"{', '.join(n for n, w in want.items() if w is not None)}"
-                + ("" if dout is not None else " (gradients need dout=)")
-            )
-        array = np.asarray(value)
-        if array.shape != want[name].shape:
-            raise ShapeError(f"{name} has shape {array.shape}, must have {want[name].shape}")
-        free = name[0] == "d" and conventions is not None and conventions.empty_row == "nan"
-        limit = np.where(free & np.isnan(want[name]), np.inf, room[name])
-        found.append(compare_arrays(name, array, want[name], limit))
-    return tuple(found)
+        exact |= {f"d{n}": getattr(grads, n) for n in ("q", "k", "v", "bias", "sinks")}
+    return {name: x for name, x in exact.items() if x is not None}
+
+
+def _check_result(name: str, value: ArrayLike, exact: dict[str, Array]) -> Array:
+    """Return a result as an array, after checking its name and shape."""
+    if name not in exact:
+        more = "" if "dq" in exact else "; gradients need dout="
+        raise OptionError(
+            f"{name} is not a result of this problem: pass one of {', '.join(exact)}{more}"
+        )
+    array = np.asarray(value)
+    if array.shape != exact[name].shape:
+        raise ShapeError(f"{name} has shape {array.shape}, must have {exact[name].shape}")
+    return array

@@ -19,9 +19,10 @@ from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import Implementation, ImplementationError
 from npattn.testing.bounds.allowed import Rounding, allowed
+from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools, Space
-from npattn.testing.compare import Comparison, compare_arrays, excess, half_ulp
+from npattn.testing.compare import Comparison, compare_arrays
 
 __all__ = ["GRADIENTS", "Judged", "Suspicion", "Trial", "Violation"]
 

@@ -16,7 +16,8 @@ from npattn.errors import NpattnError, OptionError
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import allowed
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.compare import Comparison, compare, compare_arrays, excess
+from npattn.testing.bounds.ulp import excess
+from npattn.testing.compare import Comparison, compare, compare_arrays
 
 Array = np.ndarray[Any, Any]
 BF16 = ml_dtypes.bfloat16
@@ -220,9 +221,9 @@ def test_a_scalar_has_an_empty_index() -> None:
 def test_a_comparison_says_where_what_and_how_much() -> None:
     found = compare_arrays("dq", np.float32([[1, 2]]), np.array([[1.0, 3]]), np.full((1, 2), 0.5))
     assert str(found) == (
-        "dq[0, 1]: got 2, want 3, allowed ±0.5 (error 2 of the allowed; 1 of 2 elements are wrong)"
+        "dq[0, 1]: got 2, want 3, allowed ±0.5 (2 × tolerance; 1 of 2 elements out of tolerance)"
     )
-    assert "wrong" not in str(arrays([1.0], [1.0], 1.0))
+    assert "out of tolerance" not in str(arrays([1.0], [1.0], 1.0))
 
 
 # --- compare --------------------------------------------------------------------------------------
@@ -319,7 +320,7 @@ def test_a_list_that_numpy_reads_is_an_array() -> None:
 def test_a_tuple_of_three_is_an_error_that_says_what_it_must_be() -> None:
     problem, dout, dlse = made()
     o = results(problem, dout, dlse)["o"]
-    with pytest.raises(OptionError, match=r"a tuple of 3, must be \(o, lse\), or a mapping"):
+    with pytest.raises(OptionError, match=r"a tuple of 3: pass \(o, lse\), or a mapping"):
         compare((o, o, o), problem)
 
 
@@ -333,7 +334,9 @@ def test_a_model_may_be_named(name: str) -> None:
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
     problem, dout, _ = made()
-    with pytest.raises(OptionError, match="out is not a result of this problem, must be one of o"):
+    with pytest.raises(
+        OptionError, match="out is not a result of this problem: pass one of o, lse; gradients"
+    ):
         compare({"out": np.zeros((2, 6, 5, 11))}, problem)
     with pytest.raises(OptionError, match="dbias is not a result") as caught:
         compare({"dbias": np.zeros((5, 7))}, problem, dout=dout)

@@ -15,7 +15,8 @@ from npattn.problem import Problem
 from npattn.testing import Cotangents, ImplementationError, Recipe, Rounding, check
 from npattn.testing.bounds.allowed import allowed as judged_by
 from npattn.testing.bounds.allowed import bounds
-from npattn.testing.compare import compare_arrays, excess
+from npattn.testing.bounds.ulp import excess
+from npattn.testing.compare import compare_arrays
 from npattn.testing.rules import PROPERTIES
 from npattn.zoo.correct import CORRECT, Kernel, correct
 from npattn.zoo.correct.arithmetic import Order, cast, dot, flush, stored, summed, truncate

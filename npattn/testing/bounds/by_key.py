@@ -18,9 +18,9 @@ from npattn.arrays import Array
 from npattn.testing.bounds.blocks import Block, Blocks
 from npattn.testing.bounds.by_row import NoisePart, Part, Rows, width
 from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.bounds.variance import DEVIATIONS, DISTINCT, FEW, Noise, rises
 from npattn.testing.bounds.worst_case import VAST, Hard
-from npattn.testing.compare import half_ulp
 
 __all__ = ["Columns", "Delivered", "Slack", "of_keys"]
 

@@ -18,7 +18,8 @@ from npattn.arrays import Array, finfo, sum_to
 from npattn.options import FEATURES
 from npattn.problem import Problem
 from npattn.testing.bounds.rounding import unit_roundoff
-from npattn.testing.compare import Comparison, compare_arrays, half_ulp
+from npattn.testing.bounds.ulp import half_ulp
+from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.trial import GRADIENTS, Judged, Trial, Violation
 
 __all__ = [

@@ -7,8 +7,9 @@ import numpy as np
 from npattn.api import evaluate
 from npattn.arrays import Array, finfo
 from npattn.problem import Cotangents, Problem
+from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import Comparison, compare_arrays, real
+from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.register import (
     HIDES,
     Check,

@@ -10,8 +10,9 @@ from npattn.api import evaluate
 from npattn.arrays import finfo
 from npattn.problem import Cotangents
 from npattn.testing.bounds.allowed import bounds
+from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import Comparison, compare_arrays, real
+from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.register import rule
 from npattn.testing.trial import Trial, Violation
 

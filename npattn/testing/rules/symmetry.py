@@ -20,9 +20,9 @@ from npattn.api import evaluate
 from npattn.arrays import Array, sum_to
 from npattn.conventions import Conventions
 from npattn.problem import Cotangents, Problem
+from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import WINDOWS
-from npattn.testing.compare import half_ulp
 from npattn.testing.rules.register import fills, first, no_lse, rule
 from npattn.testing.trial import GRADIENTS, Across, Judged, Later, Trial
 

@@ -20,9 +20,9 @@ from npattn.arrays import Array
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import bounds, deviations
 from npattn.testing.bounds.rounding import Rounding, Units
+from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Space
-from npattn.testing.compare import excess, half_ulp
 from npattn.testing.trial import Judged, Trial
 
 __all__ = ["Fit", "Sample", "fits", "model_of", "plain", "sampled"]

@@ -25,9 +25,10 @@ from npattn.conventions import Conventions
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import allowed, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
+from npattn.testing.bounds.ulp import excess
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Space, recipes
-from npattn.testing.compare import Comparison, compare_arrays, excess
+from npattn.testing.compare import Comparison, compare_arrays
 
 Array = np.ndarray[Any, Any]
 

@@ -14,9 +14,9 @@ from npattn.api import evaluate
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import allowed, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding, Units
+from npattn.testing.bounds.ulp import excess
 from npattn.testing.bounds.variance import DEVIATIONS, FEW, R2, rounded
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import excess
 from npattn.zoo.correct import CORRECT
 
 UPCAST, FUSED = Rounding.upcast(), Rounding.fused()
