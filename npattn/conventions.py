@@ -175,8 +175,18 @@ class Conventions:
                 dweights = problem.xp.concatenate([dweights, dweights], axis=-1)
         return dout, dlse, dweights
 
-    def gradients(self, problem: Problem, grads: Gradients, dout: Array, lse: Array) -> Gradients:
-        """Gradients of the canonical problem, in the terms of these conventions."""
+    def gradients(
+        self,
+        problem: Problem,
+        grads: Gradients,
+        dout: Array,
+        lse: Array,
+        bias_gradient: Callable[[Any, Any], Any] = Problem.bias_gradient,
+    ) -> Gradients:
+        """Gradients of the canonical problem, in the terms of these conventions.
+
+        `bias_gradient` sums the gradient of the scores to that of the bias.
+        """
         xp, S, q, k, v = problem.xp, problem.S, grads.q, grads.k, grads.v
         if self.fill(problem) is not None:
             k, v = k[..., :S, :], v[..., :S, :] + v[..., S:, :]
@@ -185,14 +195,14 @@ class Conventions:
         if self.kv_head == "tile":
             k = self._summed(k, problem, problem.k.shape)
             v = self._summed(v, problem, problem.v.shape)
-        bias = None if grads.bias is None else self._dbias(problem, grads.bias)
+        bias = None if grads.bias is None else self._dbias(problem, grads.bias, bias_gradient)
         grads = replace(grads, q=q, k=k, v=v, bias=bias)
         empty = _empty(lse)
         if self.empty_row == "mean" and empty.any():
             dv = self._dv_of_mean(problem, xp.where(empty[..., None], dout, 0))
             grads = replace(grads, v=grads.v + dv)
         if self.empty_row == "nan" and empty.any():
-            grads = self._with_nan(problem, grads, empty)
+            grads = self._with_nan(problem, grads, empty, bias_gradient)
         return grads
 
     # --- the parts --------------------------------------------------------------------------------
@@ -231,7 +241,7 @@ class Conventions:
         keep = problem.computed(problem.dropout_mask) / (1 - problem.dropout_rate)
         return weights * (keep[0] if keep.ndim > weights.ndim else keep)  # rank 2 has no heads
 
-    def _dbias(self, problem: Problem, dbias: Any) -> Any:
+    def _dbias(self, problem: Problem, dbias: Any, bias_gradient: Callable[[Any, Any], Any]) -> Any:
         """The gradient of the bias, from that of the canonical one."""
         if problem.bias is None:  # it was made by _filled
             return None
@@ -244,7 +254,7 @@ class Conventions:
         if before:
             with np.errstate(invalid="ignore"):  # a bound of inf, times a scale of 0
                 dbias = dbias * _scale(problem)
-        return problem.bias_gradient(dbias)
+        return bias_gradient(problem, dbias)
 
     def _mean_of_values(self, problem: Problem) -> Array:
         """The mean of all S values for each query head: (..., H, 1, E), 0 where S = 0."""
@@ -257,7 +267,13 @@ class Conventions:
         dmean = problem.xp.broadcast_to(dmean, (*dmean.shape[:-2], problem.S, dmean.shape[-1]))
         return self._summed(dmean, problem, problem.v.shape)
 
-    def _with_nan(self, problem: Problem, grads: Gradients, empty: Array) -> Gradients:
+    def _with_nan(
+        self,
+        problem: Problem,
+        grads: Gradients,
+        empty: Array,
+        bias_gradient: Callable[[Any, Any], Any],
+    ) -> Gradients:
         """NaN wherever a row that is NaN would add to a gradient."""
         xp = problem.xp
         rows = xp.where(empty, math.nan, 0.0)  # (..., H, T)
@@ -266,7 +282,7 @@ class Conventions:
         bias = grads.bias
         if problem.bias is not None and bias is not None:
             whole = xp.broadcast_to(rows[..., None], (*rows.shape, problem.S))
-            bias = _plus(bias, problem.bias_gradient(whole))
+            bias = _plus(bias, bias_gradient(problem, whole))
         return replace(
             grads,
             q=grads.q + sum_to(rows[..., None], (*problem.q.shape[:-1], 1)),

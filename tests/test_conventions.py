@@ -255,7 +255,7 @@ def test_gradients_are_the_slopes_of_forward_under_every_field(
         assert gap <= limit, f"d{name}: {gap:.2g} > {limit:.2g}"
 
 
-def no_factor(self: Conventions, problem: Problem, dbias: Array) -> Array:
+def no_factor(self: Conventions, problem: Problem, dbias: Array, bias_gradient: Any) -> Array:
     assert problem.bias is not None
     return sum_to(dbias[..., : problem.S], problem.bias.shape)
 

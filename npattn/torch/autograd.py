@@ -15,6 +15,7 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.problem import Gradients
 from npattn.torch import engine
+from npattn.torch.biases import bias_gradient
 from npattn.torch.engine import Saved
 from npattn.torch.flags import exact
 from npattn.torch.problem import Problem
@@ -119,7 +120,7 @@ def pulled(
             lse = saved.lse
             if problem.headless:
                 do, lse = do[0], lse[0]
-            grads = conventions.gradients(problem, grads, do, lse)
+            grads = conventions.gradients(problem, grads, do, lse, bias_gradient)
     return grads
 
 

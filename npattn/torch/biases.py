@@ -18,7 +18,7 @@ from npattn.arrays import Tile, diagonal, sum_to
 from npattn.torch.problem import Problem, moved
 from npattn.torch.tiles import Group, Part, Rows, flat, piece
 
-__all__ = ["Added", "added", "whole_gradient"]
+__all__ = ["Added", "added", "bias_gradient"]
 
 Tensor = torch.Tensor
 
@@ -186,7 +186,7 @@ class _Told(Added):
         return Tile(*self.sizes, plane, rows.t0, rows.t1, part.s0, part.s1)
 
 
-def whole_gradient(problem: Problem, ds: Tensor) -> Any:
+def bias_gradient(problem: Problem, ds: Tensor) -> Any:
     """The gradient of a bias from that of all scores (..., H, T, S).  [13]"""
     if isinstance(problem.bias, Tensor):
         return _summed(ds, problem.bias.shape)

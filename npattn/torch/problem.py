@@ -151,14 +151,6 @@ class Problem(numpy_problem.Problem):
         """x in the dtype that is returned.  [15]"""
         return x if self.storage is None else x.to(self.storage)
 
-    def bias_gradient(self, ds: Any) -> Any:
-        """The gradient of the bias from that of the scores (..., H, T, S).  [13]"""
-        if self.bias is None:
-            return None
-        from npattn.torch.biases import whole_gradient  # which needs Problem
-
-        return whole_gradient(self, ds)
-
     def holding(self, **tensors: Any) -> Problem:
         """The same problem with tensors of the same shapes and dtypes: nothing to check."""
         other = object.__new__(Problem)
