@@ -242,8 +242,8 @@ def zoo_command(names: tuple[str, ...], lists: bool, json_path: str | None, **op
     NAMES are mutants or correct implementations, or beginnings of their names; default: all.
     Exit code 0: all mutants killed, no false alarm; 1: else; 2: wrong usage.
     """
-    from npattn.mistakes import MUTANTS
     from npattn.zoo.correct import CORRECT
+    from npattn.zoo.mutants import MUTANTS
     from npattn.zoo.score import zoo
 
     console = Console()

@@ -320,7 +320,7 @@ def test_a_survivor_has_exit_code_1():
 
 def test_the_zoo_lists_everything_that_is_in_it(monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    from npattn.mistakes import MUTANTS
+    from npattn.zoo.mutants import MUTANTS
 
     names = {line.split("  ")[0] for line in run("zoo", "--list").splitlines()}
     assert names >= {*MUTANTS, *CORRECT}

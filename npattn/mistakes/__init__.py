@@ -1,7 +1,7 @@
-"""The zoo: wrong implementations of attention, each a few lines over one that is right.
+"""Wrong implementations of attention: each changes one step of an implementation that is right.
 
-`Attention` is the right one, in steps; a mutant overrides one of them. The judge is proven by
-them: a rule that a mutant names in `killed_by` must fail it.
+`Attention` is the right one, in replaceable steps; a mistake overrides one of them, and its
+docstring is the sentence that explains it to a user.
 """
 
 from npattn.mistakes import (  # noqa: F401  each module registers its own
@@ -20,9 +20,9 @@ from npattn.mistakes import (  # noqa: F401  each module registers its own
     window,
 )
 from npattn.mistakes.attention import Attention, base, base_backward
-from npattn.mistakes.register import REGISTER, Mutant, mutant
+from npattn.mistakes.register import REGISTER, Mistake, mistake
 
-__all__ = ["MUTANTS", "Attention", "Mutant", "base", "base_backward", "mutant"]
+__all__ = ["MISTAKES", "Attention", "Mistake", "base", "base_backward", "mistake"]
 
-MUTANTS: dict[str, Mutant] = dict(sorted(REGISTER.items(), key=lambda item: item[1].family))
-"""The zoo by name, a family together."""
+MISTAKES: dict[str, Mistake] = dict(sorted(REGISTER.items(), key=lambda item: item[1].family))
+"""All mistakes by name, grouped by family."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Call, within
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 from npattn.options import Window
 
 __all__: list[str] = []
@@ -38,7 +38,7 @@ def as_forward(f: Any) -> Any:
 # --- scores  [1]
 
 
-@mutant("blind-scale-of-padded-size", "scale", "agreement-o agreement-lse")
+@mistake("blind-scale-of-padded-size", "scale")
 class ScaleOfPaddedSize(Attention):
     """The default scale is taken after D was padded to a multiple of 8."""
 
@@ -46,7 +46,7 @@ class ScaleOfPaddedSize(Attention):
         return 1 / math.sqrt(-(-D // 8) * 8 or 1)
 
 
-@mutant("blind-zero-scale-dq", "scale", "agreement-dq scale-of-query equal-scores")
+@mistake("blind-zero-scale-dq", "scale")
 class ZeroScaleDq(Attention):
     """Backward takes a scale of 0 for none given, for dq alone."""
 
@@ -54,7 +54,7 @@ class ZeroScaleDq(Attention):
         return c.scale or self.default_scale(0, c.q.shape[-1])
 
 
-@mutant("blind-negative-scale-dk", "scale", "agreement-dk query-key-euler directional")
+@mistake("blind-negative-scale-dk", "scale")
 class NegativeScaleDk(Attention):
     """√|scale| went into both q and k, and the sign of the scale is missing in dk."""
 
@@ -77,9 +77,7 @@ class Pivoted(Attention):
         return np.asarray(np.maximum(s.max(-1, keepdims=True, initial=-np.inf), c.sinks))
 
 
-@mutant(
-    "blind-maximum-before-scale", "scale", "large-products agreement-o agreement-lse scale-of-query"
-)
+@mistake("blind-maximum-before-scale", "scale")
 class MaximumBeforeScale(Pivoted):
     """The row's maximum is found before the scale: with a negative one it is the minimum."""
 
@@ -90,7 +88,7 @@ class MaximumBeforeScale(Pivoted):
         return np.maximum(np.where(low == np.inf, -np.inf, low), c.sinks)
 
 
-@mutant("blind-packed-decode", "heads", "agreement-o agreement-lse causal-as-mask window-as-mask")
+@mistake("blind-packed-decode", "heads")
 class PackedDecode(Attention):
     """One query: the heads that share keys are packed as queries, and aligned as queries too."""
 
@@ -107,7 +105,7 @@ class PackedDecode(Attention):
 # --- softcap  [2]
 
 
-@mutant("blind-cap-slope-with-bias", "softcap", "agreement-dq agreement-dk directional")
+@mistake("blind-cap-slope-with-bias", "softcap")
 class CapSlopeWithBias(Attention):
     """The slope of the cap is taken from the final scores, which hold the bias too."""
 
@@ -117,7 +115,7 @@ class CapSlopeWithBias(Attention):
         return 1 - ((self.cap(self.product(c), c) + self.bias(c)) / c.softcap) ** 2
 
 
-@mutant("blind-cap-slope-without-scale", "softcap", "agreement-dq agreement-dk directional")
+@mistake("blind-cap-slope-without-scale", "softcap")
 class CapSlopeWithoutScale(Attention):
     """The slope of the cap is taken at q·k instead of scale · q·k."""
 
@@ -125,7 +123,7 @@ class CapSlopeWithoutScale(Attention):
         return super().cap_slope(c._replace(scale=1.0))
 
 
-@mutant("blind-cap-slope-by-exp", "softcap", "saturated agreement-dq agreement-dk")
+@mistake("blind-cap-slope-by-exp", "softcap")
 class CapSlopeByExp(Attention):
     """The slope of the cap is 4 e / (e + 1)² with e = exp(2 s / c): NaN where e overflows."""
 
@@ -136,7 +134,7 @@ class CapSlopeByExp(Attention):
         return 4 * e / (e + 1) ** 2
 
 
-@mutant("blind-sink-capped", "softcap", "agreement-o agreement-lse sink-key")
+@mistake("blind-sink-capped", "softcap")
 class SinkCapped(Attention):
     """The softcap caps the sinks too."""
 
@@ -151,7 +149,7 @@ class SinkCapped(Attention):
 # --- bias  [4]
 
 
-@mutant("blind-bias-far-below-hides", "bias", "agreement-lse agreement-o empty-row offset-bias")
+@mistake("blind-bias-far-below-hides", "bias")
 class BiasFarBelowHides(Attention):
     """A score below −1e30 is taken for hidden, though a finite one is a number like others."""
 
@@ -161,7 +159,7 @@ class BiasFarBelowHides(Attention):
         return np.where(far, -np.inf, s), live & ~far
 
 
-@mutant("blind-bias-minus-inf-clamped", "bias", "empty-row agreement-o agreement-lse")
+@mistake("blind-bias-minus-inf-clamped", "bias")
 class BiasMinusInfClamped(Attention):
     """A −inf bias becomes the smallest finite number: a row of them is the mean, not empty."""
 
@@ -169,7 +167,7 @@ class BiasMinusInfClamped(Attention):
         return np.maximum(c.bias, SMALLEST)
 
 
-@mutant("blind-dbias-after-cap", "bias", "agreement-dbias directional")
+@mistake("blind-dbias-after-cap", "bias")
 class DbiasAfterCap(Attention):
     """dbias is taken where dq and dk are, after the slope of the cap."""
 
@@ -178,9 +176,7 @@ class DbiasAfterCap(Attention):
         return dq, dk, dv, ds * self.cap_slope(c), ds_sink
 
 
-@mutant(
-    "blind-dbias-of-row-constant", "bias", "agreement-dbias dbias-rows directional lse-gradient"
-)
+@mistake("blind-dbias-of-row-constant", "bias")
 class DbiasOfRowConstant(Attention):
     """A bias that is constant along the keys gets no gradient: lse and sinks would feel it."""
 
@@ -191,7 +187,7 @@ class DbiasOfRowConstant(Attention):
 # --- mask, causal, window  [5-7, 14]
 
 
-@mutant("blind-mask-rank-3-as-batch", "mask", "agreement-o agreement-lse structure")
+@mistake("blind-mask-rank-3-as-batch", "mask")
 class MaskRank3AsBatch(Attention):
     """A mask (H, T, S) is taken for (B, T, S) where B is H."""
 
@@ -200,7 +196,7 @@ class MaskRank3AsBatch(Attention):
         return mask[:, None] if mask.ndim == 3 and lead == mask.shape[:1] else mask
 
 
-@mutant("blind-mask-rank-2-as-padding", "mask", "agreement-o agreement-lse structure")
+@mistake("blind-mask-rank-2-as-padding", "mask")
 class MaskRank2AsPadding(Attention):
     """A mask (T, S) is taken for one of keys, (B, S), where B is T."""
 
@@ -209,7 +205,7 @@ class MaskRank2AsPadding(Attention):
         return mask[:, None, None] if mask.ndim == 2 and lead == mask.shape[:1] else mask
 
 
-@mutant("blind-mask-of-group", "mask", "agreement-o agreement-lse permute-heads shared-heads")
+@mistake("blind-mask-of-group", "mask")
 class MaskOfGroup(Attention):
     """The heads that share keys share the mask of their first one."""
 
@@ -221,7 +217,7 @@ class MaskOfGroup(Attention):
         return np.asarray(np.take(mask, np.arange(H) // G * G, axis=-3))
 
 
-@mutant("blind-window-ignored-with-mask", "window", "agreement-o agreement-lse window-as-mask")
+@mistake("blind-window-ignored-with-mask", "window")
 class WindowIgnoredWithMask(Attention):
     """Where a mask is given, the window is not applied."""
 
@@ -229,7 +225,7 @@ class WindowIgnoredWithMask(Attention):
         return super().sides(c if c.mask is None else c._replace(window=None))
 
 
-@mutant("blind-causal-offset-clamped", "causal", "agreement-o agreement-lse empty-row")
+@mistake("blind-causal-offset-clamped", "causal")
 class CausalOffsetClamped(Attention):
     """S − T is clamped at 0, so that with T > S the first query sees a key."""
 
@@ -237,7 +233,7 @@ class CausalOffsetClamped(Attention):
         return np.arange(T)[:, None] + max(S - T, 0)
 
 
-@mutant("blind-window-half-open-ignored", "window", "agreement-o agreement-lse window-as-mask")
+@mistake("blind-window-half-open-ignored", "window")
 class WindowHalfOpenIgnored(Attention):
     """A window with None on one side is no window."""
 
@@ -245,7 +241,7 @@ class WindowHalfOpenIgnored(Attention):
         return super().sides(c._replace(window=None) if None in (c.window or ()) else c)
 
 
-@mutant("blind-window-before-causal", "window", "agreement-o agreement-lse causal-as-mask")
+@mistake("blind-window-before-causal", "window")
 class WindowBeforeCausal(Attention):
     """With causal the right side of the window is kept, instead of being at most 0."""
 
@@ -254,7 +250,7 @@ class WindowBeforeCausal(Attention):
         return left, 0 if c.causal and right is None else right
 
 
-@mutant("blind-window-left-falsy", "window", "agreement-o agreement-lse window-as-mask")
+@mistake("blind-window-left-falsy", "window")
 class WindowLeftFalsy(Attention):
     """A left side of 0 is taken for None."""
 
@@ -263,7 +259,7 @@ class WindowLeftFalsy(Attention):
         return left or None, right
 
 
-@mutant("blind-window-top-left", "window", "agreement-o agreement-lse window-as-mask")
+@mistake("blind-window-top-left", "window")
 class WindowTopLeft(Attention):
     """A window without causal is aligned to the first key."""
 
@@ -275,7 +271,7 @@ class WindowTopLeft(Attention):
         return inside if c.mask is None else inside & self.mask(c.mask, c)
 
 
-@mutant("blind-window-in-int32", "window", "window-infinite agreement-o agreement-lse")
+@mistake("blind-window-in-int32", "window")
 class WindowInInt32(Attention):
     """The ends of the window are 32-bit sums: a side near 2³¹ wraps, and hides every key."""
 
@@ -288,7 +284,7 @@ class WindowInInt32(Attention):
         return inside if c.mask is None else inside & self.mask(c.mask, c)
 
 
-@mutant("blind-tile-ends-at-first-query", "window", "agreement-o agreement-lse causal-as-mask")
+@mistake("blind-tile-ends-at-first-query", "window")
 class TileEndsAtFirstQuery(Attention):
     """A tile of queries stops at the last tile of keys that its first query sees."""
 
@@ -304,7 +300,7 @@ class TileEndsAtFirstQuery(Attention):
 # --- softmax, rows that see nothing, sinks  [8]
 
 
-@mutant("blind-sinks-by-group", "sinks", "agreement-o agreement-lse sink-key permute-heads")
+@mistake("blind-sinks-by-group", "sinks")
 class SinksByGroup(Attention):
     """The sinks are read as (G, K) though query heads are (K, G)."""
 
@@ -315,7 +311,7 @@ class SinksByGroup(Attention):
         return c._replace(sinks=c.sinks[order])
 
 
-@mutant("blind-sink-not-in-maximum", "sinks", "agreement-lse agreement-dsinks sink-key")
+@mistake("blind-sink-not-in-maximum", "sinks")
 class SinkNotInMaximum(Pivoted):
     """The maximum leaves out the sink: one far above the scores overflows."""
 
@@ -323,7 +319,7 @@ class SinkNotInMaximum(Pivoted):
         return np.asarray(s.max(-1, keepdims=True, initial=-np.inf))
 
 
-@mutant("blind-sink-minus-inf", "sinks", "empty-row agreement-o agreement-lse")
+@mistake("blind-sink-minus-inf", "sinks")
 class SinkMinusInf(Attention):
     """A row that sees nothing is NaN where a sink is given and is −inf."""
 
@@ -338,7 +334,7 @@ class SinkMinusInf(Attention):
         return np.where(broken, np.nan, p), p_sink, np.where(broken, np.nan, lse)
 
 
-@mutant("blind-empty-row-lse-without-sink", "sinks", "empty-row agreement-lse", equivalent=True)
+@mistake("blind-empty-row-lse-without-sink", "sinks", equivalent=True)
 class EmptyRowLseWithoutSink(Attention):
     """A row that sees nothing has lse −inf where it should have its sink."""
 
@@ -347,7 +343,7 @@ class EmptyRowLseWithoutSink(Attention):
         return p, p_sink, np.where(live.any(-1, keepdims=True), lse, -np.inf)
 
 
-@mutant("blind-empty-row-dsinks", "sinks", "agreement-dsinks empty-row lse-gradient directional")
+@mistake("blind-empty-row-dsinks", "sinks")
 class EmptyRowDsinks(Attention):
     """Backward passes over rows that see nothing, whose sink should receive dlse."""
 
@@ -355,7 +351,7 @@ class EmptyRowDsinks(Attention):
         return np.where(live.any(-1, keepdims=True), dlse, 0)
 
 
-@mutant("blind-weights-without-sink", "sinks", "agreement-weights rows-sum-to-one sink-key")
+@mistake("blind-weights-without-sink", "sinks")
 class WeightsWithoutSink(Attention):
     """The weights that are returned sum to 1 despite a sink."""
 
@@ -364,7 +360,7 @@ class WeightsWithoutSink(Attention):
         return np.asarray(p / np.where(total == 0, 1, total))
 
 
-@mutant("blind-dsinks-without-dlse", "sinks", "agreement-dsinks lse-gradient directional")
+@mistake("blind-dsinks-without-dlse", "sinks")
 class DsinksWithoutDlse(Attention):
     """dsinks receives what comes through o, and nothing from dlse."""
 
@@ -372,7 +368,7 @@ class DsinksWithoutDlse(Attention):
         return np.asarray(-p_sink * (delta + dlse))
 
 
-@mutant("blind-dsinks-of-first-tile", "sinks", "agreement-dsinks directional")
+@mistake("blind-dsinks-of-first-tile", "sinks")
 class DsinksOfFirstTile(Attention):
     """dsinks sums the first tile of queries only."""
 
@@ -380,7 +376,7 @@ class DsinksOfFirstTile(Attention):
         return super().ds_sink(p_sink, delta, dlse)[..., :TILE, :]
 
 
-@mutant("blind-maximum-of-padding", "softmax", "offset-bias agreement-o agreement-lse saturated")
+@mistake("blind-maximum-of-padding", "softmax")
 class MaximumOfPadding(Pivoted):
     """The last tile is padded by scores of 0, which the maximum counts and the sum does not."""
 
@@ -389,7 +385,7 @@ class MaximumOfPadding(Pivoted):
         return np.maximum(m, 0) if s.shape[-1] % TILE else m
 
 
-@mutant("blind-lse-epsilon", "empty", "empty-row agreement-lse structure", equivalent=True)
+@mistake("blind-lse-epsilon", "empty", equivalent=True)
 class LseEpsilon(Attention):
     """lse is log(sum + 1e-30): a number, not −inf, in a row that sees nothing."""
 
@@ -400,7 +396,7 @@ class LseEpsilon(Attention):
 # --- dropout  [9]
 
 
-@mutant("blind-dropout-in-lse", "dropout", "agreement-lse", equivalent=True)
+@mistake("blind-dropout-in-lse", "dropout", equivalent=True)
 class DropoutInLse(Attention):
     """lse sums the weights that dropout keeps."""
 
@@ -413,7 +409,7 @@ class DropoutInLse(Attention):
         return o, lse + lost, self.returned_weights(p, c)
 
 
-@mutant("blind-rate-zero-backward", "dropout", "agreement-dq agreement-dv value-euler directional")
+@mistake("blind-rate-zero-backward", "dropout")
 class RateZeroBackward(Attention):
     """With a rate of 0 backward leaves out dropout, and its mask with it."""
 
@@ -421,7 +417,7 @@ class RateZeroBackward(Attention):
         return c._replace(keep=1.0) if np.any(np.asarray(c.keep) == 1) else c
 
 
-@mutant("blind-dweights-dropped", "dropout", "agreement-dq agreement-dk agreement-dbias")
+@mistake("blind-dweights-dropped", "dropout")
 class DweightsDropped(Attention):
     """dweights goes back through dropout, though the weights returned are those before it."""
 
@@ -429,7 +425,7 @@ class DweightsDropped(Attention):
         return super().gradients(c, do, dlse, dw * c.keep)
 
 
-@mutant("blind-delta-dropped", "dropout", "agreement-dq agreement-dk directional")
+@mistake("blind-delta-dropped", "dropout")
 class DeltaDropped(Attention):
     """The dropped weights multiply delta as well: ds = w (dp − delta)."""
 
@@ -437,7 +433,7 @@ class DeltaDropped(Attention):
         return np.asarray(p * dp - p * c.keep * delta)
 
 
-@mutant("blind-dropped-row-dlse", "dropout", "agreement-dq agreement-dk lse-gradient")
+@mistake("blind-dropped-row-dlse", "dropout")
 class DroppedRowDlse(Attention):
     """A row whose weights were all dropped is passed over, and its lse has no gradient."""
 
@@ -448,7 +444,7 @@ class DroppedRowDlse(Attention):
         return super().gradients(c, do, np.where(kept | empty, dlse, 0), dw)
 
 
-@mutant("blind-weights-path-without-dropout", "dropout", "agreement-o agreement-weights")
+@mistake("blind-weights-path-without-dropout", "dropout")
 class WeightsPathWithoutDropout(Attention):
     """The path that returns weights has no dropout in out."""
 
@@ -459,7 +455,7 @@ class WeightsPathWithoutDropout(Attention):
 # --- what is hidden does not matter  [10]
 
 
-@mutant("blind-values-cleared-by-column", "hidden", "hidden-nan-v hidden-nan-kv")
+@mistake("blind-values-cleared-by-column", "hidden")
 class ValuesClearedByColumn(Attention):
     """Values are cleared at keys that no query sees, not at those that one query does not."""
 
@@ -471,7 +467,7 @@ class ValuesClearedByColumn(Attention):
         return self.see(w, self.share(c.v, c.q.shape[-3]), seen), lse, p
 
 
-@mutant("blind-hidden-inf", "hidden", "hidden-nan-v hidden-nan-k hidden-nan-kv")
+@mistake("blind-hidden-inf", "hidden")
 class HiddenInf(Attention):
     """NaN is cleared behind the mask, and inf is not."""
 
@@ -481,7 +477,7 @@ class HiddenInf(Attention):
         return np.where(touched, np.nan, w @ np.where(unknown, 0, x))
 
 
-@mutant("blind-delta-of-hidden-values", "hidden", "hidden-nan-v hidden-nan-kv agreement-dq")
+@mistake("blind-delta-of-hidden-values", "hidden")
 class DeltaOfHiddenValues(Attention):
     """delta sums p dp over hidden keys too: 0 · NaN where a hidden value is NaN."""
 
@@ -490,7 +486,7 @@ class DeltaOfHiddenValues(Attention):
         return super().gradients(c, do, dlse - (0 * dp).sum(-1, keepdims=True), dw)
 
 
-@mutant("blind-dq-of-hidden-keys", "hidden", "hidden-nan-k hidden-nan-kv agreement-dq")
+@mistake("blind-dq-of-hidden-keys", "hidden")
 class DqOfHiddenKeys(Attention):
     """dq = ds k as it stands: 0 · NaN where a hidden key is NaN."""
 
@@ -499,7 +495,7 @@ class DqOfHiddenKeys(Attention):
         return dq + (0 * self.share(c.k, c.q.shape[-3])).sum(-2, keepdims=True), *others
 
 
-@mutant("blind-dk-of-nan-query", "hidden", "nan-query nan-query-alone agreement-dk")
+@mistake("blind-dk-of-nan-query", "hidden")
 class DkOfNanQuery(Attention):
     """dk = dsᵀ q as it stands: a NaN query reaches keys that it does not see."""
 
@@ -507,7 +503,7 @@ class DkOfNanQuery(Attention):
         return np.asarray(c.scale * (dx.swapaxes(-1, -2) @ c.q))
 
 
-@mutant("blind-nan-spreads-over-columns", "hidden", "nan-value agreement-o hidden-nan-v structure")
+@mistake("blind-nan-spreads-over-columns", "hidden")
 class NanSpreadsOverColumns(Attention):
     """A NaN in one column of a value that is seen makes every column of o NaN."""
 
@@ -519,7 +515,7 @@ class NanSpreadsOverColumns(Attention):
 # --- sizes of 0  [12]
 
 
-@mutant("blind-no-size-scale", "sizes", "structure agreement-o agreement-lse")
+@mistake("blind-no-size-scale", "sizes")
 class NoSizeScale(Attention):
     """With D = 0 the default scale is 1/√0, and the scores are inf · 0."""
 
@@ -527,7 +523,7 @@ class NoSizeScale(Attention):
         return super().default_scale(H, D) if D else math.inf
 
 
-@mutant("blind-no-keys-sink", "sizes", "structure empty-row agreement-lse", equivalent=True)
+@mistake("blind-no-keys-sink", "sizes", equivalent=True)
 class NoKeysSink(Attention):
     """With S = 0 lse is −inf, though there is a sink."""
 
@@ -536,7 +532,7 @@ class NoKeysSink(Attention):
         return p, p_sink, lse if s.shape[-1] else np.full_like(lse, -np.inf)
 
 
-@mutant("blind-no-values-lse", "sizes", "structure agreement-lse agreement-weights")
+@mistake("blind-no-values-lse", "sizes")
 class NoValuesLse(Attention):
     """With E = 0 there is nothing to compute, and lse and weights are 0."""
 
@@ -545,7 +541,7 @@ class NoValuesLse(Attention):
         return (o, lse, p) if c.v.shape[-1] else (o, 0 * lse, 0 * p)
 
 
-@mutant("blind-no-values-gradient", "sizes", "structure agreement-dq agreement-dk lse-gradient")
+@mistake("blind-no-values-gradient", "sizes")
 class NoValuesGradient(Attention):
     """With E = 0 every gradient is 0, though lse and weights have theirs."""
 
@@ -554,7 +550,7 @@ class NoValuesGradient(Attention):
         return found if c.v.shape[-1] else tuple(np.zeros_like(x) for x in found)
 
 
-@mutant("blind-no-queries-dk", "sizes", "structure agreement-dk agreement-dv unseen-keys")
+@mistake("blind-no-queries-dk", "sizes")
 class NoQueriesDk(Attention):
     """With T = 0 dk and dv are never written."""
 
@@ -568,7 +564,7 @@ class NoQueriesDk(Attention):
 # --- gradients  [13]
 
 
-@mutant("blind-delta-without-dweights", "gradients", "agreement-dq agreement-dk agreement-dbias")
+@mistake("blind-delta-without-dweights", "gradients")
 class DeltaWithoutDweights(Attention):
     """delta is Σ do · o, which holds nothing of dweights."""
 
@@ -579,7 +575,7 @@ class DeltaWithoutDweights(Attention):
         return super().gradients(c, do, dlse + missing, dw)
 
 
-@mutant("blind-broadcast-last-wins", "gradients", "agreement-dk agreement-dv value-euler")
+@mistake("blind-broadcast-last-wins", "gradients")
 class BroadcastLastWins(Attention):
     """Where k or v is broadcast along the batch, the last gradient overwrites the others."""
 
@@ -593,7 +589,7 @@ class BroadcastLastWins(Attention):
 # --- shapes and dtypes  [14, 15]
 
 
-@mutant("blind-batch-modulo", "shapes", "agreement-o agreement-lse permute-batch batch-alone")
+@mistake("blind-batch-modulo", "shapes")
 class BatchModulo(Attention):
     """Batch entry b of q takes entry b mod n of k and v, not that of broadcasting."""
 
@@ -610,7 +606,7 @@ class BatchModulo(Attention):
         return np.asarray(flat[np.arange(count) % len(flat)].reshape(*lead, *x.shape[-3:]))
 
 
-@mutant("blind-rank-2-weights", "shapes", "shape-dtype agreement-weights structure")
+@mistake("blind-rank-2-weights", "shapes")
 class Rank2Weights(Attention):
     """The weights of inputs of rank 2 keep an axis of heads."""
 
@@ -620,7 +616,7 @@ class Rank2Weights(Attention):
         return (*found[:-1], found[-1][None]) if return_weights and q.ndim == 2 else found
 
 
-@mutant("blind-float64-read-as-float32", "dtypes", "agreement-o agreement-lse", dtypes=("float64",))
+@mistake("blind-float64-read-as-float32", "dtypes", dtypes=("float64",))
 class Float64ReadAsFloat32(Attention):
     """Inputs of float64 are rounded to float32 as they are read."""
 
@@ -631,7 +627,7 @@ class Float64ReadAsFloat32(Attention):
 # --- state, and what the caller holds
 
 
-@mutant("blind-cache-without-causal", "state", "agreement-o agreement-lse repeatable causal-prefix")
+@mistake("blind-cache-without-causal", "state")
 class CacheWithoutCausal(Attention):
     """What is visible is kept by sizes and window, and causal is not in the key."""
 
@@ -644,7 +640,7 @@ class CacheWithoutCausal(Attention):
         return inside if c.mask is None else inside & self.mask(c.mask, c)
 
 
-@mutant("blind-bias-masked-in-place", "state", "inputs-unchanged repeatable")
+@mistake("blind-bias-masked-in-place", "state")
 class BiasMaskedInPlace(Attention):
     """The mask is written into the caller's bias, where that has room for it."""
 
@@ -660,7 +656,7 @@ class BiasMaskedInPlace(Attention):
         return super().forward(q, k, v, mask, **options)
 
 
-@mutant("blind-values-in-memory-order", "state", "views agreement-o agreement-dv")
+@mistake("blind-values-in-memory-order", "state")
 class ValuesInMemoryOrder(Attention):
     """v is read in the order in which it lies in memory."""
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Call
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 
 # --- a cached past: S − T keys before those of the queries ---
 
 
-@mutant("causal-over-past", "cache", "agreement-o", "onnx/onnx#7297")
+@mistake("causal-over-past", "cache", "onnx/onnx#7297")
 class _CausalOverPast(Attention):
     """The cached past has a causal mask of its own: query t sees its keys up to t."""
 
@@ -24,7 +24,7 @@ class _CausalOverPast(Attention):
         return super().visible(c) & ~hidden if c.causal else super().visible(c)
 
 
-@mutant("cache-evicts-early", "cache", "agreement-o", "huggingface/transformers#37574")
+@mistake("cache-evicts-early", "cache", "huggingface/transformers#37574")
 class _CacheEvictsEarly(Attention):
     """A rolling cache has dropped the first key of the window when the last query looks."""
 
@@ -36,7 +36,7 @@ class _CacheEvictsEarly(Attention):
         return np.asarray(super().visible(c) & ~(last & (np.arange(S) == first)))
 
 
-@mutant("cache-appended-late", "cache", "agreement-o")
+@mistake("cache-appended-late", "cache")
 class _CacheAppendedLate(Attention):
     """A single query, as in decoding, looks before its own key is in the cache."""
 
@@ -46,7 +46,7 @@ class _CacheAppendedLate(Attention):
         return np.asarray(super().visible(c) & (np.arange(S) < S - late))
 
 
-@mutant("cache-kept", "cache", "repeatable")
+@mistake("cache-kept", "cache")
 class _CacheKept(Attention):
     """The past of the call before is kept, where its keys and queries were as many."""
 
@@ -64,7 +64,7 @@ class _CacheKept(Attention):
 # --- tails: sizes that are no whole number of tiles or vectors ---
 
 
-@mutant("tail-of-queries-unwritten", "tails", "agreement-o")
+@mistake("tail-of-queries-unwritten", "tails")
 class _TailOfQueriesUnwritten(Attention):
     """The rows of out after the last whole tile stay 0, where there is a whole one."""
 
@@ -74,7 +74,7 @@ class _TailOfQueriesUnwritten(Attention):
         return np.where(np.arange(T)[:, None] < (T // TILE * TILE or T), o, 0), lse, p
 
 
-@mutant("tail-of-columns-unwritten", "tails", "agreement-o")
+@mistake("tail-of-columns-unwritten", "tails")
 class _TailOfColumnsUnwritten(Attention):
     """The columns of out after the last whole vector of 4 stay 0, where there is a whole one."""
 
@@ -84,7 +84,7 @@ class _TailOfColumnsUnwritten(Attention):
         return np.where(np.arange(E) < (E // 4 * 4 or E), o, 0), lse, p
 
 
-@mutant("tail-of-channels-skipped", "tails", "agreement-o")
+@mistake("tail-of-channels-skipped", "tails")
 class _TailOfChannelsSkipped(Attention):
     """The channels after the last whole vector of 4 are not in q kᵀ, where there is a whole one."""
 
@@ -96,7 +96,7 @@ class _TailOfChannelsSkipped(Attention):
 # --- limits: sizes that a kernel was not made for ---
 
 
-@mutant("keys-beyond-128-ignored", "limits", "agreement-o", "NVIDIA/TensorRT#2541")
+@mistake("keys-beyond-128-ignored", "limits", "NVIDIA/TensorRT#2541")
 class _KeysBeyond128Ignored(Attention):
     """Only the first 128 keys are read."""
 
@@ -104,7 +104,7 @@ class _KeysBeyond128Ignored(Attention):
         return super().visible(c) & (np.arange(c.k.shape[-2]) < 128)
 
 
-@mutant("channels-beyond-64-ignored", "limits", "agreement-o", "triton-lang/triton#621")
+@mistake("channels-beyond-64-ignored", "limits", "triton-lang/triton#621")
 class _ChannelsBeyond64Ignored(Attention):
     """Only the first 64 channels are in q kᵀ."""
 
@@ -112,7 +112,7 @@ class _ChannelsBeyond64Ignored(Attention):
         return super().product(c._replace(q=c.q * (np.arange(c.q.shape[-1]) < 64)))
 
 
-@mutant("key-offset-wraps", "limits", "agreement-o", "Dao-AILab/flash-attention#2260")
+@mistake("key-offset-wraps", "limits", "Dao-AILab/flash-attention#2260")
 class _KeyOffsetWraps(Attention):
     """Offsets into k wrap at 2¹², as those of 32 bits do at 2³²."""
 
@@ -122,7 +122,7 @@ class _KeyOffsetWraps(Attention):
         return c._replace(k=wrapped.reshape(c.k.shape))
 
 
-@mutant("bias-offset-wraps", "limits", "agreement-o", "pytorch/pytorch#187227")
+@mistake("bias-offset-wraps", "limits", "pytorch/pytorch#187227")
 class _BiasOffsetWraps(Attention):
     """Offsets into the bias of a head wrap at 2⁸, as those of 32 bits do at 2³²."""
 
@@ -137,7 +137,7 @@ class _BiasOffsetWraps(Attention):
 # --- strides ---
 
 
-@mutant("negative-strides-misread", "memory", "views")
+@mistake("negative-strides-misread", "memory")
 class _NegativeStridesMisread(Attention):
     """A negative stride is taken for a positive one."""
 
@@ -146,7 +146,7 @@ class _NegativeStridesMisread(Attention):
         return super().read(x[tuple(steps)])
 
 
-@mutant("inner-stride-ignored", "memory", "views", "pytorch/pytorch#187506")
+@mistake("inner-stride-ignored", "memory", "pytorch/pytorch#187506")
 class _InnerStrideIgnored(Attention):
     """The last axis is taken to be contiguous."""
 

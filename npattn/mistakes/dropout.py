@@ -9,15 +9,10 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Call
 from npattn.mistakes.online import Online
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 
 
-@mutant(
-    "dropped-weights-in-jacobian",
-    "dropout",
-    "agreement-dq agreement-dk",
-    "aws-neuron/nki-samples#81",
-)
+@mistake("dropped-weights-in-jacobian", "dropout", "aws-neuron/nki-samples#81")
 class _DroppedWeightsInJacobian(Attention):
     """The Jacobian of the softmax takes the weights after dropout."""
 
@@ -25,7 +20,7 @@ class _DroppedWeightsInJacobian(Attention):
         return np.asarray(p * c.keep * (dp - delta))
 
 
-@mutant("dp-not-dropped", "dropout", "agreement-dq agreement-dk", "aws-neuron/nki-samples#81")
+@mistake("dp-not-dropped", "dropout", "aws-neuron/nki-samples#81")
 class _DpNotDropped(Attention):
     """The gradient of the weights is not dropped; dv stays right."""
 
@@ -33,7 +28,7 @@ class _DpNotDropped(Attention):
         return dp
 
 
-@mutant("weights-after-dropout", "dropout", "agreement-weights", "pytorch/pytorch#42929")
+@mistake("weights-after-dropout", "dropout", "pytorch/pytorch#42929")
 class _WeightsAfterDropout(Attention):
     """The weights returned are those after dropout."""
 
@@ -41,7 +36,7 @@ class _WeightsAfterDropout(Attention):
         return p * c.keep
 
 
-@mutant("dropout-not-rescaled", "dropout", "agreement-o")
+@mistake("dropout-not-rescaled", "dropout")
 class _DropoutNotRescaled(Attention):
     """The weights that are kept are not divided by 1 − rate."""
 
@@ -50,7 +45,7 @@ class _DropoutNotRescaled(Attention):
         return c._replace(keep=np.sign(c.keep))
 
 
-@mutant("dropout-rescaled-twice", "dropout", "agreement-o")
+@mistake("dropout-rescaled-twice", "dropout")
 class _DropoutRescaledTwice(Attention):
     """The weights that are kept are divided by 1 − rate twice."""
 
@@ -59,7 +54,7 @@ class _DropoutRescaledTwice(Attention):
         return c._replace(keep=c.keep * c.keep)
 
 
-@mutant("dropout-mask-inverted", "dropout", "agreement-o")
+@mistake("dropout-mask-inverted", "dropout")
 class _DropoutMaskInverted(Attention):
     """True in the dropout mask drops."""
 
@@ -68,7 +63,7 @@ class _DropoutMaskInverted(Attention):
         return super().call((*others, None if keep is None else ~keep), *options)
 
 
-@mutant("dropout-mask-needs-a-rate", "dropout", "agreement-o")
+@mistake("dropout-mask-needs-a-rate", "dropout")
 class _DropoutMaskNeedsARate(Attention):
     """At rate 0 nothing is dropped, though a dropout mask is given."""
 
@@ -77,7 +72,7 @@ class _DropoutMaskNeedsARate(Attention):
         return super().call((*others, keep if options[-1] else None), *options)
 
 
-@mutant("dropout-of-first-query", "dropout", "agreement-o", "NVIDIA/TransformerEngine#227")
+@mistake("dropout-of-first-query", "dropout", "NVIDIA/TransformerEngine#227")
 class _DropoutOfFirstQuery(Attention):
     """All queries of a head are dropped by the mask of the first."""
 
@@ -86,7 +81,7 @@ class _DropoutOfFirstQuery(Attention):
         return super().call((*others, None if keep is None else keep[..., :1, :]), *options)
 
 
-@mutant("dropout-of-first-head", "dropout", "agreement-o")
+@mistake("dropout-of-first-head", "dropout")
 class _DropoutOfFirstHead(Attention):
     """All heads are dropped by the mask of the first."""
 
@@ -96,7 +91,7 @@ class _DropoutOfFirstHead(Attention):
         return super().call((*others, first), *options)
 
 
-@mutant("dropout-before-softmax", "dropout", "agreement-o agreement-lse")
+@mistake("dropout-before-softmax", "dropout")
 class _DropoutBeforeSoftmax(Attention):
     """What is dropped leaves the softmax, as if it were hidden."""
 
@@ -104,7 +99,7 @@ class _DropoutBeforeSoftmax(Attention):
         return np.asarray(super().visible(c) & (np.asarray(c.keep) > 0))
 
 
-@mutant("dropped-weights-normalised", "dropout", "agreement-o")
+@mistake("dropped-weights-normalised", "dropout")
 class _DroppedWeightsNormalised(Attention):
     """The weights that dropout leaves are divided by their sum, the sink included."""
 
@@ -114,7 +109,7 @@ class _DroppedWeightsNormalised(Attention):
         return p / np.where(kept == 0, 1, kept), p_sink, lse
 
 
-@mutant("lse-after-dropout", "dropout", "agreement-lse", equivalent=True)
+@mistake("lse-after-dropout", "dropout", equivalent=True)
 class _LseAfterDropout(Attention):
     """lse sums what dropout leaves."""
 
@@ -123,7 +118,7 @@ class _LseAfterDropout(Attention):
         return p, p_sink, lse + np.log((p * c.keep).sum(-1, keepdims=True) + p_sink)
 
 
-@mutant("dp-rescaled-by-rate", "dropout", "agreement-dq agreement-dk", "NVIDIA/apex#816")
+@mistake("dp-rescaled-by-rate", "dropout", "NVIDIA/apex#816")
 class _DpRescaledByRate(Attention):
     """Backward multiplies the gradient of the weights by the rate, not by 1 / (1 − rate)."""
 
@@ -132,12 +127,7 @@ class _DpRescaledByRate(Attention):
         return np.asarray(dp * np.sign(c.keep) * (1 - 1 / most if most > 1 else 1))
 
 
-@mutant(
-    "dropout-of-other-seed-in-backward",
-    "dropout",
-    "agreement-dq agreement-dk agreement-dv",
-    "pytorch/pytorch#197563",
-)
+@mistake("dropout-of-other-seed-in-backward", "dropout", "pytorch/pytorch#197563")
 class _DropoutOfOtherSeedInBackward(Attention):
     """Backward draws its dropout mask with another offset than forward."""
 
@@ -146,7 +136,7 @@ class _DropoutOfOtherSeedInBackward(Attention):
         return c._replace(keep=np.roll(keep, 1, axis=-1) if keep.ndim else keep)
 
 
-@mutant("dv-of-undropped-weights", "dropout", "agreement-dv")
+@mistake("dv-of-undropped-weights", "dropout")
 class _DvOfUndroppedWeights(Attention):
     """dv takes the weights before dropout."""
 
@@ -155,7 +145,7 @@ class _DvOfUndroppedWeights(Attention):
         return dq, dk, super().gradients(c._replace(keep=1.0), do, dlse, dw)[2], *rest
 
 
-@mutant("delta-of-undropped-out", "dropout", "agreement-dq agreement-dk")
+@mistake("delta-of-undropped-out", "dropout")
 class _DeltaOfUndroppedOut(Online):
     """Σ do·out takes an out that was not dropped."""
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Call
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 
 
-@mutant("empty-row-nan", "empty row", "empty-row", "pytorch/pytorch#103749")
+@mistake("empty-row-nan", "empty row", "pytorch/pytorch#103749")
 class _EmptyRowNaN(Attention):
     """The softmax has no guard: −inf − −inf is NaN."""
 
@@ -21,7 +21,7 @@ class _EmptyRowNaN(Attention):
         return np.where(empty, np.nan, p), p_sink, np.where(empty, np.nan, lse)
 
 
-@mutant("empty-row-mean", "empty row", "empty-row", "NVIDIA/apex#1390")
+@mistake("empty-row-mean", "empty row", "NVIDIA/apex#1390")
 class _EmptyRowMean(Attention):
     """A query that sees nothing gets the mean of all values."""
 
@@ -30,7 +30,7 @@ class _EmptyRowMean(Attention):
         return np.where(lse == -np.inf, 1 / max(s.shape[-1], 1), p), p_sink, lse
 
 
-@mutant("hidden-score-finite", "empty row", "empty-row", "microsoft/onnxruntime#8549")
+@mistake("hidden-score-finite", "empty row", "microsoft/onnxruntime#8549")
 class _HiddenScoreFinite(Attention):
     """Hidden scores become −1e4, which is not small beside other small scores."""
 
@@ -38,7 +38,7 @@ class _HiddenScoreFinite(Attention):
         return np.where(visible, s, -1e4)
 
 
-@mutant("empty-row-takes-dlse", "empty row", "empty-row")
+@mistake("empty-row-takes-dlse", "empty row")
 class _EmptyRowTakesDlse(Attention):
     """The gradient of lse flows into all keys of a row that sees none, by equal weights."""
 
@@ -49,7 +49,7 @@ class _EmptyRowTakesDlse(Attention):
         return dq + np.where(empty, dlse, 0), dk, dv, ds, ds_sink
 
 
-@mutant("nan-of-query-zeroed", "NaN", "nan-query", "pytorch/pytorch#141128")
+@mistake("nan-of-query-zeroed", "NaN", "pytorch/pytorch#141128")
 class _NaNOfQueryZeroed(Attention):
     """The guard for rows that see nothing also turns the NaN of a query into 0."""
 
@@ -58,7 +58,7 @@ class _NaNOfQueryZeroed(Attention):
         return np.nan_to_num(p), p_sink, lse
 
 
-@mutant("nan-leaks-through-additive-mask", "NaN", "hidden-nan-k", "deepbeepmeep/Wan2GP#1628")
+@mistake("nan-leaks-through-additive-mask", "NaN", "deepbeepmeep/Wan2GP#1628")
 class _NaNLeaksThroughAdditiveMask(Attention):
     """−inf is added to hidden scores, and NaN + −inf is NaN."""
 
@@ -66,7 +66,7 @@ class _NaNLeaksThroughAdditiveMask(Attention):
         return np.where(np.isnan(s), s, np.where(visible, s, -np.inf))
 
 
-@mutant("nan-leaks-through-zero-weight", "NaN", "hidden-nan-v")
+@mistake("nan-leaks-through-zero-weight", "NaN")
 class _NaNLeaksThroughZeroWeight(Attention):
     """Hidden values are multiplied by a weight of 0, and 0 · NaN is NaN."""
 
@@ -75,7 +75,7 @@ class _NaNLeaksThroughZeroWeight(Attention):
         return p * c.keep @ self.share(c.v, c.q.shape[-3]), lse, p
 
 
-@mutant("nan-leaks-into-gradients", "NaN", "nan-query hidden-nan-k", "tile-ai/tilelang#2461")
+@mistake("nan-leaks-into-gradients", "NaN", "tile-ai/tilelang#2461")
 class _NaNLeaksIntoGradients(Attention):
     """Backward multiplies gradients of hidden scores, 0, by rows of q and k that are NaN."""
 
@@ -86,7 +86,7 @@ class _NaNLeaksIntoGradients(Attention):
         return np.where(bad_k, np.nan, dq), np.where(bad_q, np.nan, dk), *rest
 
 
-@mutant("empty-row-nan-with-weights", "empty row", "empty-row", "pytorch/pytorch#160064")
+@mistake("empty-row-nan-with-weights", "empty row", "pytorch/pytorch#160064")
 class _EmptyRowNaNWithWeights(Attention):
     """Where the weights are asked for, another path is taken, and a row that sees nothing is NaN
     there."""
@@ -96,7 +96,7 @@ class _EmptyRowNaNWithWeights(Attention):
         return np.where(c.returns_weights & (lse == -np.inf), np.nan, p), p_sink, lse
 
 
-@mutant("empty-row-unwritten", "empty row", "empty-row")
+@mistake("empty-row-unwritten", "empty row")
 class _EmptyRowUnwritten(Attention):
     """A row that sees nothing is skipped: what stands there is the row before."""
 
@@ -105,7 +105,7 @@ class _EmptyRowUnwritten(Attention):
         return np.where(_empty(self, c), np.roll(o, 1, axis=-2), o), lse, p
 
 
-@mutant("empty-row-nan-in-backward", "empty row", "empty-row")
+@mistake("empty-row-nan-in-backward", "empty row")
 class _EmptyRowNaNInBackward(Attention):
     """Backward takes exp(s − lse), which is exp(−inf + inf) in a row that sees nothing."""
 
@@ -117,7 +117,7 @@ class _EmptyRowNaNInBackward(Attention):
         return np.where(empty, np.nan, dq), dk, dv, *rest
 
 
-@mutant("empty-row-mean-in-backward", "empty row", "empty-row")
+@mistake("empty-row-mean-in-backward", "empty row")
 class _EmptyRowMeanInBackward(Attention):
     """out of a row that sees nothing is 0, but dv receives its gradient in equal parts."""
 
@@ -127,7 +127,7 @@ class _EmptyRowMeanInBackward(Attention):
         return dq, dk, dv + passed / max(c.k.shape[-2], 1), *rest
 
 
-@mutant("empty-row-passes-no-dsinks", "empty row", "empty-row")
+@mistake("empty-row-passes-no-dsinks", "empty row")
 class _EmptyRowPassesNoDsinks(Attention):
     """lse of a row that sees nothing is the sink, which does not receive the gradient of it."""
 
@@ -136,7 +136,7 @@ class _EmptyRowPassesNoDsinks(Attention):
         return *grads, np.where(_empty(self, c), 0, ds_sink)
 
 
-@mutant("empty-row-lse-zero", "empty row", "empty-row", equivalent=True)
+@mistake("empty-row-lse-zero", "empty row", equivalent=True)
 class _EmptyRowLseZero(Attention):
     """lse of a row that sees nothing is 0, the logarithm of a sum that was made 1."""
 
@@ -144,12 +144,8 @@ class _EmptyRowLseZero(Attention):
         return super().lse(pivot, np.where(total == 0, 1, total), e_sink)
 
 
-@mutant(
-    "empty-row-lse-without-sink",
-    "empty row",
-    "empty-row",
-    "Dao-AILab/flash-attention#2706",
-    equivalent=True,
+@mistake(
+    "empty-row-lse-without-sink", "empty row", "Dao-AILab/flash-attention#2706", equivalent=True
 )
 class _EmptyRowLseWithoutSink(Attention):
     """lse of a row that sees nothing is −inf, whether there is a sink or not."""
@@ -159,12 +155,7 @@ class _EmptyRowLseWithoutSink(Attention):
         return p, p_sink, np.where(live.any(-1, keepdims=True), lse, -np.inf)
 
 
-@mutant(
-    "maximum-over-hidden",
-    "empty row",
-    "hidden-finite hidden-nan-k",
-    "torch-spyre/torch-spyre#4517",
-)
+@mistake("maximum-over-hidden", "empty row", "torch-spyre/torch-spyre#4517")
 class _MaximumOverHidden(Attention):
     """The maximum of a row is taken before the hidden scores leave, so that large ones among them
     make all weights vanish."""
@@ -179,7 +170,7 @@ class _MaximumOverHidden(Attention):
         return np.where(live, e / safe, 0), e_sink / safe, self.lse(pivot, total, e_sink)
 
 
-@mutant("nan-score-hidden", "NaN", "nan-query")
+@mistake("nan-score-hidden", "NaN")
 class _NaNScoreHidden(Attention):
     """The maximum skips NaN, and a score that is NaN takes no weight."""
 
@@ -188,7 +179,7 @@ class _NaNScoreHidden(Attention):
         return np.where(np.isnan(s), -np.inf, s), live & ~np.isnan(s)
 
 
-@mutant("nan-of-value-zeroed", "NaN", "hidden-nan-v")
+@mistake("nan-of-value-zeroed", "NaN")
 class _NaNOfValueZeroed(Attention):
     """Values are cleaned before the product: a NaN that is seen becomes 0."""
 
@@ -197,7 +188,7 @@ class _NaNOfValueZeroed(Attention):
         return c._replace(v=np.nan_to_num(c.v))
 
 
-@mutant("size-0-gives-0", "sizes of 0", "structure", "pytorch/pytorch#184914")
+@mistake("size-0-gives-0", "sizes of 0", "pytorch/pytorch#184914")
 class _Size0Gives0(Attention):
     """out is 0 where q has no elements; at D = 0 it is the mean of the values."""
 
@@ -206,7 +197,7 @@ class _Size0Gives0(Attention):
         return (o if c.q.size else np.zeros_like(o)), lse, p
 
 
-@mutant("no-queries-no-gradient", "sizes of 0", "structure", "ROCm/flash-attention#179")
+@mistake("no-queries-no-gradient", "sizes of 0", "ROCm/flash-attention#179")
 class _NoQueriesNoGradient(Attention):
     """Without queries backward returns at once, and dk and dv are what memory held."""
 

@@ -9,15 +9,10 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Call
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 
 
-@mutant(
-    "jacobian-without-rank-1-term",
-    "gradient",
-    "agreement-dq agreement-dk",
-    "Dao-AILab/flash-attention#2481",
-)
+@mistake("jacobian-without-rank-1-term", "gradient", "Dao-AILab/flash-attention#2481")
 class _JacobianWithoutRank1Term(Attention):
     """The Jacobian of the softmax lacks −p pᵀ; dv stays right."""
 
@@ -25,7 +20,7 @@ class _JacobianWithoutRank1Term(Attention):
         return np.zeros((*p.shape[:-1], 1))
 
 
-@mutant("dlse-ignored", "gradient", "agreement-dq agreement-dk")
+@mistake("dlse-ignored", "gradient")
 class _DlseIgnored(Attention):
     """The gradient of lse is not passed on."""
 
@@ -33,7 +28,7 @@ class _DlseIgnored(Attention):
         return 0.0
 
 
-@mutant("dq-unscaled", "gradient", "agreement-dq")
+@mistake("dq-unscaled", "gradient")
 class _DqUnscaled(Attention):
     """dq lacks the scale."""
 
@@ -41,7 +36,7 @@ class _DqUnscaled(Attention):
         return 1.0
 
 
-@mutant("dk-of-base-2-query", "gradient", "agreement-dk")
+@mistake("dk-of-base-2-query", "gradient")
 class _DkOfBase2Query(Attention):
     """dk takes the query that was scaled by log₂ e for the sake of exp2."""
 
@@ -49,9 +44,7 @@ class _DkOfBase2Query(Attention):
         return super().dk(dx, c, seen) / math.log(2)
 
 
-@mutant(
-    "dbias-last-writer-wins", "gradient", "agreement-dbias", "HKUSTDial/flash-sparse-attention#194"
-)
+@mistake("dbias-last-writer-wins", "gradient", "HKUSTDial/flash-sparse-attention#194")
 class _DbiasLastWriterWins(Attention):
     """dbias is not summed over the axes along which bias broadcasts: the last one stays."""
 
@@ -64,7 +57,7 @@ class _DbiasLastWriterWins(Attention):
         return found
 
 
-@mutant("dbias-zero", "gradient", "agreement-dbias", "jax-ml/jax#27184")
+@mistake("dbias-zero", "gradient", "jax-ml/jax#27184")
 class _DbiasZero(Attention):
     """The bias gets no gradient."""
 
@@ -72,7 +65,7 @@ class _DbiasZero(Attention):
         return np.zeros(shape)
 
 
-@mutant("dlse-subtracted", "gradient", "agreement-dq agreement-dk")
+@mistake("dlse-subtracted", "gradient")
 class _DlseSubtracted(Attention):
     """The gradient of lse enters with the wrong sign."""
 
@@ -80,7 +73,7 @@ class _DlseSubtracted(Attention):
         return -dlse
 
 
-@mutant("dlse-of-base-2", "gradient", "agreement-dq agreement-dk")
+@mistake("dlse-of-base-2", "gradient")
 class _DlseOfBase2(Attention):
     """The gradient of the natural lse is passed on as if it were that of one to base 2."""
 
@@ -88,7 +81,7 @@ class _DlseOfBase2(Attention):
         return dlse / math.log(2)
 
 
-@mutant("delta-without-weight", "gradient", "agreement-dq agreement-dk")
+@mistake("delta-without-weight", "gradient")
 class _DeltaWithoutWeight(Attention):
     """dS = p dP − D, where it is p (dP − D)."""
 
@@ -96,7 +89,7 @@ class _DeltaWithoutWeight(Attention):
         return np.asarray(p * dp - delta)
 
 
-@mutant("jacobian-without-weights", "gradient", "agreement-dq agreement-dk")
+@mistake("jacobian-without-weights", "gradient")
 class _JacobianWithoutWeights(Attention):
     """dS = dP − D, without the weights."""
 
@@ -104,7 +97,7 @@ class _JacobianWithoutWeights(Attention):
         return np.asarray(dp - delta)
 
 
-@mutant("jacobian-diagonal", "gradient", "agreement-dq agreement-dk", "ooples/AiDotNet.Tensors#49")
+@mistake("jacobian-diagonal", "gradient", "ooples/AiDotNet.Tensors#49")
 class _JacobianDiagonal(Attention):
     """The Jacobian of the softmax is taken as that of a sigmoid, p (1 − p), on its diagonal."""
 
@@ -112,7 +105,7 @@ class _JacobianDiagonal(Attention):
         return np.asarray(p * (1 - p) * dp)
 
 
-@mutant("delta-without-sink", "gradient", "agreement-dq agreement-dk agreement-dsinks")
+@mistake("delta-without-sink", "gradient")
 class _DeltaWithoutSink(Attention):
     """D is the mean of dP by weights that were made to sum to 1 without the sink."""
 
@@ -121,7 +114,7 @@ class _DeltaWithoutSink(Attention):
         return super().delta(p, dp) / np.where(total == 0, 1, total)
 
 
-@mutant("dk-unscaled", "gradient", "agreement-dk")
+@mistake("dk-unscaled", "gradient")
 class _DkUnscaled(Attention):
     """dk lacks the scale."""
 
@@ -129,7 +122,7 @@ class _DkUnscaled(Attention):
         return self.see(dx.swapaxes(-1, -2), c.q, seen)
 
 
-@mutant("dk-of-scaled-query", "gradient", "agreement-dk")
+@mistake("dk-of-scaled-query", "gradient")
 class _DkOfScaledQuery(Attention):
     """dk takes the query that forward scaled, and is scaled once more."""
 
@@ -137,7 +130,7 @@ class _DkOfScaledQuery(Attention):
         return c.scale * super().dk(dx, c, seen)
 
 
-@mutant("dk-of-next-query-head", "gradient", "agreement-dk")
+@mistake("dk-of-next-query-head", "gradient")
 class _DkOfNextQueryHead(Attention):
     """dk of a head multiplies its scores' gradient by the queries of the next."""
 
@@ -145,7 +138,7 @@ class _DkOfNextQueryHead(Attention):
         return super().dk(dx, c._replace(q=np.roll(c.q, -1, axis=-3)), seen)
 
 
-@mutant("dv-of-unnormalised-weights", "gradient", "agreement-dv")
+@mistake("dv-of-unnormalised-weights", "gradient")
 class _DvOfUnnormalisedWeights(Attention):
     """dv takes exp(s − maximum), which is not yet divided by the row sum."""
 
@@ -157,7 +150,7 @@ class _DvOfUnnormalisedWeights(Attention):
         return dq, dk, super().gradients(c, do * total, dlse, dw)[2], *rest
 
 
-@mutant("dout-taken-as-ones", "gradient", "agreement-dq agreement-dk agreement-dv")
+@mistake("dout-taken-as-ones", "gradient")
 class _DoutTakenAsOnes(Attention):
     """The gradient is that of the sum of out, whatever dout is."""
 
@@ -165,7 +158,7 @@ class _DoutTakenAsOnes(Attention):
         return super().gradients(c, np.ones_like(do), dlse, dw)
 
 
-@mutant("dk-mean-over-samples", "gradient", "agreement-dk agreement-dv")
+@mistake("dk-mean-over-samples", "gradient")
 class _DkMeanOverSamples(Attention):
     """dk and dv of keys that all samples share are their mean, not their sum."""
 
@@ -173,7 +166,7 @@ class _DkMeanOverSamples(Attention):
         return super().reduce(dx, shape) * (math.prod(shape) / max(dx.size, 1))
 
 
-@mutant("dk-and-dv-exchanged", "gradient", "agreement-dk agreement-dv")
+@mistake("dk-and-dv-exchanged", "gradient")
 class _DkAndDvExchanged(Attention):
     """dk and dv are exchanged where they have the same shape."""
 
@@ -182,7 +175,7 @@ class _DkAndDvExchanged(Attention):
         return (dq, dv, dk, *rest) if dk.shape == dv.shape else (dq, dk, dv, *rest)
 
 
-@mutant("dbias-transposed", "gradient", "agreement-dbias")
+@mistake("dbias-transposed", "gradient")
 class _DbiasTransposed(Attention):
     """dbias is summed over a transposed array where there are as many queries as keys."""
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Call
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 
 # --- which key/value head a query head uses ---
 
 
-@mutant("heads-tiled", "heads", "agreement-o structure", "onnx/onnx#7274")
+@mistake("heads-tiled", "heads", "onnx/onnx#7274")
 class _HeadsTiled(Attention):
     """Query head h uses key/value head h % K."""
 
@@ -22,7 +22,7 @@ class _HeadsTiled(Attention):
         return np.asarray(np.take(x, np.arange(H) % max(K, 1), axis=-3))
 
 
-@mutant("heads-of-padded-group", "heads", "agreement-o structure", "ggml-org/llama.cpp#19115")
+@mistake("heads-of-padded-group", "heads", "ggml-org/llama.cpp#19115")
 class _HeadsOfPaddedGroup(Attention):
     """Query head h uses key/value head h // G with G rounded up to a power of two."""
 
@@ -33,7 +33,7 @@ class _HeadsOfPaddedGroup(Attention):
         return np.asarray(np.take(x, np.arange(H) // group, axis=-3))
 
 
-@mutant("heads-by-number-of-keys", "heads", "agreement-o", "PSAL-POSTECH/ONNXim#34")
+@mistake("heads-by-number-of-keys", "heads", "PSAL-POSTECH/ONNXim#34")
 class _HeadsByNumberOfKeys(Attention):
     """Query head h uses key/value head h // K, and goes on from the first after the last."""
 
@@ -42,7 +42,7 @@ class _HeadsByNumberOfKeys(Attention):
         return np.asarray(np.take(x, np.arange(H) // K % K, axis=-3))
 
 
-@mutant("heads-all-of-first", "heads", "agreement-o")
+@mistake("heads-all-of-first", "heads")
 class _HeadsAllOfFirst(Attention):
     """Where heads are shared, all use the first, as if there were one."""
 
@@ -50,7 +50,7 @@ class _HeadsAllOfFirst(Attention):
         return super().share(x if x.shape[-3] == H else x[..., :1, :, :], H)
 
 
-@mutant("heads-repeated-along-keys", "heads", "agreement-o", "PrimeIntellect-ai/prime-rl#2681")
+@mistake("heads-repeated-along-keys", "heads", "PrimeIntellect-ai/prime-rl#2681")
 class _HeadsRepeatedAlongKeys(Attention):
     """Keys and values are repeated along the axis of keys, and then cut into heads."""
 
@@ -59,7 +59,7 @@ class _HeadsRepeatedAlongKeys(Attention):
         return np.repeat(x, H // max(K, 1), axis=-2).reshape(*lead, H, S, n)
 
 
-@mutant("heads-offset-by-queries", "heads", "agreement-o")
+@mistake("heads-offset-by-queries", "heads")
 class _HeadsOffsetByQueries(Attention):
     """The keys of sample b begin at head b · H of all samples' K heads, not at b · K."""
 
@@ -70,7 +70,7 @@ class _HeadsOffsetByQueries(Attention):
         return np.asarray(x.reshape(B * K, S, n)[head % max(B * K, 1)].reshape(*lead, H, S, n))
 
 
-@mutant("sink-of-key-head", "heads", "agreement-o agreement-lse")
+@mistake("sink-of-key-head", "heads")
 class _SinkOfKeyHead(Attention):
     """Query head h has the sink of head h // G."""
 
@@ -83,7 +83,7 @@ class _SinkOfKeyHead(Attention):
 # --- gradients of shared heads ---
 
 
-@mutant("dk-of-first-head", "heads", "agreement-dk agreement-dv")
+@mistake("dk-of-first-head", "heads")
 class _DkOfFirstHead(Attention):
     """dk and dv are those of the first query head of each group, not the sum over the group."""
 
@@ -92,7 +92,7 @@ class _DkOfFirstHead(Attention):
         return dx[..., :: dx.shape[-3] // max(K, 1) or 1, :, :]
 
 
-@mutant("dk-mean-over-group", "heads", "agreement-dk agreement-dv")
+@mistake("dk-mean-over-group", "heads")
 class _DkMeanOverGroup(Attention):
     """dk and dv are the mean over the query heads of each group, not the sum."""
 
@@ -101,12 +101,7 @@ class _DkMeanOverGroup(Attention):
         return np.asarray(super().share_back(dx, x) / max(group, 1))
 
 
-@mutant(
-    "heads-tiled-in-backward",
-    "heads",
-    "agreement-dk agreement-dv",
-    "XunhaoLai/native-sparse-attention-triton#27",
-)
+@mistake("heads-tiled-in-backward", "heads", "XunhaoLai/native-sparse-attention-triton#27")
 class _HeadsTiledInBackward(Attention):
     """dk and dv of query head h are added to head h % K, while forward uses h // G."""
 
@@ -119,7 +114,7 @@ class _HeadsTiledInBackward(Attention):
 # --- what is taken for what ---
 
 
-@mutant("keys-and-values-exchanged", "layout", "agreement-o", "tenstorrent/tt-mlir#8958")
+@mistake("keys-and-values-exchanged", "layout", "tenstorrent/tt-mlir#8958")
 class _KeysAndValuesExchanged(Attention):
     """k is used as v and v as k, where they are of one size."""
 
@@ -128,7 +123,7 @@ class _KeysAndValuesExchanged(Attention):
         return c._replace(k=c.v, v=c.k) if c.k.shape == c.v.shape else c
 
 
-@mutant("values-ignored", "layout", "agreement-o", "ruvnet/agentic-flow#191")
+@mistake("values-ignored", "layout", "ruvnet/agentic-flow#191")
 class _ValuesIgnored(Attention):
     """out is made of the keys, where they are of the size of the values."""
 
@@ -137,7 +132,7 @@ class _ValuesIgnored(Attention):
         return c._replace(v=c.k) if c.k.shape == c.v.shape else c
 
 
-@mutant("key-axes-exchanged", "layout", "agreement-o", "pytorch/pytorch#195320")
+@mistake("key-axes-exchanged", "layout", "pytorch/pytorch#195320")
 class _KeyAxesExchanged(Attention):
     """k, with as many heads as keys, is read with these two axes exchanged."""
 
@@ -146,7 +141,7 @@ class _KeyAxesExchanged(Attention):
         return c._replace(k=c.k.swapaxes(-2, -3)) if c.k.shape[-2] == c.k.shape[-3] else c
 
 
-@mutant("heads-split-by-reshape", "layout", "agreement-o", "reczoo/FuxiCTR#30")
+@mistake("heads-split-by-reshape", "layout", "reczoo/FuxiCTR#30")
 class _HeadsSplitByReshape(Attention):
     """q, k and v (T, H, D) are reshaped to (H, T, D), and no axis is moved."""
 
@@ -154,7 +149,7 @@ class _HeadsSplitByReshape(Attention):
         return super().read(x.swapaxes(-2, -3).reshape(x.shape) if x.ndim > 2 else x)
 
 
-@mutant("heads-merged-by-reshape", "layout", "agreement-o", "jsbaan/transformer-from-scratch#6")
+@mistake("heads-merged-by-reshape", "layout", "jsbaan/transformer-from-scratch#6")
 class _HeadsMergedByReshape(Attention):
     """out (H, T, E) is reshaped to (T, H, E), and no axis is moved."""
 

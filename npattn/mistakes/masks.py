@@ -6,13 +6,13 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Call
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 from npattn.options import Window
 
 # --- causal ---
 
 
-@mutant("causal-top-left", "causal", "agreement-o", "Dao-AILab/flash-attention#282")
+@mistake("causal-top-left", "causal", "Dao-AILab/flash-attention#282")
 class _CausalTopLeft(Attention):
     """Query t stands at key t, not at t + S − T."""
 
@@ -20,7 +20,7 @@ class _CausalTopLeft(Attention):
         return np.arange(T)[:, None]
 
 
-@mutant("causal-strict", "causal", "agreement-o")
+@mistake("causal-strict", "causal")
 class _CausalStrict(Attention):
     """A causal query does not see the key at which it stands."""
 
@@ -29,7 +29,7 @@ class _CausalStrict(Attention):
         return left, -1 if c.causal else right
 
 
-@mutant("causal-offset-unsigned", "causal", "agreement-o empty-row")
+@mistake("causal-offset-unsigned", "causal")
 class _CausalOffsetUnsigned(Attention):
     """Where there are more queries than keys, S − T counts as 0."""
 
@@ -37,7 +37,7 @@ class _CausalOffsetUnsigned(Attention):
         return super().diagonal(T, max(T, S))
 
 
-@mutant("causal-of-padded-lengths", "causal", "agreement-o")
+@mistake("causal-of-padded-lengths", "causal")
 class _CausalOfPaddedLengths(Attention):
     """S − T is taken of T and S rounded up to whole tiles."""
 
@@ -45,7 +45,7 @@ class _CausalOfPaddedLengths(Attention):
         return np.arange(T)[:, None] + TILE * (-(-S // TILE) - -(-T // TILE))
 
 
-@mutant("causal-only-when-square", "causal", "agreement-o", "mlx-node/mlx-node#24")
+@mistake("causal-only-when-square", "causal", "mlx-node/mlx-node#24")
 class _CausalOnlyWhenSquare(Attention):
     """causal is read only where there are as many queries as keys."""
 
@@ -54,7 +54,7 @@ class _CausalOnlyWhenSquare(Attention):
         return super().visible(c._replace(causal=c.causal and square))
 
 
-@mutant("causal-ignored-with-dropout", "causal", "agreement-o", "keras-team/keras#23038")
+@mistake("causal-ignored-with-dropout", "causal", "keras-team/keras#23038")
 class _CausalIgnoredWithDropout(Attention):
     """The path that drops weights does not read causal."""
 
@@ -62,12 +62,7 @@ class _CausalIgnoredWithDropout(Attention):
         return super().visible(c._replace(causal=c.causal and np.ndim(c.keep) == 0))
 
 
-@mutant(
-    "causal-ignored-with-weights",
-    "causal",
-    "agreement-o agreement-weights",
-    "keras-team/keras#23038",
-)
+@mistake("causal-ignored-with-weights", "causal", "keras-team/keras#23038")
 class _CausalIgnoredWithWeights(Attention):
     """The path that returns the weights does not read causal."""
 
@@ -75,7 +70,7 @@ class _CausalIgnoredWithWeights(Attention):
         return super().visible(c._replace(causal=c.causal and not c.returns_weights))
 
 
-@mutant("causal-ignored-with-wide-window", "causal", "agreement-o", "tlc-pack/libflash_attn#11")
+@mistake("causal-ignored-with-wide-window", "causal", "tlc-pack/libflash_attn#11")
 class _CausalIgnoredWithWideWindow(Attention):
     """A window as wide to the left as there are keys is dropped, and causal with it."""
 
@@ -85,7 +80,7 @@ class _CausalIgnoredWithWideWindow(Attention):
         return (None, None) if wide else (left, right)
 
 
-@mutant("causal-added-as-number", "causal", "empty-row", "microsoft/onnxruntime#8549")
+@mistake("causal-added-as-number", "causal", "microsoft/onnxruntime#8549")
 class _CausalAddedAsNumber(Attention):
     """causal adds −1e4 to later keys, which are seen where the mask hides all others."""
 
@@ -97,7 +92,7 @@ class _CausalAddedAsNumber(Attention):
         return super().final(x, visible, c) + np.where(allowed, 0, -1e4)
 
 
-@mutant("causal-before-scale", "causal", "agreement-o")
+@mistake("causal-before-scale", "causal")
 class _CausalBeforeScale(Attention):
     """With causal, scores are hidden by −inf before the scale, which makes +inf or NaN of it where
     it is not positive."""
@@ -107,12 +102,7 @@ class _CausalBeforeScale(Attention):
         return np.where(visible, s, c.scale * -np.inf) if c.causal else s
 
 
-@mutant(
-    "causal-backward-top-left",
-    "causal",
-    "agreement-dq agreement-dk agreement-dv",
-    "xlite-dev/ffpa-attn#300",
-)
+@mistake("causal-backward-top-left", "causal", "xlite-dev/ffpa-attn#300")
 class _CausalBackwardTopLeft(Attention):
     """Backward rebuilds the causal mask from the top left corner, forward from the bottom right."""
 
@@ -123,12 +113,7 @@ class _CausalBackwardTopLeft(Attention):
         return c._replace(causal=False, mask=mask) if c.causal else c
 
 
-@mutant(
-    "causal-ignored-in-backward",
-    "causal",
-    "agreement-dq agreement-dk agreement-dv",
-    "triton-lang/triton#4541",
-)
+@mistake("causal-ignored-in-backward", "causal", "triton-lang/triton#4541")
 class _CausalIgnoredInBackward(Attention):
     """Backward is never causal."""
 
@@ -136,12 +121,7 @@ class _CausalIgnoredInBackward(Attention):
         return c._replace(causal=False)
 
 
-@mutant(
-    "causal-always-in-backward",
-    "causal",
-    "agreement-dq agreement-dk agreement-dv",
-    "triton-lang/triton#4541",
-)
+@mistake("causal-always-in-backward", "causal", "triton-lang/triton#4541")
 class _CausalAlwaysInBackward(Attention):
     """Backward is always causal."""
 
@@ -152,7 +132,7 @@ class _CausalAlwaysInBackward(Attention):
 # --- mask ---
 
 
-@mutant("mask-inverted", "mask", "agreement-o", "lucidrains/x-transformers#160")
+@mistake("mask-inverted", "mask", "lucidrains/x-transformers#160")
 class _MaskInverted(Attention):
     """True in the mask hides."""
 
@@ -160,7 +140,7 @@ class _MaskInverted(Attention):
         return ~mask
 
 
-@mutant("mask-without-effect", "mask", "agreement-o", "lucidrains/flamingo-pytorch#10")
+@mistake("mask-without-effect", "mask", "lucidrains/flamingo-pytorch#10")
 class _MaskWithoutEffect(Attention):
     """The masked scores are a copy that nobody uses."""
 
@@ -168,7 +148,7 @@ class _MaskWithoutEffect(Attention):
         return super().visible(c._replace(mask=None))
 
 
-@mutant("mask-ignored-when-causal", "mask", "agreement-o", "AI-Hypercomputer/maxtext#878")
+@mistake("mask-ignored-when-causal", "mask", "AI-Hypercomputer/maxtext#878")
 class _MaskIgnoredWhenCausal(Attention):
     """The mask is not read where causal is given."""
 
@@ -176,7 +156,7 @@ class _MaskIgnoredWhenCausal(Attention):
         return super().visible(c._replace(mask=None) if c.causal else c)
 
 
-@mutant("mask-ignored-with-bias", "mask", "agreement-o")
+@mistake("mask-ignored-with-bias", "mask")
 class _MaskIgnoredWithBias(Attention):
     """mask and bias share an argument, and the bias takes its place."""
 
@@ -184,7 +164,7 @@ class _MaskIgnoredWithBias(Attention):
         return super().visible(c if np.ndim(c.bias) == 0 else c._replace(mask=None))
 
 
-@mutant("causal-ignored-with-mask", "mask", "agreement-o", "keras-team/keras#23040")
+@mistake("causal-ignored-with-mask", "mask", "keras-team/keras#23040")
 class _CausalIgnoredWithMask(Attention):
     """causal is not read where a mask is given."""
 
@@ -192,7 +172,7 @@ class _CausalIgnoredWithMask(Attention):
         return super().visible(c if c.mask is None else c._replace(causal=False))
 
 
-@mutant("mask-or-causal", "mask", "agreement-o")
+@mistake("mask-or-causal", "mask")
 class _MaskOrCausal(Attention):
     """A query sees what the mask or causal allows, not what both allow."""
 
@@ -202,12 +182,7 @@ class _MaskOrCausal(Attention):
         return super().visible(c._replace(mask=None)) | super().visible(c._replace(causal=False))
 
 
-@mutant(
-    "mask-after-softmax",
-    "mask",
-    "rows-sum-to-one agreement-o",
-    "huggingface/pytorch-image-models#2236",
-)
+@mistake("mask-after-softmax", "mask", "huggingface/pytorch-image-models#2236")
 class _MaskAfterSoftmax(Attention):
     """Hidden weights are set to 0 after the softmax, and the rest is not normalised again."""
 
@@ -219,7 +194,7 @@ class _MaskAfterSoftmax(Attention):
         return np.where(live, p, 0), p_sink, lse
 
 
-@mutant("mask-added-as-number", "mask", "agreement-o", "HKUSTDial/flash-sparse-attention#146")
+@mistake("mask-added-as-number", "mask", "HKUSTDial/flash-sparse-attention#146")
 class _MaskAddedAsNumber(Attention):
     """The mask is added to the scores as 1 and 0, where 0 and −inf are meant."""
 
@@ -227,7 +202,7 @@ class _MaskAddedAsNumber(Attention):
         return s + visible
 
 
-@mutant("mask-multiplies-scores", "mask", "agreement-o hidden-finite")
+@mistake("mask-multiplies-scores", "mask")
 class _MaskMultipliesScores(Attention):
     """Hidden scores are multiplied by 0, and a score of 0 has weight."""
 
@@ -235,7 +210,7 @@ class _MaskMultipliesScores(Attention):
         return np.where(visible, s, 0)
 
 
-@mutant("mask-as-length", "mask", "agreement-o", "microsoft/onnxruntime#27885")
+@mistake("mask-as-length", "mask", "microsoft/onnxruntime#27885")
 class _MaskAsLength(Attention):
     """Of the mask only the number of its True is used, as the number of leading keys."""
 
@@ -245,7 +220,7 @@ class _MaskAsLength(Attention):
         return np.asarray(np.arange(S) < each.sum(-1, keepdims=True))
 
 
-@mutant("mask-of-whole-tiles", "mask", "agreement-o")
+@mistake("mask-of-whole-tiles", "mask")
 class _MaskOfWholeTiles(Attention):
     """A tile of keys of which the mask shows one is seen whole."""
 
@@ -256,7 +231,7 @@ class _MaskOfWholeTiles(Attention):
         return np.repeat(tiles, TILE, axis=-1)[..., :S]
 
 
-@mutant("mask-of-first-sample", "mask", "agreement-o")
+@mistake("mask-of-first-sample", "mask")
 class _MaskOfFirstSample(Attention):
     """The mask of the first sample is used for all."""
 
@@ -264,7 +239,7 @@ class _MaskOfFirstSample(Attention):
         return mask[..., :1, :, :, :] if mask.ndim > 3 else mask
 
 
-@mutant("mask-of-first-head", "mask", "agreement-o")
+@mistake("mask-of-first-head", "mask")
 class _MaskOfFirstHead(Attention):
     """The mask of the first head is used for all."""
 
@@ -272,7 +247,7 @@ class _MaskOfFirstHead(Attention):
         return mask[..., :1, :, :] if mask.ndim > 2 else mask
 
 
-@mutant("mask-of-last-query", "mask", "agreement-o")
+@mistake("mask-of-last-query", "mask")
 class _MaskOfLastQuery(Attention):
     """The mask of the last query is used for all, as if it were a padding mask."""
 
@@ -280,7 +255,7 @@ class _MaskOfLastQuery(Attention):
         return mask[..., -1:, :]
 
 
-@mutant("mask-transposed", "mask", "agreement-o")
+@mistake("mask-transposed", "mask")
 class _MaskTransposed(Attention):
     """A square mask is read with queries and keys exchanged."""
 
@@ -289,7 +264,7 @@ class _MaskTransposed(Attention):
         return mask.swapaxes(-1, -2) if square else mask
 
 
-@mutant("mask-tiled-over-heads", "mask", "agreement-o", "line/lighthouse#77")
+@mistake("mask-tiled-over-heads", "mask", "line/lighthouse#77")
 class _MaskTiledOverHeads(Attention):
     """The masks of the samples are tiled, not repeated, over the heads of (B · H, T, S)."""
 
@@ -301,7 +276,7 @@ class _MaskTiledOverHeads(Attention):
         return np.asarray(mask[..., sample, 0, :, :])
 
 
-@mutant("mask-samples-as-heads", "mask", "agreement-o hidden-finite")
+@mistake("mask-samples-as-heads", "mask")
 class _MaskSamplesAsHeads(Attention):
     """A mask (B, 1, T, S) is read as (1, B, T, S) where there are B heads."""
 
@@ -310,12 +285,7 @@ class _MaskSamplesAsHeads(Attention):
         return mask.swapaxes(-3, -4) if fits else mask
 
 
-@mutant(
-    "mask-ignored-in-backward",
-    "mask",
-    "agreement-dq agreement-dk agreement-dv",
-    "Dao-AILab/flash-attention#1947",
-)
+@mistake("mask-ignored-in-backward", "mask", "Dao-AILab/flash-attention#1947")
 class _MaskIgnoredInBackward(Attention):
     """Backward rebuilds the weights without the mask."""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Call
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 
 Override = TypeVar("Override", bound=Callable[..., Any])
 
@@ -26,7 +26,7 @@ def like(original: Callable[..., Any]) -> Callable[[Override], Override]:
     return sign
 
 
-@mutant("out-widened", "dtype", "shape-dtype")
+@mistake("out-widened", "dtype")
 class _OutWidened(Attention):
     """out comes in float32 whatever the inputs are, and in float64 for float32."""
 
@@ -34,7 +34,7 @@ class _OutWidened(Attention):
         return np.float64 if dtype == np.float32 else np.float32
 
 
-@mutant("input-changed", "memory", "inputs-unchanged")
+@mistake("input-changed", "memory")
 class _InputChanged(Attention):
     """q is scaled in place."""
 
@@ -45,7 +45,7 @@ class _InputChanged(Attention):
         return call
 
 
-@mutant("views-misread", "memory", "views", "pytorch/pytorch#181133")
+@mistake("views-misread", "memory", "pytorch/pytorch#181133")
 class _ViewsMisread(Attention):
     """A transposed or expanded array is read in the order of its memory."""
 
@@ -55,7 +55,7 @@ class _ViewsMisread(Attention):
         return super().read(in_memory).reshape(x.shape)
 
 
-@mutant("state-kept", "memory", "repeatable nan-query", "flashinfer-ai/flashinfer#4270")
+@mistake("state-kept", "memory", "flashinfer-ai/flashinfer#4270")
 class _StateKept(Attention):
     """A second call with the shapes and options of the first returns what the first returned."""
 
@@ -69,7 +69,7 @@ class _StateKept(Attention):
         return found
 
 
-@mutant("result-changes", "memory", "repeatable", "Dao-AILab/flash-attention#359")
+@mistake("result-changes", "memory", "Dao-AILab/flash-attention#359")
 class _ResultChanges(Attention):
     """Every third call is off by 2⁻⁷, as a race would make it."""
 
@@ -81,7 +81,7 @@ class _ResultChanges(Attention):
         return (o if self.calls % 3 else o * (1 + 2.0**-7)), lse, p
 
 
-@mutant("gradients-widened", "dtype", "shape-dtype", dtypes=("float16",))
+@mistake("gradients-widened", "dtype", dtypes=("float16",))
 class _GradientsWidened(Attention):
     """The gradients come in float32 whatever the inputs are."""
 
@@ -91,7 +91,7 @@ class _GradientsWidened(Attention):
         return {name: np.asarray(x, np.float32) for name, x in found.items()}
 
 
-@mutant("lse-narrowed", "dtype", "shape-dtype", equivalent=True)
+@mistake("lse-narrowed", "dtype", equivalent=True)
 class _LseNarrowed(Attention):
     """lse is delivered in float16 whatever the inputs are."""
 
@@ -103,7 +103,7 @@ class _LseNarrowed(Attention):
         return found[0], found[1].astype(np.float16), *found[2:]
 
 
-@mutant("dbias-not-summed", "dtype", "shape-dtype agreement-dbias")
+@mistake("dbias-not-summed", "dtype")
 class _DbiasNotSummed(Attention):
     """dbias has the shape of the scores, not that of the bias."""
 
@@ -111,7 +111,7 @@ class _DbiasNotSummed(Attention):
         return ds
 
 
-@mutant("value-has-scale-of-key", "dtype", "agreement-o", "sgl-project/sglang#34765")
+@mistake("value-has-scale-of-key", "dtype", "sgl-project/sglang#34765")
 class _ValueHasScaleOfKey(Attention):
     """k and v are stored with a power of 2 as their scale, and v is restored with that of k."""
 
@@ -120,7 +120,7 @@ class _ValueHasScaleOfKey(Attention):
         return c._replace(v=c.v * _power(c.k) / _power(c.v))
 
 
-@mutant("mask-changed", "memory", "inputs-unchanged")
+@mistake("mask-changed", "memory")
 class _MaskChanged(Attention):
     """What causal and window hide is put into the caller's mask."""
 
@@ -132,7 +132,7 @@ class _MaskChanged(Attention):
         return c
 
 
-@mutant("dout-changed", "memory", "inputs-unchanged")
+@mistake("dout-changed", "memory")
 class _DoutChanged(Attention):
     """dout is scaled in place."""
 
@@ -143,7 +143,7 @@ class _DoutChanged(Attention):
         return found
 
 
-@mutant("out-written-again", "memory", "repeatable")
+@mistake("out-written-again", "memory")
 class _OutWrittenAgain(Attention):
     """A result lies in a buffer that the next call with the same shapes writes to."""
 
@@ -163,7 +163,7 @@ class _OutWrittenAgain(Attention):
         return buffer
 
 
-@mutant("saved-of-last-forward", "memory", "repeatable")
+@mistake("saved-of-last-forward", "memory")
 class _SavedOfLastForward(Attention):
     """Backward takes what the last forward with these shapes has saved, whichever that was."""
 
@@ -178,7 +178,7 @@ class _SavedOfLastForward(Attention):
         return self.saved.get((c.q.shape, c.k.shape, c.v.shape), c)
 
 
-@mutant("strides-of-first-call", "memory", "views", "flashinfer-ai/flashinfer#4270")
+@mistake("strides-of-first-call", "memory", "flashinfer-ai/flashinfer#4270")
 class _StridesOfFirstCall(Attention):
     """A plan is made for a shape and holds the strides of the first call with it."""
 
@@ -193,7 +193,7 @@ class _StridesOfFirstCall(Attention):
         return super().read(in_memory).reshape(x.shape)
 
 
-@mutant("plan-of-other-strides", "memory", "after-other-strides", "flashinfer-ai/flashinfer#4270")
+@mistake("plan-of-other-strides", "memory", "flashinfer-ai/flashinfer#4270")
 class _PlanOfOtherStrides(Attention):
     """Memory is read in the order of axes that the first arrays of that shape had."""
 
@@ -209,7 +209,7 @@ class _PlanOfOtherStrides(Attention):
         return np.asarray(memory.transpose(np.argsort(plan)))
 
 
-@mutant("precision-of-first-call", "memory", "after-other-dtype", "flashinfer-ai/flashinfer#4270")
+@mistake("precision-of-first-call", "memory", "flashinfer-ai/flashinfer#4270")
 class _PrecisionOfFirstCall(Attention):
     """A work buffer is made for a shape, in the dtype of the first call with it."""
 
@@ -222,7 +222,7 @@ class _PrecisionOfFirstCall(Attention):
         return o.astype(dtype).astype(o.dtype), lse, p
 
 
-@mutant("dout-misread", "memory", "views")
+@mistake("dout-misread", "memory")
 class _DoutMisread(Attention):
     """A transposed dout is read in the order of its memory."""
 
@@ -234,7 +234,7 @@ class _DoutMisread(Attention):
         return super().backward(dout, *arrays, **options)
 
 
-@mutant("visible-of-first-call", "memory", "agreement-o repeatable")
+@mistake("visible-of-first-call", "memory")
 class _VisibleOfFirstCall(Attention):
     """What causal and window leave is remembered by the sizes alone."""
 
@@ -247,7 +247,7 @@ class _VisibleOfFirstCall(Attention):
         return self.known.setdefault((c.q.shape[-2], c.k.shape[-2]), super().visible(c))
 
 
-@mutant("scale-of-first-call", "memory", "agreement-o structure")
+@mistake("scale-of-first-call", "memory")
 class _ScaleOfFirstCall(Attention):
     """The default scale is that of the first call, whatever D is now."""
 
@@ -259,7 +259,7 @@ class _ScaleOfFirstCall(Attention):
         return self.first
 
 
-@mutant("update-lost", "memory", "repeatable", "Dao-AILab/flash-attention#359")
+@mistake("update-lost", "memory", "Dao-AILab/flash-attention#359")
 class _UpdateLost(Attention):
     """In every third backward the last query adds nothing to dk, as where two writers race."""
 

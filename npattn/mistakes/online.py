@@ -17,7 +17,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Call, within
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 
 __all__ = ["Online", "Split", "State"]
 
@@ -304,12 +304,7 @@ def place(into: Array, rows: slice, keys: slice, x: Array) -> None:
 # --- running maximum and sum ----------------------------------------------------------------------
 
 
-@mutant(
-    "maximum-starts-finite",
-    "online softmax",
-    "agreement-o agreement-lse",
-    "flashinfer-ai/flashinfer#4401",
-)
+@mistake("maximum-starts-finite", "online softmax", "flashinfer-ai/flashinfer#4401")
 class _MaximumStartsFinite(Online):
     """The running maximum starts at −5e4, which scores may be below."""
 
@@ -319,12 +314,7 @@ class _MaximumStartsFinite(Online):
         return State(m, np.exp(c.sinks - m), state.acc)
 
 
-@mutant(
-    "maximum-pinned-to-0",
-    "online softmax",
-    "agreement-o agreement-lse late-keys",
-    "Dao-AILab/flash-attention#2082",
-)
+@mistake("maximum-pinned-to-0", "online softmax", "Dao-AILab/flash-attention#2082")
 class _MaximumPinnedTo0(Online):
     """A row that sees nothing of its first tile stores 0 as its maximum, and cannot go below."""
 
@@ -332,7 +322,7 @@ class _MaximumPinnedTo0(Online):
         return nonempty(super().maximum(m, s))
 
 
-@mutant("row-sum-not-rescaled", "online softmax", "agreement-o agreement-lse")
+@mistake("row-sum-not-rescaled", "online softmax")
 class _RowSumNotRescaled(Online):
     """The row sum keeps its size when the maximum rises; the accumulator is rescaled."""
 
@@ -340,7 +330,7 @@ class _RowSumNotRescaled(Online):
         return state._replace(acc=state.acc * shrink)
 
 
-@mutant("accumulator-not-rescaled", "online softmax", "agreement-o")
+@mistake("accumulator-not-rescaled", "online softmax")
 class _AccumulatorNotRescaled(Online):
     """The accumulator keeps its size when the maximum rises; the row sum is rescaled."""
 
@@ -348,12 +338,7 @@ class _AccumulatorNotRescaled(Online):
         return state._replace(total=state.total * shrink)
 
 
-@mutant(
-    "rescale-inverted",
-    "online softmax",
-    "agreement-o agreement-lse",
-    "Dao-AILab/flash-attention#991",
-)
+@mistake("rescale-inverted", "online softmax", "Dao-AILab/flash-attention#991")
 class _RescaleInverted(Online):
     """The state is multiplied by exp(new maximum − old), which is the inverse."""
 
@@ -361,7 +346,7 @@ class _RescaleInverted(Online):
         return np.where(m == -np.inf, 0, np.exp(pivot - m))
 
 
-@mutant("scale-compounded", "online softmax", "agreement-o", "flagos-ai/FlagGems#424")
+@mistake("scale-compounded", "online softmax", "flagos-ai/FlagGems#424")
 class _ScaleCompounded(Online):
     """The factor log₂ e is put on the scale once more in every tile of keys."""
 
@@ -370,7 +355,7 @@ class _ScaleCompounded(Online):
         return super().cut(c._replace(scale=c.scale / math.log(2) ** before), rows, keys)
 
 
-@mutant("lse-before-last-rescale", "online softmax", "agreement-lse", equivalent=True)
+@mistake("lse-before-last-rescale", "online softmax", equivalent=True)
 class _LseBeforeLastRescale(Online):
     """lse adds the maximum before the last tile to the row sum after it."""
 
@@ -384,7 +369,7 @@ class _AllButLastTile(Online):
         return super().key_tiles(c, rows)[:-1]
 
 
-@mutant("hidden-tile-counted", "online softmax", "agreement-o rows-sum-to-one")
+@mistake("hidden-tile-counted", "online softmax")
 class _HiddenTileCounted(Online):
     """A tile that the mask hides from all of its queries adds nothing to the accumulator, but
     the number of its keys to the row sum."""
@@ -398,7 +383,7 @@ class _HiddenTileCounted(Online):
 # --- which tiles, and what is in them -------------------------------------------------------------
 
 
-@mutant("tail-keys-skipped", "tiles", "agreement-o")
+@mistake("tail-keys-skipped", "tiles")
 class _TailKeysSkipped(Online):
     """The number of key tiles is rounded down, so that keys beyond the last whole tile are lost."""
 
@@ -407,7 +392,7 @@ class _TailKeysSkipped(Online):
         return first, min(end, max(c.k.shape[-2] // TILE, 1))
 
 
-@mutant("tail-padding-attended", "tiles", "agreement-o rows-sum-to-one")
+@mistake("tail-padding-attended", "tiles")
 class _TailPaddingAttended(Online):
     """The zeros that pad the last tile of keys take part in the softmax."""
 
@@ -415,12 +400,7 @@ class _TailPaddingAttended(Online):
         return np.ones(s.shape, bool)
 
 
-@mutant(
-    "softcap-revives-padding",
-    "tiles",
-    "agreement-o rows-sum-to-one",
-    "ggml-org/llama.cpp#29034",
-)
+@mistake("softcap-revives-padding", "tiles", "ggml-org/llama.cpp#29034")
 class _SoftcapRevivesPadding(Online):
     """The padding of the last tile of keys is hidden before the softcap, which makes it finite."""
 
@@ -433,7 +413,7 @@ class _SoftcapRevivesPadding(Online):
         return tile._replace(bias=tile.bias - np.float32(c.softcap or 0) * padding)
 
 
-@mutant("tiles-overlap", "tiles", "agreement-o")
+@mistake("tiles-overlap", "tiles")
 class _TilesOverlap(Online):
     """A tile begins at the last key of the one before, which counts twice."""
 
@@ -441,7 +421,7 @@ class _TilesOverlap(Online):
         return [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE - 1))]
 
 
-@mutant("key-between-tiles-lost", "tiles", "agreement-o")
+@mistake("key-between-tiles-lost", "tiles")
 class _KeyBetweenTilesLost(Online):
     """A tile begins one key too late, and the key between two tiles is seen by nobody."""
 
@@ -449,7 +429,7 @@ class _KeyBetweenTilesLost(Online):
         return [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE + 1))]
 
 
-@mutant("tail-values-shifted", "tiles", "agreement-o")
+@mistake("tail-values-shifted", "tiles")
 class _TailValuesShifted(Online):
     """The values of the last, partial tile are read one row too early."""
 
@@ -459,7 +439,7 @@ class _TailValuesShifted(Online):
         return super().cut(c, rows, keys)._replace(v=v)
 
 
-@mutant("causal-tile-taken-as-whole", "tiles", "agreement-o")
+@mistake("causal-tile-taken-as-whole", "tiles")
 class _CausalTileTakenAsWhole(Online):
     """A tile on the diagonal is not masked where the last of its queries sees all of it."""
 
@@ -468,7 +448,7 @@ class _CausalTileTakenAsWhole(Online):
         return super().whole(c, last if c.causal else rows, keys)
 
 
-@mutant("causal-tile-skipped", "tiles", "agreement-o")
+@mistake("causal-tile-skipped", "tiles")
 class _CausalTileSkipped(Online):
     """A causal tile of queries stops at the last tile of keys that its first query sees."""
 
@@ -478,7 +458,7 @@ class _CausalTileSkipped(Online):
         return begin, ends if c.causal else end
 
 
-@mutant("window-tile-taken-as-whole", "tiles", "agreement-o")
+@mistake("window-tile-taken-as-whole", "tiles")
 class _WindowTileTakenAsWhole(Online):
     """A tile at the left end of the window is not masked where the first of its queries sees all
     of it."""
@@ -488,7 +468,7 @@ class _WindowTileTakenAsWhole(Online):
         return super().whole(c, first if c.window else rows, keys)
 
 
-@mutant("window-tile-skipped", "tiles", "agreement-o")
+@mistake("window-tile-skipped", "tiles")
 class _WindowTileSkipped(Online):
     """A tile of queries begins at the first tile of keys in the window of its last query."""
 
@@ -496,7 +476,7 @@ class _WindowTileSkipped(Online):
         return super().reach(c, slice(rows.stop - 1, rows.stop))[0], super().reach(c, rows)[1]
 
 
-@mutant("dropout-of-first-tile", "tiles", "agreement-o")
+@mistake("dropout-of-first-tile", "tiles")
 class _DropoutOfFirstTile(Online):
     """Every tile of keys is dropped by the dropout mask of the first."""
 
@@ -507,7 +487,7 @@ class _DropoutOfFirstTile(Online):
 # --- partial results ------------------------------------------------------------------------------
 
 
-@mutant("merge-of-mixed-bases", "split keys", "agreement-o", "vllm-project/vllm#43919")
+@mistake("merge-of-mixed-bases", "split keys", "vllm-project/vllm#43919")
 class _MergeOfMixedBases(Split):
     """Partial results come with an lse to base 2, and are merged as if it were natural."""
 
@@ -517,7 +497,7 @@ class _MergeOfMixedBases(Split):
         return State(lse, np.isfinite(lse).astype(lse.dtype), self.divide(state))
 
 
-@mutant("merge-of-nothing-nan", "split keys", "empty-row", "vllm-project/vllm#39148")
+@mistake("merge-of-nothing-nan", "split keys", "vllm-project/vllm#39148")
 class _MergeOfNothingNaN(Split):
     """Merging two partial results that saw nothing subtracts −inf from −inf."""
 
@@ -525,7 +505,7 @@ class _MergeOfNothingNaN(Split):
         return m
 
 
-@mutant("sink-in-every-split", "split keys", "agreement-o agreement-lse sink-key")
+@mistake("sink-in-every-split", "split keys")
 class _SinkInEverySplit(Split):
     """The sink is counted in each of the partial results that are merged."""
 
@@ -533,12 +513,7 @@ class _SinkInEverySplit(Split):
         return c
 
 
-@mutant(
-    "out-of-each-split-in-backward",
-    "split keys",
-    "agreement-dq agreement-dk",
-    "tenstorrent/tt-metal#53205",
-)
+@mistake("out-of-each-split-in-backward", "split keys", "tenstorrent/tt-metal#53205")
 class _OutOfEachSplitInBackward(Split):
     """Backward takes each half of the keys with the out and lse of that half; dv stays right."""
 
@@ -556,12 +531,7 @@ class _OutOfEachSplitInBackward(Split):
 # --- backward -------------------------------------------------------------------------------------
 
 
-@mutant(
-    "dk-copied-not-added",
-    "tiled backward",
-    "agreement-dk agreement-dv",
-    "NVIDIA/TransformerEngine#1557",
-)
+@mistake("dk-copied-not-added", "tiled backward", "NVIDIA/TransformerEngine#1557")
 class _DkCopiedNotAdded(Online):
     """dk and dv of a tile of keys are those of the last tile of queries, not the sum."""
 
@@ -571,7 +541,7 @@ class _DkCopiedNotAdded(Online):
         super().collect(name, into, at, x)
 
 
-@mutant("dq-overwritten", "tiled backward", "agreement-dq")
+@mistake("dq-overwritten", "tiled backward")
 class _DqOverwritten(Online):
     """dq is that of the tile of keys visited last, not the sum."""
 
@@ -581,7 +551,7 @@ class _DqOverwritten(Online):
         super().collect(name, into, at, x)
 
 
-@mutant("last-query-lost-in-backward", "tiled backward", "agreement-dq agreement-dk agreement-dv")
+@mistake("last-query-lost-in-backward", "tiled backward")
 class _LastQueryLostInBackward(Online):
     """Backward leaves the last query out."""
 
@@ -589,7 +559,7 @@ class _LastQueryLostInBackward(Online):
         return [slice(rows.start, min(rows.stop, T - 1)) for rows in self.query_tiles(T)]
 
 
-@mutant("first-query-lost-in-dv", "tiled backward", "agreement-dv")
+@mistake("first-query-lost-in-dv", "tiled backward")
 class _FirstQueryLostInDv(Online):
     """The first query adds nothing to dv."""
 
@@ -598,7 +568,7 @@ class _FirstQueryLostInDv(Online):
         return super().dv(w, np.where(first, 0, do), seen, rows)
 
 
-@mutant("delta-of-last-query-zero", "tiled backward", "agreement-dq agreement-dk")
+@mistake("delta-of-last-query-zero", "tiled backward")
 class _DeltaOfLastQueryZero(Online):
     """Σ do·out of the last query is 0."""
 
@@ -608,7 +578,7 @@ class _DeltaOfLastQueryZero(Online):
         return delta
 
 
-@mutant("delta-of-query-before", "tiled backward", "agreement-dq agreement-dk")
+@mistake("delta-of-query-before", "tiled backward")
 class _DeltaOfQueryBefore(Online):
     """A query takes Σ do·out of the one before."""
 
@@ -616,12 +586,7 @@ class _DeltaOfQueryBefore(Online):
         return np.roll(super().row_delta(do, out, c), 1, axis=-2)
 
 
-@mutant(
-    "padding-queries-nan",
-    "tiled backward",
-    "agreement-dk agreement-dv",
-    "tile-ai/tilelang#2461",
-)
+@mistake("padding-queries-nan", "tiled backward", "tile-ai/tilelang#2461")
 class _PaddingQueriesNaN(Online):
     """The maximum of the queries that pad the last tile is garbage, and 0 · NaN is NaN in dv."""
 
@@ -634,12 +599,7 @@ class _PaddingQueriesNaN(Online):
         return super().inside(c, slice(rows.start, rows.start + TILE), keys)
 
 
-@mutant(
-    "saved-state-of-other-layout",
-    "tiled backward",
-    "agreement-dq agreement-dk agreement-dv",
-    "NVIDIA/cudnn-frontend#304",
-)
+@mistake("saved-state-of-other-layout", "tiled backward", "NVIDIA/cudnn-frontend#304")
 class _SavedStateOfOtherLayout(Online):
     """Backward reads what was saved a query as if it lay in memory as (B, T, H)."""
 
@@ -649,7 +609,7 @@ class _SavedStateOfOtherLayout(Online):
         return State(m, total, state.acc)
 
 
-@mutant("padding-over-next-head", "tiled backward", "agreement-dv", "flagos-ai/FlagGems#898")
+@mistake("padding-over-next-head", "tiled backward", "flagos-ai/FlagGems#898")
 class _PaddingOverNextHead(Online):
     """The padding of the last tile of keys of a head is written over dv of the next head."""
 

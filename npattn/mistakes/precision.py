@@ -13,7 +13,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Call
 from npattn.mistakes.online import Online, State
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 
 __all__: list[str] = []
 
@@ -44,13 +44,8 @@ class Fused(Online):
 # --- sums -----------------------------------------------------------------------------------------
 
 
-@mutant(
-    "row-sum-in-float16",
-    "precision",
-    "agreement-o agreement-lse equal-scores",
-    "sonos/tract#2586",
-    dtypes=("float16",),
-    rounding="fused",
+@mistake(
+    "row-sum-in-float16", "precision", "sonos/tract#2586", dtypes=("float16",), rounding="fused"
 )
 class _RowSumInFloat16(Online):
     """The weights of a row are added up one by one in float16, where 2048 + 1 = 2048."""
@@ -60,13 +55,7 @@ class _RowSumInFloat16(Online):
         return np.add.accumulate(terms, axis=-1)[..., -1:].astype(total.dtype)
 
 
-@mutant(
-    "accumulator-in-bfloat16",
-    "precision",
-    "agreement-o aggregate",
-    dtypes=("bfloat16",),
-    rounding="fused",
-)
+@mistake("accumulator-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
 class _AccumulatorInBfloat16(Fused):
     """The accumulator is stored in bfloat16 after every tile of 16 keys."""
 
@@ -75,13 +64,7 @@ class _AccumulatorInBfloat16(Fused):
         return state._replace(acc=rounded(state.acc, tile.dtype))
 
 
-@mutant(
-    "dq-in-bfloat16",
-    "precision",
-    "agreement-dq aggregate",
-    dtypes=("bfloat16",),
-    rounding="fused",
-)
+@mistake("dq-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
 class _DqInBfloat16(Fused):
     """dq is stored in bfloat16 after every tile of 16 keys."""
 
@@ -91,13 +74,7 @@ class _DqInBfloat16(Fused):
             into[..., at, :] = rounded(into[..., at, :], BFLOAT16)
 
 
-@mutant(
-    "group-summed-in-bfloat16",
-    "precision",
-    "agreement-dk agreement-dv aggregate",
-    dtypes=("bfloat16",),
-    rounding="fused",
-)
+@mistake("group-summed-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
 class _GroupSummedInBfloat16(Fused):
     """dk and dv of the query heads that share a head are added up in bfloat16."""
 
@@ -114,10 +91,9 @@ class _GroupSummedInBfloat16(Fused):
 # --- scores and weights ---------------------------------------------------------------------------
 
 
-@mutant(
+@mistake(
     "product-in-float16",
     "precision",
-    "agreement-o agreement-lse large-products",
     "NVIDIA/TensorRT-LLM#18044",
     dtypes=("float16",),
     rounding="fused",
@@ -130,13 +106,7 @@ class _ProductInFloat16(Attention):
         return np.asarray(c.scale * stored)
 
 
-@mutant(
-    "scores-in-bfloat16",
-    "precision",
-    "agreement-o agreement-lse",
-    dtypes=("bfloat16",),
-    rounding="fused",
-)
+@mistake("scores-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
 class _ScoresInBfloat16(Attention):
     """The final scores are stored in bfloat16, in what is declared fused."""
 
@@ -144,13 +114,7 @@ class _ScoresInBfloat16(Attention):
         return rounded(super().final(x, visible, c), c.dtype)
 
 
-@mutant(
-    "scale-in-bfloat16",
-    "precision",
-    "agreement-o agreement-lse",
-    dtypes=("bfloat16",),
-    rounding="fused",
-)
+@mistake("scale-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
 class _ScaleInBfloat16(Attention):
     """The scale is a number of the dtype of q."""
 
@@ -158,13 +122,7 @@ class _ScaleInBfloat16(Attention):
         return super().product(c._replace(scale=float(rounded(np.array(c.scale), c.dtype))))
 
 
-@mutant(
-    "exp-of-second-order",
-    "precision",
-    "agreement-o agreement-lse",
-    dtypes=("bfloat16",),
-    rounding="fused",
-)
+@mistake("exp-of-second-order", "precision", dtypes=("bfloat16",), rounding="fused")
 class _ExpOfSecondOrder(Online):
     """exp is a Taylor polynomial of second order between powers of 2, off by up to 2⁻⁷."""
 
@@ -174,7 +132,7 @@ class _ExpOfSecondOrder(Online):
         return np.where(x == -np.inf, 0, np.ldexp(1 + f + f * f / 2, np.nan_to_num(n).astype(int)))
 
 
-@mutant("weights-in-float8", "precision", "agreement-o", dtypes=("bfloat16",), rounding="fused")
+@mistake("weights-in-float8", "precision", dtypes=("bfloat16",), rounding="fused")
 class _WeightsInFloat8(Online):
     """The weights are stored in float8 for the product with v, in what is declared fused."""
 
@@ -182,7 +140,7 @@ class _WeightsInFloat8(Online):
         return rounded(p, np.dtype(ml_dtypes.float8_e4m3fn)) * tile.keep
 
 
-@mutant("weights-truncated", "precision", "aggregate", dtypes=("bfloat16",), rounding="fused")
+@mistake("weights-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
 class _WeightsTruncated(Online):
     """The weights are cut off to bfloat16, not rounded to nearest."""
 
@@ -190,7 +148,7 @@ class _WeightsTruncated(Online):
         return truncated(super().dropped(p, tile))
 
 
-@mutant("dscores-truncated", "precision", "aggregate", dtypes=("bfloat16",), rounding="fused")
+@mistake("dscores-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
 class _DscoresTruncated(Attention):
     """The gradient of the scores is cut off to bfloat16, not rounded to nearest."""
 
@@ -198,7 +156,7 @@ class _DscoresTruncated(Attention):
         return truncated(super().jacobian(p, dp, delta, c))
 
 
-@mutant("out-truncated", "precision", "aggregate", dtypes=("bfloat16",), rounding="fused")
+@mistake("out-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
 class _OutTruncated(Attention):
     """out is cut off to bfloat16, not rounded to nearest."""
 
@@ -207,13 +165,7 @@ class _OutTruncated(Attention):
         return truncated(o), lse, p
 
 
-@mutant(
-    "out-gained",
-    "precision",
-    "agreement-o aggregate",
-    dtypes=("bfloat16",),
-    rounding="fused",
-)
+@mistake("out-gained", "precision", dtypes=("bfloat16",), rounding="fused")
 class _OutGained(Attention):
     """out is too large by a factor of 1 + 2⁻⁶, as after a division by a reciprocal from a table."""
 
@@ -222,13 +174,7 @@ class _OutGained(Attention):
         return o * (1 + 2.0**-6), lse, p
 
 
-@mutant(
-    "softmax-in-float16",
-    "precision",
-    "agreement-o",
-    "pytorch/executorch#18407",
-    dtypes=("float16",),
-)
+@mistake("softmax-in-float16", "precision", "pytorch/executorch#18407", dtypes=("float16",))
 class _SoftmaxInFloat16(Attention):
     """exp is taken in float16 of the scores as they are, and overflows at 11."""
 
@@ -242,10 +188,9 @@ class _SoftmaxInFloat16(Attention):
 # --- between forward and backward -----------------------------------------------------------------
 
 
-@mutant(
+@mistake(
     "lse-saved-in-bfloat16",
     "precision",
-    "agreement-dq agreement-dk agreement-dv",
     "tenstorrent/tt-metal#41683",
     dtypes=("bfloat16",),
     rounding="fused",
@@ -262,13 +207,7 @@ class _LseSavedInBfloat16(Online):
 # --- masks as numbers -----------------------------------------------------------------------------
 
 
-@mutant(
-    "mask-overflows-float16",
-    "precision",
-    "empty-row",
-    "ahrefs/ocannl#548",
-    dtypes=("float16",),
-)
+@mistake("mask-overflows-float16", "precision", "ahrefs/ocannl#548", dtypes=("float16",))
 class _MaskOverflowsFloat16(Attention):
     """−1e9 is added to hidden scores, which is −inf in float16: a row that sees nothing is NaN."""
 
@@ -277,13 +216,7 @@ class _MaskOverflowsFloat16(Attention):
         return np.where((added == -np.inf).all(-1, keepdims=True), np.nan, added)
 
 
-@mutant(
-    "mask-is-least-float16",
-    "precision",
-    "empty-row",
-    "pytorch/pytorch#110213",
-    dtypes=("float16",),
-)
+@mistake("mask-is-least-float16", "precision", "pytorch/pytorch#110213", dtypes=("float16",))
 class _MaskIsLeastFloat16(Attention):
     """−65504 is added to hidden scores: a row that sees nothing sees all keys about equally."""
 

@@ -1,4 +1,4 @@
-"""What a mutant is, and the register of all of them."""
+"""Record of a wrong implementation, and the register of all of them."""
 
 from __future__ import annotations
 
@@ -6,39 +6,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["REGISTER", "Mutant", "mutant"]
+__all__ = ["REGISTER", "Mistake", "mistake"]
 
-Made = TypeVar("Made", bound=type)
+Implementation = TypeVar("Implementation", bound=type)
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """A wrong implementation, and what must find it.
+class Mistake:
+    """A wrong implementation, and the sentence that explains it.
 
     Attributes
     ----------
     name, family : str
     sentence : str
-        What is wrong.
+        What the implementation does wrong, for the user who made the same mistake.
     source : str
-        The report of the bug, owner/repository#number, or "inferred".
-    killed_by : tuple of str
-        Rules of the judge; any of them must fail.
+        Report of the bug, owner/repository#number, or "inferred".
     forward, backward : callable
-        An implementation under test, and its gradients.
+        The implementation, and its gradients.
     dtypes : tuple of str
-        In which it is wrong; precision is lost in 16 bits only.
+        Dtypes in which it is wrong; a loss of precision shows in 16 bits only.
     rounding : str or None
-        The model that its author would declare; None: none.
+        Rounding model that its author would declare, if any.
     equivalent : bool
-        out is right and stays right; only lse shows the mistake.
+        True if out and its gradients are right and only lse is wrong.
     """
 
     name: str
     family: str
     sentence: str
     source: str
-    killed_by: tuple[str, ...]
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     dtypes: tuple[str, ...] = ("float32",)
@@ -46,35 +43,32 @@ class Mutant:
     equivalent: bool = False
 
 
-REGISTER: dict[str, Mutant] = {}
-"""Every mutant that a module has made, by name."""
+REGISTER: dict[str, Mistake] = {}
+"""Every registered mistake, by name, in the order of registration."""
 
 
-def mutant(
+def mistake(
     name: str,
     family: str,
-    killed_by: str,
     source: str = "inferred",
     *,
     dtypes: tuple[str, ...] = ("float32",),
     rounding: str | None = None,
     equivalent: bool = False,
-) -> Callable[[Made], Made]:
-    """Put a class with ``forward`` and ``backward`` into the zoo; its docstring says what is
-    wrong."""
+) -> Callable[[Implementation], Implementation]:
+    """Register a class with ``forward`` and ``backward``; its docstring is the sentence."""
 
-    def register(cls: Made) -> Made:
+    def register(cls: Implementation) -> Implementation:
         if name in REGISTER:
-            raise KeyError(f"{name} is twice in the zoo")
-        made, sentence = cls(), " ".join((cls.__doc__ or "").split())
-        REGISTER[name] = Mutant(
+            raise KeyError(f"two mistakes are named {name}")
+        instance, sentence = cls(), " ".join((cls.__doc__ or "").split())
+        REGISTER[name] = Mistake(
             name,
             family,
             sentence,
             source,
-            tuple(killed_by.split()),
-            made.forward,
-            made.backward,
+            instance.forward,
+            instance.backward,
             dtypes,
             rounding,
             equivalent,

@@ -9,12 +9,12 @@ import numpy as np
 
 from npattn.arrays import Array, sum_to
 from npattn.mistakes.attention import Attention, Call
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 
 # --- scale ---
 
 
-@mutant("scale-of-all-heads", "scale", "agreement-o", "karpathy/ng-video-lecture#6")
+@mistake("scale-of-all-heads", "scale", "karpathy/ng-video-lecture#6")
 class _ScaleOfAllHeads(Attention):
     """The default scale is 1/√(H·D), the size of all heads together."""
 
@@ -22,7 +22,7 @@ class _ScaleOfAllHeads(Attention):
         return 1 / math.sqrt(H * D or 1)
 
 
-@mutant("scale-of-number-of-heads", "scale", "agreement-o", "tenstorrent/tt-metal#56789")
+@mistake("scale-of-number-of-heads", "scale", "tenstorrent/tt-metal#56789")
 class _ScaleOfNumberOfHeads(Attention):
     """The default scale is 1/√H."""
 
@@ -30,7 +30,7 @@ class _ScaleOfNumberOfHeads(Attention):
         return 1 / math.sqrt(H or 1)
 
 
-@mutant("scale-of-padded-size", "scale", "agreement-o structure", "intel/ipex-llm#12619")
+@mistake("scale-of-padded-size", "scale", "intel/ipex-llm#12619")
 class _ScaleOfPaddedSize(Attention):
     """The default scale takes D rounded up to a multiple of 8."""
 
@@ -38,7 +38,7 @@ class _ScaleOfPaddedSize(Attention):
         return 1 / math.sqrt(-(-D // 8) * 8 or 1)
 
 
-@mutant("scale-of-values", "scale", "agreement-o")
+@mistake("scale-of-values", "scale")
 class _ScaleOfValues(Attention):
     """The default scale is 1/√E, of the size of the values."""
 
@@ -48,7 +48,7 @@ class _ScaleOfValues(Attention):
         return super().call(arrays, causal, window, scale, *rest)
 
 
-@mutant("scale-one", "scale", "agreement-o")
+@mistake("scale-one", "scale")
 class _ScaleOne(Attention):
     """The default scale is 1."""
 
@@ -56,7 +56,7 @@ class _ScaleOne(Attention):
         return 1.0
 
 
-@mutant("scale-twice", "scale", "agreement-o", "huggingface/transformers#38290")
+@mistake("scale-twice", "scale", "huggingface/transformers#38290")
 class _ScaleTwice(Attention):
     """q is scaled, and then the scores once more."""
 
@@ -64,7 +64,7 @@ class _ScaleTwice(Attention):
         return np.asarray(c.scale * super().product(c))
 
 
-@mutant("scale-ignored", "scale", "agreement-o", "pytorch/pytorch#174049")
+@mistake("scale-ignored", "scale", "pytorch/pytorch#174049")
 class _ScaleIgnored(Attention):
     """The scale is always the default."""
 
@@ -73,7 +73,7 @@ class _ScaleIgnored(Attention):
         return c._replace(scale=self.default_scale(c.q.shape[-3], c.q.shape[-1]))
 
 
-@mutant("scale-zero-is-none", "scale", "agreement-o")
+@mistake("scale-zero-is-none", "scale")
 class _ScaleZeroIsNone(Attention):
     """A scale of 0 counts as none given."""
 
@@ -82,7 +82,7 @@ class _ScaleZeroIsNone(Attention):
         return super().call(arrays, causal, window, scale or None, *rest)
 
 
-@mutant("scale-divides", "scale", "agreement-o")
+@mistake("scale-divides", "scale")
 class _ScaleDivides(Attention):
     """A scale that is given divides the scores."""
 
@@ -92,7 +92,7 @@ class _ScaleDivides(Attention):
         return super().call(arrays, causal, window, scale, *rest)
 
 
-@mutant("scale-ignored-with-softcap", "scale", "agreement-o")
+@mistake("scale-ignored-with-softcap", "scale")
 class _ScaleIgnoredWithSoftcap(Attention):
     """The path with a softcap takes the default scale."""
 
@@ -101,7 +101,7 @@ class _ScaleIgnoredWithSoftcap(Attention):
         return super().product(c if c.softcap is None else c._replace(scale=default))
 
 
-@mutant("maximum-before-scale", "scale", "agreement-o scale-of-query")
+@mistake("maximum-before-scale", "scale")
 class _MaximumBeforeScale(Attention):
     """A row's maximum is found before the scale, which makes it the minimum where it is < 0."""
 
@@ -114,7 +114,7 @@ class _MaximumBeforeScale(Attention):
         return np.where(lost & live, np.nan, p), p_sink, np.where(lost, np.inf, lse)
 
 
-@mutant("scale-ignored-in-backward", "scale", "agreement-dq agreement-dk agreement-dv")
+@mistake("scale-ignored-in-backward", "scale")
 class _ScaleIgnoredInBackward(Attention):
     """Backward takes the default scale."""
 
@@ -125,7 +125,7 @@ class _ScaleIgnoredInBackward(Attention):
 # --- softcap ---
 
 
-@mutant("softcap-after-mask", "softcap", "agreement-o hidden-finite", "ggml-org/llama.cpp#29034")
+@mistake("softcap-after-mask", "softcap", "ggml-org/llama.cpp#29034")
 class _SoftcapAfterMask(Attention):
     """The softcap turns the −inf of hidden scores into −c, and they take weight."""
 
@@ -133,7 +133,7 @@ class _SoftcapAfterMask(Attention):
         return self.cap(self.hide(x + c.bias, visible), c)
 
 
-@mutant("softcap-over-bias", "softcap", "agreement-o", "emmtrix/emx-onnx-cgen#731")
+@mistake("softcap-over-bias", "softcap", "emmtrix/emx-onnx-cgen#731")
 class _SoftcapOverBias(Attention):
     """The softcap is applied to score + bias."""
 
@@ -141,7 +141,7 @@ class _SoftcapOverBias(Attention):
         return self.hide(self.cap(x + c.bias, c), visible)
 
 
-@mutant("softcap-before-scale", "softcap", "agreement-o")
+@mistake("softcap-before-scale", "softcap")
 class _SoftcapBeforeScale(Attention):
     """The softcap is applied to q kᵀ, and the scale comes after it."""
 
@@ -152,7 +152,7 @@ class _SoftcapBeforeScale(Attention):
         return x if c.softcap is None else c.scale * super().cap(x, c)
 
 
-@mutant("softcap-not-multiplied", "softcap", "agreement-o")
+@mistake("softcap-not-multiplied", "softcap")
 class _SoftcapNotMultiplied(Attention):
     """The softcap is tanh(s/c), which is not multiplied by c."""
 
@@ -160,7 +160,7 @@ class _SoftcapNotMultiplied(Attention):
         return x if c.softcap is None else super().cap(x, c) / c.softcap
 
 
-@mutant("softcap-clips", "softcap", "agreement-o")
+@mistake("softcap-clips", "softcap")
 class _SoftcapClips(Attention):
     """The softcap clips scores at ±c."""
 
@@ -168,7 +168,7 @@ class _SoftcapClips(Attention):
         return x if c.softcap is None else np.clip(x, -c.softcap, c.softcap)
 
 
-@mutant("sink-capped", "sinks", "agreement-o agreement-lse")
+@mistake("sink-capped", "sinks")
 class _SinkCapped(Attention):
     """The softcap is applied to the sink too."""
 
@@ -177,7 +177,7 @@ class _SinkCapped(Attention):
         return super().softmax(s, c._replace(sinks=sinks), live)
 
 
-@mutant("softcap-ignored-in-backward", "softcap", "agreement-dq agreement-dk agreement-dv")
+@mistake("softcap-ignored-in-backward", "softcap")
 class _SoftcapIgnoredInBackward(Attention):
     """Backward rebuilds the scores without the softcap."""
 
@@ -185,7 +185,7 @@ class _SoftcapIgnoredInBackward(Attention):
         return c._replace(softcap=None)
 
 
-@mutant("softcap-slope-forgotten", "softcap", "agreement-dq agreement-dk")
+@mistake("softcap-slope-forgotten", "softcap")
 class _SoftcapSlopeForgotten(Attention):
     """The gradient passes the softcap as if it were not there."""
 
@@ -193,7 +193,7 @@ class _SoftcapSlopeForgotten(Attention):
         return 1.0
 
 
-@mutant("softcap-slope-of-capped", "softcap", "agreement-dq agreement-dk")
+@mistake("softcap-slope-of-capped", "softcap")
 class _SoftcapSlopeOfCapped(Attention):
     """The slope of the softcap is taken at the score that was capped."""
 
@@ -202,7 +202,7 @@ class _SoftcapSlopeOfCapped(Attention):
         return 1.0 if c.softcap is None else 1 - np.tanh(capped / c.softcap) ** 2
 
 
-@mutant("softcap-slope-after-bias", "softcap", "agreement-dq agreement-dk")
+@mistake("softcap-slope-after-bias", "softcap")
 class _SoftcapSlopeAfterBias(Attention):
     """The slope of the softcap is 1 − (s/c)² of the score with its bias."""
 
@@ -211,7 +211,7 @@ class _SoftcapSlopeAfterBias(Attention):
         return 1.0 if c.softcap is None else 1 - (s / c.softcap) ** 2
 
 
-@mutant("softcap-slope-of-hidden", "softcap", "agreement-dq agreement-dk", "openxla/tokamax#1121")
+@mistake("softcap-slope-of-hidden", "softcap", "openxla/tokamax#1121")
 class _SoftcapSlopeOfHidden(Attention):
     """The slope of the softcap is −inf at hidden scores, and 0 · inf is NaN."""
 
@@ -223,7 +223,7 @@ class _SoftcapSlopeOfHidden(Attention):
 # --- bias ---
 
 
-@mutant("bias-scaled", "bias", "agreement-o")
+@mistake("bias-scaled", "bias")
 class _BiasScaled(Attention):
     """The bias is multiplied by the scale, as the scores are."""
 
@@ -231,7 +231,7 @@ class _BiasScaled(Attention):
         return c.scale * c.bias
 
 
-@mutant("bias-subtracted", "bias", "agreement-o", "meta-pytorch/attention-gym#86")
+@mistake("bias-subtracted", "bias", "meta-pytorch/attention-gym#86")
 class _BiasSubtracted(Attention):
     """The finite bias has the wrong sign, as that of a distance taken the other way round."""
 
@@ -239,7 +239,7 @@ class _BiasSubtracted(Attention):
         return np.where(c.bias == -np.inf, c.bias, -np.asarray(c.bias))
 
 
-@mutant("bias-ignored-when-causal", "bias", "agreement-o", "keras-team/keras#22097")
+@mistake("bias-ignored-when-causal", "bias", "keras-team/keras#22097")
 class _BiasIgnoredWhenCausal(Attention):
     """The bias is not read where causal is given."""
 
@@ -247,7 +247,7 @@ class _BiasIgnoredWhenCausal(Attention):
         return 0.0 if c.causal else c.bias
 
 
-@mutant("bias-minus-inf-lost", "bias", "agreement-o", "pytorch/pytorch#92554")
+@mistake("bias-minus-inf-lost", "bias", "pytorch/pytorch#92554")
 class _BiasMinusInfLost(Attention):
     """The −inf of a bias count as 0."""
 
@@ -255,7 +255,7 @@ class _BiasMinusInfLost(Attention):
         return np.where(c.bias == -np.inf, 0, c.bias)
 
 
-@mutant("bias-of-last-query", "bias", "agreement-o", "Dao-AILab/flash-attention#540")
+@mistake("bias-of-last-query", "bias", "Dao-AILab/flash-attention#540")
 class _BiasOfLastQuery(Attention):
     """The bias of the last query is used for all, as if only the key mattered."""
 
@@ -264,7 +264,7 @@ class _BiasOfLastQuery(Attention):
         return bias[..., -1:, :] if bias.ndim else c.bias
 
 
-@mutant("bias-samples-as-heads", "bias", "agreement-o agreement-dbias")
+@mistake("bias-samples-as-heads", "bias")
 class _BiasSamplesAsHeads(Attention):
     """A bias (B, 1, T, S) is read as (1, B, T, S) where there are B heads."""
 
@@ -274,11 +274,7 @@ class _BiasSamplesAsHeads(Attention):
         return bias.swapaxes(-3, -4) if fits else c.bias
 
 
-@mutant(
-    "bias-ignored-in-backward",
-    "bias",
-    "agreement-dq agreement-dk agreement-dv agreement-dbias",
-)
+@mistake("bias-ignored-in-backward", "bias")
 class _BiasIgnoredInBackward(Attention):
     """Backward rebuilds the scores without the bias."""
 
@@ -286,7 +282,7 @@ class _BiasIgnoredInBackward(Attention):
         return c._replace(bias=0.0)
 
 
-@mutant("dbias-scaled", "bias", "agreement-dbias")
+@mistake("dbias-scaled", "bias")
 class _DbiasScaled(Attention):
     """dbias is multiplied by the scale, as dq is."""
 
@@ -295,7 +291,7 @@ class _DbiasScaled(Attention):
         return dq, dk, dv, c.scale * ds, ds_sink
 
 
-@mutant("dbias-behind-softcap", "bias", "agreement-dbias")
+@mistake("dbias-behind-softcap", "bias")
 class _DbiasBehindSoftcap(Attention):
     """dbias is multiplied by the slope of the softcap, which the bias does not go through."""
 
@@ -304,7 +300,7 @@ class _DbiasBehindSoftcap(Attention):
         return dq, dk, dv, ds * self.cap_slope(c), ds_sink
 
 
-@mutant("dbias-of-all-samples", "bias", "agreement-dbias")
+@mistake("dbias-of-all-samples", "bias")
 class _DbiasOfAllSamples(Attention):
     """dbias of each sample is the sum over all samples."""
 

@@ -9,14 +9,11 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Call
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 
 
-@mutant(
-    "softmax-over-queries",
-    "softmax",
-    "rows-sum-to-one agreement-o",
-    "labmlai/annotated_deep_learning_paper_implementations#146",
+@mistake(
+    "softmax-over-queries", "softmax", "labmlai/annotated_deep_learning_paper_implementations#146"
 )
 class _SoftmaxOverQueries(Attention):
     """The weights of a key over all queries sum to 1, not those of a query over all keys."""
@@ -28,7 +25,7 @@ class _SoftmaxOverQueries(Attention):
         return e / np.where(total == 0, 1, total), p_sink, lse
 
 
-@mutant("no-max-subtracted", "softmax", "agreement-o", "pytorch/executorch#18407")
+@mistake("no-max-subtracted", "softmax", "pytorch/executorch#18407")
 class _NoMaxSubtracted(Attention):
     """exp is taken of the scores as they are, in the dtype computed in, and overflows."""
 
@@ -40,7 +37,7 @@ class _NoMaxSubtracted(Attention):
         return e / safe, e_sink / safe, np.log(total)
 
 
-@mutant("lse-base-2", "lse", "agreement-lse", "deepseek-ai/FlashMLA#106")
+@mistake("lse-base-2", "lse", "deepseek-ai/FlashMLA#106")
 class _LseBase2(Attention):
     """lse is a logarithm to base 2."""
 
@@ -48,7 +45,7 @@ class _LseBase2(Attention):
         return super().lse(pivot, total, e_sink) / math.log(2)
 
 
-@mutant("lse-without-maximum", "lse", "agreement-lse")
+@mistake("lse-without-maximum", "lse")
 class _LseWithoutMaximum(Attention):
     """lse is that of the scores after the maximum was subtracted."""
 
@@ -56,7 +53,7 @@ class _LseWithoutMaximum(Attention):
         return np.log(total)
 
 
-@mutant("lse-without-sink", "sinks", "agreement-lse")
+@mistake("lse-without-sink", "sinks")
 class _LseWithoutSink(Attention):
     """The sink takes weight, but is not in lse."""
 
@@ -64,7 +61,7 @@ class _LseWithoutSink(Attention):
         return super().lse(pivot, total - e_sink, e_sink)
 
 
-@mutant("sink-scaled", "sinks", "agreement-o agreement-lse")
+@mistake("sink-scaled", "sinks")
 class _SinkScaled(Attention):
     """The sink is multiplied by the scale, as the scores are."""
 
@@ -73,7 +70,7 @@ class _SinkScaled(Attention):
         return super().softmax(s, c._replace(sinks=sinks), live)
 
 
-@mutant("dsinks-without-dlse", "sinks", "agreement-dsinks", "Dao-AILab/flash-attention#2706")
+@mistake("dsinks-without-dlse", "sinks", "Dao-AILab/flash-attention#2706")
 class _DsinksWithoutDlse(Attention):
     """The gradient of lse does not reach the sinks."""
 
@@ -81,7 +78,7 @@ class _DsinksWithoutDlse(Attention):
         return np.asarray(-p_sink * (delta + dlse))
 
 
-@mutant("dsinks-zero", "sinks", "agreement-dsinks", "Dao-AILab/flash-attention#1973")
+@mistake("dsinks-zero", "sinks", "Dao-AILab/flash-attention#1973")
 class _DsinksZero(Attention):
     """The sinks get no gradient."""
 
@@ -89,7 +86,7 @@ class _DsinksZero(Attention):
         return np.zeros_like(delta)
 
 
-@mutant("weights-base-2", "softmax", "agreement-o")
+@mistake("weights-base-2", "softmax")
 class _WeightsBase2(Attention):
     """The weights are powers of 2 of scores that were not multiplied by log₂ e."""
 
@@ -98,7 +95,7 @@ class _WeightsBase2(Attention):
         return super().softmax(factor * s, c._replace(sinks=factor * c.sinks), live)
 
 
-@mutant("maximum-of-all-queries", "softmax", "agreement-o nan-query-alone")
+@mistake("maximum-of-all-queries", "softmax")
 class _MaximumOfAllQueries(Attention):
     """One maximum is subtracted for all queries of a head; far below it all weights are 0."""
 
@@ -111,7 +108,7 @@ class _MaximumOfAllQueries(Attention):
         return np.where(live, e / safe, 0), e_sink / safe, self.lse(pivot, total, e_sink)
 
 
-@mutant("scores-clipped", "softmax", "agreement-o")
+@mistake("scores-clipped", "softmax")
 class _ScoresClipped(Attention):
     """Scores are clipped to ±80 so that exp cannot overflow, and no maximum is needed."""
 
@@ -119,7 +116,7 @@ class _ScoresClipped(Attention):
         return np.clip(super().cap(x, c), -80, 80)
 
 
-@mutant("zero-key-in-every-row", "softmax", "rows-sum-to-one")
+@mistake("zero-key-in-every-row", "softmax")
 class _ZeroKeyInEveryRow(Attention):
     """A key with score 0 and value 0 joins every row, as a module's option for it would do."""
 
@@ -130,7 +127,7 @@ class _ZeroKeyInEveryRow(Attention):
         return p * kept, p_sink * kept, joined
 
 
-@mutant("lse-of-weights", "lse", "agreement-lse", "pytorch/pytorch#124097", equivalent=True)
+@mistake("lse-of-weights", "lse", "pytorch/pytorch#124097", equivalent=True)
 class _LseOfWeights(Attention):
     """lse is taken of the weights, not of the scores."""
 
@@ -139,7 +136,7 @@ class _LseOfWeights(Attention):
         return p, p_sink, np.log(np.where(live, np.exp(p), 0).sum(-1, keepdims=True))
 
 
-@mutant("sink-of-first-head", "sinks", "agreement-o agreement-lse")
+@mistake("sink-of-first-head", "sinks")
 class _SinkOfFirstHead(Attention):
     """All heads have the sink of the first."""
 
@@ -147,7 +144,7 @@ class _SinkOfFirstHead(Attention):
         return super().softmax(s, c._replace(sinks=c.sinks[:1]), live)
 
 
-@mutant("sink-has-a-value", "sinks", "agreement-o sink-key")
+@mistake("sink-has-a-value", "sinks")
 class _SinkHasAValue(Attention):
     """The weight of the sink goes to the first key, so that the weights sum to 1."""
 
@@ -157,7 +154,7 @@ class _SinkHasAValue(Attention):
         return p, p_sink, lse
 
 
-@mutant("sink-not-in-maximum", "sinks", "agreement-lse agreement-dsinks")
+@mistake("sink-not-in-maximum", "sinks")
 class _SinkNotInMaximum(Attention):
     """The maximum is that of the scores alone, and a sink far above them overflows."""
 
@@ -171,7 +168,7 @@ class _SinkNotInMaximum(Attention):
         return np.where(live, e / safe, 0), e_sink / safe, self.lse(pivot, total, e_sink)
 
 
-@mutant("dsinks-of-last-query", "sinks", "agreement-dsinks")
+@mistake("dsinks-of-last-query", "sinks")
 class _DsinksOfLastQuery(Attention):
     """The gradient of a sink is that through the last query, not the sum over all."""
 

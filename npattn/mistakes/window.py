@@ -6,11 +6,11 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Call, within
-from npattn.mistakes.register import mutant
+from npattn.mistakes.register import mistake
 from npattn.options import Window
 
 
-@mutant("window-one-wider", "window", "agreement-o", "huggingface/transformers#39408")
+@mistake("window-one-wider", "window", "huggingface/transformers#39408")
 class _WindowOneWider(Attention):
     """The window reaches one key further to the left."""
 
@@ -19,7 +19,7 @@ class _WindowOneWider(Attention):
         return None if left is None else left + 1, right
 
 
-@mutant("window-one-narrower", "window", "agreement-o", "NVIDIA/TransformerEngine#1212")
+@mistake("window-one-narrower", "window", "NVIDIA/TransformerEngine#1212")
 class _WindowOneNarrower(Attention):
     """The left end of the window is exclusive."""
 
@@ -28,7 +28,7 @@ class _WindowOneNarrower(Attention):
         return None if left is None else left - 1, right
 
 
-@mutant("window-right-ignored", "window", "agreement-o")
+@mistake("window-right-ignored", "window")
 class _WindowRightIgnored(Attention):
     """The right side of the window is not read."""
 
@@ -37,7 +37,7 @@ class _WindowRightIgnored(Attention):
         return left, 0 if c.causal else None
 
 
-@mutant("window-symmetric", "window", "agreement-o")
+@mistake("window-symmetric", "window")
 class _WindowSymmetric(Attention):
     """The window reaches as far to the right as to the left."""
 
@@ -46,7 +46,7 @@ class _WindowSymmetric(Attention):
         return left, right if c.causal or left is None else left
 
 
-@mutant("window-exchanged", "window", "agreement-o")
+@mistake("window-exchanged", "window")
 class _WindowExchanged(Attention):
     """The window's left and right are exchanged."""
 
@@ -55,7 +55,7 @@ class _WindowExchanged(Attention):
         return super().sides(c._replace(window=(right, left)))
 
 
-@mutant("window-ahead-without-causal", "window", "agreement-o", "vllm-project/vllm#31406")
+@mistake("window-ahead-without-causal", "window", "vllm-project/vllm#31406")
 class _WindowAheadWithoutCausal(Attention):
     """Without causal the left side of the window reaches to the right."""
 
@@ -64,7 +64,7 @@ class _WindowAheadWithoutCausal(Attention):
         return (left, right) if c.causal or left is None else (0, left)
 
 
-@mutant("window-zero-is-none", "window", "agreement-o")
+@mistake("window-zero-is-none", "window")
 class _WindowZeroIsNone(Attention):
     """A side of 0 keys counts as one not given, which is unlimited."""
 
@@ -73,7 +73,7 @@ class _WindowZeroIsNone(Attention):
         return super().sides(c._replace(window=(left or None, right or None)))
 
 
-@mutant("window-start-negative", "window", "agreement-o")
+@mistake("window-start-negative", "window")
 class _WindowStartNegative(Attention):
     """A window that would begin before the first key begins as far before the end."""
 
@@ -84,7 +84,7 @@ class _WindowStartNegative(Attention):
         return super().visible(c) & (np.arange(S) >= np.where(start < 0, start + S, start))
 
 
-@mutant("window-top-left", "window", "agreement-o")
+@mistake("window-top-left", "window")
 class _WindowTopLeft(Attention):
     """The window stands at key t, while causal stands at t + S − T."""
 
@@ -94,7 +94,7 @@ class _WindowTopLeft(Attention):
         return inside & super().visible(c._replace(window=None))
 
 
-@mutant("window-of-whole-tiles", "window", "agreement-o")
+@mistake("window-of-whole-tiles", "window")
 class _WindowOfWholeTiles(Attention):
     """Tiles before the window are skipped, and the one in which it begins is seen whole."""
 
@@ -106,7 +106,7 @@ class _WindowOfWholeTiles(Attention):
         return open_left & (left is None or np.arange(S) // TILE >= begin // TILE)
 
 
-@mutant("window-ignored-for-one-query", "window", "agreement-o", "karpathy/nanochat#452")
+@mistake("window-ignored-for-one-query", "window", "karpathy/nanochat#452")
 class _WindowIgnoredForOneQuery(Attention):
     """A single query, as in decoding, sees all keys."""
 
@@ -114,7 +114,7 @@ class _WindowIgnoredForOneQuery(Attention):
         return super().visible(c._replace(window=None) if c.q.shape[-2] == 1 else c)
 
 
-@mutant("window-ignored-without-causal", "window", "agreement-o")
+@mistake("window-ignored-without-causal", "window")
 class _WindowIgnoredWithoutCausal(Attention):
     """The window is read only where causal is given."""
 
@@ -122,7 +122,7 @@ class _WindowIgnoredWithoutCausal(Attention):
         return super().visible(c if c.causal else c._replace(window=None))
 
 
-@mutant("window-ignored-with-mask", "window", "agreement-o")
+@mistake("window-ignored-with-mask", "window")
 class _WindowIgnoredWithMask(Attention):
     """The window is read only where no mask is given."""
 
@@ -130,7 +130,7 @@ class _WindowIgnoredWithMask(Attention):
         return super().visible(c if c.mask is None else c._replace(window=None))
 
 
-@mutant("window-replaces-mask", "window", "agreement-o", "huggingface/transformers#31670")
+@mistake("window-replaces-mask", "window", "huggingface/transformers#31670")
 class _WindowReplacesMask(Attention):
     """The mask is not read where a window is given."""
 
@@ -138,7 +138,7 @@ class _WindowReplacesMask(Attention):
         return super().visible(c if c.window is None else c._replace(mask=None))
 
 
-@mutant("window-replaces-causal", "window", "agreement-o")
+@mistake("window-replaces-causal", "window")
 class _WindowReplacesCausal(Attention):
     """causal is not read where a window is given."""
 
@@ -146,12 +146,7 @@ class _WindowReplacesCausal(Attention):
         return super().visible(c if c.window is None else c._replace(causal=False))
 
 
-@mutant(
-    "window-ignored-in-backward",
-    "window",
-    "agreement-dq agreement-dk agreement-dv",
-    "meta-pytorch/MSLK#263",
-)
+@mistake("window-ignored-in-backward", "window", "meta-pytorch/MSLK#263")
 class _WindowIgnoredInBackward(Attention):
     """Backward rebuilds the weights without the window."""
 
@@ -159,7 +154,7 @@ class _WindowIgnoredInBackward(Attention):
         return c._replace(window=None)
 
 
-@mutant("window-mirrored-in-backward", "window", "agreement-dq agreement-dk agreement-dv")
+@mistake("window-mirrored-in-backward", "window")
 class _WindowMirroredInBackward(Attention):
     """Backward goes from key to query, and exchanges the window's left and right on the way."""
 

@@ -22,7 +22,6 @@ from typing import Any
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.mistakes import MUTANTS, Mutant
 from npattn.testing.adapters.implementation import Implementation, ImplementationError
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities import Probe
@@ -33,6 +32,7 @@ from npattn.testing.report.report import Report
 from npattn.testing.rules import PROPERTIES, Property
 from npattn.testing.trial import Trial, Violation
 from npattn.zoo.correct import CORRECT
+from npattn.zoo.mutants import MUTANTS, Mutant
 
 __all__ = ["Row", "Zoo", "witness", "zoo"]
 

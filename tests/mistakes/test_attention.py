@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 import npattn
-from npattn.mistakes import MUTANTS, Mutant, base, base_backward
+from npattn.mistakes import base, base_backward
 from npattn.testing.rules import PROPERTIES
+from npattn.zoo.mutants import MUTANTS, Mutant
 from tests.testing.targets.test_numpy import SIZES, Case, bound, cotangents, draw, oracle
 
 Array = np.ndarray[Any, Any]
 U = 2.0**-53
-BASE = Mutant("base", "", "", "", (), base, base_backward)
+BASE = Mutant("base", "", "", "", base, base_backward, killed_by=())
 
 REQUIRED = 120  # the least that the zoo must not fall below
 

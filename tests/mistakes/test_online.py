@@ -10,11 +10,10 @@ import pytest
 
 import npattn
 from npattn.arrays import Array
-from npattn.mistakes import online
+from npattn.mistakes import MISTAKES, online
 from npattn.mistakes.attention import Attention, Call, within
 from npattn.mistakes.online import TILE, Online, Split
 from npattn.mistakes.precision import Fused
-from npattn.mistakes.register import REGISTER
 from npattn.testing import check
 from npattn.testing.bounds.allowed import bounds
 
@@ -22,7 +21,7 @@ BASES = (Online, Split)
 
 
 def mutant(name: str) -> Any:
-    return REGISTER[name].forward.__self__  # type: ignore[attr-defined]  # a bound method
+    return MISTAKES[name].forward.__self__  # type: ignore[attr-defined]  # a bound method
 
 
 def judged(base: Online, **options: Any) -> Any:

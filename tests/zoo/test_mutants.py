@@ -1,11 +1,16 @@
 """The judge finds every mutant of the zoo by a rule that it names, and lets the base pass."""
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import settings
 
-from npattn.mistakes import MUTANTS, Attention, base, base_backward, mutant
+from npattn.mistakes import MISTAKES, Attention, Mistake, base, base_backward, mistake
 from npattn.testing import check
 from npattn.testing.rules import PROPERTIES
+from npattn.zoo.mutants import MUTANTS, Mutant
+from npattn.zoo.mutants.blind_killers import BLIND_KILLERS
+from npattn.zoo.mutants.killers import KILLERS
 from npattn.zoo.score import ENOUGH, witness
 
 PROBLEMS = min(5 * settings().max_examples // 2, 1000)  # a thousand in the nightly profile
@@ -28,8 +33,8 @@ def test_the_base_keeps_the_rule(report_on_the_base, rule):
 
 
 def test_a_name_is_taken_once():
-    with pytest.raises(KeyError, match="scale-twice is twice in the zoo"):
-        mutant("scale-twice", "scores", "agreement-o")(Attention)
+    with pytest.raises(KeyError, match="two mistakes are named scale-twice"):
+        mistake("scale-twice", "scores")(Attention)
 
 
 def test_nothing_of_the_base_is_wrong_where_it_was_probed(report_on_the_base):
@@ -59,11 +64,23 @@ def test_a_rule_that_the_mutant_names_fails_it_far_beyond_what_rounding_does(nam
     assert worst > ENOUGH or witness(mutant) is not None
 
 
+def test_every_mistake_has_killers_and_the_reverse():
+    assert not KILLERS.keys() & BLIND_KILLERS.keys()
+    assert KILLERS.keys() | BLIND_KILLERS.keys() == MISTAKES.keys()
+    assert list(MUTANTS) == list(MISTAKES)
+
+
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_names_rules_that_there_are(name):
+def test_killers_are_rules(name):
     killed_by = MUTANTS[name].killed_by
     assert killed_by
     assert set(killed_by) <= {*PROPERTIES, "structure"}
+
+
+def test_mutant_is_its_mistake_with_killers():
+    known = {f.name: getattr(MUTANTS["scale-twice"], f.name) for f in fields(Mistake)}
+    assert Mistake(**known) == MISTAKES["scale-twice"]
+    assert Mutant.of(MISTAKES["scale-twice"], "views").killed_by == ("views",)
 
 
 @pytest.mark.parametrize("name", EQUIVALENT)

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from npattn.errors import OptionError
-from npattn.mistakes import MUTANTS, base, base_backward
+from npattn.mistakes import base, base_backward
 from npattn.testing.rules import PROPERTIES
 from npattn.zoo.correct import CORRECT
+from npattn.zoo.mutants import MUTANTS
 from npattn.zoo.score import Row, Zoo, witness, zoo
 
 FEW = ("scale-twice", "state-kept", "tf32")  # two mutants, one that is right

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from npattn.conventions import Conventions
-from npattn.mistakes import MUTANTS
 from npattn.testing import Implementation, check
 from npattn.testing.report.reproducer import _literal
 from npattn.testing.targets import load
+from npattn.zoo.mutants import MUTANTS
 
 # What somebody has in a file of their own; each function is wrong in its own way.
 MINE = """

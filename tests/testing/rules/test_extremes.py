@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from npattn.conventions import PROFILES
-from npattn.mistakes import MUTANTS, Attention, base, base_backward
+from npattn.mistakes import Attention, base, base_backward
 from npattn.testing import check
 from npattn.testing.targets.numpy import flash, flash_backward
+from npattn.zoo.mutants import MUTANTS
 
 RIGHT = {"base": (base, base_backward), "flash": (flash, flash_backward)}
 RULES = ("offset-bias", "saturated", "large-products")

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from npattn.conventions import PROFILES, Conventions
-from npattn.mistakes import MUTANTS, Attention, base, base_backward
+from npattn.mistakes import Attention, base, base_backward
 from npattn.testing import Recipe, check
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.differences import UNITS, _Moved
 from npattn.testing.rules.estimates import Estimate
 from npattn.testing.targets.numpy import flash, flash_backward
+from npattn.zoo.mutants import MUTANTS
 from tests.testing.rules.test_identities import (
     ASIDE,
     MEANINGS,

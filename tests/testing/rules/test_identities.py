@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import npattn
 from npattn.arrays import finfo
 from npattn.conventions import PROFILES, Conventions
-from npattn.mistakes import MUTANTS, Attention, base, base_backward
+from npattn.mistakes import Attention, base, base_backward
 from npattn.testing import Implementation, Recipe, check
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.strategies import Pools, Space
@@ -24,6 +24,7 @@ from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.estimates import Estimate, agree, exact, on_grid, settle
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import GRADIENTS, Judged, Trial, Violation
+from npattn.zoo.mutants import MUTANTS
 
 RULES = ("bias-shift", "one-key", "convex-hull", "value-linear", "sink-key", "equal-scores")
 RIGHT = {

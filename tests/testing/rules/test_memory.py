@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from npattn.conventions import PROFILES
-from npattn.mistakes import MUTANTS, Attention, base, base_backward
+from npattn.mistakes import Attention, base, base_backward
 from npattn.testing.cases.strategies import POOLS, Pools
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
+from npattn.zoo.mutants import MUTANTS
 from tests.testing.rules.test_extremes import outcome_of
 
 RULES = ("after-other-strides", "after-other-dtype")

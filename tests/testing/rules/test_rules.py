@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from npattn.mistakes import MUTANTS
 from npattn.testing import Recipe, check
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.correct import Kernel
+from npattn.zoo.mutants import MUTANTS
 
 FEW = min(settings().max_examples // 15, 8)  # 4; in the nightly profile 8
 SEMANTICS = Path(__file__).parents[3] / "docs" / "semantics.md"

@@ -10,7 +10,7 @@ import pytest
 
 from npattn.api import backward, evaluate
 from npattn.conventions import PROFILES, Conventions
-from npattn.mistakes import MUTANTS, Attention
+from npattn.mistakes import Attention
 from npattn.problem import Problem
 from npattn.testing import Implementation, check
 from npattn.testing.bounds.rounding import Rounding
@@ -21,6 +21,7 @@ from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules import symmetry as rules
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import GRADIENTS, Judged, Trial, Violation
+from npattn.zoo.mutants import MUTANTS
 
 RULES = [name for name, p in PROPERTIES.items() if p.check.__module__ == rules.__name__]
 
