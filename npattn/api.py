@@ -179,7 +179,7 @@ def evaluate(
         return p if conventions is None else conventions.returned_weights(problem, p, raw_lse)
 
     kept = (canonical, conventions, raw_lse, residuals)
-    return Forward(problem.returned(out), lse, problem, engine, kept, weights)
+    return Forward(problem.to_output_dtype(out), lse, problem, engine, kept, weights)
 
 
 def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) -> Gradients:
@@ -226,7 +226,9 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
     if conventions is not None:
         grads = conventions.gradients(problem, grads, do[0] if problem.headless else do, raw_lse)
     if problem.storage is not None:
-        grads = replace(grads, **{n: problem.returned(getattr(grads, n)) for n in ("q", "k", "v")})
+        grads = replace(
+            grads, **{n: problem.to_output_dtype(getattr(grads, n)) for n in ("q", "k", "v")}
+        )
     return grads
 
 

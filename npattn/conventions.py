@@ -127,7 +127,7 @@ class Conventions:
         if self.bias == "before_scale" and problem.bias is not None:
             bias = problem.bias_array
             assert bias is not None
-            changes["bias"] = _times(problem.computed(bias), _scale(problem))
+            changes["bias"] = _times(problem.to_compute_dtype(bias), _scale(problem))
         return problem.replace(**changes) if changes else problem
 
     def _caps_late(self, problem: Problem) -> bool:
@@ -238,7 +238,7 @@ class Conventions:
         """weights · keep / (1 − rate), where the weights returned are after dropout."""
         if self.weights == "before_dropout" or problem.dropout_mask is None:
             return weights
-        keep = problem.computed(problem.dropout_mask) / (1 - problem.dropout_rate)
+        keep = problem.to_compute_dtype(problem.dropout_mask) / (1 - problem.dropout_rate)
         return weights * (keep[0] if keep.ndim > weights.ndim else keep)  # rank 2 has no heads
 
     def _dbias(self, problem: Problem, dbias: Any, bias_gradient: Callable[[Any, Any], Any]) -> Any:
@@ -258,7 +258,7 @@ class Conventions:
 
     def _mean_of_values(self, problem: Problem) -> Array:
         """The mean of all S values for each query head: (..., H, 1, E), 0 where S = 0."""
-        v = problem.computed(problem.v)
+        v = problem.to_compute_dtype(problem.v)
         return self._shared(v.sum(-2, keepdims=True) / max(problem.S, 1), problem)
 
     def _dv_of_mean(self, problem: Problem, dout: Array) -> Array:
@@ -339,7 +339,7 @@ def _filled(problem: Problem, fill: float) -> Problem:
     assert visible is not None
     visible = xp.broadcast_to(visible, (*visible.shape[:-1], S))
     bias = problem.bias_array
-    real = problem.computed(xp.zeros((1, 1)) if bias is None else bias)
+    real = problem.to_compute_dtype(xp.zeros((1, 1)) if bias is None else bias)
     real = xp.broadcast_to(real, (*real.shape[:-1], S))
     twin = xp.full_like(real, fill)
     mod = problem.score_mod
@@ -403,7 +403,7 @@ def _through_cap(problem: Problem, ds: Array) -> Array:
 def _after_bias(problem: Problem, function: Callable[[Array], Array]) -> ScoreMod:
     """The score_mod that gives function(score_mod(s) + bias)."""
     xp, mod, bias = problem.xp, problem.score_mod, problem.bias_array
-    bias = None if bias is None else problem.computed(bias)
+    bias = None if bias is None else problem.to_compute_dtype(bias)
 
     def modified(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
         s = s if mod is None else mod(s, b, h, t, s_index)

@@ -60,7 +60,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
     p, p_sink, lse = _softmax(s, live, _sinks(problem))  # [8, 11]
     keep = kept(problem)
     w = p if keep is None else p * keep  # [9]
-    o = sum_live(problem.stored(w), v, live)  # (..., H, T, E)  [10, 15]
+    o = sum_live(problem.round_to_storage(w), v, live)  # (..., H, T, E)  [10, 15]
 
     residuals = Residuals(q, k, v, tanh, capped, live, p, p_sink, keep)
     return (o[0], lse[0], residuals) if problem.headless else (o, lse, residuals)
@@ -76,8 +76,8 @@ def backward(
 ) -> Gradients:
     """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards."""
     q, k, v, tanh, capped, live, p, p_sink, keep = residuals
-    w = problem.stored(p if keep is None else p * keep)
-    do = problem.stored(do)  # [15]
+    w = problem.round_to_storage(p if keep is None else p * keep)
+    do = problem.round_to_storage(do)  # [15]
 
     dv = sum_live(w.swapaxes(-1, -2), do, live.swapaxes(-1, -2))  # from o = w v
     dp = do @ v.swapaxes(-1, -2)  # from o = w v
@@ -95,7 +95,7 @@ def backward(
         dx = dx * slope(problem, capped)  # from s = score_mod(x)
     if tanh is not None:
         dx = dx * (1 - tanh**2)  # from s = c · tanh(x / c)
-    dx = problem.stored(dx if dx is ds else np.where(live, dx, 0))
+    dx = problem.round_to_storage(dx if dx is ds else np.where(live, dx, 0))
     dq = problem.scale * sum_live(dx, k, live)  # from x = scale · q kᵀ
     dk = problem.scale * sum_live(dx.swapaxes(-1, -2), q, live.swapaxes(-1, -2))
 
@@ -151,7 +151,7 @@ def weights(_: Problem, residuals: Residuals) -> Array:
 def operands(problem: Problem) -> tuple[Array, Array, Array]:
     """q, k, v in the dtype computed in, with a head axis, shared heads repeated.  [1, 15]"""
     given = (problem.q, problem.k, problem.v)
-    q, k, v = (problem.stored(x.astype(problem.dtype, copy=False)) for x in given)
+    q, k, v = (problem.round_to_storage(x.astype(problem.dtype, copy=False)) for x in given)
     if problem.headless:
         return q[None], k[None], v[None]
     whole = (*problem.lead, problem.H, problem.T, problem.D)

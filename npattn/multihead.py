@@ -571,24 +571,27 @@ class MultiHeadAttention:
         frame = self._frame(call)
 
         def read(arrays: Mapping[str, Array]) -> dict[str, Array]:
-            return {n: frame.stored(x.astype(frame.dtype, copy=False)) for n, x in arrays.items()}
+            return {
+                n: frame.round_to_storage(x.astype(frame.dtype, copy=False))
+                for n, x in arrays.items()
+            }
 
         p, x = read(self.parameters), read(call.inputs)
         heads, normed = {}, {}
         for name, array in x.items():  # w, b of query, key, value are wq, bq, ...
-            y = frame.stored(linear(array, p["w" + name[0]], p.get("b" + name[0])))
+            y = frame.round_to_storage(linear(array, p["w" + name[0]], p.get("b" + name[0])))
             y = split(y, self.num_heads if name == "query" else self._kv_heads)
             if self.qk_norm is not None and name != "value":
                 w, b = p.get("norm_" + name[0]), p.get(f"norm_{name[0]}_bias")
                 normed[name] = normalise(y, self.qk_norm, w, b, self.norm_eps)
-                y = frame.stored(normed[name].y)
+                y = frame.round_to_storage(normed[name].y)
             heads[name] = y
         attention = self._attend(heads, p, call, frame)
         merged = merge(attention.out.astype(frame.dtype, copy=False), self.merge)
         out = merged
         if self.wo is not None:
-            out = frame.stored(linear(merged, p["wo"], p.get("bo")))
-        return Steps(frame, p, x, normed, attention, merged, frame.returned(out))
+            out = frame.round_to_storage(linear(merged, p["wo"], p.get("bo")))
+        return Steps(frame, p, x, normed, attention, merged, frame.to_output_dtype(out))
 
     def _attend(
         self, heads: dict[str, Array], p: dict[str, Array], call: Call, frame: Problem
@@ -637,7 +640,7 @@ class MultiHeadAttention:
                 w = p.get("norm_" + name[0])
                 dy, dw, db = normalise_backward(dy, steps.normed[name], self.qk_norm, w)
                 found |= {"norm_" + name[0]: dw, f"norm_{name[0]}_bias": db}
-            rows = frame.stored(merge(dy, "concat"))
+            rows = frame.round_to_storage(merge(dy, "concat"))
             dx, dw, db = linear_backward(rows, steps.inputs[name], p["w" + name[0]])
             found |= {name: dx, "w" + name[0]: dw, "b" + name[0]: db}
         for name, other in call.stands_for.items():
@@ -651,11 +654,11 @@ class MultiHeadAttention:
     def _from_out(self, steps: Steps, dout: Array) -> tuple[dict[str, Array], Array]:
         """Gradients of wo and bo, and of what the heads give."""
         frame, found = steps.frame, {}
-        dmerged = frame.stored(dout.astype(frame.dtype, copy=False))
+        dmerged = frame.round_to_storage(dout.astype(frame.dtype, copy=False))
         if self.wo is not None:
             dmerged, dwo, dbo = linear_backward(dmerged, steps.merged, steps.parameters["wo"])
             found = {"wo": dwo, "bo": dbo}
-        return found, merge_backward(frame.stored(dmerged), self.num_heads, self.merge)
+        return found, merge_backward(frame.round_to_storage(dmerged), self.num_heads, self.merge)
 
     def _has(self, name: str) -> bool:
         """Whether there is an array that a gradient belongs to."""
@@ -750,7 +753,7 @@ def _returned(frame: Problem, x: Any) -> Any:
     """A gradient in the dtype that is returned, each term of that of a sum of biases."""
     if isinstance(x, tuple):
         return tuple(_returned(frame, term) for term in x)
-    return frame.returned(frame.stored(x))
+    return frame.to_output_dtype(frame.round_to_storage(x))
 
 
 def _with_columns(x: Array, S: int, count: int, fill: Any) -> Array:

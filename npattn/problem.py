@@ -198,15 +198,15 @@ class Problem:
         ds = sum_to(ds, self.bias_array.shape)
         return ds if isinstance(self.bias, np.ndarray) else self.bias.gradient(ds)
 
-    def computed(self, x: Array) -> Array:
+    def to_compute_dtype(self, x: Array) -> Array:
         """x in the dtype computed in."""
         return x.astype(self.dtype)
 
-    def stored(self, x: Array) -> Array:
+    def round_to_storage(self, x: Array) -> Array:
         """x as it is kept beside what computes: rounded, in mixed precision.  [15]"""
-        return x if self.storage is None else self.returned(x).astype(self.dtype)
+        return x if self.storage is None else self.to_output_dtype(x).astype(self.dtype)
 
-    def returned(self, x: Array) -> Array:
+    def to_output_dtype(self, x: Array) -> Array:
         """x in the dtype that is returned.  [15]"""
         if self.storage is None:
             return x

@@ -208,7 +208,9 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
     with torch.no_grad():
         grads = pulled(call, saved, do, dl, dw)
     if problem.storage is not None:
-        grads = replace(grads, **{n: problem.returned(getattr(grads, n)) for n in ("q", "k", "v")})
+        grads = replace(
+            grads, **{n: problem.to_output_dtype(getattr(grads, n)) for n in ("q", "k", "v")}
+        )
     return grads
 
 
@@ -274,10 +276,10 @@ def _checked(problem: Any, name: str, value: Any, shape: Any) -> Tensor:
         array = check_cotangent(name, value, tuple(shape))
         if array.dtype.kind == "c":
             raise DtypeError(f"{name} is {array.dtype}, must be real as the problem is")
-        return problem.computed(moved(array, problem.device))  # type: ignore[no-any-return]
+        return problem.to_compute_dtype(moved(array, problem.device))  # type: ignore[no-any-return]
     check_cotangent(name, stand_in(name, value), tuple(shape))
     if value.is_complex():
         raise DtypeError(f"{name} is {value.dtype}, must be real as the problem is")
     if value.device != problem.device:
         raise OptionError(f"{name} is on {value.device}, must be on {problem.device} as q")
-    return problem.computed(value)  # type: ignore[no-any-return]
+    return problem.to_compute_dtype(value)  # type: ignore[no-any-return]

@@ -73,7 +73,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor, Saved]:
         out, lse = saved.out[0], saved.lse[0]
     else:
         out, lse = saved.out, saved.lse
-    return problem.returned(out), lse, saved
+    return problem.to_output_dtype(out), lse, saved
 
 
 def _tracked(inputs: tuple[Tensor | None, ...]) -> bool:
@@ -164,7 +164,7 @@ class _Attention(torch.autograd.Function):
         names = ("dq", "dk", "dv", "dbias", "dsinks")
         problem = call.problem
         along = {
-            name: None if x is None else problem.computed(x)
+            name: None if x is None else problem.to_compute_dtype(x)
             for name, x in zip(names, directions, strict=True)
         }
         with exact(problem.dtype, problem.device):

@@ -68,7 +68,7 @@ class _Given(Added):
         self.total: Tensor | None = None
 
     def tile(self, rows: Rows, part: Part) -> Tensor:
-        return self.problem.computed(piece(self.flat, rows, part))  # type: ignore[no-any-return]
+        return self.problem.to_compute_dtype(piece(self.flat, rows, part))  # type: ignore[no-any-return]
 
     def add(self, rows: Rows, part: Part, ds: Tensor) -> None:
         if self.total is None:
@@ -167,7 +167,7 @@ class _Told(Added):
                 for h in range(group.h0, group.h1)
             ]) for b in range(group.b0, group.b1)
         ])  # fmt: skip
-        return self.problem.computed(moved(_real(told), self.problem.device))  # type: ignore
+        return self.problem.to_compute_dtype(moved(_real(told), self.problem.device))  # type: ignore
 
     def add(self, rows: Rows, part: Part, ds: Tensor) -> None:
         host, group = ds.detach().cpu().numpy(), rows.group
@@ -177,7 +177,7 @@ class _Told(Added):
                 self.bias.add(self.total, tile, host[b - group.b0, h - group.h0])
 
     def gradient(self) -> Tensor:
-        return self.problem.computed(moved(self.total, self.problem.device))  # type: ignore
+        return self.problem.to_compute_dtype(moved(self.total, self.problem.device))  # type: ignore
 
     def _tile(self, b: int, h: int, rows: Rows, part: Part) -> Tile:
         lead = self.sizes[0]

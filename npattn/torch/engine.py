@@ -139,7 +139,7 @@ class _Call:
             self.keep = flat(problem.dropout_mask, problem.lead)
         self.sinks: Tensor | None = None
         if problem.sinks is not None:
-            self.sinks = problem.computed(problem.sinks)[:, None]  # (H, 1)
+            self.sinks = problem.to_compute_dtype(problem.sinks)[:, None]  # (H, 1)
         # Where something is not finite, each product asks what is live: 0 · NaN is NaN.  [10]
         self.careful = False
         self.differs: list[Tensor] = []  # whether score_mod's slope is what its values say
@@ -149,7 +149,7 @@ class _Call:
         problem = self.problem
         if x.dtype != problem.dtype:
             x = x.to(problem.dtype)
-        x = x if problem.storage is None else problem.stored(x)
+        x = x if problem.storage is None else problem.round_to_storage(x)
         return x if problem.straight else self.flat(x, heads)
 
     def flat(self, x: Tensor, heads: int) -> Tensor:
@@ -226,7 +226,7 @@ class _Call:
         """What the weights are multiplied by.  [9]"""
         if self.keep is None:
             return None
-        keep: Tensor = self.problem.computed(piece(self.keep, rows, part))
+        keep: Tensor = self.problem.to_compute_dtype(piece(self.keep, rows, part))
         return keep / (1 - self.problem.dropout_rate)
 
     def weights(self, rows: Rows, s: Tensor, live: Tensor | None, saved: Saved) -> Tensor:
@@ -365,7 +365,7 @@ def _again(call: _Call, out: Tensor, total: Tensor, shift: Tensor) -> None:
 
 def _narrow(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
     """Mixed precision: the weights are rounded before they meet v, so their sum comes first."""
-    problem, stored = call.problem, call.problem.stored
+    problem, stored = call.problem, call.problem.round_to_storage
     call.careful = not _all_finite(call.q, call.k, call.v)
     out, total, shift = (
         call.zeros(problem.T, problem.E),
@@ -404,7 +404,7 @@ class _Pull:
         n = call.plan.samples
         saved = call.saved(saved)
         rank = len(problem.lead)
-        self.do: Tensor = problem.stored(do)
+        self.do: Tensor = problem.round_to_storage(do)
         if rank != 1:
             self.do = self.do.reshape(n, *do.shape[rank:])
             dlse = None if dlse is None else dlse.reshape(n, *dlse.shape[rank:])
@@ -449,7 +449,7 @@ class _Pull:
 
     def part(self, rows: Rows, part: Part, q: Tensor, do: Tensor) -> None:
         """Add what a tile gives."""
-        call, stored = self.call, self.call.problem.stored
+        call, stored = self.call, self.call.problem.round_to_storage
         s, live, slope = call.scores(rows, part, q, slope=True)
         p, keep = call.weights(rows, s, live, self.saved), call.kept(rows, part)
         w = stored(p if keep is None else p * keep)

@@ -601,17 +601,17 @@ def _weights(fwd: Any) -> Tensor:
     if not fwd.lse.requires_grad:
         found: Tensor = fwd.weights
         return found
-    q, k = p.computed(p.q), p.computed(p.k).repeat_interleave(p.H // p.K, -3)
+    q, k = p.to_compute_dtype(p.q), p.to_compute_dtype(p.k).repeat_interleave(p.H // p.K, -3)
     with exact(p.dtype, p.device):
         s = p.scale * (q @ k.mT)
-    s = s if p.bias is None else s + p.computed(p.bias)
+    s = s if p.bias is None else s + p.to_compute_dtype(p.bias)
     hidden = s == -torch.inf if p.mask is None else ~p.mask | (s == -torch.inf)
     empty = (fwd.lse == -torch.inf)[..., None]
     # Neither −inf − −inf nor a gradient of what is hidden: both would be NaN.
     s = s.masked_fill(hidden, 0) - fwd.lse.masked_fill(empty[..., 0], 0)[..., None]
     w = s.exp().masked_fill(hidden, 0)
     if p.dropout_mask is not None:
-        w = w * (p.computed(p.dropout_mask) / (1 - p.dropout_rate))
+        w = w * (p.to_compute_dtype(p.dropout_mask) / (1 - p.dropout_rate))
     # What the conventions put where nothing is seen, and no gradient is passed.
     return torch.where(empty, fwd.weights, w)
 

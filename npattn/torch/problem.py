@@ -139,15 +139,15 @@ class Problem(numpy_problem.Problem):
         """What conventions ask beside the engine."""
         return score_mod
 
-    def computed(self, x: Any) -> Any:
+    def to_compute_dtype(self, x: Any) -> Any:
         """x in the dtype computed in."""
         return x.to(self.dtype)
 
-    def stored(self, x: Any) -> Any:
+    def round_to_storage(self, x: Any) -> Any:
         """x as it is kept beside what computes: rounded, in mixed precision.  [15]"""
         return x if self.storage is None else x.to(self.storage).to(self.dtype)
 
-    def returned(self, x: Any) -> Any:
+    def to_output_dtype(self, x: Any) -> Any:
         """x in the dtype that is returned.  [15]"""
         return x if self.storage is None else x.to(self.storage)
 

@@ -84,7 +84,10 @@ def held(trial: Trial, given: Drawn, rows: Tensor | None = None) -> Held:
     want: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
     dlse = torch.where(torch.isneginf(fwd.lse), 0, dlse)  # of rows that see nothing
     got = _given(trial, given, do, dlse, rows)
-    do, dl = canonical.computed(do), canonical.computed(dlse) if trial.takes_dlse else None
+    do, dl = (
+        canonical.to_compute_dtype(do),
+        canonical.to_compute_dtype(dlse) if trial.takes_dlse else None,
+    )
     if trial.conventions.lse_base == "2" and dl is not None:
         dl = dl / math.log(2)
     if trial.gradients:
