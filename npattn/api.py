@@ -1,4 +1,7 @@
-"""attention, forward, backward, jvp: choose the engine and the conventions, nothing else."""
+"""attention, forward, backward, jvp: choose the engine and the conventions, nothing else.
+
+Numbers in brackets are the rules of docs/semantics.md.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from npattn import dense, tiled
-from npattn.arrays import Array
+from npattn.arrays import Array, BiasLike, MaskLike
 from npattn.checks import check_cotangent, direction_shape
-from npattn.conventions import Conventions, checked_conventions
+from npattn.conventions import Conventions, check_conventions
 from npattn.errors import OptionError
-from npattn.options import Alignment, ScoreMod, Window
+from npattn.options import Alignment, ScoreMod, Window, reject_unknown_options
 from npattn.problem import Forward, Gradients, Problem
 
 __all__ = ["attention", "backward", "evaluate", "forward", "jvp"]
@@ -20,43 +24,44 @@ __all__ = ["attention", "backward", "evaluate", "forward", "jvp"]
 ENGINES = {"dense": dense, "tiled": tiled}
 
 
+@reject_unknown_options
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    mask: ArrayLike | MaskLike | None = None,
     *,
     causal: bool | Alignment = False,
     window: Window | None = None,
-    bias: Any = None,
+    bias: ArrayLike | BiasLike | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     score_mod: ScoreMod | None = None,
-    sinks: Any = None,
-    dropout_mask: Any = None,
+    sinks: ArrayLike | None = None,
+    dropout_mask: ArrayLike | None = None,
     dropout_rate: float = 0.0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     engine: str = "auto",
     conventions: Conventions | None = None,
-) -> Array:
-    """Exact multi-head attention: softmax(scale · q kᵀ + bias) v over the keys that are visible.
+) -> NDArray[Any]:
+    """Exact multi-head attention: softmax(scale · q kᵀ + bias) v over the visible keys.
 
     B batch, H query heads, K key/value heads (K divides H), T queries, S keys, D query/key size,
     E value size. The rules, by number: docs/semantics.md.
 
     Parameters
     ----------
-    q, k, v : array
+    q, k, v : array_like
         (..., H, T, D), (..., K, S, D), (..., K, S, E); rank 2 (all three) is one head. Real or
-        complex floating dtypes, bfloat16 and float8 of ml_dtypes too. Leading axes broadcast.
-    mask : bool array or one of `npattn.masks`, optional
+        complex floating dtypes, including bfloat16 and float8 of ml_dtypes. Leading axes broadcast.
+    mask : bool array_like or one of `npattn.masks`, optional
         True = may attend; broadcasts against (..., H, T, S), rank ≥ 2.
     causal : bool, "bottom_right" or "top_left", default False
-        Query t sees keys s ≤ t + (S − T), or s ≤ t. True is legal where T == S or with
-        `conventions`, which say what it means.
+        Query t sees keys s ≤ t + (S − T), or s ≤ t. True is legal where T == S, or with
+        `conventions`, which define it.
     window : (left, right), optional
         Keys beside the aligned diagonal, inclusive; None on a side = unlimited.
-    bias : float array or one of `npattn.biases`, optional
+    bias : float array_like or one of `npattn.biases`, optional
         Added to the scores after scale and softcap; broadcasts as `mask` does.
     scale : float, optional
         Multiplies q·k. Default 1/√D.
@@ -64,31 +69,35 @@ def attention(
         Scores become softcap·tanh(score/softcap).
     score_mod : callable, optional
         f(s, b, h, t, s_index) → modified scores, elementwise and analytic in s.
-    sinks : float array (H,), optional
-        One more logit a head, which takes weight and gives no value.
-    dropout_mask : bool array, optional
+    sinks : float array_like (H,), optional
+        One more logit per head, which takes weight and has no value.
+    dropout_mask : bool array_like, optional
         True = keep; broadcasts as `mask` does.
     dropout_rate : float, default 0.0
         Kept weights are divided by 1 − dropout_rate.
     dtype : dtype, optional
-        Computed in and returned; float64 unless said, complex128 for complex arrays. bfloat16 and
-        float16 emulate mixed precision: operands and results are rounded, sums, softmax and lse
-        are float32.
+        Dtype of the computation and of the result; default float64, complex128 for complex arrays.
+        bfloat16 and float16 emulate mixed precision: operands and results are rounded; sums,
+        softmax and lse are float32.
     engine : {"auto", "dense", "tiled"}
-        What computes it: "dense" is the textbook, "tiled" never holds T × S numbers and uses all
-        cores, for real arrays; "auto" takes the faster one.
+        "dense" is the textbook; "tiled" never holds T × S numbers and uses all cores, for real
+        arrays; "auto" takes the faster one.
     conventions : Conventions, optional
-        What the words mean where systems disagree; default: docs/semantics.md.
+        Meaning of the options where systems disagree; default: docs/semantics.md.
 
     Returns
     -------
     array (..., H, T, E)
-        A row that sees nothing is 0.
+        0 in fully masked rows. The arguments are never written to.
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError
-        Before any work. Nothing that was passed is written to.
+    ShapeError
+        If an array has a shape that does not fit q, k, v.
+    DtypeError
+        If an array or `dtype` has a dtype that is not legal here.
+    OptionError
+        If an option has an illegal value, or does not exist.
 
     Examples
     --------
@@ -98,40 +107,35 @@ def attention(
     array([[[1., 2.],
             [2., 3.]]])
     """
-    return forward(
-        q,
-        k,
-        v,
-        mask,
-        causal=causal,
-        window=window,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        score_mod=score_mod,
-        sinks=sinks,
-        dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate,
-        dtype=dtype,
-        engine=engine,
-        conventions=conventions,
-    ).out
+    return forward(**locals()).out
 
 
+@reject_unknown_options
 def forward(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    mask: ArrayLike | MaskLike | None = None,
     *,
+    causal: bool | Alignment = False,
+    window: Window | None = None,
+    bias: ArrayLike | BiasLike | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    score_mod: ScoreMod | None = None,
+    sinks: ArrayLike | None = None,
+    dropout_mask: ArrayLike | None = None,
+    dropout_rate: float = 0.0,
+    dtype: DTypeLike | None = None,
+    engine: str = "auto",
     conventions: Conventions | None = None,
-    **options: Any,
 ) -> Forward:
-    """The same as `attention`, with lse and weights, and with what `backward` needs.
+    """Attention with its lse and weights, and with the intermediates that `backward` needs.
 
     Parameters
     ----------
-    q, k, v, mask, conventions, **options
+    q, k, v, mask, causal, window, bias, scale, softcap, score_mod, sinks, dropout_mask
+    dropout_rate, dtype, engine, conventions
         As in `attention`.
 
     Returns
@@ -142,25 +146,26 @@ def forward(
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        As `attention`.
+        As in `attention`.
     """
-    checked_conventions(conventions)
+    options = dict(locals())
+    check_conventions(options.pop("conventions"))
     alignment = None if conventions is None else conventions.causal
-    return evaluate(Problem(q, k, v, mask, alignment=alignment, **options), conventions)
+    return evaluate(Problem(**options, alignment=alignment), conventions)
 
 
 def evaluate(
     problem: Problem, conventions: Conventions | None = None, engine: str | None = None
 ) -> Forward:
-    """The forward pass of a `Problem` that was made before.
+    """Evaluate the forward pass of a `Problem`.
 
     Parameters
     ----------
     problem : Problem
     conventions : Conventions, optional
-        In whose terms the problem and the result are.
+        The conventions that the problem and the result follow.
     engine : {"dense", "tiled"}, optional
-        What computes it; default what the problem says.
+        Default: the engine of the problem.
 
     Returns
     -------
@@ -178,32 +183,42 @@ def evaluate(
         p = p[0] if problem.headless else p
         return p if conventions is None else conventions.returned_weights(problem, p, raw_lse)
 
-    kept = (canonical, conventions, raw_lse, residuals)
-    return Forward(problem.to_output_dtype(out), lse, problem, engine, kept, weights)
+    saved = (canonical, conventions, raw_lse, residuals)
+    return Forward(problem.to_output_dtype(out), lse, problem, engine, saved, weights)
 
 
-def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) -> Gradients:
+def backward(
+    fwd: Forward,
+    dout: ArrayLike | None,
+    dlse: ArrayLike | None = None,
+    dweights: ArrayLike | None = None,
+) -> Gradients:
     """Exact gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights.
 
     Parameters
     ----------
     fwd : Forward
-        What `forward` returned.
-    dout : float array (..., H, T, E)
-    dlse : float array (..., H, T), optional
-        On rows that see nothing it is ignored.
-    dweights : float array (..., H, T, S), optional
+        Result of `forward`.
+    dout : float array_like (..., H, T, E), or None
+        None is 0.
+    dlse : float array_like (..., H, T), optional
+        Ignored in fully masked rows.
+    dweights : float array_like (..., H, T, S), optional
 
     Returns
     -------
     Gradients
-        .q .k .v .bias .sinks, each shaped as its input; None where there is no such input. Of one
-        of `npattn.biases`: shaped as its parameter, a tuple of these where it is a sum.
+        .q .k .v .bias .sinks, each shaped as its input; None where there is no such input. For one
+        of `npattn.biases`: shaped as its parameter, a tuple of these for a sum.
 
     Raises
     ------
-    ShapeError, DtypeError
-        If a cotangent is not shaped like what it belongs to.
+    ShapeError
+        If a cotangent is not shaped like its result.
+    DtypeError
+        If a cotangent is not floating.
+    OptionError
+        If `fwd` is not a result of `forward`.
 
     Examples
     --------
@@ -214,8 +229,9 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
     array([[[0.5],
             [0.5]]])
     """
+    _check_forward("backward", fwd)
     problem = fwd.problem
-    canonical, conventions, raw_lse, residuals = _of_arrays(fwd).residuals
+    canonical, conventions, raw_lse, residuals = fwd.residuals
     do, dl, dw = _cotangents(fwd, dout, dlse, dweights)
     if conventions is not None:
         do, dl, dw = conventions.cotangents(problem, do, dl, dw)
@@ -234,20 +250,20 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
 
 def jvp(
     fwd: Forward,
-    dq: Any = None,
-    dk: Any = None,
-    dv: Any = None,
-    dbias: Any = None,
-    dsinks: Any = None,
-) -> tuple[Array, Array]:
-    """The change (do, dlse) of (out, lse) when the inputs move along a direction.
+    dq: ArrayLike | None = None,
+    dk: ArrayLike | None = None,
+    dv: ArrayLike | None = None,
+    dbias: ArrayLike | None = None,
+    dsinks: ArrayLike | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Directional derivative (do, dlse) of (out, lse).
 
     Parameters
     ----------
     fwd : Forward
-        What `forward` returned, without conventions.
-    dq, dk, dv, dbias, dsinks : float array, optional
-        The direction, each shaped as its input; None = it stays.
+        Result of `forward`, without conventions.
+    dq, dk, dv, dbias, dsinks : float array_like, optional
+        The direction, each shaped as its input; None is 0.
 
     Returns
     -------
@@ -256,13 +272,23 @@ def jvp(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError
+    ShapeError
+        If a direction is not shaped like its input.
+    DtypeError
+        If a direction is not floating.
+    OptionError
+        If `fwd` is not a result of `forward`, or has conventions or mixed precision; if a direction
+        has no input, or its input is one of `npattn.biases`.
     """
-    canonical, conventions, _, residuals = _of_arrays(fwd).residuals
+    _check_forward("jvp", fwd)
+    canonical, conventions, _, residuals = fwd.residuals
     if conventions is not None:
-        raise OptionError("jvp has conventions, must be asked of a forward without them")
+        raise OptionError("jvp does not support conventions; call forward without them")
     if canonical.storage is not None:
-        raise OptionError(f"jvp has dtype {canonical.storage}, must have one that is computed in")
+        raise OptionError(
+            f"jvp does not support mixed precision (dtype {canonical.storage}); "
+            "call forward with float32 or float64"
+        )
     directions = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": dsinks}
     arrays: dict[str, Array | None] = {}
     for name, direction in directions.items():
@@ -270,22 +296,27 @@ def jvp(
             arrays[f"d{name}"] = None
             continue
         shape = direction_shape(name, getattr(canonical, name))
-        array = _computed(check_cotangent(f"d{name}", direction, shape), canonical.dtype)
+        array = _as_compute_dtype(check_cotangent(f"d{name}", direction, shape), canonical.dtype)
         arrays[f"d{name}"] = array[None] if canonical.headless and name in "qkv" else array
-    moved: tuple[Array, Array] = ENGINES[fwd.engine].jvp(canonical, residuals, **arrays)
-    return moved
+    changes: tuple[Array, Array] = ENGINES[fwd.engine].jvp(canonical, residuals, **arrays)
+    return changes
 
 
-def _of_arrays(fwd: Forward) -> Forward:
+def _check_forward(function: str, fwd: Any) -> None:
+    """Check that fwd is a result of `forward` on arrays."""
+    if not isinstance(fwd, Forward):
+        raise OptionError(
+            f"fwd is of type {type(fwd).__name__}; pass the result of npattn.forward, "
+            f"as in npattn.{function}(npattn.forward(q, k, v), ...)"
+        )
     if fwd.problem.xp is not np:
         raise OptionError(
-            "fwd is of npattn.torch, must be of npattn: pass it to the one in npattn.torch"
+            f"fwd is a result of npattn.torch.forward; pass it to npattn.torch.{function}"
         )
-    return fwd
 
 
-def _computed(array: Array, dtype: np.dtype[Any]) -> Array:
-    """The array in the dtype computed in, or its complex sister."""
+def _as_compute_dtype(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Convert an array to the compute dtype, or to its complex counterpart."""
     if array.dtype.kind == "c":
         dtype = np.result_type(dtype, np.complex64)
     return array.astype(dtype, copy=False)
@@ -294,12 +325,12 @@ def _computed(array: Array, dtype: np.dtype[Any]) -> Array:
 def _cotangents(
     fwd: Forward, dout: Any, dlse: Any, dweights: Any
 ) -> tuple[Array, Array | None, Array | None]:
-    def checked(name: str, value: Any, shape: tuple[int, ...]) -> Array:
-        return _computed(check_cotangent(name, value, shape), fwd.problem.dtype)
+    def read(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+        return _as_compute_dtype(check_cotangent(name, value, shape), fwd.problem.dtype)
 
     whole = (*fwd.lse.shape, fwd.problem.S)
     return (
-        np.zeros_like(fwd.out) if dout is None else checked("dout", dout, fwd.out.shape),
-        None if dlse is None else checked("dlse", dlse, fwd.lse.shape),
-        None if dweights is None else checked("dweights", dweights, whole),
+        np.zeros_like(fwd.out) if dout is None else read("dout", dout, fwd.out.shape),
+        None if dlse is None else read("dlse", dlse, fwd.lse.shape),
+        None if dweights is None else read("dweights", dweights, whole),
     )

@@ -21,7 +21,7 @@ from npattn.errors import OptionError
 from npattn.options import ScoreMod
 from npattn.problem import Gradients, Problem
 
-__all__ = ["PROFILES", "Conventions", "checked_conventions"]
+__all__ = ["PROFILES", "Conventions", "check_conventions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +319,7 @@ PROFILES = {
 """The conventions of known systems, by name."""
 
 
-def checked_conventions(conventions: Any) -> Conventions | None:
+def check_conventions(conventions: Any) -> Conventions | None:
     """Conventions or None; OptionError where it is neither."""
     if conventions is None or isinstance(conventions, Conventions):
         return conventions

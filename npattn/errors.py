@@ -4,7 +4,14 @@ Every message reads ``<name> is/has <found>, <what it must be> [<shapes>]``, so 
 acted on without looking at the source.
 """
 
-__all__ = ["DtypeError", "MissingExtraError", "NpattnError", "OptionError", "ShapeError"]
+__all__ = [
+    "DtypeError",
+    "MissingExtraError",
+    "NpattnError",
+    "OptionError",
+    "ShapeError",
+    "UnknownOptionError",
+]
 
 
 class NpattnError(Exception):
@@ -21,6 +28,10 @@ class DtypeError(NpattnError, TypeError):
 
 class OptionError(NpattnError, ValueError):
     """An option has a value that is not legal, or not together with another option."""
+
+
+class UnknownOptionError(OptionError, TypeError):
+    """A keyword is no option; a TypeError too, as Python's own answer to an unknown keyword."""
 
 
 class MissingExtraError(NpattnError, ImportError):

@@ -26,7 +26,7 @@ import numpy as np
 from npattn import api
 from npattn.arrays import Array, check_integer, sum_to
 from npattn.checks import check_cotangent, read_floating
-from npattn.conventions import Conventions, checked_conventions
+from npattn.conventions import Conventions, check_conventions
 from npattn.errors import OptionError, ShapeError
 from npattn.problem import Forward, Problem
 from npattn.projections import (
@@ -768,7 +768,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise OptionError(
                 f"{name} is no option of forward, must be one of {', '.join(OPTIONS)}"
             )
-    checked_conventions(options.get("conventions"))
+    check_conventions(options.get("conventions"))
 
 
 def _alignment(options: Mapping[str, Any]) -> Any:

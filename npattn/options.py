@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from difflib import get_close_matches
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
+from npattn.errors import UnknownOptionError
+
 __all__ = [
     "ALIGNMENTS",
+    "ELSEWHERE",
     "ENGINES",
     "FEATURES",
     "OPTIONS",
@@ -20,7 +26,11 @@ __all__ = [
     "Option",
     "ScoreMod",
     "Window",
+    "reject_unknown_options",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _Array = np.ndarray[Any, Any]
 Alignment = Literal["bottom_right", "top_left"]
@@ -112,3 +122,61 @@ OPTIONS: dict[str, Option] = {
 
 FEATURES = tuple(OPTIONS)
 """Their names: what an implementation under test may have."""
+
+_MASK_OR_BIAS = "pass a boolean array as mask= (True = may attend), a float array as bias="
+_SCALE = "pass it as scale="
+_SOFTCAP = "pass it as softcap="
+
+ELSEWHERE = {
+    "alibi_slopes": "pass bias=npattn.biases.alibi(slopes)",
+    "alignment": 'pass causal="bottom_right" or causal="top_left", or conventions=',
+    "attention_mask": _MASK_OR_BIAS,
+    "attn_bias": "pass it as bias=",
+    "attn_mask": _MASK_OR_BIAS,
+    "block_mask": "pass mask=npattn.masks.custom(mask_mod)",
+    "dropout_p": "nothing here is random: pass dropout_mask= (True = keep) and dropout_rate=",
+    "enable_gqa": "leave it out: k and v with fewer heads than q are shared without a flag",
+    "is_causal": 'pass causal=True; where T != S, PyTorch means causal="top_left"',
+    "key_padding_mask": "its True hides: pass mask=~key_padding_mask[:, None, None, :]",
+    "local_window_size": "pass window=(left, right); None is unlimited",
+    "logit_cap": _SOFTCAP,
+    "logits_soft_cap": _SOFTCAP,
+    "need_weights": "call npattn.forward, whose result has .weights",
+    "return_lse": "call npattn.forward, whose result has .lse",
+    "return_weights": "call npattn.forward, whose result has .weights",
+    "s_aux": "pass it as sinks=",
+    "sm_scale": _SCALE,
+    "soft_cap": _SOFTCAP,
+    "softmax_scale": _SCALE,
+    "window_size": "pass window=; −1 becomes None: window_size=(-1, 0) is window=(None, 0)",
+}
+"""Names of options in other libraries → how npattn spells them."""
+
+
+def reject_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate `function` to answer a keyword that it lacks with the one that was meant.
+
+    The signature stays that of `function`, for `inspect.signature` and for type checkers.
+
+    Raises
+    ------
+    UnknownOptionError
+        When the decorated function is called with a keyword that it lacks.
+    """
+    names = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in names:
+                raise UnknownOptionError(_explain_unknown(function.__name__, name, names))
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def _explain_unknown(function: str, name: str, names: tuple[str, ...]) -> str:
+    near = get_close_matches(name, names, 1)
+    answer = ELSEWHERE.get(name) or (f"did you mean {near[0]}?" if near else "")
+    options = ", ".join(names[3:])  # without q, k, v
+    return f"{function} has no option {name}{answer and ': '}{answer} [options: {options}]"

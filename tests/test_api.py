@@ -1,6 +1,7 @@
 """attention, forward, backward, jvp: what goes in, what comes out, and what is refused."""
 
 import doctest
+import inspect
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import npattn
 from npattn import Conventions, api, dense
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.options import ELSEWHERE, FEATURES, OPTIONS
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
 
@@ -359,8 +361,67 @@ def test_a_direction_is_floating():
 
 def test_jvp_knows_no_conventions():
     fwd = npattn.forward(**inputs(), conventions=Conventions())
-    with pytest.raises(OptionError, match="jvp has conventions, must be asked of a forward with"):
+    with pytest.raises(OptionError, match="jvp does not support conventions; call forward without"):
         npattn.jvp(fwd)
+
+
+@pytest.mark.parametrize("function", [npattn.backward, npattn.jvp])
+def test_fwd_must_be_a_result_of_forward(function):
+    with pytest.raises(OptionError, match="fwd is of type int; pass the result of npattn"):
+        function(3, noise(B, H, T, E))
+
+
+# --- unknown options ------------------------------------------------------------------------------
+
+ENTRIES = [npattn.attention, npattn.forward]
+
+
+@pytest.mark.parametrize("function", ENTRIES)
+def test_a_misspelt_option_is_answered_with_the_nearest(function):
+    with pytest.raises(OptionError, match="has no option casual: did you mean causal") as caught:
+        function(**inputs(), casual=True)
+    assert str(caught.value).startswith(function.__name__)
+    assert f"[options: {', '.join(FEATURES)}, dtype, engine, conventions]" in str(caught.value)
+    assert isinstance(caught.value, TypeError)  # as Python's own
+
+
+@pytest.mark.parametrize("function", ENTRIES)
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("attn_mask", "pass a boolean array as mask= (True = may attend), a float array as bias="),
+        ("is_causal", 'pass causal=True; where T != S, PyTorch means causal="top_left"'),
+        ("softmax_scale", "pass it as scale="),
+        ("window_size", "window_size=(-1, 0) is window=(None, 0)"),
+        ("dropout_p", "pass dropout_mask= (True = keep) and dropout_rate="),
+        ("key_padding_mask", "pass mask=~key_padding_mask[:, None, None, :]"),
+        ("enable_gqa", "leave it out: k and v with fewer heads"),
+        ("alibi_slopes", "pass bias=npattn.biases.alibi(slopes)"),
+        ("alignment", 'pass causal="bottom_right" or causal="top_left", or conventions='),
+    ],
+)
+def test_an_option_of_another_library_is_answered_with_npattn_s(function, name, answer):
+    with pytest.raises(OptionError) as caught:
+        function(**inputs(), **{name: None})
+    assert f"{function.__name__} has no option {name}: " in str(caught.value)
+    assert answer in str(caught.value)
+
+
+def test_an_unknown_option_is_answered_with_those_that_exist():
+    with pytest.raises(OptionError, match=r"forward has no option xyz \[options: mask, causal, "):
+        npattn.forward(**inputs(), xyz=1)
+
+
+def test_no_answer_names_an_option_that_exists():
+    assert not set(ELSEWHERE) & set(inspect.signature(npattn.attention).parameters)
+
+
+def test_forward_has_the_signature_of_attention():
+    attention, forward = (inspect.signature(f).parameters for f in ENTRIES)
+    assert attention == forward
+    assert [*attention][3:-3] == [*FEATURES]
+    defaults = {name: attention[name].default for name in FEATURES}
+    assert defaults == {name: option.default for name, option in OPTIONS.items()}
 
 
 # --- conventions ----------------------------------------------------------------------------------

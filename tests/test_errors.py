@@ -11,6 +11,7 @@ from npattn import errors
         (errors.ShapeError, ValueError),
         (errors.OptionError, ValueError),
         (errors.DtypeError, TypeError),
+        (errors.UnknownOptionError, TypeError),
         (errors.MissingExtraError, ImportError),
     ],
 )

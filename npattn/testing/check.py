@@ -12,7 +12,7 @@ import numpy as np
 
 import npattn
 from npattn.arrays import check_integer
-from npattn.conventions import Conventions, checked_conventions
+from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.options import FEATURES
 from npattn.testing.adapters.implementation import Implementation
@@ -132,7 +132,7 @@ def check(
         raise OptionError(f"sweep is {sweep!r}, must be an integer ≥ 0: how many problems")
     if not dtypes or examples < 1:
         raise OptionError(f"dtypes is {dtypes!r} and examples {examples}, must be 1 or more each")
-    checked_conventions(conventions)
+    check_conventions(conventions)
     processes = check_integer("processes", processes)
     rules, robust = _chosen(only), ROBUSTNESS in (only or ())
     meaning, progress = conventions or Conventions(), progress or (lambda *_: None)

@@ -9,7 +9,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from npattn.checks import check_cotangent, direction_shape
-from npattn.conventions import Conventions, checked_conventions
+from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.options import Alignment, Window
 from npattn.problem import Forward, Gradients
@@ -117,7 +117,7 @@ def forward(
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=NO_GRAPH)
         return _forward(q, k, v, mask, conventions=conventions, **options)
-    checked_conventions(conventions)
+    check_conventions(conventions)
     alignment = None if conventions is None else conventions.causal
     return evaluate(Problem(q, k, v, mask, alignment=alignment, **options), conventions)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from npattn.arrays import Array, check_integer
 from npattn.checks import read_floating
-from npattn.conventions import Conventions, checked_conventions
+from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.options import Alignment, ScoreMod, Window
 from npattn.problem import Problem
@@ -249,7 +249,7 @@ dropout_rate, conventions
     >>> round(found.missed(0.03), 3)  # a defect in 3 % of the rows
     0.046
     """
-    meaning = checked_conventions(conventions)
+    meaning = check_conventions(conventions)
     asked = _Asked(
         Problem(
             q,
