@@ -1,10 +1,10 @@
-"""What surrounds attention in a module, each step with its gradient: y = x w + b, heads, norms.
+"""Steps around attention in a module, with their gradients: y = x w + b, heads, norms.
 
     T length   n number of heads   D size of a head
     rows (..., T, n·D) ↔ heads (..., n, T, D)
 
-Each ``*_backward`` takes dy, the gradient of what its forward gave. No line conjugates, so that
-complex-step differentiation goes through. Derivations: docs/derivations/multihead.md.
+Each ``*_backward`` takes dy, the gradient of the result of its forward. No line conjugates, so that
+complex-step differentiation works. Derivations: docs/derivations/multihead.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import numpy as np
 from npattn.arrays import Array
 
 __all__ = [
+    "Merge",
     "Norm",
+    "NormResiduals",
     "linear",
     "linear_backward",
     "merge",
@@ -52,7 +54,7 @@ def merge(o: Array, how: Merge) -> Array:
     """(..., H, T, E) → (..., T, H·E).
 
     "concat" puts the heads of a query side by side. "reshape" forgets to move the head axis back,
-    so that rows of one head follow each other: what some published code does.
+    so that rows of one head follow each other, as in some published code.
     """
     *lead, H, T, E = o.shape
     o = o.swapaxes(-2, -3) if how == "concat" else o
@@ -67,30 +69,30 @@ def merge_backward(dy: Array, heads: int, how: Merge) -> Array:
     return dy.reshape(*lead, heads, T, width // heads)
 
 
-class Normed(NamedTuple):
-    """What `normalise_backward` needs."""
+class NormResiduals(NamedTuple):
+    """Result of `normalise`, and the arrays that `normalise_backward` needs."""
 
     y: Array  # (..., T, D)
     unit: Array  # (..., T, D) before the weight
-    size: Array  # (..., T, 1) what was divided by
+    size: Array  # (..., T, 1) the divisor
 
 
-def normalise(x: Array, kind: Norm, w: Array | None, b: Array | None, eps: float) -> Normed:
-    """Each row of x to mean square 1 ("rms"), or to mean 0 and variance 1 ("layer"); · w + b."""
+def normalise(x: Array, kind: Norm, w: Array | None, b: Array | None, eps: float) -> NormResiduals:
+    """Scale each row of x to mean square 1 ("rms") or mean 0, variance 1 ("layer"); · w + b."""
     x = x if kind == "rms" else x - x.mean(-1, keepdims=True)
     size = np.sqrt((x * x).mean(-1, keepdims=True) + eps)
     unit = x / size
     y = unit if w is None else unit * w
-    return Normed(y if b is None else y + b, unit, size)
+    return NormResiduals(y if b is None else y + b, unit, size)
 
 
 def normalise_backward(
-    dy: Array, normed: Normed, kind: Norm, w: Array | None
+    dy: Array, residuals: NormResiduals, kind: Norm, w: Array | None
 ) -> tuple[Array, Array, Array]:
     """Gradients of x, w and b."""
-    unit, rest = normed.unit, tuple(range(dy.ndim - 1))
+    unit, rest = residuals.unit, tuple(range(dy.ndim - 1))
     dunit = dy if w is None else dy * w
-    # A row that is made longer is made as long again, so that nothing flows along it.
+    # A longer row is scaled back to the same length, so that nothing flows along it.
     dx = dunit - unit * (dunit * unit).mean(-1, keepdims=True)
     dx = dx if kind == "rms" else dx - dunit.mean(-1, keepdims=True)
-    return dx / normed.size, (dy * unit).sum(rest), dy.sum(rest)
+    return dx / residuals.size, (dy * unit).sum(rest), dy.sum(rest)

@@ -1,4 +1,4 @@
-"""What a module is made of, and what its heads do with given inputs."""
+"""Summary of a module: its steps and parameters, and the behaviour of its heads on an input."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from npattn import api
 from npattn.arrays import Array
 
-__all__ = ["Description", "Head", "Step", "described"]
+__all__ = ["Description", "Head", "Step", "describe"]
 
-ALIKE = 0.01
-"""A head is even, saturated or constant where it is so but for a hundredth."""
-FAINT = 1e-6
-"""A head passes no gradient where its own is less than this share of the largest."""
+NEARLY = 0.01
+"""A head counts as even, saturated or constant from this distance on."""
+NEGLIGIBLE = 1e-6
+"""A head passes no gradient if its own is less than this share of the largest."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Head:
-    """What one head did.
+    """Behaviour of one head in a forward pass.
 
     Attributes
     ----------
     number : int
     evenness : float
-        Mean over the queries of entropy / log(keys seen): 1 where all keys weigh the same, 0 where
-        one has all weight. Of queries that see two keys or more; NaN without any.
+        Mean of entropy / log(visible keys) over the queries with two visible keys or more: 1 if
+        all keys weigh the same, 0 if one has all weight; NaN without such a query.
     largest : float
         Mean over the queries of the largest weight.
     change : float
-        Largest distance of the weights of a query from those of the mean query, half the sum of
-        absolute differences: 0 where no query makes a difference.
+        Largest distance of the weights of a query from the mean over the queries, half the sum of
+        absolute differences: 0 if the weights do not depend on the query.
     gradient : float or None
-        Size of the gradients of its q, k and v beside that of the head with the largest; None
-        where no dout was given.
+        Norm of the gradients of its q, k and v, as a share of the largest of all heads; None
+        without dout.
     """
 
     number: int
@@ -58,24 +58,24 @@ class Head:
     @property
     def faults(self) -> tuple[str, ...]:
         """Among "uniform", "constant", "saturated" and "no gradient"."""
-        found = {
-            "uniform": self.evenness >= 1 - ALIKE,
-            "constant": self.change <= ALIKE,
-            "saturated": self.largest >= 1 - ALIKE,
-            "no gradient": self.gradient is not None and self.gradient < FAINT,
+        conditions = {
+            "uniform": self.evenness >= 1 - NEARLY,
+            "constant": self.change <= NEARLY,
+            "saturated": self.largest >= 1 - NEARLY,
+            "no gradient": self.gradient is not None and self.gradient < NEGLIGIBLE,
         }
-        return tuple(name for name, so in found.items() if so)
+        return tuple(name for name, holds in conditions.items() if holds)
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `MultiHeadAttention.describe` found; its `str` is a table.
+    """Result of `MultiHeadAttention.describe`; its `str` is a table.
 
     Attributes
     ----------
     steps : tuple of Step
     heads : tuple of Head
-        Empty where no inputs were given.
+        Empty without inputs.
     num_parameters : int
     """
 
@@ -112,8 +112,8 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def described(module: Any, fwd: Any = None, dout: Array | None = None) -> Description:
-    """The steps of a `MultiHeadAttention`, and its heads in a forward pass."""
+def describe(module: Any, fwd: Any = None, dout: Array | None = None) -> Description:
+    """Summarise the steps of a `MultiHeadAttention`, and its heads in a forward pass."""
     heads = () if fwd is None else tuple(_heads(module, fwd, dout))
     return Description(tuple(_steps(module, fwd)), heads, module.num_parameters)
 
@@ -122,10 +122,10 @@ def _steps(module: Any, fwd: Any) -> list[Step]:
     H, K, D, E = module.num_heads, module.num_kv_heads, module.head_size, module.value_size
     p = {name: array.size for name, array in module.parameters.items()}
     lead, T, S = "...", "T", "S"
-    added = int(module.bias_k is not None) + int(module.add_zero_attn)
+    appended = module._appended_keys
     if fwd is not None:
         problem = fwd.attention.problem
-        lead, T, S = ", ".join(map(str, problem.lead)), str(problem.T), str(problem.S - added)
+        lead, T, S = ", ".join(map(str, problem.lead)), str(problem.T), str(problem.S - appended)
 
     def shape(*sizes: Any) -> str:
         return f"({', '.join(str(n) for n in (lead, *sizes) if n != '')})"
@@ -133,27 +133,27 @@ def _steps(module: Any, fwd: Any) -> list[Step]:
     def count(*names: str) -> int:
         return sum(p.get(name, 0) for name in names)
 
-    found = [
+    steps = [
         Step("q = query Wq + bq", shape(H, T, D), count("wq", "bq")),
         Step("k = key Wk + bk", shape(K, S, D), count("wk", "bk")),
         Step("v = value Wv + bv", shape(K, S, E), count("wv", "bv")),
     ]
     if module.qk_norm is not None:
         norms = count("norm_q", "norm_k", "norm_q_bias", "norm_k_bias")
-        found.append(Step(f"{module.qk_norm} norm of q and k", shape(H, T, D), norms))
-    seen = S
-    if added:
-        seen = f"{S} + {added}" if fwd is None else str(int(S) + added)
-        found.append(Step("keys that are added", shape(K, added, D), count("bias_k", "bias_v")))
-    found += [
-        Step("weights = softmax(scale q kᵀ)", shape(H, T, seen), 0),
+        steps.append(Step(f"{module.qk_norm} norm of q and k", shape(H, T, D), norms))
+    keys = S
+    if appended:
+        keys = f"{S} + {appended}" if fwd is None else str(int(S) + appended)
+        steps.append(Step("appended keys", shape(K, appended, D), count("bias_k", "bias_v")))
+    steps += [
+        Step("weights = softmax(scale q kᵀ)", shape(H, T, keys), 0),
         Step("o = weights v", shape(H, T, E), 0),
         Step(f"merge by {module.merge}", shape(T, H * E), 0),
     ]
     if module.wo is not None:
         out = shape(T, module.wo.shape[1])
-        found.append(Step("out = o Wo + bo", out, count("wo", "bo")))
-    return found
+        steps.append(Step("out = o Wo + bo", out, count("wo", "bo")))
+    return steps
 
 
 def _heads(module: Any, fwd: Any, dout: Array | None) -> list[Head]:
@@ -164,30 +164,31 @@ def _heads(module: Any, fwd: Any, dout: Array | None) -> list[Head]:
     sizes: list[float | None] = [None] * H
     if dout is not None:
         steps = fwd.steps
-        grads = api.backward(steps.attention, module._from_out(steps, dout)[1])
+        grads = api.backward(steps.attention, module._backward_from_out(steps, dout)[1])
         group = H // module.num_kv_heads
-        own = [_size(grads.q, h) + _size(grads.k, h // group) + _size(grads.v, h // group)
-               for h in range(H)]  # fmt: skip
-        sizes = [math.sqrt(x / max(own)) if max(own) > 0 else 0.0 for x in own]
+        gradients = [(grads.q, 1), (grads.k, group), (grads.v, group)]
+        squares = [sum(_squared_norm(g, h // n) for g, n in gradients) for h in range(H)]
+        largest = max(squares)
+        sizes = [math.sqrt(x / largest) if largest > 0 else 0.0 for x in squares]
     return [_head(h, p[h], sizes[h]) for h in range(H)]
 
 
-def _size(gradient: Array, head: int) -> float:
+def _squared_norm(gradient: Array, head: int) -> float:
     return float((abs(gradient[..., head, :, :].astype(np.float64)) ** 2).sum())
 
 
 def _head(number: int, p: Array, gradient: float | None) -> Head:
-    """Of the weights of one head, (problems, T, S)."""
-    seen, rows = (p > 0).sum(-1), p.sum(-1) > 0
+    """Describe one head by its weights, (problems, T, S)."""
+    visible, live = (p > 0).sum(-1), p.sum(-1) > 0
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.where(p > 0, p * np.log(p), 0).sum(-1)
-        evenness = np.where(seen > 1, entropy / np.log(seen), np.nan)
+        evenness = np.where(visible > 1, entropy / np.log(visible), np.nan)
     mean = p.sum(-2, keepdims=True) / max(p.shape[-2], 1)
     change = abs(p - mean).sum(-1).max(initial=0) / 2
     return Head(
         number,
-        float(np.nanmean(evenness)) if (seen > 1).any() else math.nan,
-        float(p.max(-1, initial=0)[rows].mean()) if rows.any() else 0.0,
+        float(np.nanmean(evenness)) if (visible > 1).any() else math.nan,
+        float(p.max(-1, initial=0)[live].mean()) if live.any() else 0.0,
         float(change),
         gradient,
     )

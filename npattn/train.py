@@ -26,7 +26,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import MissingExtraError, OptionError
 from npattn.multihead import MultiHeadAttention, MultiHeadForward
-from npattn.projections import Normed, linear, linear_backward, normalise, normalise_backward
+from npattn.projections import NormResiduals, linear, linear_backward, normalise, normalise_backward
 from npattn.weights.files import write_whole
 
 __all__ = ["Data", "Run", "Settings", "digits", "forward", "loss_and_gradients", "train"]
@@ -133,11 +133,11 @@ def drawn(settings: Settings, T: int, n: int, classes: int = 10) -> Parameters:
 class Steps(NamedTuple):
     """What the backward needs."""
 
-    n1: Normed
+    n1: NormResiduals
     attention: MultiHeadForward
-    n2: Normed
+    n2: NormResiduals
     inner: Array  # before relu
-    n3: Normed
+    n3: NormResiduals
     pooled: Array
     logits: Array
 

@@ -24,6 +24,7 @@ LAYERS = (
     {"conventions"},
     {"api"},
     {"projections", "summary", "mistakes"},
+    {"multihead_build"},
     {"multihead"},
     {"weights"},
     {"__init__", "torch", "plot", "train"},

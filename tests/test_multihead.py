@@ -20,12 +20,12 @@ PRIMES = (2, 3, 5, 7, 11, 13)
 CONFIGURATIONS = 50
 
 
-# --- the variants, and what each is in torch ------------------------------------------------------
+# --- the variants, each beside its torch code -----------------------------------------------------
 
 
 @dataclass
 class Case:
-    """A module, what it gets, and a torch function of tensors that gives (out, weights)."""
+    """A module, its inputs, and a torch function of tensors that returns (out, weights)."""
 
     mha: MultiHeadAttention
     inputs: dict[str, Any]
@@ -49,7 +49,7 @@ def annotated(rng):
     mha = MultiHeadAttention.init(width, n["H"], seed=int(rng.integers(99)))
     mha = mha.replace(**{b: normal(rng, width) for b in ("bq", "bk", "bv", "bo")})
     mask = rng.random((n["B"], 1, n["T"], n["S"])) < 0.6
-    mask[0, :, 0] = False  # a query that sees nothing
+    mask[0, :, 0] = False  # a fully masked row
     keep = rng.random((n["B"], n["H"], n["T"], n["S"])) < 0.7
     inputs = {
         "query": normal(rng, n["B"], n["T"], width),
@@ -70,8 +70,8 @@ def annotated(rng):
         o = (weights @ v).transpose(1, 2).reshape(n["B"], n["T"], -1)
         return o @ p["wo"] + p["bo"], weights
 
-    meaning = Conventions(hidden_fill=-1e9, weights="after_dropout")
-    options = {"mask": mask, "dropout_mask": keep, "dropout_rate": 0.3, "conventions": meaning}
+    conventions = Conventions(hidden_fill=-1e9, weights="after_dropout")
+    options = {"mask": mask, "dropout_mask": keep, "dropout_rate": 0.3, "conventions": conventions}
     return Case(mha, inputs, forward, options)
 
 
@@ -140,7 +140,7 @@ def packed_by_head(rng, merge):
     return Case(mha, inputs, forward, {"bias": causal})
 
 
-def of_any_head_size(rng):
+def any_head_size(rng):
     """H·D is not the input width; queries and keys have different lengths."""
     n = sizes(rng, "B", "T", "S", "H", "D", "in")
     E = int(rng.choice(PRIMES))
@@ -161,8 +161,8 @@ def of_any_head_size(rng):
     return Case(mha, inputs, forward)
 
 
-def as_torch_has_it(rng):
-    """torch.nn.MultiheadAttention itself, with all that it can be asked."""
+def torch_module(rng):
+    """torch.nn.MultiheadAttention itself, with random options."""
     n = sizes(rng, "B", "T", "S", "H", "in_k", "in_v")
     width = n["H"] * int(rng.choice(PRIMES))
     batched, bias, extra, zero, own = (bool(rng.integers(2)) for _ in range(5))
@@ -176,7 +176,7 @@ def as_torch_has_it(rng):
     inputs["value"] = normal(rng, *lead, n["S"], in_v)
     hidden = rng.random((n["T"], n["S"])) < 0.3
     padding = rng.random((*lead, n["S"])) < 0.3
-    hidden[:, 0] = padding[..., 0] = False  # torch gives NaN where nothing is seen
+    hidden[:, 0] = padding[..., 0] = False  # torch gives NaN in fully masked rows
     visible = ~(hidden | padding[..., None, :])
     visible = visible[:, None] if batched else visible
 
@@ -199,7 +199,7 @@ def as_torch_has_it(rng):
     return Case(mha, inputs, forward, {"mask": visible})
 
 
-def grouped_and_normed(rng):
+def grouped_with_norm(rng):
     """Shared key/value heads, and a norm of every head of q and k, as recent decoders have."""
     n = sizes(rng, "B", "T", "K", "D", "in")
     group, kind = int(rng.choice([1, 2, 3])), str(rng.choice(["rms", "layer"]))
@@ -237,21 +237,22 @@ VARIANTS = {
     "packed in chunks": packed_in_chunks,
     "packed by head": lambda rng: packed_by_head(rng, "concat"),
     "packed by head, merged by reshape": lambda rng: packed_by_head(rng, "reshape"),
-    "of any head size": of_any_head_size,
-    "as torch has it": as_torch_has_it,
-    "grouped and normed": grouped_and_normed,
+    "any head size": any_head_size,
+    "torch module": torch_module,
+    "grouped with norm": grouped_with_norm,
 }
 
 
-def near(name, got, want, size=0.0):
+def near(name, actual, expected, size=0.0):
     """Within 1e-12 of the largest number, or of `size` where terms cancel."""
-    assert got.shape == want.shape, name
-    assert abs(got - want).max(initial=0) <= 1e-12 * max(abs(want).max(initial=0), size), name
+    assert actual.shape == expected.shape, name
+    limit = 1e-12 * max(abs(expected).max(initial=0), size)
+    assert abs(actual - expected).max(initial=0) <= limit, name
 
 
 @pytest.mark.parametrize("seed", range(CONFIGURATIONS))
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_variant_gives_what_torch_gives_forward_and_backward(variant, seed):
+def test_variant_agrees_with_torch_forward_and_backward(variant, seed):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(seed)
     case = VARIANTS[variant](rng)
@@ -270,8 +271,8 @@ def test_a_variant_gives_what_torch_gives_forward_and_backward(variant, seed):
     loss.backward()
     grads = case.mha.backward(fwd, dout, dweights=dweights)
     for name, tensor in tensors.items():
-        # What is added to all keys alike changes nothing: its gradient is 0, and a sum of what is
-        # as large as the gradient of the weight beside it.
+        # Adding the same to all keys changes nothing: its gradient is 0, a sum of terms that are
+        # as large as the gradient of the weight.
         beside = "wk" if name in ("bk", "norm_k_bias") else name
         size = abs(tensors[beside].grad.numpy()).max()
         near(f"d{name}", getattr(grads, name), tensor.grad.numpy(), size)
@@ -279,7 +280,7 @@ def test_a_variant_gives_what_torch_gives_forward_and_backward(variant, seed):
         assert getattr(grads, name) is None, name
 
 
-def test_weights_may_be_averaged_over_the_heads_and_so_may_their_gradient():
+def test_weights_averaged_over_heads_agree_with_torch():
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     theirs = torch.nn.MultiheadAttention(15, 3, batch_first=True, dtype=torch.float64)
@@ -296,30 +297,30 @@ def test_weights_may_be_averaged_over_the_heads_and_so_may_their_gradient():
     near("dquery", grads.query, query.grad.numpy())
 
 
-# --- what its parts are ---------------------------------------------------------------------------
+# --- parts ----------------------------------------------------------------------------------------
 
 
-def test_it_has_as_many_parameters_as_torch_has():
+def test_number_of_parameters_is_that_of_torch():
     torch = pytest.importorskip("torch")
-    for words in ({}, {"bias": False}, {"add_bias_kv": True}, {"kdim": 7, "vdim": 11}):
-        theirs = torch.nn.MultiheadAttention(15, 3, **words)
-        named = {"kdim": "key_size", "vdim": "value_in"}
+    for kwargs in ({}, {"bias": False}, {"add_bias_kv": True}, {"kdim": 7, "vdim": 11}):
+        theirs = torch.nn.MultiheadAttention(15, 3, **kwargs)
+        names = {"kdim": "key_size", "vdim": "value_in"}
         ours = MultiHeadAttention.init(
-            15, 3, seed=0, **{named.get(n, n): x for n, x in words.items()}
+            15, 3, seed=0, **{names.get(n, n): x for n, x in kwargs.items()}
         )
         assert ours.num_parameters == sum(x.numel() for x in theirs.parameters())
 
 
-def test_a_single_head_is_attention_of_projections():
+def test_single_head_is_attention_of_projections():
     rng = np.random.default_rng(0)
     wq, wk, wv = normal(rng, 7, 3), normal(rng, 7, 3), normal(rng, 7, 5)
     x = normal(rng, 11, 7)
     fwd = MultiHeadAttention(wq, wk, wv, num_heads=1).forward(x, causal=True)
-    want = npattn.attention(x @ wq, x @ wk, x @ wv, causal=True)
-    np.testing.assert_array_equal(fwd.out, want)
+    expected = npattn.attention(x @ wq, x @ wk, x @ wv, causal=True)
+    np.testing.assert_array_equal(fwd.out, expected)
 
 
-def test_leading_axes_may_be_any_and_broadcast():
+def test_leading_axes_broadcast():
     rng = np.random.default_rng(1)
     mha = MultiHeadAttention.init(6, 2, seed=3)
     query, key = normal(rng, 5, 1, 3, 6), normal(rng, 2, 7, 6)
@@ -332,7 +333,7 @@ def test_leading_axes_may_be_any_and_broadcast():
     assert grads.value is None
 
 
-def test_what_stands_for_another_gives_it_its_gradient():
+def test_gradient_of_omitted_input_is_added_to_its_substitute():
     rng = np.random.default_rng(2)
     mha, x = MultiHeadAttention.init(6, 2, seed=3), normal(rng, 2, 5, 6)
     dout = normal(rng, 2, 5, 6)
@@ -377,19 +378,19 @@ def modules(draw):
 
 
 @given(modules())
-def test_permuting_heads_with_their_weights_changes_nothing_but_rounding(drawn):
-    mha, x, options, _, _ = drawn
+def test_permuting_heads_changes_only_rounding(example):
+    mha, x, options, _, _ = example
     one = mha.unshared()
     order = np.random.default_rng(0).permutation(one.num_heads).tolist()
     np.testing.assert_allclose(
-        one._of_heads(order, order).forward(x, **options).out,
+        one._select_heads(order, order).forward(x, **options).out,
         one.forward(x, **options).out, rtol=1e-10, atol=1e-12,
     )  # fmt: skip
 
 
 @given(modules())
-def test_shared_heads_are_repeated_heads(drawn):
-    mha, x, options, dout, dweights = drawn
+def test_shared_heads_are_repeated_heads(example):
+    mha, x, options, dout, dweights = example
     one, shared = mha.unshared(), mha.forward(x, **options)
     assert one.num_kv_heads == one.num_heads == mha.num_heads
     repeated = one.forward(x, **options)
@@ -404,8 +405,8 @@ def test_shared_heads_are_repeated_heads(drawn):
 
 
 @given(modules())
-def test_pruning_none_is_the_identity_and_pruning_some_is_to_zero_them(drawn):
-    mha, x, options, dout, _ = drawn
+def test_pruning_heads_equals_zeroing_their_outputs(example):
+    mha, x, options, dout, _ = example
     same = mha.prune([])
     assert all(np.array_equal(a, same.parameters[n]) for n, a in mha.parameters.items())
     one = mha.unshared()
@@ -423,54 +424,54 @@ def test_pruning_none_is_the_identity_and_pruning_some_is_to_zero_them(drawn):
 
 
 @given(modules())
-def test_every_gradient_agrees_with_the_complex_step(drawn):
-    mha, x, options, dout, dweights = drawn
+def test_gradients_agree_with_complex_step(example):
+    mha, x, options, dout, dweights = example
     fwd = mha.forward(x, **options)
     grads = mha.backward(fwd, dout, None, dweights)
     rng, tiny = np.random.default_rng(0), 1e-30
 
     def loss(module, query):
-        found = module.forward(query, **options)
-        return ((found.out * dout).sum() + (found.weights * dweights).sum()).imag / tiny
+        fwd = module.forward(query, **options)
+        return ((fwd.out * dout).sum() + (fwd.weights * dweights).sum()).imag / tiny
 
     for name, array in {**mha.parameters, "query": x}.items():
-        way = rng.standard_normal(array.shape)
-        moved = array + 1j * tiny * way
-        slope = loss(mha, moved) if name == "query" else loss(mha.replace(**{name: moved}), x)
-        want = (getattr(grads, name) * way).sum()
-        size = (abs(getattr(grads, name)) * abs(way)).sum()
-        assert abs(slope - want) <= 1e-10 * max(size, 1e-3), name
+        direction = rng.standard_normal(array.shape)
+        shifted = array + 1j * tiny * direction
+        slope = loss(mha, shifted) if name == "query" else loss(mha.replace(**{name: shifted}), x)
+        expected = (getattr(grads, name) * direction).sum()
+        size = (abs(getattr(grads, name)) * abs(direction)).sum()
+        assert abs(slope - expected) <= 1e-10 * max(size, 1e-3), name
 
 
 @given(modules())
-def test_what_keeps_its_inputs_alone_gives_the_same_bits(drawn):
-    mha, x, options, dout, dweights = drawn
-    kept, thrown = mha.forward(x, **options), mha.forward(x, **options, keep="inputs")
-    assert thrown.kept is None
+def test_keeping_only_inputs_gives_the_same_bits(example):
+    mha, x, options, dout, dweights = example
+    kept, recomputed = mha.forward(x, **options), mha.forward(x, **options, keep="inputs")
+    assert recomputed.saved is None
     for name in ("out", "lse", "weights"):
-        np.testing.assert_array_equal(getattr(thrown, name), getattr(kept, name))
-    one, other = (mha.backward(f, dout, None, dweights) for f in (kept, thrown))
+        np.testing.assert_array_equal(getattr(recomputed, name), getattr(kept, name))
+    one, other = (mha.backward(f, dout, None, dweights) for f in (kept, recomputed))
     for name, array in vars(one).items():
         np.testing.assert_array_equal(getattr(other, name), array, err_msg=name)
 
 
-# --- what is seen ---------------------------------------------------------------------------------
+# --- visibility -----------------------------------------------------------------------------------
 
 
-def test_keys_that_are_added_are_seen_whatever_the_mask_says():
+def test_appended_keys_are_visible_under_any_mask():
     mha = MultiHeadAttention.init(6, 2, seed=3, add_bias_kv=True, add_zero_attn=True)
     x = normal(np.random.default_rng(0), 3, 5, 6)
     for options in ({"mask": np.zeros((5, 5), bool)}, {"window": (0, 0)}, {"causal": True}):
-        seen = mha.forward(x, **options).weights[..., 5:]
-        assert seen.shape[-1] == 2
-        assert (seen > 0).all()
+        appended = mha.forward(x, **options).weights[..., 5:]
+        assert appended.shape[-1] == 2
+        assert (appended > 0).all()
     hide = Conventions(mask_true="hide")
     weights = mha.forward(x, mask=np.ones((5, 5), bool), conventions=hide).weights
     assert (weights[..., :5] == 0).all()
     np.testing.assert_allclose(weights[..., 5:].sum(-1), 1, rtol=1e-12)
 
 
-def test_a_bias_does_not_reach_keys_that_are_added_and_gets_its_own_gradient():
+def test_bias_does_not_apply_to_appended_keys():
     mha = MultiHeadAttention.init(6, 2, seed=3, add_zero_attn=True)
     rng = np.random.default_rng(0)
     x, bias = normal(rng, 3, 5, 6), normal(rng, 1, 5, 1)
@@ -492,7 +493,7 @@ def test_sinks_have_a_gradient():
     assert mha.backward(fwd, np.ones_like(fwd.out)).sinks.shape == (2,)
 
 
-def test_a_row_that_sees_nothing_is_the_mean_of_all_values_where_scores_are_filled():
+def test_fully_masked_row_with_hidden_fill_is_mean_of_values():
     rng = np.random.default_rng(0)
     mha, x = MultiHeadAttention.init(6, 2, seed=3), normal(rng, 5, 6)
     mask = np.ones((5, 5), bool)
@@ -508,13 +509,13 @@ def test_importance_is_the_gradient_of_a_gate():
     mha, x = MultiHeadAttention.init(6, 3, seed=3), normal(rng, 4, 5, 6)
     fwd = mha.forward(x)
     dout = normal(rng, *fwd.out.shape)
-    found = mha.importance(fwd, dout)
+    importance = mha.importance(fwd, dout)
     for h in range(3):
         gated = mha.wo.reshape(3, 2, 6).copy()
         gated[h] *= 1 + 1e-6
         other = mha.replace(wo=gated.reshape(6, 6)).forward(x).out
         slope = ((other - fwd.out) * dout).sum() / 1e-6
-        np.testing.assert_allclose(found[h], abs(slope), rtol=1e-6)
+        np.testing.assert_allclose(importance[h], abs(slope), rtol=1e-6)
 
 
 # --- mixed precision ------------------------------------------------------------------------------
@@ -522,24 +523,26 @@ def test_importance_is_the_gradient_of_a_gate():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("option", [{}, {"causal": True}, {"softcap": 2.0}])
-def test_attention_in_a_narrow_dtype_rounds_as_a_fused_kernel_may(dtype, option):
+def test_narrow_attention_is_within_tolerance_of_fused_kernels(dtype, option):
     rng = np.random.default_rng(0)
     q, k, v, dout = (normal(rng, 2, 3, 7, 5).astype(dtype) for _ in range(4))
     fwd = npattn.forward(q, k, v, dtype=dtype, **option)
     assert (fwd.out.dtype, fwd.lse.dtype) == (np.dtype(dtype), np.float32)
     grads = npattn.backward(fwd, dout)
     exact = npattn.forward(q, k, v, **option)
-    want = npattn.backward(exact, dout.astype(float))
-    room = bounds(Problem(q, k, v, **option), dtype, Rounding.fused(), dout=dout.astype(float))
+    exact_grads = npattn.backward(exact, dout.astype(float))
+    tolerances = bounds(
+        Problem(q, k, v, **option), dtype, Rounding.fused(), dout=dout.astype(float)
+    )
     pairs = {"o": (fwd.out, exact.out), "lse": (fwd.lse, exact.lse)}
-    pairs |= {f"d{n}": (getattr(grads, n), getattr(want, n)) for n in "qkv"}
-    for name, (got, wanted) in pairs.items():
-        assert compare_arrays(name, got, wanted, room[name]).passed, name
-        assert abs(got.astype(float) - wanted).max() > 0, name
+    pairs |= {f"d{n}": (getattr(grads, n), getattr(exact_grads, n)) for n in "qkv"}
+    for name, (actual, expected) in pairs.items():
+        assert compare_arrays(name, actual, expected, tolerances[name]).passed, name
+        assert abs(actual.astype(float) - expected).max() > 0, name
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_module_in_a_narrow_dtype_is_off_by_its_roundings(dtype):
+def test_error_of_narrow_module_is_a_few_roundings(dtype):
     rng = np.random.default_rng(0)
     mha = MultiHeadAttention.init(12, 3, seed=3, qk_norm="rms")
     x = normal(rng, 2, 5, 12)
@@ -552,40 +555,40 @@ def test_a_module_in_a_narrow_dtype_is_off_by_its_roundings(dtype):
     assert {g.dtype for g in vars(grads).values() if g is not None} == {np.dtype(dtype)}
 
 
-# --- what cannot be -------------------------------------------------------------------------------
+# --- illegal arguments ----------------------------------------------------------------------------
 
 
-def module(**words):
+def module(**kwargs):
     w = {n: np.zeros((6, 6)) for n in ("wq", "wk", "wv", "wo")}
-    return MultiHeadAttention(**(w | {"num_heads": 3} | words))
+    return MultiHeadAttention(**(w | {"num_heads": 3} | kwargs))
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("kwargs", "message"),
     [
         ({"num_heads": 4}, r"wq has shape \(6, 6\), must be \(input, 4 heads · size of a head\)"),
         ({"num_heads": 0}, "num_heads is 0, must be an integer ≥ 1"),
         ({"num_heads": 2.0}, "num_heads is 2.0, must be an integer ≥ 1"),
-        ({"num_kv_heads": 2}, "num_kv_heads is 2, must divide the 3 query heads"),
+        ({"num_kv_heads": 2}, "num_kv_heads is 2, which does not divide the 3 query heads"),
         ({"wk": np.zeros((6, 3))}, r"wk has shape \(6, 3\), must have shape \(6, 6\)"),
         ({"wo": np.zeros((5, 6))}, r"wo has shape \(5, 6\), must have shape \(6, 6\)"),
         ({"wq": np.zeros(6)}, r"wq has shape \(6,\)"),
         ({"wq": np.zeros((6, 6), int)}, "wq is int64, must be floating"),
         ({"bq": np.zeros(5)}, r"bq has shape \(5,\), must have shape \(6,\)"),
-        ({"bo": np.zeros(6), "wo": None}, "bo is given without wo"),
-        ({"bias_k": np.zeros(6)}, "bias_k is given alone"),
+        ({"bo": np.zeros(6), "wo": None}, "got bo without wo"),
+        ({"bias_k": np.zeros(6)}, "got bias_k without bias_v; pass both or neither"),
         ({"merge": "sum"}, "merge is 'sum', must be one of"),
         ({"qk_norm": "l2"}, "qk_norm is 'l2', must be one of"),
-        ({"norm_q": np.zeros(2)}, "norm_q is given, must come with qk_norm"),
+        ({"norm_q": np.zeros(2)}, "got norm_q without qk_norm"),
         ({"qk_norm": "rms", "norm_q": np.zeros(3)}, r"norm_q has shape \(3,\)"),
         ({"norm_eps": -1.0}, "norm_eps is -1.0, must be a finite number ≥ 0"),
         ({"add_zero_attn": 1}, "add_zero_attn is 1, must be a bool"),
         ({"wq": None}, "wq is object, must be floating"),
     ],
 )
-def test_a_module_that_cannot_be_is_an_error_that_says_what_it_must_be(words, message):
+def test_illegal_module_raises(kwargs, message):
     with pytest.raises(NpattnError, match=message):
-        module(**words)
+        module(**kwargs)
 
 
 X = np.zeros((2, 5, 6))
@@ -610,53 +613,53 @@ X = np.zeros((2, 5, 6))
         ((X,), {"keep": "nothing"}, OptionError, "keep is 'nothing'"),
         ((X,), {"dtype": "int8"}, DtypeError, "dtype is 'int8'"),
         ((X,), {"dropout_rate": 0.5}, OptionError, "without a dropout_mask"),
-        ((X,), {"is_causal": True}, OptionError, "is_causal is no option of forward, must be one"),
+        ((X,), {"is_causal": True}, OptionError, "forward has no option is_causal; it has causal"),
         ((X,), {"conventions": "torch"}, OptionError, "conventions is 'torch', must be a Conv"),
     ],
 )
-def test_what_forward_cannot_take_is_an_error_before_any_work(inputs, options, error, message):
+def test_illegal_forward_argument_raises_before_any_work(inputs, options, error, message):
     with pytest.raises(error, match=message):
         module().forward(*inputs, **options)
 
 
-def test_a_score_mod_of_keys_that_are_added_is_ambiguous():
+def test_score_mod_with_appended_keys_raises():
     def plain(s, *_):
         return s
 
-    with pytest.raises(OptionError, match="score_mod is given with bias_k or add_zero_attn"):
+    with pytest.raises(OptionError, match="got score_mod with bias_k or add_zero_attn"):
         module(add_zero_attn=True).forward(X, score_mod=plain)
 
 
-def test_backward_takes_what_its_own_forward_gave():
+def test_backward_requires_forward_of_same_module():
     mha = module()
     fwd = mha.forward(X)
     with pytest.raises(ShapeError, match=r"dout has shape \(2, 5\), must have that of out"):
         mha.backward(fwd, np.zeros((2, 5)))
     for use in (module().backward, module().importance):
-        with pytest.raises(OptionError, match="fwd is of another module"):
+        with pytest.raises(OptionError, match="fwd comes from another module"):
             use(fwd, fwd.out)
-        with pytest.raises(OptionError, match="fwd is a Forward, must be what this forward"):
+        with pytest.raises(OptionError, match="fwd is a Forward, must be the MultiHeadForward"):
             use(npattn.forward(X, X, X), X)
 
 
 @pytest.mark.parametrize(
-    ("words", "heads", "message"),
+    ("kwargs", "heads", "message"),
     [
-        ({}, [0, 1, 2], "heads are all 3, must leave one"),
-        ({}, [3], "heads hold 3, must hold integers from -3 to 2"),
-        ({}, [True], "heads hold True"),
+        ({}, [0, 1, 2], "cannot prune all 3 heads; keep at least one"),
+        ({}, [3], "heads contains 3, must contain integers from -3 to 2"),
+        ({}, [True], "heads contains True"),
         ({}, 1, "heads is 1, must be a sequence of indices"),
         ({"merge": "reshape"}, [0], "which mixes them"),
         ({"num_heads": 6, "num_kv_heads": 3, "wk": np.zeros((6, 3)), "wv": np.zeros((6, 3))},
-         [0], r"heads leave \[1, 2, 2\] query heads"),
+         [0], r"pruning leaves \[1, 2, 2\] query heads"),
     ],
 )  # fmt: skip
-def test_heads_that_cannot_be_pruned_are_an_error(words, heads, message):
+def test_illegal_pruning_raises(kwargs, heads, message):
     with pytest.raises(OptionError, match=message):
-        module(**words).prune(heads)
+        module(**kwargs).prune(heads)
 
 
-def test_a_key_head_goes_with_the_last_query_head_that_uses_it():
+def test_unused_key_head_is_pruned():
     mha = MultiHeadAttention.init(6, 6, seed=0, num_kv_heads=3)
     pruned = mha.prune([0, 1])
     assert (pruned.num_heads, pruned.num_kv_heads) == (4, 2)
@@ -664,20 +667,20 @@ def test_a_key_head_goes_with_the_last_query_head_that_uses_it():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("kwargs", "message"),
     [
         ({"order": "kqv"}, "order is 'kqv'"),
         ({"num_heads": 5}, r"w has shape \(7, 18\), must be \(input, 3 · 5 heads · size\)"),
         ({"b": np.zeros(3)}, r"b has shape \(3,\), must have shape \(18,\)"),
     ],
 )
-def test_a_packed_weight_that_cannot_be_is_an_error(words, message):
-    given = {"w": np.zeros((7, 18)), "num_heads": 3, "order": "qkv"} | words
+def test_illegal_packed_weight_raises(kwargs, message):
+    arguments = {"w": np.zeros((7, 18)), "num_heads": 3, "order": "qkv"} | kwargs
     with pytest.raises(NpattnError, match=message):
-        MultiHeadAttention.from_packed(given.pop("w"), given.pop("b", None), **given)
+        MultiHeadAttention.from_packed(arguments.pop("w"), arguments.pop("b", None), **arguments)
 
 
-def test_weights_are_drawn_within_the_limits_of_xavier():
+def test_initial_weights_are_within_limits_of_xavier():
     mha = MultiHeadAttention.init(64, 4, seed=1)
     limit = np.sqrt(6 / (64 + 3 * 64))  # of the three side by side
     assert 0.98 * limit < abs(mha.wq).max() <= limit
@@ -692,23 +695,23 @@ def test_weights_are_drawn_within_the_limits_of_xavier():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("kwargs", "message"),
     [
         ({"in_size": "6"}, "in_size is '6', must be an integer ≥ 1"),
         ({"in_size": 0}, "in_size is 0, must be an integer ≥ 1"),
-        ({"in_size": 7}, "in_size is 7, must be a multiple of 2, or give head_size"),
+        ({"in_size": 7}, "in_size is 7, must be a multiple of 2, or pass head_size"),
         ({"head_size": 0}, "head_size is 0, must be an integer ≥ 1"),
         ({"out_size": 2.5}, "out_size is 2.5, must be an integer ≥ 1"),
         ({"seed": -1}, "seed is -1, must be an integer ≥ 0"),
     ],
 )
-def test_sizes_that_cannot_be_are_an_error(words, message):
+def test_illegal_sizes_raise(kwargs, message):
     with pytest.raises(OptionError, match=message):
-        MultiHeadAttention.init(**({"in_size": 6, "num_heads": 2, "seed": 0} | words))
+        MultiHeadAttention.init(**({"in_size": 6, "num_heads": 2, "seed": 0} | kwargs))
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 6), (2, 0, 6), (0, 0, 6)])
-def test_a_size_of_0_gives_gradients_of_0(shape):
+def test_size_of_0_gives_gradients_of_0(shape):
     mha = MultiHeadAttention.init(6, 2, seed=0, qk_norm="rms", norm_q=np.ones(3))
     fwd = mha.forward(np.ones(shape))
     grads = mha.backward(fwd, np.ones_like(fwd.out))
@@ -717,19 +720,19 @@ def test_a_size_of_0_gives_gradients_of_0(shape):
     assert len(mha.describe(np.ones(shape)).heads) == 2
 
 
-def test_float16_overflows_as_it_does():
+def test_float16_overflows():
     mha = MultiHeadAttention.init(6, 2, seed=0)
     assert not np.isfinite(mha.forward(1e9 * X + 1e9, dtype="float16").out.astype(float)).all()
 
 
-def test_its_repr_says_what_it_is():
+def test_repr_names_parameters_and_options():
     assert repr(module(merge="reshape")) == (
         "MultiHeadAttention(wq=float64 (6, 6), wk=float64 (6, 6), wv=float64 (6, 6), "
         "wo=float64 (6, 6), num_heads=3, merge='reshape')"
     )
 
 
-def test_nothing_that_was_given_is_written_to():
+def test_arguments_are_not_modified():
     rng = np.random.default_rng(0)
     mha, x = MultiHeadAttention.init(6, 2, seed=3, add_bias_kv=True), normal(rng, 2, 5, 6)
     before = {n: a.copy() for n, a in {**mha.parameters, "x": x}.items()}

@@ -22,7 +22,7 @@ from npattn import multihead
 from npattn.arrays import check_integer
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.multihead import staying_heads
+from npattn.multihead_build import remaining_heads
 from npattn.torch.api import forward as attend
 from npattn.torch.flags import exact
 from npattn.torch.problem import ENGINES
@@ -376,7 +376,7 @@ device, dtype
             If none would stay, or as many would not stay of each group that shares a key/value
             head.
         """
-        stay, kv = staying_heads(heads, self.num_heads, self.num_kv_heads)
+        stay, kv = remaining_heads(heads, self.num_heads, self.num_kv_heads)
 
         def of_heads(x: Tensor, chosen: Sequence[int], axis: int) -> Tensor:
             parted = self._split(x.movedim(axis, -1))[..., list(chosen), :]

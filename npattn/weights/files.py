@@ -16,7 +16,8 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.errors import NpattnError, OptionError, ShapeError
-from npattn.multihead import PARAMETERS, MultiHeadAttention
+from npattn.multihead import MultiHeadAttention
+from npattn.multihead_build import PARAMETERS
 from npattn.weights.reading import check_names, listed, missing
 
 __all__ = ["load", "save"]

@@ -1,0 +1,228 @@
+"""Parameters of `MultiHeadAttention`: checks, packed weights, random weights, selected heads.
+
+    H query heads   K key/value heads   D query/key size of a head   E value size of a head
+    wq (in_q, H·D)   wk (in_k, K·D)   wv (in_v, K·E)   wo (H·E, out)
+
+Each function takes and returns the arguments of a module by name, and knows nothing of modules.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from npattn.arrays import Array, check_integer
+from npattn.checks import read_floating
+from npattn.errors import OptionError, ShapeError
+
+__all__ = [
+    "PARAMETERS",
+    "Order",
+    "random_parameters",
+    "remaining_heads",
+    "select_heads",
+    "split_packed",
+    "validate",
+]
+
+PARAMETERS = (
+    "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "bias_k", "bias_v",
+    "norm_q", "norm_k", "norm_q_bias", "norm_k_bias",
+)  # fmt: skip
+
+Order = Literal["qkv", "per_head"]
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def validate(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a module with counts as int and parameters as arrays.
+
+    Raises OptionError, DtypeError or ShapeError if one is illegal or does not fit the others.
+    """
+    H = check_integer("num_heads", arguments["num_heads"])
+    K = H if arguments["num_kv_heads"] is None else arguments["num_kv_heads"]
+    K = check_integer("num_kv_heads", K)
+    if H % K:
+        raise OptionError(f"num_kv_heads is {K}, which does not divide the {H} query heads")
+    arrays = {
+        name: read_floating(name, arguments[name])
+        for name in PARAMETERS
+        if arguments[name] is not None or name in ("wq", "wk", "wv")
+    }
+    _check_options(arguments)
+    _check_shapes(arrays, H, K)
+    return {**arguments, "num_heads": H, "num_kv_heads": K, **arrays}
+
+
+def _check_options(arguments: Mapping[str, Any]) -> None:
+    present = [name for name in PARAMETERS if arguments[name] is not None]
+    if ("bias_k" in present) != ("bias_v" in present):
+        one, other = ("bias_k", "bias_v") if "bias_k" in present else ("bias_v", "bias_k")
+        raise OptionError(f"got {one} without {other}; pass both or neither")
+    if "bo" in present and "wo" not in present:
+        raise OptionError("got bo without wo; without an output projection bo must be None")
+    add_zero_attn = arguments["add_zero_attn"]
+    if not isinstance(add_zero_attn, (bool, np.bool_)):
+        raise OptionError(f"add_zero_attn is {add_zero_attn!r}, must be a bool")
+    for name, legal in (("merge", ("concat", "reshape")), ("qk_norm", ("rms", "layer", None))):
+        if arguments[name] not in legal:
+            raise OptionError(f"{name} is {arguments[name]!r}, must be one of {legal}")
+    norms = [name for name in present if name.startswith("norm")]
+    if norms and arguments["qk_norm"] is None:
+        raise OptionError(f'got {norms[0]} without qk_norm; pass qk_norm="rms" or "layer"')
+    eps = arguments["norm_eps"]
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
+        raise OptionError(f"norm_eps is {eps!r}, must be a finite number ≥ 0")
+
+
+def _check_shapes(arrays: Mapping[str, Array], H: int, K: int) -> None:
+    for name, heads in (("wq", H), ("wk", K), ("wv", K)):
+        shape = arrays[name].shape
+        if len(shape) != 2 or shape[1] % heads:
+            raise ShapeError(
+                f"{name} has shape {shape}, must be (input, {heads} heads · size of a head)"
+            )
+    wq, wk, wv = (arrays[name].shape for name in ("wq", "wk", "wv"))
+    D, E = wq[1] // H, wv[1] // K
+    wo = arrays.get("wo")
+    out = wo.shape[-1] if wo is not None and wo.ndim else 0
+    shapes = {"wk": (wk[0], K * D), "wo": (H * E, out), "bo": (out,)}
+    shapes |= {"bq": (H * D,), "bk": (K * D,), "bv": (K * E,)}
+    shapes |= {"bias_k": (K * D,), "bias_v": (K * E,)}
+    shapes |= {name: (D,) for name in PARAMETERS if name.startswith("norm")}
+    for name, shape in shapes.items():
+        if name in arrays and arrays[name].shape != shape:
+            raise ShapeError(
+                f"{name} has shape {arrays[name].shape}, must have shape {shape} "
+                f"[wq {wq}, wk {wk}, wv {wv}, H {H}, K {K}]"
+            )
+
+
+# --- packed and random weights --------------------------------------------------------------------
+
+
+def split_packed(
+    w: ArrayLike, b: ArrayLike | None, num_heads: int, order: Order
+) -> dict[str, Array]:
+    """Split w (in, 3·H·D) and b (3·H·D,) into wq, wk, wv and bq, bk, bv."""
+    if order not in ("qkv", "per_head"):
+        raise OptionError(f'order is {order!r}, must be "qkv" or "per_head"')
+    H, w = check_integer("num_heads", num_heads), read_floating("w", w)
+    if w.ndim != 2 or w.shape[1] % (3 * H):
+        raise ShapeError(f"w has shape {w.shape}, must be (input, 3 · {H} heads · size)")
+    b = None if b is None else read_floating("b", b)
+    if b is not None and b.shape != w.shape[1:]:
+        raise ShapeError(f"b has shape {b.shape}, must have shape {w.shape[1:]}")
+
+    def split(x: Array) -> list[Array]:
+        *lead, columns = x.shape
+        if order == "qkv":
+            return [np.ascontiguousarray(part) for part in np.split(x, 3, axis=-1)]
+        blocks = x.reshape(*lead, H, 3, columns // (3 * H))
+        return [blocks[..., i, :].reshape(*lead, columns // 3) for i in range(3)]
+
+    parameters = dict(zip(("wq", "wk", "wv"), split(w), strict=True))
+    if b is not None:
+        parameters |= dict(zip(("bq", "bk", "bv"), split(b), strict=True))
+    return parameters
+
+
+def random_parameters(
+    in_size: int,
+    num_heads: int,
+    *,
+    seed: int,
+    head_size: int | None,
+    value_size: int | None,
+    num_kv_heads: int | None,
+    key_size: int | None,
+    value_in: int | None,
+    out_size: int | None,
+    bias: bool,
+    add_bias_kv: bool,
+    dtype: DTypeLike,
+) -> dict[str, Any]:
+    """Sample the parameters that `MultiHeadAttention.init` describes, with the head counts."""
+    rng = np.random.default_rng(check_integer("seed", seed, least=0))
+    H, in_size = check_integer("num_heads", num_heads), check_integer("in_size", in_size)
+    K = check_integer("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
+    if head_size is None and in_size % H:
+        raise OptionError(f"in_size is {in_size}, must be a multiple of {H}, or pass head_size")
+    D = check_integer("head_size", in_size // H if head_size is None else head_size)
+    E = check_integer("value_size", D if value_size is None else value_size)
+    in_k = check_integer("key_size", in_size if key_size is None else key_size)
+    in_v = check_integer("value_in", in_k if value_in is None else value_in)
+    out = check_integer("out_size", in_size if out_size is None else out_size)
+    shapes = {"wq": (in_size, H * D), "wk": (in_k, K * D), "wv": (in_v, K * E)}
+    all_columns = sum(columns for _, columns in shapes.values())
+
+    def uniform(limit: float, *shape: int) -> Array:
+        return rng.uniform(-limit, limit, shape).astype(dtype)
+
+    parameters: dict[str, Any] = {}
+    for name, (rows, columns) in shapes.items():
+        fan_out = all_columns if in_size == in_k == in_v else columns
+        parameters[name] = uniform(math.sqrt(6 / (rows + fan_out)), rows, columns)
+    parameters["wo"] = uniform(1 / math.sqrt(H * E), H * E, out)
+    if bias:
+        parameters |= {f"b{n[1:]}": np.zeros(w.shape[1], dtype) for n, w in [*parameters.items()]}
+    if add_bias_kv:
+        for name, n in (("bias_k", K * D), ("bias_v", K * E)):
+            parameters[name] = (math.sqrt(2 / (n + 1)) * rng.standard_normal(n)).astype(dtype)
+    return {**parameters, "num_heads": H, "num_kv_heads": K}
+
+
+# --- selected heads -------------------------------------------------------------------------------
+
+
+def select_heads(
+    arguments: Mapping[str, Any], query_heads: Sequence[int], kv_heads: Sequence[int]
+) -> dict[str, Any]:
+    """Copy the parameters of these heads, in this order; a head may be repeated."""
+
+    def select(name: str, heads: Sequence[int], count: int, axis: int) -> Array | None:
+        x = arguments[name]
+        if x is None:
+            return None
+        first = np.moveaxis(x, axis, 0)
+        blocks = first.reshape(count, -1, *first.shape[1:])[list(heads)]
+        return np.array(np.moveaxis(blocks.reshape(-1, *first.shape[1:]), 0, axis), order="C")
+
+    H, K = arguments["num_heads"], arguments["num_kv_heads"]
+    changes: dict[str, Any] = {n: select(n, query_heads, H, -1) for n in ("wq", "bq")}
+    for name in ("wk", "wv", "bk", "bv", "bias_k", "bias_v"):
+        changes[name] = select(name, kv_heads, K, -1)
+    changes["wo"] = select("wo", query_heads, H, 0)
+    return {**changes, "num_heads": len(query_heads), "num_kv_heads": len(kv_heads)}
+
+
+def remaining_heads(heads: Sequence[int], H: int, K: int) -> tuple[list[int], list[int]]:
+    """Return the query heads and the key/value heads that remain without these query heads."""
+    if not np.iterable(heads):
+        raise OptionError(f"heads is {heads!r}, must be a sequence of indices")
+    removed = {_head_index(h, H) for h in heads}
+    remaining = [h for h in range(H) if h not in removed]
+    if not remaining:
+        raise OptionError(f"cannot prune all {H} heads; keep at least one")
+    groups = [[h for h in remaining if h // (H // K) == g] for g in range(K)]
+    sizes = {len(group) for group in groups if group}
+    if len(sizes) > 1:
+        raise OptionError(
+            f"pruning leaves {[len(g) for g in groups]} query heads to the {K} key/value heads; "
+            "leave equally many to each that remains, or call .unshared() first"
+        )
+    return remaining, [g for g, group in enumerate(groups) if group]
+
+
+def _head_index(h: Any, H: int) -> int:
+    is_integer = isinstance(h, numbers.Integral) and not isinstance(h, (bool, np.bool_))
+    if not is_integer or not -H <= h < H:
+        raise OptionError(f"heads contains {h!r}, must contain integers from {-H} to {H - 1}")
+    return int(h) % H
