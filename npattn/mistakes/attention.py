@@ -1,4 +1,4 @@
-"""Attention that is right, in float64 and in replaceable steps: what mutants are made of.
+"""Attention that is right, in float64 and in replaceable steps: the base of the mistakes.
 
     B batch   H query heads   K key/value heads (K divides H)   T queries   S keys
     D query/key size   E value size
@@ -10,21 +10,33 @@ rules of docs/semantics.md.
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from npattn.arrays import Array, sum_to
 from npattn.options import Window
 
-__all__ = ["TILE", "Attention", "Call", "base", "base_backward", "within"]
+__all__ = [
+    "TILE",
+    "Attention",
+    "Inputs",
+    "base",
+    "base_backward",
+    "same_signature",
+    "with_options_of",
+    "within",
+]
 
-TILE = 16  # queries or keys, in the mutants that have tiles
+TILE = 16  # queries or keys, in the mistakes that have tiles
 
 
-class Call(NamedTuple):
-    """One call, as the steps see it: float64, with a head axis, defaults filled in."""
+class Inputs(NamedTuple):
+    """Inputs of one call as the steps take them: float64, with a head axis, defaults filled in."""
 
     q: Array  # (..., H, T, D) with all leading axes
     k: Array  # (..., K, S, D)
@@ -38,14 +50,43 @@ class Call(NamedTuple):
     sinks: Array  # (H, 1, 1); no sink is a sink of −inf, which weighs nothing
     keep: Array | float  # dropout: 1 / (1 − rate) where kept, 0 where dropped
     dtype: np.dtype[Any]  # of q
-    returns_weights: bool = False  # kernels take another path where they are asked for
+    returns_weights: bool = False  # kernels take another path if the caller wants the weights
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def with_options_of(inputs: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Replace ``**options`` in the signature of a method by the keyword options of `inputs`."""
+
+    def sign(method: Method) -> Method:
+        given, own = (inspect.signature(f).parameters.values() for f in (inputs, method))
+        options = [p for p in given if p.kind is p.KEYWORD_ONLY]
+        positional = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
+        keywords = [p for p in own if p.kind is p.KEYWORD_ONLY]
+        signature = inspect.Signature([*positional, *options, *keywords])
+        method.__signature__ = signature  # type: ignore[attr-defined]
+        return method
+
+    return sign
+
+
+def same_signature(original: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Give an override the signature of `original`, from which the judge reads its options."""
+
+    def sign(override: Method) -> Method:
+        update_wrapper(override, original)
+        return override
+
+    return sign
 
 
 class Attention:
     """Attention and its gradients in float64, rounded once at the end, in replaceable steps."""
 
-    @np.errstate(all="ignore")  # hidden scores may be anything
-    def forward(
+    # --- inputs
+
+    def inputs(
         self,
         q: Array,
         k: Array,
@@ -60,20 +101,59 @@ class Attention:
         sinks: Array | None = None,
         dropout_mask: Array | None = None,
         dropout_rate: float = 0.0,
+    ) -> Inputs:
+        """Return the inputs of the steps; its parameters are the options of the implementation."""
+        dtype = q.dtype
+        q, k, v = (x if x.ndim > 2 else x[None] for x in map(self.read, (q, k, v)))
+        lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+        logits = np.full(q.shape[-3], -np.inf) if sinks is None else np.asarray(sinks, np.float64)
+        return Inputs(
+            q=np.broadcast_to(q, (*lead, *q.shape[-3:])),
+            k=k,
+            v=v,
+            mask=mask,
+            causal=causal,
+            window=window,
+            bias=0.0 if bias is None else np.asarray(bias, np.float64),
+            scale=self.default_scale(q.shape[-3], q.shape[-1]) if scale is None else scale,
+            softcap=softcap,
+            sinks=logits[:, None, None],
+            keep=1.0 if dropout_mask is None else dropout_mask / (1 - dropout_rate),
+            dtype=dtype,
+        )
+
+    def read(self, x: Array) -> Array:
+        return np.array(x, np.float64)
+
+    def default_scale(self, H: int, D: int) -> float:
+        return 1 / math.sqrt(D or 1)
+
+    # --- the two entry points
+
+    @with_options_of(inputs)
+    @np.errstate(all="ignore")  # hidden scores may be anything
+    def forward(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None = None,
+        *,
         return_lse: bool = False,
         return_weights: bool = False,
+        **options: Any,
     ) -> Any:
-        """out, with (out, lse), (out, weights) or (out, lse, weights) where they are asked for."""
-        arrays = (q, k, v, mask, bias, sinks, dropout_mask)
-        call = self.call(arrays, causal, window, scale, softcap, dropout_rate)
-        o, lse, p = self.results(call._replace(returns_weights=return_weights))
+        """Return out, or the tuple of out and those of lse and weights that are requested."""
+        c = self.inputs(q, k, v, mask, **options)
+        o, lse, p = self.results(c._replace(returns_weights=return_weights))
         wide = np.result_type(q.dtype, np.float32) if q.dtype.kind == "f" else np.float32
-        found = [o.astype(self.out_dtype(q.dtype))]
-        found += [lse.astype(wide)] if return_lse else []
-        found += [p.astype(wide)] if return_weights else []
-        found = [x[0] for x in found] if q.ndim == 2 else found
-        return found[0] if len(found) == 1 else tuple(found)
+        results = [o.astype(self.out_dtype(q.dtype))]
+        results += [lse.astype(wide)] if return_lse else []
+        results += [p.astype(wide)] if return_weights else []
+        results = [x[0] for x in results] if q.ndim == 2 else results
+        return results[0] if len(results) == 1 else tuple(results)
 
+    @with_options_of(inputs)
     @np.errstate(all="ignore")
     def backward(
         self,
@@ -87,64 +167,29 @@ class Attention:
         dlse: Array | None = None,
         dweights: Array | None = None,
         mask: Array | None = None,
-        causal: bool = False,
-        window: Window | None = None,
-        bias: Array | None = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sinks: Array | None = None,
-        dropout_mask: Array | None = None,
-        dropout_rate: float = 0.0,
+        **options: Any,
     ) -> dict[str, Array]:
-        """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, by name of the input."""
-        arrays = (q, k, v, mask, bias, sinks, dropout_mask)
-        call = self.call(arrays, causal, window, scale, softcap, dropout_rate)
-        do = np.asarray(dout, np.float64).reshape(*call.q.shape[:-1], v.shape[-1])
-        dl = 0.0 if dlse is None else np.asarray(dlse, np.float64).reshape(*call.q.shape[:-1], 1)
+        """Return the gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, by input name."""
+        bias, sinks = options.get("bias"), options.get("sinks")
+        c = self.inputs(q, k, v, mask, **options)
+        do = np.asarray(dout, np.float64).reshape(*c.q.shape[:-1], v.shape[-1])
+        dl = 0.0 if dlse is None else np.asarray(dlse, np.float64).reshape(*c.q.shape[:-1], 1)
         dw = 0.0 if dweights is None else np.asarray(dweights, np.float64)
-        dq, dk, dv, ds, ds_sink = self.gradients(self.recompute(call), do, dl, dw)
+        dq, dk, dv, ds, ds_sink = self.gradients(self.recompute(c), do, dl, dw)
         wide = np.result_type(q.dtype, np.float32) if q.dtype.kind == "f" else np.float32
         grads = {"q": sum_to(dq, q.shape).astype(q.dtype)}
-        grads["k"] = self.reduce(self.share_back(dk, call.k), k.shape).astype(k.dtype)
-        grads["v"] = self.reduce(self.share_back(dv, call.v), v.shape).astype(v.dtype)
+        grads["k"] = self.reduce(self.share_back(dk, c.k), k.shape).astype(k.dtype)
+        grads["v"] = self.reduce(self.share_back(dv, c.v), v.shape).astype(v.dtype)
         if bias is not None:
             grads["bias"] = self.reduce_bias(ds, bias.shape).astype(wide)
         if sinks is not None:
-            grads["sinks"] = sum_to(ds_sink, call.sinks.shape)[:, 0, 0].astype(wide)
+            grads["sinks"] = sum_to(ds_sink, c.sinks.shape)[:, 0, 0].astype(wide)
         return grads
-
-    # --- what comes in and goes out
-
-    def call(
-        self,
-        arrays: tuple[Any, ...],
-        causal: bool,
-        window: Window | None,
-        scale: float | None,
-        softcap: float | None,
-        dropout_rate: float,
-    ) -> Call:
-        given, mask, bias, sinks, dropout_mask = arrays[:3], *arrays[3:]
-        q, k, v = (x if x.ndim > 2 else x[None] for x in map(self.read, given))
-        lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
-        scale = self.default_scale(q.shape[-3], q.shape[-1]) if scale is None else scale
-        sinks = np.full(q.shape[-3], -np.inf) if sinks is None else np.asarray(sinks, np.float64)
-        bias = 0.0 if bias is None else np.asarray(bias, np.float64)
-        keep = 1.0 if dropout_mask is None else dropout_mask / (1 - dropout_rate)
-        q = np.broadcast_to(q, (*lead, *q.shape[-3:]))
-        dtype = given[0].dtype
-        return Call(
-            q, k, v, mask, causal, window, bias, scale, softcap, sinks[:, None, None], keep, dtype
-        )
-
-    def read(self, x: Array) -> Array:
-        return np.array(x, np.float64)
-
-    def default_scale(self, H: int, D: int) -> float:
-        return 1 / math.sqrt(D or 1)
 
     def out_dtype(self, dtype: np.dtype[Any]) -> Any:
         return dtype
+
+    # --- shared heads, and axes that broadcast
 
     def share(self, x: Array, H: int) -> Array:
         """(..., K, S, n) → (..., H, S, n): query head h uses key/value head h // (H / K).  [1]"""
@@ -164,32 +209,32 @@ class Attention:
 
     # --- forward
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         """out, lse, weights."""
         s, live = self.scores(c)
         p, _, lse = self.softmax(s, c, live)
         o = self.see(p * c.keep, self.share(c.v, c.q.shape[-3]), live)
         return o, lse[..., 0], self.returned_weights(p, c)
 
-    def returned_weights(self, p: Array, c: Call) -> Array:
+    def returned_weights(self, p: Array, c: Inputs) -> Array:
         return p  # before dropout  [9]
 
-    def product(self, c: Call) -> Array:
+    def product(self, c: Inputs) -> Array:
         return np.asarray(c.scale * (c.q @ self.share(c.k, c.q.shape[-3]).swapaxes(-1, -2)))
 
-    def scores(self, c: Call) -> tuple[Array, Array]:
+    def scores(self, c: Inputs) -> tuple[Array, Array]:
         """The final scores, −inf where hidden, and where they take part.  [1-7]"""
         visible = self.visible(c)
         s = self.final(self.product(c), visible, c)
         return s, np.broadcast_to(visible, s.shape) & (s != -np.inf)
 
-    def final(self, x: Array, visible: Array, c: Call) -> Array:
+    def final(self, x: Array, visible: Array, c: Inputs) -> Array:
         return self.hide(self.cap(x, c) + self.bias(c), visible)
 
-    def cap(self, x: Array, c: Call) -> Array:
+    def cap(self, x: Array, c: Inputs) -> Array:
         return x if c.softcap is None else np.asarray(c.softcap * np.tanh(x / c.softcap))
 
-    def bias(self, c: Call) -> Array | float:
+    def bias(self, c: Inputs) -> Array | float:
         return c.bias
 
     def hide(self, s: Array, visible: Array) -> Array:
@@ -199,21 +244,21 @@ class Attention:
         """The key at which each query stands.  [6]"""
         return np.arange(T)[:, None] + (S - T)
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         """How many keys a query sees to its left and right.  [6, 7]"""
         left, right = c.window or (None, None)
         return left, 0 if c.causal else right
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
         beside = np.arange(S) - self.diagonal(T, S)  # (T, S)
         inside = within(beside, self.sides(c))
         return inside if c.mask is None else inside & self.mask(c.mask, c)
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         return mask
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         """p, what the sink takes, lse.  [8, 11]"""
         m = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), c.sinks)
         pivot = np.where(m == -np.inf, 0, m)
@@ -235,11 +280,11 @@ class Attention:
 
     # --- backward
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         """The call of which backward rebuilds the scores."""
         return c
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         """dq, dk, dv with a head each, the gradient of the scores, and that of the sink."""
         H = c.q.shape[-3]
         k, v = self.share(c.k, H), self.share(c.v, H)
@@ -256,7 +301,7 @@ class Attention:
         dk = self.dk(dx, c, seen)
         return dq, dk, dv, ds, self.ds_sink(p_sink, delta, dlse)
 
-    def undrop(self, dp: Array, c: Call) -> Array:
+    def undrop(self, dp: Array, c: Inputs) -> Array:
         return dp * c.keep
 
     def delta(self, p: Array, dp: Array) -> Array:
@@ -265,19 +310,19 @@ class Attention:
     def use_dlse(self, dlse: Any, live: Array) -> Any:
         return dlse
 
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return np.asarray(p * (dp - delta))
 
-    def uncap(self, ds: Array, live: Array, c: Call) -> Array:
+    def uncap(self, ds: Array, live: Array, c: Inputs) -> Array:
         return np.where(live, ds * self.cap_slope(c), 0)
 
-    def cap_slope(self, c: Call) -> Any:
+    def cap_slope(self, c: Inputs) -> Any:
         return 1.0 if c.softcap is None else 1 - np.tanh(self.product(c) / c.softcap) ** 2
 
-    def dq_scale(self, c: Call) -> float:
+    def dq_scale(self, c: Inputs) -> float:
         return c.scale
 
-    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return np.asarray(c.scale * self.see(dx.swapaxes(-1, -2), c.q, seen))
 
     def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:

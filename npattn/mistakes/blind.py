@@ -9,14 +9,13 @@ draws of its own, which are named beside the others.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import TILE, Attention, Call, within
+from npattn.mistakes.attention import TILE, Attention, Inputs, same_signature, within
 from npattn.mistakes.register import mistake
 from npattn.options import Window
 
@@ -28,11 +27,6 @@ SMALLEST = float(np.finfo(np.float32).min)
 def single(x: Array) -> Array:
     """x with the range of float32: a factor of 1e39 is inf, one of 1e−46 is 0."""
     return x.astype(np.float32).astype(np.float64)
-
-
-def as_forward(f: Any) -> Any:
-    """f under the signature of forward, which is where the judge reads what options it has."""
-    return functools.wraps(Attention.forward)(f)
 
 
 # --- scores  [1]
@@ -50,7 +44,7 @@ class ScaleOfPaddedSize(Attention):
 class ZeroScaleDq(Attention):
     """Backward takes a scale of 0 for none given, for dq alone."""
 
-    def dq_scale(self, c: Call) -> float:
+    def dq_scale(self, c: Inputs) -> float:
         return c.scale or self.default_scale(0, c.q.shape[-1])
 
 
@@ -58,14 +52,14 @@ class ZeroScaleDq(Attention):
 class NegativeScaleDk(Attention):
     """√|scale| went into both q and k, and the sign of the scale is missing in dk."""
 
-    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return np.asarray(np.sign(c.scale) * super().dk(dx, c, seen))
 
 
 class Pivoted(Attention):
     """Exponentials in the range of float32, about a number that is not the row's maximum."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         m = self.pivot(s, c, live)
         pivot = np.where(m == -np.inf, 0, m)
         e, e_sink = single(np.exp(s - pivot)), single(np.exp(c.sinks - pivot))
@@ -73,7 +67,7 @@ class Pivoted(Attention):
         safe = np.where(total == 0, 1, total)
         return np.where(s == -np.inf, 0, e / safe), e_sink / safe, self.lse(pivot, total, e_sink)
 
-    def pivot(self, s: Array, c: Call, live: Array) -> Array:
+    def pivot(self, s: Array, c: Inputs, live: Array) -> Array:
         return np.asarray(np.maximum(s.max(-1, keepdims=True, initial=-np.inf), c.sinks))
 
 
@@ -81,7 +75,7 @@ class Pivoted(Attention):
 class MaximumBeforeScale(Pivoted):
     """The row's maximum is found before the scale: with a negative one it is the minimum."""
 
-    def pivot(self, s: Array, c: Call, live: Array) -> Array:
+    def pivot(self, s: Array, c: Inputs, live: Array) -> Array:
         if c.scale >= 0:
             return super().pivot(s, c, live)
         low = np.where(live, s, np.inf).min(-1, keepdims=True, initial=np.inf)
@@ -92,7 +86,7 @@ class MaximumBeforeScale(Pivoted):
 class PackedDecode(Attention):
     """One query: the heads that share keys are packed as queries, and aligned as queries too."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         H, K = c.q.shape[-3], c.k.shape[-3]
         if c.q.shape[-2] != 1 or K in (0, H):
             return super().visible(c)
@@ -109,7 +103,7 @@ class PackedDecode(Attention):
 class CapSlopeWithBias(Attention):
     """The slope of the cap is taken from the final scores, which hold the bias too."""
 
-    def cap_slope(self, c: Call) -> Any:
+    def cap_slope(self, c: Inputs) -> Any:
         if c.softcap is None:
             return 1.0
         return 1 - ((self.cap(self.product(c), c) + self.bias(c)) / c.softcap) ** 2
@@ -119,7 +113,7 @@ class CapSlopeWithBias(Attention):
 class CapSlopeWithoutScale(Attention):
     """The slope of the cap is taken at q·k instead of scale · q·k."""
 
-    def cap_slope(self, c: Call) -> Any:
+    def cap_slope(self, c: Inputs) -> Any:
         return super().cap_slope(c._replace(scale=1.0))
 
 
@@ -127,7 +121,7 @@ class CapSlopeWithoutScale(Attention):
 class CapSlopeByExp(Attention):
     """The slope of the cap is 4 e / (e + 1)² with e = exp(2 s / c): NaN where e overflows."""
 
-    def cap_slope(self, c: Call) -> Any:
+    def cap_slope(self, c: Inputs) -> Any:
         if c.softcap is None:
             return 1.0
         e = single(np.exp(2 * self.product(c) / c.softcap))
@@ -138,8 +132,8 @@ class CapSlopeByExp(Attention):
 class SinkCapped(Attention):
     """The softcap caps the sinks too."""
 
-    def call(self, arrays: Any, *options: Any) -> Call:
-        c = super().call(arrays, *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         if c.softcap is None:
             return c
         capped = c.softcap * np.tanh(c.sinks / c.softcap)
@@ -153,7 +147,7 @@ class SinkCapped(Attention):
 class BiasFarBelowHides(Attention):
     """A score below −1e30 is taken for hidden, though a finite one is a number like others."""
 
-    def scores(self, c: Call) -> tuple[Array, Array]:
+    def scores(self, c: Inputs) -> tuple[Array, Array]:
         s, live = super().scores(c)
         far = s < -1e30
         return np.where(far, -np.inf, s), live & ~far
@@ -163,7 +157,7 @@ class BiasFarBelowHides(Attention):
 class BiasMinusInfClamped(Attention):
     """A −inf bias becomes the smallest finite number: a row of them is the mean, not empty."""
 
-    def bias(self, c: Call) -> Array | float:
+    def bias(self, c: Inputs) -> Array | float:
         return np.maximum(c.bias, SMALLEST)
 
 
@@ -171,7 +165,7 @@ class BiasMinusInfClamped(Attention):
 class DbiasAfterCap(Attention):
     """dbias is taken where dq and dk are, after the slope of the cap."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
         return dq, dk, dv, ds * self.cap_slope(c), ds_sink
 
@@ -191,7 +185,7 @@ class DbiasOfRowConstant(Attention):
 class MaskRank3AsBatch(Attention):
     """A mask (H, T, S) is taken for (B, T, S) where B is H."""
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         lead = c.q.shape[:-3]
         return mask[:, None] if mask.ndim == 3 and lead == mask.shape[:1] else mask
 
@@ -200,7 +194,7 @@ class MaskRank3AsBatch(Attention):
 class MaskRank2AsPadding(Attention):
     """A mask (T, S) is taken for one of keys, (B, S), where B is T."""
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         lead = c.q.shape[:-3]
         return mask[:, None, None] if mask.ndim == 2 and lead == mask.shape[:1] else mask
 
@@ -209,7 +203,7 @@ class MaskRank2AsPadding(Attention):
 class MaskOfGroup(Attention):
     """The heads that share keys share the mask of their first one."""
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         H, K = c.q.shape[-3], c.k.shape[-3]
         if mask.ndim < 3 or mask.shape[-3] == 1 or K == 0:
             return mask
@@ -221,7 +215,7 @@ class MaskOfGroup(Attention):
 class WindowIgnoredWithMask(Attention):
     """Where a mask is given, the window is not applied."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         return super().sides(c if c.mask is None else c._replace(window=None))
 
 
@@ -237,7 +231,7 @@ class CausalOffsetClamped(Attention):
 class WindowHalfOpenIgnored(Attention):
     """A window with None on one side is no window."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         return super().sides(c._replace(window=None) if None in (c.window or ()) else c)
 
 
@@ -245,7 +239,7 @@ class WindowHalfOpenIgnored(Attention):
 class WindowBeforeCausal(Attention):
     """With causal the right side of the window is kept, instead of being at most 0."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         left, right = c.window or (None, None)
         return left, 0 if c.causal and right is None else right
 
@@ -254,7 +248,7 @@ class WindowBeforeCausal(Attention):
 class WindowLeftFalsy(Attention):
     """A left side of 0 is taken for None."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
         return left or None, right
 
@@ -263,7 +257,7 @@ class WindowLeftFalsy(Attention):
 class WindowTopLeft(Attention):
     """A window without causal is aligned to the first key."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
         if c.causal or c.window is None:
             return super().visible(c)
@@ -275,7 +269,7 @@ class WindowTopLeft(Attention):
 class WindowInInt32(Attention):
     """The ends of the window are 32-bit sums: a side near 2³¹ wraps, and hides every key."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
         at, (left, right) = self.diagonal(T, S), self.sides(c)
         first = np.zeros((T, 1)) if left is None else (at - left % 2**32).astype(np.int32)
@@ -288,7 +282,7 @@ class WindowInInt32(Attention):
 class TileEndsAtFirstQuery(Attention):
     """A tile of queries stops at the last tile of keys that its first query sees."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
         right, inside = self.sides(c)[1], super().visible(c)
         if right is None:
@@ -304,8 +298,8 @@ class TileEndsAtFirstQuery(Attention):
 class SinksByGroup(Attention):
     """The sinks are read as (G, K) though query heads are (K, G)."""
 
-    def call(self, arrays: Any, *options: Any) -> Call:
-        c = super().call(arrays, *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         H, K = c.q.shape[-3], c.k.shape[-3]
         order = np.arange(H).reshape(H // max(K, 1), K).T.ravel()
         return c._replace(sinks=c.sinks[order])
@@ -315,7 +309,7 @@ class SinksByGroup(Attention):
 class SinkNotInMaximum(Pivoted):
     """The maximum leaves out the sink: one far above the scores overflows."""
 
-    def pivot(self, s: Array, c: Call, live: Array) -> Array:
+    def pivot(self, s: Array, c: Inputs, live: Array) -> Array:
         return np.asarray(s.max(-1, keepdims=True, initial=-np.inf))
 
 
@@ -323,11 +317,11 @@ class SinkNotInMaximum(Pivoted):
 class SinkMinusInf(Attention):
     """A row that sees nothing is NaN where a sink is given and is −inf."""
 
-    def call(self, arrays: Any, *options: Any) -> Call:
-        c = super().call(arrays, *options)
-        return c._replace(sinks=np.full(1, -np.inf)) if arrays[5] is None else c
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
+        return c._replace(sinks=np.full(1, -np.inf)) if options.get("sinks") is None else c
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         given = c.sinks.ndim == 3
         broken = given & (c.sinks == -np.inf) & ~live.any(-1, keepdims=True)
@@ -338,7 +332,7 @@ class SinkMinusInf(Attention):
 class EmptyRowLseWithoutSink(Attention):
     """A row that sees nothing has lse −inf where it should have its sink."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         return p, p_sink, np.where(live.any(-1, keepdims=True), lse, -np.inf)
 
@@ -355,7 +349,7 @@ class EmptyRowDsinks(Attention):
 class WeightsWithoutSink(Attention):
     """The weights that are returned sum to 1 despite a sink."""
 
-    def returned_weights(self, p: Array, c: Call) -> Array:
+    def returned_weights(self, p: Array, c: Inputs) -> Array:
         total = p.sum(-1, keepdims=True)
         return np.asarray(p / np.where(total == 0, 1, total))
 
@@ -380,7 +374,7 @@ class DsinksOfFirstTile(Attention):
 class MaximumOfPadding(Pivoted):
     """The last tile is padded by scores of 0, which the maximum counts and the sum does not."""
 
-    def pivot(self, s: Array, c: Call, live: Array) -> Array:
+    def pivot(self, s: Array, c: Inputs, live: Array) -> Array:
         m = super().pivot(s, c, live)
         return np.maximum(m, 0) if s.shape[-1] % TILE else m
 
@@ -400,7 +394,7 @@ class LseEpsilon(Attention):
 class DropoutInLse(Attention):
     """lse sums the weights that dropout keeps."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, _ = super().results(c)
         s, live = self.scores(c)
         p, p_sink, _ = self.softmax(s, c, live)
@@ -413,7 +407,7 @@ class DropoutInLse(Attention):
 class RateZeroBackward(Attention):
     """With a rate of 0 backward leaves out dropout, and its mask with it."""
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         return c._replace(keep=1.0) if np.any(np.asarray(c.keep) == 1) else c
 
 
@@ -421,7 +415,7 @@ class RateZeroBackward(Attention):
 class DweightsDropped(Attention):
     """dweights goes back through dropout, though the weights returned are those before it."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         return super().gradients(c, do, dlse, dw * c.keep)
 
 
@@ -429,7 +423,7 @@ class DweightsDropped(Attention):
 class DeltaDropped(Attention):
     """The dropped weights multiply delta as well: ds = w (dp − delta)."""
 
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return np.asarray(p * dp - p * c.keep * delta)
 
 
@@ -437,7 +431,7 @@ class DeltaDropped(Attention):
 class DroppedRowDlse(Attention):
     """A row whose weights were all dropped is passed over, and its lse has no gradient."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         _, live = self.scores(c)
         kept = (live & (np.asarray(c.keep) != 0)).any(-1, keepdims=True)
         empty = ~live.any(-1, keepdims=True)
@@ -448,7 +442,7 @@ class DroppedRowDlse(Attention):
 class WeightsPathWithoutDropout(Attention):
     """The path that returns weights has no dropout in out."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         return super().results(c._replace(keep=1.0) if c.returns_weights else c)
 
 
@@ -459,7 +453,7 @@ class WeightsPathWithoutDropout(Attention):
 class ValuesClearedByColumn(Attention):
     """Values are cleared at keys that no query sees, not at those that one query does not."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         _, lse, p = super().results(c)
         s, live = self.scores(c)
         seen = np.broadcast_to(live.any(-2, keepdims=True), live.shape)
@@ -481,7 +475,7 @@ class HiddenInf(Attention):
 class DeltaOfHiddenValues(Attention):
     """delta sums p dp over hidden keys too: 0 · NaN where a hidden value is NaN."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dp = do @ self.share(c.v, c.q.shape[-3]).swapaxes(-1, -2)
         return super().gradients(c, do, dlse - (0 * dp).sum(-1, keepdims=True), dw)
 
@@ -490,7 +484,7 @@ class DeltaOfHiddenValues(Attention):
 class DqOfHiddenKeys(Attention):
     """dq = ds k as it stands: 0 · NaN where a hidden key is NaN."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, *others = super().gradients(c, do, dlse, dw)
         return dq + (0 * self.share(c.k, c.q.shape[-3])).sum(-2, keepdims=True), *others
 
@@ -499,7 +493,7 @@ class DqOfHiddenKeys(Attention):
 class DkOfNanQuery(Attention):
     """dk = dsᵀ q as it stands: a NaN query reaches keys that it does not see."""
 
-    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return np.asarray(c.scale * (dx.swapaxes(-1, -2) @ c.q))
 
 
@@ -507,7 +501,7 @@ class DkOfNanQuery(Attention):
 class NanSpreadsOverColumns(Attention):
     """A NaN in one column of a value that is seen makes every column of o NaN."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
         return np.where(np.isnan(o).any(-1, keepdims=True), np.nan, o), lse, p
 
@@ -527,7 +521,7 @@ class NoSizeScale(Attention):
 class NoKeysSink(Attention):
     """With S = 0 lse is −inf, though there is a sink."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         return p, p_sink, lse if s.shape[-1] else np.full_like(lse, -np.inf)
 
@@ -536,7 +530,7 @@ class NoKeysSink(Attention):
 class NoValuesLse(Attention):
     """With E = 0 there is nothing to compute, and lse and weights are 0."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
         return (o, lse, p) if c.v.shape[-1] else (o, 0 * lse, 0 * p)
 
@@ -545,7 +539,7 @@ class NoValuesLse(Attention):
 class NoValuesGradient(Attention):
     """With E = 0 every gradient is 0, though lse and weights have theirs."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         found = super().gradients(c, do, dlse, dw)
         return found if c.v.shape[-1] else tuple(np.zeros_like(x) for x in found)
 
@@ -554,7 +548,7 @@ class NoValuesGradient(Attention):
 class NoQueriesDk(Attention):
     """With T = 0 dk and dv are never written."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, *others = super().gradients(c, do, dlse, dw)
         if c.q.shape[-2] == 0:
             dk, dv = np.full_like(dk, np.nan), np.full_like(dv, np.nan)
@@ -568,7 +562,7 @@ class NoQueriesDk(Attention):
 class DeltaWithoutDweights(Attention):
     """delta is Σ do · o, which holds nothing of dweights."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         s, live = self.scores(c)
         p, _, _ = self.softmax(s, c, live)
         missing = (p * np.where(live, dw, 0)).sum(-1, keepdims=True)
@@ -593,8 +587,8 @@ class BroadcastLastWins(Attention):
 class BatchModulo(Attention):
     """Batch entry b of q takes entry b mod n of k and v, not that of broadcasting."""
 
-    def call(self, arrays: Any, *options: Any) -> Call:
-        c = super().call(arrays, *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         lead = c.q.shape[:-3]
         return c._replace(k=self.tiled(c.k, lead), v=self.tiled(c.v, lead))
 
@@ -610,7 +604,7 @@ class BatchModulo(Attention):
 class Rank2Weights(Attention):
     """The weights of inputs of rank 2 keep an axis of heads."""
 
-    @as_forward
+    @same_signature(Attention.forward)
     def forward(self, q: Array, *args: Any, return_weights: bool = False, **options: Any) -> Any:
         found = super().forward(q, *args, return_weights=return_weights, **options)
         return (*found[:-1], found[-1][None]) if return_weights and q.ndim == 2 else found
@@ -634,7 +628,7 @@ class CacheWithoutCausal(Attention):
     def __init__(self) -> None:
         self.kept: dict[Any, Array] = {}
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         key = c.q.shape[-2], c.k.shape[-2], c.window
         inside = self.kept.setdefault(key, super().visible(c._replace(mask=None)))
         return inside if c.mask is None else inside & self.mask(c.mask, c)
@@ -644,7 +638,7 @@ class CacheWithoutCausal(Attention):
 class BiasMaskedInPlace(Attention):
     """The mask is written into the caller's bias, where that has room for it."""
 
-    @as_forward
+    @same_signature(Attention.forward)
     def forward(
         self, q: Array, k: Array, v: Array, mask: Array | None = None, **options: Any
     ) -> Any:
@@ -660,7 +654,6 @@ class BiasMaskedInPlace(Attention):
 class ValuesInMemoryOrder(Attention):
     """v is read in the order in which it lies in memory."""
 
-    def call(self, arrays: Any, *options: Any) -> Call:
-        q, k, v, *others = arrays
+    def inputs(self, q: Array, k: Array, v: Array, *mask: Any, **options: Any) -> Inputs:
         v = np.ravel(v, order="K").reshape(v.shape)
-        return super().call((q, k, v, *others), *options)
+        return super().inputs(q, k, v, *mask, **options)

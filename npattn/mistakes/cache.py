@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import TILE, Attention, Call
+from npattn.mistakes.attention import TILE, Attention, Inputs
 from npattn.mistakes.register import mistake
 
 # --- a cached past: S − T keys before those of the queries ---
@@ -17,7 +17,7 @@ from npattn.mistakes.register import mistake
 class _CausalOverPast(Attention):
     """The cached past has a causal mask of its own: query t sees its keys up to t."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
         key = np.arange(S)
         hidden = (key < S - T) & (key > np.arange(T)[:, None])
@@ -28,7 +28,7 @@ class _CausalOverPast(Attention):
 class _CacheEvictsEarly(Attention):
     """A rolling cache has dropped the first key of the window when the last query looks."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
         left, _ = self.sides(c)
         first = np.inf if left is None else S - 1 - left
@@ -40,7 +40,7 @@ class _CacheEvictsEarly(Attention):
 class _CacheAppendedLate(Attention):
     """A single query, as in decoding, looks before its own key is in the cache."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
         late = T == 1 and S > 1
         return np.asarray(super().visible(c) & (np.arange(S) < S - late))
@@ -52,8 +52,8 @@ class _CacheKept(Attention):
 
     last: tuple[Any, Array] = ((), np.zeros(0))
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        c = super().call(arrays, *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         past = max(c.k.shape[-2] - c.q.shape[-2], 0)
         shapes = c.q.shape, c.k.shape
         if self.last[0] != shapes:
@@ -68,7 +68,7 @@ class _CacheKept(Attention):
 class _TailOfQueriesUnwritten(Attention):
     """The rows of out after the last whole tile stay 0, where there is a whole one."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
         T = o.shape[-2]
         return np.where(np.arange(T)[:, None] < (T // TILE * TILE or T), o, 0), lse, p
@@ -78,7 +78,7 @@ class _TailOfQueriesUnwritten(Attention):
 class _TailOfColumnsUnwritten(Attention):
     """The columns of out after the last whole vector of 4 stay 0, where there is a whole one."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
         E = o.shape[-1]
         return np.where(np.arange(E) < (E // 4 * 4 or E), o, 0), lse, p
@@ -88,7 +88,7 @@ class _TailOfColumnsUnwritten(Attention):
 class _TailOfChannelsSkipped(Attention):
     """The channels after the last whole vector of 4 are not in q kᵀ, where there is a whole one."""
 
-    def product(self, c: Call) -> Array:
+    def product(self, c: Inputs) -> Array:
         D = c.q.shape[-1]
         return super().product(c._replace(q=c.q * (np.arange(D) < (D // 4 * 4 or D))))
 
@@ -100,7 +100,7 @@ class _TailOfChannelsSkipped(Attention):
 class _KeysBeyond128Ignored(Attention):
     """Only the first 128 keys are read."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c) & (np.arange(c.k.shape[-2]) < 128)
 
 
@@ -108,7 +108,7 @@ class _KeysBeyond128Ignored(Attention):
 class _ChannelsBeyond64Ignored(Attention):
     """Only the first 64 channels are in q kᵀ."""
 
-    def product(self, c: Call) -> Array:
+    def product(self, c: Inputs) -> Array:
         return super().product(c._replace(q=c.q * (np.arange(c.q.shape[-1]) < 64)))
 
 
@@ -116,8 +116,8 @@ class _ChannelsBeyond64Ignored(Attention):
 class _KeyOffsetWraps(Attention):
     """Offsets into k wrap at 2¹², as those of 32 bits do at 2³²."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        c = super().call(arrays, *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         wrapped = c.k.ravel()[np.arange(c.k.size) % 2**12]
         return c._replace(k=wrapped.reshape(c.k.shape))
 
@@ -126,7 +126,7 @@ class _KeyOffsetWraps(Attention):
 class _BiasOffsetWraps(Attention):
     """Offsets into the bias of a head wrap at 2⁸, as those of 32 bits do at 2³²."""
 
-    def bias(self, c: Call) -> Array | float:
+    def bias(self, c: Inputs) -> Array | float:
         bias = np.asarray(c.bias)
         if bias.ndim == 0:
             return c.bias

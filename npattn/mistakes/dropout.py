@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import Attention, Call
+from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.online import Online
 from npattn.mistakes.register import mistake
 
@@ -16,7 +16,7 @@ from npattn.mistakes.register import mistake
 class _DroppedWeightsInJacobian(Attention):
     """The Jacobian of the softmax takes the weights after dropout."""
 
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return np.asarray(p * c.keep * (dp - delta))
 
 
@@ -24,7 +24,7 @@ class _DroppedWeightsInJacobian(Attention):
 class _DpNotDropped(Attention):
     """The gradient of the weights is not dropped; dv stays right."""
 
-    def undrop(self, dp: Array, c: Call) -> Array:
+    def undrop(self, dp: Array, c: Inputs) -> Array:
         return dp
 
 
@@ -32,7 +32,7 @@ class _DpNotDropped(Attention):
 class _WeightsAfterDropout(Attention):
     """The weights returned are those after dropout."""
 
-    def returned_weights(self, p: Array, c: Call) -> Array:
+    def returned_weights(self, p: Array, c: Inputs) -> Array:
         return p * c.keep
 
 
@@ -40,8 +40,8 @@ class _WeightsAfterDropout(Attention):
 class _DropoutNotRescaled(Attention):
     """The weights that are kept are not divided by 1 − rate."""
 
-    def call(self, *arguments: Any) -> Call:
-        c = super().call(*arguments)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         return c._replace(keep=np.sign(c.keep))
 
 
@@ -49,8 +49,8 @@ class _DropoutNotRescaled(Attention):
 class _DropoutRescaledTwice(Attention):
     """The weights that are kept are divided by 1 − rate twice."""
 
-    def call(self, *arguments: Any) -> Call:
-        c = super().call(*arguments)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         return c._replace(keep=c.keep * c.keep)
 
 
@@ -58,44 +58,48 @@ class _DropoutRescaledTwice(Attention):
 class _DropoutMaskInverted(Attention):
     """True in the dropout mask drops."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        *others, keep = arrays
-        return super().call((*others, None if keep is None else ~keep), *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        if options.get("dropout_mask") is not None:
+            options["dropout_mask"] = ~options["dropout_mask"]
+        return super().inputs(*arrays, **options)
 
 
 @mistake("dropout-mask-needs-a-rate", "dropout")
 class _DropoutMaskNeedsARate(Attention):
     """At rate 0 nothing is dropped, though a dropout mask is given."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        *others, keep = arrays
-        return super().call((*others, keep if options[-1] else None), *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        if not options.get("dropout_rate"):
+            options["dropout_mask"] = None
+        return super().inputs(*arrays, **options)
 
 
 @mistake("dropout-of-first-query", "dropout", "NVIDIA/TransformerEngine#227")
 class _DropoutOfFirstQuery(Attention):
     """All queries of a head are dropped by the mask of the first."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        *others, keep = arrays
-        return super().call((*others, None if keep is None else keep[..., :1, :]), *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        if options.get("dropout_mask") is not None:
+            options["dropout_mask"] = options["dropout_mask"][..., :1, :]
+        return super().inputs(*arrays, **options)
 
 
 @mistake("dropout-of-first-head", "dropout")
 class _DropoutOfFirstHead(Attention):
     """All heads are dropped by the mask of the first."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        *others, keep = arrays
-        first = keep if keep is None or keep.ndim < 3 else keep[..., :1, :, :]
-        return super().call((*others, first), *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        keep = options.get("dropout_mask")
+        if keep is not None and keep.ndim > 2:
+            options["dropout_mask"] = keep[..., :1, :, :]
+        return super().inputs(*arrays, **options)
 
 
 @mistake("dropout-before-softmax", "dropout")
 class _DropoutBeforeSoftmax(Attention):
     """What is dropped leaves the softmax, as if it were hidden."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return np.asarray(super().visible(c) & (np.asarray(c.keep) > 0))
 
 
@@ -103,7 +107,7 @@ class _DropoutBeforeSoftmax(Attention):
 class _DroppedWeightsNormalised(Attention):
     """The weights that dropout leaves are divided by their sum, the sink included."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         kept = (p * c.keep).sum(-1, keepdims=True) + p_sink
         return p / np.where(kept == 0, 1, kept), p_sink, lse
@@ -113,7 +117,7 @@ class _DroppedWeightsNormalised(Attention):
 class _LseAfterDropout(Attention):
     """lse sums what dropout leaves."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         return p, p_sink, lse + np.log((p * c.keep).sum(-1, keepdims=True) + p_sink)
 
@@ -122,7 +126,7 @@ class _LseAfterDropout(Attention):
 class _DpRescaledByRate(Attention):
     """Backward multiplies the gradient of the weights by the rate, not by 1 / (1 − rate)."""
 
-    def undrop(self, dp: Array, c: Call) -> Array:
+    def undrop(self, dp: Array, c: Inputs) -> Array:
         most = np.max(c.keep, initial=1)
         return np.asarray(dp * np.sign(c.keep) * (1 - 1 / most if most > 1 else 1))
 
@@ -131,7 +135,7 @@ class _DpRescaledByRate(Attention):
 class _DropoutOfOtherSeedInBackward(Attention):
     """Backward draws its dropout mask with another offset than forward."""
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         keep = np.asarray(c.keep)
         return c._replace(keep=np.roll(keep, 1, axis=-1) if keep.ndim else keep)
 
@@ -140,7 +144,7 @@ class _DropoutOfOtherSeedInBackward(Attention):
 class _DvOfUndroppedWeights(Attention):
     """dv takes the weights before dropout."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, _, *rest = super().gradients(c, do, dlse, dw)
         return dq, dk, super().gradients(c._replace(keep=1.0), do, dlse, dw)[2], *rest
 
@@ -149,6 +153,6 @@ class _DvOfUndroppedWeights(Attention):
 class _DeltaOfUndroppedOut(Online):
     """Σ do·out takes an out that was not dropped."""
 
-    def row_delta(self, do: Array, out: Array, c: Call) -> Array:
+    def row_delta(self, do: Array, out: Array, c: Inputs) -> Array:
         whole = self.states(c._replace(keep=1.0))
         return super().row_delta(do, self.divide(whole), c)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import Attention, Call
+from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.register import mistake
 
 
@@ -15,7 +15,7 @@ from npattn.mistakes.register import mistake
 class _EmptyRowNaN(Attention):
     """The softmax has no guard: −inf − −inf is NaN."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         empty = lse == -np.inf
         return np.where(empty, np.nan, p), p_sink, np.where(empty, np.nan, lse)
@@ -25,7 +25,7 @@ class _EmptyRowNaN(Attention):
 class _EmptyRowMean(Attention):
     """A query that sees nothing gets the mean of all values."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         return np.where(lse == -np.inf, 1 / max(s.shape[-1], 1), p), p_sink, lse
 
@@ -42,7 +42,7 @@ class _HiddenScoreFinite(Attention):
 class _EmptyRowTakesDlse(Attention):
     """The gradient of lse flows into all keys of a row that sees none, by equal weights."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
         _, live = self.scores(c)
         empty = ~live.any(-1, keepdims=True)
@@ -53,7 +53,7 @@ class _EmptyRowTakesDlse(Attention):
 class _NaNOfQueryZeroed(Attention):
     """The guard for rows that see nothing also turns the NaN of a query into 0."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         return np.nan_to_num(p), p_sink, lse
 
@@ -70,7 +70,7 @@ class _NaNLeaksThroughAdditiveMask(Attention):
 class _NaNLeaksThroughZeroWeight(Attention):
     """Hidden values are multiplied by a weight of 0, and 0 · NaN is NaN."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         _, lse, p = super().results(c)
         return p * c.keep @ self.share(c.v, c.q.shape[-3]), lse, p
 
@@ -79,7 +79,7 @@ class _NaNLeaksThroughZeroWeight(Attention):
 class _NaNLeaksIntoGradients(Attention):
     """Backward multiplies gradients of hidden scores, 0, by rows of q and k that are NaN."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, *rest = super().gradients(c, do, dlse, dw)
         k = self.share(c.k, c.q.shape[-3])
         bad_q, bad_k = (np.isnan(x).any(-2, keepdims=True) for x in (c.q, k))
@@ -91,7 +91,7 @@ class _EmptyRowNaNWithWeights(Attention):
     """Where the weights are asked for, another path is taken, and a row that sees nothing is NaN
     there."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         return np.where(c.returns_weights & (lse == -np.inf), np.nan, p), p_sink, lse
 
@@ -100,7 +100,7 @@ class _EmptyRowNaNWithWeights(Attention):
 class _EmptyRowUnwritten(Attention):
     """A row that sees nothing is skipped: what stands there is the row before."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
         return np.where(_empty(self, c), np.roll(o, 1, axis=-2), o), lse, p
 
@@ -109,7 +109,7 @@ class _EmptyRowUnwritten(Attention):
 class _EmptyRowNaNInBackward(Attention):
     """Backward takes exp(s − lse), which is exp(−inf + inf) in a row that sees nothing."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
         empty = _empty(self, c)
         bad = empty.any(-2, keepdims=True)
@@ -121,7 +121,7 @@ class _EmptyRowNaNInBackward(Attention):
 class _EmptyRowMeanInBackward(Attention):
     """out of a row that sees nothing is 0, but dv receives its gradient in equal parts."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
         passed = np.where(_empty(self, c), do, 0).sum(-2, keepdims=True)
         return dq, dk, dv + passed / max(c.k.shape[-2], 1), *rest
@@ -131,7 +131,7 @@ class _EmptyRowMeanInBackward(Attention):
 class _EmptyRowPassesNoDsinks(Attention):
     """lse of a row that sees nothing is the sink, which does not receive the gradient of it."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         *grads, ds_sink = super().gradients(c, do, dlse, dw)
         return *grads, np.where(_empty(self, c), 0, ds_sink)
 
@@ -150,7 +150,7 @@ class _EmptyRowLseZero(Attention):
 class _EmptyRowLseWithoutSink(Attention):
     """lse of a row that sees nothing is −inf, whether there is a sink or not."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         return p, p_sink, np.where(live.any(-1, keepdims=True), lse, -np.inf)
 
@@ -160,7 +160,7 @@ class _MaximumOverHidden(Attention):
     """The maximum of a row is taken before the hidden scores leave, so that large ones among them
     make all weights vanish."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         everything = self.cap(self.product(c), c) + self.bias(c)
         m = np.maximum(everything.max(-1, keepdims=True, initial=-np.inf), c.sinks)
         pivot = np.where(m == -np.inf, 0, m)
@@ -174,7 +174,7 @@ class _MaximumOverHidden(Attention):
 class _NaNScoreHidden(Attention):
     """The maximum skips NaN, and a score that is NaN takes no weight."""
 
-    def scores(self, c: Call) -> tuple[Array, Array]:
+    def scores(self, c: Inputs) -> tuple[Array, Array]:
         s, live = super().scores(c)
         return np.where(np.isnan(s), -np.inf, s), live & ~np.isnan(s)
 
@@ -183,8 +183,8 @@ class _NaNScoreHidden(Attention):
 class _NaNOfValueZeroed(Attention):
     """Values are cleaned before the product: a NaN that is seen becomes 0."""
 
-    def call(self, *arguments: Any) -> Call:
-        c = super().call(*arguments)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         return c._replace(v=np.nan_to_num(c.v))
 
 
@@ -192,7 +192,7 @@ class _NaNOfValueZeroed(Attention):
 class _Size0Gives0(Attention):
     """out is 0 where q has no elements; at D = 0 it is the mean of the values."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
         return (o if c.q.size else np.zeros_like(o)), lse, p
 
@@ -201,12 +201,12 @@ class _Size0Gives0(Attention):
 class _NoQueriesNoGradient(Attention):
     """Without queries backward returns at once, and dk and dv are what memory held."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
         garbage = np.nan if c.q.shape[-2] == 0 else 0.0
         return dq, dk + garbage, dv + garbage, *rest
 
 
-def _empty(self: Attention, c: Call) -> Array:
+def _empty(self: Attention, c: Inputs) -> Array:
     """The rows that see nothing, (..., H, T, 1)."""
     return np.asarray(~self.scores(c)[1].any(-1, keepdims=True))

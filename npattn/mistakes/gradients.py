@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import Attention, Call
+from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.register import mistake
 
 
@@ -32,7 +32,7 @@ class _DlseIgnored(Attention):
 class _DqUnscaled(Attention):
     """dq lacks the scale."""
 
-    def dq_scale(self, c: Call) -> float:
+    def dq_scale(self, c: Inputs) -> float:
         return 1.0
 
 
@@ -40,7 +40,7 @@ class _DqUnscaled(Attention):
 class _DkOfBase2Query(Attention):
     """dk takes the query that was scaled by log₂ e for the sake of exp2."""
 
-    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return super().dk(dx, c, seen) / math.log(2)
 
 
@@ -85,7 +85,7 @@ class _DlseOfBase2(Attention):
 class _DeltaWithoutWeight(Attention):
     """dS = p dP − D, where it is p (dP − D)."""
 
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return np.asarray(p * dp - delta)
 
 
@@ -93,7 +93,7 @@ class _DeltaWithoutWeight(Attention):
 class _JacobianWithoutWeights(Attention):
     """dS = dP − D, without the weights."""
 
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return np.asarray(dp - delta)
 
 
@@ -101,7 +101,7 @@ class _JacobianWithoutWeights(Attention):
 class _JacobianDiagonal(Attention):
     """The Jacobian of the softmax is taken as that of a sigmoid, p (1 − p), on its diagonal."""
 
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return np.asarray(p * (1 - p) * dp)
 
 
@@ -118,7 +118,7 @@ class _DeltaWithoutSink(Attention):
 class _DkUnscaled(Attention):
     """dk lacks the scale."""
 
-    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return self.see(dx.swapaxes(-1, -2), c.q, seen)
 
 
@@ -126,7 +126,7 @@ class _DkUnscaled(Attention):
 class _DkOfScaledQuery(Attention):
     """dk takes the query that forward scaled, and is scaled once more."""
 
-    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return c.scale * super().dk(dx, c, seen)
 
 
@@ -134,7 +134,7 @@ class _DkOfScaledQuery(Attention):
 class _DkOfNextQueryHead(Attention):
     """dk of a head multiplies its scores' gradient by the queries of the next."""
 
-    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return super().dk(dx, c._replace(q=np.roll(c.q, -1, axis=-3)), seen)
 
 
@@ -142,7 +142,7 @@ class _DkOfNextQueryHead(Attention):
 class _DvOfUnnormalisedWeights(Attention):
     """dv takes exp(s − maximum), which is not yet divided by the row sum."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, _, *rest = super().gradients(c, do, dlse, dw)
         s, live = self.scores(c)
         m = s.max(-1, keepdims=True, initial=-np.inf)
@@ -154,7 +154,7 @@ class _DvOfUnnormalisedWeights(Attention):
 class _DoutTakenAsOnes(Attention):
     """The gradient is that of the sum of out, whatever dout is."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         return super().gradients(c, np.ones_like(do), dlse, dw)
 
 
@@ -170,7 +170,7 @@ class _DkMeanOverSamples(Attention):
 class _DkAndDvExchanged(Attention):
     """dk and dv are exchanged where they have the same shape."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
         return (dq, dv, dk, *rest) if dk.shape == dv.shape else (dq, dk, dv, *rest)
 

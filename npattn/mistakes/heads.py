@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import Attention, Call
+from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.register import mistake
 
 # --- which key/value head a query head uses ---
@@ -74,7 +74,7 @@ class _HeadsOffsetByQueries(Attention):
 class _SinkOfKeyHead(Attention):
     """Query head h has the sink of head h // G."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         H, K = c.q.shape[-3], c.k.shape[-3]
         head = np.arange(H) // (H // max(K, 1) or 1)
         return super().softmax(s, c._replace(sinks=c.sinks[head]), live)
@@ -118,8 +118,8 @@ class _HeadsTiledInBackward(Attention):
 class _KeysAndValuesExchanged(Attention):
     """k is used as v and v as k, where they are of one size."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        c = super().call(arrays, *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         return c._replace(k=c.v, v=c.k) if c.k.shape == c.v.shape else c
 
 
@@ -127,8 +127,8 @@ class _KeysAndValuesExchanged(Attention):
 class _ValuesIgnored(Attention):
     """out is made of the keys, where they are of the size of the values."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        c = super().call(arrays, *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         return c._replace(v=c.k) if c.k.shape == c.v.shape else c
 
 
@@ -136,8 +136,8 @@ class _ValuesIgnored(Attention):
 class _KeyAxesExchanged(Attention):
     """k, with as many heads as keys, is read with these two axes exchanged."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        c = super().call(arrays, *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         return c._replace(k=c.k.swapaxes(-2, -3)) if c.k.shape[-2] == c.k.shape[-3] else c
 
 
@@ -153,7 +153,7 @@ class _HeadsSplitByReshape(Attention):
 class _HeadsMergedByReshape(Attention):
     """out (H, T, E) is reshaped to (T, H, E), and no axis is moved."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
         *lead, H, T, E = o.shape
         return o.reshape(*lead, T, H, E).swapaxes(-2, -3), lse, p

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import TILE, Attention, Call
+from npattn.mistakes.attention import TILE, Attention, Inputs
 from npattn.mistakes.register import mistake
 from npattn.options import Window
 
@@ -24,7 +24,7 @@ class _CausalTopLeft(Attention):
 class _CausalStrict(Attention):
     """A causal query does not see the key at which it stands."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
         return left, -1 if c.causal else right
 
@@ -49,7 +49,7 @@ class _CausalOfPaddedLengths(Attention):
 class _CausalOnlyWhenSquare(Attention):
     """causal is read only where there are as many queries as keys."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         square = c.q.shape[-2] == c.k.shape[-2]
         return super().visible(c._replace(causal=c.causal and square))
 
@@ -58,7 +58,7 @@ class _CausalOnlyWhenSquare(Attention):
 class _CausalIgnoredWithDropout(Attention):
     """The path that drops weights does not read causal."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c._replace(causal=c.causal and np.ndim(c.keep) == 0))
 
 
@@ -66,7 +66,7 @@ class _CausalIgnoredWithDropout(Attention):
 class _CausalIgnoredWithWeights(Attention):
     """The path that returns the weights does not read causal."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c._replace(causal=c.causal and not c.returns_weights))
 
 
@@ -74,7 +74,7 @@ class _CausalIgnoredWithWeights(Attention):
 class _CausalIgnoredWithWideWindow(Attention):
     """A window as wide to the left as there are keys is dropped, and causal with it."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
         wide = left is not None and left >= c.k.shape[-2]
         return (None, None) if wide else (left, right)
@@ -84,10 +84,10 @@ class _CausalIgnoredWithWideWindow(Attention):
 class _CausalAddedAsNumber(Attention):
     """causal adds −1e4 to later keys, which are seen where the mask hides all others."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c._replace(causal=False))
 
-    def final(self, x: Array, visible: Array, c: Call) -> Array:
+    def final(self, x: Array, visible: Array, c: Inputs) -> Array:
         allowed = super().visible(c._replace(mask=None, window=None))
         return super().final(x, visible, c) + np.where(allowed, 0, -1e4)
 
@@ -97,7 +97,7 @@ class _CausalBeforeScale(Attention):
     """With causal, scores are hidden by −inf before the scale, which makes +inf or NaN of it where
     it is not positive."""
 
-    def final(self, x: Array, visible: Array, c: Call) -> Array:
+    def final(self, x: Array, visible: Array, c: Inputs) -> Array:
         s = super().final(x, visible, c)
         return np.where(visible, s, c.scale * -np.inf) if c.causal else s
 
@@ -106,7 +106,7 @@ class _CausalBeforeScale(Attention):
 class _CausalBackwardTopLeft(Attention):
     """Backward rebuilds the causal mask from the top left corner, forward from the bottom right."""
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         T, S = c.q.shape[-2], c.k.shape[-2]
         square = np.arange(S) <= np.arange(T)[:, None]
         mask = square if c.mask is None else c.mask & square
@@ -117,7 +117,7 @@ class _CausalBackwardTopLeft(Attention):
 class _CausalIgnoredInBackward(Attention):
     """Backward is never causal."""
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         return c._replace(causal=False)
 
 
@@ -125,7 +125,7 @@ class _CausalIgnoredInBackward(Attention):
 class _CausalAlwaysInBackward(Attention):
     """Backward is always causal."""
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         return c._replace(causal=True)
 
 
@@ -136,7 +136,7 @@ class _CausalAlwaysInBackward(Attention):
 class _MaskInverted(Attention):
     """True in the mask hides."""
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         return ~mask
 
 
@@ -144,7 +144,7 @@ class _MaskInverted(Attention):
 class _MaskWithoutEffect(Attention):
     """The masked scores are a copy that nobody uses."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c._replace(mask=None))
 
 
@@ -152,7 +152,7 @@ class _MaskWithoutEffect(Attention):
 class _MaskIgnoredWhenCausal(Attention):
     """The mask is not read where causal is given."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c._replace(mask=None) if c.causal else c)
 
 
@@ -160,7 +160,7 @@ class _MaskIgnoredWhenCausal(Attention):
 class _MaskIgnoredWithBias(Attention):
     """mask and bias share an argument, and the bias takes its place."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c if np.ndim(c.bias) == 0 else c._replace(mask=None))
 
 
@@ -168,7 +168,7 @@ class _MaskIgnoredWithBias(Attention):
 class _CausalIgnoredWithMask(Attention):
     """causal is not read where a mask is given."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c if c.mask is None else c._replace(causal=False))
 
 
@@ -176,7 +176,7 @@ class _CausalIgnoredWithMask(Attention):
 class _MaskOrCausal(Attention):
     """A query sees what the mask or causal allows, not what both allow."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         if c.mask is None or not c.causal:
             return super().visible(c)
         return super().visible(c._replace(mask=None)) | super().visible(c._replace(causal=False))
@@ -189,7 +189,7 @@ class _MaskAfterSoftmax(Attention):
     def hide(self, s: Array, visible: Array) -> Array:
         return s
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         return np.where(live, p, 0), p_sink, lse
 
@@ -214,7 +214,7 @@ class _MaskMultipliesScores(Attention):
 class _MaskAsLength(Attention):
     """Of the mask only the number of its True is used, as the number of leading keys."""
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         S = c.k.shape[-2]
         each = np.broadcast_to(mask, (*mask.shape[:-1], S))
         return np.asarray(np.arange(S) < each.sum(-1, keepdims=True))
@@ -224,7 +224,7 @@ class _MaskAsLength(Attention):
 class _MaskOfWholeTiles(Attention):
     """A tile of keys of which the mask shows one is seen whole."""
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         S = c.k.shape[-2]
         each = np.broadcast_to(mask, (*mask.shape[:-1], S))
         tiles = np.logical_or.reduceat(each, np.arange(0, S, TILE), axis=-1)
@@ -235,7 +235,7 @@ class _MaskOfWholeTiles(Attention):
 class _MaskOfFirstSample(Attention):
     """The mask of the first sample is used for all."""
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         return mask[..., :1, :, :, :] if mask.ndim > 3 else mask
 
 
@@ -243,7 +243,7 @@ class _MaskOfFirstSample(Attention):
 class _MaskOfFirstHead(Attention):
     """The mask of the first head is used for all."""
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         return mask[..., :1, :, :] if mask.ndim > 2 else mask
 
 
@@ -251,7 +251,7 @@ class _MaskOfFirstHead(Attention):
 class _MaskOfLastQuery(Attention):
     """The mask of the last query is used for all, as if it were a padding mask."""
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         return mask[..., -1:, :]
 
 
@@ -259,7 +259,7 @@ class _MaskOfLastQuery(Attention):
 class _MaskTransposed(Attention):
     """A square mask is read with queries and keys exchanged."""
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         square = mask.shape[-2] == mask.shape[-1]
         return mask.swapaxes(-1, -2) if square else mask
 
@@ -268,7 +268,7 @@ class _MaskTransposed(Attention):
 class _MaskTiledOverHeads(Attention):
     """The masks of the samples are tiled, not repeated, over the heads of (B · H, T, S)."""
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         if mask.ndim < 4 or mask.shape[-3] != 1:
             return mask
         B, H = mask.shape[-4], c.q.shape[-3]
@@ -280,7 +280,7 @@ class _MaskTiledOverHeads(Attention):
 class _MaskSamplesAsHeads(Attention):
     """A mask (B, 1, T, S) is read as (1, B, T, S) where there are B heads."""
 
-    def mask(self, mask: Array, c: Call) -> Array:
+    def mask(self, mask: Array, c: Inputs) -> Array:
         fits = mask.ndim > 3 and mask.shape[-4:-2] == (c.q.shape[-3], 1)
         return mask.swapaxes(-3, -4) if fits else mask
 
@@ -289,5 +289,5 @@ class _MaskSamplesAsHeads(Attention):
 class _MaskIgnoredInBackward(Attention):
     """Backward rebuilds the weights without the mask."""
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         return c._replace(mask=None)

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import update_wrapper
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import Attention, Call
+from npattn.mistakes.attention import Attention, Inputs, same_signature
 from npattn.mistakes.register import mistake
-
-Override = TypeVar("Override", bound=Callable[..., Any])
-
-
-def like(original: Callable[..., Any]) -> Callable[[Override], Override]:
-    """Give an override the signature of what it overrides, by which the judge knows its options."""
-
-    def sign(override: Override) -> Override:
-        update_wrapper(override, original)
-        return override
-
-    return sign
 
 
 @mistake("out-widened", "dtype")
@@ -38,11 +24,11 @@ class _OutWidened(Attention):
 class _InputChanged(Attention):
     """q is scaled in place."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        call = super().call(arrays, *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         q = arrays[0]
-        q *= np.asarray(call.scale, q.dtype)
-        return call
+        q *= np.asarray(c.scale, q.dtype)
+        return c
 
 
 @mistake("views-misread", "memory", "pytorch/pytorch#181133")
@@ -61,7 +47,7 @@ class _StateKept(Attention):
 
     last: tuple[Any, Any] = (None, None)
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         key = [(x.shape, x.dtype) if isinstance(x, np.ndarray) else x for x in c]
         if self.last[0] != key:
             self.last = key, super().results(c)
@@ -75,7 +61,7 @@ class _ResultChanges(Attention):
 
     calls = 0
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
         self.calls += 1
         return (o if self.calls % 3 else o * (1 + 2.0**-7)), lse, p
@@ -85,7 +71,7 @@ class _ResultChanges(Attention):
 class _GradientsWidened(Attention):
     """The gradients come in float32 whatever the inputs are."""
 
-    @like(Attention.backward)
+    @same_signature(Attention.backward)
     def backward(self, *arrays: Any, **options: Any) -> dict[str, Array]:
         found = super().backward(*arrays, **options)
         return {name: np.asarray(x, np.float32) for name, x in found.items()}
@@ -95,7 +81,7 @@ class _GradientsWidened(Attention):
 class _LseNarrowed(Attention):
     """lse is delivered in float16 whatever the inputs are."""
 
-    @like(Attention.forward)
+    @same_signature(Attention.forward)
     def forward(self, *arrays: Any, **options: Any) -> Any:
         found = super().forward(*arrays, **options)
         if not options.get("return_lse"):
@@ -115,8 +101,8 @@ class _DbiasNotSummed(Attention):
 class _ValueHasScaleOfKey(Attention):
     """k and v are stored with a power of 2 as their scale, and v is restored with that of k."""
 
-    def call(self, *arguments: Any) -> Call:
-        c = super().call(*arguments)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         return c._replace(v=c.v * _power(c.k) / _power(c.v))
 
 
@@ -124,8 +110,8 @@ class _ValueHasScaleOfKey(Attention):
 class _MaskChanged(Attention):
     """What causal and window hide is put into the caller's mask."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        c = super().call(arrays, *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         mask = arrays[3]
         if mask is not None and mask.shape[-2:] == (c.q.shape[-2], c.k.shape[-2]):
             mask &= super().visible(c._replace(mask=None))
@@ -136,7 +122,7 @@ class _MaskChanged(Attention):
 class _DoutChanged(Attention):
     """dout is scaled in place."""
 
-    @like(Attention.backward)
+    @same_signature(Attention.backward)
     def backward(self, dout: Array, *arrays: Any, **options: Any) -> dict[str, Array]:
         found = super().backward(dout, *arrays, **options)
         dout *= np.asarray(0.5, dout.dtype)
@@ -150,7 +136,7 @@ class _OutWrittenAgain(Attention):
     def __init__(self) -> None:
         self.buffers: dict[tuple[Any, ...], Array] = {}
 
-    @like(Attention.forward)
+    @same_signature(Attention.forward)
     def forward(self, *arrays: Any, **options: Any) -> Any:
         found = super().forward(*arrays, **options)
         several = isinstance(found, tuple)
@@ -168,13 +154,13 @@ class _SavedOfLastForward(Attention):
     """Backward takes what the last forward with these shapes has saved, whichever that was."""
 
     def __init__(self) -> None:
-        self.saved: dict[tuple[Any, ...], Call] = {}
+        self.saved: dict[tuple[Any, ...], Inputs] = {}
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         self.saved[c.q.shape, c.k.shape, c.v.shape] = c
         return super().results(c)
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         return self.saved.get((c.q.shape, c.k.shape, c.v.shape), c)
 
 
@@ -216,7 +202,7 @@ class _PrecisionOfFirstCall(Attention):
     def __init__(self) -> None:
         self.buffers: dict[tuple[Any, ...], Any] = {}
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
         dtype = self.buffers.setdefault((c.q.shape, c.k.shape, c.v.shape), c.dtype)
         return o.astype(dtype).astype(o.dtype), lse, p
@@ -226,7 +212,7 @@ class _PrecisionOfFirstCall(Attention):
 class _DoutMisread(Attention):
     """A transposed dout is read in the order of its memory."""
 
-    @like(Attention.backward)
+    @same_signature(Attention.backward)
     def backward(self, dout: Array, *arrays: Any, **options: Any) -> dict[str, Array]:
         order = np.argsort([-abs(stride) for stride in dout.strides], kind="stable")
         if min(dout.shape, default=0) > 1:
@@ -241,7 +227,7 @@ class _VisibleOfFirstCall(Attention):
     def __init__(self) -> None:
         self.known: dict[tuple[int, int], Array] = {}
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         if c.mask is not None:
             return super().visible(c)
         return self.known.setdefault((c.q.shape[-2], c.k.shape[-2]), super().visible(c))
@@ -265,7 +251,7 @@ class _UpdateLost(Attention):
 
     calls = 0
 
-    def dk(self, dx: Array, c: Call, seen: Array) -> Array:
+    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         self.calls += 1
         if self.calls % 3 == 0:
             dx = dx.copy()

@@ -1,10 +1,10 @@
-"""Attention tile by tile with an online softmax, as fused kernels compute it; and its mutants.
+"""Attention tile by tile with an online softmax, as fused kernels compute it; and its mistakes.
 
 `Online` is right, in float32 (float64 for float64 inputs) and in replaceable steps, as `Attention`
-is. A tile of `TILE` queries walks over the tiles of keys that it may see, the last first, with a
-running maximum m, a running sum of exp(s − m) and an accumulator of exp(s − m) v; backward rebuilds
-the weights from what it saved, tile by tile. What is cut out for a tile is itself a `Call`, padded
-with 0 to the size of a tile, so that the steps of `Attention` serve it.
+is. A tile of `TILE` queries walks over its visible tiles of keys, the last first, with a running
+maximum m, a running sum of exp(s − m) and an accumulator of exp(s − m) v; backward rebuilds the
+weights tile by tile from the saved state. A tile is itself an `Inputs`, padded with 0 to the size
+of a tile, so that the steps of `Attention` serve it.
 Source: Dao 2023 (arXiv 2307.08691), algorithms 1 and 2; Milakov and Gimelshein 2018 (1805.02867).
 """
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import TILE, Attention, Call, within
+from npattn.mistakes.attention import TILE, Attention, Inputs, within
 from npattn.mistakes.register import mistake
 
 __all__ = ["Online", "Split", "State"]
@@ -45,8 +45,8 @@ class Online(Attention):
     def read(self, x: Array) -> Array:
         return np.array(x, np.float64 if x.dtype == np.float64 else np.float32)
 
-    def call(self, *arguments: Any) -> Call:
-        c = super().call(*arguments)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         bias, keep = (np.asarray(x, c.q.dtype) for x in (c.bias, c.keep))
         return c._replace(bias=bias, keep=keep, sinks=c.sinks.astype(c.q.dtype))
 
@@ -55,12 +55,12 @@ class Online(Attention):
     def query_tiles(self, T: int) -> list[slice]:
         return [slice(start, min(start + TILE, T)) for start in range(0, T, TILE)]
 
-    def key_tiles(self, c: Call, rows: slice) -> list[slice]:
+    def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
         """The keys that some of these queries may see, the last first."""
         first, end = self.reach(c, rows)
         return [slice(n * TILE, (n + 1) * TILE) for n in reversed(range(first, end))]
 
-    def reach(self, c: Call, rows: slice) -> tuple[int, int]:
+    def reach(self, c: Inputs, rows: slice) -> tuple[int, int]:
         """The first tile of keys that causal and window leave, and the one after the last."""
         T, S = c.q.shape[-2], c.k.shape[-2]
         left, right = self.sides(c)
@@ -68,13 +68,13 @@ class Online(Attention):
         end = S if right is None else min(max(rows.stop + S - T + right, 0), S)
         return begin // TILE, -(-end // TILE)
 
-    def whole(self, c: Call, rows: slice, keys: slice) -> bool:
+    def whole(self, c: Inputs, rows: slice, keys: slice) -> bool:
         """Whether causal and window hide nothing in this tile, so that it needs no mask."""
         offset = c.k.shape[-2] - c.q.shape[-2]
         least, most = keys.start - rows.stop + 1 - offset, keys.stop - 1 - rows.start - offset
         return bool(within(np.array([least, most]), self.sides(c)).all())
 
-    def inside(self, c: Call, rows: slice, keys: slice) -> Array:
+    def inside(self, c: Inputs, rows: slice, keys: slice) -> Array:
         """What is visible in a tile, (..., TILE, TILE); padding is not."""
         offset = c.k.shape[-2] - c.q.shape[-2]
         t, s = rows.start + np.arange(TILE)[:, None], keys.start + np.arange(TILE)
@@ -86,10 +86,10 @@ class Online(Attention):
     def real_queries(self, t: Array, rows: slice) -> Array:
         return np.asarray(t < rows.stop)
 
-    def real_keys(self, s: Array, c: Call) -> Array:
+    def real_keys(self, s: Array, c: Inputs) -> Array:
         return np.asarray(s < c.k.shape[-2])
 
-    def cut(self, c: Call, rows: slice, keys: slice) -> Call:
+    def cut(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
         """One tile."""
         return c._replace(
             q=load(c.q, rows),
@@ -104,12 +104,12 @@ class Online(Attention):
 
     # --- forward
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         state = self.states(c)
         p = self.all_weights(c, state) if c.returns_weights else np.zeros(())
         return self.divide(state), self.row_lse(state, c)[..., 0], p
 
-    def states(self, c: Call) -> State:
+    def states(self, c: Inputs) -> State:
         """The state of every query after its last tile of keys."""
         lead, E = c.q.shape[:-1], c.v.shape[-1]
         found = State(*(np.zeros((*lead, n), c.q.dtype) for n in (1, 1, E)))
@@ -118,22 +118,22 @@ class Online(Attention):
                 into[..., rows, :] = x[..., : rows.stop - rows.start, :]
         return found
 
-    def attend(self, c: Call, rows: slice) -> State:
+    def attend(self, c: Inputs, rows: slice) -> State:
         return self.fold(c, rows, self.key_tiles(c, rows))
 
-    def fold(self, c: Call, rows: slice, tiles: list[slice]) -> State:
+    def fold(self, c: Inputs, rows: slice, tiles: list[slice]) -> State:
         state = self.start(c)
         for keys in tiles:
             state = self.add(state, self.cut(c, rows, keys))
         return state
 
-    def start(self, c: Call) -> State:
+    def start(self, c: Inputs) -> State:
         """The sink is a first key without value; no sink is one of −inf."""
         lead, E = (*c.q.shape[:-2], TILE), c.v.shape[-1]
         m = np.broadcast_to(c.sinks, (*lead, 1))
         return State(m, np.isfinite(m).astype(m.dtype), np.zeros((*lead, E), m.dtype))
 
-    def add(self, state: State, tile: Call) -> State:
+    def add(self, state: State, tile: Inputs) -> State:
         """One more tile of keys."""
         s, live = self.scores(tile)
         m = self.maximum(state.m, s)
@@ -150,7 +150,7 @@ class Online(Attention):
     def row_sum(self, total: Array, p: Array) -> Array:
         return np.asarray(total + p.sum(-1, keepdims=True))
 
-    def dropped(self, p: Array, tile: Call) -> Array:
+    def dropped(self, p: Array, tile: Inputs) -> Array:
         return p * tile.keep
 
     def maximum(self, m: Array, s: Array) -> Array:
@@ -166,7 +166,7 @@ class Online(Attention):
     def divide(self, state: State) -> Array:
         return np.asarray(state.acc / np.where(state.total == 0, 1, state.total))
 
-    def row_lse(self, state: State, c: Call) -> Array:
+    def row_lse(self, state: State, c: Inputs) -> Array:
         return np.asarray(state.m + np.log(state.total))
 
     def weights(self, state: State, s: Array, live: Array) -> Array:
@@ -174,7 +174,7 @@ class Online(Attention):
         safe = np.where(state.total == 0, 1, state.total)
         return np.where(live, self.exp(s - nonempty(state.m)) / safe, 0)
 
-    def all_weights(self, c: Call, state: State) -> Array:
+    def all_weights(self, c: Inputs, state: State) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
         found = np.zeros((*c.q.shape[:-1], S), c.q.dtype)
         for rows in self.query_tiles(T):
@@ -186,7 +186,7 @@ class Online(Attention):
 
     # --- backward
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         T, S = c.q.shape[-2], c.k.shape[-2]
         lead, dtype = c.q.shape[:-2], c.q.dtype
         do, dlse, dw = (np.asarray(x, dtype) for x in (do, dlse, dw))
@@ -207,7 +207,7 @@ class Online(Attention):
 
     def pull(
         self,
-        tile: Call,
+        tile: Inputs,
         state: State,
         pulled: tuple[Array, Array, Array],
         at: tuple[slice, slice],
@@ -227,11 +227,11 @@ class Online(Attention):
         self.collect("dk", found.dk, keys, self.dk(dx, tile, seen))
         place(found.ds, rows, keys, ds)
 
-    def saved(self, c: Call) -> State:
+    def saved(self, c: Inputs) -> State:
         """What forward kept for backward."""
         return self.states(c)
 
-    def row_delta(self, do: Array, out: Array, c: Call) -> Array:
+    def row_delta(self, do: Array, out: Array, c: Inputs) -> Array:
         return np.asarray((do * out).sum(-1, keepdims=True))
 
     def backward_tiles(self, T: int) -> list[slice]:
@@ -254,13 +254,13 @@ class Online(Attention):
 class Split(Online):
     """The keys in two halves, each with a state of its own, which are then merged."""
 
-    def attend(self, c: Call, rows: slice) -> State:
+    def attend(self, c: Inputs, rows: slice) -> State:
         tiles = self.key_tiles(c, rows)
         half = len(tiles) // 2
         first = self.fold(c, rows, tiles[:half])
         return self.merge(first, self.fold(self.other(c), rows, tiles[half:]))
 
-    def other(self, c: Call) -> Call:
+    def other(self, c: Inputs) -> Inputs:
         """What the second half sees: the sink is counted in the first."""
         return c._replace(sinks=np.full_like(c.sinks, -np.inf))
 
@@ -308,7 +308,7 @@ def place(into: Array, rows: slice, keys: slice, x: Array) -> None:
 class _MaximumStartsFinite(Online):
     """The running maximum starts at −5e4, which scores may be below."""
 
-    def start(self, c: Call) -> State:
+    def start(self, c: Inputs) -> State:
         state = super().start(c)
         m = np.maximum(state.m, np.float32(-5e4))
         return State(m, np.exp(c.sinks - m), state.acc)
@@ -350,7 +350,7 @@ class _RescaleInverted(Online):
 class _ScaleCompounded(Online):
     """The factor log₂ e is put on the scale once more in every tile of keys."""
 
-    def cut(self, c: Call, rows: slice, keys: slice) -> Call:
+    def cut(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
         before = self.reach(c, rows)[1] - 1 - keys.start // TILE
         return super().cut(c._replace(scale=c.scale / math.log(2) ** before), rows, keys)
 
@@ -359,13 +359,13 @@ class _ScaleCompounded(Online):
 class _LseBeforeLastRescale(Online):
     """lse adds the maximum before the last tile to the row sum after it."""
 
-    def row_lse(self, state: State, c: Call) -> Array:
+    def row_lse(self, state: State, c: Inputs) -> Array:
         before = _AllButLastTile().states(c).m
         return super().row_lse(state._replace(m=np.where(before == -np.inf, state.m, before)), c)
 
 
 class _AllButLastTile(Online):
-    def key_tiles(self, c: Call, rows: slice) -> list[slice]:
+    def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
         return super().key_tiles(c, rows)[:-1]
 
 
@@ -374,7 +374,7 @@ class _HiddenTileCounted(Online):
     """A tile that the mask hides from all of its queries adds nothing to the accumulator, but
     the number of its keys to the row sum."""
 
-    def add(self, state: State, tile: Call) -> State:
+    def add(self, state: State, tile: Inputs) -> State:
         after = super().add(state, tile)
         hidden = ~self.scores(tile)[1].any((-1, -2), keepdims=True)
         return after._replace(total=after.total + TILE * hidden)
@@ -387,7 +387,7 @@ class _HiddenTileCounted(Online):
 class _TailKeysSkipped(Online):
     """The number of key tiles is rounded down, so that keys beyond the last whole tile are lost."""
 
-    def reach(self, c: Call, rows: slice) -> tuple[int, int]:
+    def reach(self, c: Inputs, rows: slice) -> tuple[int, int]:
         first, end = super().reach(c, rows)
         return first, min(end, max(c.k.shape[-2] // TILE, 1))
 
@@ -396,7 +396,7 @@ class _TailKeysSkipped(Online):
 class _TailPaddingAttended(Online):
     """The zeros that pad the last tile of keys take part in the softmax."""
 
-    def real_keys(self, s: Array, c: Call) -> Array:
+    def real_keys(self, s: Array, c: Inputs) -> Array:
         return np.ones(s.shape, bool)
 
 
@@ -404,10 +404,10 @@ class _TailPaddingAttended(Online):
 class _SoftcapRevivesPadding(Online):
     """The padding of the last tile of keys is hidden before the softcap, which makes it finite."""
 
-    def real_keys(self, s: Array, c: Call) -> Array:
+    def real_keys(self, s: Array, c: Inputs) -> Array:
         return super().real_keys(s, c) | (c.softcap is not None)
 
-    def cut(self, c: Call, rows: slice, keys: slice) -> Call:
+    def cut(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
         padding = ~super().real_keys(keys.start + np.arange(TILE), c)
         tile = super().cut(c, rows, keys)
         return tile._replace(bias=tile.bias - np.float32(c.softcap or 0) * padding)
@@ -417,7 +417,7 @@ class _SoftcapRevivesPadding(Online):
 class _TilesOverlap(Online):
     """A tile begins at the last key of the one before, which counts twice."""
 
-    def key_tiles(self, c: Call, rows: slice) -> list[slice]:
+    def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
         return [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE - 1))]
 
 
@@ -425,7 +425,7 @@ class _TilesOverlap(Online):
 class _KeyBetweenTilesLost(Online):
     """A tile begins one key too late, and the key between two tiles is seen by nobody."""
 
-    def key_tiles(self, c: Call, rows: slice) -> list[slice]:
+    def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
         return [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE + 1))]
 
 
@@ -433,7 +433,7 @@ class _KeyBetweenTilesLost(Online):
 class _TailValuesShifted(Online):
     """The values of the last, partial tile are read one row too early."""
 
-    def cut(self, c: Call, rows: slice, keys: slice) -> Call:
+    def cut(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
         early = int(keys.start > 0 and keys.stop > c.k.shape[-2])
         v = load(c.v, slice(keys.start - early, keys.stop - early))
         return super().cut(c, rows, keys)._replace(v=v)
@@ -443,7 +443,7 @@ class _TailValuesShifted(Online):
 class _CausalTileTakenAsWhole(Online):
     """A tile on the diagonal is not masked where the last of its queries sees all of it."""
 
-    def whole(self, c: Call, rows: slice, keys: slice) -> bool:
+    def whole(self, c: Inputs, rows: slice, keys: slice) -> bool:
         last = slice(rows.stop - 1, rows.stop)
         return super().whole(c, last if c.causal else rows, keys)
 
@@ -452,7 +452,7 @@ class _CausalTileTakenAsWhole(Online):
 class _CausalTileSkipped(Online):
     """A causal tile of queries stops at the last tile of keys that its first query sees."""
 
-    def reach(self, c: Call, rows: slice) -> tuple[int, int]:
+    def reach(self, c: Inputs, rows: slice) -> tuple[int, int]:
         begin, end = super().reach(c, rows)
         ends = super().reach(c, slice(rows.start, rows.start + 1))[1]
         return begin, ends if c.causal else end
@@ -463,7 +463,7 @@ class _WindowTileTakenAsWhole(Online):
     """A tile at the left end of the window is not masked where the first of its queries sees all
     of it."""
 
-    def whole(self, c: Call, rows: slice, keys: slice) -> bool:
+    def whole(self, c: Inputs, rows: slice, keys: slice) -> bool:
         first = slice(rows.start, rows.start + 1)
         return super().whole(c, first if c.window else rows, keys)
 
@@ -472,7 +472,7 @@ class _WindowTileTakenAsWhole(Online):
 class _WindowTileSkipped(Online):
     """A tile of queries begins at the first tile of keys in the window of its last query."""
 
-    def reach(self, c: Call, rows: slice) -> tuple[int, int]:
+    def reach(self, c: Inputs, rows: slice) -> tuple[int, int]:
         return super().reach(c, slice(rows.stop - 1, rows.stop))[0], super().reach(c, rows)[1]
 
 
@@ -480,7 +480,7 @@ class _WindowTileSkipped(Online):
 class _DropoutOfFirstTile(Online):
     """Every tile of keys is dropped by the dropout mask of the first."""
 
-    def cut(self, c: Call, rows: slice, keys: slice) -> Call:
+    def cut(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
         return super().cut(c, rows, keys)._replace(keep=part(c.keep, rows, slice(0, TILE)))
 
 
@@ -491,7 +491,7 @@ class _DropoutOfFirstTile(Online):
 class _MergeOfMixedBases(Split):
     """Partial results come with an lse to base 2, and are merged as if it were natural."""
 
-    def fold(self, c: Call, rows: slice, tiles: list[slice]) -> State:
+    def fold(self, c: Inputs, rows: slice, tiles: list[slice]) -> State:
         state = super().fold(c, rows, tiles)
         lse = super().row_lse(state, c) / np.float32(math.log(2))
         return State(lse, np.isfinite(lse).astype(lse.dtype), self.divide(state))
@@ -509,7 +509,7 @@ class _MergeOfNothingNaN(Split):
 class _SinkInEverySplit(Split):
     """The sink is counted in each of the partial results that are merged."""
 
-    def other(self, c: Call) -> Call:
+    def other(self, c: Inputs) -> Inputs:
         return c
 
 
@@ -517,7 +517,7 @@ class _SinkInEverySplit(Split):
 class _OutOfEachSplitInBackward(Split):
     """Backward takes each half of the keys with the out and lse of that half; dv stays right."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         S, lse = c.k.shape[-2], self.row_lse(self.states(c), c)
         halves, first = [], np.arange(S) < S // 2
         for half, sinks in ((first, c.sinks), (~first, self.other(c).sinks)):
@@ -572,7 +572,7 @@ class _FirstQueryLostInDv(Online):
 class _DeltaOfLastQueryZero(Online):
     """Σ do·out of the last query is 0."""
 
-    def row_delta(self, do: Array, out: Array, c: Call) -> Array:
+    def row_delta(self, do: Array, out: Array, c: Inputs) -> Array:
         delta = super().row_delta(do, out, c)
         delta[..., -1:, :] = 0
         return delta
@@ -582,7 +582,7 @@ class _DeltaOfLastQueryZero(Online):
 class _DeltaOfQueryBefore(Online):
     """A query takes Σ do·out of the one before."""
 
-    def row_delta(self, do: Array, out: Array, c: Call) -> Array:
+    def row_delta(self, do: Array, out: Array, c: Inputs) -> Array:
         return np.roll(super().row_delta(do, out, c), 1, axis=-2)
 
 
@@ -595,7 +595,7 @@ class _PaddingQueriesNaN(Online):
         real = self.real_queries(rows.start + np.arange(TILE), rows)[:, None]
         return here._replace(m=np.where(real, here.m, np.nan))
 
-    def inside(self, c: Call, rows: slice, keys: slice) -> Array:
+    def inside(self, c: Inputs, rows: slice, keys: slice) -> Array:
         return super().inside(c, slice(rows.start, rows.start + TILE), keys)
 
 
@@ -603,7 +603,7 @@ class _PaddingQueriesNaN(Online):
 class _SavedStateOfOtherLayout(Online):
     """Backward reads what was saved a query as if it lay in memory as (B, T, H)."""
 
-    def saved(self, c: Call) -> State:
+    def saved(self, c: Inputs) -> State:
         state = super().saved(c)
         m, total = (x.swapaxes(-2, -3).reshape(x.shape) for x in state[:2])
         return State(m, total, state.acc)

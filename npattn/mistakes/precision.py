@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import Attention, Call
+from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.online import Online, State
 from npattn.mistakes.register import mistake
 
@@ -34,10 +34,10 @@ def truncated(x: Array) -> Array:
 class Fused(Online):
     """Right: P and dS are rounded for the matrix products, as the model of that name says."""
 
-    def dropped(self, p: Array, tile: Call) -> Array:
+    def dropped(self, p: Array, tile: Inputs) -> Array:
         return rounded(super().dropped(p, tile), tile.dtype)
 
-    def uncap(self, ds: Array, live: Array, c: Call) -> Array:
+    def uncap(self, ds: Array, live: Array, c: Inputs) -> Array:
         return rounded(super().uncap(ds, live, c), c.dtype)
 
 
@@ -59,7 +59,7 @@ class _RowSumInFloat16(Online):
 class _AccumulatorInBfloat16(Fused):
     """The accumulator is stored in bfloat16 after every tile of 16 keys."""
 
-    def add(self, state: State, tile: Call) -> State:
+    def add(self, state: State, tile: Inputs) -> State:
         state = super().add(state, tile)
         return state._replace(acc=rounded(state.acc, tile.dtype))
 
@@ -101,7 +101,7 @@ class _GroupSummedInBfloat16(Fused):
 class _ProductInFloat16(Attention):
     """q kᵀ is stored in float16 before it is scaled, and overflows at 65504."""
 
-    def product(self, c: Call) -> Array:
+    def product(self, c: Inputs) -> Array:
         stored = rounded(super().product(c._replace(scale=1.0)), np.dtype(np.float16))
         return np.asarray(c.scale * stored)
 
@@ -110,7 +110,7 @@ class _ProductInFloat16(Attention):
 class _ScoresInBfloat16(Attention):
     """The final scores are stored in bfloat16, in what is declared fused."""
 
-    def final(self, x: Array, visible: Array, c: Call) -> Array:
+    def final(self, x: Array, visible: Array, c: Inputs) -> Array:
         return rounded(super().final(x, visible, c), c.dtype)
 
 
@@ -118,7 +118,7 @@ class _ScoresInBfloat16(Attention):
 class _ScaleInBfloat16(Attention):
     """The scale is a number of the dtype of q."""
 
-    def product(self, c: Call) -> Array:
+    def product(self, c: Inputs) -> Array:
         return super().product(c._replace(scale=float(rounded(np.array(c.scale), c.dtype))))
 
 
@@ -136,7 +136,7 @@ class _ExpOfSecondOrder(Online):
 class _WeightsInFloat8(Online):
     """The weights are stored in float8 for the product with v, in what is declared fused."""
 
-    def dropped(self, p: Array, tile: Call) -> Array:
+    def dropped(self, p: Array, tile: Inputs) -> Array:
         return rounded(p, np.dtype(ml_dtypes.float8_e4m3fn)) * tile.keep
 
 
@@ -144,7 +144,7 @@ class _WeightsInFloat8(Online):
 class _WeightsTruncated(Online):
     """The weights are cut off to bfloat16, not rounded to nearest."""
 
-    def dropped(self, p: Array, tile: Call) -> Array:
+    def dropped(self, p: Array, tile: Inputs) -> Array:
         return truncated(super().dropped(p, tile))
 
 
@@ -152,7 +152,7 @@ class _WeightsTruncated(Online):
 class _DscoresTruncated(Attention):
     """The gradient of the scores is cut off to bfloat16, not rounded to nearest."""
 
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Call) -> Array:
+    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return truncated(super().jacobian(p, dp, delta, c))
 
 
@@ -160,7 +160,7 @@ class _DscoresTruncated(Attention):
 class _OutTruncated(Attention):
     """out is cut off to bfloat16, not rounded to nearest."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
         return truncated(o), lse, p
 
@@ -169,7 +169,7 @@ class _OutTruncated(Attention):
 class _OutGained(Attention):
     """out is too large by a factor of 1 + 2⁻⁶, as after a division by a reciprocal from a table."""
 
-    def results(self, c: Call) -> tuple[Array, Array, Array]:
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
         return o * (1 + 2.0**-6), lse, p
 
@@ -178,7 +178,7 @@ class _OutGained(Attention):
 class _SoftmaxInFloat16(Attention):
     """exp is taken in float16 of the scores as they are, and overflows at 11."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         e, e_sink = (np.exp(x.astype(np.float16)).astype(np.float64) for x in (s, c.sinks))
         total = e.sum(-1, keepdims=True) + e_sink
         safe = np.where(total == 0, 1, total)
@@ -198,7 +198,7 @@ class _SoftmaxInFloat16(Attention):
 class _LseSavedInBfloat16(Online):
     """Backward rebuilds the weights from an lse that was saved in bfloat16."""
 
-    def saved(self, c: Call) -> State:
+    def saved(self, c: Inputs) -> State:
         state = super().saved(c)
         lse = rounded(self.row_lse(state, c), c.dtype)
         return State(lse, np.isfinite(lse).astype(lse.dtype), self.divide(state))

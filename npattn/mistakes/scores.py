@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array, sum_to
-from npattn.mistakes.attention import Attention, Call
+from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.register import mistake
 
 # --- scale ---
@@ -42,10 +42,10 @@ class _ScaleOfPaddedSize(Attention):
 class _ScaleOfValues(Attention):
     """The default scale is 1/√E, of the size of the values."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        causal, window, scale, *rest = options
-        scale = 1 / math.sqrt(arrays[2].shape[-1] or 1) if scale is None else scale
-        return super().call(arrays, causal, window, scale, *rest)
+    def inputs(self, q: Array, k: Array, v: Array, *mask: Any, **options: Any) -> Inputs:
+        if options.get("scale") is None:
+            options["scale"] = 1 / math.sqrt(v.shape[-1] or 1)
+        return super().inputs(q, k, v, *mask, **options)
 
 
 @mistake("scale-one", "scale")
@@ -60,7 +60,7 @@ class _ScaleOne(Attention):
 class _ScaleTwice(Attention):
     """q is scaled, and then the scores once more."""
 
-    def product(self, c: Call) -> Array:
+    def product(self, c: Inputs) -> Array:
         return np.asarray(c.scale * super().product(c))
 
 
@@ -68,8 +68,8 @@ class _ScaleTwice(Attention):
 class _ScaleIgnored(Attention):
     """The scale is always the default."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        c = super().call(arrays, *options)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
         return c._replace(scale=self.default_scale(c.q.shape[-3], c.q.shape[-1]))
 
 
@@ -77,26 +77,26 @@ class _ScaleIgnored(Attention):
 class _ScaleZeroIsNone(Attention):
     """A scale of 0 counts as none given."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        causal, window, scale, *rest = options
-        return super().call(arrays, causal, window, scale or None, *rest)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        options["scale"] = options.get("scale") or None
+        return super().inputs(*arrays, **options)
 
 
 @mistake("scale-divides", "scale")
 class _ScaleDivides(Attention):
     """A scale that is given divides the scores."""
 
-    def call(self, arrays: tuple[Any, ...], *options: Any) -> Call:
-        causal, window, scale, *rest = options
-        scale = None if scale is None else float(np.divide(1.0, scale))
-        return super().call(arrays, causal, window, scale, *rest)
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        if options.get("scale") is not None:
+            options["scale"] = float(np.divide(1.0, options["scale"]))
+        return super().inputs(*arrays, **options)
 
 
 @mistake("scale-ignored-with-softcap", "scale")
 class _ScaleIgnoredWithSoftcap(Attention):
     """The path with a softcap takes the default scale."""
 
-    def product(self, c: Call) -> Array:
+    def product(self, c: Inputs) -> Array:
         default = self.default_scale(c.q.shape[-3], c.q.shape[-1])
         return super().product(c if c.softcap is None else c._replace(scale=default))
 
@@ -105,7 +105,7 @@ class _ScaleIgnoredWithSoftcap(Attention):
 class _MaximumBeforeScale(Attention):
     """A row's maximum is found before the scale, which makes it the minimum where it is < 0."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         least = np.where(live, s, np.inf).min(-1, keepdims=True, initial=np.inf)
         wide = np.float64 if c.dtype == np.float64 else np.float32
@@ -118,7 +118,7 @@ class _MaximumBeforeScale(Attention):
 class _ScaleIgnoredInBackward(Attention):
     """Backward takes the default scale."""
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         return c._replace(scale=self.default_scale(c.q.shape[-3], c.q.shape[-1]))
 
 
@@ -129,7 +129,7 @@ class _ScaleIgnoredInBackward(Attention):
 class _SoftcapAfterMask(Attention):
     """The softcap turns the −inf of hidden scores into −c, and they take weight."""
 
-    def final(self, x: Array, visible: Array, c: Call) -> Array:
+    def final(self, x: Array, visible: Array, c: Inputs) -> Array:
         return self.cap(self.hide(x + c.bias, visible), c)
 
 
@@ -137,7 +137,7 @@ class _SoftcapAfterMask(Attention):
 class _SoftcapOverBias(Attention):
     """The softcap is applied to score + bias."""
 
-    def final(self, x: Array, visible: Array, c: Call) -> Array:
+    def final(self, x: Array, visible: Array, c: Inputs) -> Array:
         return self.hide(self.cap(x + c.bias, c), visible)
 
 
@@ -145,10 +145,10 @@ class _SoftcapOverBias(Attention):
 class _SoftcapBeforeScale(Attention):
     """The softcap is applied to q kᵀ, and the scale comes after it."""
 
-    def product(self, c: Call) -> Array:
+    def product(self, c: Inputs) -> Array:
         return super().product(c if c.softcap is None else c._replace(scale=1.0))
 
-    def cap(self, x: Array, c: Call) -> Array:
+    def cap(self, x: Array, c: Inputs) -> Array:
         return x if c.softcap is None else c.scale * super().cap(x, c)
 
 
@@ -156,7 +156,7 @@ class _SoftcapBeforeScale(Attention):
 class _SoftcapNotMultiplied(Attention):
     """The softcap is tanh(s/c), which is not multiplied by c."""
 
-    def cap(self, x: Array, c: Call) -> Array:
+    def cap(self, x: Array, c: Inputs) -> Array:
         return x if c.softcap is None else super().cap(x, c) / c.softcap
 
 
@@ -164,7 +164,7 @@ class _SoftcapNotMultiplied(Attention):
 class _SoftcapClips(Attention):
     """The softcap clips scores at ±c."""
 
-    def cap(self, x: Array, c: Call) -> Array:
+    def cap(self, x: Array, c: Inputs) -> Array:
         return x if c.softcap is None else np.clip(x, -c.softcap, c.softcap)
 
 
@@ -172,7 +172,7 @@ class _SoftcapClips(Attention):
 class _SinkCapped(Attention):
     """The softcap is applied to the sink too."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         sinks = np.where(c.sinks == -np.inf, c.sinks, self.cap(c.sinks, c))
         return super().softmax(s, c._replace(sinks=sinks), live)
 
@@ -181,7 +181,7 @@ class _SinkCapped(Attention):
 class _SoftcapIgnoredInBackward(Attention):
     """Backward rebuilds the scores without the softcap."""
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         return c._replace(softcap=None)
 
 
@@ -189,7 +189,7 @@ class _SoftcapIgnoredInBackward(Attention):
 class _SoftcapSlopeForgotten(Attention):
     """The gradient passes the softcap as if it were not there."""
 
-    def cap_slope(self, c: Call) -> Any:
+    def cap_slope(self, c: Inputs) -> Any:
         return 1.0
 
 
@@ -197,7 +197,7 @@ class _SoftcapSlopeForgotten(Attention):
 class _SoftcapSlopeOfCapped(Attention):
     """The slope of the softcap is taken at the score that was capped."""
 
-    def cap_slope(self, c: Call) -> Any:
+    def cap_slope(self, c: Inputs) -> Any:
         capped = self.cap(self.product(c), c)
         return 1.0 if c.softcap is None else 1 - np.tanh(capped / c.softcap) ** 2
 
@@ -206,7 +206,7 @@ class _SoftcapSlopeOfCapped(Attention):
 class _SoftcapSlopeAfterBias(Attention):
     """The slope of the softcap is 1 − (s/c)² of the score with its bias."""
 
-    def cap_slope(self, c: Call) -> Any:
+    def cap_slope(self, c: Inputs) -> Any:
         s = self.cap(self.product(c), c) + c.bias
         return 1.0 if c.softcap is None else 1 - (s / c.softcap) ** 2
 
@@ -215,7 +215,7 @@ class _SoftcapSlopeAfterBias(Attention):
 class _SoftcapSlopeOfHidden(Attention):
     """The slope of the softcap is −inf at hidden scores, and 0 · inf is NaN."""
 
-    def uncap(self, ds: Array, live: Array, c: Call) -> Array:
+    def uncap(self, ds: Array, live: Array, c: Inputs) -> Array:
         slope = np.where(self.visible(c), self.cap_slope(c), -np.inf)
         return super().uncap(ds, live, c) if c.softcap is None else ds * slope
 
@@ -227,7 +227,7 @@ class _SoftcapSlopeOfHidden(Attention):
 class _BiasScaled(Attention):
     """The bias is multiplied by the scale, as the scores are."""
 
-    def bias(self, c: Call) -> Array | float:
+    def bias(self, c: Inputs) -> Array | float:
         return c.scale * c.bias
 
 
@@ -235,7 +235,7 @@ class _BiasScaled(Attention):
 class _BiasSubtracted(Attention):
     """The finite bias has the wrong sign, as that of a distance taken the other way round."""
 
-    def bias(self, c: Call) -> Array | float:
+    def bias(self, c: Inputs) -> Array | float:
         return np.where(c.bias == -np.inf, c.bias, -np.asarray(c.bias))
 
 
@@ -243,7 +243,7 @@ class _BiasSubtracted(Attention):
 class _BiasIgnoredWhenCausal(Attention):
     """The bias is not read where causal is given."""
 
-    def bias(self, c: Call) -> Array | float:
+    def bias(self, c: Inputs) -> Array | float:
         return 0.0 if c.causal else c.bias
 
 
@@ -251,7 +251,7 @@ class _BiasIgnoredWhenCausal(Attention):
 class _BiasMinusInfLost(Attention):
     """The −inf of a bias count as 0."""
 
-    def bias(self, c: Call) -> Array | float:
+    def bias(self, c: Inputs) -> Array | float:
         return np.where(c.bias == -np.inf, 0, c.bias)
 
 
@@ -259,7 +259,7 @@ class _BiasMinusInfLost(Attention):
 class _BiasOfLastQuery(Attention):
     """The bias of the last query is used for all, as if only the key mattered."""
 
-    def bias(self, c: Call) -> Array | float:
+    def bias(self, c: Inputs) -> Array | float:
         bias = np.asarray(c.bias)
         return bias[..., -1:, :] if bias.ndim else c.bias
 
@@ -268,7 +268,7 @@ class _BiasOfLastQuery(Attention):
 class _BiasSamplesAsHeads(Attention):
     """A bias (B, 1, T, S) is read as (1, B, T, S) where there are B heads."""
 
-    def bias(self, c: Call) -> Array | float:
+    def bias(self, c: Inputs) -> Array | float:
         bias = np.asarray(c.bias)
         fits = bias.ndim > 3 and bias.shape[-4:-2] == (c.q.shape[-3], 1)
         return bias.swapaxes(-3, -4) if fits else c.bias
@@ -278,7 +278,7 @@ class _BiasSamplesAsHeads(Attention):
 class _BiasIgnoredInBackward(Attention):
     """Backward rebuilds the scores without the bias."""
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         return c._replace(bias=0.0)
 
 
@@ -286,7 +286,7 @@ class _BiasIgnoredInBackward(Attention):
 class _DbiasScaled(Attention):
     """dbias is multiplied by the scale, as dq is."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
         return dq, dk, dv, c.scale * ds, ds_sink
 
@@ -295,7 +295,7 @@ class _DbiasScaled(Attention):
 class _DbiasBehindSoftcap(Attention):
     """dbias is multiplied by the slope of the softcap, which the bias does not go through."""
 
-    def gradients(self, c: Call, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
         return dq, dk, dv, ds * self.cap_slope(c), ds_sink
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import Attention, Call
+from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.register import mistake
 
 
@@ -18,7 +18,7 @@ from npattn.mistakes.register import mistake
 class _SoftmaxOverQueries(Attention):
     """The weights of a key over all queries sum to 1, not those of a query over all keys."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         _, p_sink, lse = super().softmax(s, c, live)
         e = np.where(live, np.exp(s - s.max(-2, keepdims=True, initial=-np.inf)), 0)
         total = e.sum(-2, keepdims=True)
@@ -29,7 +29,7 @@ class _SoftmaxOverQueries(Attention):
 class _NoMaxSubtracted(Attention):
     """exp is taken of the scores as they are, in the dtype computed in, and overflows."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         wide = np.float64 if c.dtype == np.float64 else np.float32
         e, e_sink = (np.exp(x.astype(wide)).astype(np.float64) for x in (s, c.sinks))
         total = e.sum(-1, keepdims=True) + e_sink
@@ -65,7 +65,7 @@ class _LseWithoutSink(Attention):
 class _SinkScaled(Attention):
     """The sink is multiplied by the scale, as the scores are."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         sinks = np.where(c.sinks == -np.inf, c.sinks, c.scale * c.sinks)
         return super().softmax(s, c._replace(sinks=sinks), live)
 
@@ -90,7 +90,7 @@ class _DsinksZero(Attention):
 class _WeightsBase2(Attention):
     """The weights are powers of 2 of scores that were not multiplied by log₂ e."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         factor = math.log(2)
         return super().softmax(factor * s, c._replace(sinks=factor * c.sinks), live)
 
@@ -99,7 +99,7 @@ class _WeightsBase2(Attention):
 class _MaximumOfAllQueries(Attention):
     """One maximum is subtracted for all queries of a head; far below it all weights are 0."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         m = np.maximum(s.max((-1, -2), keepdims=True, initial=-np.inf), c.sinks)
         pivot = np.where(m == -np.inf, 0, m)
         e, e_sink = np.exp(s - pivot), np.exp(c.sinks - pivot)
@@ -112,7 +112,7 @@ class _MaximumOfAllQueries(Attention):
 class _ScoresClipped(Attention):
     """Scores are clipped to ±80 so that exp cannot overflow, and no maximum is needed."""
 
-    def cap(self, x: Array, c: Call) -> Array:
+    def cap(self, x: Array, c: Inputs) -> Array:
         return np.clip(super().cap(x, c), -80, 80)
 
 
@@ -120,7 +120,7 @@ class _ScoresClipped(Attention):
 class _ZeroKeyInEveryRow(Attention):
     """A key with score 0 and value 0 joins every row, as a module's option for it would do."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         joined = np.logaddexp(lse, 0)
         kept = np.exp(lse - joined)
@@ -131,7 +131,7 @@ class _ZeroKeyInEveryRow(Attention):
 class _LseOfWeights(Attention):
     """lse is taken of the weights, not of the scores."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, _ = super().softmax(s, c, live)
         return p, p_sink, np.log(np.where(live, np.exp(p), 0).sum(-1, keepdims=True))
 
@@ -140,7 +140,7 @@ class _LseOfWeights(Attention):
 class _SinkOfFirstHead(Attention):
     """All heads have the sink of the first."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         return super().softmax(s, c._replace(sinks=c.sinks[:1]), live)
 
 
@@ -148,7 +148,7 @@ class _SinkOfFirstHead(Attention):
 class _SinkHasAValue(Attention):
     """The weight of the sink goes to the first key, so that the weights sum to 1."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
         p[..., :1] += p_sink
         return p, p_sink, lse
@@ -158,7 +158,7 @@ class _SinkHasAValue(Attention):
 class _SinkNotInMaximum(Attention):
     """The maximum is that of the scores alone, and a sink far above them overflows."""
 
-    def softmax(self, s: Array, c: Call, live: Array) -> tuple[Array, Array, Array]:
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         m = s.max(-1, keepdims=True, initial=-np.inf)
         pivot = np.where(m == -np.inf, 0, m)
         wide = np.float64 if c.dtype == np.float64 else np.float32

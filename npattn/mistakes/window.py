@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import TILE, Attention, Call, within
+from npattn.mistakes.attention import TILE, Attention, Inputs, within
 from npattn.mistakes.register import mistake
 from npattn.options import Window
 
@@ -14,7 +14,7 @@ from npattn.options import Window
 class _WindowOneWider(Attention):
     """The window reaches one key further to the left."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
         return None if left is None else left + 1, right
 
@@ -23,7 +23,7 @@ class _WindowOneWider(Attention):
 class _WindowOneNarrower(Attention):
     """The left end of the window is exclusive."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
         return None if left is None else left - 1, right
 
@@ -32,7 +32,7 @@ class _WindowOneNarrower(Attention):
 class _WindowRightIgnored(Attention):
     """The right side of the window is not read."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         left, _ = super().sides(c)
         return left, 0 if c.causal else None
 
@@ -41,7 +41,7 @@ class _WindowRightIgnored(Attention):
 class _WindowSymmetric(Attention):
     """The window reaches as far to the right as to the left."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
         return left, right if c.causal or left is None else left
 
@@ -50,7 +50,7 @@ class _WindowSymmetric(Attention):
 class _WindowExchanged(Attention):
     """The window's left and right are exchanged."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         left, right = c.window or (None, None)
         return super().sides(c._replace(window=(right, left)))
 
@@ -59,7 +59,7 @@ class _WindowExchanged(Attention):
 class _WindowAheadWithoutCausal(Attention):
     """Without causal the left side of the window reaches to the right."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
         return (left, right) if c.causal or left is None else (0, left)
 
@@ -68,7 +68,7 @@ class _WindowAheadWithoutCausal(Attention):
 class _WindowZeroIsNone(Attention):
     """A side of 0 keys counts as one not given, which is unlimited."""
 
-    def sides(self, c: Call) -> Window:
+    def sides(self, c: Inputs) -> Window:
         left, right = c.window or (None, None)
         return super().sides(c._replace(window=(left or None, right or None)))
 
@@ -77,7 +77,7 @@ class _WindowZeroIsNone(Attention):
 class _WindowStartNegative(Attention):
     """A window that would begin before the first key begins as far before the end."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
         left, _ = self.sides(c)
         start = self.diagonal(T, S) - (np.inf if left is None else left)
@@ -88,7 +88,7 @@ class _WindowStartNegative(Attention):
 class _WindowTopLeft(Attention):
     """The window stands at key t, while causal stands at t + S − T."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         beside = np.arange(c.k.shape[-2]) - np.arange(c.q.shape[-2])[:, None]
         inside = within(beside, c.window or (None, None))
         return inside & super().visible(c._replace(window=None))
@@ -98,7 +98,7 @@ class _WindowTopLeft(Attention):
 class _WindowOfWholeTiles(Attention):
     """Tiles before the window are skipped, and the one in which it begins is seen whole."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
         left, right = self.sides(c)
         begin = self.diagonal(T, S) - (left or 0)
@@ -110,7 +110,7 @@ class _WindowOfWholeTiles(Attention):
 class _WindowIgnoredForOneQuery(Attention):
     """A single query, as in decoding, sees all keys."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c._replace(window=None) if c.q.shape[-2] == 1 else c)
 
 
@@ -118,7 +118,7 @@ class _WindowIgnoredForOneQuery(Attention):
 class _WindowIgnoredWithoutCausal(Attention):
     """The window is read only where causal is given."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c if c.causal else c._replace(window=None))
 
 
@@ -126,7 +126,7 @@ class _WindowIgnoredWithoutCausal(Attention):
 class _WindowIgnoredWithMask(Attention):
     """The window is read only where no mask is given."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c if c.mask is None else c._replace(window=None))
 
 
@@ -134,7 +134,7 @@ class _WindowIgnoredWithMask(Attention):
 class _WindowReplacesMask(Attention):
     """The mask is not read where a window is given."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c if c.window is None else c._replace(mask=None))
 
 
@@ -142,7 +142,7 @@ class _WindowReplacesMask(Attention):
 class _WindowReplacesCausal(Attention):
     """causal is not read where a window is given."""
 
-    def visible(self, c: Call) -> Array:
+    def visible(self, c: Inputs) -> Array:
         return super().visible(c if c.window is None else c._replace(causal=False))
 
 
@@ -150,7 +150,7 @@ class _WindowReplacesCausal(Attention):
 class _WindowIgnoredInBackward(Attention):
     """Backward rebuilds the weights without the window."""
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         return c._replace(window=None)
 
 
@@ -158,5 +158,5 @@ class _WindowIgnoredInBackward(Attention):
 class _WindowMirroredInBackward(Attention):
     """Backward goes from key to query, and exchanges the window's left and right on the way."""
 
-    def recompute(self, c: Call) -> Call:
+    def recompute(self, c: Inputs) -> Inputs:
         return c if c.window is None else c._replace(window=c.window[::-1])

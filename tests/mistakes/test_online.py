@@ -11,7 +11,7 @@ import pytest
 import npattn
 from npattn.arrays import Array
 from npattn.mistakes import MISTAKES, online
-from npattn.mistakes.attention import Attention, Call, within
+from npattn.mistakes.attention import Attention, Inputs, within
 from npattn.mistakes.online import TILE, Online, Split
 from npattn.mistakes.precision import Fused
 from npattn.testing import check
@@ -95,18 +95,18 @@ SIDES: tuple[dict[str, Any], ...] = (
 )
 
 
-def call_of(base: Attention, sizes: tuple[int, int], **options: Any) -> Call:
-    (T, S), causal, window = sizes, options.get("causal", False), options.get("window")
+def inputs_of(base: Attention, sizes: tuple[int, int], **options: Any) -> Inputs:
+    T, S = sizes
     q, k, v = (np.zeros((1, n, 2), np.float32) for n in (T, S, S))
-    return base.call((q, k, v, None, None, None, None), causal, window, None, None, 0.0)
+    return base.inputs(q, k, v, **options)
 
 
-def seen(base: Attention, c: Call) -> Array:
+def seen(base: Attention, c: Inputs) -> Array:
     T, S = c.q.shape[-2], c.k.shape[-2]
     return within(np.arange(S) - np.arange(T)[:, None] - (S - T), base.sides(c))
 
 
-def visits(base: Online, c: Call) -> Array:
+def visits(base: Online, c: Inputs) -> Array:
     """How often the tiles show each key to each query."""
     T, S = c.q.shape[-2], c.k.shape[-2]
     found = np.zeros((T, S), int)
@@ -117,7 +117,7 @@ def visits(base: Online, c: Call) -> Array:
 
 
 def shows_each_key_once(base: Online) -> bool:
-    calls = [call_of(base, sizes, **options) for sizes, options in product(SIZES, SIDES)]
+    calls = [inputs_of(base, sizes, **options) for sizes, options in product(SIZES, SIDES)]
     return all((visits(base, c) == seen(base, c)).all() for c in calls)
 
 
@@ -142,20 +142,20 @@ def test_tiles_that_are_off_by_one_show_something_else(name: str) -> None:
 
 
 def test_padding_is_in_no_tile() -> None:
-    c = call_of(Online(), (1, 17))
+    c = inputs_of(Online(), (1, 17))
     (rows,) = Online().query_tiles(1)
     assert Online().inside(c, rows, slice(TILE, 2 * TILE)).sum() == 1
     assert mutant("tail-padding-attended").inside(c, rows, slice(TILE, 2 * TILE)).sum() == TILE
 
 
 def test_tiles_that_causal_hides_are_not_visited() -> None:
-    c = call_of(Online(), (67, 67), causal=True)
+    c = inputs_of(Online(), (67, 67), causal=True)
     counts = [len(Online().key_tiles(c, rows)) for rows in Online().query_tiles(67)]
     assert counts == [1, 2, 3, 4, 5]
 
 
 def test_tiles_left_of_the_window_are_not_visited() -> None:
-    c = call_of(Online(), (67, 67), window=(16, 0))
+    c = inputs_of(Online(), (67, 67), window=(16, 0))
     assert [len(Online().key_tiles(c, rows)) for rows in Online().query_tiles(67)] == [
         1,
         2,
@@ -166,6 +166,6 @@ def test_tiles_left_of_the_window_are_not_visited() -> None:
 
 
 def test_the_last_tile_of_keys_comes_first() -> None:
-    c = call_of(Online(), (1, 53))
+    c = inputs_of(Online(), (1, 53))
     starts = [keys.start for keys in Online().key_tiles(c, slice(0, 1))]
     assert starts == [48, 32, 16, 0]

@@ -175,8 +175,8 @@ def test_a_mutant_breaks_the_identity_and_the_script_shows_it(rule, name):
 class ValuesOfKeys(Attention):
     """The keys are combined, not the values, where their sizes agree."""
 
-    def call(self, arrays, *options):
-        c = super().call(arrays, *options)
+    def inputs(self, *arrays, **options):
+        c = super().inputs(*arrays, **options)
         return c._replace(v=c.k) if c.v.shape == c.k.shape else c
 
 

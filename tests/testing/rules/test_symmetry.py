@@ -110,10 +110,10 @@ class LastQueryWrittenOver(Attention):
 class DropoutOfFirstRow(Attention):
     """All queries drop what the first drops."""
 
-    def call(self, arrays, *options):
-        call = super().call(arrays, *options)
-        keep = call.keep
-        return call if isinstance(keep, float) else call._replace(keep=keep[..., :1, :])
+    def inputs(self, *arrays, **options):
+        inputs = super().inputs(*arrays, **options)
+        keep = inputs.keep
+        return inputs if isinstance(keep, float) else inputs._replace(keep=keep[..., :1, :])
 
 
 class GroupsOfThree(Attention):
@@ -224,17 +224,17 @@ class WindowAnchoredAtZero(Attention):
 class MinusInfIsLarge(Attention):
     """A bias of −inf becomes −20."""
 
-    def call(self, arrays, *options):
-        call = super().call(arrays, *options)
-        return call._replace(bias=np.maximum(call.bias, -20.0))
+    def inputs(self, *arrays, **options):
+        inputs = super().inputs(*arrays, **options)
+        return inputs._replace(bias=np.maximum(inputs.bias, -20.0))
 
 
 class ScaleIgnored(Attention):
     """The scale is 1/√D whatever is said."""
 
-    def call(self, arrays, *options):
-        call = super().call(arrays, *options)
-        return call._replace(scale=self.default_scale(1, call.q.shape[-1]))
+    def inputs(self, *arrays, **options):
+        inputs = super().inputs(*arrays, **options)
+        return inputs._replace(scale=self.default_scale(1, inputs.q.shape[-1]))
 
 
 class DkScaledTwice(Attention):

@@ -94,9 +94,9 @@ class _FirstMissing(_KeyMissing):
 class _ZeroKey(Attention):
     """A key of zeros takes weight: a sink of 0."""
 
-    def call(self, *args: Any) -> Any:
-        call = super().call(*args)
-        return call._replace(sinks=np.zeros_like(call.sinks))
+    def inputs(self, *arrays: Any, **options: Any) -> Any:
+        inputs = super().inputs(*arrays, **options)
+        return inputs._replace(sinks=np.zeros_like(inputs.sinks))
 
 
 MISTAKES = [
