@@ -7,7 +7,7 @@ problem to say. Numbers in brackets are the rules of docs/semantics.md.
 from __future__ import annotations
 
 import numbers
-from dataclasses import fields
+import re
 from functools import cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -31,6 +31,7 @@ __all__ = [
     "describe_value",
     "diagonal",
     "finfo",
+    "format_call",
     "known_of",
     "plane_of",
     "read_only",
@@ -40,6 +41,7 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
+LARGE = 1000  # elements, from which on NumPy too shortens the repr of an array
 FAR = 2**62  # further than any key, and what is added to an index without overflow
 ANY = -1
 """A T or S for which an object has an axis of 1, which broadcasts."""
@@ -168,13 +170,6 @@ class Sized:
     kind = ""  # what errors call it
 
     __array_priority__ = 1000.0  # what an array and this one compose to is for this one to say
-
-    def __repr__(self) -> str:
-        words = (
-            f"{field.name}={describe_value(getattr(self, field.name))}"
-            for field in fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
-        )
-        return f"{type(self).__name__}({', '.join(words)})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.to_array(), dtype=dtype, copy=copy)
@@ -377,6 +372,31 @@ def check_score_shape(
 def describe_value(value: Any) -> str:
     """A value as `Problem` shows it: of an array its dtype and shape."""
     return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+
+
+def format_call(name: str, *args: Any, **kwargs: Any) -> str:
+    """Format a call as source that evaluates back, without keyword arguments that are None."""
+    words = [_format_literal(value) for value in args]
+    words += [f"{n}={_format_literal(x)}" for n, x in kwargs.items() if x is not None]
+    return f"{name}({', '.join(words)})"
+
+
+def _format_literal(value: Any) -> str:
+    """Format an argument as source; a large array is only described: no source in a <...>."""
+    if callable(value):
+        return getattr(value, "__name__", repr(value))
+    if not isinstance(value, np.ndarray):
+        return repr(value)
+    if value.size > LARGE:
+        return f"<{value.dtype} array of shape {value.shape}>"
+    if not value.size:
+        return f"np.zeros({value.shape}, {value.dtype.name!r})"
+    is_numpy = value.dtype.type.__module__ == "numpy"  # not ml_dtypes, whose numbers have no source
+    numbers = (value if is_numpy else value.astype(np.float64)).tolist()
+    source = re.sub(r"\b(inf|nan)\b", r"np.\1", repr(numbers))
+    if np.asarray(numbers).dtype == value.dtype:
+        return source
+    return f"np.array({source}, {value.dtype.name!r})"
 
 
 def check_integer(name: str, n: Any, least: int = 1) -> int:

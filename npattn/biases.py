@@ -26,6 +26,7 @@ from npattn.arrays import (
     Tile,
     check_integer,
     diagonal,
+    format_call,
     known_of,
     plane_of,
     read_only,
@@ -292,6 +293,9 @@ class Dense(Bias):
 
     array: Array
 
+    def __repr__(self) -> str:
+        return format_call("biases.dense", self.array)
+
     @property
     def dtype(self) -> np.dtype[Any]:
         return _dtype(self.array)
@@ -323,6 +327,9 @@ class Dense(Bias):
 class Alibi(Bias):
     slopes: Array  # (H,)
     alignment: Alignment
+
+    def __repr__(self) -> str:
+        return format_call("biases.alibi", self.slopes, alignment=self.alignment)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -364,6 +371,15 @@ class Relative(Bias):
     max_distance: int
     bidirectional: bool
     alignment: Alignment
+
+    def __repr__(self) -> str:
+        return format_call(
+            "biases.relative",
+            self.table,
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+            alignment=self.alignment,
+        )
 
     @property
     def dtype(self) -> np.dtype[Any]:

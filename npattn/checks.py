@@ -207,10 +207,10 @@ def check_window(window: Any) -> Window | None:
 
 
 def check_alignment(alignment: Any) -> Alignment:
-    """One of ALIGNMENTS; OptionError where it is none."""
-    if alignment not in ALIGNMENTS:
+    """Return `alignment` if it is one of `ALIGNMENTS`."""
+    if not isinstance(alignment, str) or alignment not in ALIGNMENTS:
         raise OptionError(f"alignment is {alignment!r}, must be one of {ALIGNMENTS}")
-    return alignment  # type: ignore[no-any-return]  # one of ALIGNMENTS, checked above
+    return str(alignment)  # type: ignore[return-value]  # one of ALIGNMENTS, checked above
 
 
 def _number(name: str, value: Any, must: str) -> float:

@@ -29,6 +29,7 @@ from npattn.arrays import (
     check_broadcast,
     check_integer,
     diagonal,
+    format_call,
     known_of,
     plane_of,
     read_only,
@@ -144,7 +145,7 @@ def causal(
     T = None if T is None else check_integer("T", T, 0)
     S = T if S is None else check_integer("S", S, 0)
     if alignment is not None:
-        check_alignment(alignment)
+        alignment = check_alignment(alignment)
     elif T is not None and S is not None:
         _check_unambiguous(T, S)
     return Band(None, 0, alignment, T, S)
@@ -403,6 +404,12 @@ class Band(Mask):
     T: int | None = None
     S: int | None = None
 
+    def __repr__(self) -> str:
+        sizes = (self.T, self.S) if self.S is not None else () if self.T is None else (self.T,)
+        if self.left is None and self.right == 0:
+            return format_call("masks.causal", *sizes, alignment=self.alignment)
+        return format_call("masks.window", self.left, self.right, alignment=self.alignment)
+
     def _known(self) -> Known:
         return Known((), self.T, self.S)
 
@@ -466,6 +473,9 @@ class Lengths(Mask):
     keys: Array  # (...) batch axes
     queries: Array | None  # (...)
 
+    def __repr__(self) -> str:
+        return format_call("masks.lengths", self.keys, queries=self.queries)
+
     def _known(self) -> Known:
         queries = () if self.queries is None else self.queries.shape
         T = ANY if self.queries is None else None
@@ -506,6 +516,10 @@ class Documents(Mask):
     queries: Array  # (..., T)
     keys: Array  # (..., S)
 
+    def __repr__(self) -> str:
+        keys = None if self.keys is self.queries else self.keys
+        return format_call("masks.documents", self.queries, keys=keys)
+
     def _known(self) -> Known:
         batch = np.broadcast_shapes(self.queries.shape[:-1], self.keys.shape[:-1])
         return Known(_axes(batch), self.queries.shape[-1], self.keys.shape[-1])
@@ -538,6 +552,9 @@ class Blocks(Mask):
     layout: Array  # (..., nT, nS)
     queries: int  # of a block
     keys: int
+
+    def __repr__(self) -> str:
+        return format_call("masks.blocks", self.layout, (self.queries, self.keys))
 
     def _known(self) -> Known:
         return Known(self.layout.shape[:-2])
@@ -579,6 +596,9 @@ class Blocks(Mask):
 class Custom(Mask):
     function: Predicate
 
+    def __repr__(self) -> str:
+        return format_call("masks.custom", self.function)
+
     def _known(self) -> Known:
         return Known()
 
@@ -613,6 +633,9 @@ class Dense(Mask):
     """A boolean array."""
 
     array: Array
+
+    def __repr__(self) -> str:
+        return format_call("masks.of", self.array)
 
     def _known(self) -> Known:
         return known_of(self.array)

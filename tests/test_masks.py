@@ -124,7 +124,11 @@ def custom(rng: np.random.Generator, sizes: Sizes) -> tuple[masks.Mask, Sees]:
         flat = int(np.ravel_multi_index(b, sizes.lead)) if b else 0
         return (2 * flat + h + t * s) % 3 == 0
 
-    return masks.custom(lambda b, h, t, s: (2 * b + h + t * s) % 3 == 0), sees
+    return masks.custom(every_third), sees
+
+
+def every_third(b: Array, h: Array, t: Array, s: Array) -> Array:
+    return (2 * b + h + t * s) % 3 == 0
 
 
 def dense(rng: np.random.Generator, sizes: Sizes) -> tuple[masks.Mask, Sees]:
@@ -213,6 +217,40 @@ def test_the_array_of_a_composition_is_its_definition(case):
     np.testing.assert_array_equal(
         np.broadcast_to(array, (*case.sizes.lead, *case.sizes[1:])), case.expected()
     )
+
+
+@given(compositions())
+def test_repr_of_a_mask_evaluates_back(case):
+    copy = case._replace(mask=eval(repr(case.mask), {**globals()}))
+    assert repr(copy.mask) == repr(case.mask)
+    assert copy.mask.shape(*case.sizes) == case.mask.shape(*case.sizes)
+    np.testing.assert_array_equal(whole(copy), whole(case))
+
+
+@pytest.mark.parametrize(
+    ("mask", "source"),
+    [
+        (masks.causal(), "masks.causal()"),
+        (masks.causal(3), "masks.causal(3, 3)"),
+        (masks.causal(S=5), "masks.causal(None, 5)"),
+        (masks.causal(2, 3, alignment="top_left"), "masks.causal(2, 3, alignment='top_left')"),
+        (masks.window(1), "masks.window(1, None, alignment='bottom_right')"),
+        (masks.lengths(3), "masks.lengths(3)"),
+        (masks.lengths([3], queries=[2]), "masks.lengths([3], queries=[2])"),
+        (masks.documents([0, 1]), "masks.documents([0, 1])"),
+        (masks.prefix(2), "(masks.causal() | masks.lengths(2))"),
+        (masks.blocks([[True]], 2), "masks.blocks([[True]], (2, 2))"),
+        (masks.custom(every_third), "masks.custom(every_third)"),
+        (~masks.of([[True, False]]), "~masks.of([[True, False]])"),
+        (
+            masks.lengths(np.array([2], np.int32)),
+            "masks.lengths(np.array([2], 'int32'))",
+        ),
+        (masks.of(np.ones((40, 40), bool)), "masks.of(<bool array of shape (40, 40)>)"),
+    ],
+)
+def test_repr_of_a_mask_names_public_functions(mask, source):
+    assert repr(mask) == source
 
 
 def holds(case: Case, tile: Tile, want: Array) -> None:
@@ -484,8 +522,9 @@ def test_a_problem_keeps_the_object_and_has_its_array():
     assert plain.materialised() is plain
     np.testing.assert_array_equal(plain.visible, problem.visible)
     assert problem.replace(scale=2.0).mask is mask
-    assert "mask=(Band(left=2, right=1" in repr(problem)
-    assert "Lengths(keys=int64 (2,)" in repr(problem)
+    source = "(masks.window(2, 1, alignment='bottom_right') & masks.lengths([3, 7]))"
+    assert repr(mask) == source
+    assert f"mask={source}" in repr(problem)
 
 
 def test_an_object_of_ones_own_is_taken_for_what_it_answers():
@@ -573,7 +612,7 @@ def test_arrays_are_kept_and_not_written():
         (lambda: masks.of(np.ones((2, 2))), DtypeError, "mask is float64, must be bool: pass it"),
         (lambda: masks.causal() & None, DtypeError, "mask is object, must be bool"),
         (lambda: masks.causal() | np.ones((2, 2), int), DtypeError, "mask is int64, must be bool"),
-        (lambda: masks.of(biases.alibi(2)), DtypeError, "mask is Alibi.*, must be a mask: pass it"),
+        (lambda: masks.of(biases.alibi(2)), DtypeError, "mask is biases.*, must be a mask: pass"),
         (lambda: masks.causal(3) & masks.causal(5), ShapeError, "T is 3 and 5, must be the same"),
         (
             lambda: np.ones((2, 1, 3, 3), bool) | masks.documents(np.zeros((5, 3), int)),
@@ -591,13 +630,13 @@ def test_what_no_mask_is_made_of_is_said(make, error, message):
     ("mask", "error", "message"),
     [
         (masks.causal(), OptionError, "alignment is None with T = 5 queries and S = 7 keys"),
-        (masks.causal(5), ShapeError, r"mask is Band\(.*\), must be one for T = 5 .* S = 7"),
+        (masks.causal(5), ShapeError, r"mask is masks.*, must be one for T = 5 .* S = 7"),
         (
             masks.causal(1, 7, alignment="top_left"),
             ShapeError,
-            r"mask is Band\(.*\), must be one for T = 5",
+            r"mask is masks.*, must be one for T = 5",
         ),
-        (masks.documents(np.zeros(5, int)), ShapeError, r"Documents\(.*\), must be one for T = 5"),
+        (masks.documents(np.zeros(5, int)), ShapeError, r"documents\(.*\), must be one for T = 5"),
         (masks.documents(np.zeros(5, int), [0]), ShapeError, "must be one for T = 5 .* S = 7"),
         (masks.lengths([7, 8]), ShapeError, "keys has a length of 8, must have none beyond S = 7"),
         (masks.lengths(7, 6), ShapeError, "queries has a length of 6, must have none beyond T = 5"),
@@ -607,7 +646,7 @@ def test_what_no_mask_is_made_of_is_said(make, error, message):
         (masks.of(np.ones(7, bool)), ShapeError, r"write mask\[None, :\] for one row of keys"),
         (masks.of(np.ones(7, bool)) & masks.window(1), ShapeError, r"mask has shape \(7,\)"),
         (~masks.of(np.ones((3, 7), bool)), ShapeError, r"mask has shape \(3, 7\), must have"),
-        (biases.alibi(3), DtypeError, r"mask is Alibi\(.*\), must be a mask: pass it as bias"),
+        (biases.alibi(3), DtypeError, r"mask is biases.*, must be a mask: pass it as bias"),
     ],
 )
 def test_a_mask_for_other_sizes_is_an_error(mask, error, message):
