@@ -1,7 +1,7 @@
-"""What a system means where the field disagrees, as a translation around the engine.
+"""Conventions of other systems, as a translation around the engine.
 
 A `Problem` under `Conventions` becomes a canonical one (docs/semantics.md), an engine computes it,
-and what it gives is translated back. The engines know nothing of conventions.
+and its results are translated back. The engines know nothing of conventions.
 Each translation, with its gradient: docs/derivations/conventions.md.
 """
 
@@ -28,44 +28,52 @@ __all__ = ["PROFILES", "Conventions", "check_conventions"]
 class Conventions:
     """One meaning for each word that systems use differently; the default is npattn's own.
 
+    A row is empty if its query sees no key and has no sink.
+
     Parameters
     ----------
     causal : {"bottom_right", "top_left"}
-        What ``causal=True`` means where T ≠ S; windows lie likewise.
+        Alignment of ``causal=True`` where T ≠ S, and of windows.
     empty_row : {"zero", "nan", "mean"}
-        What a query gives that sees nothing and has no sink. "mean": of all S values, with 1/S of
-        its cotangent to each of them and nothing to q, k, bias. "nan": NaN; its gradients are
-        undefined, and backward returns NaN wherever they would be added.
+        Result of an empty row. "mean": the mean of all S values, with 1/S of its cotangent to each
+        of them and nothing to q, k, bias. "nan": NaN; its gradients are undefined, and backward
+        returns NaN wherever they would be added.
     hidden_fill : float, optional
         Scores that mask, causal and window hide become this number instead of leaving the softmax.
         They are constants: no gradient flows through them, but their weights reach out and dv.
         Overrides `empty_row`.
     mask_true : {"attend", "hide"}
-        What True means in `mask`.
-    window : {"beside", "total"}
-        Whether left counts the keys beside the query, or the query too (then left ≥ 1).
+        Meaning of True in `mask`.
+    window : {"exclusive", "inclusive"}
+        "exclusive": left counts the keys beside the query. "inclusive": left counts the query too,
+        so that left ≥ 1.
     softcap : {"before_bias", "after_bias", "after_mask"}
-        What the cap is put on. "before_bias": scale · q·k, before score_mod and bias. "after_bias":
+        Scores that are capped. "before_bias": scale · q·k, before score_mod and bias. "after_bias":
         the score with both, so that a bias of −inf comes back as −softcap. "after_mask": hidden
         scores too, −inf or `hidden_fill`, so that hidden keys take weight. Sinks are never capped.
     bias : {"after_scale", "before_scale"}
-        Whether the bias is added as it is or multiplied by scale, as in scale · (q·k + bias). On
-        which side of the cap it is added is for `softcap` to say.
+        Add the bias as it is, or multiplied by scale as in scale · (q·k + bias). `softcap` says on
+        which side of the cap.
     kv_head : {"repeat", "tile"}
-        Whether query head h uses key/value head h // (H / K), or h % K.
+        Query head h uses key/value head h // (H / K), or h % K.
     lse_base : {"e", "2"}
-        The base of the logarithm lse.
+        Base of the logarithm in lse.
     lse_empty : float, default −inf
-        lse of a query that sees nothing and has no sink.
+        lse of an empty row.
     weights : {"before_dropout", "after_dropout"}
-        Which weights are returned: the softmax, or what multiplies the values.
+        Return the softmax, or the factors of the values.
+
+    Raises
+    ------
+    OptionError
+        If a field has another value.
     """
 
     causal: Literal["bottom_right", "top_left"] = "bottom_right"
     empty_row: Literal["zero", "nan", "mean"] = "zero"
     hidden_fill: float | None = None
     mask_true: Literal["attend", "hide"] = "attend"
-    window: Literal["beside", "total"] = "beside"
+    window: Literal["exclusive", "inclusive"] = "exclusive"
     softcap: Literal["before_bias", "after_bias", "after_mask"] = "before_bias"
     bias: Literal["after_scale", "before_scale"] = "after_scale"
     kv_head: Literal["repeat", "tile"] = "repeat"
@@ -77,7 +85,9 @@ class Conventions:
         for name, legal in LEGAL.items():
             value = getattr(self, name)
             if value not in legal:
-                raise OptionError(f"{name} is {value!r}, must be one of {legal}")
+                renamed = RENAMED.get((name, str(value)))
+                cure = f"which was renamed to {renamed!r}" if renamed else f"must be one of {legal}"
+                raise OptionError(f"{name} is {value!r}, {cure}")
         for name in ("hidden_fill", "lse_empty"):
             value = getattr(self, name)
             if (value is not None or name == "lse_empty") and (
@@ -86,22 +96,22 @@ class Conventions:
                 raise OptionError(f"{name} is {value!r}, must be a number")
         if self.hidden_fill is not None and not math.isfinite(self.hidden_fill):
             raise OptionError(
-                f"hidden_fill is {self.hidden_fill}, must be a finite number, or None for hidden "
-                "keys to leave the softmax"
+                f"hidden_fill is {self.hidden_fill}, must be a finite number; with None, hidden "
+                "keys leave the softmax"
             )
 
     # --- problem in -------------------------------------------------------------------------------
 
     def canonical(self, problem: Problem) -> Problem:
-        """The problem in npattn's own terms, with the same results up to `results`."""
+        """Translate a problem into npattn's own terms; `results` translates its results back."""
         fill = self.fill(problem)
-        problem = self._renamed(problem)
+        problem = self._translate_options(problem)
         if self._caps_late(problem):
-            problem = _capped_late(problem)
-        return problem if fill is None else _filled(problem, fill)
+            problem = _cap_late(problem)
+        return problem if fill is None else _fill_hidden(problem, fill)
 
     def fill(self, problem: Problem) -> float | None:
-        """What hidden scores become, None if they leave the softmax or nothing can be hidden."""
+        """Return the number that hidden scores become; None if they leave, or nothing is hidden."""
         if problem.mask is None and problem.window is None and not problem.causal:
             return None
         cap = problem.softcap
@@ -109,21 +119,21 @@ class Conventions:
             return self.hidden_fill
         return -cap if self.hidden_fill is None else cap * math.tanh(self.hidden_fill / cap)
 
-    def _renamed(self, problem: Problem) -> Problem:
-        """The problem whose mask, window, heads and bias mean what they mean to npattn."""
+    def _translate_options(self, problem: Problem) -> Problem:
+        """Translate mask, window, heads and bias."""
         changes: dict[str, object] = {}
         if self.mask_true == "hide" and problem.mask is not None:
             changes["mask"] = ~problem.mask
-        if self.window == "total" and problem.window is not None:
+        if self.window == "inclusive" and problem.window is not None:
             left, right = problem.window
             if left == 0:
                 raise OptionError(
-                    "window is (0, ...), must have left ≥ 1 where it counts the query itself "
-                    '(conventions window="total")'
+                    f"window is {(0, right)}, must have left ≥ 1: it includes the query "
+                    '(conventions window="inclusive")'
                 )
             changes["window"] = (None if left is None else left - 1, right)
         if self.kv_head == "tile" and problem.K != problem.H:
-            changes |= {name: self._shared(getattr(problem, name), problem) for name in "kv"}
+            changes |= {name: self._share_heads(getattr(problem, name), problem) for name in "kv"}
         if self.bias == "before_scale" and problem.bias is not None:
             bias = problem.bias_array
             assert bias is not None
@@ -131,14 +141,14 @@ class Conventions:
         return problem.replace(**changes) if changes else problem
 
     def _caps_late(self, problem: Problem) -> bool:
-        """Whether anything comes between where npattn caps and where these conventions do."""
+        """Return True if score_mod or bias comes before the cap of these conventions."""
         between = problem.bias is not None or problem.score_mod is not None
         return self.softcap != "before_bias" and problem.softcap is not None and between
 
     # --- results back -----------------------------------------------------------------------------
 
     def results(self, problem: Problem, out: Array, lse: Array) -> tuple[Array, Array]:
-        """out and lse of the canonical problem, in the terms of these conventions."""
+        """Translate out and lse of the canonical problem back."""
         xp, empty = problem.xp, _empty(lse)
         if self.lse_base == "2":
             lse = _times(lse, 1 / math.log(2))
@@ -152,10 +162,10 @@ class Conventions:
         return out, lse
 
     def returned_weights(self, problem: Problem, weights: Array, lse: Array) -> Array:
-        """The weights of the canonical problem, in the terms of these conventions."""
-        if weights.shape[-1] != problem.S:  # doubled by _filled
+        """Translate the weights of the canonical problem back."""
+        if weights.shape[-1] != problem.S:  # doubled by _fill_hidden
             weights = weights[..., : problem.S] + weights[..., problem.S :]
-        weights = self._dropped(problem, weights)
+        weights = self._apply_dropout(problem, weights)
         empty = _empty(lse)[..., None]
         if self.empty_row == "zero" or not empty.any():
             return weights
@@ -166,11 +176,11 @@ class Conventions:
     def cotangents(
         self, problem: Problem, dout: Array, dlse: Array | None, dweights: Array | None
     ) -> tuple[Array, Array | None, Array | None]:
-        """Cotangents of what these conventions gave, as those of the canonical problem."""
+        """Translate cotangents into those of the canonical problem's results."""
         if dlse is not None and self.lse_base == "2":
             dlse = dlse / math.log(2)
         if dweights is not None:
-            dweights = self._dropped(problem, dweights)
+            dweights = self._apply_dropout(problem, dweights)
             if self.fill(problem) is not None:
                 dweights = problem.xp.concatenate([dweights, dweights], axis=-1)
         return dout, dlse, dweights
@@ -183,7 +193,7 @@ class Conventions:
         lse: Array,
         bias_gradient: Callable[[Any, Any], Any] = Problem.bias_gradient,
     ) -> Gradients:
-        """Gradients of the canonical problem, in the terms of these conventions.
+        """Translate gradients of the canonical problem back.
 
         `bias_gradient` sums the gradient of the scores to that of the bias.
         """
@@ -191,10 +201,10 @@ class Conventions:
         if self.fill(problem) is not None:
             k, v = k[..., :S, :], v[..., :S, :] + v[..., S:, :]
             # Beside twins alone dq is 0, but a NaN, times a twin's key of 0, would be NaN.
-            q = xp.where(self._sees(problem), q, 0)
+            q = xp.where(self._sees_a_key(problem), q, 0)
         if self.kv_head == "tile":
-            k = self._summed(k, problem, problem.k.shape)
-            v = self._summed(v, problem, problem.v.shape)
+            k = self._sum_shared_heads(k, problem, problem.k.shape)
+            v = self._sum_shared_heads(v, problem, problem.v.shape)
         bias = None if grads.bias is None else self._dbias(problem, grads.bias, bias_gradient)
         grads = replace(grads, q=q, k=k, v=v, bias=bias)
         empty = _empty(lse)
@@ -207,8 +217,8 @@ class Conventions:
 
     # --- the parts --------------------------------------------------------------------------------
 
-    def _shared(self, x: Array, problem: Problem) -> Array:
-        """(..., K, S, n) → (..., H, S, n): the key/value head that each query head uses."""
+    def _share_heads(self, x: Array, problem: Problem) -> Array:
+        """Index the key/value head of each query head: (..., K, S, n) → (..., H, S, n)."""
         if problem.K == problem.H:
             return x
         h = problem.xp.arange(problem.H)
@@ -216,17 +226,17 @@ class Conventions:
         shared: Array = x[..., used, :, :]
         return shared
 
-    def _summed(self, dx: Array, problem: Problem, shape: tuple[int, ...]) -> Array:
-        """The gradient of `_shared`: the sum over the query heads that use a key/value head."""
+    def _sum_shared_heads(self, dx: Array, problem: Problem, shape: tuple[int, ...]) -> Array:
+        """Gradient of `_share_heads`: sum over the query heads that use a key/value head."""
         if problem.K != problem.H:
             K, G = problem.K, problem.H // problem.K
             heads, axis = ((G, K), -4) if self.kv_head == "tile" else ((K, G), -3)
             dx = dx.reshape(*dx.shape[:-3], *heads, *dx.shape[-2:]).sum(axis)
         return sum_to(dx, shape)
 
-    def _sees(self, problem: Problem) -> Array:
-        """Whether a query sees any key, in the shape of q but for its last axis, which is 1."""
-        visible = self._renamed(problem).visible
+    def _sees_a_key(self, problem: Problem) -> Array:
+        """Return True where a query sees a key, shaped as q with a last axis of 1."""
+        visible = self._translate_options(problem).visible
         assert visible is not None
         any_key = problem.xp.broadcast_to(
             visible.any(-1, keepdims=True), (*problem.lead, problem.H, problem.T, 1)
@@ -234,38 +244,38 @@ class Conventions:
         seen: Array = sum_to(any_key, (*problem.q.shape[:-1], 1)) > 0
         return seen
 
-    def _dropped(self, problem: Problem, weights: Array) -> Array:
-        """weights · keep / (1 − rate), where the weights returned are after dropout."""
+    def _apply_dropout(self, problem: Problem, weights: Array) -> Array:
+        """Multiply by keep / (1 − rate) if the weights returned are those after dropout."""
         if self.weights == "before_dropout" or problem.dropout_mask is None:
             return weights
         keep = problem.to_compute_dtype(problem.dropout_mask) / (1 - problem.dropout_rate)
         return weights * (keep[0] if keep.ndim > weights.ndim else keep)  # rank 2 has no heads
 
     def _dbias(self, problem: Problem, dbias: Any, bias_gradient: Callable[[Any, Any], Any]) -> Any:
-        """The gradient of the bias, from that of the canonical one."""
-        if problem.bias is None:  # it was made by _filled
+        """Gradient of the bias, from that of the canonical one."""
+        if problem.bias is None:  # the canonical one comes from _fill_hidden
             return None
         late, before = self._caps_late(problem), self.bias == "before_scale"
         if not late and not before and self.fill(problem) is None:
             return dbias  # the canonical one is the same
         dbias = dbias[..., : problem.S]
         if late:
-            dbias = _through_cap(self._renamed(problem), dbias)
+            dbias = _through_cap(self._translate_options(problem), dbias)
         if before:
             with np.errstate(invalid="ignore"):  # a bound of inf, times a scale of 0
                 dbias = dbias * _scale(problem)
         return bias_gradient(problem, dbias)
 
     def _mean_of_values(self, problem: Problem) -> Array:
-        """The mean of all S values for each query head: (..., H, 1, E), 0 where S = 0."""
+        """Mean of all S values for each query head: (..., H, 1, E), 0 where S = 0."""
         v = problem.to_compute_dtype(problem.v)
-        return self._shared(v.sum(-2, keepdims=True) / max(problem.S, 1), problem)
+        return self._share_heads(v.sum(-2, keepdims=True) / max(problem.S, 1), problem)
 
     def _dv_of_mean(self, problem: Problem, dout: Array) -> Array:
-        """The gradient of `_mean_of_values`: 1/S of the cotangents of a head's rows to each."""
+        """Gradient of `_mean_of_values`: 1/S of the cotangents of a head's rows to each value."""
         dmean = dout.sum(-2, keepdims=True) / max(problem.S, 1)  # (..., H, 1, E)
         dmean = problem.xp.broadcast_to(dmean, (*dmean.shape[:-2], problem.S, dmean.shape[-1]))
-        return self._summed(dmean, problem, problem.v.shape)
+        return self._sum_shared_heads(dmean, problem, problem.v.shape)
 
     def _with_nan(
         self,
@@ -274,7 +284,7 @@ class Conventions:
         empty: Array,
         bias_gradient: Callable[[Any, Any], Any],
     ) -> Gradients:
-        """NaN wherever a row that is NaN would add to a gradient."""
+        """Put NaN wherever a row that is NaN would add to a gradient."""
         xp = problem.xp
         rows = xp.where(empty, math.nan, 0.0)  # (..., H, T)
         rows = rows[None] if problem.headless else rows
@@ -286,8 +296,8 @@ class Conventions:
         return replace(
             grads,
             q=grads.q + sum_to(rows[..., None], (*problem.q.shape[:-1], 1)),
-            k=grads.k + self._summed(keys, problem, (*problem.k.shape[:-1], 1)),
-            v=grads.v + self._summed(keys, problem, (*problem.v.shape[:-1], 1)),
+            k=grads.k + self._sum_shared_heads(keys, problem, (*problem.k.shape[:-1], 1)),
+            v=grads.v + self._sum_shared_heads(keys, problem, (*problem.v.shape[:-1], 1)),
             bias=bias,
         )
 
@@ -296,13 +306,16 @@ LEGAL = {
     "causal": ("bottom_right", "top_left"),
     "empty_row": ("zero", "nan", "mean"),
     "mask_true": ("attend", "hide"),
-    "window": ("beside", "total"),
+    "window": ("exclusive", "inclusive"),
     "softcap": ("before_bias", "after_bias", "after_mask"),
     "bias": ("after_scale", "before_scale"),
     "kv_head": ("repeat", "tile"),
     "lse_base": ("e", "2"),
     "weights": ("before_dropout", "after_dropout"),
 }
+
+RENAMED = {("window", "beside"): "exclusive", ("window", "total"): "inclusive"}
+"""(field, former value) → its name now."""
 
 PROFILES = {
     "npattn": Conventions(),
@@ -320,7 +333,7 @@ PROFILES = {
 
 
 def check_conventions(conventions: Any) -> Conventions | None:
-    """Conventions or None; OptionError where it is neither."""
+    """Check that `conventions` is a `Conventions` or None, and return it."""
     if conventions is None or isinstance(conventions, Conventions):
         return conventions
     raise OptionError(
@@ -329,8 +342,8 @@ def check_conventions(conventions: Any) -> Conventions | None:
     )
 
 
-def _filled(problem: Problem, fill: float) -> Problem:
-    """A canonical problem whose hidden scores are `fill`.
+def _fill_hidden(problem: Problem, fill: float) -> Problem:
+    """Make a canonical problem whose hidden scores are `fill`.
 
     Every key gets a twin that is visible exactly where it is hidden. The twin's key is 0, so that
     its score is its bias, `fill`, which no gradient passes; its value is the key's own.
@@ -364,17 +377,17 @@ def _filled(problem: Problem, fill: float) -> Problem:
 def _on_real_keys(problem: Problem, mod: ScoreMod | None) -> ScoreMod:
     xp, S = problem.xp, problem.S
 
-    def modified(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
+    def modify(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
         # A twin's index is clipped: mod may look up a table of S entries with it.
         real = s if mod is None else mod(s, b, h, t, xp.minimum(s_index, S - 1))
         kept: Array = xp.where(s_index < S, real, 0)
         return kept
 
-    return modified
+    return modify
 
 
-def _capped_late(problem: Problem) -> Problem:
-    """A canonical problem that caps the score with its bias: score_mod does all three.
+def _cap_late(problem: Problem) -> Problem:
+    """Make a canonical problem that caps the score with its bias: score_mod does all three.
 
     A bias of 0 stays, in full shape: its gradient is that of each final score.
     """
@@ -389,11 +402,11 @@ def _capped_late(problem: Problem) -> Problem:
 
 @np.errstate(all="ignore")  # hidden scores may be anything
 def _through_cap(problem: Problem, ds: Array) -> Array:
-    """The gradient of the bias from that of the final scores: ds · (1 − tanh²)."""
+    """Gradient of the bias from that of the final scores: ds · (1 − tanh²)."""
     xp, cap = problem.xp, _cap(problem)
     textbook = getattr(problem, "textbook", dense)
     q, k, _ = textbook.operands(problem)
-    x = _scale(problem) * (q @ k.swapaxes(-1, -2))  # what score_mod gets
+    x = _scale(problem) * (q @ k.swapaxes(-1, -2))  # the input of score_mod
     rate = problem.replace(score_mod=_after_bias(problem, lambda y: 1 - xp.tanh(y / cap) ** 2))
     slope = textbook.call_score_mod(rate, x)
     capped: Array = xp.where(ds == 0, 0, ds * slope)  # a hidden score may be NaN, its slope too
@@ -401,11 +414,11 @@ def _through_cap(problem: Problem, ds: Array) -> Array:
 
 
 def _after_bias(problem: Problem, function: Callable[[Array], Array]) -> ScoreMod:
-    """The score_mod that gives function(score_mod(s) + bias)."""
+    """Make the score_mod function(score_mod(s) + bias)."""
     xp, mod, bias = problem.xp, problem.score_mod, problem.bias_array
     bias = None if bias is None else problem.to_compute_dtype(bias)
 
-    def modified(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
+    def modify(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
         s = s if mod is None else mod(s, b, h, t, s_index)
         if bias is not None:
             lead = xp.unravel_index(b, problem.lead) if problem.lead else ()
@@ -413,11 +426,11 @@ def _after_bias(problem: Problem, function: Callable[[Array], Array]) -> ScoreMo
             s = s + bias[tuple(xp.minimum(i, n - 1) for i, n in zip(at, bias.shape, strict=True))]
         return function(s)
 
-    return modified
+    return modify
 
 
 def _times(x: Array, number: float) -> Array:
-    """x · number, part by part where x is complex: there (−∞ + 0j) · number has a NaN."""
+    """Multiply x by a number, complex x part by part: (−∞ + 0j) · number has a NaN."""
     with np.errstate(invalid="ignore", over="ignore"):  # −∞ · 0
         if getattr(x.dtype, "kind", "f") != "c":  # tensors are real
             return x * number
@@ -427,7 +440,7 @@ def _times(x: Array, number: float) -> Array:
 
 
 def _plus(x: Any, y: Any) -> Any:
-    """x + y, term by term where a bias is a sum."""
+    """Add x and y, term by term where a bias is a sum."""
     return tuple(map(_plus, x, y)) if isinstance(x, tuple) else x + y
 
 
@@ -442,6 +455,6 @@ def _cap(problem: Problem) -> float:
 
 
 def _empty(lse: Array) -> Array:
-    """Rows that see nothing and have no sink: exactly those have a canonical lse of −inf."""
+    """Mask of the empty rows: exactly those have a canonical lse of −inf."""
     empty: Array = lse.real == -math.inf
     return empty

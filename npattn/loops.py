@@ -68,7 +68,7 @@ class _Default(NamedTuple):
     """The meaning of docs/semantics.md."""
 
     mask_true: str = "attend"
-    window: str = "beside"
+    window: str = "exclusive"
     hidden_fill: float | None = None
     empty_row: str = "zero"
     softcap: str = "before_bias"
@@ -211,7 +211,7 @@ def _sees(task: _Task, at: Index, s: int) -> bool:
     if problem.window is not None:
         left, right = problem.window
         beside = t if problem.alignment == "top_left" else from_end
-        counted = 1 if task.meaning.window == "total" else 0  # the query itself, in left
+        counted = 1 if task.meaning.window == "inclusive" else 0  # the query itself, in left
         if left is not None and beside - s > left - counted:
             return False
         if right is not None and s - beside > right:

@@ -51,7 +51,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "empty_row": ("nan", "mean"),
     "hidden_fill": (-1e9, 1.5, float(np.finfo(np.float32).min)),
     "mask_true": ("hide",),
-    "window": ("total",),
+    "window": ("inclusive",),
     "softcap": ("after_bias", "after_mask"),
     "bias": ("before_scale",),
     "kv_head": ("tile",),
@@ -625,10 +625,16 @@ def test_fields_are_keywords_and_unknown_ones_are_refused() -> None:
         Conventions(polarity="hide")  # type: ignore[call-arg]  # the mistake
 
 
-def test_a_total_window_without_the_query_is_refused() -> None:
+@pytest.mark.parametrize(("old", "new"), [("beside", "exclusive"), ("total", "inclusive")])
+def test_a_renamed_value_is_answered_with_its_name(old: str, new: str) -> None:
+    with pytest.raises(OptionError, match=f"^window is '{old}', which was renamed to '{new}'$"):
+        Conventions(window=old)  # type: ignore[arg-type]  # the mistake
+
+
+def test_an_inclusive_window_without_the_query_is_refused() -> None:
     case = make(3, MORE_KEYS, ())
-    with pytest.raises(OptionError, match="left ≥ 1"):
-        case.forward(conventions=Conventions(window="total"), window=(0, 1))
+    with pytest.raises(OptionError, match=r"window is \(0, 1\), must have left ≥ 1"):
+        case.forward(conventions=Conventions(window="inclusive"), window=(0, 1))
 
 
 @pytest.mark.parametrize("fields", [{}, *SINGLES], ids=told)

@@ -352,7 +352,7 @@ def test_mask_true_hide_turns_the_mask_around() -> None:
 
 
 def test_window_total_counts_the_query_in_left_and_not_in_right() -> None:
-    total = npattn.Conventions(window="total")
+    total = npattn.Conventions(window="inclusive")
     assert seen(blank(3, 5, window=(2, 1)), total) == ["123", "234", "34"]
     assert seen(blank(3, 5, window=(1, 0)), total) == ["2", "3", "4"]
     assert seen(blank(3, 5, window=(None, 0)), total) == ["012", "0123", "01234"]

@@ -161,7 +161,7 @@ class Trial:
     def asked(self, recipe: Recipe) -> Recipe:
         """The recipe with its window in the terms of the conventions."""
         left, right = recipe.window or (None, None)
-        if self.conventions.window == "total" and left is not None:
+        if self.conventions.window == "inclusive" and left is not None:
             return replace(recipe, window=(left + 1, right))
         return recipe
 

@@ -626,7 +626,7 @@ CONVENTIONS = {
     "hidden_fill -1e4": ({"fill": -1e4}, {"hidden_fill": -1e4}),
     "lse_base": ({"base": 2.0}, {"lse_base": "2"}),
     "lse_empty": ({"lse_empty": np.inf}, {"lse_empty": np.inf}),
-    "window": ({"counts_itself": True}, {"window": "total"}),
+    "window": ({"counts_itself": True}, {"window": "inclusive"}),
     "many": (
         {"top_left": True, "hides": True, "base": 2.0, "empty": "mean"},
         {"causal": "top_left", "mask_true": "hide", "lse_base": "2", "empty_row": "mean"},
@@ -667,7 +667,7 @@ def test_what_has_no_peculiarity_passes_under_npattn_s_own():
 
 
 def test_the_line_of_a_failure_is_in_the_terms_of_the_conventions():
-    meaning = Conventions(causal="top_left", mask_true="hide", window="total")
+    meaning = Conventions(causal="top_left", mask_true="hide", window="inclusive")
     quirks = {"top_left": True, "hides": True, "counts_itself": False}
     report = judged(peculiar(**quirks), conventions=meaning, framework="numpy", examples=60)
     outcome = outcome_of(report, "agreement-o")

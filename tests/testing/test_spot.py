@@ -184,7 +184,7 @@ def test_score_mod_gets_the_indices_of_the_whole_problem() -> None:
 CONVENTIONS: dict[str, tuple[Conventions, dict[str, Any]]] = {
     "top left": (Conventions(causal="top_left"), {"causal": True}),
     "hide": (Conventions(mask_true="hide"), {"mask": np.eye(T, S, 3, dtype=bool)}),
-    "total": (Conventions(window="total"), {"window": (4, 2)}),
+    "inclusive window": (Conventions(window="inclusive"), {"window": (4, 2)}),
     "tile": (Conventions(kv_head="tile"), {}),
     "base 2": (Conventions(lse_base="2"), {}),
     "after bias": (Conventions(softcap="after_bias"), {"softcap": 0.7, "bias": np.ones((T, 1))}),
@@ -661,7 +661,7 @@ def test_the_report_shows_the_first_failures_and_counts_the_rest() -> None:
             "dv is given under conventions by which hidden keys get a gradient",
         ),
         ({"conventions": Conventions(empty_row="mean")}, "dv is given under conventions"),
-        ({"conventions": Conventions(window="total"), "window": (0, 0)}, "must have left ≥ 1"),
+        ({"conventions": Conventions(window="inclusive"), "window": (0, 0)}, "must have left ≥ 1"),
         ({"mask": np.zeros((1, 1), bool)}, "no query that was drawn sees a key"),
     ],
 )

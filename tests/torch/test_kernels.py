@@ -219,7 +219,7 @@ def test_conventions_are_translated_or_refused():
         (Conventions(mask_true="hide"), {"mask": hidden}),
         (Conventions(causal="top_left"), {"causal": True}),
         (Conventions(kv_head="tile"), {}),
-        (Conventions(window="total"), {"window": (2, 1)}),
+        (Conventions(window="inclusive"), {"window": (2, 1)}),
         (Conventions(empty_row="nan"), {}),
     ):
         both_agree(given, conventions=conventions, **options)

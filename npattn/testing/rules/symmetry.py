@@ -593,7 +593,7 @@ def window_infinite(trial: Trial, recipe: Recipe) -> float:
     """
     problem, rng = trial.problem(recipe), _rng(recipe)
     right = max(problem.T, problem.S) - 1 + int(rng.integers(3))
-    left = right + (trial.conventions.window == "total")
+    left = right + (trial.conventions.window == "inclusive")
     if rng.integers(4) == 0:  # what callers write for infinity
         left = right = 2**31 - 1
     same: list[dict[str, Any]] = [{"window": w} for w in ((left, right), (left, None))]

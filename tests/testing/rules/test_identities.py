@@ -38,7 +38,7 @@ MEANINGS = {
     "filled with -1e4": Conventions(hidden_fill=-1e4, mask_true="hide"),
     "mean of all values": Conventions(empty_row="mean", lse_base="2", lse_empty=0.0),
     "NaN": Conventions(empty_row="nan", lse_empty=math.nan, causal="top_left"),
-    "cap over the bias": Conventions(softcap="after_bias", window="total", lse_empty=math.inf),
+    "cap over the bias": Conventions(softcap="after_bias", window="inclusive", lse_empty=math.inf),
     "cap over the mask": Conventions(softcap="after_mask", mask_true="hide"),
     "bias inside the scale": Conventions(bias="before_scale", lse_base="2"),
     "heads in tiles": Conventions(kv_head="tile", weights="after_dropout"),

@@ -352,7 +352,7 @@ def test_torch_keeps_every_rule_that_it_can_be_asked(dtype):
 MEANINGS = [
     {"causal": "top_left"},
     {"empty_row": "nan", "lse_empty": math.nan},
-    {"empty_row": "mean", "window": "total"},
+    {"empty_row": "mean", "window": "inclusive"},
     {"hidden_fill": -1e4},
     {"mask_true": "hide"},
     {"lse_base": "2", "lse_empty": 0.0},
