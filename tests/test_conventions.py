@@ -281,8 +281,8 @@ MISTAKES: dict[str, tuple[Any, str, Callable[..., Any], dict[str, Any]]] = {
     "capped before the bias": (Conventions, "_caps_late", lambda self, p: False, AFTER_BIAS),
     "hidden keys leave": (Conventions, "fill", lambda self, p: None, {"softcap": "after_mask"}),
     "a fill that is not capped": (Conventions, "fill", as_filled, FILLED_AND_CAPPED),
-    "heads repeated": (Conventions, "_shared", as_repeated, {"kv_head": "tile"}),
-    "weights as they are": (Conventions, "_dropped", as_given, {"weights": "after_dropout"}),
+    "heads repeated": (Conventions, "_share_heads", as_repeated, {"kv_head": "tile"}),
+    "weights as they are": (Conventions, "_apply_dropout", as_given, {"weights": "after_dropout"}),
 }  # fmt: skip
 
 
