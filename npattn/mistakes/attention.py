@@ -196,7 +196,7 @@ class Attention:
         return np.repeat(x, H // max(x.shape[-3], 1), axis=-3)
 
     def share_back(self, dx: Array, x: Array) -> Array:
-        """(..., H, S, n) → (..., K, S, n): the sum over the query heads that share a head.  [13]"""
+        """(..., H, S, n) → (..., K, S, n): sum over the query heads that share a head.  [13]"""
         *lead, H, S, n = dx.shape
         K = x.shape[-3]
         return np.asarray(dx.reshape(*lead, K, H // max(K, 1), S, n).sum(-3))
@@ -210,10 +210,10 @@ class Attention:
     # --- forward
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        """out, lse, weights."""
+        """Return out, lse and weights."""
         s, live = self.scores(c)
         p, _, lse = self.softmax(s, c, live)
-        o = self.see(p * c.keep, self.share(c.v, c.q.shape[-3]), live)
+        o = self.masked_matmul(p * c.keep, self.share(c.v, c.q.shape[-3]), live)
         return o, lse[..., 0], self.returned_weights(p, c)
 
     def returned_weights(self, p: Array, c: Inputs) -> Array:
@@ -223,7 +223,7 @@ class Attention:
         return np.asarray(c.scale * (c.q @ self.share(c.k, c.q.shape[-3]).swapaxes(-1, -2)))
 
     def scores(self, c: Inputs) -> tuple[Array, Array]:
-        """The final scores, −inf where hidden, and where they take part.  [1-7]"""
+        """Return the final scores, −inf where hidden, and a mask of the live ones.  [1-7]"""
         visible = self.visible(c)
         s = self.final(self.product(c), visible, c)
         return s, np.broadcast_to(visible, s.shape) & (s != -np.inf)
@@ -241,11 +241,11 @@ class Attention:
         return np.where(visible, s, -np.inf)
 
     def diagonal(self, T: int, S: int) -> Array:
-        """The key at which each query stands.  [6]"""
+        """Return the aligned key of each query.  [6]"""
         return np.arange(T)[:, None] + (S - T)
 
     def sides(self, c: Inputs) -> Window:
-        """How many keys a query sees to its left and right.  [6, 7]"""
+        """Return the number of visible keys to the left and right of a query.  [6, 7]"""
         left, right = c.window or (None, None)
         return left, 0 if c.causal else right
 
@@ -259,7 +259,7 @@ class Attention:
         return mask
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        """p, what the sink takes, lse.  [8, 11]"""
+        """Return the weights, the weight of the sink, and lse.  [8, 11]"""
         m = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), c.sinks)
         pivot = np.where(m == -np.inf, 0, m)
         e = np.exp(s - pivot)
@@ -272,8 +272,8 @@ class Attention:
     def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
         return np.asarray(pivot + np.log(total))
 
-    def see(self, w: Array, x: Array, live: Array) -> Array:
-        """w @ x in which x counts only where it is live: 0 · NaN is NaN.  [10]"""
+    def masked_matmul(self, w: Array, x: Array, live: Array) -> Array:
+        """Return w @ x over the live positions only, since 0 · NaN is NaN.  [10]"""
         finite = np.isfinite(x)
         touched = live.astype(np.float64) @ ~finite > 0
         return np.where(touched, np.nan, w @ np.where(finite, x, 0))
@@ -281,23 +281,23 @@ class Attention:
     # --- backward
 
     def recompute(self, c: Inputs) -> Inputs:
-        """The call of which backward rebuilds the scores."""
+        """Return the inputs from which backward rebuilds the scores."""
         return c
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        """dq, dk, dv with a head each, the gradient of the scores, and that of the sink."""
+        """Return dq, dk, dv by query head, and the gradients of the scores and the sink."""
         H = c.q.shape[-3]
         k, v = self.share(c.k, H), self.share(c.v, H)
         s, live = self.scores(c)
         seen = live.swapaxes(-1, -2)
         p, p_sink, _ = self.softmax(s, c, live)
 
-        dv = self.see((p * c.keep).swapaxes(-1, -2), do, seen)
+        dv = self.masked_matmul((p * c.keep).swapaxes(-1, -2), do, seen)
         dp = np.where(live, self.undrop(do @ v.swapaxes(-1, -2), c) + dw, 0)
         delta = self.delta(p, dp) - self.use_dlse(dlse, live)
         ds = np.where(live, self.jacobian(p, dp, delta, c), 0)
         dx = self.uncap(ds, live, c)
-        dq = self.dq_scale(c) * self.see(dx, k, live)
+        dq = self.dq_scale(c) * self.masked_matmul(dx, k, live)
         dk = self.dk(dx, c, seen)
         return dq, dk, dv, ds, self.ds_sink(p_sink, delta, dlse)
 
@@ -323,14 +323,14 @@ class Attention:
         return c.scale
 
     def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
-        return np.asarray(c.scale * self.see(dx.swapaxes(-1, -2), c.q, seen))
+        return np.asarray(c.scale * self.masked_matmul(dx.swapaxes(-1, -2), c.q, seen))
 
     def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
         return -p_sink * delta  # delta holds −dlse
 
 
 def within(beside: Array, sides: Window) -> Array:
-    """Where a key, so many to the right of the query, is within its left and right side."""
+    """Return True for offsets key − query within the left and right side of a window."""
     left, right = sides
     inside = np.ones(beside.shape, bool)
     inside = inside if left is None else inside & (beside >= -left)

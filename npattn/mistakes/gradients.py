@@ -119,7 +119,7 @@ class _DkUnscaled(Attention):
     """dk lacks the scale."""
 
     def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
-        return self.see(dx.swapaxes(-1, -2), c.q, seen)
+        return self.masked_matmul(dx.swapaxes(-1, -2), c.q, seen)
 
 
 @mistake("dk-of-scaled-query", "gradient")

@@ -12,7 +12,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.online import Online, State
+from npattn.mistakes.online import Online, RunningSoftmax
 from npattn.mistakes.register import mistake
 
 __all__: list[str] = []
@@ -20,12 +20,12 @@ __all__: list[str] = []
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def rounded(x: Array, dtype: np.dtype[np.generic]) -> Array:
+def round_to(x: Array, dtype: np.dtype[np.generic]) -> Array:
     """x as it is after having been stored."""
     return x.astype(dtype).astype(x.dtype)
 
 
-def truncated(x: Array) -> Array:
+def truncate(x: Array) -> Array:
     """x cut off to bfloat16, towards 0."""
     bits = x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
     return np.asarray(bits.view(np.float32).astype(x.dtype))
@@ -34,11 +34,11 @@ def truncated(x: Array) -> Array:
 class Fused(Online):
     """Right: P and dS are rounded for the matrix products, as the model of that name says."""
 
-    def dropped(self, p: Array, tile: Inputs) -> Array:
-        return rounded(super().dropped(p, tile), tile.dtype)
+    def drop(self, p: Array, tile: Inputs) -> Array:
+        return round_to(super().drop(p, tile), tile.dtype)
 
     def uncap(self, ds: Array, live: Array, c: Inputs) -> Array:
-        return rounded(super().uncap(ds, live, c), c.dtype)
+        return round_to(super().uncap(ds, live, c), c.dtype)
 
 
 # --- sums -----------------------------------------------------------------------------------------
@@ -59,9 +59,9 @@ class _RowSumInFloat16(Online):
 class _AccumulatorInBfloat16(Fused):
     """The accumulator is stored in bfloat16 after every tile of 16 keys."""
 
-    def add(self, state: State, tile: Inputs) -> State:
-        state = super().add(state, tile)
-        return state._replace(acc=rounded(state.acc, tile.dtype))
+    def add_tile(self, state: RunningSoftmax, tile: Inputs) -> RunningSoftmax:
+        state = super().add_tile(state, tile)
+        return state._replace(acc=round_to(state.acc, tile.dtype))
 
 
 @mistake("dq-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
@@ -71,7 +71,7 @@ class _DqInBfloat16(Fused):
     def collect(self, name: str, into: Array, at: slice, x: Array) -> None:
         super().collect(name, into, at, x)
         if name == "dq":
-            into[..., at, :] = rounded(into[..., at, :], BFLOAT16)
+            into[..., at, :] = round_to(into[..., at, :], BFLOAT16)
 
 
 @mistake("group-summed-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
@@ -84,7 +84,7 @@ class _GroupSummedInBfloat16(Fused):
         parts = np.moveaxis(dx.reshape(*lead, K, H // max(K, 1), S, n), -3, 0)
         found = np.zeros(parts.shape[1:], dx.dtype)
         for part in parts:
-            found = rounded(found + rounded(part, BFLOAT16), BFLOAT16)
+            found = round_to(found + round_to(part, BFLOAT16), BFLOAT16)
         return found
 
 
@@ -102,7 +102,7 @@ class _ProductInFloat16(Attention):
     """q kᵀ is stored in float16 before it is scaled, and overflows at 65504."""
 
     def product(self, c: Inputs) -> Array:
-        stored = rounded(super().product(c._replace(scale=1.0)), np.dtype(np.float16))
+        stored = round_to(super().product(c._replace(scale=1.0)), np.dtype(np.float16))
         return np.asarray(c.scale * stored)
 
 
@@ -111,7 +111,7 @@ class _ScoresInBfloat16(Attention):
     """The final scores are stored in bfloat16, in what is declared fused."""
 
     def final(self, x: Array, visible: Array, c: Inputs) -> Array:
-        return rounded(super().final(x, visible, c), c.dtype)
+        return round_to(super().final(x, visible, c), c.dtype)
 
 
 @mistake("scale-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
@@ -119,7 +119,7 @@ class _ScaleInBfloat16(Attention):
     """The scale is a number of the dtype of q."""
 
     def product(self, c: Inputs) -> Array:
-        return super().product(c._replace(scale=float(rounded(np.array(c.scale), c.dtype))))
+        return super().product(c._replace(scale=float(round_to(np.array(c.scale), c.dtype))))
 
 
 @mistake("exp-of-second-order", "precision", dtypes=("bfloat16",), rounding="fused")
@@ -136,16 +136,16 @@ class _ExpOfSecondOrder(Online):
 class _WeightsInFloat8(Online):
     """The weights are stored in float8 for the product with v, in what is declared fused."""
 
-    def dropped(self, p: Array, tile: Inputs) -> Array:
-        return rounded(p, np.dtype(ml_dtypes.float8_e4m3fn)) * tile.keep
+    def drop(self, p: Array, tile: Inputs) -> Array:
+        return round_to(p, np.dtype(ml_dtypes.float8_e4m3fn)) * tile.keep
 
 
 @mistake("weights-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
 class _WeightsTruncated(Online):
     """The weights are cut off to bfloat16, not rounded to nearest."""
 
-    def dropped(self, p: Array, tile: Inputs) -> Array:
-        return truncated(super().dropped(p, tile))
+    def drop(self, p: Array, tile: Inputs) -> Array:
+        return truncate(super().drop(p, tile))
 
 
 @mistake("dscores-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
@@ -153,7 +153,7 @@ class _DscoresTruncated(Attention):
     """The gradient of the scores is cut off to bfloat16, not rounded to nearest."""
 
     def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
-        return truncated(super().jacobian(p, dp, delta, c))
+        return truncate(super().jacobian(p, dp, delta, c))
 
 
 @mistake("out-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
@@ -162,7 +162,7 @@ class _OutTruncated(Attention):
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
-        return truncated(o), lse, p
+        return truncate(o), lse, p
 
 
 @mistake("out-gained", "precision", dtypes=("bfloat16",), rounding="fused")
@@ -198,10 +198,10 @@ class _SoftmaxInFloat16(Attention):
 class _LseSavedInBfloat16(Online):
     """Backward rebuilds the weights from an lse that was saved in bfloat16."""
 
-    def saved(self, c: Inputs) -> State:
-        state = super().saved(c)
-        lse = rounded(self.row_lse(state, c), c.dtype)
-        return State(lse, np.isfinite(lse).astype(lse.dtype), self.divide(state))
+    def saved_state(self, c: Inputs) -> RunningSoftmax:
+        state = super().saved_state(c)
+        lse = round_to(self.row_lse(state, c), c.dtype)
+        return RunningSoftmax(lse, np.isfinite(lse).astype(lse.dtype), self.divide(state))
 
 
 # --- masks as numbers -----------------------------------------------------------------------------
@@ -221,4 +221,4 @@ class _MaskIsLeastFloat16(Attention):
     """−65504 is added to hidden scores: a row that sees nothing sees all keys about equally."""
 
     def hide(self, s: Array, visible: Array) -> Array:
-        return rounded(s + np.where(visible, 0, -65504.0), np.dtype(np.float16))
+        return round_to(s + np.where(visible, 0, -65504.0), np.dtype(np.float16))

@@ -1,4 +1,4 @@
-"""The tiled base of the zoo is right: it keeps the rules, and its tiles hold all that is seen."""
+"""Online, the tiled base of the mistakes, keeps the rules; its tiles hold each visible key once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from npattn.testing.bounds.allowed import bounds
 BASES = (Online, Split)
 
 
-def mutant(name: str) -> Any:
+def implementation_of(name: str) -> Any:
     return MISTAKES[name].forward.__self__  # type: ignore[attr-defined]  # a bound method
 
 
-def judged(base: Online, **options: Any) -> Any:
+def judge(base: Online, **options: Any) -> Any:
     return check(base.forward, backward=base.backward, **options)
 
 
@@ -32,40 +32,40 @@ def judged(base: Online, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("rule", ["hidden-", "nan-", "empty-row", "padded-keys", "repeatable"])
-def test_what_is_hidden_padded_or_nan_stays_where_it_is(rule: str) -> None:
-    report = judged(Split(), examples=4, only=[rule])
+def test_split_keeps_the_rules_on_hidden_values(rule: str) -> None:
+    report = judge(Split(), examples=4, only=[rule])
     assert report.passed, str(report)
     assert all(outcome.status == "passed" for outcome in report.outcomes)
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_it_agrees_with_the_oracle_on_what_the_judge_draws(base: type[Online]) -> None:
-    report = judged(base(), examples=30, seed=1, only=["agreement-"])
+def test_agrees_with_the_oracle(base: type[Online]) -> None:
+    report = judge(base(), examples=30, seed=1, only=["agreement-"])
     assert report.passed, str(report)
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [("float64", None), ("bfloat16", "upcast")])
-def test_it_rounds_nothing_to_its_inputs_dtype(dtype: str, rounding: str | None) -> None:
+def test_rounds_nothing_to_the_input_dtype(dtype: str, rounding: str | None) -> None:
     options = {"dtypes": (dtype,), "rounding": rounding, "only": ["agreement-"]}
-    report = judged(Online(), examples=5, **options)
+    report = judge(Online(), examples=5, **options)
     assert report.passed, str(report)
 
 
-def test_what_accumulates_in_bfloat16_is_not_upcast() -> None:
+def test_bfloat16_accumulator_is_not_upcast() -> None:
     options = {"dtypes": ("bfloat16",), "rounding": "upcast", "only": ["agreement-o"]}
-    wrong = mutant("accumulator-in-bfloat16")
-    assert not judged(wrong, examples=5, shrink=False, **options).passed
+    wrong = implementation_of("accumulator-in-bfloat16")
+    assert not judge(wrong, examples=5, shrink=False, **options).passed
 
 
-def test_what_rounds_for_matrix_products_alone_is_fused_and_not_upcast() -> None:
+def test_rounding_for_products_is_fused_not_upcast() -> None:
     options = {"dtypes": ("bfloat16",), "only": ["agreement-"], "examples": 4}
-    report = judged(Fused(), rounding="fused", **options)
+    report = judge(Fused(), rounding="fused", **options)
     assert report.passed, str(report)
-    assert not judged(Fused(), rounding="upcast", shrink=False, **options).passed
+    assert not judge(Fused(), rounding="upcast", shrink=False, **options).passed
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_the_weights_that_it_returns_pass_gradients(base: type[Online]) -> None:
+def test_dweights_reach_dq_and_dk(base: type[Online]) -> None:
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal(n) for n in ((2, 6, 37, 5), (2, 3, 53, 5), (2, 3, 53, 7)))
     problem = npattn.Problem(q, k, v, causal="bottom_right")
@@ -101,27 +101,27 @@ def inputs_of(base: Attention, sizes: tuple[int, int], **options: Any) -> Inputs
     return base.inputs(q, k, v, **options)
 
 
-def seen(base: Attention, c: Inputs) -> Array:
+def visible(base: Attention, c: Inputs) -> Array:
     T, S = c.q.shape[-2], c.k.shape[-2]
     return within(np.arange(S) - np.arange(T)[:, None] - (S - T), base.sides(c))
 
 
 def visits(base: Online, c: Inputs) -> Array:
-    """How often the tiles show each key to each query."""
+    """Count how often the tiles show each key to each query."""
     T, S = c.q.shape[-2], c.k.shape[-2]
-    found = np.zeros((T, S), int)
+    counts = np.zeros((T, S), int)
     for rows in base.query_tiles(T):
         for keys in base.key_tiles(c, rows):
-            online.place(found, rows, keys, base.inside(c, rows, keys).astype(int))
-    return found
+            online.add_at(counts, rows, keys, base.tile_visible(c, rows, keys).astype(int))
+    return counts
 
 
 def shows_each_key_once(base: Online) -> bool:
     calls = [inputs_of(base, sizes, **options) for sizes, options in product(SIZES, SIDES)]
-    return all((visits(base, c) == seen(base, c)).all() for c in calls)
+    return all((visits(base, c) == visible(base, c)).all() for c in calls)
 
 
-def test_its_tiles_show_what_is_visible_once_and_nothing_else() -> None:
+def test_tiles_show_each_visible_key_once() -> None:
     assert shows_each_key_once(Online())
 
 
@@ -137,24 +137,25 @@ def test_its_tiles_show_what_is_visible_once_and_nothing_else() -> None:
         "window-tile-skipped",
     ],
 )
-def test_tiles_that_are_off_by_one_show_something_else(name: str) -> None:
-    assert not shows_each_key_once(mutant(name))
+def test_wrong_tiles_show_other_keys(name: str) -> None:
+    assert not shows_each_key_once(implementation_of(name))
 
 
 def test_padding_is_in_no_tile() -> None:
     c = inputs_of(Online(), (1, 17))
     (rows,) = Online().query_tiles(1)
-    assert Online().inside(c, rows, slice(TILE, 2 * TILE)).sum() == 1
-    assert mutant("tail-padding-attended").inside(c, rows, slice(TILE, 2 * TILE)).sum() == TILE
+    wrong, keys = implementation_of("tail-padding-attended"), slice(TILE, 2 * TILE)
+    assert Online().tile_visible(c, rows, keys).sum() == 1
+    assert wrong.tile_visible(c, rows, keys).sum() == TILE
 
 
-def test_tiles_that_causal_hides_are_not_visited() -> None:
+def test_tiles_hidden_by_causal_are_skipped() -> None:
     c = inputs_of(Online(), (67, 67), causal=True)
     counts = [len(Online().key_tiles(c, rows)) for rows in Online().query_tiles(67)]
     assert counts == [1, 2, 3, 4, 5]
 
 
-def test_tiles_left_of_the_window_are_not_visited() -> None:
+def test_tiles_left_of_the_window_are_skipped() -> None:
     c = inputs_of(Online(), (67, 67), window=(16, 0))
     assert [len(Online().key_tiles(c, rows)) for rows in Online().query_tiles(67)] == [
         1,

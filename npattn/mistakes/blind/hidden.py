@@ -1,0 +1,120 @@
+"""Mistakes with NaN and inf at hidden positions, and with sizes of 0."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.mistakes.attention import Attention, Inputs
+from npattn.mistakes.register import mistake
+
+# --- what is hidden does not matter  [10]
+
+
+@mistake("blind-values-cleared-by-column", "hidden")
+class ValuesClearedByColumn(Attention):
+    """Values are cleared at keys that no query sees, not at those that one query does not."""
+
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
+        _, lse, p = super().results(c)
+        s, live = self.scores(c)
+        seen = np.broadcast_to(live.any(-2, keepdims=True), live.shape)
+        w = self.softmax(s, c, live)[0] * c.keep
+        return self.masked_matmul(w, self.share(c.v, c.q.shape[-3]), seen), lse, p
+
+
+@mistake("blind-hidden-inf", "hidden")
+class HiddenInf(Attention):
+    """NaN is cleared behind the mask, and inf is not."""
+
+    def masked_matmul(self, w: Array, x: Array, live: Array) -> Array:
+        unknown = np.isnan(x)
+        touched = live.astype(np.float64) @ unknown > 0
+        return np.where(touched, np.nan, w @ np.where(unknown, 0, x))
+
+
+@mistake("blind-delta-of-hidden-values", "hidden")
+class DeltaOfHiddenValues(Attention):
+    """delta sums p dp over hidden keys too: 0 · NaN where a hidden value is NaN."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dp = do @ self.share(c.v, c.q.shape[-3]).swapaxes(-1, -2)
+        return super().gradients(c, do, dlse - (0 * dp).sum(-1, keepdims=True), dw)
+
+
+@mistake("blind-dq-of-hidden-keys", "hidden")
+class DqOfHiddenKeys(Attention):
+    """dq = ds k as it stands: 0 · NaN where a hidden key is NaN."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, *others = super().gradients(c, do, dlse, dw)
+        return dq + (0 * self.share(c.k, c.q.shape[-3])).sum(-2, keepdims=True), *others
+
+
+@mistake("blind-dk-of-nan-query", "hidden")
+class DkOfNanQuery(Attention):
+    """dk = dsᵀ q as it stands: a NaN query reaches keys that it does not see."""
+
+    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
+        return np.asarray(c.scale * (dx.swapaxes(-1, -2) @ c.q))
+
+
+@mistake("blind-nan-spreads-over-columns", "hidden")
+class NanSpreadsOverColumns(Attention):
+    """A NaN in one column of a value that is seen makes every column of o NaN."""
+
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
+        o, lse, p = super().results(c)
+        return np.where(np.isnan(o).any(-1, keepdims=True), np.nan, o), lse, p
+
+
+# --- sizes of 0  [12]
+
+
+@mistake("blind-no-size-scale", "sizes")
+class NoSizeScale(Attention):
+    """With D = 0 the default scale is 1/√0, and the scores are inf · 0."""
+
+    def default_scale(self, H: int, D: int) -> float:
+        return super().default_scale(H, D) if D else math.inf
+
+
+@mistake("blind-no-keys-sink", "sizes", equivalent=True)
+class NoKeysSink(Attention):
+    """With S = 0 lse is −inf, though there is a sink."""
+
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
+        p, p_sink, lse = super().softmax(s, c, live)
+        return p, p_sink, lse if s.shape[-1] else np.full_like(lse, -np.inf)
+
+
+@mistake("blind-no-values-lse", "sizes")
+class NoValuesLse(Attention):
+    """With E = 0 there is nothing to compute, and lse and weights are 0."""
+
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
+        o, lse, p = super().results(c)
+        return (o, lse, p) if c.v.shape[-1] else (o, 0 * lse, 0 * p)
+
+
+@mistake("blind-no-values-gradient", "sizes")
+class NoValuesGradient(Attention):
+    """With E = 0 every gradient is 0, though lse and weights have theirs."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        found = super().gradients(c, do, dlse, dw)
+        return found if c.v.shape[-1] else tuple(np.zeros_like(x) for x in found)
+
+
+@mistake("blind-no-queries-dk", "sizes")
+class NoQueriesDk(Attention):
+    """With T = 0 dk and dv are never written."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, dv, *others = super().gradients(c, do, dlse, dw)
+        if c.q.shape[-2] == 0:
+            dk, dv = np.full_like(dk, np.nan), np.full_like(dv, np.nan)
+        return dq, dk, dv, *others

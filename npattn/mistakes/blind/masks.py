@@ -1,0 +1,120 @@
+"""Mistakes in the mask, causal and the window."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.mistakes.attention import TILE, Attention, Inputs, within
+from npattn.mistakes.register import mistake
+from npattn.options import Window
+
+
+@mistake("blind-mask-rank-3-as-batch", "mask")
+class MaskRank3AsBatch(Attention):
+    """A mask (H, T, S) is taken for (B, T, S) where B is H."""
+
+    def mask(self, mask: Array, c: Inputs) -> Array:
+        lead = c.q.shape[:-3]
+        return mask[:, None] if mask.ndim == 3 and lead == mask.shape[:1] else mask
+
+
+@mistake("blind-mask-rank-2-as-padding", "mask")
+class MaskRank2AsPadding(Attention):
+    """A mask (T, S) is taken for one of keys, (B, S), where B is T."""
+
+    def mask(self, mask: Array, c: Inputs) -> Array:
+        lead = c.q.shape[:-3]
+        return mask[:, None, None] if mask.ndim == 2 and lead == mask.shape[:1] else mask
+
+
+@mistake("blind-mask-of-group", "mask")
+class MaskOfGroup(Attention):
+    """The heads that share keys share the mask of their first one."""
+
+    def mask(self, mask: Array, c: Inputs) -> Array:
+        H, K = c.q.shape[-3], c.k.shape[-3]
+        if mask.ndim < 3 or mask.shape[-3] == 1 or K == 0:
+            return mask
+        G = H // K
+        return np.asarray(np.take(mask, np.arange(H) // G * G, axis=-3))
+
+
+@mistake("blind-window-ignored-with-mask", "window")
+class WindowIgnoredWithMask(Attention):
+    """Where a mask is given, the window is not applied."""
+
+    def sides(self, c: Inputs) -> Window:
+        return super().sides(c if c.mask is None else c._replace(window=None))
+
+
+@mistake("blind-causal-offset-clamped", "causal")
+class CausalOffsetClamped(Attention):
+    """S − T is clamped at 0, so that with T > S the first query sees a key."""
+
+    def diagonal(self, T: int, S: int) -> Array:
+        return np.arange(T)[:, None] + max(S - T, 0)
+
+
+@mistake("blind-window-half-open-ignored", "window")
+class WindowHalfOpenIgnored(Attention):
+    """A window with None on one side is no window."""
+
+    def sides(self, c: Inputs) -> Window:
+        return super().sides(c._replace(window=None) if None in (c.window or ()) else c)
+
+
+@mistake("blind-window-before-causal", "window")
+class WindowBeforeCausal(Attention):
+    """With causal the right side of the window is kept, instead of being at most 0."""
+
+    def sides(self, c: Inputs) -> Window:
+        left, right = c.window or (None, None)
+        return left, 0 if c.causal and right is None else right
+
+
+@mistake("blind-window-left-falsy", "window")
+class WindowLeftFalsy(Attention):
+    """A left side of 0 is taken for None."""
+
+    def sides(self, c: Inputs) -> Window:
+        left, right = super().sides(c)
+        return left or None, right
+
+
+@mistake("blind-window-top-left", "window")
+class WindowTopLeft(Attention):
+    """A window without causal is aligned to the first key."""
+
+    def visible(self, c: Inputs) -> Array:
+        T, S = c.q.shape[-2], c.k.shape[-2]
+        if c.causal or c.window is None:
+            return super().visible(c)
+        inside = within(np.arange(S) - np.arange(T)[:, None], self.sides(c))
+        return inside if c.mask is None else inside & self.mask(c.mask, c)
+
+
+@mistake("blind-window-in-int32", "window")
+class WindowInInt32(Attention):
+    """The ends of the window are 32-bit sums: a side near 2³¹ wraps, and hides every key."""
+
+    def visible(self, c: Inputs) -> Array:
+        T, S = c.q.shape[-2], c.k.shape[-2]
+        at, (left, right) = self.diagonal(T, S), self.sides(c)
+        first = np.zeros((T, 1)) if left is None else (at - left % 2**32).astype(np.int32)
+        last = np.full((T, 1), S) if right is None else (at + right % 2**32).astype(np.int32)
+        inside = (first <= np.arange(S)) & (np.arange(S) <= last)
+        return inside if c.mask is None else inside & self.mask(c.mask, c)
+
+
+@mistake("blind-tile-ends-at-first-query", "window")
+class TileEndsAtFirstQuery(Attention):
+    """A tile of queries stops at the last tile of keys that its first query sees."""
+
+    def visible(self, c: Inputs) -> Array:
+        T, S = c.q.shape[-2], c.k.shape[-2]
+        right, inside = self.sides(c)[1], super().visible(c)
+        if right is None:
+            return inside
+        first = self.diagonal(T, S)[np.arange(T) // TILE * TILE]
+        return np.asarray(inside & (np.arange(S) < ((first + right) // TILE + 1) * TILE))

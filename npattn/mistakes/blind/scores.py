@@ -1,0 +1,148 @@
+"""Mistakes in the scale, the softcap and the bias."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.mistakes.attention import Attention, Inputs, within
+from npattn.mistakes.blind.float32 import PivotedFloat32, as_float32
+from npattn.mistakes.register import mistake
+
+SMALLEST = float(np.finfo(np.float32).min)
+
+# --- scores  [1]
+
+
+@mistake("blind-scale-of-padded-size", "scale")
+class ScaleOfPaddedSize(Attention):
+    """The default scale is taken after D was padded to a multiple of 8."""
+
+    def default_scale(self, H: int, D: int) -> float:
+        return 1 / math.sqrt(-(-D // 8) * 8 or 1)
+
+
+@mistake("blind-zero-scale-dq", "scale")
+class ZeroScaleDq(Attention):
+    """Backward takes a scale of 0 for none given, for dq alone."""
+
+    def dq_scale(self, c: Inputs) -> float:
+        return c.scale or self.default_scale(0, c.q.shape[-1])
+
+
+@mistake("blind-negative-scale-dk", "scale")
+class NegativeScaleDk(Attention):
+    """√|scale| went into both q and k, and the sign of the scale is missing in dk."""
+
+    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
+        return np.asarray(np.sign(c.scale) * super().dk(dx, c, seen))
+
+
+@mistake("blind-maximum-before-scale", "scale")
+class MaximumBeforeScale(PivotedFloat32):
+    """The row's maximum is found before the scale: with a negative one it is the minimum."""
+
+    def pivot(self, s: Array, c: Inputs, live: Array) -> Array:
+        if c.scale >= 0:
+            return super().pivot(s, c, live)
+        low = np.where(live, s, np.inf).min(-1, keepdims=True, initial=np.inf)
+        return np.maximum(np.where(low == np.inf, -np.inf, low), c.sinks)
+
+
+@mistake("blind-packed-decode", "heads")
+class PackedDecode(Attention):
+    """One query: the heads that share keys are packed as queries, and aligned as queries too."""
+
+    def visible(self, c: Inputs) -> Array:
+        H, K = c.q.shape[-3], c.k.shape[-3]
+        if c.q.shape[-2] != 1 or K in (0, H):
+            return super().visible(c)
+        S, G = c.k.shape[-2], H // K
+        at = (np.arange(H) % G + S - G)[:, None, None]
+        inside = within(np.arange(S) - at, self.sides(c))
+        return inside if c.mask is None else inside & self.mask(c.mask, c)
+
+
+# --- softcap  [2]
+
+
+@mistake("blind-cap-slope-with-bias", "softcap")
+class CapSlopeWithBias(Attention):
+    """The slope of the cap is taken from the final scores, which hold the bias too."""
+
+    def cap_slope(self, c: Inputs) -> Any:
+        if c.softcap is None:
+            return 1.0
+        return 1 - ((self.cap(self.product(c), c) + self.bias(c)) / c.softcap) ** 2
+
+
+@mistake("blind-cap-slope-without-scale", "softcap")
+class CapSlopeWithoutScale(Attention):
+    """The slope of the cap is taken at q·k instead of scale · q·k."""
+
+    def cap_slope(self, c: Inputs) -> Any:
+        return super().cap_slope(c._replace(scale=1.0))
+
+
+@mistake("blind-cap-slope-by-exp", "softcap")
+class CapSlopeByExp(Attention):
+    """The slope of the cap is 4 e / (e + 1)² with e = exp(2 s / c): NaN where e overflows."""
+
+    def cap_slope(self, c: Inputs) -> Any:
+        if c.softcap is None:
+            return 1.0
+        e = as_float32(np.exp(2 * self.product(c) / c.softcap))
+        return 4 * e / (e + 1) ** 2
+
+
+@mistake("blind-sink-capped", "softcap")
+class SinkCapped(Attention):
+    """The softcap caps the sinks too."""
+
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
+        if c.softcap is None:
+            return c
+        capped = c.softcap * np.tanh(c.sinks / c.softcap)
+        return c._replace(sinks=np.where(np.isfinite(c.sinks), capped, c.sinks))
+
+
+# --- bias  [4]
+
+
+@mistake("blind-bias-far-below-hides", "bias")
+class BiasFarBelowHides(Attention):
+    """A score below −1e30 is taken for hidden, though a finite one is a number like others."""
+
+    def scores(self, c: Inputs) -> tuple[Array, Array]:
+        s, live = super().scores(c)
+        far = s < -1e30
+        return np.where(far, -np.inf, s), live & ~far
+
+
+@mistake("blind-bias-minus-inf-clamped", "bias")
+class BiasMinusInfClamped(Attention):
+    """A −inf bias becomes the smallest finite number: a row of them is the mean, not empty."""
+
+    def bias(self, c: Inputs) -> Array | float:
+        return np.maximum(c.bias, SMALLEST)
+
+
+@mistake("blind-dbias-after-cap", "bias")
+class DbiasAfterCap(Attention):
+    """dbias is taken where dq and dk are, after the slope of the cap."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
+        return dq, dk, dv, ds * self.cap_slope(c), ds_sink
+
+
+@mistake("blind-dbias-of-row-constant", "bias")
+class DbiasOfRowConstant(Attention):
+    """A bias that is constant along the keys gets no gradient: lse and sinks would feel it."""
+
+    def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
+        return np.zeros(shape) if shape[-1] == 1 else super().reduce_bias(ds, shape)

@@ -1,0 +1,98 @@
+"""Mistakes in the tiled backward pass."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.mistakes.attention import TILE, Inputs
+from npattn.mistakes.online import Online, RunningSoftmax, TileGradients
+from npattn.mistakes.register import mistake
+
+
+@mistake("dk-copied-not-added", "tiled backward", "NVIDIA/TransformerEngine#1557")
+class _DkCopiedNotAdded(Online):
+    """dk and dv of a tile of keys are those of the last tile of queries, not the sum."""
+
+    def collect(self, name: str, into: Array, at: slice, x: Array) -> None:
+        if name != "dq":
+            into[..., at, :] = 0
+        super().collect(name, into, at, x)
+
+
+@mistake("dq-overwritten", "tiled backward")
+class _DqOverwritten(Online):
+    """dq is that of the tile of keys visited last, not the sum."""
+
+    def collect(self, name: str, into: Array, at: slice, x: Array) -> None:
+        if name == "dq":
+            into[..., at, :] = 0
+        super().collect(name, into, at, x)
+
+
+@mistake("last-query-lost-in-backward", "tiled backward")
+class _LastQueryLostInBackward(Online):
+    """Backward leaves the last query out."""
+
+    def backward_tiles(self, T: int) -> list[slice]:
+        return [slice(rows.start, min(rows.stop, T - 1)) for rows in self.query_tiles(T)]
+
+
+@mistake("first-query-lost-in-dv", "tiled backward")
+class _FirstQueryLostInDv(Online):
+    """The first query adds nothing to dv."""
+
+    def dv(self, w: Array, do: Array, seen: Array, rows: slice) -> Array:
+        first = (rows.start + np.arange(TILE) == 0)[:, None]
+        return super().dv(w, np.where(first, 0, do), seen, rows)
+
+
+@mistake("delta-of-last-query-zero", "tiled backward")
+class _DeltaOfLastQueryZero(Online):
+    """Σ do·out of the last query is 0."""
+
+    def row_delta(self, do: Array, out: Array, c: Inputs) -> Array:
+        delta = super().row_delta(do, out, c)
+        delta[..., -1:, :] = 0
+        return delta
+
+
+@mistake("delta-of-query-before", "tiled backward")
+class _DeltaOfQueryBefore(Online):
+    """A query takes Σ do·out of the one before."""
+
+    def row_delta(self, do: Array, out: Array, c: Inputs) -> Array:
+        return np.roll(super().row_delta(do, out, c), 1, axis=-2)
+
+
+@mistake("padding-queries-nan", "tiled backward", "tile-ai/tilelang#2461")
+class _PaddingQueriesNaN(Online):
+    """The maximum of the queries that pad the last tile is garbage, and 0 · NaN is NaN in dv."""
+
+    def rows_of(self, state: RunningSoftmax, rows: slice) -> RunningSoftmax:
+        here = super().rows_of(state, rows)
+        real = self.real_queries(rows.start + np.arange(TILE), rows)[:, None]
+        return here._replace(m=np.where(real, here.m, np.nan))
+
+    def tile_visible(self, c: Inputs, rows: slice, keys: slice) -> Array:
+        return super().tile_visible(c, slice(rows.start, rows.start + TILE), keys)
+
+
+@mistake("saved-state-of-other-layout", "tiled backward", "NVIDIA/cudnn-frontend#304")
+class _SavedStateOfOtherLayout(Online):
+    """Backward reads what was saved a query as if it lay in memory as (B, T, H)."""
+
+    def saved_state(self, c: Inputs) -> RunningSoftmax:
+        state = super().saved_state(c)
+        m, total = (x.swapaxes(-2, -3).reshape(x.shape) for x in state[:2])
+        return RunningSoftmax(m, total, state.acc)
+
+
+@mistake("padding-over-next-head", "tiled backward", "flagos-ai/FlagGems#898")
+class _PaddingOverNextHead(Online):
+    """The padding of the last tile of keys of a head is written over dv of the next head."""
+
+    def finish(self, found: TileGradients) -> TileGradients:
+        padding = -found.dv.shape[-2] % TILE
+        found.dv[..., 1:, :padding, :] = 0
+        return found

@@ -1,0 +1,88 @@
+"""Mistakes in the online softmax: the running maximum, the row sum, the rescaling."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.mistakes.attention import TILE, Inputs
+from npattn.mistakes.online import Online, RunningSoftmax, finite_pivot
+from npattn.mistakes.register import mistake
+
+
+@mistake("maximum-starts-finite", "online softmax", "flashinfer-ai/flashinfer#4401")
+class _MaximumStartsFinite(Online):
+    """The running maximum starts at −5e4, which scores may be below."""
+
+    def start(self, c: Inputs) -> RunningSoftmax:
+        state = super().start(c)
+        m = np.maximum(state.m, np.float32(-5e4))
+        return RunningSoftmax(m, np.exp(c.sinks - m), state.acc)
+
+
+@mistake("maximum-pinned-to-0", "online softmax", "Dao-AILab/flash-attention#2082")
+class _MaximumPinnedTo0(Online):
+    """A row that sees nothing of its first tile stores 0 as its maximum, and cannot go below."""
+
+    def maximum(self, m: Array, s: Array) -> Array:
+        return finite_pivot(super().maximum(m, s))
+
+
+@mistake("row-sum-not-rescaled", "online softmax")
+class _RowSumNotRescaled(Online):
+    """The row sum keeps its size when the maximum rises; the accumulator is rescaled."""
+
+    def rescale(self, state: RunningSoftmax, shrink: Array) -> RunningSoftmax:
+        return state._replace(acc=state.acc * shrink)
+
+
+@mistake("accumulator-not-rescaled", "online softmax")
+class _AccumulatorNotRescaled(Online):
+    """The accumulator keeps its size when the maximum rises; the row sum is rescaled."""
+
+    def rescale(self, state: RunningSoftmax, shrink: Array) -> RunningSoftmax:
+        return state._replace(total=state.total * shrink)
+
+
+@mistake("rescale-inverted", "online softmax", "Dao-AILab/flash-attention#991")
+class _RescaleInverted(Online):
+    """The state is multiplied by exp(new maximum − old), which is the inverse."""
+
+    def shrink(self, m: Array, pivot: Array) -> Array:
+        return np.where(m == -np.inf, 0, np.exp(pivot - m))
+
+
+@mistake("scale-compounded", "online softmax", "flagos-ai/FlagGems#424")
+class _ScaleCompounded(Online):
+    """The factor log₂ e is put on the scale once more in every tile of keys."""
+
+    def cut_tile(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
+        before = self.tile_range(c, rows)[1] - 1 - keys.start // TILE
+        return super().cut_tile(c._replace(scale=c.scale / math.log(2) ** before), rows, keys)
+
+
+@mistake("lse-before-last-rescale", "online softmax", equivalent=True)
+class _LseBeforeLastRescale(Online):
+    """lse adds the maximum before the last tile to the row sum after it."""
+
+    def row_lse(self, state: RunningSoftmax, c: Inputs) -> Array:
+        before = _AllButLastTile().states(c).m
+        return super().row_lse(state._replace(m=np.where(before == -np.inf, state.m, before)), c)
+
+
+class _AllButLastTile(Online):
+    def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
+        return super().key_tiles(c, rows)[:-1]
+
+
+@mistake("hidden-tile-counted", "online softmax")
+class _HiddenTileCounted(Online):
+    """A tile that the mask hides from all of its queries adds nothing to the accumulator, but
+    the number of its keys to the row sum."""
+
+    def add_tile(self, state: RunningSoftmax, tile: Inputs) -> RunningSoftmax:
+        after = super().add_tile(state, tile)
+        hidden = ~self.scores(tile)[1].any((-1, -2), keepdims=True)
+        return after._replace(total=after.total + TILE * hidden)

@@ -1,0 +1,168 @@
+"""Mistakes in tiles: which keys they hold, and the merging of partial results."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.mistakes.attention import TILE, Inputs
+from npattn.mistakes.online import (
+    Online,
+    RunningSoftmax,
+    Split,
+    finite_pivot,
+    load_rows,
+    tile_of,
+)
+from npattn.mistakes.register import mistake
+
+# --- which tiles, and what is in them
+
+
+@mistake("tail-keys-skipped", "tiles")
+class _TailKeysSkipped(Online):
+    """The number of key tiles is rounded down, so that keys beyond the last whole tile are lost."""
+
+    def tile_range(self, c: Inputs, rows: slice) -> tuple[int, int]:
+        first, end = super().tile_range(c, rows)
+        return first, min(end, max(c.k.shape[-2] // TILE, 1))
+
+
+@mistake("tail-padding-attended", "tiles")
+class _TailPaddingAttended(Online):
+    """The zeros that pad the last tile of keys take part in the softmax."""
+
+    def real_keys(self, s: Array, c: Inputs) -> Array:
+        return np.ones(s.shape, bool)
+
+
+@mistake("softcap-revives-padding", "tiles", "ggml-org/llama.cpp#29034")
+class _SoftcapRevivesPadding(Online):
+    """The padding of the last tile of keys is hidden before the softcap, which makes it finite."""
+
+    def real_keys(self, s: Array, c: Inputs) -> Array:
+        return super().real_keys(s, c) | (c.softcap is not None)
+
+    def cut_tile(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
+        padding = ~super().real_keys(keys.start + np.arange(TILE), c)
+        tile = super().cut_tile(c, rows, keys)
+        return tile._replace(bias=tile.bias - np.float32(c.softcap or 0) * padding)
+
+
+@mistake("tiles-overlap", "tiles")
+class _TilesOverlap(Online):
+    """A tile begins at the last key of the one before, which counts twice."""
+
+    def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
+        return [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE - 1))]
+
+
+@mistake("key-between-tiles-lost", "tiles")
+class _KeyBetweenTilesLost(Online):
+    """A tile begins one key too late, and the key between two tiles is seen by nobody."""
+
+    def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
+        return [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE + 1))]
+
+
+@mistake("tail-values-shifted", "tiles")
+class _TailValuesShifted(Online):
+    """The values of the last, partial tile are read one row too early."""
+
+    def cut_tile(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
+        early = int(keys.start > 0 and keys.stop > c.k.shape[-2])
+        v = load_rows(c.v, slice(keys.start - early, keys.stop - early))
+        return super().cut_tile(c, rows, keys)._replace(v=v)
+
+
+@mistake("causal-tile-taken-as-whole", "tiles")
+class _CausalTileTakenAsWhole(Online):
+    """A tile on the diagonal is not masked where the last of its queries sees all of it."""
+
+    def fully_visible(self, c: Inputs, rows: slice, keys: slice) -> bool:
+        last = slice(rows.stop - 1, rows.stop)
+        return super().fully_visible(c, last if c.causal else rows, keys)
+
+
+@mistake("causal-tile-skipped", "tiles")
+class _CausalTileSkipped(Online):
+    """A causal tile of queries stops at the last tile of keys that its first query sees."""
+
+    def tile_range(self, c: Inputs, rows: slice) -> tuple[int, int]:
+        begin, end = super().tile_range(c, rows)
+        ends = super().tile_range(c, slice(rows.start, rows.start + 1))[1]
+        return begin, ends if c.causal else end
+
+
+@mistake("window-tile-taken-as-whole", "tiles")
+class _WindowTileTakenAsWhole(Online):
+    """A tile at the left end of the window is not masked where the first of its queries sees all
+    of it."""
+
+    def fully_visible(self, c: Inputs, rows: slice, keys: slice) -> bool:
+        first = slice(rows.start, rows.start + 1)
+        return super().fully_visible(c, first if c.window else rows, keys)
+
+
+@mistake("window-tile-skipped", "tiles")
+class _WindowTileSkipped(Online):
+    """A tile of queries begins at the first tile of keys in the window of its last query."""
+
+    def tile_range(self, c: Inputs, rows: slice) -> tuple[int, int]:
+        last = slice(rows.stop - 1, rows.stop)
+        return super().tile_range(c, last)[0], super().tile_range(c, rows)[1]
+
+
+@mistake("dropout-of-first-tile", "tiles")
+class _DropoutOfFirstTile(Online):
+    """Every tile of keys is dropped by the dropout mask of the first."""
+
+    def cut_tile(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
+        return super().cut_tile(c, rows, keys)._replace(keep=tile_of(c.keep, rows, slice(0, TILE)))
+
+
+# --- partial results
+
+
+@mistake("merge-of-mixed-bases", "split keys", "vllm-project/vllm#43919")
+class _MergeOfMixedBases(Split):
+    """Partial results come with an lse to base 2, and are merged as if it were natural."""
+
+    def fold(self, c: Inputs, rows: slice, tiles: list[slice]) -> RunningSoftmax:
+        state = super().fold(c, rows, tiles)
+        lse = super().row_lse(state, c) / np.float32(math.log(2))
+        return RunningSoftmax(lse, np.isfinite(lse).astype(lse.dtype), self.divide(state))
+
+
+@mistake("merge-of-nothing-nan", "split keys", "vllm-project/vllm#39148")
+class _MergeOfNothingNaN(Split):
+    """Merging two partial results that saw nothing subtracts −inf from −inf."""
+
+    def merge_pivot(self, m: Array) -> Array:
+        return m
+
+
+@mistake("sink-in-every-split", "split keys")
+class _SinkInEverySplit(Split):
+    """The sink is counted in each of the partial results that are merged."""
+
+    def second_half(self, c: Inputs) -> Inputs:
+        return c
+
+
+@mistake("out-of-each-split-in-backward", "split keys", "tenstorrent/tt-metal#53205")
+class _OutOfEachSplitInBackward(Split):
+    """Backward takes each half of the keys with the out and lse of that half; dv stays right."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        S, lse = c.k.shape[-2], self.row_lse(self.states(c), c)
+        halves, first = [], np.arange(S) < S // 2
+        for half, sinks in ((first, c.sinks), (~first, self.second_half(c).sinks)):
+            seen = self.visible(c) & half
+            alone = c._replace(mask=seen, causal=False, window=None, sinks=sinks)
+            share = np.exp(self.row_lse(self.states(alone), alone) - finite_pivot(lse))
+            halves.append(super().gradients(alone, share * do, share * dlse, dw))
+        return tuple(a + b for a, b in zip(*halves, strict=True))
