@@ -32,7 +32,12 @@ __all__ = [
 ]
 
 LATER = ("plot", "testing", "torch", "train", "weights")
-"""Modules that are slow to load, or need an extra: loaded when they are first looked for."""
+"""Modules that are slow to load, or need an extra: loaded on first use."""
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *LATER]  # not the modules that are not for users
+
 
 if not TYPE_CHECKING:  # which would take any name for one of npattn's
 

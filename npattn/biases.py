@@ -40,6 +40,10 @@ from npattn.options import Alignment
 __all__ = ["Bias", "alibi", "dense", "of", "relative"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class Bias(Sized):
     """What is added to the scores: made by the functions of this module, composed by ``+``.
 

@@ -21,7 +21,11 @@ from npattn.errors import OptionError
 from npattn.options import ScoreMod
 from npattn.problem import Gradients, Problem
 
-__all__ = ["PROFILES", "Conventions", "check_conventions"]
+__all__ = ["PROFILES", "Conventions"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,10 @@ __all__ = [
 Predicate = Callable[[Array, Array, Array, Array], Any]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class Mask(Sized):
     """What a query may see: made by the functions of this module, composed by ``& | ~``.
 

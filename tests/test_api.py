@@ -371,6 +371,18 @@ def test_fwd_must_be_a_result_of_forward(function):
         function(3, noise(B, H, T, E))
 
 
+# --- what dir shows -------------------------------------------------------------------------------
+
+
+def test_dir_shows_public_names_only():
+    assert sorted(dir(npattn)) == sorted([*npattn.__all__, *npattn.LATER])
+    for module in (npattn.masks, npattn.biases, npattn.conventions):
+        assert sorted(dir(module)) == sorted(module.__all__)
+    assert {"Array", "check_conventions", "np"}.isdisjoint(
+        {*dir(npattn.masks), *dir(npattn.biases), *dir(npattn.conventions)}
+    )
+
+
 # --- unknown options ------------------------------------------------------------------------------
 
 ENTRIES = [npattn.attention, npattn.forward]
