@@ -1,50 +1,33 @@
-"""Arrays, tiles of the scores, and the sizes that masks and biases know.
+"""Arrays, tiles of the scores, masks and biases as protocols, and sums over broadcast axes.
 
-Documents know their T and S, slopes know H, lengths know their batch axes; the rest is for the
-problem to say. Numbers in brackets are the rules of docs/semantics.md.
+Numbers in brackets are the rules of docs/semantics.md.
 """
 
 from __future__ import annotations
 
-import numbers
-import re
 from functools import cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import ml_dtypes  # registers bfloat16 and float8 with NumPy, by name too
 import numpy as np
 
-from npattn.errors import OptionError, ShapeError
-
 __all__ = [
-    "ANY",
     "Array",
     "BiasLike",
-    "Known",
     "MaskLike",
-    "Sized",
     "Tile",
     "band",
-    "check_broadcast",
-    "check_integer",
-    "check_score_shape",
     "describe_value",
     "diagonal",
     "finfo",
-    "format_call",
-    "known_of",
     "plane_of",
-    "read_only",
     "sum_to",
     "tile_of",
 ]
 
 Array = np.ndarray[Any, Any]
 
-LARGE = 1000  # elements, from which on NumPy too shortens the repr of an array
 FAR = 2**62  # further than any key, and what is added to an index without overflow
-ANY = -1
-"""A T or S for which an object has an axis of 1, which broadcasts."""
 
 
 class Tile(NamedTuple):
@@ -150,149 +133,6 @@ class BiasLike(Protocol):
         """The gradient of the parameter, from that of the scores (..., H, T, S) or of its array."""
 
 
-class Known(NamedTuple):
-    """The sizes that an object knows without its problem."""
-
-    axes: tuple[int, ...] = ()  # of the batch and the heads; 1 broadcasts
-    T: int | None = None  # None: for the problem to say
-    S: int | None = None
-
-    def __and__(self, other: Known) -> Known:
-        """What two objects know that are for the same problem; ShapeError where none is."""
-        check_broadcast("batch and head axes", self.axes, other.axes)
-        axes = np.broadcast_shapes(self.axes, other.axes)
-        return Known(axes, _same("T", self.T, other.T), _same("S", self.S, other.S))
-
-
-class Sized:
-    """A mask or a bias: something that is an array once all sizes are known."""
-
-    kind = ""  # what errors call it
-
-    __array_priority__ = 1000.0  # what an array and this one compose to is for this one to say
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.array(self.to_array(), dtype=dtype, copy=copy)
-
-    def shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        """The shape of `to_array` for these sizes.
-
-        Parameters
-        ----------
-        lead : tuple of int
-            The batch axes of the problem.
-        H, T, S : int
-            Its query heads, queries and keys.
-
-        Returns
-        -------
-        tuple of int
-            Of rank 2 or more, broadcasting against ``(*lead, H, T, S)``.
-
-        Raises
-        ------
-        ShapeError
-            If this is for other sizes.
-        """
-        return check_score_shape(self.kind, self._shape(lead, H, T, S), lead, H, T, S)
-
-    def to_array(
-        self,
-        T: int | None = None,
-        S: int | None = None,
-        *,
-        lead: tuple[int, ...] = (),
-        H: int = 1,
-    ) -> Array:
-        """The whole as an array.
-
-        Parameters
-        ----------
-        T, S : int, optional
-            Queries and keys; default what is known without a problem.
-        lead : tuple of int, optional
-        H : int, optional
-            Batch axes and query heads; default what is known, or none and one.
-
-        Returns
-        -------
-        array
-            Of `shape`. It may be a read-only view of what this was made of.
-
-        Raises
-        ------
-        OptionError
-            If T or S is neither given nor known.
-        ShapeError
-            If this is for other sizes.
-
-        Examples
-        --------
-        >>> from npattn import masks
-        >>> masks.window(1, 0).to_array(T=2, S=3)
-        array([[ True,  True, False],
-               [False,  True,  True]])
-        """
-        known = self._known()
-        T, S = self._size("T", T, known.T), self._size("S", S, known.S)
-        if lead == () and H == 1 and known.axes:
-            lead, H = known.axes[:-1], known.axes[-1]
-        self.shape(lead, H, T, S)
-        return self._values(lead, H, T, S)
-
-    def _size(self, name: str, given: int | None, known: int | None) -> int:
-        if given is not None:
-            return check_integer(name, given, 0)
-        if known is None:
-            raise OptionError(
-                f"{name} is None, must be given to {self!r}, which does not know it: "
-                "write .to_array(T=..., S=...)"
-            )
-        return 1 if known == ANY else known
-
-    def _known(self) -> Known:
-        raise NotImplementedError
-
-    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        """The shape of `to_array`, held against T and S, but not yet against lead and H."""
-        raise NotImplementedError
-
-    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
-        """`to_array` for sizes that fit."""
-        raise NotImplementedError
-
-
-def known_of(array: Array) -> Known:
-    """What an array knows that broadcasts against the scores."""
-    T, S = (ANY if n == 1 else n for n in (1, 1, *array.shape)[-2:])
-    return Known(array.shape[:-2], T, S)
-
-
-def read_only(array: Array) -> Array:
-    """A view through which nothing of the user's is written."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def check_broadcast(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> None:
-    """ShapeError where two shapes do not broadcast."""
-    try:
-        np.broadcast_shapes(one, other)
-    except ValueError:
-        raise ShapeError(f"{name} are {one} and {other}, must broadcast") from None
-
-
-def _same(name: str, m: int | None, n: int | None) -> int | None:
-    """A size that both have, as far as they know it."""
-    known = {m, n} - {None, ANY}
-    if len(known) > 1:
-        raise ShapeError(f"{name} is {m} and {n}, must be the same in all that are composed")
-    if known:
-        return known.pop()
-    return m if n == ANY else n
-
-
 @cache
 def finfo(dtype: Any) -> Any:
     """The limits of a floating dtype, bfloat16 and float8 included."""
@@ -347,60 +187,6 @@ def tile_of(array: Array, tile: Tile) -> Array:
     return plane[rows, slice(None) if n == 1 else slice(tile.s0, tile.s1)]
 
 
-def check_score_shape(
-    name: str, shape: tuple[int, ...], lead: tuple[int, ...], H: int, T: int, S: int
-) -> tuple[int, ...]:
-    """`shape`, if it broadcasts against (*lead, H, T, S) without enlarging it.  [14]"""
-    whole = (*lead, H, T, S)
-    tail = whole[max(len(whole) - len(shape), 0) :]
-    fits = len(shape) == len(tail) and all(n in (1, w) for n, w in zip(shape, tail, strict=True))
-    if len(shape) >= 2 and fits:
-        return shape
-    hint = ""
-    if shape == whole[-1:]:
-        hint = f": write {name}[None, :] for one row of keys"
-    elif len(whole) == 4 and shape == (whole[0], whole[-1]):
-        hint = f"; a (B, S) {name} must become {name}[:, None, None, :]"
-    elif len(whole) == 4 and shape == (whole[0], *whole[-2:]):
-        hint = f"; a (B, T, S) {name} must become {name}[:, None]"
-    raise ShapeError(
-        f"{name} has shape {shape}, must have rank 2 or more and broadcast against "
-        f"(..., H, T, S) = {whole}{hint}"
-    )
-
-
 def describe_value(value: Any) -> str:
     """A value as `Problem` shows it: of an array its dtype and shape."""
     return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else repr(value)
-
-
-def format_call(name: str, *args: Any, **kwargs: Any) -> str:
-    """Format a call as source that evaluates back, without keyword arguments that are None."""
-    words = [_format_literal(value) for value in args]
-    words += [f"{n}={_format_literal(x)}" for n, x in kwargs.items() if x is not None]
-    return f"{name}({', '.join(words)})"
-
-
-def _format_literal(value: Any) -> str:
-    """Format an argument as source; a large array is only described: no source in a <...>."""
-    if callable(value):
-        return getattr(value, "__name__", repr(value))
-    if not isinstance(value, np.ndarray):
-        return repr(value)
-    if value.size > LARGE:
-        return f"<{value.dtype} array of shape {value.shape}>"
-    if not value.size:
-        return f"np.zeros({value.shape}, {value.dtype.name!r})"
-    is_numpy = value.dtype.type.__module__ == "numpy"  # not ml_dtypes, whose numbers have no source
-    numbers = (value if is_numpy else value.astype(np.float64)).tolist()
-    source = re.sub(r"\b(inf|nan)\b", r"np.\1", repr(numbers))
-    if np.asarray(numbers).dtype == value.dtype:
-        return source
-    return f"np.array({source}, {value.dtype.name!r})"
-
-
-def check_integer(name: str, n: Any, least: int = 1) -> int:
-    """`n` as an int; OptionError where it is none, or less than it must be."""
-    if isinstance(n, (bool, np.bool_)) or not isinstance(n, numbers.Integral) or n < least:
-        raise OptionError(f"{name} is {n!r}, must be an integer ≥ {least}")
-    return int(n)

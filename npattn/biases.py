@@ -19,23 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import (
-    Array,
-    Known,
-    Sized,
-    Tile,
-    check_integer,
-    diagonal,
-    format_call,
-    known_of,
-    plane_of,
-    read_only,
-    sum_to,
-    tile_of,
-)
-from npattn.checks import check_alignment, read_bias, read_floating
+from npattn.arrays import Array, Tile, diagonal, plane_of, sum_to, tile_of
+from npattn.checks import check_alignment, check_integer, read_bias, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.options import Alignment
+from npattn.sizes import Known, Sized, format_call, known_of, read_only
 
 __all__ = ["Bias", "alibi", "dense", "of", "relative"]
 

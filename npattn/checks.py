@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from npattn.arrays import Array, BiasLike, MaskLike, check_score_shape
+from npattn.arrays import Array, BiasLike, MaskLike
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.options import ALIGNMENTS, ENGINES, Alignment, Window
 
@@ -134,6 +134,35 @@ def _bias(value: Any) -> Array:
     if array.dtype == np.bool_:
         raise DtypeError("bias is bool, must be floating: pass it as mask (True = may attend)")
     return read_floating("bias", array)
+
+
+def check_score_shape(
+    name: str, shape: tuple[int, ...], lead: tuple[int, ...], H: int, T: int, S: int
+) -> tuple[int, ...]:
+    """`shape`, if it broadcasts against (*lead, H, T, S) without enlarging it.  [14]"""
+    whole = (*lead, H, T, S)
+    tail = whole[max(len(whole) - len(shape), 0) :]
+    fits = len(shape) == len(tail) and all(n in (1, w) for n, w in zip(shape, tail, strict=True))
+    if len(shape) >= 2 and fits:
+        return shape
+    hint = ""
+    if shape == whole[-1:]:
+        hint = f": write {name}[None, :] for one row of keys"
+    elif len(whole) == 4 and shape == (whole[0], whole[-1]):
+        hint = f"; a (B, S) {name} must become {name}[:, None, None, :]"
+    elif len(whole) == 4 and shape == (whole[0], *whole[-2:]):
+        hint = f"; a (B, T, S) {name} must become {name}[:, None]"
+    raise ShapeError(
+        f"{name} has shape {shape}, must have rank 2 or more and broadcast against "
+        f"(..., H, T, S) = {whole}{hint}"
+    )
+
+
+def check_integer(name: str, n: Any, least: int = 1) -> int:
+    """`n` as an int; OptionError where it is none, or less than it must be."""
+    if isinstance(n, (bool, np.bool_)) or not isinstance(n, numbers.Integral) or n < least:
+        raise OptionError(f"{name} is {n!r}, must be an integer ≥ {least}")
+    return int(n)
 
 
 READ_BESIDE_SCORES: dict[str, Callable[[Any], Any]] = {

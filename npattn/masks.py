@@ -19,25 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import (
-    ANY,
-    Array,
-    Known,
-    Sized,
-    Tile,
-    band,
-    check_broadcast,
-    check_integer,
-    diagonal,
-    format_call,
-    known_of,
-    plane_of,
-    read_only,
-    tile_of,
-)
-from npattn.checks import check_alignment, read_array, read_mask
+from npattn.arrays import Array, Tile, band, diagonal, plane_of, tile_of
+from npattn.checks import check_alignment, check_integer, read_array, read_mask
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.options import Alignment
+from npattn.sizes import ANY, Known, Sized, check_broadcast, format_call, known_of, read_only
 
 __all__ = [
     "Mask",

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from npattn.arrays import Array, check_integer
-from npattn.checks import read_floating
+from npattn.arrays import Array
+from npattn.checks import check_integer, read_floating
 from npattn.errors import OptionError, ShapeError
 
 __all__ = [

@@ -17,6 +17,7 @@ LAYERS = (
     {"errors", "threads"},
     {"options", "arrays"},
     {"checks"},
+    {"sizes"},
     {"problem"},
     {"masks", "biases", "positions", "cache"},
     {"dense", "loops"},

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npattn import threads as pool
-from npattn.arrays import Array, check_integer
+from npattn.arrays import Array
 from npattn.bench import machine
 from npattn.bench.cases import CASES, Case, Task, made
 from npattn.bench.clock import Clock, turn
@@ -18,6 +18,7 @@ from npattn.bench.limits import available, limited
 from npattn.bench.memory import REFUSALS, Probe, how, probe, told
 from npattn.bench.report import Cell, Report, Times
 from npattn.bench.verify import Judge
+from npattn.checks import check_integer
 from npattn.errors import MissingExtraError, OptionError
 
 __all__ = ["DTYPES", "LENGTHS", "Settings", "bench"]

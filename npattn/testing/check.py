@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import npattn
-from npattn.arrays import check_integer
+from npattn.checks import check_integer
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.options import FEATURES

@@ -19,7 +19,7 @@ from torch._compile import _disable_dynamo
 from torch.nn.functional import linear, pad
 
 from npattn import multihead
-from npattn.arrays import check_integer
+from npattn.checks import check_integer
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.multihead_build import remaining_heads

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, check_integer
-from npattn.checks import read_floating
+from npattn.arrays import Array
+from npattn.checks import check_integer, read_floating
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.options import Alignment, ScoreMod, Window

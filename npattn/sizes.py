@@ -1,0 +1,190 @@
+"""Base class of masks and biases: arrays once all sizes are known.
+
+Documents know their T and S, slopes know H, lengths know their batch axes; the problem says the
+rest.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.checks import check_integer, check_score_shape
+from npattn.errors import OptionError, ShapeError
+
+__all__ = ["ANY", "Known", "Sized", "check_broadcast", "format_call", "known_of", "read_only"]
+
+LARGE = 1000  # elements, from which on NumPy too shortens the repr of an array
+ANY = -1
+"""A T or S for which an object has an axis of 1, which broadcasts."""
+
+
+class Known(NamedTuple):
+    """The sizes that an object knows without its problem."""
+
+    axes: tuple[int, ...] = ()  # of the batch and the heads; 1 broadcasts
+    T: int | None = None  # None: for the problem to say
+    S: int | None = None
+
+    def __and__(self, other: Known) -> Known:
+        """What two objects know that are for the same problem; ShapeError where none is."""
+        check_broadcast("batch and head axes", self.axes, other.axes)
+        axes = np.broadcast_shapes(self.axes, other.axes)
+        return Known(axes, _same("T", self.T, other.T), _same("S", self.S, other.S))
+
+
+class Sized:
+    """A mask or a bias: something that is an array once all sizes are known."""
+
+    kind = ""  # what errors call it
+
+    __array_priority__ = 1000.0  # what an array and this one compose to is for this one to say
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.to_array(), dtype=dtype, copy=copy)
+
+    def shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        """The shape of `to_array` for these sizes.
+
+        Parameters
+        ----------
+        lead : tuple of int
+            The batch axes of the problem.
+        H, T, S : int
+            Its query heads, queries and keys.
+
+        Returns
+        -------
+        tuple of int
+            Of rank 2 or more, broadcasting against ``(*lead, H, T, S)``.
+
+        Raises
+        ------
+        ShapeError
+            If this is for other sizes.
+        """
+        return check_score_shape(self.kind, self._shape(lead, H, T, S), lead, H, T, S)
+
+    def to_array(
+        self,
+        T: int | None = None,
+        S: int | None = None,
+        *,
+        lead: tuple[int, ...] = (),
+        H: int = 1,
+    ) -> Array:
+        """The whole as an array.
+
+        Parameters
+        ----------
+        T, S : int, optional
+            Queries and keys; default what is known without a problem.
+        lead : tuple of int, optional
+        H : int, optional
+            Batch axes and query heads; default what is known, or none and one.
+
+        Returns
+        -------
+        array
+            Of `shape`. It may be a read-only view of what this was made of.
+
+        Raises
+        ------
+        OptionError
+            If T or S is neither given nor known.
+        ShapeError
+            If this is for other sizes.
+
+        Examples
+        --------
+        >>> from npattn import masks
+        >>> masks.window(1, 0).to_array(T=2, S=3)
+        array([[ True,  True, False],
+               [False,  True,  True]])
+        """
+        known = self._known()
+        T, S = self._size("T", T, known.T), self._size("S", S, known.S)
+        if lead == () and H == 1 and known.axes:
+            lead, H = known.axes[:-1], known.axes[-1]
+        self.shape(lead, H, T, S)
+        return self._values(lead, H, T, S)
+
+    def _size(self, name: str, given: int | None, known: int | None) -> int:
+        if given is not None:
+            return check_integer(name, given, 0)
+        if known is None:
+            raise OptionError(
+                f"{name} is None, must be given to {self!r}, which does not know it: "
+                "write .to_array(T=..., S=...)"
+            )
+        return 1 if known == ANY else known
+
+    def _known(self) -> Known:
+        raise NotImplementedError
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        """The shape of `to_array`, held against T and S, but not yet against lead and H."""
+        raise NotImplementedError
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        """`to_array` for sizes that fit."""
+        raise NotImplementedError
+
+
+def known_of(array: Array) -> Known:
+    """What an array knows that broadcasts against the scores."""
+    T, S = (ANY if n == 1 else n for n in (1, 1, *array.shape)[-2:])
+    return Known(array.shape[:-2], T, S)
+
+
+def read_only(array: Array) -> Array:
+    """A view through which nothing of the user's is written."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def check_broadcast(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> None:
+    """ShapeError where two shapes do not broadcast."""
+    try:
+        np.broadcast_shapes(one, other)
+    except ValueError:
+        raise ShapeError(f"{name} are {one} and {other}, must broadcast") from None
+
+
+def _same(name: str, m: int | None, n: int | None) -> int | None:
+    """A size that both have, as far as they know it."""
+    known = {m, n} - {None, ANY}
+    if len(known) > 1:
+        raise ShapeError(f"{name} is {m} and {n}, must be the same in all that are composed")
+    if known:
+        return known.pop()
+    return m if n == ANY else n
+
+
+def format_call(name: str, *args: Any, **kwargs: Any) -> str:
+    """Format a call as source that evaluates back, without keyword arguments that are None."""
+    words = [_format_literal(value) for value in args]
+    words += [f"{n}={_format_literal(x)}" for n, x in kwargs.items() if x is not None]
+    return f"{name}({', '.join(words)})"
+
+
+def _format_literal(value: Any) -> str:
+    """Format an argument as source; a large array is only described: no source in a <...>."""
+    if callable(value):
+        return getattr(value, "__name__", repr(value))
+    if not isinstance(value, np.ndarray):
+        return repr(value)
+    if value.size > LARGE:
+        return f"<{value.dtype} array of shape {value.shape}>"
+    if not value.size:
+        return f"np.zeros({value.shape}, {value.dtype.name!r})"
+    is_numpy = value.dtype.type.__module__ == "numpy"  # not ml_dtypes, whose numbers have no source
+    numbers = (value if is_numpy else value.astype(np.float64)).tolist()
+    source = re.sub(r"\b(inf|nan)\b", r"np.\1", repr(numbers))
+    if np.asarray(numbers).dtype == value.dtype:
+        return source
+    return f"np.array({source}, {value.dtype.name!r})"
