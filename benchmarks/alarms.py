@@ -44,7 +44,7 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools, Space
 from npattn.testing.compare import compare_arrays
 from npattn.testing.rules import PROPERTIES
-from npattn.testing.rules.systematic_error import Sample, chi_square, fits, plain
+from npattn.testing.rules.systematic_error import ErrorSample, chi_square, fits, plain_recipes
 from npattn.testing.trial import Judged, Trial
 from npattn.zoo.correct import CORRECT, Correct, Kernel
 from npattn.zoo.correct.arithmetic import stored
@@ -286,7 +286,7 @@ def aggregate(name: str, dtype: str, seed: int) -> dict[tuple[str, str], Suspect
     trial = replace(trial_of(name, dtype), rounding=model)
     if PROPERTIES["aggregate"].unless(trial):
         return {}
-    for recipe in plain(Space(dtype=dtype), 100 * seed):
+    for recipe in plain_recipes(Space(dtype=dtype), 100 * seed):
         problem = recipe.problem()
         cotangents = recipe.cotangents(problem)
         want = exact(problem, cotangents, Conventions())
@@ -294,7 +294,7 @@ def aggregate(name: str, dtype: str, seed: int) -> dict[tuple[str, str], Suspect
         sigma = deviations(problem, dtype, model, dout=dout, dlse=dlse)
         got = kernel(problem, cotangents.dout, cotangents.dlse)
         variance = {n: sigma[n] ** 2 + half_ulp(x) ** 2 / 3 for n, x in got.items()}
-        sample = Sample(Judged(problem, cotangents, got, want, {}), variance)
+        sample = ErrorSample(Judged(problem, cotangents, got, want, {}), variance)
         found.samples += 1
         told = suspicions(sample, trial)
         found.alarms += bool(told)

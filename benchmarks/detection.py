@@ -40,7 +40,7 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Space
-from npattn.testing.rules.systematic_error import Sample, chi_square, excessive, fits
+from npattn.testing.rules.systematic_error import ErrorSample, chi_square, excessive, fits
 from npattn.testing.trial import Judged, Trial
 from npattn.zoo.correct import Kernel
 
@@ -177,7 +177,7 @@ class Setup:
         sigma = self.limits[2]
         variance = {n: sigma[n] ** 2 + half_ulp(x) ** 2 / 3 for n, x in results.items()}
         judged = Judged(self.problem, Cotangents(self.dout, None), results, self.want, {})
-        sample = Sample(judged, variance)
+        sample = ErrorSample(judged, variance)
         return bool(suspicions(sample, self.trial))
 
     def scores(self, results: dict[str, Array]) -> dict[str, float]:
@@ -193,11 +193,11 @@ class Setup:
         return found | {"flash-attention": max(ratios)}
 
 
-def suspicions(sample: Sample, trial: Trial) -> list[str]:
+def suspicions(sample: ErrorSample, trial: Trial) -> list[str]:
     """What the rule "aggregate" says."""
     squares = {n: excessive(chi_square(sample, n)) for n in sample.names()}
     found = [f"χ² of {n} {x:.3g}" for n, x in squares.items() if x is not None]
-    return found + [str(fit) for fit in fits(sample, trial) if fit.found]
+    return found + [str(fit) for fit in fits(sample, trial) if fit.significant]
 
 
 def _largest(x: Array, want: Array) -> float:

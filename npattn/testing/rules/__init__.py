@@ -1,44 +1,50 @@
-"""The rules of docs/semantics.md as properties that an implementation has, or has not.
+"""The rules of docs/semantics.md as properties of an implementation.
 
-Each property is a function of a `Trial` and a `Recipe`; it raises `Violation` where the rule is
-broken, and returns the largest error / allowed error that it saw (None: the recipe had nothing to
-show). Where it can, it needs no reference beside the rule itself.
+Each rule is a function of a `Trial` and a `Recipe`, one module a theme. It raises `Violation` if
+the rule is broken, and returns the largest error / allowed error (None if the recipe does not
+exercise the rule). If it can, it compares the implementation with itself, and needs no reference.
 """
 
 from npattn.testing.rules import (
     aggregate,
     agreement,
     differences,
+    equivalents,
     extremes,
     gradients,
     hidden,
     identities,
     memory,
+    permutations,
     softmax,
-    symmetry,
+    split_merge,
+    subproblems,
 )
 from npattn.testing.rules.register import REGISTER, Property, rule
 
 __all__ = ["PROPERTIES", "Property", "rule"]
 
-# The order in which reports list them.
-FAMILIES = [
-    module.__name__
-    for module in (
-        agreement,
-        softmax,
-        hidden,
-        symmetry,
-        identities,
-        gradients,
-        differences,
-        extremes,
-        memory,
-        aggregate,
-    )
-]
-
-PROPERTIES: dict[str, Property] = dict(
-    sorted(REGISTER.items(), key=lambda item: FAMILIES.index(item[1].check.__module__))
+# Importing a module registers its rules. Reports list them in this order.
+MODULES = (
+    agreement,
+    softmax,
+    hidden,
+    permutations,
+    subproblems,
+    split_merge,
+    equivalents,
+    identities,
+    gradients,
+    differences,
+    extremes,
+    memory,
+    aggregate,
 )
-"""Every property, by rule."""
+
+PROPERTIES: dict[str, Property] = {
+    name: rule
+    for module in MODULES
+    for name, rule in REGISTER.items()
+    if rule.check.__module__ == module.__name__
+}
+"""Every rule by its id, in the order of reports."""

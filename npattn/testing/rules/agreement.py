@@ -1,22 +1,21 @@
-"""Properties: shape, dtype, and agreement with the oracle."""
+"""Rules about shape, dtype, and agreement with the oracle [1-11, 13, 15]."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from npattn.arrays import finfo
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.rules.register import Check, no_gradients, no_lse, rule
+from npattn.testing.rules.register import Check, rule
+from npattn.testing.rules.requirements import needs, no_gradients, no_lse
 from npattn.testing.trial import Trial, Violation
 
 
 @rule("shape-dtype", "13, 15")
 def shape_and_dtype(trial: Trial, recipe: Recipe) -> float:
-    """Results have the shape of what they belong to and a dtype that loses nothing.
+    """Results have the right shape, and a dtype that loses no precision.
 
     o, dq, dk, dv have the dtype of q, k, v; lse, dbias, dsinks any floating dtype not narrower
-    than the smaller of float32 and that of the input. A gradient is shaped as its input, also
-    where the input broadcasts. Broken by a bias gradient that is not reduced, o left in float32.
+    than the smaller of float32 and that of the input. A gradient has the shape of its input, even
+    if the input broadcasts. Broken by a bias gradient that is not reduced, o left in float32.
     """
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)
@@ -34,47 +33,39 @@ def shape_and_dtype(trial: Trial, recipe: Recipe) -> float:
     least = min(finfo(own).bits, 32)
     for name, array in trial.results(problem, cotangents):
         if array.shape != shapes[name]:
-            text = f"{name} has shape {array.shape}, want {shapes[name]}"
+            text = f"{name} has shape {array.shape}, expected {shapes[name]}"
             raise Violation(text, problem, cotangents, "shape")
         same = name in ("o", "dq", "dk", "dv")
         real = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
         if same and array.dtype != own:
-            text = f"{name} has dtype {array.dtype}, want {own}, that of q, k, v"
+            text = f"{name} has dtype {array.dtype}, expected {own}, that of q, k, v"
             raise Violation(text, problem, cotangents, "shape")
         if not real or finfo(array.dtype).bits < least:
-            text = f"{name} has dtype {array.dtype}, want a float of {least} bits or more"
+            text = f"{name} has dtype {array.dtype}, expected a float of {least} bits or more"
             raise Violation(text, problem, cotangents, "shape")
     return 0.0
 
 
 def _agreement(name: str) -> Check:
     def check(trial: Trial, recipe: Recipe) -> float | None:
-        found = trial.agreement(recipe)
-        if name not in found:
+        comparison = trial.agreement(recipe).get(name)
+        if comparison is None:
             return None
-        if found[name].passed:
-            return found[name].ratio
+        if comparison.passed:
+            return comparison.ratio
         problem = trial.problem(recipe)
         cotangents = trial.cotangents(recipe, problem, weights=True)
-        return trial.check({name: found[name]}, problem, cotangents)
+        return trial.check({name: comparison}, problem, cotangents)
 
-    check.__doc__ = f"""{name} agrees with the oracle, element by element.
+    agrees = "agree" if name == "weights" else "agrees"
+    check.__doc__ = f"""{name} {agrees} with the oracle, element by element.
 
-    The allowed error is derived from the rounding model. Gradients are taken of random
-    cotangents on o, lse and weights together, so that no term can hide behind another. Broken by
-    nearly everything: a wrong scale, alignment, window, head, order of softcap, bias and mask; in
+    The tolerance is derived from the rounding model. Gradients are taken of random cotangents of
+    o, lse and weights together, so that no term can hide behind another. Broken by nearly
+    everything: a wrong scale, alignment, window, head, order of softcap, bias and mask; in
     gradients by a term of the Jacobian that is missing, not reduced, or of another mask.
     """
     return check
-
-
-def _lacks(feature: str, gradient: str) -> Callable[[Trial], str | None]:
-    def unless(trial: Trial) -> str | None:
-        if feature not in trial.space.features:
-            return f"has no {feature}"
-        return None if gradient in trial.gradients else f"gives no {gradient}"
-
-    return unless
 
 
 rule("agreement-o", "1-10")(_agreement("o"))
@@ -89,7 +80,7 @@ for _name in ("dq", "dk", "dv"):
 rule(
     "agreement-dbias",
     "4, 13",
-    unless=_lacks("bias", "dbias"),
+    unless=needs("bias", "dbias"),
     draw=lambda t: {
         "force": {
             "bias": (
@@ -108,6 +99,6 @@ rule(
 rule(
     "agreement-dsinks",
     "8, 13",
-    unless=_lacks("sinks", "dsinks"),
+    unless=needs("sinks", "dsinks"),
     draw=lambda t: {"force": {"sinks": True}},
 )(_agreement("dsinks"))

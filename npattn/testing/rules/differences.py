@@ -1,4 +1,4 @@
-"""Property: the gradient against differences of the implementation itself."""
+"""Rule about gradients and differences of the implementation itself [13]."""
 
 from __future__ import annotations
 
@@ -10,23 +10,17 @@ from npattn.api import evaluate
 from npattn.arrays import Array, finfo, sum_to
 from npattn.problem import Problem
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.rules.estimates import (
-    Estimate,
-    agree,
-    exact,
-    forward_only,
-    settle,
-    shared,
-    small,
-)
-from npattn.testing.rules.register import no_gradients, rule
+from npattn.testing.rules.estimates import Estimate, agree, exact, forward_only, settle
+from npattn.testing.rules.register import rule
+from npattn.testing.rules.requirements import few_queries, no_gradients
+from npattn.testing.rules.terms import sum_over_group
 from npattn.testing.trial import Judged, Trial
 
-# What one unit of an input decides alone: rows of q and of the bias decide rows of o, heads of k
-# and sinks those of their heads, columns of the values of a head columns of o. So each unit has a
-# step of its own, and is judged by itself.
+# Axes of the units of an input that change separate results: rows of q and of the bias change rows
+# of o, heads of k and sinks change heads, columns of the values of a head columns of o. So each
+# unit has a step of its own, and is judged by itself.
 UNITS = {"q": (-1,), "k": (-2, -1), "v": (-2,), "bias": (-1,), "sinks": (-2, -1)}
-SEEN = (2.0**-1, 2.0**-4, 2.0**-10)  # steps in which float64 shows what a difference leaves out
+PROBES = (2.0**-1, 2.0**-4, 2.0**-10)  # steps at which float64 resolves the remainder
 SMOOTH = ("normal", "large logits", "value offset", "integers", "outliers", "duplicate keys",
           "tiny values", "flat")  # fmt: skip
 
@@ -35,14 +29,14 @@ SMOOTH = ("normal", "large logits", "value offset", "integers", "outliers", "dup
     "directional",
     "13",
     unless=no_gradients,
-    draw=lambda t: {"force": small(t, distribution=SMOOTH), "nonempty": True},
+    draw=lambda t: {"force": few_queries(t, distribution=SMOOTH), "nonempty": True},
 )
 def directional(trial: Trial, recipe: Recipe) -> float | None:
-    """A step of an input changes o and lse by what its gradient says.
+    """A small step of an input changes o and lse as its gradient predicts.
 
     Central differences of the implementation itself, along a random direction that has the signs of
-    the gradient, so that its terms do not cancel. What such a difference leaves out is measured on
-    the oracle, and allowed. Broken by any gradient that is not that of the forward: of another
+    the gradient, so that its terms do not cancel. Their remainder is measured on the oracle, and
+    allowed. Broken by any gradient that is not that of the forward: of another
     mask, scale or head split, without a term of softmax or softcap, without dlse in dsinks
     (Dao-AILab/flash-attention#2706).
     """
@@ -53,19 +47,19 @@ def directional(trial: Trial, recipe: Recipe) -> float | None:
     rng = np.random.default_rng([recipe.seed, 23])
     rare = [name for name in names if name in ("bias", "sinks")]  # few problems have them
     pool = rare if rare and rng.random() < 0.5 else names
-    moved = _Moved(trial, judged, pool[int(rng.integers(len(pool)))])
-    if moved.rise(judged, judged) is None:
-        return None  # o or lse has not its shape: the business of another rule
-    down = judged.results[f"d{moved.name}"].astype(np.float64).reshape(moved.x.shape) < 0
-    step = np.where(down, -1, 1) * abs(rng.standard_normal(moved.x.shape))
-    if moved.name == "v":
-        return moved.along(step * abs(moved.x).max())  # o is linear in v: no step is too long
-    return moved.along(step * moved.lengths(step))
+    varied = VariedInput(trial, judged, pool[int(rng.integers(len(pool)))])
+    if varied.rise(judged, judged) is None:
+        return None  # o or lse has the wrong shape, which is left to rule shape-dtype
+    down = judged.results[f"d{varied.name}"].astype(np.float64).reshape(varied.x.shape) < 0
+    step = np.where(down, -1, 1) * abs(rng.standard_normal(varied.x.shape))
+    if varied.name == "v":
+        return varied.check(step * abs(varied.x).max())  # o is linear in v: no step is too long
+    return varied.check(step * varied.lengths(step))
 
 
 @dataclass(frozen=True)
-class _Moved:
-    """One input of a problem that was judged, to be moved to both sides."""
+class VariedInput:
+    """One input of a judged problem, to take steps to both sides of."""
 
     trial: Trial
     judged: Judged
@@ -74,39 +68,39 @@ class _Moved:
     @property
     def x(self) -> Array:
         """The input in float64; sinks are (H, 1, 1)."""
-        return self.wide(self.judged.problem)
+        return self.read(self.judged.problem)
 
-    def along(self, step: Array) -> float | None:
-        """The rise of o and lse from one end of a step to the other, against the gradient."""
-        ends = self.to(self.rounded(self.x + step)), self.to(self.rounded(self.x - step))
+    def check(self, step: Array) -> float | None:
+        """Compare the rise of o and lse from −step to +step with the gradient."""
+        ends = self.replace(self.round(self.x + step)), self.replace(self.round(self.x - step))
         up, down = (forward_only(self.trial).judge(p, self.judged.cotangents) for p in ends)
         rise, run = self.rise(up, down), self.run(*ends)
         if rise is None:
             return None
-        left_out = self.left_out(_ideal(up), _ideal(down), run)
-        room = Estimate(np.zeros_like(left_out.value), abs(left_out.value) + left_out.error)
-        slope = self.slope(self.judged, run).plus(room)
+        remainder = self.remainder(_ideal(up), _ideal(down), run)
+        allowed = Estimate(np.zeros_like(remainder.value), abs(remainder.value) + remainder.error)
+        slope = self.slope(self.judged, run).plus(allowed)
         return settle([agree(f"rise along {self.name}", rise, slope)], self.judged, up, down)
 
-    @np.errstate(all="ignore")  # where nothing is left out, the step is the longest
+    @np.errstate(all="ignore")  # without a remainder, the step is the longest
     def lengths(self, step: Array) -> Array:
-        """What to multiply a step with in each unit: a power of two.
+        """Best factor of a step for each unit: a power of two.
 
-        Errors count as A / h in the slope, what is left out as c h². Their sum is least where
-        h³ = A / 2c; a quarter of that costs little, and has room where c is larger than was seen.
+        Errors count as A / h in the slope, the remainder as c h². Their sum is least at
+        h³ = A / 2c; a quarter of that costs little, and is safe if c is larger than measured.
         """
         errors, c = self.rise(self.judged, self.judged), np.zeros(())
         assert errors is not None  # there is an o
-        for h in SEEN:
-            ends = self.to(self.x + h * step), self.to(self.x - h * step)
+        for h in PROBES:
+            ends = self.replace(self.x + h * step), self.replace(self.x - h * step)
             up, down = (self.oracle(problem) for problem in ends)
-            c = np.fmax(c, abs(self.left_out(up, down, self.run(*ends)).value) / h**3)
+            c = np.fmax(c, abs(self.remainder(up, down, self.run(*ends)).value) / h**3)
         best = np.cbrt(errors.error / (8 * c))
-        best = np.clip(np.where(np.isnan(best), SEEN[0], best), 2.0**-40, SEEN[0])
+        best = np.clip(np.where(np.isnan(best), PROBES[0], best), 2.0**-40, PROBES[0])
         return np.asarray(2.0 ** np.floor(np.log2(best)))
 
     def rise(self, up: Judged, down: Judged) -> Estimate | None:
-        """Σ dout·o + Σ dlse·lse at one end less that at the other, for each unit."""
+        """Difference of Σ dout·o + Σ dlse·lse between the ends, for each unit."""
         dout, dlse = self.judged.cotangents
         total = exact(0)
         # lse does not depend on v.
@@ -119,63 +113,63 @@ class _Moved:
             part = high.minus(low).times(cotangent.astype(np.float64))
             if name == "lse":
                 part = Estimate(part.value[..., None], part.error[..., None])
-            total = part.over(self.decided).plus(total)
+            total = part.over(self.sum_results).plus(total)
         return total
 
     def slope(self, judged: Judged, run: Array) -> Estimate:
-        """The gradient times the way from one end to the other, for each unit."""
+        """Gradient times the way from one end to the other, for each unit."""
         gradient = Estimate.of(judged, f"d{self.name}")
         assert gradient is not None  # or the input had not been chosen
         value, error = (x.reshape(run.shape) for x in gradient)
-        return Estimate(value, error).times(run).over(self.unit)
+        return Estimate(value, error).times(run).over(self.sum_units)
 
-    def left_out(self, up: Judged, down: Judged, run: Array) -> Estimate:
-        """What a difference of the oracle lacks of its own gradient."""
+    def remainder(self, up: Judged, down: Judged, run: Array) -> Estimate:
+        """Difference of the oracle less its own gradient."""
         rise = self.rise(up, down)
         assert rise is not None
         return rise.minus(self.slope(_ideal(self.judged), run))
 
-    def unit(self, x: Array) -> Array:
-        """The sum over each unit of the input."""
+    def sum_units(self, x: Array) -> Array:
+        """Sum over each unit of the input."""
         return np.asarray(x.sum(UNITS[self.name], keepdims=True))
 
-    def decided(self, x: Array) -> Array:
-        """The sum over what each unit decides: (..., H, T, n), of results."""
-        problem, units = self.judged.problem, self.unit(self.x).shape
-        x = self.unit(x)
+    def sum_results(self, x: Array) -> Array:
+        """Sum results, (..., H, T, n), over those that each unit changes."""
+        problem, units = self.judged.problem, self.sum_units(self.x).shape
+        x = self.sum_units(x)
         if self.name in "kv":
-            return shared(self.trial, problem, x, units)
+            return sum_over_group(self.trial, problem, x, units)
         return sum_to(x.reshape((1, *x.shape)) if problem.headless else x, units)
 
-    def wide(self, problem: Problem) -> Array:
+    def read(self, problem: Problem) -> Array:
         x: Array = getattr(problem, self.name).astype(np.float64)
         return x[:, None, None] if self.name == "sinks" else x
 
-    def rounded(self, x: Array) -> Array:
-        """To the dtype of the input."""
+    def round(self, x: Array) -> Array:
+        """Round to the dtype of the input."""
         dtype = getattr(self.judged.problem, self.name).dtype
         most = float(finfo(dtype).max)
         return np.where(np.isfinite(x), np.clip(x, -most, most), x).astype(dtype)
 
-    def to(self, x: Array) -> Problem:
-        """The problem with another input."""
+    def replace(self, x: Array) -> Problem:
+        """Replace the input in the problem."""
         shape = getattr(self.judged.problem, self.name).shape
         return self.judged.problem.replace(**{self.name: x.reshape(shape)})
 
     @np.errstate(invalid="ignore")  # −inf in a bias stays where it is
     def run(self, up: Problem, down: Problem) -> Array:
-        """The way from one end to the other."""
-        run = self.wide(up) - self.wide(down)
+        """Way from one end to the other."""
+        run = self.read(up) - self.read(down)
         return np.where(np.isfinite(run), run, 0)
 
     def oracle(self, problem: Problem) -> Judged:
-        """The oracle's forward, as if it were the implementation's."""
+        """Evaluate the oracle, as if it were the implementation."""
         fwd = evaluate(problem, self.trial.conventions, engine="dense")
-        want = {"o": fwd.out, "lse": fwd.lse}
-        return _ideal(Judged(problem, self.judged.cotangents, want, want, want))
+        exact = {"o": fwd.out, "lse": fwd.lse}
+        return _ideal(Judged(problem, self.judged.cotangents, exact, exact, exact))
 
 
 def _ideal(judged: Judged) -> Judged:
-    """The oracle as if it were the implementation."""
-    nothing = {name: np.zeros_like(x) for name, x in judged.want.items()}
-    return replace(judged, results=judged.want, allowed=nothing)
+    """Replace the results by the exact ones."""
+    zero = {name: np.zeros_like(x) for name, x in judged.want.items()}
+    return replace(judged, results=judged.want, allowed=zero)

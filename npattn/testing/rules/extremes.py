@@ -1,8 +1,7 @@
-"""Properties: at the ends of the number range, where rounding takes over or something overflows.
+"""Rules about the ends of the number range, near rounding and overflow [1, 4, 8, 11, 13].
 
 There the bounds are wide, since a score of −1e9 has lost all that distinguishes its key in float32.
-What remains holds nevertheless: no NaN, weights that sum to 1, and o among the values that the
-query sees.
+Three properties remain: no NaN, weights that sum to 1, and o among the visible values.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.bounds.allowed import bounds
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
-from npattn.testing.rules.register import fills, rule
+from npattn.testing.rules.register import rule
+from npattn.testing.rules.requirements import hidden_keys_matter, needs
+from npattn.testing.rules.terms import head_of
 from npattn.testing.trial import Trial, Violation
 
 OFFSETS = (
@@ -31,8 +32,8 @@ OFFSETS = (
 )
 
 
-def _too_much(trial: Trial) -> frozenset[str]:
-    """Dropout scales values beyond those that are seen, and a scale may scale the bias."""
+def _forbid_beyond_hull(trial: Trial) -> frozenset[str]:
+    """Forbid dropout, which scales values beyond the visible ones, and a scale of the bias."""
     scaled = {"scale"} if trial.conventions.bias == "before_scale" else set()
     return frozenset({"dropout_mask"} | scaled)
 
@@ -40,15 +41,15 @@ def _too_much(trial: Trial) -> frozenset[str]:
 @rule(
     "offset-bias",
     "4, 8, 13",
-    unless=lambda t: None if "bias" in t.space.features else "has no bias",
-    draw=lambda t: {"force": {"bias": OFFSETS}, "forbid": _too_much(t), "nonempty": True},
+    unless=needs("bias"),
+    draw=lambda t: {"force": {"bias": OFFSETS}, "forbid": _forbid_beyond_hull(t), "nonempty": True},
 )
 def offset_bias(trial: Trial, recipe: Recipe) -> float:
     """A large finite bias, of some keys or of a whole row, makes no NaN and no weight of its own.
 
-    −1e4, −1e9 and half of the least number are numbers: what a softmax subtracts may not depend on
-    them being small. A row that they shift as a whole keeps its weights, as far as its scores can
-    still tell them apart. Gradients are asked with that of the bias and without it. Broken by a
+    −1e4, −1e9 and half of the least number are numbers: the maximum that a softmax subtracts may
+    not be limited by any of them. A row that they shift as a whole keeps its weights, as far as its
+    scores still differ. Gradients are computed with that of the bias and without it. Broken by a
     running maximum that starts at a finite number (flashinfer-ai/flashinfer#4401), by hidden
     scores that become −1e4 or −1e9 and are the largest of such a row
     (microsoft/onnxruntime#8549), by a factor log₂e that makes −∞ of the least number, by weights
@@ -57,7 +58,7 @@ def offset_bias(trial: Trial, recipe: Recipe) -> float:
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem, weights=True)
     ratio = trial.check(trial.agreement(recipe), problem, cotangents)
-    return max(ratio, _inside(trial, problem, cotangents))
+    return max(ratio, _check_hull(trial, problem, cotangents))
 
 
 @rule(
@@ -69,14 +70,14 @@ def offset_bias(trial: Trial, recipe: Recipe) -> float:
         "nonempty": True,
     },
 )
-def saturated(trial: Trial, recipe: Recipe) -> float | None:
-    """Where one score is far above the rest, o is its value, lse the score; no gradient is left.
+def saturated_rows(trial: Trial, recipe: Recipe) -> float | None:
+    """If one score is far above the rest, o is its value, lse the score; no gradient is left.
 
-    A weight of 1 stays 1 however q and k move a little, so dq and dk are 0 and dv is dout at that
-    key. The score is 1e4 in some rows; the same key is at −1e4 in others, and need not be seen
-    there (in float16 both are what it can hold before they are scaled). Broken by exp without the
-    maximum subtracted (pytorch/executorch#18407), by a maximum that starts at 0 or at a finite
-    number, by a Jacobian whose two terms do not cancel.
+    A weight of 1 stays 1 under small changes of q and k, so that dq and dk are 0, and dv is dout at
+    that key. The score is 1e4 in some rows; the same key is at −1e4 in others, in which it may be
+    hidden (in float16 both are as large as it can hold before they are scaled). Broken by exp
+    without the maximum subtracted (pytorch/executorch#18407), by a maximum that starts at 0 or at
+    a finite number, by a Jacobian whose two terms do not cancel.
     """
     problem = trial.problem(recipe)
     weights = evaluate(problem, trial.conventions, engine="dense").weights
@@ -91,11 +92,11 @@ def saturated(trial: Trial, recipe: Recipe) -> float | None:
     return trial.check(trial.against_oracle(problem, quiet), problem, quiet)
 
 
-ROOM = 2.0**17
-"""Of q·k before it is scaled: twice the largest number of float16."""
+PRODUCT = 2.0**17
+"""Size of q·k before it is scaled: twice the largest number of float16."""
 
 
-def _not_half(trial: Trial) -> str | None:
+def _only_float16(trial: Trial) -> str | None:
     if trial.space.dtype != "float16":
         return f"{trial.space.dtype} holds what float32 does"
     if "scale" not in trial.space.features and max(trial.space.pool("D")) < 17:
@@ -103,7 +104,7 @@ def _not_half(trial: Trial) -> str | None:
     return None
 
 
-def _draw_large(trial: Trial) -> dict[str, Any]:
+def _sample_large(trial: Trial) -> dict[str, Any]:
     deep = tuple(n for n in trial.space.pool("D") if n > 16)
     force = {} if "scale" in trial.space.features else {"D": deep}
     return {
@@ -113,87 +114,89 @@ def _draw_large(trial: Trial) -> dict[str, Any]:
     }
 
 
-@rule("large-products", "1, 8", unless=_not_half, draw=_draw_large)
+@rule("large-products", "1, 8", unless=_only_float16, draw=_sample_large)
 def large_products(trial: Trial, recipe: Recipe) -> float:
     """Products q·k beyond 65504, the largest number of float16, do no harm if their scores fit.
 
     float16 cannot hold q·k here, but it can hold scale · q·k, and float32, in which every matrix
     product of float16 accumulates, holds both. So either the scale comes first, or the product is
-    not stored before it is scaled. In other dtypes nothing is asked: bfloat16 reaches as far as
-    float32, and where q·k leaves the range of float32 there is no wider format in which kernels
+    not stored before it is scaled. Other dtypes have no such rule: bfloat16 reaches as far as
+    float32, and if q·k leaves the range of float32 there is no wider format in which kernels
     could accumulate, nor a model whose products are of 1e38. Broken by a product in float16 that is
     scaled afterwards: all scores of a row are +∞, which gives NaN, or −∞, which empties it.
     """
-    problem = _large(trial, recipe)
+    problem = _enlarge(trial, recipe)
     cotangents = trial.cotangents(recipe, problem)
     ratio = trial.check(trial.against_oracle(problem, cotangents), problem, cotangents)
-    return max(ratio, _inside(trial, problem, cotangents))
+    return max(ratio, _check_hull(trial, problem, cotangents))
 
 
-def _large(trial: Trial, recipe: Recipe) -> Problem:
-    """The problem with keys near to one direction, and queries along or against it: q·k is about
-    ±`ROOM`, and scores differ by about 2."""
+def _enlarge(trial: Trial, recipe: Recipe) -> Problem:
+    """Replace keys by ones near to one direction, and queries by ones along or against it.
+
+    q·k is then about ±`PRODUCT`, and scores differ by about 2.
+    """
     problem = trial.problem(recipe)
     rng = np.random.default_rng([recipe.seed, 14])
     by_scale = "scale" in trial.space.features
     scale = 2.0**-12 if by_scale else 1 / math.sqrt(recipe.D)
-    along = math.sqrt(ROOM / recipe.D)
-    spread = 2 / (scale * math.sqrt(ROOM))
+    along = math.sqrt(PRODUCT / recipe.D)
+    spread = 2 / (scale * math.sqrt(PRODUCT))
     sign = rng.choice([1, -1], (*problem.q.shape[:-1], 1))
     q = np.asarray(sign * (along + rng.standard_normal(problem.q.shape)))
     k = np.asarray(along + spread * rng.standard_normal(problem.k.shape))
-    half = problem.q.dtype
-    large = problem.replace(q=q.astype(half), k=k.astype(half))
+    dtype = problem.q.dtype
+    large = problem.replace(q=q.astype(dtype), k=k.astype(dtype))
     return large.replace(scale=scale) if by_scale else large
 
 
-# --- o is among the values that are seen ----------------------------------------------------------
+# --- o is among the visible values ----------------------------------------------------------------
 
 
-def _inside(trial: Trial, problem: Problem, cotangents: Cotangents) -> float:
-    """The worst ratio of o to where it may be; a Violation where it is beyond.
+def _check_hull(trial: Trial, problem: Problem, cotangents: Cotangents) -> float:
+    """Return the worst ratio of o to its limits; raise Violation if it is beyond.
 
     Two calls: with all values the largest, which then o must be, for without a sink the weights
-    sum to 1; and as they are. An error of the weights cancels in the first, so what is allowed
-    there is what sums and storage lose, and no more may carry o out of the hull in the second.
+    sum to 1; and as they are. An error of the weights cancels in the first, so that its tolerance
+    covers sums and storage only, and o may leave the hull by no more in the second.
     """
     largest = abs(problem.v).max(-2, keepdims=True, initial=0)
     even = problem.replace(v=np.broadcast_to(largest, problem.v.shape).copy())
     slack = bounds(even, problem.q.dtype, trial.rounding, conventions=trial.conventions)["o"]
-    slack = np.where(trial.empty(problem)[..., None], np.inf, slack)  # that is a convention
+    slack = np.where(trial.empty(problem)[..., None], np.inf, slack)  # left to conventions
     worst = 0.0
     for one in (even, problem):
         low, high = _hull(trial, one)
-        for name, got in trial.implementation.forward(one).items():
+        for name, result in trial.implementation.forward(one).items():
             if name.removesuffix(" too") == "o":
-                worst = max(worst, _between(got, low, high, slack, one, cotangents))
+                worst = max(worst, _compare_limits(result, low, high, slack, one, cotangents))
     return worst
 
 
-def _between(
-    got: Array, low: Array, high: Array, slack: Array, problem: Problem, cotangents: Cotangents
+def _compare_limits(
+    result: Array, low: Array, high: Array, slack: Array, problem: Problem, cotangents: Cotangents
 ) -> float:
-    if got.shape != slack.shape:
-        raise Violation(f"o has shape {got.shape}, want {slack.shape}", problem, cotangents)
-    o = got.astype(np.float64)
-    near = np.where(np.isnan(o), 0, np.clip(o, low, high))  # NaN is nowhere near
-    seen = compare_arrays("o beside the values that its query sees", got, near, slack)
-    if not seen.passed:
+    if result.shape != slack.shape:
+        text = f"o has shape {result.shape}, expected {slack.shape}"
+        raise Violation(text, problem, cotangents)
+    o = result.astype(np.float64)
+    near = np.where(np.isnan(o), 0, np.clip(o, low, high))  # NaN is not near anything
+    comparison = compare_arrays("o beside the visible values", result, near, slack)
+    if not comparison.passed:
         limits = np.where(slack == np.inf, -np.inf, low - slack), high + slack
-        raise Violation(str(seen), problem, cotangents, "range", seen.ratio, limits=limits)
-    return seen.ratio
+        raise Violation(
+            str(comparison), problem, cotangents, "range", comparison.ratio, limits=limits
+        )
+    return comparison.ratio
 
 
 def _hull(trial: Trial, problem: Problem) -> tuple[Array, Array]:
-    """The least and the largest value in each column that a query sees, (..., H, T, E)."""
+    """Least and largest visible value of each column, (..., H, T, E)."""
     head: Any = None if problem.headless else ...
     visible = trial.visible(problem)[head]
-    if fills(trial) is not None:
-        visible = np.ones_like(visible)  # hidden keys may take weight
-    used = np.arange(problem.H) // max(problem.H // max(problem.K, 1), 1)
-    if trial.conventions.kv_head == "tile":
-        used = np.arange(problem.H) % max(problem.K, 1)
-    v = problem.v.astype(np.float64)[head][..., used, :, :]  # (..., H, S, E)
+    if hidden_keys_matter(trial) is not None:
+        visible = np.ones_like(visible)
+    v = problem.v.astype(np.float64)[head][..., head_of(trial, problem), :, :]  # (..., H, S, E)
     none = 0.0 if problem.sinks is not None else np.inf  # a sink takes weight, and its value is 0
     low = np.empty((*visible.shape[:-1], problem.E))
     high = np.empty_like(low)

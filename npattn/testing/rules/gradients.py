@@ -1,4 +1,4 @@
-"""Properties: identities of the gradients."""
+"""Rules about identities of the gradients [1, 4, 5, 8, 10, 11, 13]."""
 
 from __future__ import annotations
 
@@ -16,132 +16,132 @@ from npattn.testing.rules.estimates import (
     agree,
     exact,
     forward_only,
-    live,
-    nats,
-    needs,
-    on_grid,
-    per_unit_of_bias,
-    scale,
+    round_to_grid,
     settle,
-    shared,
-    small,
-    uncapped,
 )
-from npattn.testing.rules.register import (
-    fills,
+from npattn.testing.rules.register import rule
+from npattn.testing.rules.requirements import (
+    few_queries,
     first,
+    forbid_late_softcap,
     force_hiding,
+    hidden_keys_matter,
+    needs,
     no_gradients,
     nothing_hides,
-    rule,
 )
+from npattn.testing.rules.terms import bias_slope, live, lse_per_nat, scale, sum_over_group
 from npattn.testing.trial import GRADIENTS, Judged, Trial
 
 ROWS = ("full", "matrix", "heads", "keys", "one for all heads", "one a row", "one for all samples",
         "alibi", "-inf padding")  # fmt: skip
 
 
-def _dlse(trial: Trial, judged: Judged) -> Array:
-    """The cotangent of a natural lse, (..., H, T, 1); 0 where it has none."""
+def _natural_dlse(trial: Trial, judged: Judged) -> Array:
+    """Cotangent of a natural lse, (..., H, T, 1); 0 without one."""
     dlse = judged.cotangents.dlse
     if dlse is None:
         return np.zeros((*judged.cotangents.dout.shape[:-1], 1))
-    return dlse.astype(np.float64)[..., None] * nats(trial)
+    return dlse.astype(np.float64)[..., None] * lse_per_nat(trial)
 
 
-# --- sums that are known --------------------------------------------------------------------------
+# --- sums of gradients ----------------------------------------------------------------------------
 
 
-def _bias_rows(trial: Trial, judged: Judged) -> list[Comparison]:
-    """Rows of dbias against dlse, both summed over the rows that share a row of the bias."""
+def _compare_bias_rows(trial: Trial, judged: Judged) -> list[Comparison]:
+    """Compare rows of dbias with dlse, both summed over the rows that share a row of the bias."""
     dbias = Estimate.of(judged, "dbias")
     if dbias is None:
         return []
     rows = dbias.over(lambda x: x.sum(-1, keepdims=True))
-    dlse = exact(_dlse(trial, judged)).times(per_unit_of_bias(trial, judged.problem))
-    want = dlse.over(lambda x: sum_to(x, rows.value.shape))
-    return [agree("dbias summed over keys", rows, want)]
+    dlse = exact(_natural_dlse(trial, judged)).times(bias_slope(trial, judged.problem))
+    expected = dlse.over(lambda x: sum_to(x, rows.value.shape))
+    return [agree("dbias summed over keys", rows, expected)]
 
 
 @rule(
     "dbias-rows",
     "4, 8, 13",
-    unless=first(needs("bias", "dbias"), fills),
+    unless=first(needs("bias", "dbias"), hidden_keys_matter),
     draw=lambda t: {
-        "force": small(t, bias=ROWS),
-        "forbid": uncapped(t, "sinks"),
+        "force": few_queries(t, bias=ROWS),
+        "forbid": forbid_late_softcap(t, "sinks"),
         "nonempty": True,
     },
 )
 def dbias_rows(trial: Trial, recipe: Recipe) -> float | None:
-    """Each row of the gradient of the bias sums to the gradient of its lse, without that to 0.
+    """Each row of dbias sums to the cotangent of its lse, and to 0 without one.
 
-    A constant added to a row moves nothing but its lse. Broken by a Jacobian without its rank-1
+    A constant added to a row changes only its lse. Broken by a Jacobian without its rank-1
     term, by a wrong or stale delta (Dao-AILab/flash-attention#2481), by dlse that is not passed
     on, by a backward with another mask, window or dropout than the forward, by rows of dbias that
     are overwritten where they should be summed (HKUSTDial/flash-sparse-attention#194).
     """
     judged = trial.judged(recipe)
-    return settle(_bias_rows(trial, judged), judged)
+    return settle(_compare_bias_rows(trial, judged), judged)
 
 
-def _force_unseen(trial: Trial) -> dict[str, Any]:
+def _sample_unseen(trial: Trial) -> dict[str, Any]:
     masks = ("padding", "left padding", "first tile", "empty rows", "empty head")
     force = force_hiding(trial)["force"]
     force = {"mask": masks} if "mask" in force else force
-    return {"force": small(trial, **force), "forbid": uncapped(trial), "nonempty": True}
+    return {
+        "force": few_queries(trial, **force),
+        "forbid": forbid_late_softcap(trial),
+        "nonempty": True,
+    }
 
 
 @rule(
     "unseen-keys",
     "5, 8, 13",
-    unless=first(no_gradients, nothing_hides, fills),
-    draw=_force_unseen,
+    unless=first(no_gradients, nothing_hides, hidden_keys_matter),
+    draw=_sample_unseen,
 )
 def unseen_keys(trial: Trial, recipe: Recipe) -> float | None:
-    """Keys that nobody sees get dk = dv = 0, queries that see nothing dq = 0: 0, and not small.
+    """Keys hidden from all queries get dk = dv = 0, fully masked queries dq = 0, both exactly.
 
-    What is hidden has left the softmax, so that nothing flows there. Broken by a backward that
-    rebuilds the weights without the mask (Dao-AILab/flash-attention#1947) or without the window,
-    by finite numbers for hidden scores, by gradients that nobody wrote (ROCm/flash-attention#179).
+    Hidden positions have left the softmax, so that no gradient reaches them. Broken by a backward
+    that rebuilds the weights without the mask (Dao-AILab/flash-attention#1947) or without the
+    window, by finite hidden scores, by gradients that are never written (ROCm/flash-attention#179).
     """
     problem = trial.problem(recipe)
     empty = trial.empty(problem)
     if trial.conventions.empty_row == "nan" and empty.any():
         return None
     dout, dlse = trial.cotangents(recipe, problem)
-    if trial.conventions.empty_row == "mean":  # such a row sees all values, not their keys
+    if trial.conventions.empty_row == "mean":  # such a row takes all values, and no keys
         dout = np.where(empty[..., None], np.zeros_like(dout), dout)
     judged = trial.judge(problem, Cotangents(dout, dlse))
-    looks = live(trial, problem).sum(-2)[..., None]  # (..., H, S, 1) queries that see a key
-    sees = {"dq": ~empty[..., None]}
+    queries = live(trial, problem).sum(-2)[..., None]  # (..., H, S, 1) for which a key is visible
+    visible = {"dq": ~empty[..., None]}
     for name in ("dk", "dv"):
         shape = getattr(problem, name[1:]).shape
-        sees[name] = shared(trial, problem, looks, (*shape[:-1], 1)) > 0
-    found = []
-    for name, seen in sees.items():
-        got = Estimate.of(judged, name)
-        if got is not None and not seen.all():
-            zero = np.zeros_like(got.value)
-            limit = np.where(seen, np.inf, zero)
-            found.append(compare_arrays(name, judged.results[name], zero, limit))
-    return settle(found, judged)
+        visible[name] = sum_over_group(trial, problem, queries, (*shape[:-1], 1)) > 0
+    comparisons = []
+    for name, elsewhere in visible.items():
+        gradient = Estimate.of(judged, name)
+        if gradient is not None and not elsewhere.all():
+            zero = np.zeros_like(gradient.value)
+            tolerance = np.where(elsewhere, np.inf, zero)
+            comparisons.append(compare_arrays(name, judged.results[name], zero, tolerance))
+    return settle(comparisons, judged)
 
 
 @rule(
     "key-gradient-sum",
     "1, 8, 13",
-    unless=first(needs("dk"), fills),
+    unless=first(needs("dk"), hidden_keys_matter),
     draw=lambda t: {
-        "force": small(t),
+        "force": few_queries(t),
         "forbid": frozenset({"softcap", "score_mod", "sinks"}),
         "nonempty": True,
     },
 )
 def key_gradient_sum(trial: Trial, recipe: Recipe) -> float | None:
-    """dk summed over keys is scale · Σ dlse q over the queries of the head, without dlse 0.
+    """dk summed over keys is scale · Σ dlse q over the queries of the head, and 0 without dlse.
 
-    A vector added to all keys adds a constant to each row of scores, which lse alone feels.
+    A vector added to all keys adds a constant to each row of scores, which changes lse alone.
     Broken by a Jacobian without its rank-1 term, by a wrong delta, by dlse that is not passed on,
     by dk that lacks the scale, or a query head of its group.
     """
@@ -150,20 +150,24 @@ def key_gradient_sum(trial: Trial, recipe: Recipe) -> float | None:
     if dk is None:
         return None
     total = dk.over(lambda x: x.sum(-2, keepdims=True))
-    each = exact(problem.q.astype(np.float64)).times(_dlse(trial, judged)).times(scale(problem))
+    each = (
+        exact(problem.q.astype(np.float64))
+        .times(_natural_dlse(trial, judged))
+        .times(scale(problem))
+    )
     rows = each.over(lambda x: x.sum(-2, keepdims=True))
-    want = rows.over(lambda x: shared(trial, problem, x, total.value.shape))
-    return settle([agree("dk summed over keys", total, want)], judged)
+    expected = rows.over(lambda x: sum_over_group(trial, problem, x, total.value.shape))
+    return settle([agree("dk summed over keys", total, expected)], judged)
 
 
-# --- what scaling leaves as it is -----------------------------------------------------------------
+# --- invariance under scaling ---------------------------------------------------------------------
 
 
 @rule(
     "value-euler",
     "10, 13",
     unless=needs("dv"),
-    draw=lambda t: {"force": small(t), "nonempty": True},
+    draw=lambda t: {"force": few_queries(t), "nonempty": True},
 )
 def value_euler(trial: Trial, recipe: Recipe) -> float | None:
     """Σ v dv over keys is Σ do o over the queries of the head, in each column.
@@ -179,20 +183,20 @@ def value_euler(trial: Trial, recipe: Recipe) -> float | None:
         return None
     keys = dv.times(problem.v.astype(np.float64)).over(lambda x: x.sum(-2, keepdims=True))
     rows = o.times(dout).over(lambda x: x.sum(-2, keepdims=True))
-    want = rows.over(lambda x: shared(trial, problem, x, keys.value.shape))
-    return settle([agree("v · dv", keys, want)], judged)
+    expected = rows.over(lambda x: sum_over_group(trial, problem, x, keys.value.shape))
+    return settle([agree("v · dv", keys, expected)], judged)
 
 
 @rule(
     "query-key-euler",
     "1, 13",
     unless=needs("dq", "dk"),
-    draw=lambda t: {"force": small(t), "nonempty": True},
+    draw=lambda t: {"force": few_queries(t), "nonempty": True},
 )
 def query_key_euler(trial: Trial, recipe: Recipe) -> float | None:
     """Σ q dq is Σ k dk over each key/value head: only their product counts.
 
-    q times a and k divided by a leave every score as it is, whatever is done with the scores then.
+    q times a and k divided by a leave every score as it is, whatever happens to the scores later.
     Broken by a scale, or its log₂ e, that one of dq and dk lacks, by dk that is not summed over
     shared heads or is of another head split, by dq or dk of another mask.
     """
@@ -205,25 +209,25 @@ def query_key_euler(trial: Trial, recipe: Recipe) -> float | None:
     rows, keys = (
         x.over(lambda x: x.sum((-2, -1), keepdims=True)) for x in (dq.times(q), dk.times(k))
     )
-    want = rows.over(lambda x: shared(trial, problem, x, keys.value.shape))
-    return settle([agree("k · dk", keys, want)], judged)
+    expected = rows.over(lambda x: sum_over_group(trial, problem, x, keys.value.shape))
+    return settle([agree("k · dk", keys, expected)], judged)
 
 
 # --- cotangents -----------------------------------------------------------------------------------
 
 
-def _parts(trial: Trial, recipe: Recipe, problem: Problem) -> tuple[Cotangents, ...]:
-    """Two cotangents and their exact sum: of o and of lse, or twice the same, or any two."""
+def _split_cotangents(trial: Trial, recipe: Recipe, problem: Problem) -> tuple[Cotangents, ...]:
+    """Return two cotangents and their exact sum: of o and of lse, twice the same, or any two."""
     one, kind = trial.cotangents(recipe, problem), recipe.seed // 2 % 3
     if kind == 0 and one.dlse is not None:
         no_out, no_lse = np.zeros_like(one.dout), np.zeros_like(one.dlse)
         return Cotangents(one.dout, no_lse), Cotangents(no_out, one.dlse), one
     twin = recipe if kind == 1 else replace(recipe, seed=recipe.seed + 1)
     other = trial.cotangents(twin, problem)
-    douts = on_grid(one.dout, other.dout)
+    douts = round_to_grid(one.dout, other.dout)
     if one.dlse is None or other.dlse is None:
         return tuple(Cotangents(dout, None) for dout in douts)
-    dlses = on_grid(one.dlse, other.dlse)
+    dlses = round_to_grid(one.dlse, other.dlse)
     return tuple(Cotangents(*pair) for pair in zip(douts, dlses, strict=True))
 
 
@@ -231,24 +235,24 @@ def _parts(trial: Trial, recipe: Recipe, problem: Problem) -> tuple[Cotangents, 
     "cotangent-linear",
     "13",
     unless=no_gradients,
-    draw=lambda t: {"force": small(t), "nonempty": True},
+    draw=lambda t: {"force": few_queries(t), "nonempty": True},
 )
 def cotangent_linear(trial: Trial, recipe: Recipe) -> float | None:
-    """Gradients are linear in the cotangents: those of a sum are the sum of their gradients.
+    """Gradients are linear in the cotangents: those of a sum are the sum of the gradients.
 
     The cotangents are multiples of one power of two, so that their sum is exact, or that of o
-    and that of lse. Broken by a backward that leaves out one of the two where both are given, by
+    and that of lse. Broken by a backward that ignores one of the two if both are passed, by
     gradients that saturate, are clipped or flushed to 0 in a narrow format, by a delta that is
     kept from another call.
     """
     problem = trial.problem(recipe)
-    one, two, both = (trial.judge(problem, c) for c in _parts(trial, recipe, problem))
-    found = []
+    one, two, both = (trial.judge(problem, c) for c in _split_cotangents(trial, recipe, problem))
+    comparisons = []
     for name in GRADIENTS:
         a, b, c = (Estimate.of(judged, name) for judged in (one, two, both))
         if a is not None and b is not None and c is not None:
-            found.append(agree(name, c, a.plus(b)))
-    return settle(found, one, two, both)
+            comparisons.append(agree(name, c, a.plus(b)))
+    return settle(comparisons, one, two, both)
 
 
 def _no_dlse(trial: Trial) -> str | None:
@@ -258,34 +262,34 @@ def _no_dlse(trial: Trial) -> str | None:
 @rule(
     "lse-gradient",
     "11, 13",
-    unless=first(no_gradients, _no_dlse, fills),
+    unless=first(no_gradients, _no_dlse, hidden_keys_matter),
     draw=lambda t: {
-        "force": small(t),
+        "force": few_queries(t),
         "forbid": frozenset({"softcap", "score_mod", "dropout_mask"}),
         "nonempty": True,
     },
 )
 def lse_gradient(trial: Trial, recipe: Recipe) -> float | None:
-    """The gradient of lse alone: dv = 0, dbias sums to dlse, dq is scale · dlse · o with v = k.
+    """Through lse alone, dv = 0, dbias sums to dlse, and dq is scale · dlse · o with v = k.
 
-    The gradient of lse in a score is its weight, so that dq is a mean of keys, as o is one of
-    values. Broken by dlse that is not passed on, or only where o has a cotangent too, by another
+    The derivative of lse by a score is its weight, so that dq is a mean of keys, as o is one of
+    values. Broken by dlse that is not passed on, or only if o has a cotangent too, by another
     base of the logarithm or another sign, by a delta that takes it twice.
     """
     problem = trial.problem(recipe)
     dout, dlse = trial.cotangents(recipe, problem)
     judged = trial.judge(problem, Cotangents(np.zeros_like(dout), dlse))
-    found = _bias_rows(trial, judged) if problem.sinks is None else []
+    comparisons = _compare_bias_rows(trial, judged) if problem.sinks is None else []
     dv, dq = Estimate.of(judged, "dv"), Estimate.of(judged, "dq")
     if dv is not None:
-        found.append(agree("dv", dv, exact(0)))
-    shown = [judged]
+        comparisons.append(agree("dv", dv, exact(0)))
+    problems = [judged]
     if dq is not None and problem.D in trial.space.sizes.get("E", (problem.D,)):
         of_keys = problem.replace(v=problem.k)
         means = forward_only(trial).judge(of_keys, trial.cotangents(recipe, of_keys))
         o = Estimate.of(means, "o")
         if o is not None:
-            want = o.times(_dlse(trial, judged)).times(scale(problem))
-            found.append(agree("dq", dq, want))
-            shown.append(means)
-    return settle(found, *shown)
+            expected = o.times(_natural_dlse(trial, judged)).times(scale(problem))
+            comparisons.append(agree("dq", dq, expected))
+            problems.append(means)
+    return settle(comparisons, *problems)

@@ -1,4 +1,4 @@
-"""Properties: what is hidden does not matter, NaN goes where it is seen."""
+"""Rules about hidden positions, which do not matter, and about NaN [5, 8, 10]."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.rules.register import (
+from npattn.testing.rules.register import Check, rule
+from npattn.testing.rules.requirements import (
     HIDES,
-    Check,
-    fills,
     first,
     force_hiding,
+    hidden_keys_matter,
     nothing_hides,
-    rule,
 )
 from npattn.testing.trial import Trial, Violation
 
 
 def _hidden_keys(trial: Trial, recipe: Recipe, problem: Problem) -> tuple[Array, Array] | None:
-    """Some keys that are hidden from some queries, (n,), and the rows that do see one of them."""
+    """Choose keys hidden from some queries, (n,); return them and the rows that see one of them."""
     visible = trial.visible(problem)
     if visible.size == 0:
         return None
-    others = tuple(range(visible.ndim - 1))
-    never, partly = ~visible.any(axis=others), ~visible.all(axis=others)
+    rows = tuple(range(visible.ndim - 1))
+    never, partly = ~visible.any(axis=rows), ~visible.all(axis=rows)
     rng = np.random.default_rng([recipe.seed, 7])
     if never.any() and rng.random() < 0.5:
         keys = np.flatnonzero(never)
@@ -39,7 +38,8 @@ def _hidden_keys(trial: Trial, recipe: Recipe, problem: Problem) -> tuple[Array,
     return keys, np.asarray(visible[..., keys].any(-1))
 
 
-def _poisoned(problem: Problem, keys: Array, where: str, values: Array) -> Problem:
+def _poison(problem: Problem, keys: Array, where: str, values: Array) -> Problem:
+    """Overwrite k, v or both at these keys."""
     k, v = problem.k.copy(), problem.v.copy()
     if "k" in where:
         k[..., keys, :] = np.resize(values, k.shape[-1]).astype(k.dtype)
@@ -48,52 +48,57 @@ def _poisoned(problem: Problem, keys: Array, where: str, values: Array) -> Probl
     return problem.replace(k=k, v=v)
 
 
-@rule("hidden-finite", "5, 10", unless=first(nothing_hides, fills), draw=force_hiding)
+@rule("hidden-finite", "5, 10", unless=first(nothing_hides, hidden_keys_matter), draw=force_hiding)
 def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
-    """Finite garbage at hidden keys and values changes no bit of the rows it is hidden from.
+    """Finite garbage in hidden keys and values changes no bit of the rows it is hidden from.
 
-    Hidden positions leave the softmax, so nothing there is read into a result; whatever is
-    multiplied by a weight of exactly 0 adds exactly 0. Gradients are compared with cotangents
-    that are 0 on the rows which do see the garbage. Broken by additive masks of −1e4, by a row
-    maximum over hidden scores, by an off-by-one window or causal edge.
+    Hidden positions leave the softmax, so that no result reads them; anything multiplied by a
+    weight of exactly 0 adds exactly 0. Gradients are compared with cotangents that are 0 on the
+    rows to which the garbage is visible. Broken by additive masks of −1e4, by a row maximum over
+    hidden scores, by an off-by-one window or causal edge.
     """
     problem = trial.problem(recipe)
-    picked = _hidden_keys(trial, recipe, problem)
-    if picked is None:
+    choice = _hidden_keys(trial, recipe, problem)
+    if choice is None:
         return None
-    keys, sees = picked
+    keys, exposed = choice
     if trial.conventions.empty_row == "mean":
-        sees = sees | trial.empty(problem)  # such a row is the mean of all values, hidden ones too
+        exposed = exposed | trial.empty(problem)  # a mean of all values, hidden ones too
     rng = np.random.default_rng([recipe.seed, 8])
     size = min(1e3, float(finfo(recipe.dtype).max) / 64)
     garbage = size * (1 + rng.random(7)) * rng.choice([-1, 1], 7)
-    changed = _poisoned(problem, keys, str(rng.choice(["k", "v", "kv"])), garbage)
+    changed = _poison(problem, keys, str(rng.choice(["k", "v", "kv"])), garbage)
     dout, dlse = trial.cotangents(recipe, problem)
     quiet = Cotangents(
-        np.where(sees[..., None], np.zeros_like(dout), dout),
-        None if dlse is None else np.where(sees, np.zeros_like(dlse), dlse),
+        np.where(exposed[..., None], np.zeros_like(dout), dout),
+        None if dlse is None else np.where(exposed, np.zeros_like(dlse), dlse),
     )
     before = trial.results(problem, quiet)
     for (name, old), (_, new) in zip(before, trial.results(changed, quiet), strict=True):
-        if name in ("o", "lse", "weights") and old.shape[: sees.ndim] == sees.shape:
-            old, new = old[~sees], new[~sees]
-        old, new = real(old).astype(np.float64), real(new).astype(np.float64)  # exact; 0 is −0
-        if old.shape != new.shape or not np.array_equal(old, new, equal_nan=True):
-            with np.errstate(invalid="ignore"):
-                gap = float(np.nanmax(abs(old - new), initial=0))
-            lost = (np.isnan(new) & ~np.isnan(old)).any()
-            moves = "becomes NaN" if lost else f"moves by {gap:.3g}"
-            text = (
-                f"{name} {moves} where finite garbage at key "
-                f"{', '.join(map(str, keys[:4]))} is hidden"
-            )
+        if name in ("o", "lse", "weights") and old.shape[: exposed.ndim] == exposed.shape:
+            old, new = old[~exposed], new[~exposed]
+        change = _describe_change(old, new)
+        if change is not None:
+            at = ", ".join(map(str, keys[:4]))
+            text = f"{name} {change} where finite garbage at key {at} is hidden"
             raise Violation(text, changed, quiet, "moves", before=problem)
     return 0.0
 
 
+def _describe_change(old: Array, new: Array) -> str | None:
+    old, new = real(old).astype(np.float64), real(new).astype(np.float64)  # exact; 0 is −0
+    if old.shape == new.shape and np.array_equal(old, new, equal_nan=True):
+        return None
+    with np.errstate(invalid="ignore"):
+        gap = float(np.nanmax(abs(old - new), initial=0))
+    return "becomes NaN" if (np.isnan(new) & ~np.isnan(old)).any() else f"moves by {gap:.3g}"
+
+
 def _negligible(trial: Trial, problem: Problem, keys: Array) -> bool:
-    """Whether somebody sees one of these keys with a weight that may be stored as 0: an
-    implementation may leave such a value out, or multiply it."""
+    """Return True if a visible one of these keys has a weight that may be stored as 0.
+
+    An implementation may leave out its value, or multiply it.
+    """
     weights = evaluate(problem, trial.conventions, engine="dense").weights
     if problem.dropout_mask is not None:
         weights = weights * problem.dropout_mask
@@ -102,27 +107,27 @@ def _negligible(trial: Trial, problem: Problem, keys: Array) -> bool:
 
 
 def _hidden_nan(where: str) -> Check:
-    named = {"k": "keys", "v": "values", "kv": "keys and values"}[where]
+    arrays = {"k": "keys", "v": "values", "kv": "keys and values"}[where]
 
     def check(trial: Trial, recipe: Recipe) -> float | None:
         problem = trial.problem(recipe)
-        picked = _hidden_keys(trial, recipe, problem)
-        if picked is None:
+        choice = _hidden_keys(trial, recipe, problem)
+        if choice is None:
             return None
         rng = np.random.default_rng([recipe.seed, 9])
-        keys, sees = picked
-        # At an inf that somebody does see nothing is required, so it is put where nobody looks.
-        values = [np.nan] if sees.any() else [np.nan, np.inf, -np.inf]
+        keys, exposed = choice
+        # Nothing is required of a visible inf, so it is put only where it is hidden from all.
+        values = [np.nan] if exposed.any() else [np.nan, np.inf, -np.inf]
         if "v" in where and _negligible(trial, problem, keys):
             return None
-        poisoned = _poisoned(problem, keys, where, np.array([float(rng.choice(values))]))
+        poisoned = _poison(problem, keys, where, np.array([float(rng.choice(values))]))
         cotangents = trial.cotangents(recipe, poisoned)
         return trial.check(trial.against_oracle(poisoned, cotangents), poisoned, cotangents)
 
-    check.__doc__ = f"""NaN and inf at hidden {named} change nothing, in o, lse and gradients.
+    check.__doc__ = f"""NaN and inf at hidden {arrays} change nothing, in o, lse and gradients.
 
     Hidden positions leave the softmax: they are not multiplied by 0, which would make NaN of
-    them. A row that does see the NaN is non-finite, and so are its gradients; no other is.
+    them. A row to which the NaN is visible is non-finite, and so are its gradients; no other is.
     Broken by weights of 0 times v, by additive masks, by gradients masked after the product.
     """
     return check
@@ -132,14 +137,14 @@ for _where in ("k", "v", "kv"):
     rule(
         f"hidden-nan-{_where}",
         "10",
-        unless=first(nothing_hides, fills),
+        unless=first(nothing_hides, hidden_keys_matter),
         draw=force_hiding,
         alters=True,
     )(_hidden_nan(_where))
 
 
 def _nan_query(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents, Array]:
-    """The problem with a NaN in one query, and where that query is: (..., H, T)."""
+    """Put a NaN into one query; return the problem, cotangents and its rows, (..., H, T)."""
     problem = trial.problem(recipe)
     rng = np.random.default_rng([recipe.seed, 10])
     q = problem.q.copy()
@@ -149,7 +154,10 @@ def _nan_query(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents, Array
     return poisoned, trial.cotangents(recipe, poisoned), np.asarray(np.isnan(q).any(-1))
 
 
-def _late_keys(trial: Trial) -> str | None:
+FORWARD: tuple[str, ...] = ("o", "lse")
+
+
+def _no_late_keys(trial: Trial) -> str | None:
     if "mask" not in trial.space.features or "S" in trial.space.sizes:
         return "has no mask, or sizes of its own"
     return None if "T != S" in trial.space.structure else "needs T ≠ S"
@@ -158,7 +166,7 @@ def _late_keys(trial: Trial) -> str | None:
 @rule(
     "late-keys",
     "5, 8",
-    unless=first(_late_keys, fills),
+    unless=first(_no_late_keys, hidden_keys_matter),
     draw=lambda t: {
         "force": {"mask": ("first tile",), "distribution": ("low",), "S": (65, 129, 257)},
         "forbid": frozenset({"softcap", "score_mod", "scale", "bias"}),
@@ -166,20 +174,20 @@ def _late_keys(trial: Trial) -> str | None:
     },
 )
 def late_keys(trial: Trial, recipe: Recipe) -> float:
-    """Scores far below 0 are right after whole tiles of keys that a query does not see.
+    """Scores far below 0 are right after whole tiles of hidden keys.
 
-    What a row has seen so far is nothing, and not a maximum of 0. Broken by an online softmax that
+    The running maximum of such a row is still −inf, and not 0. Broken by an online softmax that
     stores the 0 which guards −inf − −inf (Dao-AILab/flash-attention#2082).
     """
     problem = trial.problem(recipe)
-    found = trial.agreement(recipe)
-    return trial.check(found, problem, trial.cotangents(recipe, problem, weights=True))
+    comparisons = trial.agreement(recipe)
+    return trial.check(comparisons, problem, trial.cotangents(recipe, problem, weights=True))
 
 
 @rule(
     "nan-value",
     "10",
-    unless=fills,
+    unless=hidden_keys_matter,
     draw=lambda t: {"nonempty": True, "forbid": frozenset({*HIDES, "bias"})},
     alters=True,
 )
@@ -187,7 +195,7 @@ def nan_value(trial: Trial, recipe: Recipe) -> float | None:
     """A NaN in one column of a visible value makes NaN of that column of o, and of no other.
 
     o is a sum of values, column by column. Broken by a guard that clears whole values, or that
-    spreads a NaN over them, and by a check of v that skips what is not finite.
+    spreads a NaN over them, and by a check of v that skips non-finite values.
     """
     problem = trial.problem(recipe)
     if problem.v.size == 0:
@@ -200,49 +208,51 @@ def nan_value(trial: Trial, recipe: Recipe) -> float | None:
     v[..., key, int(rng.integers(problem.E))] = np.nan
     poisoned = problem.replace(v=v)
     cotangents = trial.cotangents(recipe, poisoned)
-    want, allowed = trial.oracle(poisoned, cotangents)
-    got = trial.implementation.forward(poisoned)
-    names: tuple[str, ...] = ("o", "lse")
-    found = {
-        name: compare_arrays(name, got[name], want[name], allowed[name])
-        for name in names
-        if name in got and got[name].shape == want[name].shape  # else: the business of shape-dtype
+    exact, allowed = trial.oracle(poisoned, cotangents)
+    results = trial.implementation.forward(poisoned)
+    comparisons = {
+        name: compare_arrays(name, results[name], exact[name], allowed[name])
+        for name in FORWARD
+        if name in results and results[name].shape == exact[name].shape
     }
-    return trial.check(found, poisoned, cotangents)
+    return trial.check(comparisons, poisoned, cotangents)
 
 
 @rule("nan-query", "10", draw=lambda t: {"nonempty": True})
 def nan_query(trial: Trial, recipe: Recipe) -> float:
-    """A NaN query stays NaN: its o and lse are non-finite where it sees a key.
+    """A NaN query stays NaN: its o and lse are non-finite if it has a visible key.
 
-    A NaN says that something went wrong before; whoever turns it into a number hides that.
+    A NaN says that something went wrong before; turning it into a number hides that.
     Broken by nan_to_num after the softmax, by a maximum that skips NaN and finds an empty row.
     """
     poisoned, cotangents, rows = _nan_query(trial, recipe)
-    want, allowed = trial.oracle(poisoned, cotangents)
-    found: dict[str, Comparison] = {}
-    for name, got in trial.results(poisoned, cotangents):
-        if name in ("o", "lse") and got.shape == want[name].shape:
-            here = rows[..., None] if name == "o" else rows
-            stays = here & ~np.isfinite(want[name])
-            limit = np.where(stays, allowed[name], np.inf)
-            found[f"{name}{len(found)}"] = compare_arrays(name, got, want[name], limit)
-    return trial.check(found, poisoned, cotangents)
+    exact, allowed = trial.oracle(poisoned, cotangents)
+    comparisons: dict[str, Comparison] = {}
+    for name, result in trial.results(poisoned, cotangents):
+        if name in ("o", "lse") and result.shape == exact[name].shape:
+            query = rows[..., None] if name == "o" else rows
+            stays = query & ~np.isfinite(exact[name])
+            tolerance = np.where(stays, allowed[name], np.inf)
+            comparison = compare_arrays(name, result, exact[name], tolerance)
+            comparisons[f"{name}{len(comparisons)}"] = comparison
+    return trial.check(comparisons, poisoned, cotangents)
 
 
 @rule("nan-query-alone", "10", draw=lambda t: {"nonempty": True}, alters=True)
 def nan_query_alone(trial: Trial, recipe: Recipe) -> float:
-    """A NaN query reaches no other row, and no gradient of a key that it does not see.
+    """A NaN query reaches no other row, and no gradient of a key that is hidden from it.
 
-    Neither does it reach its own row where it sees no key. Broken by weights of 0 times NaN: in
+    Nor does it reach its own row if that is fully masked. Broken by weights of 0 times NaN: in
     the gradient of k, which multiplies dS by the query, and in that of v.
     """
     poisoned, cotangents, _ = _nan_query(trial, recipe)
-    want, allowed = trial.oracle(poisoned, cotangents)
-    limits = {n: np.where(np.isfinite(want[n]), x, np.inf) for n, x in allowed.items() if n in want}
-    found = {
-        str(i): compare_arrays(name, got, want[name], limits[name])
-        for i, (name, got) in enumerate(trial.results(poisoned, cotangents))
-        if name in want and got.shape == want[name].shape
+    exact, allowed = trial.oracle(poisoned, cotangents)
+    tolerances = {
+        n: np.where(np.isfinite(exact[n]), x, np.inf) for n, x in allowed.items() if n in exact
     }
-    return trial.check(found, poisoned, cotangents)
+    comparisons = {
+        str(i): compare_arrays(name, result, exact[name], tolerances[name])
+        for i, (name, result) in enumerate(trial.results(poisoned, cotangents))
+        if name in exact and result.shape == exact[name].shape
+    }
+    return trial.check(comparisons, poisoned, cotangents)

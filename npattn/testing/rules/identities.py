@@ -1,6 +1,6 @@
-"""Properties: identities that attention keeps, whatever its inputs are.
+"""Rules about identities of the forward, whatever the inputs are [4, 8-13].
 
-Each holds the implementation against itself or against a result that can be read off the inputs.
+Each compares the implementation with itself, or with a result that can be read off the inputs.
 """
 
 from __future__ import annotations
@@ -17,22 +17,29 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.estimates import (
     Estimate,
     agree,
-    as_is,
+    agree_all,
     exact,
     forward_only,
-    live,
-    nats,
-    needs,
-    on_grid,
-    per_unit_of_bias,
-    related,
-    scale,
+    round_to_grid,
     settle,
-    small,
-    spread,
-    uncapped,
 )
-from npattn.testing.rules.register import fills, first, rule
+from npattn.testing.rules.register import rule
+from npattn.testing.rules.relations import identity
+from npattn.testing.rules.requirements import (
+    few_queries,
+    first,
+    forbid_late_softcap,
+    hidden_keys_matter,
+    needs,
+)
+from npattn.testing.rules.terms import (
+    bias_slope,
+    expand_heads,
+    live,
+    lse_per_nat,
+    scale,
+    translate_mask,
+)
 from npattn.testing.trial import GRADIENTS, Trial
 
 FINITE = ("full", "matrix", "heads", "keys", "one for all heads", "one a row",
@@ -42,40 +49,40 @@ FINITE = ("full", "matrix", "heads", "keys", "one for all heads", "one a row",
 @rule(
     "bias-shift",
     "4, 11, 13",
-    unless=first(needs("bias"), fills),
+    unless=first(needs("bias"), hidden_keys_matter),
     draw=lambda t: {
-        "force": small(t, bias=FINITE),
-        "forbid": uncapped(t, "sinks"),
+        "force": few_queries(t, bias=FINITE),
+        "forbid": forbid_late_softcap(t, "sinks"),
         "nonempty": True,
     },
 )
 def bias_shift(trial: Trial, recipe: Recipe) -> float | None:
-    """A constant added to the bias of a row changes nothing but lse, by just that.
+    """A constant added to the bias of a row changes only lse, by that constant.
 
-    The softmax sees differences of scores only. Bias and constant are rounded to multiples of one
-    power of two, so that their sum is exact. Broken by a bias that the softcap or the scale is
-    applied to, by a softmax without the maximum, by an lse that forgets it.
+    The softmax depends on differences of scores only. Bias and constant are rounded to multiples of
+    one power of two, so that their sum is exact. Broken by a softcap or scale that is applied to
+    the bias, by a softmax without the maximum, by an lse that forgets it.
     """
     plain = trial.problem(recipe)
     assert plain.bias_array is not None
     rng = np.random.default_rng([recipe.seed, 21])
     rows = 4 * rng.standard_normal((*plain.bias_array.shape[:-1], 1))
-    bias, shift, shifted = on_grid(plain.bias_array, rows.astype(plain.bias_array.dtype))
+    bias, shift, shifted = round_to_grid(plain.bias_array, rows.astype(plain.bias_array.dtype))
     cotangents = trial.cotangents(recipe, plain)
     before, after = (trial.judge(plain.replace(bias=b), cotangents) for b in (bias, shifted))
     names = ("o", "weights", *GRADIENTS)
-    found = related(before, after, dict.fromkeys(names, as_is))
+    comparisons = agree_all(before, after, dict.fromkeys(names, identity))
     here, there = Estimate.of(before, "lse"), Estimate.of(after, "lse")
     if here is not None and there is not None:
-        seen = ~trial.empty(plain)  # the lse of an empty row is what conventions say
-        rise = exact(seen * shift[..., 0].astype(np.float64)).times(per_unit_of_bias(trial, plain))
-        found.append(agree("lse", there, here.plus(rise.times(nats(trial)))))
-    return settle(found, before, after)
+        rows = ~trial.empty(plain)  # the lse of a fully masked row is a convention
+        rise = exact(rows * shift[..., 0].astype(np.float64)).times(bias_slope(trial, plain))
+        comparisons.append(agree("lse", there, here.plus(rise.times(lse_per_nat(trial)))))
+    return settle(comparisons, before, after)
 
 
-def _one_key_draw(trial: Trial) -> dict[str, Any]:
+def _sample_one_key(trial: Trial) -> dict[str, Any]:
     features, force = trial.space.features, dict[str, Any]()
-    forbid = uncapped(trial, "sinks", "dropout_mask", "score_mod")
+    forbid = forbid_late_softcap(trial, "sinks", "dropout_mask", "score_mod")
     if "mask" in features:
         forbid |= {"mask", "causal", "window"}  # the rule makes its own mask
     elif "window" in features:
@@ -83,12 +90,12 @@ def _one_key_draw(trial: Trial) -> dict[str, Any]:
     elif "causal" in features:
         force = {"causal": True, "square": True}
     else:
-        force = dict.fromkeys(_tied(trial), 1)
-    return {"force": small(trial, **force), "forbid": forbid, "nonempty": True}
+        force = dict.fromkeys(_letters_of_one(trial), 1)
+    return {"force": few_queries(trial, **force), "forbid": forbid, "nonempty": True}
 
 
-def _tied(trial: Trial) -> str:
-    """The sizes that are 1 where S is."""
+def _letters_of_one(trial: Trial) -> str:
+    """Sizes that must be 1 for S to be 1."""
     return "S" if {"T != S", "T > S"} <= trial.space.structure else "ST"
 
 
@@ -96,42 +103,46 @@ def _never_one_key(trial: Trial) -> str | None:
     space = trial.space
     if space.features & {"mask", "window", "causal"}:
         return None
-    far = any(1 not in space.sizes.get(letter, (1,)) for letter in _tied(trial))
-    return "nothing leaves a query with one key" if far else None
+    excluded = any(1 not in space.sizes.get(letter, (1,)) for letter in _letters_of_one(trial))
+    return "nothing leaves a query with one key" if excluded else None
 
 
 def _one_key_mask(trial: Trial, recipe: Recipe) -> Array:
-    """A mask by which each query attends to a key of its own."""
+    """Mask by which each query attends to one key of its own."""
     rng = np.random.default_rng([recipe.seed, 22])
     key = rng.integers(recipe.S, size=(*recipe.whole[:-1], 1))
-    mask: Array = np.arange(recipe.S) == key
-    return mask if trial.conventions.mask_true == "attend" else ~mask
+    return translate_mask(trial, np.arange(recipe.S) == key)
 
 
 def _scores(trial: Trial, problem: Problem) -> Array:
-    """The final scores of a problem without score_mod, also where they are hidden."""
-    q, k = problem.q.astype(np.float64), spread(trial, problem, problem.k)
+    """Final scores of a problem without score_mod, hidden ones too."""
+    q, k = problem.q.astype(np.float64), expand_heads(trial, problem, problem.k)
     s = q @ k.swapaxes(-1, -2) * scale(problem)
     if problem.softcap is not None:
         s = problem.softcap * np.tanh(s / problem.softcap)
     if problem.bias_array is not None:
-        s = s + per_unit_of_bias(trial, problem) * problem.bias_array.astype(np.float64)
+        s = s + bias_slope(trial, problem) * problem.bias_array.astype(np.float64)
     return np.asarray(s)
 
 
-@rule("one-key", "8, 10, 11, 13", unless=first(fills, _never_one_key), draw=_one_key_draw)
+@rule(
+    "one-key",
+    "8, 10, 11, 13",
+    unless=first(hidden_keys_matter, _never_one_key),
+    draw=_sample_one_key,
+)
 def one_key(trial: Trial, recipe: Recipe) -> float | None:
-    """A query that sees one key returns its value; lse is its score, and no gradient is passed.
+    """A query with one visible key returns its value; lse is its score, and no gradient passes.
 
-    Its weight is 1 whatever the score, so that nothing flows to q, k or the bias unless through
+    Its weight is 1 whatever the score, so that no gradient reaches q, k or the bias, except through
     lse. Broken by a mask after the softmax or of finite numbers, by weights that are not
     normalised again, by a Jacobian without its rank-1 term, by a delta of another mask.
     """
     problem = trial.problem(recipe)
     if "mask" in trial.space.features:
         problem = problem.replace(mask=_one_key_mask(trial, recipe))
-    seen = live(trial, problem)
-    alone = seen.sum(-1) == 1
+    visible = live(trial, problem)
+    alone = visible.sum(-1) == 1
     if not alone.any():
         return None
     dout, dlse = trial.cotangents(recipe, problem)
@@ -140,99 +151,101 @@ def one_key(trial: Trial, recipe: Recipe) -> float | None:
         None if dlse is None else np.zeros_like(dlse),
     )
     judged = trial.judge(problem, quiet)
-    value = seen.astype(np.float64) @ spread(trial, problem, problem.v)
-    score = np.where(seen, _scores(trial, problem), 0).sum(-1)
+    value = visible.astype(np.float64) @ expand_heads(trial, problem, problem.v)
+    score = np.where(visible, _scores(trial, problem), 0).sum(-1)
     o, lse = Estimate.of(judged, "o"), Estimate.of(judged, "lse")
-    found = [] if o is None else [agree("o", o.where(alone[..., None]), exact(value))]
+    comparisons = [] if o is None else [agree("o", o.where(alone[..., None]), exact(value))]
     if lse is not None:
-        found.append(agree("lse", lse.where(alone), exact(score).times(nats(trial))))
+        comparisons.append(agree("lse", lse.where(alone), exact(score).times(lse_per_nat(trial))))
     for name in ("dq", "dk", "dbias"):
         gradient = Estimate.of(judged, name)
         if gradient is not None:
-            found.append(agree(name, gradient, exact(0)))
-    return settle(found, judged)
+            comparisons.append(agree(name, gradient, exact(0)))
+    return settle(comparisons, judged)
 
 
 @rule(
     "convex-hull",
     "8, 10",
-    unless=fills,
+    unless=hidden_keys_matter,
     draw=lambda t: {
-        "force": small(t),
-        "forbid": uncapped(t, "dropout_mask"),
+        "force": few_queries(t),
+        "forbid": forbid_late_softcap(t, "dropout_mask"),
         "nonempty": True,
     },
 )
 def convex_hull(trial: Trial, recipe: Recipe) -> float | None:
-    """o lies between the least and the greatest of the values that the query sees, in each column.
+    """In each column, o lies between the least and the greatest of the visible values.
 
     The weights are positive and sum to 1; a sink adds a value of 0. Broken by hidden or padded
     keys that take weight, by a softmax over another axis, by weights that are not normalised, by
-    rescaling of an online softmax the wrong way, by memory that was not written.
+    rescaling of an online softmax the wrong way, by memory that is never written.
     """
     problem = trial.problem(recipe)
     judged = forward_only(trial).judge(problem, trial.cotangents(recipe, problem))
-    o, seen = Estimate.of(judged, "o"), live(trial, problem)
-    if o is None or not seen.any():
+    o, visible = Estimate.of(judged, "o"), live(trial, problem)
+    if o is None or not visible.any():
         return None
-    v = spread(trial, problem, problem.v)[..., None, :, :]
-    low = np.where(seen[..., None], v, np.inf).min(-2)
-    high = np.where(seen[..., None], v, -np.inf).max(-2)
+    v = expand_heads(trial, problem, problem.v)[..., None, :, :]
+    low = np.where(visible[..., None], v, np.inf).min(-2)
+    high = np.where(visible[..., None], v, -np.inf).max(-2)
     if problem.sinks is not None:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
-    rows = seen.sum(-1, keepdims=True) > 0
+    rows = visible.sum(-1, keepdims=True) > 0
     low, high = np.where(rows, low, 0), np.where(rows, high, 0)
     inside = np.where(np.isnan(o.value), low, np.clip(o.value, low, high))
     return settle([agree("o", o.where(rows), exact(inside))], judged)
 
 
-@rule("value-linear", "9, 10", draw=lambda t: {"force": small(t), "nonempty": True})
+@rule("value-linear", "9, 10", draw=lambda t: {"force": few_queries(t), "nonempty": True})
 def value_linear(trial: Trial, recipe: Recipe) -> float | None:
-    """o is linear in v: that of a sum of values is the sum of their o; lse does not change.
+    """o is linear in v: o(v₁ + v₂) = o(v₁) + o(v₂), and lse does not change.
 
     The values are multiples of one power of two, so that their sum is exact; in every third problem
     they are equal, and o doubles. Broken by keys that are read as values, by values that saturate
-    or lose their scale in a narrower format, by anything that looks at v to choose the weights.
+    or lose their scale in a narrower format, by weights that depend on v.
     """
     problem = trial.problem(recipe)
     twin = recipe if recipe.seed // 2 % 3 == 0 else replace(recipe, seed=recipe.seed + 1)
     cotangents = trial.cotangents(recipe, problem)
     first, second, both = (
         forward_only(trial).judge(problem.replace(v=v), cotangents)
-        for v in on_grid(problem.v, trial.problem(twin).v)
+        for v in round_to_grid(problem.v, trial.problem(twin).v)
     )
     parts = [Estimate.of(judged, "o") for judged in (first, second, both)]
-    found = related(first, both, {"lse": as_is, "weights": as_is})
+    comparisons = agree_all(first, both, {"lse": identity, "weights": identity})
     if parts[0] is not None and parts[1] is not None and parts[2] is not None:
-        found.append(agree("o", parts[2], parts[0].plus(parts[1])))
-    return settle(found, first, second, both)
+        comparisons.append(agree("o", parts[2], parts[0].plus(parts[1])))
+    return settle(comparisons, first, second, both)
 
 
-def _no_more_keys(trial: Trial) -> str | None:
+def _takes_no_further_key(trial: Trial) -> str | None:
     space = trial.space
     if "S" in space.sizes or "T != S" not in space.structure:
         return "takes no further key"
     return "conventions scale the bias" if trial.conventions.bias != "after_scale" else None
 
 
-def _appended(x: Array, S: int, last: Array | bool) -> Array:
-    """An array of (..., T, S) with one more key."""
+def _append_key(x: Array, S: int, last: Array | bool) -> Array:
+    """Append one more key to an array of (..., T, S)."""
     rows = np.broadcast_shapes(x.shape[:-1], np.shape(last)[:-1])
     one = np.broadcast_to(np.asarray(last, x.dtype), (*rows, 1))
     return np.concatenate([np.broadcast_to(x, (*rows, S)), one], axis=-1)
 
 
 def _sink_as_key(trial: Trial, problem: Problem) -> Problem:
-    """The problem whose sinks are one more key: its value 0, its score its bias, the sink."""
+    """Replace the sinks by one more key: its value is 0, and its score its bias, the sink."""
     assert problem.sinks is not None
     S, changes = problem.S, {}
     column = problem.sinks[:, None] if problem.headless else problem.sinks[:, None, None]
     bias = np.zeros((1, 1), column.dtype) if problem.bias_array is None else problem.bias_array
-    changes["bias"] = _appended(bias, S, column)
+    changes["bias"] = _append_key(bias, S, column)
     if problem.mask_array is not None:
-        changes["mask"] = _appended(problem.mask_array, S, trial.conventions.mask_true == "attend")
+        changes["mask"] = _append_key(
+            problem.mask_array, S, trial.conventions.mask_true == "attend"
+        )
     if problem.dropout_mask is not None:
-        changes["dropout_mask"] = _appended(problem.dropout_mask, S, True)
+        changes["dropout_mask"] = _append_key(problem.dropout_mask, S, True)
     for name in "kv":
         x = getattr(problem, name)
         changes[name] = np.concatenate([x, np.zeros_like(x[..., :1, :])], axis=-2)
@@ -242,49 +255,49 @@ def _sink_as_key(trial: Trial, problem: Problem) -> Problem:
 @rule(
     "sink-key",
     "8, 13",
-    unless=first(needs("sinks", "bias"), _no_more_keys),
+    unless=first(needs("sinks", "bias"), _takes_no_further_key),
     draw=lambda t: {
-        "force": small(t, sinks=True),
-        "forbid": uncapped(t, "causal", "window", "score_mod"),
+        "force": few_queries(t, sinks=True),
+        "forbid": forbid_late_softcap(t, "causal", "window", "score_mod"),
         "nonempty": True,
     },
 )
 def sink_key(trial: Trial, recipe: Recipe) -> float | None:
-    """A sink is one more key: its value is 0 and its score the sink, in o, lse and gradients.
+    """A sink acts as one more key, of value 0 and score the sink, in o, lse and gradients.
 
-    The key is 0, so that its score is its bias, which no scale or softcap touches. Broken by a
+    The key is 0, so that its score is its bias, which no scale or softcap changes. Broken by a
     sink that is scaled or capped, that lse leaves out, that passes no gradient or none of lse.
     """
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)
     sink = trial.judge(problem, cotangents)
     key = trial.judge(_sink_as_key(trial, problem), cotangents)
-    across = dict.fromkeys(("o", "lse", "dq"), as_is)
+    across = dict.fromkeys(("o", "lse", "dq"), identity)
     across |= dict.fromkeys(("dk", "dv"), lambda x: x[..., :-1, :])
     across["weights"] = lambda x: x[..., :-1]
     if problem.bias_array is not None:
         shape = problem.bias_array.shape
         across["dbias"] = lambda x: sum_to(x[..., :-1], shape)
-    found = related(key, sink, across)
+    comparisons = agree_all(key, sink, across)
     dbias, dsinks = Estimate.of(key, "dbias"), Estimate.of(sink, "dsinks")
     if dbias is not None and dsinks is not None:
         row = (1, 1) if problem.headless else (problem.H, 1, 1)
         column = dbias.over(lambda x: sum_to(x[..., -1:], row).reshape(-1))
-        found.append(agree("dsinks", dsinks, column))
-    return settle(found, sink, key)
+        comparisons.append(agree("dsinks", dsinks, column))
+    return settle(comparisons, sink, key)
 
 
 @rule(
     "equal-scores",
     "8, 10, 11, 12",
-    unless=fills,
+    unless=hidden_keys_matter,
     draw=lambda t: {
-        "force": small(t),
-        "forbid": uncapped(t, "bias", "score_mod", "sinks", "dropout_mask"),
+        "force": few_queries(t),
+        "forbid": forbid_late_softcap(t, "bias", "score_mod", "sinks", "dropout_mask"),
     },
 )
 def equal_scores(trial: Trial, recipe: Recipe) -> float | None:
-    """Where all scores of a row are equal, o is the mean of the values seen, lse log their number.
+    """If all scores of a row are equal, o is the mean of the visible values, lse log their number.
 
     A query of 0 gives every key the score 0, whatever the scale and the softcap. Broken by a mask
     after the softmax, by padding or hidden keys that are counted, by a row sum that is kept in 16
@@ -293,14 +306,15 @@ def equal_scores(trial: Trial, recipe: Recipe) -> float | None:
     problem = trial.problem(recipe)
     problem = problem.replace(q=np.zeros_like(problem.q))
     judged = forward_only(trial).judge(problem, trial.cotangents(recipe, problem))
-    seen = live(trial, problem)
-    count = seen.sum(-1)
+    visible = live(trial, problem)
+    count = visible.sum(-1)
     rows, n = count > 0, np.maximum(count, 1)
-    v, each = spread(trial, problem, problem.v), seen / n[..., None]
-    mean = Estimate(each @ v, (problem.S + 2) * unit_roundoff(np.float64) * (each @ abs(v)))
+    v, weights = expand_heads(trial, problem, problem.v), visible / n[..., None]
+    u = unit_roundoff(np.float64)
+    mean = Estimate(weights @ v, (problem.S + 2) * u * (weights @ abs(v)))
     o, lse = Estimate.of(judged, "o"), Estimate.of(judged, "lse")
-    found = [] if o is None else [agree("o", o.where(rows[..., None]), mean)]
+    comparisons = [] if o is None else [agree("o", o.where(rows[..., None]), mean)]
     if lse is not None:
-        log = Estimate(np.log(n), unit_roundoff(np.float64) * np.log(n))
-        found.append(agree("lse", lse.where(rows), log.times(nats(trial))))
-    return settle(found, judged) if rows.any() else None
+        log = Estimate(np.log(n), u * np.log(n))
+        comparisons.append(agree("lse", lse.where(rows), log.times(lse_per_nat(trial))))
+    return settle(comparisons, judged) if rows.any() else None

@@ -1,4 +1,4 @@
-"""Properties: inputs, views, state."""
+"""Rules about memory: inputs, views, and state between calls [15]."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.register import rule
 from npattn.testing.trial import Trial, Violation
 
+Results = list[tuple[str, Array]]
+
 
 @rule("inputs-unchanged", "15")
 def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
-    """Nothing that was passed is written to, forward or backward.
+    """Inputs are never written to, forward or backward.
 
     Broken by in-place scaling of q, by masks that are inverted in place.
     """
@@ -54,20 +56,20 @@ def _problem_for_view(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents
     alters=True,
 )
 def views(trial: Trial, recipe: Recipe) -> float:
-    """How arrays lie in memory does not matter: transposed, stepped, expanded, reversed.
+    """The memory layout of arrays does not matter: transposed, stepped, expanded, reversed.
 
     Broken by kernels that assume strides, and by plans that are cached by shape alone.
     """
     problem, cotangents = _problem_for_view(trial, recipe)
-    # A plan made for contiguous arrays must not be reused; and what is wrong there too is the
-    # business of another rule.
-    plain = trial.results(problem, cotangents)
-    laid = trial.results(problem, cotangents, recipe.view)
-    if all(_same_bits(x, y) for (_, x), (_, y) in zip(plain, laid, strict=True)):
+    # A plan made for contiguous arrays must not be reused; if those are wrong too, other rules
+    # report it.
+    contiguous = trial.results(problem, cotangents)
+    viewed = trial.results(problem, cotangents, recipe.view)
+    if not _changes(contiguous, viewed):
         return 0.0
-    found = trial.against_oracle(problem, cotangents, recipe.view)
+    comparisons = trial.against_oracle(problem, cotangents, recipe.view)
     try:
-        return trial.check(found, problem, cotangents)
+        return trial.check(comparisons, problem, cotangents)
     except Violation as err:
         err.view = recipe.view
         raise
@@ -77,33 +79,39 @@ def _same_bits(x: Array, y: Array) -> bool:
     return bool(x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes())
 
 
+def _changes(old: Results, new: Results) -> list[str]:
+    """Names of the results that have other bits."""
+    return [n for (n, x), (_, y) in zip(old, new, strict=True) if not _same_bits(x, y)]
+
+
 @rule("repeatable", "15")
 def repeatable(trial: Trial, recipe: Recipe) -> float:
-    """Two calls with the same problem give the same bits, whatever was called between them.
+    """Two calls with the same problem give the same bits, whatever is called between them.
 
-    Broken by races, by state that is kept between calls, by dropout that nobody asked for.
+    Broken by races, by state that is kept between calls, by dropout that is not passed.
     """
-    problem, other = trial.problem(recipe), trial.problem(replace(recipe, seed=recipe.seed + 1))
-    cotangents = trial.cotangents(recipe, problem)
+    problem, twin = trial.problem(recipe), replace(recipe, seed=recipe.seed + 1)
+    cotangents, other = trial.cotangents(recipe, problem), trial.problem(twin)
     first = trial.results(problem, cotangents)
-    between = trial.cotangents(replace(recipe, seed=recipe.seed + 1), other)
+    between = trial.cotangents(twin, other)
     second = trial.results(other, between)
     same = {
         name
         for (name, x), (_, y) in zip(first, second, strict=True)
         if x.size and np.isfinite(x).all() and _same_bits(x, y)
     }
-    # Other arrays, the same result: right only if they happen to have it. Where the first was
-    # wrong already, that is the business of another rule.
+    # Other arrays, the same result: correct only by coincidence. If the first was wrong already,
+    # other rules report it.
     own = trial.against_oracle(problem, cotangents) if same else {}
-    right = {name for name, c in own.items() if c.passed} & same
-    if right:
-        found = trial.against_oracle(other, between)
-        trial.check({name: c for name, c in found.items() if name in right}, other, between)
-    _kept_apart(trial, problem, cotangents, dict(reversed(first)), other)
-    # A lone forward between them: what goes wrong every n-th call must not meet the same call.
+    correct = {name for name, c in own.items() if c.passed} & same
+    if correct:
+        comparisons = trial.against_oracle(other, between)
+        kept = {name: c for name, c in comparisons.items() if name in correct}
+        trial.check(kept, other, between)
+    _check_kept_results(trial, problem, cotangents, dict(reversed(first)), other)
+    # A lone forward between them: a mistake of every n-th call must not meet the same call.
     again = [*trial.implementation.forward(problem).items()]
-    # Nor may it depend on what was called before: the other problem, after one of other sizes.
+    # Nor may it depend on the call before: the other problem, after one of other sizes.
     trial.implementation.forward(trial.problem(trial.space.base()))
     for (name, old), (_, new) in [
         *zip(second, trial.results(other, between), strict=True),
@@ -117,14 +125,14 @@ def repeatable(trial: Trial, recipe: Recipe) -> float:
     return 0.0
 
 
-def _kept_apart(
+def _check_kept_results(
     trial: Trial,
     problem: Problem,
     cotangents: Cotangents,
     first: dict[str, Array],
     other: Problem,
 ) -> None:
-    """What was returned stays, and what was saved for a backward is its own forward's."""
+    """Check that later calls change neither a returned result nor arrays saved for a backward."""
     f = trial.implementation
     result = f.raw(problem)
     before = f.framework.take(result)
@@ -142,14 +150,14 @@ def _kept_apart(
 
 # --- plans ----------------------------------------------------------------------------------------
 
-# In no pool of sizes: no other rule has called with them, so no plan for such a shape is ready.
+# In no pool of sizes: no other rule calls with them, so that no plan for such a shape exists yet.
 FRESH = ((4, 9, 14), (6, 10, 22))
 OTHERS = ("float16", "bfloat16", "float32", "float64")
 
 
-def _draw_fresh(trial: Trial, sizes: tuple[int, ...], **force: Any) -> dict[str, Any]:
+def _sample_fresh(trial: Trial, sizes: tuple[int, ...], **force: Any) -> dict[str, Any]:
     queries = {} if "T" in trial.space.sizes else {"T": sizes}
-    # Of subnormals a change may not show.
+    # A change of subnormals may not show.
     force |= {"distribution": ("normal",)}
     return {"force": queries | force, "nonempty": True}
 
@@ -158,19 +166,19 @@ def _draw_fresh(trial: Trial, sizes: tuple[int, ...], **force: Any) -> dict[str,
     "after-other-strides",
     "15",
     unless=lambda t: None if _views(t) else "refuses every view that is not contiguous",
-    draw=lambda t: _draw_fresh(t, FRESH[0], view=_views(t)),
+    draw=lambda t: _sample_fresh(t, FRESH[0], view=_views(t)),
 )
 def after_other_strides(trial: Trial, recipe: Recipe) -> float | None:
-    """A call gives the same after one whose arrays have the same shapes and other strides.
+    """A call gives the same result after one with the same shapes and other strides.
 
     The first call with a shape has arrays that are transposed, stepped, expanded or reversed, the
-    second has them contiguous; then both again. What a call gives depends on its own arrays alone.
-    `views` has it the other way round. Broken by plans and graphs that are cached without strides
-    (flashinfer-ai/flashinfer#4270).
+    second has them contiguous; then both again. Results depend on the arrays of their own call
+    alone. Rule views has the two the other way round. Broken by plans and graphs that are cached
+    without strides (flashinfer-ai/flashinfer#4270).
     """
     problem, cotangents = _problem_for_view(trial, recipe)
-    between = Call(problem, cotangents, recipe.view)
-    return _after(trial, recipe, between, Call(problem, cotangents, "contiguous"))
+    between = CallArguments(problem, cotangents, recipe.view)
+    return _check_after(trial, recipe, between, CallArguments(problem, cotangents, "contiguous"))
 
 
 def _refuses_other_dtypes(trial: Trial) -> str | None:
@@ -193,76 +201,77 @@ def _other_dtypes(trial: Trial, turn: int) -> list[str]:
     "after-other-dtype",
     "15",
     unless=_refuses_other_dtypes,
-    draw=lambda t: _draw_fresh(t, FRESH[1]),
+    draw=lambda t: _sample_fresh(t, FRESH[1]),
 )
 def after_other_dtype(trial: Trial, recipe: Recipe) -> float | None:
-    """A call gives the same after one whose arrays have the same shapes and another dtype.
+    """A call gives the same result after one with the same shapes and another dtype.
 
-    The first call with a shape is in another dtype that is accepted, the second in the one under
-    judgement; then both again. Broken by plans, graphs and work buffers that are cached without
+    The first call with a shape is in another accepted dtype, the second in the dtype under test;
+    then both again. Broken by plans, graphs and work buffers that are cached without
     the dtype, so that all calls have the precision of the first (flashinfer-ai/flashinfer#4270).
     """
     problem = trial.problem(recipe)
-    call = Call(problem, trial.cotangents(recipe, problem), "contiguous")
+    call = CallArguments(problem, trial.cotangents(recipe, problem), "contiguous")
     for dtype in _other_dtypes(trial, recipe.seed):
         same = replace(recipe, dtype=dtype)
         other = trial.problem(same)
-        between = Call(other, trial.cotangents(same, other), "contiguous")
+        between = CallArguments(other, trial.cotangents(same, other), "contiguous")
         try:
             trial.results(*between)
         except ImplementationError:
             continue
-        return _after(trial, recipe, between, call)
+        return _check_after(trial, recipe, between, call)
     return None
 
 
-class Call(NamedTuple):
-    """What a call gets."""
+class CallArguments(NamedTuple):
+    """Arguments of `Trial.results`."""
 
     problem: Problem
     cotangents: Cotangents
     view: str
 
 
-def _after(trial: Trial, recipe: Recipe, between: Call, call: Call) -> float | None:
-    """The worst ratio of a call that comes after another; a Violation where it is wrong, or where
-    either gives something else when both are repeated."""
+def _check_after(
+    trial: Trial, recipe: Recipe, between: CallArguments, call: CallArguments
+) -> float | None:
+    """Return the worst ratio of a call that comes after another.
+
+    Raise Violation if it is wrong, or if either gives other bits when both are repeated.
+    """
     other, first = trial.results(*between), trial.results(*call)
     again, second = trial.results(*between), trial.results(*call)
-    same = between.problem is call.problem and not _moved(other, first)
-    found = [] if same else _compared(trial, first, call)  # both right, or both wrong
-    told = [str(c) for c in found if not c.passed]
-    if told and trial.wrong_anyway(_of_other_size(recipe)):
-        return None  # the business of other rules
-    moved = _moved(other, again) + _moved(first, second)
-    if moved and not told:
-        if _moved(trial.results(*call), trial.results(*call)):
-            return None  # it changes anyway: the business of repeatable
-        told = [f"{name} has other bits the second time" for name in moved]
-    if told:
-        words = call.problem, call.cotangents, "after"
-        err = Violation("\n".join(told), *words, before=between.problem)
+    same = between.problem is call.problem and not _changes(other, first)
+    comparisons = [] if same else _compare(trial, first, call)  # both correct, or both wrong
+    messages = [str(c) for c in comparisons if not c.passed]
+    if messages and trial.wrong_anyway(_resize(recipe)):
+        return None  # other rules report it
+    changes = _changes(other, again) + _changes(first, second)
+    if changes and not messages:
+        if _changes(trial.results(*call), trial.results(*call)):
+            return None  # it changes anyway, which rule repeatable reports
+        messages = [f"{name} has other bits the second time" for name in changes]
+    if messages:
+        err = Violation(
+            "\n".join(messages), call.problem, call.cotangents, "after", before=between.problem
+        )
         err.view = between.view
         raise err
-    return max((c.ratio for c in found), default=0.0)
+    return max((c.ratio for c in comparisons), default=0.0)
 
 
-def _of_other_size(recipe: Recipe) -> Recipe:
-    """The like of it for which there is no plan yet, or a right one."""
+def _resize(recipe: Recipe) -> Recipe:
+    """Change a size, so that there is no plan yet, or a correct one."""
     plain = replace(recipe, view="contiguous")
     if recipe.lead:
         return replace(plain, lead=(recipe.lead[0] + 1, *recipe.lead[1:]))
     return replace(plain, T=recipe.T + 1, S=recipe.S + 1)
 
 
-def _moved(old: list[tuple[str, Array]], new: list[tuple[str, Array]]) -> list[str]:
-    return [n for (n, x), (_, y) in zip(old, new, strict=True) if not _same_bits(x, y)]
-
-
-def _compared(trial: Trial, got: list[tuple[str, Array]], call: Call) -> list[Comparison]:
-    want, allowed = trial.oracle(call.problem, call.cotangents)
+def _compare(trial: Trial, results: Results, call: CallArguments) -> list[Comparison]:
+    exact, allowed = trial.oracle(call.problem, call.cotangents)
     return [
-        compare_arrays(name, array, want[name], allowed[name])
-        for name, array in got
-        if name in want and array.shape == want[name].shape
+        compare_arrays(name, result, exact[name], allowed[name])
+        for name, result in results
+        if name in exact and result.shape == exact[name].shape
     ]

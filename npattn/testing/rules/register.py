@@ -1,4 +1,4 @@
-"""What a property is, the register of all of them, and what they share."""
+"""The register of rules: a function for each, and what the runner must know of it."""
 
 from __future__ import annotations
 
@@ -9,111 +9,77 @@ from typing import Any
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.trial import Trial
 
-__all__ = [
-    "REGISTER",
-    "Check",
-    "Property",
-    "fills",
-    "first",
-    "force_hiding",
-    "no_gradients",
-    "no_lse",
-    "nothing_hides",
-    "rule",
-]
-
-HIDES = ("mask", "causal", "window")
-
+__all__ = ["REGISTER", "Check", "Condition", "Property", "Sampling", "rule"]
 
 Check = Callable[[Trial, Recipe], "float | None"]
+Condition = Callable[[Trial], "str | None"]
+"""Trial → why a rule does not apply, or None."""
+Sampling = Callable[[Trial], dict[str, Any]]
+"""Trial → arguments of `Pools`: how to sample the recipes of a rule."""
+
+
+def _always(trial: Trial) -> str | None:
+    return None
+
+
+def _anything(trial: Trial) -> dict[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True)
 class Property:
-    """A rule, what it needs, and its check.
+    """A rule, its conditions, and its check.
 
     Attributes
     ----------
     rule : str
-        What ``--only`` and reports call it.
+        Its id, for ``--only`` and in reports.
     section : str
         Its numbers in docs/semantics.md.
     check : callable
         Its docstring states the rule, why it holds, and the bugs that break it.
     unless : callable
-        Trial → why it does not apply, or None.
+        Trial → why the rule does not apply, or None.
     draw : callable
         Trial → arguments of `Pools`.
     alters : bool
-        It alters a problem and compares with the oracle: where the unaltered one is wrong too,
-        that is the business of another rule.
+        The check alters a problem and compares with the oracle: a problem that is wrong unaltered
+        too is left to other rules.
     recipes : callable, optional
-        (trial, seed, examples) → the recipes to ask it of, instead of drawn ones.
+        (trial, seed, examples) → the recipes to check, instead of sampled ones.
     """
 
     rule: str
     section: str
     check: Check
-    unless: Callable[[Trial], str | None] = lambda trial: None
-    draw: Callable[[Trial], dict[str, Any]] = lambda trial: {}
+    unless: Condition = _always
+    draw: Sampling = _anything
     alters: bool = False
     recipes: Callable[[Trial, int, int], list[Recipe]] | None = None
 
     @property
     def about(self) -> str:
-        """The rule in a line."""
+        """The rule in one line."""
         return (self.check.__doc__ or "").strip().splitlines()[0]
 
 
 REGISTER: dict[str, Property] = {}
-"""Every property that a module has made, by rule."""
+"""Every rule that an imported module has registered, by its id."""
 
 
 def rule(
     name: str,
     section: str,
     *,
-    unless: Callable[[Trial], str | None] = lambda trial: None,
-    draw: Callable[[Trial], dict[str, Any]] = lambda trial: {},
+    unless: Condition = _always,
+    draw: Sampling = _anything,
     alters: bool = False,
     recipes: Callable[[Trial, int, int], list[Recipe]] | None = None,
 ) -> Callable[[Check], Check]:
+    """Register the decorated function as the rule `name`; arguments as of `Property`."""
+
     def register(check: Check) -> Check:
         REGISTER[name] = Property(name, section, check, unless, draw, alters, recipes)
         return check
 
     return register
-
-
-def no_gradients(trial: Trial) -> str | None:
-    return None if trial.gradients else "no backward"
-
-
-def no_lse(trial: Trial) -> str | None:
-    return None if trial.implementation.returns_lse else "returns no lse"
-
-
-def nothing_hides(trial: Trial) -> str | None:
-    hides = any(name in trial.space.features for name in HIDES)
-    return None if hides else "has no mask, causal or window"
-
-
-def fills(trial: Trial) -> str | None:
-    if trial.conventions.hidden_fill is not None:
-        return "hidden_fill lets hidden keys matter"
-    late = trial.conventions.softcap == "after_mask" and "softcap" in trial.space.features
-    return "a softcap after the mask lets hidden keys matter" if late else None
-
-
-def first(*reasons: Callable[[Trial], str | None]) -> Callable[[Trial], str | None]:
-    return lambda trial: next((r for r in (reason(trial) for reason in reasons) if r), None)
-
-
-def force_hiding(trial: Trial) -> dict[str, Any]:
-    """Options of `recipes` with which something is hidden."""
-    features = trial.space.features
-    if "mask" in features:
-        return {"force": {"mask": ("full", "padding", "left padding", "first tile", "matrix")}}
-    if "causal" in features:
-        return {"force": {"causal": True}}
-    return {"force": {"window": ((1, 0), (0, 1), (2, 3))}}

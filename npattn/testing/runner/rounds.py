@@ -18,7 +18,7 @@ from npattn.testing.cases.strategies import Pools
 from npattn.testing.report.outcome import outcome_of
 from npattn.testing.report.report import Outcome, Status
 from npattn.testing.rules import PROPERTIES, Property
-from npattn.testing.rules.systematic_error import model_of, plain
+from npattn.testing.rules.systematic_error import plain_recipes, tightest_model
 from npattn.testing.runner.robustness import notes
 from npattn.testing.trial import Suspicion, Trial, Violation
 
@@ -271,7 +271,7 @@ def _robustness(trial: Trial) -> Outcome:
 def _behaviour(trial: Trial, seed: int) -> str:
     """The tightest rounding model that explains what it does on plain inputs."""
     try:
-        model = model_of(trial, plain(trial.space, seed))
+        model = tightest_model(trial, plain_recipes(trial.space, seed))
     except ImplementationError as err:
         return f"no model: {err}"
     if model is None:

@@ -1,4 +1,4 @@
-"""At the ends of the number range: what is right passes, and what overflows or leaks does not."""
+"""Rules about the ends of the number range."""
 
 import numpy as np
 import pytest
@@ -13,22 +13,21 @@ RIGHT = {"base": (base, base_backward), "flash": (flash, flash_backward)}
 RULES = ("offset-bias", "saturated", "large-products")
 
 
-def outcome_of(f, rule, *, backward=None, dtype="float32", examples=30, **words):
-    report = check(
-        f, backward=backward, only=[rule], dtypes=(dtype,), examples=examples, shrink=False, **words
-    )
+def outcome_of(f, rule, *, backward=None, dtype="float32", examples=30, **kwargs):
+    kwargs |= {"dtypes": (dtype,), "examples": examples, "shrink": False}
+    report = check(f, backward=backward, only=[rule], **kwargs)
     return next(o for o in report.outcomes if o.rule == rule)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_is_right_passes(name, rule, dtype):
+def test_correct_implementations_pass(name, rule, dtype):
     f, backward = RIGHT[name]
     outcome = outcome_of(f, rule, backward=backward, dtype=dtype)
-    asked = rule != "large-products" or dtype == "float16"
-    assert outcome.status == ("passed" if asked else "not applicable"), outcome.message
-    assert outcome.examples == (30 if asked else 0)
+    applies = rule != "large-products" or dtype == "float16"
+    assert outcome.status == ("passed" if applies else "not applicable"), outcome.message
+    assert outcome.examples == (30 if applies else 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -38,8 +37,8 @@ def test_torch_passes(rule, dtype):
     from npattn.testing.targets.torch import sdpa_math
 
     outcome = outcome_of(sdpa_math, rule, dtype=dtype, conventions=PROFILES["torch.sdpa"])
-    asked = rule != "large-products" or dtype == "float16"
-    assert outcome.status == ("passed" if asked else "not applicable"), outcome.message
+    applies = rule != "large-products" or dtype == "float16"
+    assert outcome.status == ("passed" if applies else "not applicable"), outcome.message
 
 
 @pytest.mark.parametrize(
@@ -61,14 +60,14 @@ def test_a_mutant_fails(rule, name):
 
 
 class HiddenOfLowRows(Attention):
-    """Where a whole row is below −1e8 the keys hidden from it take part: weights sum to 1."""
+    """If a whole row is below −1e8 the keys hidden from it take part: weights sum to 1."""
 
     def hide(self, s, visible):
         low = np.where(visible, s, -np.inf).max(-1, keepdims=True, initial=-np.inf) < -1e8
         return np.where(visible, s, np.where(low, s, -np.inf))
 
 
-def test_o_beyond_the_values_that_are_seen_fails_where_the_bound_is_as_wide_as_all_values():
+def test_o_outside_visible_values_fails_despite_wide_bound():
     wrong = HiddenOfLowRows()
     outcome = outcome_of(wrong.forward, "offset-bias", backward=wrong.backward, examples=100)
     assert outcome.status == "failed"
@@ -81,14 +80,14 @@ def test_o_beyond_the_values_that_are_seen_fails_where_the_bound_is_as_wide_as_a
         ("large-products", "float32 holds what float32 does"),
     ],
 )
-def test_a_rule_that_does_not_apply_says_why(rule, reason):
+def test_not_applicable_gives_reason(rule, reason):
     outcome = outcome_of(lambda q, k, v: flash(q, k, v), rule, framework="numpy")
     assert (outcome.status, outcome.message) == ("not applicable", reason)
 
 
-def test_without_a_scale_large_products_need_a_large_d():
+def test_large_products_need_scale_or_large_d():
     f = lambda q, k, v: flash(q, k, v)  # noqa: E731  a function in a line
-    words = {"dtype": "float16", "framework": "numpy"}
-    small = outcome_of(f, "large-products", sizes={"D": (8, 16)}, **words)
+    kwargs = {"dtype": "float16", "framework": "numpy"}
+    small = outcome_of(f, "large-products", sizes={"D": (8, 16)}, **kwargs)
     assert "D is too small" in small.message
-    assert outcome_of(f, "large-products", **words).status == "passed"
+    assert outcome_of(f, "large-products", **kwargs).status == "passed"

@@ -1,4 +1,4 @@
-"""Identities of the gradients hold for what is right, and not for what is wrong."""
+"""Identities of the gradients hold for correct implementations, and not for mistakes."""
 
 from dataclasses import replace
 
@@ -9,19 +9,19 @@ from npattn.conventions import PROFILES, Conventions
 from npattn.mistakes import Attention, base, base_backward
 from npattn.testing import Recipe, check
 from npattn.testing.rules import PROPERTIES
-from npattn.testing.rules.differences import UNITS, _Moved
+from npattn.testing.rules.differences import UNITS, VariedInput
 from npattn.testing.rules.estimates import Estimate
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.mutants import MUTANTS
 from tests.testing.rules.test_identities import (
-    ASIDE,
-    MEANINGS,
+    CONVENTIONS,
+    REASONS,
     RIGHT,
     oracle_under,
     plain,
-    printed,
     ratios,
     recipes_of,
+    script_output,
     trial_of,
     violation,
 )
@@ -39,12 +39,12 @@ RULES = (
 SMALL = {"D": (3, 5), "E": (2, 3)}
 
 
-# --- what is right keeps them ---------------------------------------------------------------------
+# --- correct implementations ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("named", RIGHT)
-def test_what_is_right_keeps_the_identity(named, rule):
+def test_correct_implementations_pass(named, rule):
     f, backward, dtype = RIGHT[named]
     found = ratios(rule, trial_of(f, backward, dtype), examples=5)
     assert len(found) == 5
@@ -52,12 +52,12 @@ def test_what_is_right_keeps_the_identity(named, rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("named", MEANINGS)
-def test_the_oracle_keeps_the_identity_under_conventions(named, rule):
-    conventions = MEANINGS[named]
+@pytest.mark.parametrize("named", CONVENTIONS)
+def test_oracle_passes_under_conventions(named, rule):
+    conventions = CONVENTIONS[named]
     trial = trial_of(*oracle_under(conventions), conventions=conventions)
     if (reason := PROPERTIES[rule].unless(trial)) is not None:
-        assert reason in ASIDE
+        assert reason in REASONS
         return
     found = ratios(rule, trial, examples=3)
     assert len(found) == 3
@@ -65,7 +65,7 @@ def test_the_oracle_keeps_the_identity_under_conventions(named, rule):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_torch_keeps_the_identities(dtype):
+def test_torch_passes(dtype):
     pytest.importorskip("torch")
     from npattn.testing.targets.torch import sdpa_math
 
@@ -76,7 +76,7 @@ def test_torch_keeps_the_identities(dtype):
     assert set(status.values()) == {"passed"}, str(report)
 
 
-# --- what is wrong does not -----------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 WRONG = {
     "dbias-rows": ("jacobian-without-rank-1-term", "dlse-ignored", "dbias-last-writer-wins"),
@@ -98,36 +98,36 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("rule", "name"), [(rule, n) for rule in WRONG for n in WRONG[rule]])
-def test_a_mutant_breaks_the_identity_and_the_script_shows_it(rule, name):
+def test_mutants_fail_and_the_script_shows_it(rule, name):
     mutant = MUTANTS[name]
     trial = trial_of(mutant.forward, mutant.backward, sizes=SMALL)
     error = violation(rule, trial)
-    assert "WRONG" in printed(rule, trial, error)
+    assert "WRONG" in script_output(rule, trial, error)
 
 
 class Saturates(Attention):
-    """dS is held in a format that ends at ¼."""
+    """dS is stored in a format that ends at ¼."""
 
     def jacobian(self, p, dp, delta, c):
         return np.clip(super().jacobian(p, dp, delta, c), -0.25, 0.25)
 
 
 class ForgetsOneOfTwo(Attention):
-    """Where o has a cotangent, that of lse is not read."""
+    """If o has a cotangent, that of lse is not read."""
 
     def gradients(self, c, do, dlse, dw):
         return super().gradients(c, do, 0 * dlse if np.any(do) else dlse, dw)
 
 
 class OnesForCotangents(Attention):
-    """Written for the sum of o: dout is taken for 1."""
+    """Written for the sum of o: dout is assumed to be 1."""
 
     def gradients(self, c, do, dlse, dw):
         return super().gradients(c, np.ones_like(do), dlse, dw)
 
 
-class LeavesOutNothing(Attention):
-    """Where o has no cotangent, there is nothing to do."""
+class NothingWithoutDout(Attention):
+    """If o has no cotangent, all gradients are 0."""
 
     def gradients(self, c, do, dlse, dw):
         grads = super().gradients(c, do, dlse, dw)
@@ -135,14 +135,14 @@ class LeavesOutNothing(Attention):
 
 
 class LseOfAnotherSign(Attention):
-    """delta + dlse, where delta − dlse is meant."""
+    """delta + dlse instead of delta − dlse."""
 
     def use_dlse(self, dlse, live):
         return -dlse
 
 
-class SinkWithoutQuery(Attention):
-    """The last key keeps a trace of a gradient, seen or not."""
+class TraceAtLastKey(Attention):
+    """The last key has a trace of a gradient, even if hidden."""
 
     def dk(self, dx, c, seen):
         dk = super().dk(dx, c, seen)
@@ -151,7 +151,7 @@ class SinkWithoutQuery(Attention):
 
 
 class NaNGradients(Attention):
-    """The last row of dq, dk and dv is not written."""
+    """The last row of dq, dk and dv is never written."""
 
     def gradients(self, c, do, dlse, dw):
         *grads, ds, ds_sink = super().gradients(c, do, dlse, dw)
@@ -166,37 +166,37 @@ class NaNGradients(Attention):
         ("cotangent-linear", Saturates),
         ("cotangent-linear", ForgetsOneOfTwo),
         ("cotangent-linear", OnesForCotangents),
-        ("lse-gradient", LeavesOutNothing),
+        ("lse-gradient", NothingWithoutDout),
         ("lse-gradient", LseOfAnotherSign),
         ("dbias-rows", LseOfAnotherSign),
         ("key-gradient-sum", LseOfAnotherSign),
-        ("unseen-keys", SinkWithoutQuery),
+        ("unseen-keys", TraceAtLastKey),
         ("directional", Saturates),
         ("directional", OnesForCotangents),
         *((rule, NaNGradients) for rule in RULES if rule != "dbias-rows"),
     ],
 )
-def test_a_mistake_breaks_the_identity_and_the_script_shows_it(rule, wrong):
+def test_mistakes_fail_and_the_script_shows_it(rule, wrong):
     trial = trial_of(wrong().forward, wrong().backward, sizes=SMALL)
     error = violation(rule, trial)
-    assert "WRONG" in printed(rule, trial, error)
+    assert "WRONG" in script_output(rule, trial, error)
 
 
-def test_a_gradient_that_is_small_at_a_key_nobody_sees_is_not_0():
-    trial = trial_of(SinkWithoutQuery().forward, SinkWithoutQuery().backward, sizes=SMALL)
-    told = str(violation("unseen-keys", trial)).splitlines()
-    assert [line for line in told if line.startswith("dk") and "e-30, want 0, allowed ±0" in line]
+def test_small_gradient_of_a_hidden_key_fails():
+    trial = trial_of(TraceAtLastKey().forward, TraceAtLastKey().backward, sizes=SMALL)
+    lines = str(violation("unseen-keys", trial)).splitlines()
+    assert [line for line in lines if line.startswith("dk") and "e-30, want 0, allowed ±0" in line]
 
 
 @pytest.mark.parametrize("rule", ["dbias-rows", "key-gradient-sum", "value-euler"])
-def test_the_identity_holds_without_a_gradient_through_lse(rule):
+def test_correct_implementation_without_dlse_passes(rule):
     def backward(dout, q, k, v, *, out, lse, **options):
         return flash_backward(dout, q, k, v, out=out, lse=lse, **options)
 
     assert max(ratios(rule, trial_of(flash, backward), examples=5)) <= 1
 
 
-# --- what they need -------------------------------------------------------------------------------
+# --- conditions -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -212,12 +212,12 @@ def test_the_identity_holds_without_a_gradient_through_lse(rule):
         ("directional", "no backward"),
     ],
 )
-def test_an_identity_of_a_gradient_needs_it(rule, reason):
+def test_missing_gradient_is_not_applicable(rule, reason):
     assert PROPERTIES[rule].unless(trial_of(plain)) == reason
 
 
 @pytest.mark.parametrize("kept", ["q", "k", "v"])
-def test_a_backward_that_gives_one_gradient_is_judged_on_that(kept):
+def test_backward_with_one_gradient_is_judged(kept):
     def backward(dout, q, k, v, *, out, lse, dlse=None):
         return {kept: flash_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse)[kept]}
 
@@ -234,12 +234,12 @@ def test_a_backward_that_gives_one_gradient_is_judged_on_that(kept):
         assert (status[rule] == "passed") == (kept in needs), rule
 
 
-def test_a_bias_without_gradient_has_no_rows_to_sum():
+def test_dbias_rows_needs_dbias():
     trial = replace(trial_of(base, base_backward), gradients=frozenset({"dq", "dk", "dv"}))
     assert PROPERTIES["dbias-rows"].unless(trial) == "gives no dbias"
 
 
-def test_the_gradient_of_lse_needs_one():
+def test_lse_gradient_needs_dlse():
     def f(q, k, v, return_lse=False):
         return flash(q, k, v, return_lse=return_lse)
 
@@ -250,12 +250,12 @@ def test_the_gradient_of_lse_needs_one():
 
 
 @pytest.mark.parametrize("rule", ["dbias-rows", "unseen-keys", "key-gradient-sum", "lse-gradient"])
-def test_an_identity_of_what_is_seen_is_not_asked_where_hidden_keys_take_part(rule):
+def test_hidden_fill_is_not_applicable(rule):
     trial = trial_of(base, base_backward, conventions=Conventions(hidden_fill=-1e4))
     assert PROPERTIES[rule].unless(trial) == "hidden_fill lets hidden keys matter"
 
 
-def test_unseen_keys_are_drawn_whatever_hides():
+def test_unseen_keys_works_with_any_hiding_option():
     def f(q, k, v, causal=False):
         return flash(q, k, v, causal=causal)
 
@@ -264,7 +264,7 @@ def test_unseen_keys_are_drawn_whatever_hides():
     assert masks <= {"padding", "left padding", "first tile", "empty rows", "empty head"}
 
 
-def test_dq_is_that_of_means_of_keys_only_where_values_may_have_the_size_of_keys():
+def test_lse_gradient_compares_dq_only_if_e_may_be_d():
     sizes = {"D": (3,), "E": (2,)}
     assert max(ratios("lse-gradient", trial_of(base, base_backward, sizes=sizes), 5)) <= 1
     dq = type("DqAlone", (Attention,), {"dq_scale": lambda self, c: 1.0})()
@@ -276,23 +276,23 @@ def test_dq_is_that_of_means_of_keys_only_where_values_may_have_the_size_of_keys
 # --- differences ----------------------------------------------------------------------------------
 
 
-def moved(name, **options):
-    """An input of the base in float64, and a direction."""
+def vary(name, **options):
+    """Return an input of the base in float64, and a direction."""
     recipe = Recipe(lead=(2,), H=6, K=3, T=5, S=7, D=11, E=13, dtype="float64", seed=3, **options)
     trial = trial_of(base, base_backward, "float64")
-    moved = _Moved(trial, trial.judged(recipe), name)
-    return moved, np.random.default_rng(5).standard_normal(moved.x.shape)
+    line = VariedInput(trial, trial.judged(recipe), name)
+    return line, np.random.default_rng(5).standard_normal(line.x.shape)
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_difference_agrees_with_the_gradient_of_each_input(name):
-    line, step = moved(name, bias="heads", sinks=True, softcap=2.0)
+def test_difference_agrees_with_gradient_of_each_input(name):
+    line, step = vary(name, bias="heads", sinks=True, softcap=2.0)
     lengths = line.lengths(step)
-    assert line.along(lengths * step) <= 1
-    ends = line.to(line.x + lengths * step), line.to(line.x - lengths * step)
+    assert line.check(lengths * step) <= 1
+    ends = line.replace(line.x + lengths * step), line.replace(line.x - lengths * step)
     slope = line.slope(line.judged, line.run(*ends))
-    left_out = line.left_out(*(line.oracle(p) for p in ends), line.run(*ends))
-    assert (abs(left_out.value) < 1e-5 * abs(slope.value)).all()
+    remainder = line.remainder(*(line.oracle(p) for p in ends), line.run(*ends))
+    assert (abs(remainder.value) < 1e-5 * abs(slope.value)).all()
 
 
 @pytest.mark.parametrize(
@@ -300,56 +300,56 @@ def test_a_difference_agrees_with_the_gradient_of_each_input(name):
     [("q", (2, 6, 5, 1)), ("k", (2, 3, 1, 1)), ("v", (2, 3, 1, 13)), ("bias", (6, 5, 1)),
      ("sinks", (6, 1, 1))],
 )  # fmt: skip
-def test_each_unit_has_a_step_that_is_a_power_of_two(name, units):
-    line, step = moved(name, bias="heads", sinks=True)
-    assert line.unit(step).shape == units
+def test_steps_of_units_are_powers_of_two(name, units):
+    line, step = vary(name, bias="heads", sinks=True)
+    assert line.sum_units(step).shape == units
     lengths = np.broadcast_to(line.lengths(step), units)
     assert np.array_equal(np.log2(lengths), np.round(np.log2(lengths)))
     assert (lengths <= 0.5).all()
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_one_head_without_batch_is_moved_too(name):
+def test_difference_of_one_head_without_batch(name):
     recipe = Recipe(lead=None, T=5, S=7, D=11, E=13, seed=3, bias="matrix", sinks=True)
     trial = trial_of(base, base_backward)
-    line = _Moved(trial, trial.judged(recipe), name)
+    line = VariedInput(trial, trial.judged(recipe), name)
     step = np.ones_like(line.x)
-    assert line.along(line.lengths(step) * step) <= 1
+    assert line.check(line.lengths(step) * step) <= 1
 
 
-def test_a_bias_of_minus_infinity_does_not_move():
+def test_bias_of_minus_inf_stays():
     recipe = Recipe(lead=(2,), T=5, S=7, seed=3, bias="-inf padding")
     trial = trial_of(base, base_backward)
-    line = _Moved(trial, trial.judged(recipe), "bias")
+    line = VariedInput(trial, trial.judged(recipe), "bias")
     step = np.ones_like(line.x)
-    ends = line.to(line.rounded(line.x + step)), line.to(line.rounded(line.x - step))
+    ends = line.replace(line.round(line.x + step)), line.replace(line.round(line.x - step))
     assert np.isneginf(line.x).any()
     assert np.array_equal(line.run(*ends) == 0, np.isneginf(line.x))
-    assert line.along(step / 8) <= 1
+    assert line.check(step / 8) <= 1
 
 
-def test_a_step_beyond_the_dtype_ends_at_its_largest_number():
+def test_step_is_clipped_to_the_dtype():
     recipe = Recipe(seed=3, dtype="float16")
     trial = trial_of(base, base_backward, "float16")
-    line = _Moved(trial, trial.judged(recipe), "q")
-    assert line.rounded(np.full(line.x.shape, 1e9)).max() == 65504
-    assert line.rounded(np.full(line.x.shape, 1e9)).dtype == np.float16
+    line = VariedInput(trial, trial.judged(recipe), "q")
+    assert line.round(np.full(line.x.shape, 1e9)).max() == 65504
+    assert line.round(np.full(line.x.shape, 1e9)).dtype == np.float16
 
 
-def test_what_a_difference_leaves_out_shrinks_with_the_square_of_the_step():
-    line, step = moved("k")
+def test_remainder_shrinks_with_square_of_step():
+    line, step = vary("k")
     sizes = []
     for h in (2.0**-5, 2.0**-6):
-        ends = line.to(line.x + h * step), line.to(line.x - h * step)
-        left_out = line.left_out(*(line.oracle(p) for p in ends), line.run(*ends))
-        sizes.append(abs(left_out.value) / h)
+        ends = line.replace(line.x + h * step), line.replace(line.x - h * step)
+        remainder = line.remainder(*(line.oracle(p) for p in ends), line.run(*ends))
+        sizes.append(abs(remainder.value) / h)
     assert np.allclose(sizes[0] / sizes[1], 4, rtol=0.1)
 
 
-def test_empty_rows_leave_the_others_of_their_head_to_be_judged():
+def test_fully_masked_rows_leave_others_of_the_head():
     recipe = Recipe(lead=(2,), H=3, K=1, T=5, S=7, D=3, seed=3, mask="empty rows")
     trial = trial_of(base, base_backward)
-    line = _Moved(trial, trial.judged(recipe), "k")
+    line = VariedInput(trial, trial.judged(recipe), "k")
     assert np.isinf(Estimate.of(line.judged, "lse").error).any()
     rise = line.rise(line.judged, line.judged)
     assert np.isfinite(rise.error).all()

@@ -1,4 +1,4 @@
-"""Identities hold for what is right, in every dtype and convention, and not for what is wrong."""
+"""Identities of the forward hold for correct implementations, and not for mistakes."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.strategies import Pools, Space
 from npattn.testing.report.reproducer import script
 from npattn.testing.rules import PROPERTIES
-from npattn.testing.rules.estimates import Estimate, agree, exact, on_grid, settle
+from npattn.testing.rules.estimates import Estimate, agree, exact, round_to_grid, settle
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import GRADIENTS, Judged, Trial, Violation
 from npattn.zoo.mutants import MUTANTS
@@ -34,7 +34,7 @@ RIGHT = {
     "flash in float32": (flash, flash_backward, "float32"),
     "flash in bfloat16": (flash, flash_backward, "bfloat16"),
 }
-MEANINGS = {
+CONVENTIONS = {
     "filled with -1e4": Conventions(hidden_fill=-1e4, mask_true="hide"),
     "mean of all values": Conventions(empty_row="mean", lse_base="2", lse_empty=0.0),
     "NaN": Conventions(empty_row="nan", lse_empty=math.nan, causal="top_left"),
@@ -44,19 +44,19 @@ MEANINGS = {
     "heads in tiles": Conventions(kv_head="tile", weights="after_dropout"),
 }
 
-# Why a rule may stand aside under these.
-ASIDE = {
+# Why a rule may not be applicable under these.
+REASONS = {
     "hidden_fill lets hidden keys matter",
     "a softcap after the mask lets hidden keys matter",
     "conventions scale the bias",
 }
 
 
-# --- how rules are asked --------------------------------------------------------------------------
+# --- trials and their results ---------------------------------------------------------------------
 
 
 def trial_of(f, backward=None, dtype="float32", conventions=None, **space):
-    """What check makes of an implementation that accepts every structure."""
+    """Make the trial of an implementation that accepts every structure."""
     implementation = Implementation(f, backward=backward)
     space = Space(**{"features": implementation.features, "dtype": dtype} | space)
     gradients = frozenset() if backward is None else frozenset(GRADIENTS)
@@ -65,7 +65,7 @@ def trial_of(f, backward=None, dtype="float32", conventions=None, **space):
 
 
 def ratios(rule, trial, examples):
-    """Error / allowed error of the first problems that show something."""
+    """Ratios of the first problems that exercise the rule."""
     rule = PROPERTIES[rule]
     assert rule.unless(trial) is None
     recipes = Pools(trial.space, **rule.draw(trial)).planned(7, 60)
@@ -75,15 +75,15 @@ def ratios(rule, trial, examples):
 
 
 def violation(rule, trial, examples=60):
-    """What the rule says of a wrong implementation."""
+    """Return the Violation of a wrong implementation."""
     with pytest.raises(Violation) as raised:
         ratios(rule, trial, examples)
     assert raised.value.ratio > 1
     return raised.value
 
 
-def printed(rule, trial, error):
-    """What the script prints that a report has."""
+def script_output(rule, trial, error):
+    """Run the script of a report, and return what it prints."""
     f, text = trial.implementation, script(trial, rule, error.problem, error)
     lines = [line for line in text.splitlines() if not line.startswith("raise SystemExit")]
     with contextlib.redirect_stdout(io.StringIO()) as output:
@@ -92,7 +92,7 @@ def printed(rule, trial, error):
 
 
 def oracle_under(conventions):
-    """The oracle as an implementation of these conventions, rounded once; and its backward."""
+    """Return the oracle under these conventions, rounded once, and its backward."""
 
     def forward(q, k, v, mask, options):
         return npattn.forward(q, k, v, mask, conventions=conventions, **options)
@@ -116,12 +116,12 @@ def oracle_under(conventions):
     return f, backward
 
 
-# --- what is right keeps them ---------------------------------------------------------------------
+# --- correct implementations ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("named", RIGHT)
-def test_what_is_right_keeps_the_identity(named, rule):
+def test_correct_implementations_pass(named, rule):
     f, backward, dtype = RIGHT[named]
     found = ratios(rule, trial_of(f, backward, dtype), examples=6)
     assert len(found) == 6
@@ -129,12 +129,12 @@ def test_what_is_right_keeps_the_identity(named, rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("named", MEANINGS)
-def test_the_oracle_keeps_the_identity_under_conventions(named, rule):
-    conventions = MEANINGS[named]
+@pytest.mark.parametrize("named", CONVENTIONS)
+def test_oracle_passes_under_conventions(named, rule):
+    conventions = CONVENTIONS[named]
     trial = trial_of(*oracle_under(conventions), conventions=conventions)
     if (reason := PROPERTIES[rule].unless(trial)) is not None:
-        assert reason in ASIDE
+        assert reason in REASONS
         return
     found = ratios(rule, trial, examples=4)
     assert len(found) == 4
@@ -142,7 +142,7 @@ def test_the_oracle_keeps_the_identity_under_conventions(named, rule):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_torch_keeps_the_identities(dtype):
+def test_torch_passes(dtype):
     pytest.importorskip("torch")
     from npattn.testing.targets.torch import sdpa_math
 
@@ -153,7 +153,7 @@ def test_torch_keeps_the_identities(dtype):
     assert set(status.values()) == {"passed"}, str(report)
 
 
-# --- what is wrong does not -----------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 WRONG = {
     "bias-shift": ("softcap-over-bias", "bias-scaled", "lse-without-maximum", "no-max-subtracted"),
@@ -165,15 +165,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("rule", "name"), [(rule, n) for rule in WRONG for n in WRONG[rule]])
-def test_a_mutant_breaks_the_identity_and_the_script_shows_it(rule, name):
+def test_mutants_fail_and_the_script_shows_it(rule, name):
     mutant = MUTANTS[name]
     trial = trial_of(mutant.forward, mutant.backward, sizes={"D": (3, 5), "E": (2, 3)})
     error = violation(rule, trial)
-    assert "WRONG" in printed(rule, trial, error)
+    assert "WRONG" in script_output(rule, trial, error)
 
 
 class ValuesOfKeys(Attention):
-    """The keys are combined, not the values, where their sizes agree."""
+    """The keys are combined, not the values, if their sizes agree."""
 
     def inputs(self, *arrays, **options):
         c = super().inputs(*arrays, **options)
@@ -181,7 +181,7 @@ class ValuesOfKeys(Attention):
 
 
 class ValuesSaturate(Attention):
-    """Values are held in a format that ends at 2."""
+    """Values are stored in a format that ends at 2."""
 
     def results(self, c):
         return super().results(c._replace(v=np.clip(c.v, -2, 2)))
@@ -214,7 +214,7 @@ class Unnormalised(Attention):
 
 
 class NaNOut(Attention):
-    """The last column of out is not written."""
+    """The last column of out is never written."""
 
     def results(self, c):
         o, lse, p = super().results(c)
@@ -236,20 +236,20 @@ class NaNOut(Attention):
         ("sink-key", NaNOut, "float32", {"D": (3,), "E": (2,)}),
     ],
 )
-def test_a_mistake_breaks_the_identity_and_the_script_shows_it(rule, wrong, dtype, sizes):
+def test_mistakes_fail_and_the_script_shows_it(rule, wrong, dtype, sizes):
     trial = trial_of(wrong().forward, wrong().backward, dtype, sizes=sizes)
     error = violation(rule, trial, examples=300)
-    assert "WRONG" in printed(rule, trial, error)
+    assert "WRONG" in script_output(rule, trial, error)
 
 
-def test_values_that_are_twice_too_large_are_linear_all_the_same():
+def test_doubled_values_pass_value_linear():
     def f(q, k, v):
         return 2 * flash(q, k, v)
 
     assert max(ratios("value-linear", trial_of(f), examples=9)) <= 1
 
 
-# --- what they need -------------------------------------------------------------------------------
+# --- conditions -----------------------------------------------------------------------------------
 
 
 def plain(q, k, v):
@@ -268,29 +268,29 @@ def window(q, k, v, window=None):
     ("rule", "reason"),
     [("bias-shift", "has no bias"), ("sink-key", "has no sinks")],
 )
-def test_an_identity_of_an_option_needs_it(rule, reason):
+def test_missing_option_is_not_applicable(rule, reason):
     assert PROPERTIES[rule].unless(trial_of(plain)) == reason
 
 
 @pytest.mark.parametrize("rule", ["bias-shift", "one-key", "convex-hull", "equal-scores"])
-def test_an_identity_of_what_is_seen_is_not_asked_where_hidden_keys_take_part(rule):
+def test_hidden_fill_is_not_applicable(rule):
     trial = trial_of(base, conventions=Conventions(hidden_fill=-1e4))
     assert PROPERTIES[rule].unless(trial) == "hidden_fill lets hidden keys matter"
 
 
-def test_a_sink_is_no_key_where_the_number_of_keys_is_fixed():
+def test_sink_key_needs_a_free_number_of_keys():
     for space in ({"sizes": {"S": (64, 128)}}, {"structure": frozenset({"rank 4", "D % 8"})}):
         trial = trial_of(flash, **space)
         assert PROPERTIES["sink-key"].unless(trial) == "takes no further key"
 
 
-def test_a_sink_is_no_key_where_the_bias_is_scaled():
+def test_sink_key_needs_an_unscaled_bias():
     trial = trial_of(base, conventions=Conventions(bias="before_scale"))
     assert PROPERTIES["sink-key"].unless(trial) == "conventions scale the bias"
 
 
 @pytest.mark.parametrize("f", [plain, causal, window], ids=lambda f: f.__name__)
-def test_a_query_can_be_left_with_one_key_whatever_hides(f):
+def test_one_key_works_with_any_hiding_option(f):
     assert max(ratios("one-key", trial_of(f), examples=9)) <= 1
 
     def wrong(q, k, v, **options):
@@ -301,7 +301,7 @@ def test_a_query_can_be_left_with_one_key_whatever_hides(f):
     assert violation("one-key", trial, examples=9).problem.D > 0
 
 
-def test_without_anything_that_hides_one_key_needs_problems_of_one_key():
+def test_one_key_without_hiding_options_needs_s_of_1():
     structure = frozenset({"rank 4", "D % 8"})
     apart, tied = trial_of(plain), trial_of(plain, structure=structure)
     assert {r.S for r in recipes_of("one-key", apart)} == {1}
@@ -315,7 +315,7 @@ def recipes_of(rule, trial):
     return list(Pools(trial.space, **PROPERTIES[rule].draw(trial)).planned(7, 20))
 
 
-def test_sizes_that_are_given_are_kept():
+def test_identities_keep_to_the_sizes_of_the_user():
     sizes = {"T": (128,), "D": (64,)}
     for rule in ("bias-shift", "convex-hull", "value-linear"):
         recipes = recipes_of(rule, trial_of(flash, sizes=sizes))
@@ -329,11 +329,11 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(seed=st.integers(0, 2**32 - 1), power=st.integers(-30, 12))
-def test_numbers_on_a_grid_have_an_exact_sum(dtype, seed, power):
+def test_sum_on_a_grid_is_exact(dtype, seed, power):
     rng = np.random.default_rng(seed)
     size = 2.0 ** max(power, math.log2(float(finfo(dtype).smallest_subnormal)) + 2)
     x, y = (size * rng.standard_normal((2, 7, 5))).clip(-400, 400).astype(dtype)
-    a, b, both = on_grid(x, y)
+    a, b, both = round_to_grid(x, y)
     assert a.dtype == b.dtype == both.dtype == np.dtype(dtype)
     wide = [n.astype(float) for n in (a, b, both)]
     assert np.array_equal(wide[0] + wide[1], wide[2])
@@ -343,22 +343,22 @@ def test_numbers_on_a_grid_have_an_exact_sum(dtype, seed, power):
         assert (abs(near - far.astype(float)) <= 4 * finfo(dtype).eps * top + least).all()
 
 
-def judged(value, want, allowed, dtype="float32"):
-    """One result, as if it had been delivered."""
-    o, want, allowed = np.array(value, dtype), np.array(want, float), np.array(allowed, float)
+def one_result(value, exact, allowed, dtype="float32"):
+    """Judge one result o."""
+    o, exact, allowed = np.array(value, dtype), np.array(exact, float), np.array(allowed, float)
     problem = Recipe(seed=1).problem()
     return Judged(
-        problem, Recipe(seed=1).cotangents(problem), {"o": o}, {"o": want}, {"o": allowed}
+        problem, Recipe(seed=1).cotangents(problem), {"o": o}, {"o": exact}, {"o": allowed}
     )
 
 
-def test_an_estimate_is_off_by_what_is_allowed_and_by_its_own_rounding():
-    o = Estimate.of(judged([1.0, -2.0], [1, -2], [0.25, 0.5]), "o")
+def test_estimate_error_is_tolerance_and_rounding():
+    o = Estimate.of(one_result([1.0, -2.0], [1, -2], [0.25, 0.5]), "o")
     assert np.array_equal(o.value, [1, -2])
     assert np.array_equal(o.error, [0.25 + 2.0**-24, 0.5 + 2.0**-23])
 
 
-def test_an_estimate_of_a_sum_is_off_by_the_sum_of_the_errors():
+def test_estimate_errors_add():
     x = Estimate(np.array([1.0, 2.0, 4.0]), np.array([0.5, 0.25, 0.0]))
     total = x.times(np.array([-2.0, 4.0, 1.0])).over(lambda a: a.sum(keepdims=True))
     assert total.value == 10
@@ -367,21 +367,21 @@ def test_an_estimate_of_a_sum_is_off_by_the_sum_of_the_errors():
     assert np.allclose(x.plus(x).error, 2 * x.error, rtol=0, atol=1e-14)
 
 
-def test_nothing_is_required_of_what_overflows_as_it_may_nor_of_what_is_undefined():
-    o = Estimate.of(judged([np.inf, 1, np.inf], [65e3, np.nan, 2], [1e3, 1, 1], "float16"), "o")
+def test_estimate_requires_nothing_of_overflow_and_undefined_values():
+    o = Estimate.of(one_result([np.inf, 1, np.inf], [65e3, np.nan, 2], [1e3, 1, 1], "float16"), "o")
     assert o.error[0] == o.error[1] == np.inf
     assert o.value[0] == o.value[1] == 0
     assert np.isfinite(o.error[2])  # 2 is no overflow
     assert o.value[2] == np.inf
 
 
-def test_what_is_not_known_counts_nothing_where_it_is_multiplied_by_0():
+def test_zero_times_an_unknown_estimate_is_zero():
     unknown = Estimate(np.zeros(2), np.full(2, np.inf))
     assert np.array_equal(unknown.times(np.array([0, 1])).error, [0, np.inf])
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_never_agrees(odd):
+def test_non_finite_values_never_agree(odd):
     number, wrong = exact(np.ones(2)), Estimate(np.array([1, odd]), np.full(2, 1e9))
     for got, want in ((number, wrong), (wrong, number), (wrong, wrong)):
         assert agree("o", got, want).ratio == np.inf
@@ -389,18 +389,18 @@ def test_what_is_not_finite_never_agrees(odd):
 
 
 @pytest.mark.parametrize("value", [1, True, 1j])
-def test_a_result_that_is_no_real_float_is_left_to_the_rule_on_dtypes(value):
-    given = judged([value], [1], [1], dtype=None)
-    assert Estimate.of(given, "o") is None
-    assert Estimate.of(given, "lse") is None
+def test_estimate_leaves_other_kinds_to_shape_dtype(value):
+    result = one_result([value], [1], [1], dtype=None)
+    assert Estimate.of(result, "o") is None
+    assert Estimate.of(result, "lse") is None
 
 
-def test_a_result_of_another_shape_is_left_to_the_rule_on_shapes():
-    assert Estimate.of(judged([1.0, 1], [1], [1]), "o") is None
+def test_estimate_leaves_other_shapes_to_shape_dtype():
+    assert Estimate.of(one_result([1.0, 1], [1], [1]), "o") is None
 
 
-def test_a_broken_identity_shows_the_problem_whose_results_are_wrong():
-    right, wrong = judged([1.0], [1], [0.125]), judged([5.0], [1], [0.125])
+def test_settle_shows_the_problem_with_wrong_results():
+    right, wrong = one_result([1.0], [1], [0.125]), one_result([5.0], [1], [0.125])
     other = replace(wrong, problem=Recipe(seed=2).problem())
     sides = agree("o", exact(np.ones(1)), exact(np.full(1, 5.0)))
     with pytest.raises(Violation) as raised:
@@ -411,7 +411,7 @@ def test_a_broken_identity_shows_the_problem_whose_results_are_wrong():
     assert settle([agree("o", exact(np.zeros(0)), exact(np.zeros(0)))], right) is None
 
 
-def test_a_bfloat16_result_is_taken_as_it_is():
-    given = judged([1.0], [1], [0])
-    given = replace(given, results={"o": np.array([1.0], ml_dtypes.bfloat16)})
-    assert Estimate.of(given, "o").error == 2.0**-8
+def test_estimate_of_bfloat16():
+    result = one_result([1.0], [1], [0])
+    result = replace(result, results={"o": np.array([1.0], ml_dtypes.bfloat16)})
+    assert Estimate.of(result, "o").error == 2.0**-8

@@ -1,4 +1,4 @@
-"""Calls leave nothing behind: not for other strides, and not for another dtype."""
+"""Rules about plans for other strides and another dtype."""
 
 import itertools
 
@@ -19,7 +19,7 @@ RULES = ("after-other-strides", "after-other-dtype")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("f", "backward"), [(base, base_backward), (flash, flash_backward)])
-def test_what_is_right_passes(f, backward, rule, dtype):
+def test_correct_implementations_pass(f, backward, rule, dtype):
     outcome = outcome_of(f, rule, backward=backward, dtype=dtype)
     assert (outcome.status, outcome.examples) == ("passed", 30), outcome.message
 
@@ -35,7 +35,7 @@ def test_torch_passes(rule, dtype):
 
 
 class PrecisionOfLastOther(Attention):
-    """A buffer goes over to another dtype one call late."""
+    """A buffer changes its dtype one call late."""
 
     def __init__(self):
         self.plans = {}
@@ -47,29 +47,29 @@ class PrecisionOfLastOther(Attention):
         return o.astype(buffer).astype(float), lse, p
 
 
-def test_the_strides_of_the_first_call_with_a_shape_are_not_those_of_all():
+def test_plan_with_strides_of_first_call_fails():
     mutant = MUTANTS["plan-of-other-strides"]
     outcome = outcome_of(mutant.forward, RULES[0], backward=mutant.backward)
     assert outcome.status == "failed"
 
 
 @pytest.mark.parametrize(
-    "made", [MUTANTS["precision-of-first-call"], PrecisionOfLastOther()], ids=["first", "last"]
+    "attention", [MUTANTS["precision-of-first-call"], PrecisionOfLastOther()], ids=["first", "last"]
 )
-def test_the_dtype_of_one_call_is_not_that_of_the_next(made):
-    outcome = outcome_of(made.forward, RULES[1], backward=made.backward)
+def test_plan_with_dtype_of_another_call_fails(attention):
+    outcome = outcome_of(attention.forward, RULES[1], backward=attention.backward)
     assert outcome.status == "failed"
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_is_wrong_in_any_order_is_the_business_of_other_rules(rule):
+def test_mistake_in_any_order_is_left_to_other_rules(rule):
     def doubled(q, k, v):
         return 2 * flash(q, k, v)
 
     assert outcome_of(doubled, rule).status != "failed"
 
 
-def test_what_changes_anyway_is_the_business_of_repeatable():
+def test_drifting_results_are_left_to_repeatable():
     count = itertools.count(1)
 
     def drifting(q, k, v):
@@ -78,7 +78,7 @@ def test_what_changes_anyway_is_the_business_of_repeatable():
     assert outcome_of(drifting, RULES[1]).status != "failed"
 
 
-def test_a_rule_that_does_not_apply_says_why():
+def test_not_applicable_gives_reason():
     def float32_alone(q, k, v):
         if q.dtype != np.float32:
             raise TypeError("float32 only")
@@ -89,7 +89,7 @@ def test_a_rule_that_does_not_apply_says_why():
 
 
 class LaterCallsDiffer(Attention):
-    """The second time that a shape comes after another, it is right in other bits."""
+    """The second call with a shape gives correct results in other bits."""
 
     def __init__(self):
         self.seen = {}
@@ -101,15 +101,15 @@ class LaterCallsDiffer(Attention):
         return o * (1 + 2.0**-23 * (self.seen[key] == 2)), lse, p
 
 
-def test_other_bits_the_second_time_are_told_though_both_are_right():
-    made = LaterCallsDiffer()
-    outcome = outcome_of(made.forward, RULES[1], backward=made.backward, sizes={"T": (5,)})
+def test_other_bits_the_second_time_fail():
+    wrong = LaterCallsDiffer()
+    outcome = outcome_of(wrong.forward, RULES[1], backward=wrong.backward, sizes={"T": (5,)})
     assert outcome.status == "failed"
     assert "has other bits the second time" in outcome.message
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_their_shapes_are_drawn_by_no_other_rule(rule):
+def test_no_other_rule_samples_their_shapes(rule):
     from npattn.conventions import Conventions
     from npattn.testing import Implementation, Rounding
     from npattn.testing.cases.strategies import Space

@@ -1,4 +1,4 @@
-"""Every property says what it proves, passes on what is right, and fails on what breaks it."""
+"""Every rule states its reason, passes on correct implementations, and fails on mistakes."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ from npattn.zoo.mutants import MUTANTS
 FEW = min(settings().max_examples // 15, 8)  # 4; in the nightly profile 8
 SEMANTICS = Path(__file__).parents[3] / "docs" / "semantics.md"
 
-# One mutant for each rule: without it, the rule might be one that cannot fail.
+# One mutant for each rule: a rule without one might be unable to fail.
 KILLS = {
     "shape-dtype": "out-widened",
     "agreement-o": "scale-twice",
@@ -93,13 +93,13 @@ def outcome_of(report, rule):
     return outcome
 
 
-def test_every_property_has_a_mutant_that_it_kills():
+def test_every_rule_kills_a_mutant():
     assert set(KILLS) == set(PROPERTIES)
     assert set(KILLS.values()) <= set(MUTANTS)
 
 
 @pytest.mark.parametrize(("rule", "name"), KILLS.items())
-def test_the_property_fails_on_its_mutant(rule, name):
+def test_rule_fails_on_its_mutant(rule, name):
     mutant = MUTANTS[name]
     report = check(
         mutant.forward,
@@ -122,7 +122,7 @@ def report_on_flash():
 
 
 @pytest.mark.parametrize("rule", PROPERTIES)
-def test_flash_keeps_the_rule(report_on_flash, rule):
+def test_flash_passes(report_on_flash, rule):
     outcome = outcome_of(report_on_flash, rule)
     absent = ("agreement-weights", "large-products")  # it returns none; in float16 alone
     want = "not applicable" if rule in absent else "passed"
@@ -130,13 +130,13 @@ def test_flash_keeps_the_rule(report_on_flash, rule):
     assert 0 <= outcome.worst <= 1
 
 
-def test_every_property_states_its_rule_in_a_line():
+def test_first_line_of_docstring_states_the_rule():
     for rule in PROPERTIES.values():
         assert 20 < len(rule.about) < 100, rule.rule
         assert rule.about.endswith((".", ",")), rule.rule
 
 
-def test_every_property_says_why_and_which_bugs_break_it():
+def test_docstrings_give_reason_and_bugs():
     short = [
         name
         for name, rule in PROPERTIES.items()
@@ -145,7 +145,7 @@ def test_every_property_says_why_and_which_bugs_break_it():
     assert short == []
 
 
-def test_every_property_cites_rules_that_the_semantics_have():
+def test_rules_cite_numbers_of_the_semantics():
     numbers = set(re.findall(r"^\*\*(\d+)\. ", SEMANTICS.read_text(), re.MULTILINE))
     for rule in PROPERTIES.values():
         cited = re.findall(r"\d+", rule.section)
@@ -153,12 +153,12 @@ def test_every_property_cites_rules_that_the_semantics_have():
         assert set(cited) <= numbers, rule.rule
 
 
-def test_names_are_words_with_hyphens():
+def test_ids_are_words_with_hyphens():
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in PROPERTIES)
     assert all(name == rule.rule for name, rule in PROPERTIES.items())
 
 
-def test_reports_list_the_rules_in_this_order():
+def test_order_of_rules_in_reports():
     assert " ".join(PROPERTIES).split() == ORDER.split()
 
 
@@ -175,7 +175,7 @@ def test_reports_list_the_rules_in_this_order():
         ("hidden-nan-v", "has no mask, causal or window"),
     ],
 )
-def test_a_rule_that_does_not_apply_says_why(rule, reason):
+def test_not_applicable_gives_reason(rule, reason):
     report = check(plain, only=[rule], examples=3)
     outcome = outcome_of(report, rule)
     assert outcome.status == "not applicable"
@@ -186,16 +186,16 @@ def plain(q, k, v):
     return flash(q, k, v)
 
 
-# --- mistakes that no mutant of the zoo makes -----------------------------------------------------
+# --- mistakes beyond the mutants of the zoo -------------------------------------------------------
 
 
-def failing(f, rule, backward=None, **words):
-    outcome = outcome_of(check(f, backward=backward, only=[rule], examples=20, **words), rule)
+def failing(f, rule, backward=None, **kwargs):
+    outcome = outcome_of(check(f, backward=backward, only=[rule], examples=20, **kwargs), rule)
     assert outcome.status == "failed", outcome
     return outcome.message
 
 
-def test_a_result_of_the_wrong_shape_breaks_shape_dtype():
+def test_wrong_shape_breaks_shape_dtype():
     def f(q, k, v):
         return flash(q, k, v)[..., None]
 
@@ -205,7 +205,7 @@ def test_a_result_of_the_wrong_shape_breaks_shape_dtype():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int64", "bool", "complex64"])
-def test_an_lse_that_is_narrow_or_no_real_float_breaks_shape_dtype(dtype):
+def test_wrong_dtype_of_lse_breaks_shape_dtype(dtype):
     def f(q, k, v, return_lse=False):
         out, lse = flash(q, k, v, return_lse=True)
         return (out, np.nan_to_num(lse).astype(dtype)) if return_lse else out
@@ -213,15 +213,15 @@ def test_an_lse_that_is_narrow_or_no_real_float_breaks_shape_dtype(dtype):
     assert f"lse has dtype {dtype}" in failing(f, "shape-dtype")
 
 
-def test_a_wrong_lse_of_an_empty_row_breaks_empty_row():
+def test_wrong_lse_of_fully_masked_row_breaks_empty_row():
     def f(q, k, v, mask=None, return_lse=False):
         out, lse = flash(q, k, v, mask, return_lse=True)
         return (out, np.where(lse == -np.inf, np.inf, lse)) if return_lse else out
 
-    assert "lse of a query that sees nothing is inf, want -inf" in failing(f, "empty-row")
+    assert "lse of a fully masked query is inf, expected -inf" in failing(f, "empty-row")
 
 
-def test_weights_that_do_not_sum_to_one_break_rows_sum_to_one():
+def test_unnormalised_weights_break_rows_sum_to_one():
     def f(q, k, v, return_weights=False):
         out = flash(q, k, v)
         weights = np.full((*out.shape[:-1], k.shape[-2]), 0.25, np.float32)
@@ -230,7 +230,7 @@ def test_weights_that_do_not_sum_to_one_break_rows_sum_to_one():
     assert "sum of weights" in failing(f, "rows-sum-to-one")
 
 
-def test_what_is_wrong_only_in_a_result_that_was_asked_for_breaks_agreement():
+def test_mistake_only_with_return_lse_breaks_agreement():
     def f(q, k, v, return_lse=False):
         out, lse = flash(q, k, v, return_lse=True)
         return (2 * out, lse) if return_lse else out  # another code path
@@ -246,11 +246,11 @@ def cut(x):
 
 
 @pytest.mark.parametrize("wrong", ["o", "lse", "weights", "k"])
-def test_a_result_of_the_wrong_shape_ends_no_rule_with_an_exception(wrong):
+def test_wrong_shapes_raise_in_no_rule(wrong):
     def f(q, k, v, mask=None, *, causal=False, bias=None, sinks=None, return_lse=False,
           return_weights=False):  # fmt: skip
-        words = {"causal": causal, "bias": bias, "sinks": sinks}
-        all_three = Kernel().forward(q, k, v, mask, **words, return_lse=True, return_weights=True)
+        kwargs = {"causal": causal, "bias": bias, "sinks": sinks}
+        all_three = Kernel().forward(q, k, v, mask, **kwargs, return_lse=True, return_weights=True)
         names, asked = ("o", "lse", "weights"), (True, return_lse, return_weights)
         pairs = zip(names, all_three, asked, strict=True)
         found = [cut(x) if name == wrong else x for name, x, wanted in pairs if wanted]
@@ -258,11 +258,11 @@ def test_a_result_of_the_wrong_shape_ends_no_rule_with_an_exception(wrong):
 
     def backward(dout, q, k, v, *, mask=None, causal=False, bias=None, sinks=None, dlse=None):
         o, lse = flash(q, k, v, mask, causal=causal, bias=bias, sinks=sinks, return_lse=True)
-        words = {"mask": mask, "causal": causal, "bias": bias, "sinks": sinks, "dlse": dlse}
-        grads = flash_backward(dout, q, k, v, out=o, lse=lse, **words)
+        kwargs = {"mask": mask, "causal": causal, "bias": bias, "sinks": sinks, "dlse": dlse}
+        grads = flash_backward(dout, q, k, v, out=o, lse=lse, **kwargs)
         return {n: cut(x) if n == wrong and x is not None else x for n, x in grads.items()}
 
-    # The rule about many errors is slow: it is asked of one.
+    # Rule aggregate is slow: one of the cases has it.
     some = None if wrong == "lse" else [rule for rule in PROPERTIES if rule != "aggregate"]
     report = check(f, backward=backward, only=some, examples=2, sizes=SMALL, shrink=False)
     assert outcome_of(report, "shape-dtype").status == "failed"
@@ -285,20 +285,20 @@ ODD = {
     [(odd, "o and lse") for odd in ("infinite", "complex", "a bool", "a sum")]
     + [(odd, "gradients") for odd in ("no number", "complex", "an integer", "one axis more")],
 )
-def test_an_odd_result_fails_a_rule_and_ends_none_with_an_exception(odd, of):
+def test_odd_results_fail_and_raise_in_no_rule(odd, of):
     def f(q, k, v, mask=None, *, causal=False, bias=None, sinks=None, return_lse=False):
-        words = {"causal": causal, "bias": bias, "sinks": sinks}
-        found = flash(q, k, v, mask, **words, return_lse=True)
+        kwargs = {"causal": causal, "bias": bias, "sinks": sinks}
+        found = flash(q, k, v, mask, **kwargs, return_lse=True)
         found = [ODD[odd](x) if of == "o and lse" else x for x in found]
         return tuple(found) if return_lse else found[0]
 
     def backward(dout, q, k, v, *, mask=None, causal=False, bias=None, sinks=None, dlse=None):
-        words = {"mask": mask, "causal": causal, "bias": bias, "sinks": sinks}
-        o, lse = flash(q, k, v, **words, return_lse=True)
-        grads = flash_backward(dout, q, k, v, out=o, lse=lse, dlse=dlse, **words)
+        kwargs = {"mask": mask, "causal": causal, "bias": bias, "sinks": sinks}
+        o, lse = flash(q, k, v, **kwargs, return_lse=True)
+        grads = flash_backward(dout, q, k, v, out=o, lse=lse, dlse=dlse, **kwargs)
         return {n: ODD[odd](x) for n, x in grads.items() if x is not None and of == "gradients"}
 
-    # The rule about many errors is slow: it is asked of one.
+    # Rule aggregate is slow: one of the cases has it.
     some = None if odd == "complex" else [rule for rule in PROPERTIES if rule != "aggregate"]
     report = check(f, backward=backward, only=some, examples=2, sizes=SMALL, shrink=False)
     assert not report.passed
@@ -306,7 +306,7 @@ def test_an_odd_result_fails_a_rule_and_ends_none_with_an_exception(odd, of):
 
 
 @pytest.mark.parametrize("rule", ["empty-row", "unseen-keys", "hidden-nan-kv", "causal-prefix"])
-def test_what_hides_may_be_causal_alone(rule):
+def test_rules_on_hidden_keys_need_only_causal(rule):
     def f(q, k, v, *, causal=False, return_lse=False):
         return flash(q, k, v, causal=causal, return_lse=return_lse)
 
@@ -317,7 +317,7 @@ def test_what_hides_may_be_causal_alone(rule):
     assert outcome_of(report, rule).status == "passed", str(report)
 
 
-def test_garbage_that_overflows_where_it_is_hidden_breaks_hidden_finite():
+def test_overflow_of_hidden_garbage_breaks_hidden_finite():
     def f(q, k, v, mask=None):
         k, v = (np.repeat(x, q.shape[-3] // (x.shape[-3] or 1), -3) if q.ndim > 2 else x
                 for x in (k, v))  # fmt: skip
@@ -331,7 +331,7 @@ def test_garbage_that_overflows_where_it_is_hidden_breaks_hidden_finite():
     assert "o becomes NaN where finite garbage" in outcome.message
 
 
-def test_a_plan_cached_by_shape_alone_breaks_views():
+def test_plan_cached_by_shape_breaks_views():
     plans = {}
 
     def f(q, k, v):
@@ -341,7 +341,7 @@ def test_a_plan_cached_by_shape_alone_breaks_views():
     assert failing(f, "views").startswith("o[")
 
 
-def test_a_result_that_is_kept_from_the_call_before_breaks_repeatable():
+def test_result_cached_by_shape_breaks_repeatable():
     kept = {}
 
     def f(q, k, v):
@@ -351,7 +351,7 @@ def test_a_result_that_is_kept_from_the_call_before_breaks_repeatable():
     assert failing(f, "repeatable")
 
 
-def test_a_result_that_is_kept_breaks_repeatable_also_where_the_gradients_are_right():
+def test_cached_result_with_right_gradients_breaks_repeatable():
     kept = {}
 
     def f(q, k, v, return_lse=False):
@@ -366,7 +366,7 @@ def test_a_result_that_is_kept_breaks_repeatable_also_where_the_gradients_are_ri
     assert failing(f, "repeatable", backward)
 
 
-def test_dropout_that_nobody_asked_for_breaks_repeatable():
+def test_unrequested_dropout_breaks_repeatable():
     rng = np.random.default_rng(0)
 
     def f(q, k, v):
@@ -375,7 +375,7 @@ def test_dropout_that_nobody_asked_for_breaks_repeatable():
     assert "between two calls" in failing(f, "repeatable")
 
 
-def test_a_written_dout_is_not_among_the_inputs_but_a_written_v_is():
+def test_writing_to_v_breaks_inputs_unchanged():
     def f(q, k, v):
         out = flash(q, k, v)
         v[...] = 0
@@ -384,7 +384,7 @@ def test_a_written_dout_is_not_among_the_inputs_but_a_written_v_is():
     assert failing(f, "inputs-unchanged") == "v was written to"
 
 
-def test_an_input_written_to_by_backward_breaks_inputs_unchanged():
+def test_writing_in_backward_breaks_inputs_unchanged():
     def backward(dout, q, k, v, *, out, lse, dlse=None):
         grads = flash_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse)
         k *= 2
@@ -396,7 +396,7 @@ def test_an_input_written_to_by_backward_breaks_inputs_unchanged():
     assert failing(f, "inputs-unchanged", backward) == "k was written to"
 
 
-def test_a_recipe_of_the_smallest_failing_problem_is_small():
+def test_smallest_failing_recipe_is_small():
     mutant = MUTANTS["scale-twice"]
     report = check(mutant.forward, only=["agreement-o"], examples=30)
     line = outcome_of(report, "agreement-o").recipe

@@ -1,0 +1,167 @@
+"""Rules about a part of a problem: one sample, one query, a prefix [1, 5, 6, 10, 13, 14].
+
+Its results are those of the whole, in which padding and repetition change nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.problem import Problem
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.rules.register import rule
+from npattn.testing.rules.relations import (
+    SAME,
+    generator,
+    pick_cotangents,
+    pick_keys,
+    pick_problem,
+    pick_queries,
+    pick_samples,
+    put_back_cotangents,
+    relate_part,
+)
+from npattn.testing.rules.requirements import (
+    first,
+    fixed_size,
+    hidden_keys_matter,
+    lacks,
+    nonempty,
+    refuses,
+    without_numbering,
+)
+from npattn.testing.rules.terms import (
+    diagonal_shift,
+    fits_sizes,
+    head_of,
+    hidden_keys_count,
+    translate_mask,
+)
+from npattn.testing.trial import GRADIENTS, Trial
+
+__all__: list[str] = []
+
+
+@rule("batch-alone", "13, 14", draw=nonempty)
+def batch_alone(trial: Trial, recipe: Recipe) -> float | None:
+    """A sample alone, or a query alone, gives the same result as among the others.
+
+    Within the bound, not to the bit: kernels may choose another order of summation by the batch.
+    Only that sample or query has cotangents, so that nothing of the others may enter the gradients.
+    Broken by a softmax over the wrong axis, by masks laid over the wrong sample, by a path for one
+    query that forgets an option (karpathy/nanochat#452), by sums over the batch that mix.
+    """
+    problem, rng = trial.problem(recipe), generator(recipe)
+    choices = []
+    if problem.lead and problem.lead[0] > 1 and fits_sizes(trial, B=1):
+        choices.append(pick_samples(problem, rng.integers(problem.lead[0], size=1)))
+    queries = np.arange(problem.T)
+    if recipe.causal or recipe.window:  # alone it must be aligned with the same key
+        queries = queries[-1:] if trial.conventions.causal == "bottom_right" else queries[:1]
+    if recipe.score_mod == "distance":
+        queries = queries[queries == 0]
+    if problem.T > 1 and queries.size and fits_sizes(trial, T=1, S=problem.S):
+        choices.append(pick_queries(problem, rng.choice(queries, size=1)))
+    if not choices:
+        return None
+    picks = [choices[rng.integers(len(choices))]]
+    cotangents = pick_cotangents(trial.cotangents(recipe, problem), picks)
+    part = trial.judge(pick_problem(problem, picks), cotangents)
+    whole = trial.judge(problem, put_back_cotangents(cotangents, picks, problem))
+    return relate_part(trial, whole, part, picks)
+
+
+@rule("shared-heads", "1, 13", unless=refuses("K < H"), draw=nonempty)
+def shared_heads(trial: Trial, recipe: Recipe) -> float | None:
+    """Sharing key/value heads is repeating them; dk and dv are then sums over the group.
+
+    Grouped-query attention saves memory, and is no other function. Broken by another order of
+    the heads (onnx/onnx#7274), by a wrong divisor (PSAL-POSTECH/ONNXim#34), by groups that are no
+    power of two, by dk of one query head of each group.
+    """
+    plain = trial.problem(recipe)
+    if plain.K == plain.H or plain.H not in trial.space.sizes.get("K", (plain.H,)):
+        return None
+    used = head_of(trial, plain)
+    repeated = plain.replace(k=plain.k[..., used, :, :], v=plain.v[..., used, :, :])
+    shared = trial.judged(recipe)
+
+    def sum_groups(x: Array) -> Array:
+        return np.stack([x[..., used == head, :, :].sum(-3) for head in range(plain.K)], -3)
+
+    across = dict(SAME) | {"dk": sum_groups, "dv": sum_groups}
+    return trial.relate(trial.judge(repeated, shared.cotangents), shared, across)
+
+
+@rule(
+    "padded-keys",
+    "5, 10, 13",
+    unless=first(lacks("mask"), hidden_keys_matter, refuses("T != S"), fixed_size("S")),
+    draw=without_numbering,
+)
+def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
+    """More keys that the mask hides from every query change nothing, and get no gradient.
+
+    They are put where they do not move the diagonal, and their scores are the opposite of others,
+    so that a maximum over them would show. Broken by a mask that is ignored or added as a number
+    (HKUSTDial/flash-sparse-attention#146), by lengths that are counted from a mask
+    (microsoft/onnxruntime#27885), by hidden scores that are finite.
+    """
+    problem, rng = trial.problem(recipe), generator(recipe)
+    sizes = trial.space.sizes.get("S", [problem.S + n for n in (1, 3, 17, 64)])
+    sizes = [S for S in sizes if S > problem.S and fits_sizes(trial, T=problem.T, S=S)]
+    if not sizes or hidden_keys_count(trial, problem):
+        return None
+    n, last = int(rng.choice(sizes)) - problem.S, bool(rng.integers(2))
+    if recipe.causal or recipe.window:
+        last = trial.conventions.causal == "top_left"
+    padding = np.arange(problem.S + n) >= problem.S
+    keys = np.concatenate([np.arange(problem.S), rng.integers(problem.S, size=n)])
+    if not last:
+        padding, keys = np.roll(padding, n), np.roll(keys, n)
+    padded = _pad(trial, problem, padding, keys)
+    plain = trial.judged(recipe)
+    picks = [pick_keys(padded, np.flatnonzero(~padding))]
+    whole = trial.judge(padded, put_back_cotangents(plain.cotangents, picks, padded))
+    return relate_part(trial, whole, plain, picks, ("weights", *GRADIENTS))
+
+
+def _pad(trial: Trial, problem: Problem, padding: Array, keys: Array) -> Problem:
+    """Repeat these keys, and hide and negate the padding among them, (S,)."""
+    padded = pick_problem(problem, [pick_keys(problem, keys)])
+    sign = np.where(padding, -1, 1).astype(problem.k.dtype)[:, None]
+    visible = np.ones((problem.T, 1), bool)
+    if padded.mask_array is not None:
+        visible = translate_mask(trial, padded.mask_array)
+    mask = translate_mask(trial, visible & ~padding)
+    return padded.replace(k=padded.k * sign, v=padded.v * sign, mask=mask)
+
+
+@rule(
+    "causal-prefix",
+    "6, 13",
+    unless=first(lacks("causal"), hidden_keys_matter, fixed_size("T")),
+    draw=lambda t: {"force": {"causal": True}, "nonempty": True},
+)
+def causal_prefix(trial: Trial, recipe: Recipe) -> float | None:
+    """With causal, later positions do not matter: the first queries need the first keys only.
+
+    Both are cut so that the diagonal stays in place. The keys that are cut off get no gradient
+    from these queries. Broken by causal that is dropped beside a mask (keras-team/keras#23040) or
+    if T ≠ S (mlx-node/mlx-node#24), by a row maximum over hidden scores, by a softcap that lets
+    the future in.
+    """
+    problem = trial.problem(recipe)
+    T, S = problem.T, problem.S
+    shift = diagonal_shift(trial, problem)
+    cuts = [(n, min(n + shift, S)) for n in range(max(1, 1 - shift), T)]
+    cuts = [(t, s) for t, s in cuts if fits_sizes(trial, T=t, S=s)]
+    if not cuts or hidden_keys_count(trial, problem):
+        return None
+    t, s = cuts[generator(recipe).integers(len(cuts))]
+    picks = [pick_queries(problem, np.arange(t)), pick_keys(problem, np.arange(s))]
+    cotangents = pick_cotangents(trial.cotangents(recipe, problem), picks)
+    part = trial.judge(pick_problem(problem, picks), cotangents)
+    whole = trial.judge(problem, put_back_cotangents(cotangents, picks, problem))
+    return relate_part(trial, whole, part, picks)

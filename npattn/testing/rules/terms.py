@@ -1,0 +1,113 @@
+"""Quantities of a problem in the terms of the conventions."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import numpy as np
+
+from npattn import dense
+from npattn.arrays import Array, sum_to
+from npattn.conventions import Conventions
+from npattn.problem import Problem
+from npattn.testing.trial import Trial
+
+__all__ = [
+    "bias_slope",
+    "diagonal_shift",
+    "expand_heads",
+    "fits_sizes",
+    "head_of",
+    "hidden_keys_count",
+    "live",
+    "lse_per_nat",
+    "lse_unit",
+    "scale",
+    "sum_over_group",
+    "translate_mask",
+]
+
+
+def live(trial: Trial, problem: Problem) -> Array:
+    """Keys that take part, (..., H, T, S): they are visible, and their bias is not −inf."""
+    visible = trial.visible(problem)
+    if problem.bias_array is None:
+        return visible
+    return visible & ~np.isneginf(problem.bias_array.astype(float))
+
+
+def hidden_keys_count(trial: Trial, problem: Problem) -> bool:
+    """Return True if hidden keys take part in this problem: as a fill, or in a mean of values."""
+    if trial.conventions.fill(problem) is not None:
+        return True
+    return trial.conventions.empty_row == "mean" and bool(trial.empty(problem).any())
+
+
+def translate_mask(trial: Trial, mask: Array) -> Array:
+    """Translate a mask in which True means attend to the conventions, or back."""
+    return ~mask if trial.conventions.mask_true == "hide" else mask
+
+
+def diagonal_shift(trial: Trial, problem: Problem) -> int:
+    """Key with which query 0 is aligned."""
+    return problem.S - problem.T if trial.conventions.causal == "bottom_right" else 0
+
+
+def fits_sizes(trial: Trial, **sizes: int) -> bool:
+    """Return True if the implementation takes T queries and S keys, or B samples."""
+    space = trial.space
+    if any(size not in space.sizes.get(letter, (size,)) for letter, size in sizes.items()):
+        return False
+    T, S = sizes.get("T", 0), sizes.get("S", 0)
+    return (T == S or "T != S" in space.structure) and (T <= S or "T > S" in space.structure)
+
+
+# --- factors ---
+
+
+def lse_unit(conventions: Conventions) -> float:
+    """One unit of lse in nats."""
+    return math.log(2) if conventions.lse_base == "2" else 1.0
+
+
+def lse_per_nat(trial: Trial) -> float:
+    """Factor from natural logarithms to lse, and from dlse to the gradient of a natural lse."""
+    return 1 / lse_unit(trial.conventions)
+
+
+def scale(problem: Problem) -> float:
+    """Scale of a problem: a number, once the problem is made."""
+    return cast(float, problem.scale)
+
+
+def bias_slope(trial: Trial, problem: Problem) -> float:
+    """Derivative of a score by its bias."""
+    return scale(problem) if trial.conventions.bias == "before_scale" else 1.0
+
+
+# --- heads ---
+
+
+def head_of(trial: Trial, problem: Problem) -> Array:
+    """Key/value head that each query head uses, (H,)."""
+    h, K = np.arange(problem.H), max(problem.K, 1)
+    tiles = trial.conventions.kv_head == "tile"
+    return h % K if tiles else h // max(problem.H // K, 1)
+
+
+def expand_heads(trial: Trial, problem: Problem, x: Array) -> Array:
+    """k or v for each query head: (..., K, S, n) → (..., H, S, n), float64."""
+    wide = x.astype(np.float64)
+    return wide if problem.headless else wide[..., head_of(trial, problem), :, :]
+
+
+def sum_over_group(trial: Trial, problem: Problem, x: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the query heads that share a key/value head: (..., H, n, m) → (..., K, n, m).
+
+    The sum also runs over axes along which `shape` broadcasts.
+    """
+    if problem.headless:
+        return sum_to(x, shape)
+    together = np.argsort(head_of(trial, problem), kind="stable")
+    return dense.sum_shared(x[..., together, :, :], problem.K, shape)
