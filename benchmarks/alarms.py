@@ -47,7 +47,7 @@ from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.systematic_error import ErrorSample, chi_square, fits, plain_recipes
 from npattn.testing.trial import Judged, Trial
 from npattn.zoo.correct import CORRECT, Correct, Kernel
-from npattn.zoo.correct.arithmetic import stored
+from npattn.zoo.correct.arithmetic import store_as
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 BATCH = 100  # problems that a process takes at a time
@@ -357,7 +357,7 @@ def errors_of(arrays: dict[str, Array], dtype: str) -> Array:
     """What storing the weights, relative to the row's largest, rounds off."""
     s = arrays["q"] @ arrays["k"].swapaxes(-1, -2) / arrays["q"].shape[-1] ** 0.5 + arrays["bias"]
     p = np.exp(s - s.max(-1, keepdims=True))
-    return np.asarray(stored(p.astype(np.float32), dtype) - p)
+    return np.asarray(store_as(p.astype(np.float32), dtype) - p)
 
 
 @np.errstate(all="ignore")

@@ -19,7 +19,7 @@ from npattn.testing.bounds.ulp import excess
 from npattn.testing.compare import compare_arrays
 from npattn.testing.rules import PROPERTIES
 from npattn.zoo.correct import CORRECT, Kernel, correct
-from npattn.zoo.correct.arithmetic import Order, cast, dot, flush, stored, summed, truncate
+from npattn.zoo.correct.arithmetic import Order, cast, dot, flush, store_as, sum_last, truncate
 
 OWN = [name for name, one in CORRECT.items() if one.needs is None and not one.sizes]
 EVERY = [(name, dtype) for name in OWN for dtype in CORRECT[name].dtypes]
@@ -507,25 +507,25 @@ def test_every_order_gives_the_product(order: Order, n):
     found = dot(a.astype(float), b.astype(float), order, None, same)
     np.testing.assert_array_equal(found, a @ b)
     np.testing.assert_array_equal(
-        summed(a.astype(float), order, None, same), a.sum(-1, keepdims=True)
+        sum_last(a.astype(float), order, None, same), a.sum(-1, keepdims=True)
     )
 
 
 def test_orders_round_differently():
     u = 2.0**-24
     x = np.array([[1, u, u]], np.float32)
-    found = {order: summed(x, order, None, same).item() for order in ("first", "last", "kahan")}
+    found = {order: sum_last(x, order, None, same).item() for order in ("first", "last", "kahan")}
     assert found == {"first": 1, "last": 1 + 2 * u, "kahan": 1 + 2 * u}
     x = np.array([[1, u, u, u]], np.float32)
-    assert summed(x, "first", None, same).item() == 1
-    assert summed(x, "first", 2, same).item() == 1 + 2 * u  # (1 + u) + (u + u)
-    assert summed(x, "pairwise", None, same).item() == 1 + 2 * u
+    assert sum_last(x, "first", None, same).item() == 1
+    assert sum_last(x, "first", 2, same).item() == 1 + 2 * u  # (1 + u) + (u + u)
+    assert sum_last(x, "pairwise", None, same).item() == 1 + 2 * u
 
 
 def test_kahan_has_nothing_to_keep_beyond_an_overflow():
     x = np.array([[3e38, 3e38, 1.0]], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        assert summed(x, "kahan", None, same).item() == np.inf
+        assert sum_last(x, "kahan", None, same).item() == np.inf
 
 
 def test_subnormal_results_are_flushed():
@@ -541,8 +541,8 @@ def test_truncation_goes_towards_zero():
 
 def test_tf32_has_ten_bits_and_ties_to_even():
     x = np.array([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-10, 3e38, np.nan], np.float32)
-    want = np.array([1, 1 + 2.0**-9, 1 + 2.0**-10, stored(x, "tf32")[3], np.nan], np.float32)
-    np.testing.assert_array_equal(stored(x, "tf32"), want)
+    want = np.array([1, 1 + 2.0**-9, 1 + 2.0**-10, store_as(x, "tf32")[3], np.nan], np.float32)
+    np.testing.assert_array_equal(store_as(x, "tf32"), want)
     assert abs(want[3] - x[3]) <= 2.0**-11 * x[3]
 
 

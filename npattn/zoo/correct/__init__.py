@@ -1,7 +1,7 @@
 """Correct implementations that round and order differently, against which false alarms are counted.
 
-`Kernel` is one that can be told what to round and in which order; the others are the oracles, and
-frameworks where they are installed.
+`Kernel` has its choice of roundings and orders; the others are the oracles, and frameworks if they
+are installed.
 """
 
 from npattn.zoo.correct import (  # each module registers its own

@@ -1,8 +1,7 @@
-"""Sums and products as hardware makes them: in some order, each operation rounded to a format.
+"""Sums and products as hardware computes them: in an order, each operation rounded to a format.
 
 Arrays are added one at a time, so that the order is the one that is named; "blas" leaves it to
-NumPy. `fit` is what becomes of the result of an operation: nothing, a subnormal that is flushed, a
-number that is cut off.
+NumPy. `fit` is applied to the result of each operation: it may flush subnormals or truncate.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import numpy as np
 
 from npattn.arrays import Array
 
-__all__ = ["Fit", "Order", "cast", "dot", "flush", "stored", "summed", "truncate"]
+__all__ = ["Fit", "Order", "cast", "dot", "flush", "store_as", "sum_last", "truncate"]
 
 Order = Literal["blas", "first", "last", "pairwise", "kahan"]
 Fit = Callable[[Array], Array]
 
 
 def dot(a: Array, b: Array, order: Order, block: int | None, fit: Fit) -> Array:
-    """a @ b; with a block, sums of that many products are made first, and then added."""
+    """Return a @ b; with a block, products are summed in blocks of that many first."""
     if order == "blas":
         return fit(a @ b)
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -37,8 +36,8 @@ def dot(a: Array, b: Array, order: Order, block: int | None, fit: Fit) -> Array:
     )
 
 
-def summed(x: Array, order: Order, block: int | None, fit: Fit) -> Array:
-    """The sum of x along its last axis, which stays."""
+def sum_last(x: Array, order: Order, block: int | None, fit: Fit) -> Array:
+    """Sum x along its last axis, which is kept."""
     if order == "blas":
         return fit(x.sum(-1, keepdims=True))
     zero = np.zeros((*x.shape[:-1], 1), x.dtype)
@@ -65,50 +64,50 @@ def _pairwise(terms: Sequence[Array], fit: Fit) -> Array:
 
 
 def _kahan(terms: Sequence[Array], zero: Array, fit: Fit) -> Array:
-    """What each addition loses is taken from the next term."""
+    """Sum with compensation: the next term makes up for what an addition loses."""
     total, lost = zero, zero
     for term in terms:
         more = fit(term - lost)
         after = fit(total + more)
-        # Beyond an overflow, or a NaN, there is nothing to keep.
+        # After an overflow or a NaN there is nothing to compensate.
         lost = np.where(np.isfinite(after), fit(fit(after - total) - more), 0)
         total = after
     return total
 
 
 def flush(x: Array) -> Array:
-    """What hardware makes of a result below the least normal number, where it is told to."""
+    """Set results below the least normal number to 0."""
     return np.where(abs(x) < np.finfo(x.dtype).tiny, x.dtype.type(0), x)
 
 
 def truncate(x: Array) -> Array:
-    """float64 cut off to float32, as some tensor cores add."""
+    """Truncate float64 to float32, as some tensor cores add."""
     near = np.asarray(x.astype(np.float32))
     return np.where(abs(near) > abs(x), np.nextafter(near, np.float32(0)), near).astype(x.dtype)
 
 
-def stored(x: Array, format: str) -> Array:
-    """x rounded to a format and read back."""
+def store_as(x: Array, format: str) -> Array:
+    """Round x to a format and read it back."""
     if format == "tf32":
         return _tf32(_to_odd(x)).astype(x.dtype)
     return cast(x, np.dtype(format)).astype(x.dtype)
 
 
 def cast(x: Array, dtype: np.dtype[Any]) -> Array:
-    """x rounded once; ml_dtypes goes from float64 by way of float32, which is twice."""
+    """Round x once; ml_dtypes itself goes by way of float32 and rounds float64 twice."""
     twice = x.dtype == np.float64 and dtype.kind == "V"
     return (_to_odd(x) if twice else x).astype(dtype)
 
 
 def _to_odd(x: Array) -> Array:
-    """x as float32, its last bit 1 where it is not exact, so that it can be rounded once more."""
+    """Round x to odd: float32 with its last bit 1 if inexact, fit to be rounded once more."""
     low = np.array(truncate(x), np.float32)
     low.view(np.uint32)[...] |= (low != x) & np.isfinite(low)
     return low
 
 
 def _tf32(x: Array) -> Array:
-    """float32 rounded to 10 bits of its fraction, ties to even."""
+    """Round float32 to 10 bits of its fraction, ties to even."""
     bits = np.ascontiguousarray(x).view(np.uint32)
     odd = (bits >> np.uint32(13)) & np.uint32(1)
     rounded = (bits + np.uint32(0xFFF) + odd) & np.uint32(0xFFFFE000)

@@ -1,6 +1,6 @@
-"""JAX: attention as its users write it, and its own.
+"""JAX: attention as its users write it, and jax.nn's own.
 
-JAX compiles for every shape, so that few are drawn. It is imported when one of them is called.
+JAX compiles for every shape, so only a few are sampled. It is imported on the first call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def eager(
     T, S = s.shape[-2:]
     left, right = window or (None, None)
     right = 0 if causal else right
-    # Beyond the keys a side makes no difference, but in int32 it may overflow.
+    # A side beyond the keys makes no difference, but may overflow int32.
     left, right = (None if side is None else min(side, S + T) for side in (left, right))
     visible = jnp.ones((T, S), bool) if mask is None else mask
     visible = visible if left is None else visible & ~jnp.tri(T, S, S - T - left - 1, bool)
@@ -50,7 +50,7 @@ def eager(
     if sinks is not None:
         column = jnp.broadcast_to(sinks[:, None, None], (*s.shape[:-1], 1))
         s = jnp.concatenate([s, column], -1)
-    # The softmax of nothing is NaN, and so is its gradient, whatever becomes of it later.
+    # The softmax of an empty row is NaN, and its gradient too, even if masked afterwards.
     empty = (s == -jnp.inf).all(-1, keepdims=True)
     s = jnp.where(empty, 0, s).astype(jnp.promote_types(q.dtype, jnp.float32))
     p = jnp.where(visible, jax.nn.softmax(s, axis=-1)[..., :S].astype(q.dtype), 0)
@@ -87,7 +87,7 @@ JAX: dict[str, Any] = {
 
 correct(
     "jnp eager",
-    "A line an equation in the dtype of q, but for the softmax, which is float32 as in jax.nn.",
+    "One line per equation in the dtype of q; the softmax in float32, as in jax.nn.",
     eager,
     breaks=NAN,
     **JAX,

@@ -1,75 +1,22 @@
-"""A correct implementation that rounds what it is told to, in an order of choice."""
+"""A correct implementation with its choice of roundings and orders."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from npattn.arrays import Array
-from npattn.conventions import Conventions
-from npattn.options import ScoreMod, Window
 from npattn.problem import Problem
-from npattn.testing.bounds.rounding import Rounding
-from npattn.zoo.correct.arithmetic import Order
+from npattn.zoo.correct.choices import Choices
 from npattn.zoo.correct.run import Run
+from npattn.zoo.correct.signature import with_every_option
 
 __all__ = ["Kernel"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """A correct implementation: what it rounds, and in which order it does what.
-
-    With a `tile` the softmax is online, the weights are rounded before they are normalised, and
-    backward rebuilds them from lse; without, rows are whole and normalised weights are stored.
-
-    Parameters
-    ----------
-    rounding : Rounding
-        What is stored, and in what.
-    order : {"blas", "first", "last", "pairwise", "kahan"}
-        Of sums; "last" begins with the last key, and with the last tile.
-    tile : int, optional
-        Keys a step of an online softmax.
-    splits : int
-        Parts of the keys with an online softmax each, merged by their lse; needs a tile.
-    scaled : {"scores", "queries", "keys", "both"}
-        What is multiplied by the scale; both: by its root.
-    binary : bool
-        exp2 of scores times log₂e, which is folded into the scale where nothing comes between.
-    log_softmax : bool
-        Weights are exp(s − m − log Σ), not exp(s − m) / Σ; whole rows only.
-    sink : {"first", "last", "key"}
-        It starts the softmax, joins it at the end (with a tile), or is a key with value 0.
-    hides : {"select", "bias"}
-        Hidden scores are replaced by −inf, or it is added to them.
-    channels : bool
-        The bias enters the product as T more channels of q and k, where no softcap comes between;
-        the scale must then be on q or k.
-    flushes : bool
-        Results below the least normal number become 0.
-    apart : bool
-        Gradients through lse and through out are stored apart, then added.
-    forgets_delta : bool
-        Wrong: dS = P dP, without the rank-1 term.
-    conventions : Conventions
-        Of them `hidden_fill`, `empty_row` ("zero", "mean"), `lse_base`, `lse_empty`.
-    """
-
-    rounding: Rounding = Rounding.upcast()  # noqa: RUF009  it is frozen
-    order: Order = "blas"
-    tile: int | None = None
-    splits: int = 1
-    scaled: Literal["scores", "queries", "keys", "both"] = "scores"
-    binary: bool = False
-    log_softmax: bool = False
-    sink: Literal["first", "last", "key"] = "first"
-    hides: Literal["select", "bias"] = "select"
-    channels: bool = False
-    flushes: bool = False
-    apart: bool = False
-    forgets_delta: bool = False
-    conventions: Conventions = Conventions()  # noqa: RUF009  it is frozen
+class Kernel(Choices):
+    """A correct implementation of every option, with the given choices."""
 
     def __call__(
         self,
@@ -78,9 +25,10 @@ class Kernel:
         dlse: Array | None = None,
         dweights: Array | None = None,
     ) -> dict[str, Array]:
-        """o, lse, weights and, with dout, the gradients, by name."""
+        """Return o, lse, weights and, with dout, the gradients, by name."""
         return Run(self, problem).results(dout, dlse, dweights)
 
+    @with_every_option
     def forward(
         self,
         q: Array,
@@ -88,29 +36,15 @@ class Kernel:
         v: Array,
         mask: Array | None = None,
         *,
-        causal: bool = False,
-        window: Window | None = None,
-        bias: Array | None = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        score_mod: ScoreMod | None = None,
-        sinks: Array | None = None,
-        dropout_mask: Array | None = None,
-        dropout_rate: float = 0.0,
         return_lse: bool = False,
         return_weights: bool = False,
+        **options: Any,
     ) -> Any:
-        """As an implementation under test: out, or with lse and weights where they are asked."""
-        problem = Problem(
-            q, k, v, mask, causal=causal, alignment="bottom_right", window=window, bias=bias,
-            scale=scale, softcap=softcap, score_mod=score_mod, sinks=sinks,
-            dropout_mask=dropout_mask, dropout_rate=dropout_rate,
-        )  # fmt: skip
-        found = self(problem)
-        asked = [found["o"]]
-        asked += [found["lse"]] if return_lse else []
-        asked += [found["weights"]] if return_weights else []
-        return asked[0] if len(asked) == 1 else tuple(asked)
+        """Return out, or the tuple of out and those of lse and weights that are requested."""
+        results = self(Problem(q, k, v, mask, alignment="bottom_right", **options))
+        names = ["o"] + ["lse"] * return_lse + ["weights"] * return_weights
+        requested = tuple(results[name] for name in names)
+        return requested if len(requested) > 1 else requested[0]
 
     def backward(
         self,
@@ -123,7 +57,6 @@ class Kernel:
         dweights: Array | None = None,
         **options: Any,
     ) -> dict[str, Array]:
-        """Its gradients by name of the input; out and lse are made again, to the last bit."""
-        problem = Problem(q, k, v, alignment="bottom_right", **options)
-        found = self(problem, dout, dlse, dweights)
-        return {n[1:]: found[n] for n in ("dq", "dk", "dv", "dbias", "dsinks") if n in found}
+        """Return the gradients by input name; out and lse are recomputed, to the last bit."""
+        results = self(Problem(q, k, v, alignment="bottom_right", **options), dout, dlse, dweights)
+        return {n[1:]: results[n] for n in ("dq", "dk", "dv", "dbias", "dsinks") if n in results}

@@ -1,4 +1,4 @@
-"""Kernels: the same attention, in other orders and with other roundings."""
+"""Kernels: the same attention in other orders and with other roundings."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def kernel(
     beyond: bool = False,
     breaks: tuple[str, ...] = (),
     declared: bool = True,
-    **words: Any,
+    **choices: Any,
 ) -> None:
-    made = Kernel(**words)
+    implementation = Kernel(**choices)
     correct(
         name,
         sentence,
-        made.forward,
-        made.backward,
+        implementation.forward,
+        implementation.backward,
         dtypes=dtypes,
-        rounding=made.rounding if declared else None,
+        rounding=implementation.rounding if declared else None,
         beyond=beyond,
         breaks=breaks,
     )
@@ -45,10 +45,10 @@ kernel("rows", "Whole rows of scores, products by BLAS.")
 kernel("first to last", "Every sum from its first term to its last.", order="first")
 kernel("last to first", "Every sum, and the keys, from the last to the first.", order="last")
 kernel("pairwise", "Sums of sums of two.", order="pairwise")
-kernel("Kahan", "What an addition loses is taken from the next term.", order="kahan")
+kernel("Kahan", "Compensated sums: the next term makes up for each rounding.", order="kahan")
 kernel(
     "blocked sums",
-    "Sums of sums of 16, as it is declared.",
+    "Sums of sums of 16, as declared.",
     order="first",
     rounding=replace(UPCAST, sum_block=16),
 )
@@ -75,7 +75,7 @@ kernel(
     sink="last",
 )
 
-# --- the scale, the exponential, what is added ---
+# --- the scale, the exponential, the bias, the sink ---
 
 kernel("scale on q", "q · scale before the product.", scaled="queries")
 kernel("scale on k", "k · scale before the product.", scaled="keys")
@@ -84,7 +84,7 @@ kernel("exp2", "exp2, with log₂e folded into the scale.", binary=True, tile=16
 kernel("log-softmax", "Weights are exp(s − m − log Σ).", log_softmax=True)
 kernel(
     "bias as channels",
-    "The bias is in more channels of q and k.",
+    "The bias is folded into additional channels of q and k.",
     channels=True,
     scaled="queries",
 )
@@ -96,7 +96,7 @@ kernel(
     breaks=("hidden-nan-k", "hidden-nan-kv", "nan-query-alone"),
 )
 
-# --- what is rounded ---
+# --- the roundings ---
 
 kernel(
     "fused",
@@ -152,7 +152,7 @@ kernel(
 )
 kernel(
     "undeclared",
-    "All that is allowed to whoever declares nothing, and an exp in error by 2⁻¹¹.",
+    "Every rounding that an undeclared model allows, and an exp in error by 2⁻¹¹.",
     dtypes=LOW,
     declared=False,
     rounding=Rounding.undeclared("bfloat16"),

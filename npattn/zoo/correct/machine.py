@@ -1,17 +1,15 @@
-"""Numbers as the hardware under a kernel has them: its formats, its sums, its exponential."""
+"""Arithmetic of the hardware under a kernel: its formats, its sums, its exponential."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.zoo.correct.arithmetic import cast, dot, flush, stored, summed, truncate
-
-if TYPE_CHECKING:
-    from npattn.zoo.correct.kernel import Kernel
+from npattn.zoo.correct.arithmetic import cast, dot, flush, store_as, sum_last, truncate
+from npattn.zoo.correct.choices import Choices
 
 __all__ = ["LOG2E", "Machine"]
 
@@ -19,36 +17,36 @@ LOG2E = 1 / math.log(2)
 
 
 class Machine:
-    """What a kernel computes with, for inputs of one dtype."""
+    """Arithmetic of a kernel for inputs of one dtype."""
 
-    def __init__(self, kernel: Kernel, dtype: np.dtype[Any]) -> None:
-        self.kernel, self.rounding, self.dtype = kernel, kernel.rounding, dtype
-        wide = kernel.rounding.accumulator or ("float64" if dtype == "float64" else "float32")
-        # What is cut off to float32 is first computed in float64.
+    def __init__(self, choices: Choices, dtype: np.dtype[Any]) -> None:
+        self.choices, self.rounding, self.dtype = choices, choices.rounding, dtype
+        wide = choices.rounding.accumulator or ("float64" if dtype == "float64" else "float32")
+        # Truncation to float32 starts from a result in float64.
         self.wide: Any = np.float32 if wide == "float32" else np.float64
         self.truncates = wide == "truncated"
-        self.log2e = self.wide(LOG2E if kernel.binary else 1)
+        self.log2e = self.wide(LOG2E if choices.binary else 1)
 
     def fit(self, x: Array) -> Array:
-        """What becomes of the result of an operation."""
+        """Fit the result of an operation to the accumulator: truncate, flush subnormals."""
         x = truncate(x) if self.truncates else x
-        return flush(x) if self.kernel.flushes else x
+        return flush(x) if self.choices.flushes else x
 
     def dot(self, a: Array, b: Array) -> Array:
         a, b = (self.store("operands", self.fit(x)) for x in (a, b))
-        return dot(a, b, self.kernel.order, self.rounding.sum_block, self.fit)
+        return dot(a, b, self.choices.order, self.rounding.sum_block, self.fit)
 
     def sum(self, x: Array) -> Array:
-        return summed(x, self.kernel.order, self.rounding.sum_block, self.fit)
+        return sum_last(x, self.choices.order, self.rounding.sum_block, self.fit)
 
     def row_sum(self, p: Array) -> Array:
-        """Σ p along a row, in the format that is declared for it."""
+        """Return Σ p along a row, in the format that the rounding model declares for it."""
         if self.rounding.row_sum == "accumulator":
             return self.sum(p)
-        return summed(p, "first", None, lambda x: self.store("row_sum", x))
+        return sum_last(p, "first", None, lambda x: self.store("row_sum", x))
 
-    def see(self, w: Array, x: Array, live: Array) -> Array:
-        """w @ x in which x counts only where it is live: 0 · NaN is NaN.  [10]"""
+    def masked_matmul(self, w: Array, x: Array, live: Array) -> Array:
+        """Return w @ x over the live positions only, since 0 · NaN is NaN.  [10]"""
         finite = np.isfinite(x)
         if finite.all():
             return self.dot(w, x)
@@ -56,13 +54,13 @@ class Machine:
         return np.where(touched, np.nan, self.dot(w, np.where(finite, x, self.wide(0))))
 
     def exp(self, x: Array) -> Array:
-        return self.fit(self.inexact(np.exp2(x) if self.kernel.binary else np.exp(x)))
+        return self.fit(self.inexact(np.exp2(x) if self.choices.binary else np.exp(x)))
 
     def log(self, x: Array) -> Array:
-        return np.asarray(np.log2(x) if self.kernel.binary else np.log(x))
+        return np.asarray(np.log2(x) if self.choices.binary else np.log(x))
 
     def inexact(self, x: Array) -> Array:
-        """A fast exp or tanh: in error by all that is declared, up or down as its bits fall."""
+        """Add the declared error of a fast exp or tanh, with a sign taken from the bits of x."""
         if self.rounding.exp_error is None:
             return x
         odd = np.ascontiguousarray(x).view(f"u{x.itemsize}") % 7 < 3
@@ -72,13 +70,13 @@ class Machine:
     def low(self, x: Array) -> Array:
         return self.store("scores", x)
 
-    def store(self, what: str, x: Array) -> Array:
-        """x as it is after it was stored where the rounding model says."""
-        where = getattr(self.rounding, what)
-        if where == "accumulator":
+    def store(self, name: str, x: Array) -> Array:
+        """Round x to the format in which the rounding model stores the array `name`."""
+        format = getattr(self.rounding, name)
+        if format == "accumulator":
             return x
-        return stored(x, self.dtype.name if where == "input" else where)
+        return store_as(x, self.dtype.name if format == "input" else format)
 
     def deliver(self, x: Array) -> Array:
-        """x rounded to the dtype of the inputs, still in the accumulator."""
+        """Round x to the dtype of the inputs and hold it in the accumulator."""
         return cast(self.fit(x), self.dtype).astype(self.wide)

@@ -1,8 +1,8 @@
 """ONNX: its reference evaluator, and ONNX Runtime.
 
-They are imported when they are called. Masks and biases are given in full, since the reference
-reads a row of keys wrongly under causal. In float16 its softmax is three roundings more than
-others have; in float64 its attributes are float32.
+They are imported on the first call. Masks and biases are passed in full, since the reference
+misreads a row of keys under causal. In float16 its softmax has three more roundings than others; in
+float64 its attributes are float32.
 """
 
 from __future__ import annotations

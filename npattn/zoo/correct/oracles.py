@@ -1,4 +1,4 @@
-"""npattn's own: the oracles, rounded once at the end, and what ships beside them."""
+"""Correct implementations of npattn itself: the oracles, rounded once, and the NumPy target."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import npattn
 from npattn import loops
 from npattn.arrays import Array
 from npattn.mistakes.attention import base, base_backward
-from npattn.options import ScoreMod, Window
 from npattn.problem import Forward, Gradients, Problem
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.correct.arithmetic import cast
 from npattn.zoo.correct.register import correct
+from npattn.zoo.correct.signature import with_every_option
 
 GRADIENTS = ("q", "k", "v", "bias", "sinks")
 
 
-def _aligned(causal: bool) -> Any:
+def bottom_right(causal: bool) -> Any:
     return "bottom_right" if causal else False
 
 
+@with_every_option
 def dense(
     q: Array,
     k: Array,
@@ -31,23 +32,12 @@ def dense(
     mask: Array | None = None,
     *,
     causal: bool = False,
-    window: Window | None = None,
-    bias: Array | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    score_mod: ScoreMod | None = None,
-    sinks: Array | None = None,
-    dropout_mask: Array | None = None,
-    dropout_rate: float = 0.0,
     return_lse: bool = False,
     return_weights: bool = False,
+    **options: Any,
 ) -> Any:
-    fwd = npattn.forward(
-        q, k, v, mask, causal=_aligned(causal), window=window, bias=bias, scale=scale,
-        softcap=softcap, score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate,
-    )  # fmt: skip
-    return _asked(fwd.out, fwd.lse, fwd.weights if return_weights else None, q, return_lse)
+    fwd = npattn.forward(q, k, v, mask, causal=bottom_right(causal), **options)
+    return select(fwd.out, fwd.lse, fwd.weights if return_weights else None, q, return_lse)
 
 
 def dense_backward(
@@ -61,10 +51,11 @@ def dense_backward(
     causal: bool = False,
     **options: Any,
 ) -> dict[str, Array]:
-    fwd: Forward = npattn.forward(q, k, v, causal=_aligned(causal), **options)
-    return _delivered(npattn.backward(fwd, dout, dlse, dweights), q)
+    fwd: Forward = npattn.forward(q, k, v, causal=bottom_right(causal), **options)
+    return round_gradients(npattn.backward(fwd, dout, dlse, dweights), q)
 
 
+@with_every_option
 def by_loops(
     q: Array,
     k: Array,
@@ -72,24 +63,13 @@ def by_loops(
     mask: Array | None = None,
     *,
     causal: bool = False,
-    window: Window | None = None,
-    bias: Array | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    score_mod: ScoreMod | None = None,
-    sinks: Array | None = None,
-    dropout_mask: Array | None = None,
-    dropout_rate: float = 0.0,
     return_lse: bool = False,
     return_weights: bool = False,
+    **options: Any,
 ) -> Any:
-    problem = Problem(
-        q, k, v, mask, causal=_aligned(causal), window=window, bias=bias, scale=scale,
-        softcap=softcap, score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate,
-    )  # fmt: skip
+    problem = Problem(q, k, v, mask, causal=bottom_right(causal), **options)
     out, lse, weights = loops.forward(problem)
-    return _asked(out, lse, weights if return_weights else None, q, return_lse)
+    return select(out, lse, weights if return_weights else None, q, return_lse)
 
 
 def loops_backward(
@@ -103,19 +83,21 @@ def loops_backward(
     causal: bool = False,
     **options: Any,
 ) -> dict[str, Array]:
-    problem = Problem(q, k, v, causal=_aligned(causal), **options)
-    return _delivered(loops.backward(problem, dout, dlse, dweights), q)
+    problem = Problem(q, k, v, causal=bottom_right(causal), **options)
+    return round_gradients(loops.backward(problem, dout, dlse, dweights), q)
 
 
-def _asked(out: Array, lse: Array, weights: Array | None, q: Array, return_lse: bool) -> Any:
-    found = [cast(out, q.dtype)] + [lse] * return_lse + ([] if weights is None else [weights])
-    return found[0] if len(found) == 1 else tuple(found)
+def select(out: Array, lse: Array, weights: Array | None, q: Array, return_lse: bool) -> Any:
+    """Return out in the dtype of q, with lse and weights if they are requested."""
+    results = [cast(out, q.dtype)] + [lse] * return_lse + ([] if weights is None else [weights])
+    return results[0] if len(results) == 1 else tuple(results)
 
 
-def _delivered(grads: Gradients, q: Array) -> dict[str, Array]:
-    found = {n: getattr(grads, n) for n in GRADIENTS if getattr(grads, n) is not None}
+def round_gradients(grads: Gradients, q: Array) -> dict[str, Array]:
+    """Return the gradients by input name; those of q, k, v in the dtype of q."""
+    arrays = {n: getattr(grads, n) for n in GRADIENTS if getattr(grads, n) is not None}
     return {
-        n: cast(x, q.dtype) if n in ("q", "k", "v") else np.asarray(x) for n, x in found.items()
+        n: cast(x, q.dtype) if n in ("q", "k", "v") else np.asarray(x) for n, x in arrays.items()
     }
 
 
@@ -152,7 +134,7 @@ correct(
 )
 correct(
     "base of the zoo",
-    "What the mutants are made of: float64 inside.",
+    "Base of the mutants: float64 inside.",
     base,
     base_backward,
     rounding=Rounding.upcast(),

@@ -1,4 +1,4 @@
-"""What a correct implementation is, and the register of all of them."""
+"""Record of a correct implementation, and the register of all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FINE = ("passed", "not applicable")
 
 @dataclass(frozen=True, kw_only=True)
 class Correct:
-    """A correct implementation: what the judge says against it is a false alarm.
+    """A correct implementation: every failure that the judge reports of it is a false alarm.
 
     Attributes
     ----------
@@ -30,21 +30,21 @@ class Correct:
     forward : callable
         An implementation under test.
     backward : callable or None
-        Its gradients; None: autodiff, or none.
+        Its gradients; None means autodiff, or no gradients.
     dtypes : tuple of str
-        In which it is correct.
+        Dtypes in which it is correct.
     rounding : Rounding or None
-        The model that it declares. None: none, which allows the most.
+        Rounding model that it declares; None declares nothing, which allows the most.
     beyond : bool
-        It rounds more than is allowed to whoever declares nothing.
+        True if it rounds more than the tolerance of an undeclared model.
     framework : {"numpy", "torch", "jax"}
     conventions : Conventions
     needs : str or None
-        The package without which it cannot run.
+        Package that it needs.
     sizes : mapping
-        Where it is slow: those to draw, ``{"T": (2, 3)}``.
+        Sizes to sample, if it is slow: ``{"T": (2, 3)}``.
     breaks : tuple of str
-        Rules that it is known to break, and why it is here all the same: a system in wide use.
+        Rules that it is known to break; systems in wide use are listed all the same.
     """
 
     name: str
@@ -66,20 +66,20 @@ class Correct:
 
     @property
     def models(self) -> tuple[Rounding | None, ...]:
-        """Those under which it must pass."""
+        """Rounding models under which it must pass."""
         return (self.rounding,) if self.beyond else tuple(dict.fromkeys((self.rounding, None)))
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """All but those that it is known to break."""
+        """Every rule except those that it is known to break."""
         return tuple(name for name in PROPERTIES if name not in self.breaks)
 
     def alarms(self, report: Report) -> list[Outcome]:
-        """What a report says against it, but for what it is known to break."""
+        """Return the outcomes of a report that are false alarms."""
         return [o for o in report.outcomes if o.status not in FINE and o.rule not in self.breaks]
 
     def implementation(self) -> Implementation:
-        """As the judge takes it."""
+        """Return it in the form that the judge takes."""
         return Implementation(
             self.forward, backward=self.backward, framework=self.framework, name=self.name
         )
@@ -94,11 +94,11 @@ def correct(
     sentence: str,
     forward: Callable[..., Any],
     backward: Callable[..., Any] | None = None,
-    **words: Any,
+    **attributes: Any,
 ) -> None:
-    """Put an implementation into the register."""
+    """Register a correct implementation."""
     if name in CORRECT:
-        raise KeyError(f"{name} is twice among the correct implementations")
+        raise KeyError(f"two correct implementations are named {name}")
     CORRECT[name] = Correct(
-        name=name, sentence=sentence, forward=forward, backward=backward, **words
+        name=name, sentence=sentence, forward=forward, backward=backward, **attributes
     )

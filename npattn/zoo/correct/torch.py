@@ -1,6 +1,6 @@
-"""torch: attention as its users write it, and its own.
+"""torch: attention as its users write it, and torch's own.
 
-torch is imported when one of them is called, so that the register needs none.
+torch is imported on the first call, so that the register does not need it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from npattn.zoo.correct.register import correct
 
 
 def attention(product: Callable[[Any, Any, float], Any]) -> Callable[..., Any]:
-    """Attention in a line an equation; `product` makes the scores of q, k and scale."""
+    """Return attention with one line per equation; `product` computes scores of q, k, scale."""
 
     def attend(
         q: Any,
@@ -41,7 +41,7 @@ def attention(product: Callable[[Any, Any, float], Any]) -> Callable[..., Any]:
         if sinks is not None:
             column = sinks.view(-1, 1, 1)[:, :, 0] if s.ndim == 2 else sinks.view(-1, 1, 1)
             s = torch.cat([s, column.expand(*s.shape[:-1], 1)], -1)
-        # The softmax of nothing is NaN, and so is its gradient, whatever becomes of it later.
+        # The softmax of an empty row is NaN, and its gradient too, even if masked afterwards.
         empty = (s.detach() == -torch.inf).all(-1, keepdim=True)
         s = s.masked_fill(empty, 0.0)
         p = s.softmax(-1)[..., : k.shape[-2]].masked_fill(hidden, 0.0)
@@ -59,7 +59,7 @@ def attention(product: Callable[[Any, Any, float], Any]) -> Callable[..., Any]:
 
 
 def _heads(x: Any, q: Any) -> Any:
-    """Shared heads repeated."""
+    """Repeat shared heads."""
     return x if q.ndim < 3 else x.repeat_interleave(q.shape[-3] // max(x.shape[-3], 1), -3)
 
 
@@ -102,26 +102,26 @@ TOP_LEFT = PROFILES["torch.sdpa"]
 
 correct(
     "torch eager",
-    "A line an equation, every result a tensor in the dtype of q.",
+    "One line per equation, every result a tensor in the dtype of q.",
     attention(lambda q, k, scale: scale * (q @ k.mT)),
     **TORCH,
 )
 correct(
     "torch eager, scale on q",
-    "The same, with q · scale a tensor, as torch.nn.MultiheadAttention has it.",
+    "The same with q · scale as a tensor, as in torch.nn.MultiheadAttention.",
     attention(lambda q, k, scale: (scale * q) @ k.mT),
     **TORCH,
 )
 correct(
     "torch.sdpa-math",
-    "torch.nn.functional.scaled_dot_product_attention, held to its MATH backend.",
+    "torch.nn.functional.scaled_dot_product_attention with its MATH backend.",
     math,
     conventions=TOP_LEFT,
     **TORCH,
 )
 correct(
     "torch.sdpa",
-    "The same as it dispatches on this machine; causal with a scale that is not positive is wrong.",
+    "The same with the backend chosen here; causal with a scale ≤ 0 is wrong.",
     default,
     conventions=TOP_LEFT,
     **(TORCH | {"breaks": (*NAN, "nan-query")}),

@@ -1,0 +1,28 @@
+"""Signatures with every option of attention, taken from the one table."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from npattn.options import OPTIONS
+
+__all__ = ["with_every_option"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def with_every_option(f: Function) -> Function:
+    """Replace ``**options`` in the signature of `f` by the options of npattn.options."""
+    own = inspect.signature(f).parameters
+    positional = [p for p in own.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    keywords = [p for p in own.values() if p.kind is p.KEYWORD_ONLY]
+    options = [
+        inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
+        for option in OPTIONS.values()
+        if option.name not in own
+    ]
+    signature = inspect.Signature([*positional, *options, *keywords])
+    f.__signature__ = signature  # type: ignore[attr-defined]
+    return f
