@@ -46,9 +46,9 @@ SMALL = {"D": (3, 5), "E": (2, 3)}
 @pytest.mark.parametrize("named", RIGHT)
 def test_correct_implementations_pass(named, rule):
     f, backward, dtype = RIGHT[named]
-    found = ratios(rule, trial_of(f, backward, dtype), examples=5)
-    assert len(found) == 5
-    assert max(found) <= 1
+    values = ratios(rule, trial_of(f, backward, dtype), examples=5)
+    assert len(values) == 5
+    assert max(values) <= 1
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -59,9 +59,9 @@ def test_oracle_passes_under_conventions(named, rule):
     if (reason := PROPERTIES[rule].unless(trial)) is not None:
         assert reason in REASONS
         return
-    found = ratios(rule, trial, examples=3)
-    assert len(found) == 3
-    assert max(found) <= 1
+    values = ratios(rule, trial, examples=3)
+    assert len(values) == 3
+    assert max(values) <= 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -70,8 +70,8 @@ def ratios(rule, trial, examples):
     assert rule.unless(trial) is None
     recipes = Pools(trial.space, **rule.draw(trial)).planned(7, 60)
     quick = (r for r in recipes if math.prod(r.whole) * (r.D + r.E) < 2**14)
-    found = (rule.check(trial, recipe) for recipe in quick)
-    return list(itertools.islice((x for x in found if x is not None), examples))
+    values = (rule.check(trial, recipe) for recipe in quick)
+    return list(itertools.islice((x for x in values if x is not None), examples))
 
 
 def violation(rule, trial, examples=60):
@@ -123,9 +123,9 @@ def oracle_under(conventions):
 @pytest.mark.parametrize("named", RIGHT)
 def test_correct_implementations_pass(named, rule):
     f, backward, dtype = RIGHT[named]
-    found = ratios(rule, trial_of(f, backward, dtype), examples=6)
-    assert len(found) == 6
-    assert max(found) <= 1
+    values = ratios(rule, trial_of(f, backward, dtype), examples=6)
+    assert len(values) == 6
+    assert max(values) <= 1
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -136,9 +136,9 @@ def test_oracle_passes_under_conventions(named, rule):
     if (reason := PROPERTIES[rule].unless(trial)) is not None:
         assert reason in REASONS
         return
-    found = ratios(rule, trial, examples=4)
-    assert len(found) == 4
-    assert max(found) <= 1
+    values = ratios(rule, trial, examples=4)
+    assert len(values) == 4
+    assert max(values) <= 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -383,8 +383,8 @@ def test_zero_times_an_unknown_estimate_is_zero():
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 def test_non_finite_values_never_agree(odd):
     number, wrong = exact(np.ones(2)), Estimate(np.array([1, odd]), np.full(2, 1e9))
-    for got, want in ((number, wrong), (wrong, number), (wrong, wrong)):
-        assert agree("o", got, want).ratio == np.inf
+    for left, right in ((number, wrong), (wrong, number), (wrong, wrong)):
+        assert agree("o", left, right).ratio == np.inf
     assert agree("o", number, wrong.where(np.array([True, False]))).passed
 
 

@@ -292,9 +292,9 @@ def test_put_back_fills_with_zeros():
     picks = [pick_queries(problem, np.array([3])), pick_keys(problem, np.array([6, 0]))]
     whole = np.arange(1.0, 36).reshape(5, 7)
     back = put_back("bias", pick("bias", whole, picks), picks, whole.shape)
-    want = np.zeros((5, 7))
-    want[3, [0, 6]] = whole[3, [0, 6]]
-    assert np.array_equal(back, want)
+    expected = np.zeros((5, 7))
+    expected[3, [0, 6]] = whole[3, [0, 6]]
+    assert np.array_equal(back, expected)
 
 
 def test_another_order_is_not_the_identity():

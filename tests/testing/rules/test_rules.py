@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from npattn.testing import Recipe, check
-from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules import MODULES, PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.correct import Kernel
 from npattn.zoo.mutants import MUTANTS
@@ -125,8 +125,8 @@ def report_on_flash():
 def test_flash_passes(report_on_flash, rule):
     outcome = outcome_of(report_on_flash, rule)
     absent = ("agreement-weights", "large-products")  # it returns none; in float16 alone
-    want = "not applicable" if rule in absent else "passed"
-    assert outcome.status == want, outcome.message
+    status = "not applicable" if rule in absent else "passed"
+    assert outcome.status == status, outcome.message
     assert 0 <= outcome.worst <= 1
 
 
@@ -151,6 +151,19 @@ def test_rules_cite_numbers_of_the_semantics():
         cited = re.findall(r"\d+", rule.section)
         assert cited, rule.rule
         assert set(cited) <= numbers, rule.rule
+
+
+def cited(text):
+    """Numbers of a list such as "1, 4-7"."""
+    ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
+    return {n for low, high in ranges for n in range(int(low), int(high or low) + 1)}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.split(".")[-1])
+def test_modules_are_headed_by_the_numbers_of_their_rules(module):
+    own = [rule for rule in PROPERTIES.values() if rule.check.__module__ == module.__name__]
+    heading = re.search(r"\[([\d, -]+)\]", module.__doc__.splitlines()[0])
+    assert cited(heading[1]) == set().union(*(cited(rule.section) for rule in own))
 
 
 def test_ids_are_words_with_hyphens():
@@ -251,10 +264,10 @@ def test_wrong_shapes_raise_in_no_rule(wrong):
           return_weights=False):  # fmt: skip
         kwargs = {"causal": causal, "bias": bias, "sinks": sinks}
         all_three = Kernel().forward(q, k, v, mask, **kwargs, return_lse=True, return_weights=True)
-        names, asked = ("o", "lse", "weights"), (True, return_lse, return_weights)
-        pairs = zip(names, all_three, asked, strict=True)
-        found = [cut(x) if name == wrong else x for name, x, wanted in pairs if wanted]
-        return tuple(found) if len(found) > 1 else found[0]
+        names, requested = ("o", "lse", "weights"), (True, return_lse, return_weights)
+        pairs = zip(names, all_three, requested, strict=True)
+        results = [cut(x) if name == wrong else x for name, x, keep in pairs if keep]
+        return tuple(results) if len(results) > 1 else results[0]
 
     def backward(dout, q, k, v, *, mask=None, causal=False, bias=None, sinks=None, dlse=None):
         o, lse = flash(q, k, v, mask, causal=causal, bias=bias, sinks=sinks, return_lse=True)
@@ -288,9 +301,9 @@ ODD = {
 def test_odd_results_fail_and_raise_in_no_rule(odd, of):
     def f(q, k, v, mask=None, *, causal=False, bias=None, sinks=None, return_lse=False):
         kwargs = {"causal": causal, "bias": bias, "sinks": sinks}
-        found = flash(q, k, v, mask, **kwargs, return_lse=True)
-        found = [ODD[odd](x) if of == "o and lse" else x for x in found]
-        return tuple(found) if return_lse else found[0]
+        results = flash(q, k, v, mask, **kwargs, return_lse=True)
+        results = [ODD[odd](x) if of == "o and lse" else x for x in results]
+        return tuple(results) if return_lse else results[0]
 
     def backward(dout, q, k, v, *, mask=None, causal=False, bias=None, sinks=None, dlse=None):
         kwargs = {"mask": mask, "causal": causal, "bias": bias, "sinks": sinks}

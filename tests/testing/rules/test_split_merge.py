@@ -66,7 +66,7 @@ def test_merge_error_is_within_its_bound_and_close_to_it(spread, error):
     empty = np.zeros((2, ROWS), bool)
     merged, tolerance = merge(Conventions(), parts, empty)
     lse_errors = np.array(
-        [float(abs(x - want)) for x, want in zip(merged["lse"], exact_merged_lse, strict=True)]
+        [float(abs(x - exact)) for x, exact in zip(merged["lse"], exact_merged_lse, strict=True)]
     )
     pairs = zip(merged["o"], exact_merged_o, strict=True)
     o_errors = np.array([[float(abs(x - y)) for x, y in zip(*row, strict=True)] for row in pairs])

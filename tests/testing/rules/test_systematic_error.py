@@ -147,8 +147,8 @@ def test_suspicion_fails_only_if_strict() -> None:
     status = {o.rule: o.status for o in report.outcomes}
     assert status == {"agreement-o": "passed", "aggregate": "suspect"}
     assert report.passed
-    told = next(o.message for o in report.outcomes if o.rule == "aggregate")
-    assert "gain of o +0.19" in told
+    message = next(o.message for o in report.outcomes if o.rule == "aggregate")
+    assert "gain of o +0.19" in message
     strict = check(
         attention.forward, backward=attention.backward, examples=20, strict=True, **kwargs
     )
@@ -223,11 +223,11 @@ def test_plain_recipes_keep_to_accepted_structure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "told"),
+    ("heads", "expected"),
     [([1.0, 1.1], None), ([1.4, 1.8], 1.6), ([0.9, 0.9, 0.9, 2.1], 2.1), ([np.nan, np.nan], None)],
 )
-def test_excessive_on_average_or_in_one_head(heads: Any, told: float | None) -> None:
-    assert excessive(np.array(heads)) == (None if told is None else pytest.approx(told))
+def test_excessive_on_average_or_in_one_head(heads: Any, expected: float | None) -> None:
+    assert excessive(np.array(heads)) == (None if expected is None else pytest.approx(expected))
 
 
 # --- one fit of artificial errors -----------------------------------------------------------------
@@ -238,8 +238,8 @@ def fit_errors(error: Any, T: int = 11, mistake: str = "mean") -> list[Any]:
     trial = trial_of(Attention(), rounding=Rounding.upcast())
     recipe = Recipe(lead=(3,), H=2, K=2, T=T, S=7, D=5, E=13)
     judged = measure_errors(trial, recipe).judged
-    want = judged.want["o"]
-    sample = ErrorSample(replace(judged, results={"o": want + error}), {"o": np.ones_like(want)})
+    exact = judged.want["o"]
+    sample = ErrorSample(replace(judged, results={"o": exact + error}), {"o": np.ones_like(exact)})
     return [fit for fit in fits(sample, trial) if fit.mistake == mistake]
 
 
