@@ -51,7 +51,7 @@ CONFINED = {
     "onnx": ("testing/targets/onnx.py",),
     "onnxruntime": ("testing/targets/onnxruntime.py",),
     "hypothesis": ("testing/",),
-    "matplotlib": ("plot.py", "bench/picture.py"),
+    "matplotlib": ("plot/", "bench/picture.py"),
     "sklearn": ("train.py",),
     "rich": ("cli.py", "testing/report/report.py"),
     "click": ("cli.py", "testing/report/report.py"),

@@ -1,4 +1,4 @@
-"""Heat maps: what they show, what they never hide, and that nothing in them overlaps."""
+"""Heat maps: values, hidden and wrong elements, labels, and no overlaps."""
 
 import itertools
 import os
@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("matplotlib")  # the extra npattn[plot]
 
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
@@ -20,6 +21,7 @@ import npattn
 from npattn import plot
 from npattn.cli import cli
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.plot.cells import CROSS, FLAG, format_number
 
 H, T, S = 3, 5, 7
 WORDS = ["The", "quick", "brown", "fox", "jumps", "over", "the"]
@@ -36,23 +38,23 @@ def panels(figure):
     return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
 
 
-def shown(axes):
-    """The values with a colour of the scale; those without are masked."""
+def scale_values(axes):
+    """Return the values with a colour of the scale; others are masked."""
     return axes.images[0].get_array()
 
 
 def crosses(axes):
-    """(row, column) of each cross."""
+    """Return (row, column) of each cross."""
     return sorted((int(y), int(x)) for c in axes.collections for x, y in c.get_offsets())
 
 
 def numbers(axes):
-    """The texts in the cells, by (row, column)."""
+    """Return the texts in the cells, by (row, column)."""
     return {(round(t.get_position()[1]), round(t.get_position()[0])): t for t in axes.texts}
 
 
 def key(figure):
-    """The words below the panels."""
+    """Return the words below the panels."""
     return [t.get_text() for legend in figure.legends for t in legend.get_texts()]
 
 
@@ -61,7 +63,7 @@ def labels(axis):
 
 
 def boxes(figure):
-    """Every text of the figure that is not in a cell, with its box in pixels."""
+    """Return every text outside the cells, with its box in pixels."""
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()
     texts = [*figure.texts, *(t for legend in figure.legends for t in legend.get_texts())]
@@ -77,7 +79,7 @@ def boxes(figure):
 
 
 def overlaps(figure):
-    """Pairs of texts that touch, and texts that touch a panel or leave the figure."""
+    """Return pairs of texts that touch, and texts that touch a panel or leave the figure."""
     texts, whole = boxes(figure), figure.bbox
     found = [(a, b) for (a, x), (b, y) in itertools.combinations(texts, 2) if x.overlaps(y)]
     for text, box in texts:
@@ -94,22 +96,22 @@ def luminance(colour):
     return linear @ (0.2126, 0.7152, 0.0722)
 
 
-# --- what is drawn --------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
-def test_a_head_is_drawn_as_it_is_queries_downwards():
+def test_head_is_drawn_with_queries_downwards():
     p = weights(T, S)
     figure = plot.head(p, queries=WORDS[:T], keys=WORDS)
     (axes,) = panels(figure)
     assert isinstance(figure, Figure)
-    np.testing.assert_array_equal(shown(axes), p)
+    np.testing.assert_array_equal(scale_values(axes), p)
     assert labels(axes.yaxis) == WORDS[:T]
     assert labels(axes.xaxis) == WORDS
     assert axes.get_ylim() == (T - 0.5, -0.5)
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("query", "key")
 
 
-def test_what_is_given_is_not_changed():
+def test_argument_is_not_modified():
     p = weights(T, S)
     p[1, 2], p[3, 4] = 0, np.nan
     before = p.copy()
@@ -117,17 +119,17 @@ def test_what_is_given_is_not_changed():
     np.testing.assert_array_equal(p, before)
 
 
-def test_heads_are_side_by_side_with_one_scale_from_0_to_the_largest():
+def test_heads_share_one_scale_from_0_to_largest_weight():
     p = weights(H, T, S)
     figure = plot.heads(p)
     assert [axes.get_title() for axes in panels(figure)] == ["head 0", "head 1", "head 2"]
     for axes, one in zip(panels(figure), p, strict=True):
-        np.testing.assert_array_equal(shown(axes), one)
+        np.testing.assert_array_equal(scale_values(axes), one)
         assert axes.images[0].get_clim() == (0, p.max())
 
 
 @pytest.mark.parametrize("count", [2, 5, 7, 11, 13, 17])
-def test_the_lowest_panel_of_each_column_has_the_labels_of_the_keys(count):
+def test_lowest_panel_of_each_column_has_key_labels(count):
     figure = plot.heads(weights(count, 3, 2), keys=["a", "b"])
     columns = {}
     for axes in panels(figure):
@@ -138,12 +140,12 @@ def test_the_lowest_panel_of_each_column_has_the_labels_of_the_keys(count):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
-def test_narrow_dtypes_are_drawn_too(dtype):
+def test_narrow_dtypes(dtype):
     p = weights(T, S).astype(dtype)
-    np.testing.assert_array_equal(shown(panels(plot.head(p))[0]), p.astype(float))
+    np.testing.assert_array_equal(scale_values(panels(plot.head(p))[0]), p.astype(float))
 
 
-def test_a_negative_weight_has_a_colour_of_its_own():
+def test_negative_weight_extends_the_scale():
     p = weights(T, S)
     p[2, 3] = -0.25
     (axes,) = panels(plot.head(p))
@@ -151,49 +153,49 @@ def test_a_negative_weight_has_a_colour_of_its_own():
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan])
-def test_a_head_without_any_weight_can_be_drawn(value):
+def test_head_without_positive_weights(value):
     (axes,) = panels(plot.head(np.full((T, S), value)))
-    assert shown(axes).mask.all()
+    assert scale_values(axes).mask.all()
     assert axes.images[0].get_clim() == (0, 1)
 
 
-def test_a_mask_shows_what_may_be_seen():
+def test_mask_shows_visible_keys():
     visible = npattn.Problem(
         *(np.zeros((n, 2)) for n in (T, S, S)), causal="bottom_right", window=(1, None)
     ).visible
     figure = plot.mask(visible, title="window")
     (axes,) = panels(figure)
-    np.testing.assert_array_equal(~shown(axes).mask, visible)
+    np.testing.assert_array_equal(~scale_values(axes).mask, visible)
     assert key(figure) == ["may attend", "hidden"]
     assert len(figure.axes) == 1, "a mask needs no scale"
 
 
-def test_a_mask_of_each_head_has_a_panel_a_head():
+def test_mask_with_heads_has_one_panel_per_head():
     figure = plot.mask(np.random.default_rng(0).random((H, T, S)) < 0.5)
     assert len(panels(figure)) == H
 
 
-def test_a_mask_that_hides_nothing_says_only_that():
+def test_key_of_constant_mask_has_one_entry():
     assert key(plot.mask(np.ones((T, S), bool))) == ["may attend"]
     assert key(plot.mask(np.zeros((T, S), bool))) == ["hidden"]
 
 
-# --- what is never hidden -------------------------------------------------------------------------
+# --- hidden and wrong elements --------------------------------------------------------------------
 
 
-def test_a_weight_of_exactly_0_is_not_drawn_as_a_tiny_one_is():
+def test_exact_0_differs_from_tiny_weight():
     p = weights(T, S)
     p[1, 2], p[3, 4] = 0, 1e-30
     figure = plot.head(p)
     (axes,) = panels(figure)
-    assert np.argwhere(shown(axes).mask).tolist() == [[1, 2]]
+    assert np.argwhere(scale_values(axes).mask).tolist() == [[1, 2]]
     assert axes.patch.get_hatch()
     assert key(figure) == ["0: hidden"]
     assert numbers(axes)[1, 2].get_text() == "0"
     assert numbers(axes)[3, 4].get_text() == "≈0"
 
 
-def test_a_hidden_cell_shows_the_hatched_ground_in_pixels():
+def test_hidden_cell_is_hatched():
     p = np.full((T, S), 0.5)
     p[:, 3:] = 0
     figure = plot.head(p)
@@ -212,7 +214,7 @@ def test_a_hidden_cell_shows_the_hatched_ground_in_pixels():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_has_a_cross(value):
+def test_nan_and_inf_have_a_cross(value):
     p = weights(T, S)
     p[1, 2] = value
     figure = plot.head(p)
@@ -223,7 +225,7 @@ def test_what_is_no_number_has_a_cross(value):
     assert np.isfinite(axes.images[0].get_clim()).all()
 
 
-def test_all_beyond_the_allowed_error_has_a_cross_and_nothing_else():
+def test_errors_beyond_tolerance_have_a_cross():
     ratio = np.random.default_rng(0).random((T, S))
     ratio[0, 1], ratio[1, 2], ratio[2, 3], ratio[3, 4] = 1, np.nextafter(1, 2), np.inf, np.nan
     figure = plot.error(ratio)
@@ -235,30 +237,30 @@ def test_all_beyond_the_allowed_error_has_a_cross_and_nothing_else():
     assert texts == ["1.00", ">1", "inf", "NaN"]
 
 
-def test_the_colour_of_what_is_beyond_is_in_no_part_of_the_scale():
-    scale = plot.colormaps["viridis"](np.linspace(0, 1, 257))[:, :3]
-    beyond = np.array(to_rgba(plot.FLAG)[:3])
+def test_flag_colour_is_not_in_the_scale():
+    scale = colormaps["viridis"](np.linspace(0, 1, 257))[:, :3]
+    beyond = np.array(to_rgba(FLAG)[:3])
     assert np.linalg.norm(scale - beyond, axis=1).min() > 0.3
 
 
 @pytest.mark.parametrize("n", [197, 1999])
-def test_one_wrong_element_among_many_is_seen(n):
+def test_one_wrong_element_among_many_is_visible(n):
     ratio = np.zeros((n, n)) + 0.1
     ratio[17, 31] = 2
     figure = plot.error(ratio)
     (axes,) = panels(figure)
     assert crosses(axes) == [(17, 31)]
     (size,) = axes.collections[0].get_sizes()
-    assert np.sqrt(size) >= plot.CROSS
+    assert np.sqrt(size) >= CROSS
 
 
-def test_many_wrong_elements_do_not_make_a_cross_each():
+def test_crosses_of_many_wrong_elements_are_thinned():
     figure = plot.error(np.full((997, 991), 2.0))
     (axes,) = panels(figure)
     assert 1000 < len(crosses(axes)) < 20_000
 
 
-def test_an_exact_0_among_errors_is_seen_too():
+def test_exact_0_among_errors_is_in_the_key():
     assert key(plot.error(np.zeros((T, S)))) == ["exactly 0"]
 
 
@@ -282,11 +284,11 @@ def test_an_exact_0_among_errors_is_seen_too():
         (np.nan, "NaN"),
     ],
 )
-def test_a_number_is_short(x, text):
-    assert plot._number(x) == text
+def test_format_number(x, text):
+    assert format_number(x) == text
 
 
-def test_numbers_fit_into_their_cells():
+def test_numbers_fit_into_cells():
     for p in (weights(T, S), weights(12, 11, 13), 1e5 * weights(H, 11, 13)):
         figure = plot.heads(p) if p.ndim == 3 else plot.head(p)
         renderer = FigureCanvasAgg(figure).get_renderer()
@@ -303,12 +305,12 @@ def test_numbers_fit_into_their_cells():
                 )
 
 
-def test_numbers_are_left_out_where_they_do_not_fit():
+def test_numbers_that_do_not_fit_are_omitted():
     for figure in (plot.heads(weights(2, 53, 59)), plot.head(weights(3, 101))):
         assert len(panels(figure)[0].texts) == 0
 
 
-def test_numbers_contrast_with_their_cells():
+def test_numbers_contrast_with_cells():
     p = np.linspace(0.001, 1, T * S).reshape(T, S)
     (axes,) = panels(plot.head(p))
     image = axes.images[0]
@@ -319,7 +321,7 @@ def test_numbers_contrast_with_their_cells():
         assert (high + 0.05) / (low + 0.05) > 4.5, at
 
 
-def test_too_many_labels_are_thinned_evenly():
+def test_labels_are_thinned_evenly():
     texts = [f"t{i}" for i in range(197)]
     (axes,) = panels(plot.head(weights(197, 197), queries=texts, keys=texts))
     for axis in (axes.xaxis, axes.yaxis):
@@ -329,7 +331,7 @@ def test_too_many_labels_are_thinned_evenly():
         assert labels(axis) == [texts[int(i)] for i in at]
 
 
-def test_tokens_are_shown_as_they_are_written():
+def test_tokens_are_shown_literally():
     tokens = ["$x$", "a_b", "\n", "  ", "\t<pad>", "é" * 31, ""]
     (axes,) = panels(plot.head(weights(T, S), keys=tokens))
     assert labels(axes.xaxis) == ["$x$", "a_b", "\\n", "␣␣", "\\t<pad>", "é" * 23 + "…", ""]
@@ -355,13 +357,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_overlaps_and_nothing_is_cut_off(name):
+def test_no_text_overlaps_or_is_cut_off(name):
     figure = CASES[name]()
     assert overlaps(figure) == []
     assert labels(figure.axes[0].yaxis)
 
 
-def test_an_overlap_would_be_seen():
+def test_overlaps_are_found():
     figure = CASES["words"]()
     figure.set_size_inches(1, 1)
     assert overlaps(figure)
@@ -370,13 +372,13 @@ def test_an_overlap_would_be_seen():
 # --- figures --------------------------------------------------------------------------------------
 
 
-def test_a_figure_is_its_own_and_a_notebook_shows_it():
+def test_figure_is_shown_by_notebooks_without_pyplot():
     figure = plot.head(weights(T, S))
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert getattr(figure, "number", None) is None, "pyplot does not know it"
 
 
-def test_the_styles_of_the_user_move_nothing():
+def test_style_of_user_moves_nothing():
     import matplotlib
 
     plain = plot.heads(weights(H, T, S))
@@ -389,7 +391,7 @@ def test_the_styles_of_the_user_move_nothing():
     assert plain._repr_png_() == styled._repr_png_()
 
 
-# --- what the caller can get wrong ----------------------------------------------------------------
+# --- illegal arguments ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -420,7 +422,7 @@ def test_the_styles_of_the_user_move_nothing():
         (lambda: plot.head(weights(T, S), title=3), OptionError, "title is 3"),
     ],
 )
-def test_an_error_says_what_it_is_and_what_it_must_be(call, kind, message):
+def test_illegal_argument_raises(call, kind, message):
     with pytest.raises(kind) as caught:
         call()
     assert message in str(caught.value)
@@ -431,31 +433,31 @@ def test_an_error_says_what_it_is_and_what_it_must_be(call, kind, message):
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """Writes the arrays into data.npz of the working directory, and gives its name."""
+    """Return a function that writes arrays into data.npz of the working directory."""
     monkeypatch.chdir(tmp_path)
 
-    def written(**arrays):
+    def write(**arrays):
         np.savez("data.npz", **arrays)
         return "data.npz"
 
-    return written
+    return write
 
 
 @pytest.fixture
-def drawn(monkeypatch):
-    """What npattn plot asked npattn.plot for: (function, array, options), in order."""
-    asked = []
+def plot_calls(monkeypatch):
+    """Record the calls of npattn.plot by npattn plot: (function, array, options), in order."""
+    calls = []
 
     def spy(name, function):
         def call(array, **options):
-            asked.append((name, array, options))
+            calls.append((name, array, options))
             return function(array, **options)
 
         return call
 
     for name in ("head", "heads", "mask", "error"):
         monkeypatch.setattr(plot, name, spy(name, getattr(plot, name)))
-    return asked
+    return calls
 
 
 def run(*words, code=0):
@@ -465,12 +467,12 @@ def run(*words, code=0):
 
 
 @pytest.mark.parametrize(("shape", "function"), [((T, S), "head"), ((H, T, S), "heads")])
-def test_weights_in_a_file_are_drawn(file, drawn, shape, function):
+def test_weights_in_a_file_are_drawn(file, plot_calls, shape, function):
     p = weights(*shape)
     name = file(weights=p, queries=np.array(WORDS[:T]), keys=np.array(WORDS))
     assert run(name, "--out", "fig.png") == "wrote fig.png"
     assert Path("fig.png").read_bytes().startswith(b"\x89PNG")
-    ((used, array, options),) = drawn
+    ((used, array, options),) = plot_calls
     assert used == function
     np.testing.assert_array_equal(array, p)
     assert options == {"queries": WORDS[:T], "keys": WORDS, "title": None}
@@ -482,15 +484,15 @@ def test_the_ending_of_out_is_its_format(file, ending):
     assert os.path.getsize(f"fig.{ending}") > 1000
 
 
-def test_one_head_and_one_sample_can_be_picked(file, drawn):
+def test_one_head_and_one_sample_can_be_picked(file, plot_calls):
     p = weights(2, 3, H, T, S)
     run(file(weights=p), "--out", "fig.png", "--sample", 4, "--head", 1)
-    ((used, array, options),) = drawn
+    ((used, array, options),) = plot_calls
     assert (used, options["title"]) == ("head", "head 1")
     np.testing.assert_array_equal(array, p[1, 1, 1])
 
 
-def test_a_mask_and_an_error_in_a_file_are_drawn(file, drawn):
+def test_mask_and_error_in_file_are_drawn(file, plot_calls):
     run(file(mask=np.tri(T, S, dtype=bool)), "--out", "a.png")
     run(file(error=weights(T, S)), "--out", "b.png")
     run(file(error=weights(T, S), queries=np.array(WORDS[:T])), "--out", "c.png")
@@ -517,11 +519,11 @@ def test_a_mask_and_an_error_in_a_file_are_drawn(file, drawn):
     ],
     ids=["plain", "causal", "mask", "window", "open window", "numbers", "bias"],
 )
-def test_of_q_k_v_the_weights_of_the_oracle_are_drawn(file, drawn, stored, options):
+def test_oracle_weights_of_q_k_v_are_drawn(file, plot_calls, stored, options):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((H, n, 2)) for n in (T, S, S))
     run(file(q=q, k=k, v=v, **stored), "--out", "fig.png")
-    ((used, array, _),) = drawn
+    ((used, array, _),) = plot_calls
     assert used == "heads"
     np.testing.assert_array_equal(array, npattn.forward(q, k, v, **options).weights)
 
@@ -551,12 +553,12 @@ Q, K, V = np.zeros((2, H, T, 2)), np.zeros((2, H, S, 2)), np.zeros((2, H, S, 2))
         ({"weights": weights(T, S), "keys": np.array("word")}, (), "keys is 'word'"),
     ],
 )
-def test_a_file_of_the_wrong_contents_is_wrong_usage(file, arrays, words, message):
+def test_illegal_contents_of_file_are_wrong_usage(file, arrays, words, message):
     assert message in run(file(**arrays), "--out", "fig.png", *words, code=2)
     assert not os.path.exists("fig.png")
 
 
-def test_a_damaged_file_is_wrong_usage(file):
+def test_damaged_file_is_wrong_usage(file):
     name = file(weights=weights(T, S))
     whole = Path(name).read_bytes()
     middle = bytearray(whole)
@@ -569,7 +571,7 @@ def test_a_damaged_file_is_wrong_usage(file):
     assert not os.path.exists("fig.png")
 
 
-def test_a_picture_that_cannot_be_written_is_wrong_usage(file):
+def test_unwritable_picture_is_wrong_usage(file):
     name = file(weights=weights(T, S))
     assert "must end in one of" in run(name, "--out", "fig.xyz", code=2)
     assert "must end in one of" in run(name, "--out", "fig", code=2)
@@ -584,17 +586,17 @@ def python(code):
     )
 
 
-def test_the_command_line_loads_matplotlib_only_to_draw():
+def test_command_line_loads_matplotlib_only_to_draw():
     done = python("import sys, npattn.cli; print('matplotlib' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
 
 
-def test_npattn_plot_does_not_load_pyplot():
+def test_plot_does_not_load_pyplot():
     done = python("import sys, npattn.plot; print('matplotlib.pyplot' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
 
 
-def test_without_matplotlib_it_says_what_to_install(file):
+def test_missing_matplotlib_names_the_extra(file):
     block = "import sys; sys.modules['matplotlib'] = None; "
     done = python(block + "import npattn.plot")
     assert "MissingExtraError: npattn.plot needs matplotlib" in done.stderr
