@@ -496,8 +496,8 @@ def test_mask_and_error_in_file_are_drawn(file, plot_calls):
     run(file(mask=np.tri(T, S, dtype=bool)), "--out", "a.png")
     run(file(error=weights(T, S)), "--out", "b.png")
     run(file(error=weights(T, S), queries=np.array(WORDS[:T])), "--out", "c.png")
-    assert [used for used, *_ in drawn] == ["mask", "error", "error"]
-    assert [options["axes"] for *_, options in drawn[1:]] == [
+    assert [used for used, *_ in plot_calls] == ["mask", "error", "error"]
+    assert [options["axes"] for *_, options in plot_calls[1:]] == [
         ("row", "column"),
         ("query", "column"),
     ]
