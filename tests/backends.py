@@ -98,9 +98,9 @@ class Torch:
             return tuple(map(self.array, x))
         if not isinstance(x, np.ndarray):
             return x
-        from npattn.torch.problem import moved
+        from npattn.torch.tensors import to_tensor
 
-        return moved(x, self.torch.device(self.device))
+        return to_tensor(x, self.torch.device(self.device))
 
     def numpy(self, x):
         if isinstance(x, tuple):

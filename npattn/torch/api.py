@@ -1,46 +1,57 @@
-"""attention, forward, backward, jvp on tensors: choose the engine, nothing else."""
+"""attention, forward, backward, jvp on tensors: choose the engine and the conventions.
+
+Numbers in brackets are the rules of docs/semantics.md.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike, DTypeLike
 from torch._compile import _disable_dynamo
 
+from npattn.arrays import BiasLike, MaskLike
 from npattn.checks import check_cotangent, direction_shape
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
-from npattn.options import Alignment, Window
+from npattn.options import Alignment, Window, reject_unknown_options
 from npattn.problem import Forward, Gradients
-from npattn.torch import engine as tiles
 from npattn.torch import kernels
-from npattn.torch.autograd import Call, attend, pulled
+from npattn.torch.autograd import AttentionCall, attend, pull_back
+from npattn.torch.engine import Saved
+from npattn.torch.engine import jvp as engine_jvp
+from npattn.torch.engine import weights as engine_weights
 from npattn.torch.flags import exact
-from npattn.torch.problem import Problem, moved, stand_in
+from npattn.torch.problem import Problem
 from npattn.torch.score_mod import check_closes_over_nothing
+from npattn.torch.tensors import short_name, stand_in, to_tensor
 
 __all__ = ["attention", "backward", "evaluate", "forward", "jvp"]
 
 Tensor = torch.Tensor
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+@reject_unknown_options
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Any = None,
+    mask: Tensor | ArrayLike | MaskLike | None = None,
     *,
     causal: bool | Alignment = False,
     window: Window | None = None,
-    bias: Any = None,
+    bias: Tensor | ArrayLike | BiasLike | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    score_mod: Any = None,
-    sinks: Any = None,
-    dropout_mask: Any = None,
+    score_mod: ScoreMod | None = None,
+    sinks: Tensor | ArrayLike | None = None,
+    dropout_mask: Tensor | ArrayLike | None = None,
     dropout_rate: float = 0.0,
-    dtype: Any = None,
+    dtype: torch.dtype | DTypeLike | None = None,
     engine: str = "auto",
     conventions: Conventions | None = None,
 ) -> Tensor:
@@ -53,23 +64,28 @@ def attention(
     mask, causal, window, bias, scale, softcap, sinks, dropout_mask, dropout_rate, conventions
         As in `npattn.attention`; arrays may be tensors on that device or NumPy arrays.
     score_mod : callable, optional
-        f(s, b, h, t, s_index) → modified scores, elementwise in s, of tensors.
-    dtype : torch.dtype or what NumPy takes for one, optional
-        Computed in and returned; float64 unless said, float32 where the device has no other.
+        f(s, b, h, t, s_index) → modified scores, elementwise in s, on tensors.
+    dtype : torch.dtype or dtype_like, optional
+        Computed in and returned. Default float64, or float32 on a device without float64.
         bfloat16 and float16 emulate mixed precision.
     engine : {"auto", "dense", "tiled", "fused"}
-        "tiled" never holds T × S numbers, "dense" is one tile; "auto" is "tiled". "fused" asks
-        PyTorch's own kernels, in the dtype of q, where they compute just this.
+        "tiled" never holds T × S numbers, "dense" is one tile; "auto" is "tiled". "fused" calls
+        PyTorch's own kernels, in the dtype of q, where they compute exactly this problem.
 
     Returns
     -------
     torch.Tensor (..., H, T, E)
-        A row that sees nothing is 0.
+        A fully masked row is 0.
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError
-        Before any work, in the words of `npattn.attention`.
+    ShapeError
+        If a tensor has a shape that does not fit q, k, v.
+    DtypeError
+        If a tensor or `dtype` has a dtype that is not legal here, or q, k or v is no tensor.
+    OptionError
+        If an option has an illegal value, or does not exist; if tensors are on different devices;
+        if PyTorch's kernels cannot compute the problem exactly ("fused").
 
     Examples
     --------
@@ -80,50 +96,72 @@ def attention(
     >>> v.grad[0, :, 0]
     tensor([0.8333, 0.8333, 0.3333])
     """
-    return forward(
-        q, k, v, mask, causal=causal, window=window, bias=bias, scale=scale, softcap=softcap,
-        score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask, dropout_rate=dropout_rate,
-        dtype=dtype, engine=engine, conventions=conventions,
+    return _forward(
+        q, k, v, mask, conventions, causal=causal, window=window, bias=bias, scale=scale,
+        softcap=softcap, score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask,
+        dropout_rate=dropout_rate, dtype=dtype, engine=engine,
     ).out  # type: ignore[return-value]  # fmt: skip
 
 
+@reject_unknown_options
 def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Any = None,
+    mask: Tensor | ArrayLike | MaskLike | None = None,
     *,
+    causal: bool | Alignment = False,
+    window: Window | None = None,
+    bias: Tensor | ArrayLike | BiasLike | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    score_mod: ScoreMod | None = None,
+    sinks: Tensor | ArrayLike | None = None,
+    dropout_mask: Tensor | ArrayLike | None = None,
+    dropout_rate: float = 0.0,
+    dtype: torch.dtype | DTypeLike | None = None,
+    engine: str = "auto",
     conventions: Conventions | None = None,
-    **options: Any,
 ) -> Forward:
-    """The same as `attention`, with lse and weights, and with what `backward` needs.
+    """Attention with its lse and weights, and with the intermediates that `backward` needs.
 
     Parameters
     ----------
-    q, k, v, mask, conventions, **options
+    q, k, v, mask, causal, window, bias, scale, softcap, score_mod, sinks, dropout_mask
+    dropout_rate, dtype, engine, conventions
         As in `attention`.
 
     Returns
     -------
     Forward
-        .out (..., H, T, E) and .lse (..., H, T), both followed by autograd, .weights
+        .out (..., H, T, E) and .lse (..., H, T), both differentiable by autograd, .weights
         (..., H, T, S), which is not, .problem, .engine
 
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        As `attention`.
+        As in `attention`.
     """
+    return _forward(
+        q, k, v, mask, conventions, causal=causal, window=window, bias=bias, scale=scale,
+        softcap=softcap, score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask,
+        dropout_rate=dropout_rate, dtype=dtype, engine=engine,
+    )  # fmt: skip
+
+
+def _forward(
+    q: Any, k: Any, v: Any, mask: Any, conventions: Conventions | None, **options: Any
+) -> Forward:
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=NO_GRAPH)
-        return _forward(q, k, v, mask, conventions=conventions, **options)
+        return _forward_in_no_graph(q, k, v, mask, conventions, **options)
     check_conventions(conventions)
     alignment = None if conventions is None else conventions.causal
     return evaluate(Problem(q, k, v, mask, alignment=alignment, **options), conventions)
 
 
 NO_GRAPH = (
-    "npattn.torch asks numbers whether they stay in range, which no graph can: "
+    "npattn.torch reads results to check that they stay in range, which no graph can: "
     "call it outside, or compile without fullgraph=True"
 )
 
@@ -131,15 +169,15 @@ NO_GRAPH = (
 def evaluate(
     problem: Problem, conventions: Conventions | None = None, engine: str | None = None
 ) -> Forward:
-    """The forward pass of a `Problem` that was made before.
+    """Evaluate the forward pass of a `Problem`.
 
     Parameters
     ----------
     problem : Problem
     conventions : Conventions, optional
-        In whose terms the problem and the result are.
+        The conventions that the problem and the result follow.
     engine : {"dense", "tiled", "fused"}, optional
-        What computes it; default what the problem says.
+        Default: the engine of the problem.
 
     Returns
     -------
@@ -152,61 +190,72 @@ def evaluate(
         engine = "tiled"
     if problem.score_mod is not None and torch.is_grad_enabled():
         check_closes_over_nothing(problem)
-    call = Call(problem, conventions, engine == "dense")
+    call = AttentionCall(problem, conventions, engine == "dense")
     out, lse, saved = attend(call)
     if saved.out.requires_grad:
-        saved = tiles.Saved(*(None if x is None else x.detach() for x in saved))  # type: ignore
+        saved = Saved(*(None if x is None else x.detach() for x in saved))  # type: ignore
 
     def weights() -> Tensor:
         with torch.no_grad(), exact(problem.dtype, problem.device):
-            p = tiles.weights(call.canonical(), saved, call.whole)
+            p = engine_weights(call.canonical(), saved, call.whole)
             p = p[0] if problem.headless else p
             if conventions is None:
                 return p
-            raw = saved.lse[0] if problem.headless else saved.lse
+            raw: Any = saved.lse[0] if problem.headless else saved.lse
             translate: Any = conventions.returned_weights
-            found: Tensor = translate(problem, p, raw)
-            return found
+            translated: Tensor = translate(problem, p, raw)
+            return translated
 
     return Forward(out, lse, problem, engine, (call, saved), weights)  # type: ignore[arg-type]
 
 
-def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) -> Gradients:
-    """Exact gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, not followed by autograd.
+def backward(
+    fwd: Forward,
+    dout: Tensor | ArrayLike | None,
+    dlse: Tensor | ArrayLike | None = None,
+    dweights: Tensor | ArrayLike | None = None,
+) -> Gradients:
+    """Exact gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, without autograd.
 
     Parameters
     ----------
     fwd : Forward
-        What `forward` returned.
-    dout, dlse, dweights : torch.Tensor or None
-        (..., H, T, E), (..., H, T), (..., H, T, S); None = it does not count.
+        Result of `forward`.
+    dout, dlse, dweights : torch.Tensor or float array_like, or None
+        (..., H, T, E), (..., H, T), (..., H, T, S); None is 0.
 
     Returns
     -------
     Gradients
-        .q .k .v .bias .sinks, each shaped as its input, in the dtype computed in. Of one of
-        `npattn.biases`: shaped as its parameter, a tuple of these where it is a sum.
+        .q .k .v .bias .sinks, each shaped as its input, in the dtype computed in. For one of
+        `npattn.biases`: shaped as its parameter, a tuple of these for a sum.
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError
-        If a cotangent is not shaped like what it belongs to, or elsewhere.
+    ShapeError
+        If a cotangent is not shaped like its result.
+    DtypeError
+        If a cotangent is not real floating.
+    OptionError
+        If `fwd` is not a result of `forward`, or one of PyTorch's kernels; if a cotangent is on
+        another device; if the derivative of score_mod contradicts its values.
     """
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=NO_GRAPH)
-        return _backward(fwd, dout, dlse, dweights)
+        return _backward_in_no_graph(fwd, dout, dlse, dweights)
+    _check_forward("backward", fwd)
     problem: Any = fwd.problem
-    call, saved = kernels.not_fused(fwd).residuals
-    whole = (*fwd.lse.shape, problem.S)
+    call, saved = fwd.residuals
+    of_weights = (*fwd.lse.shape, problem.S)
     do, dl, dw = (
-        None if x is None else _checked(problem, name, x, shape)
+        None if x is None else _read_cotangent(problem, name, x, shape)
         for name, x, shape in (
             ("dout", dout, fwd.out.shape), ("dlse", dlse, fwd.lse.shape),
-            ("dweights", dweights, whole),
+            ("dweights", dweights, of_weights),
         )
     )  # fmt: skip
     with torch.no_grad():
-        grads = pulled(call, saved, do, dl, dw)
+        grads = pull_back(call, saved, do, dl, dw)
     if problem.storage is not None:
         grads = replace(
             grads, **{n: problem.to_output_dtype(getattr(grads, n)) for n in ("q", "k", "v")}
@@ -216,20 +265,20 @@ def backward(fwd: Forward, dout: Any, dlse: Any = None, dweights: Any = None) ->
 
 def jvp(
     fwd: Forward,
-    dq: Any = None,
-    dk: Any = None,
-    dv: Any = None,
-    dbias: Any = None,
-    dsinks: Any = None,
+    dq: Tensor | ArrayLike | None = None,
+    dk: Tensor | ArrayLike | None = None,
+    dv: Tensor | ArrayLike | None = None,
+    dbias: Tensor | ArrayLike | None = None,
+    dsinks: Tensor | ArrayLike | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The change (do, dlse) of (out, lse) when the inputs move along a direction.
+    """Directional derivative (do, dlse) of (out, lse).
 
     Parameters
     ----------
     fwd : Forward
-        What `forward` returned, without conventions.
-    dq, dk, dv, dbias, dsinks : torch.Tensor, optional
-        The direction, each shaped as its input; None = it stays.
+        Result of `forward`, without conventions.
+    dq, dk, dv, dbias, dsinks : torch.Tensor or float array_like, optional
+        The direction, each shaped as its input; None is 0.
 
     Returns
     -------
@@ -238,45 +287,68 @@ def jvp(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError
+    ShapeError
+        If a direction is not shaped like its input.
+    DtypeError
+        If a direction is not real floating.
+    OptionError
+        If `fwd` is not a result of `forward`, or has conventions or mixed precision; if a direction
+        has no input, is on another device, or its input is one of `npattn.biases`.
     """
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=NO_GRAPH)
-        return _jvp(fwd, dq, dk, dv, dbias, dsinks)
+        return _jvp_in_no_graph(fwd, dq, dk, dv, dbias, dsinks)
+    _check_forward("jvp", fwd)
     problem: Any = fwd.problem
-    call, saved = kernels.not_fused(fwd).residuals
+    call, saved = fwd.residuals
     if call.conventions is not None:
-        raise OptionError("jvp has conventions, must be asked of a forward without them")
+        raise OptionError("jvp does not support conventions; call forward without them")
     if problem.storage is not None:
         raise OptionError(
-            f"jvp has dtype {str(problem.storage).removeprefix('torch.')}, must have one that is "
-            "computed in"
+            f"jvp does not support mixed precision (dtype {short_name(problem.storage)}); "
+            "call forward with float32 or float64"
         )
     directions = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": dsinks}
     along = {
         f"d{name}": None
         if x is None
-        else _checked(problem, f"d{name}", x, direction_shape(name, getattr(problem, name)))
+        else _read_cotangent(problem, f"d{name}", x, direction_shape(name, getattr(problem, name)))
         for name, x in directions.items()
     }
     with torch.no_grad(), exact(problem.dtype, problem.device):
-        do, dlse = tiles.jvp(problem, saved, **along, whole=call.whole)
+        do, dlse = engine_jvp(problem, saved, **along, whole=call.whole)
     return (do[0], dlse[0]) if problem.headless else (do, dlse)
 
 
-# torch.compiler.disable would say the same, and load dynamo at once, which takes as long as torch.
-_forward = _disable_dynamo(forward)
-_backward = _disable_dynamo(backward)
-_jvp = _disable_dynamo(jvp)
+# Not torch.compiler.disable: it loads dynamo at once, which takes as long as loading torch.
+_forward_in_no_graph = _disable_dynamo(_forward)
+_backward_in_no_graph = _disable_dynamo(backward)
+_jvp_in_no_graph = _disable_dynamo(jvp)
 
 
-def _checked(problem: Any, name: str, value: Any, shape: Any) -> Tensor:
-    """A cotangent in the dtype computed in, after checking that it is shaped as it must be."""
+def _check_forward(function: str, fwd: Any) -> None:
+    """Check that fwd is a result of `forward` on tensors, by an engine with gradients."""
+    if not isinstance(fwd, Forward):
+        raise OptionError(
+            f"fwd is of type {type(fwd).__name__}; pass the result of npattn.torch.forward, "
+            f"as in npattn.torch.{function}(npattn.torch.forward(q, k, v), ...)"
+        )
+    if not isinstance(fwd.problem, Problem):
+        raise OptionError(f"fwd is a result of npattn.forward; pass it to npattn.{function}")
+    if fwd.engine == "fused":
+        raise OptionError(
+            f'{function} does not support engine="fused"; ask autograd for the gradients, or call '
+            "forward with another engine"
+        )
+
+
+def _read_cotangent(problem: Any, name: str, value: Any, shape: Any) -> Tensor:
+    """Return a cotangent in the dtype computed in, after checking its shape, dtype and device."""
     if not isinstance(value, Tensor):
         array = check_cotangent(name, value, tuple(shape))
         if array.dtype.kind == "c":
             raise DtypeError(f"{name} is {array.dtype}, must be real as the problem is")
-        return problem.to_compute_dtype(moved(array, problem.device))  # type: ignore[no-any-return]
+        return problem.to_compute_dtype(to_tensor(array, problem.device))  # type: ignore[no-any-return]
     check_cotangent(name, stand_in(name, value), tuple(shape))
     if value.is_complex():
         raise DtypeError(f"{name} is {value.dtype}, must be real as the problem is")

@@ -1,7 +1,7 @@
 """The hand-written forward and backward as one `torch.autograd.Function`.
 
-Its backward is made of differentiable operations on what was saved, and what was saved are inputs
-and outputs of the function: whoever differentiates the backward comes through it once more.
+Its backward consists of differentiable operations on saved inputs and outputs of the function, so
+that autograd can differentiate the backward once more.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from npattn.torch.engine import Saved
 from npattn.torch.flags import exact
 from npattn.torch.problem import Problem
 
-__all__ = ["Call", "attend", "pulled"]
+__all__ = ["AttentionCall", "attend", "pull_back"]
 
 Tensor = torch.Tensor
 
 
-class Call(NamedTuple):
-    """What is asked, but for the tensors that are differentiated."""
+class AttentionCall(NamedTuple):
+    """A problem, its conventions, and how to compute it."""
 
     problem: Problem
     conventions: Conventions | None
-    whole: bool  # one tile
+    whole: bool  # as one tile
 
-    def holding(self, q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any) -> Call:
+    def with_tensors(self, q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any) -> AttentionCall:
         bias = self.problem.bias if bias is None else bias
-        return self._replace(problem=self.problem.holding(q=q, k=k, v=v, bias=bias, sinks=sinks))
+        problem = self.problem.with_tensors(q=q, k=k, v=v, bias=bias, sinks=sinks)
+        return self._replace(problem=problem)
 
     def canonical(self) -> Problem:
         if self.conventions is None:
@@ -42,7 +43,7 @@ class Call(NamedTuple):
         return self.conventions.canonical(self.problem)  # type: ignore[return-value]
 
     def forward(self) -> tuple[Saved, tuple[Tensor, ...]]:
-        """What the canonical problem gives; with conventions also their out and lse."""
+        """Compute the canonical problem; with conventions also return their out and lse."""
         problem = self.problem
         with exact(problem.dtype, problem.device):
             if self.conventions is None:
@@ -56,15 +57,15 @@ class Call(NamedTuple):
             return saved, (out.clone() if out is raw else out, lse)
 
 
-def attend(call: Call) -> tuple[Tensor, Tensor, Saved]:
-    """out, lse and what the gradients need; differentiable where an input is."""
+def attend(call: AttentionCall) -> tuple[Tensor, Tensor, Saved]:
+    """Return out, lse and the results that gradients need, differentiable where an input is."""
     problem = call.problem
     bias = problem.bias if isinstance(problem.bias, Tensor) else None
     inputs = (problem.q, problem.k, problem.v, bias, problem.sinks)
-    if _tracked(inputs):
-        apply: Any = _Attention.apply if _transforms() else _Alone.apply
-        found = apply(call, *inputs)
-        saved, translated = Saved(*found[:3]), found[3:]
+    if _needs_autograd(inputs):
+        apply: Any = _Attention.apply if _transforms() else _UntransformedAttention.apply
+        results = apply(call, *inputs)
+        saved, translated = Saved(*results[:3]), results[3:]
     else:
         saved, translated = call.forward()
     if translated:
@@ -76,24 +77,24 @@ def attend(call: Call) -> tuple[Tensor, Tensor, Saved]:
     return problem.to_output_dtype(out), lse, saved
 
 
-def _tracked(inputs: tuple[Tensor | None, ...]) -> bool:
-    """Whether autograd follows any of these, backward or forward."""
+def _needs_autograd(inputs: tuple[Tensor | None, ...]) -> bool:
+    """Check if autograd records any of these tensors, in reverse or forward mode."""
     if torch.is_grad_enabled():
         for x in inputs:
             if x is not None and x.requires_grad:
                 return True
-    if getattr(forward_ad, "_current_level", 0) < 0:  # nobody is in forward mode
+    if getattr(forward_ad, "_current_level", 0) < 0:  # no forward mode
         return False
     unpacked: Any = forward_ad.unpack_dual
     return any(x is not None and unpacked(x).tangent is not None for x in inputs)
 
 
-# Whether a transform of torch.func is at work; True where torch does not say.
+# True inside a transform of torch.func, and where torch does not say.
 _transforms: Any = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
-def pulled(
-    call: Call,
+def pull_back(
+    call: AttentionCall,
     saved: Saved,
     dout: Tensor | None,
     dlse: Tensor | None,
@@ -102,7 +103,7 @@ def pulled(
     draw: Tensor | None = None,
     dlog: Tensor | None = None,
 ) -> Gradients:
-    """Gradients from cotangents of what was returned, and of what the canonical problem gave."""
+    """Gradients from cotangents of the results, and from draw, dlog of the canonical ones."""
     problem, canonical = call.problem, call.canonical()
     conventions: Any = call.conventions
     do = torch.zeros_like(saved.out[0] if problem.headless else saved.out) if dout is None else dout
@@ -126,8 +127,8 @@ def pulled(
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(call: Call, *tensors: Any) -> tuple[Any, ...]:
-        saved, translated = call.holding(*tensors).forward()
+    def forward(call: AttentionCall, *tensors: Any) -> tuple[Any, ...]:
+        saved, translated = call.with_tensors(*tensors).forward()
         return *saved, *translated
 
     @staticmethod
@@ -142,25 +143,26 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         *tensors, out, log, shift = ctx.saved_tensors
-        call, saved = ctx.call.holding(*tensors), Saved(out, log, shift)
+        call, saved = ctx.call.with_tensors(*tensors), Saved(out, log, shift)
         draw, dlog, _, dout, dlse = (*cotangents, None, None)[:5]
         if torch.is_grad_enabled() and call.canonical().score_mod is not None:
             raise OptionError(
-                "score_mod is given with create_graph = True, must be None: "
-                "there is no second derivative through a callable"
+                "create_graph=True does not support score_mod: a callable has no second "
+                "derivative here"
             )
-        grads: Any = pulled(call, saved, dout, dlse, draw=draw, dlog=dlog)
-        found = (grads.q, grads.k, grads.v, None if tensors[3] is None else grads.bias, grads.sinks)
+        grads: Any = pull_back(call, saved, dout, dlse, draw=draw, dlog=dlog)
+        dbias = None if tensors[3] is None else grads.bias
+        each = (grads.q, grads.k, grads.v, dbias, grads.sinks)
         return None, *(
-            None if x is None else g.to(x.dtype) for x, g in zip(tensors, found, strict=True)
+            None if x is None else g.to(x.dtype) for x, g in zip(tensors, each, strict=True)
         )
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *directions: Any) -> Any:
         *tensors, out, log, shift = ctx.saved_tensors
-        call = ctx.call.holding(*tensors)
+        call = ctx.call.with_tensors(*tensors)
         if call.conventions is not None:
-            raise OptionError("jvp has conventions, must be asked of a forward without them")
+            raise OptionError("jvp does not support conventions; call forward without them")
         names = ("dq", "dk", "dv", "dbias", "dsinks")
         problem = call.problem
         along = {
@@ -172,15 +174,15 @@ class _Attention(torch.autograd.Function):
         return do, dlse, None
 
 
-class _Alone(torch.autograd.Function):
-    """The same function, for which torch does not bind its arguments anew by name in each call.
+class _UntransformedAttention(torch.autograd.Function):
+    """The same function without setup_context, so that torch need not bind arguments by name.
 
-    That takes as long as all else that autograd costs. Transforms of torch.func do not take it.
+    Binding takes as long as the rest of autograd. Transforms of torch.func need setup_context.
     """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
-        saved, translated = inputs[0].forward()  # whose tensors are those that come with it
+        saved, translated = inputs[0].forward()  # its tensors are the other inputs
         output = (*saved, *translated)
         _Attention.setup_context(ctx, inputs, output)
         return output

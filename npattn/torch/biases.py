@@ -1,8 +1,8 @@
 """Biases on the device: the objects of `npattn.biases`, and tensors, for tiles of many heads.
 
-What an object is made of stays as it is; its numbers are made where they are needed, from its
-parameter in float64. Each class answers for a tile and takes the gradient of the scores of a tile
-back to its parameter, without an operation whose order of sums could change between two runs.
+Each class computes a tile of its bias from its parameter, in float64, and sums the gradient of the
+scores of a tile to the gradient of its parameter. No operation here changes its order of summation
+between two runs.
 """
 
 from __future__ import annotations
@@ -15,77 +15,78 @@ import torch
 
 from npattn import biases
 from npattn.arrays import Tile, diagonal, sum_to
-from npattn.torch.problem import Problem, moved
-from npattn.torch.tiles import Group, Part, Rows, flat, piece
+from npattn.torch.problem import Problem
+from npattn.torch.tensors import to_tensor
+from npattn.torch.tiles import Group, Rows, Strip, flatten, tile_of
 
-__all__ = ["Added", "added", "bias_gradient"]
+__all__ = ["BiasTerm", "bias_gradient", "bias_terms"]
 
 Tensor = torch.Tensor
 
 
-class Added:
+class BiasTerm:
     """One term of a bias."""
 
-    def tile(self, rows: Rows, part: Part) -> Tensor:
-        """What is added to the scores of a tile, in the dtype computed in; it broadcasts."""
+    def tile(self, rows: Rows, strip: Strip) -> Tensor:
+        """Bias of a tile in the dtype computed in; it broadcasts against the tile."""
         raise NotImplementedError
 
-    def add(self, rows: Rows, part: Part, ds: Tensor) -> None:
+    def add(self, rows: Rows, strip: Strip, ds: Tensor) -> None:
         """Add the gradient of the scores of a tile, (b1 − b0, h1 − h0, t1 − t0, s1 − s0)."""
         raise NotImplementedError
 
     def gradient(self) -> Tensor:
-        """What was added, shaped as the parameter."""
+        """Return the gradient, shaped as the parameter."""
         raise NotImplementedError
 
 
-def added(problem: Problem) -> list[Added]:
-    """The terms of the bias of a problem."""
+def bias_terms(problem: Problem) -> list[BiasTerm]:
+    """Split the bias of a problem into its terms."""
     bias = problem.bias
     if bias is None:
         return []
     if isinstance(bias, Tensor):
-        return [_Given(problem, bias)]
-    return [_term(problem, part) for part in getattr(bias, "parts", (bias,))]
+        return [_TensorTerm(problem, bias)]
+    return [_term(problem, term) for term in getattr(bias, "parts", (bias,))]
 
 
-def _term(problem: Problem, bias: Any) -> Added:
+def _term(problem: Problem, bias: Any) -> BiasTerm:
     if isinstance(bias, biases.Dense):
-        return _Given(problem, moved(_real(bias.array), problem.device))
+        return _TensorTerm(problem, to_tensor(_real(bias.array), problem.device))
     if isinstance(bias, biases.Alibi):
-        return _Alibi(problem, bias)
+        return _AlibiTerm(problem, bias)
     if isinstance(bias, biases.Relative):
-        return _Relative(problem, bias)
-    return _Told(problem, bias)
+        return _RelativeTerm(problem, bias)
+    return _HostTerm(problem, bias)
 
 
-class _Given(Added):
+class _TensorTerm(BiasTerm):
     """A tensor."""
 
-    def __init__(self, problem: Problem, given: Tensor):
-        self.problem, self.given = problem, given
-        self.flat = flat(given, problem.lead)
+    def __init__(self, problem: Problem, bias: Tensor):
+        self.problem, self.shape = problem, bias.shape
+        self.flat = flatten(bias, problem.lead)
         self.total: Tensor | None = None
 
-    def tile(self, rows: Rows, part: Part) -> Tensor:
-        return self.problem.to_compute_dtype(piece(self.flat, rows, part))  # type: ignore[no-any-return]
+    def tile(self, rows: Rows, strip: Strip) -> Tensor:
+        return self.problem.to_compute_dtype(tile_of(self.flat, rows, strip))  # type: ignore[no-any-return]
 
-    def add(self, rows: Rows, part: Part, ds: Tensor) -> None:
+    def add(self, rows: Rows, strip: Strip, ds: Tensor) -> None:
         if self.total is None:
             self.total = torch.zeros(self.flat.shape, dtype=ds.dtype, device=ds.device)
-        here = piece(self.total, rows, part)
-        here += _summed(ds, here.shape)
+        here = tile_of(self.total, rows, strip)
+        here += _sum_to(ds, here.shape)
 
     def gradient(self) -> Tensor:
-        given, lead = self.given, self.problem.lead
+        problem, shape = self.problem, self.shape
         if self.total is None:
-            return torch.zeros(given.shape, dtype=self.problem.dtype, device=self.problem.device)
-        if self.total.numel() == math.prod(given.shape):
-            return self.total.reshape(given.shape)
-        return _summed(self.total.reshape(*lead, *self.total.shape[1:]), given.shape)
+            return torch.zeros(shape, dtype=problem.dtype, device=problem.device)
+        if self.total.numel() == math.prod(shape):
+            return self.total.reshape(shape)
+        return _sum_to(self.total.reshape(*problem.lead, *self.total.shape[1:]), shape)
 
 
-class _Alibi(Added):
+class _AlibiTerm(BiasTerm):
     """−slope · distance."""
 
     def __init__(self, problem: Problem, bias: biases.Alibi):
@@ -94,126 +95,126 @@ class _Alibi(Added):
         self.slopes = _wide(problem, bias.slopes)  # (H,)
         self.total = torch.zeros(self.shape, dtype=problem.dtype, device=problem.device)
 
-    def tile(self, rows: Rows, part: Part) -> Tensor:
-        distance = self._distance(rows, part).to(self.slopes.dtype)
+    def tile(self, rows: Rows, strip: Strip) -> Tensor:
+        distance = self._distance(rows, strip).to(self.slopes.dtype)
         return (-self.slopes[_heads(rows, self.shape[0]), None, None] * distance).to(self.dtype)
 
-    def add(self, rows: Rows, part: Part, ds: Tensor) -> None:
-        each = (ds * self._distance(rows, part)).sum((0, 2, 3))
+    def add(self, rows: Rows, strip: Strip, ds: Tensor) -> None:
+        each = (ds * self._distance(rows, strip)).sum((0, 2, 3))
         here = self.total[_heads(rows, self.shape[0])]
-        here -= _summed(each, here.shape)
+        here -= _sum_to(each, here.shape)
 
     def gradient(self) -> Tensor:
         return self.total
 
-    def _distance(self, rows: Rows, part: Part) -> Tensor:
+    def _distance(self, rows: Rows, strip: Strip) -> Tensor:
         device = self.slopes.device
         t = torch.arange(rows.t0, rows.t1, device=device)[:, None]
-        return (t + self.offset - torch.arange(part.s0, part.s1, device=device)).abs()
+        return (t + self.offset - torch.arange(strip.s0, strip.s1, device=device)).abs()
 
 
-class _Relative(Added):
-    """A number for each bucket of distances, looked up once for each diagonal of a tile."""
+class _RelativeTerm(BiasTerm):
+    """One number per bucket of distances, looked up once for each diagonal of a tile."""
 
     def __init__(self, problem: Problem, bias: biases.Relative):
         self.dtype, self.T = problem.dtype, problem.T
         self.table = _wide(problem, bias.table)  # (num_buckets, H)
-        # (T + S − 1,) of the diagonals, that of the last query and the first key first.
+        # (T + S − 1,) of the diagonals, starting with that of the last query and the first key.
         whole = Tile((), 1, problem.T, problem.S, (0,), 0, problem.T, 0, problem.S)
         self.buckets = torch.as_tensor(bias.diagonals(whole), device=problem.device)
         self.total = torch.zeros(self.table.shape, dtype=problem.dtype, device=problem.device)
 
-    def tile(self, rows: Rows, part: Part) -> Tensor:
+    def tile(self, rows: Rows, strip: Strip) -> Tensor:
         of_head = self.table[:, _heads(rows, self.table.shape[1])].to(self.dtype)
-        along = of_head[self._buckets(rows, part)].T  # (H, m + n − 1)
-        return along.unfold(-1, part.s1 - part.s0, 1).flip(-2)
+        along = of_head[self._buckets(rows, strip)].T  # (H, m + n − 1)
+        return along.unfold(-1, strip.s1 - strip.s0, 1).flip(-2)
 
-    def add(self, rows: Rows, part: Part, ds: Tensor) -> None:
+    def add(self, rows: Rows, strip: Strip, ds: Tensor) -> None:
         ds = ds.sum(0)
         heads, m, n = ds.shape
-        # Read in rows of one less than they are long, each row moves one further to the right.
+        # Reading with rows one shorter than they are moves each row one further to the right.
         longer = torch.nn.functional.pad(ds.flip(1), (0, m)).reshape(heads, -1)
         along = longer[:, : m * (n + m - 1)].reshape(heads, m, n + m - 1).sum(1)
         buckets = torch.arange(len(self.table), device=ds.device)[:, None]
-        # A product adds in an order that stays; adding at indices does not. 0 · NaN is NaN.
-        hits = (buckets == self._buckets(rows, part)).to(ds.dtype)
+        # A product sums in a fixed order, adding at indices does not. But 0 · NaN is NaN.
+        hits = (buckets == self._buckets(rows, strip)).to(ds.dtype)
         finite = torch.isfinite(along.T)
         each = hits @ torch.where(finite, along.T, 0)
         each = torch.where(hits @ (~finite).to(ds.dtype) > 0, math.nan, each)
         here = self.total[:, _heads(rows, self.table.shape[1])]
-        here += _summed(each, here.shape)
+        here += _sum_to(each, here.shape)
 
     def gradient(self) -> Tensor:
         return self.total
 
-    def _buckets(self, rows: Rows, part: Part) -> Tensor:
-        first = self.T - rows.t1 + part.s0
-        return self.buckets[first : first + rows.t1 - rows.t0 + part.s1 - part.s0 - 1]
+    def _buckets(self, rows: Rows, strip: Strip) -> Tensor:
+        first = self.T - rows.t1 + strip.s0
+        return self.buckets[first : first + rows.t1 - rows.t0 + strip.s1 - strip.s0 - 1]
 
 
-class _Told(Added):
-    """Any other object: it answers on the host, for one head at a time."""
+class _HostTerm(BiasTerm):
+    """Any other object, evaluated on the host for one head at a time."""
 
     def __init__(self, problem: Problem, bias: Any):
         self.problem, self.bias = problem, bias
         self.sizes = (problem.lead, problem.H, problem.T, problem.S)
         self.total = bias.zeros(*self.sizes)
 
-    def tile(self, rows: Rows, part: Part) -> Tensor:
-        group, whole = rows.group, (rows.t1 - rows.t0, part.s1 - part.s0)
-        told = np.stack([
+    def tile(self, rows: Rows, strip: Strip) -> Tensor:
+        group, whole = rows.group, (rows.t1 - rows.t0, strip.s1 - strip.s0)
+        values = np.stack([
             np.stack([
-                np.broadcast_to(self.bias.tile(self._tile(b, h, rows, part)), whole)
+                np.broadcast_to(self.bias.tile(self._tile(b, h, rows, strip)), whole)
                 for h in range(group.h0, group.h1)
             ]) for b in range(group.b0, group.b1)
         ])  # fmt: skip
-        return self.problem.to_compute_dtype(moved(_real(told), self.problem.device))  # type: ignore
+        return self.problem.to_compute_dtype(to_tensor(_real(values), self.problem.device))  # type: ignore
 
-    def add(self, rows: Rows, part: Part, ds: Tensor) -> None:
+    def add(self, rows: Rows, strip: Strip, ds: Tensor) -> None:
         host, group = ds.detach().cpu().numpy(), rows.group
         for b in range(group.b0, group.b1):
             for h in range(group.h0, group.h1):
-                tile = self._tile(b, h, rows, part)
+                tile = self._tile(b, h, rows, strip)
                 self.bias.add(self.total, tile, host[b - group.b0, h - group.h0])
 
     def gradient(self) -> Tensor:
-        return self.problem.to_compute_dtype(moved(self.total, self.problem.device))  # type: ignore
+        return self.problem.to_compute_dtype(to_tensor(self.total, self.problem.device))  # type: ignore
 
-    def _tile(self, b: int, h: int, rows: Rows, part: Part) -> Tile:
+    def _tile(self, b: int, h: int, rows: Rows, strip: Strip) -> Tile:
         lead = self.sizes[0]
         sample = np.unravel_index(b, lead) if lead else ()
         plane = (*map(int, sample), h)
-        return Tile(*self.sizes, plane, rows.t0, rows.t1, part.s0, part.s1)
+        return Tile(*self.sizes, plane, rows.t0, rows.t1, strip.s0, strip.s1)
 
 
 def bias_gradient(problem: Problem, ds: Tensor) -> Any:
-    """The gradient of a bias from that of all scores (..., H, T, S).  [13]"""
+    """Sum the gradient of all scores (..., H, T, S) to that of the bias.  [13]"""
     if isinstance(problem.bias, Tensor):
-        return _summed(ds, problem.bias.shape)
+        return _sum_to(ds, problem.bias.shape)
     whole = Rows(Group(0, math.prod(problem.lead), 0, problem.H, True), 0, problem.T, [])
-    part = Part(0, problem.S, False)
-    terms = added(problem)
+    strip = Strip(0, problem.S, False)
+    terms = bias_terms(problem)
     sizes = (*problem.lead, problem.H, problem.T, problem.S)
-    if ds.shape != sizes:  # it has been summed over axes of 1: each sum counts once
+    if ds.shape != sizes:  # already summed over axes of 1: each sum counts once
         once = ds.new_zeros(sizes)
         once[tuple(slice(n) for n in (1,) * (len(sizes) - ds.ndim) + tuple(ds.shape))] = ds
         ds = once
     if ds.numel():
         for term in terms:
-            term.add(whole, part, flat(ds, problem.lead))
-    found = tuple(term.gradient() for term in terms)
-    return found if hasattr(problem.bias, "terms") else found[0]
+            term.add(whole, strip, flatten(ds, problem.lead))
+    gradients = tuple(term.gradient() for term in terms)
+    return gradients if hasattr(problem.bias, "terms") else gradients[0]
 
 
-# --- the parts ------------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------
 
 
 def _heads(rows: Rows, count: int) -> slice:
-    """The heads of a group in a parameter that has one for each, or one for all."""
+    """Heads of a group in a parameter with one entry per head, or one for all."""
     return slice(rows.group.h0, rows.group.h1) if count > 1 else slice(None)
 
 
-def _summed(x: Tensor, shape: Any) -> Tensor:
+def _sum_to(x: Tensor, shape: Any) -> Tensor:
     return sum_to(x, shape)  # type: ignore[arg-type, return-value]  # of tensors too
 
 
@@ -222,5 +223,5 @@ def _real(array: Any) -> Any:
 
 
 def _wide(problem: Problem, parameter: Any) -> Tensor:
-    """A parameter in float64, or in what the device has."""
-    return moved(np.array(parameter, np.float64), problem.device)
+    """Return a parameter in float64, or the widest dtype of the device."""
+    return to_tensor(np.array(parameter, np.float64), problem.device)

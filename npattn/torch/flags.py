@@ -1,7 +1,7 @@
-"""Products in float32 as IEEE 754 says, whatever the global flags are, which stay as they are.
+"""IEEE 754 products in float32, whatever the global flags are; the flags keep their values.
 
-Two kinds of flags make a product of float32 matrices something else: those that let it use tf32 or
-bfloat16, of the process, and autocast, of the thread. Nothing of either touches float64.
+Two kinds of flags change a product of float32 matrices: those of the process that permit tf32 or
+bfloat16, and autocast, which belongs to a thread. Neither affects float64.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ NOTHING = nullcontext()
 
 
 def exact(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[Any]:
-    """Where products are computed in `dtype` and nothing narrower."""
+    """Context in which products are computed in `dtype` and nothing narrower."""
     if dtype == torch.float64:
         return NOTHING
     leaf, whole = CUDA if device.type == "cuda" else MKLDNN
     if BY_LEAF:
-        # As leaf.fp32_precision, without the error that is raised inside where that is looked for
-        # before __getattr__ is asked: it takes as long as a product of small matrices.
+        # leaf.fp32_precision without the AttributeError that is raised and caught inside before
+        # __getattr__ is called: it takes as long as a product of small matrices.
         read = getattr(type(leaf), "__getattr__", getattr)
-        narrow = read(leaf, "fp32_precision") in NARROW or id(leaf) in HELD
+        narrow = read(leaf, "fp32_precision") in NARROW or id(leaf) in OVERRIDES
     else:
         narrow = torch.get_float32_matmul_precision() != "highest"
     autocast = torch.is_autocast_enabled(device.type)
@@ -44,11 +44,11 @@ def exact(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[An
         needed.append(_ieee(leaf, whole) if BY_LEAF else _highest())
     if autocast:
         needed.append(torch.autocast(device.type, enabled=False))
-    return _all(needed)
+    return _enter_all(needed)
 
 
 @contextmanager
-def _all(contexts: list[AbstractContextManager[Any]]) -> Iterator[None]:
+def _enter_all(contexts: list[AbstractContextManager[Any]]) -> Iterator[None]:
     with ExitStack() as stack:
         for one in contexts:
             stack.enter_context(one)
@@ -67,30 +67,30 @@ def _highest() -> Iterator[None]:
 
 @contextmanager
 def _ieee(leaf: Any, whole: Any) -> Iterator[None]:
-    """The flag is of all threads: the first sets it, the last puts back what was there."""
+    """Set a flag that all threads share: the first sets it, the last restores its value."""
     with LOCK:
-        count, before = HELD.get(id(leaf), (0, None))
+        count, before = OVERRIDES.get(id(leaf), (0, None))
         if not count:
             before = "none" if _inherits(leaf, whole) else leaf.fp32_precision
             leaf.fp32_precision = "ieee"
-        HELD[id(leaf)] = count + 1, before
+        OVERRIDES[id(leaf)] = count + 1, before
     try:
         yield
     finally:
         with LOCK:
-            count, before = HELD.pop(id(leaf))
+            count, before = OVERRIDES.pop(id(leaf))
             if count > 1:
-                HELD[id(leaf)] = count - 1, before
+                OVERRIDES[id(leaf)] = count - 1, before
             else:
                 leaf.fp32_precision = before
 
 
 LOCK = threading.Lock()
-HELD: dict[int, tuple[int, Any]] = {}
+OVERRIDES: dict[int, tuple[int, Any]] = {}
 
 
 def _inherits(leaf: Any, whole: Any) -> bool:
-    """Whether a flag is not set itself, but read from those above it: then it must stay unset."""
+    """Check that a flag is unset and inherits its value: then it must stay unset."""
     now = leaf.fp32_precision
     if whole.fp32_precision != now:
         return False

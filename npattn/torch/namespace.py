@@ -1,4 +1,4 @@
-"""NumPy's words for functions of torch: what npattn.conventions translates tensors with."""
+"""Functions of torch under NumPy's names, for `npattn.conventions` on tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 class Namespace:
-    """Functions that NumPy has too, on tensors of one device."""
+    """Functions with NumPy's names and arguments, on tensors of one device."""
 
     nan = math.nan
     broadcast_to = staticmethod(torch.broadcast_to)

@@ -1,6 +1,7 @@
-"""What engine and conventions both ask of a problem: its operands and its score_mod.
+"""score_mod on tensors: its values, its slope, and the operands of its scores.
 
-Numbers in brackets are the rules of docs/semantics.md.
+The engine and `npattn.conventions` both call these. Numbers in brackets are the rules of
+docs/semantics.md.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Indices = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def operands(problem: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v in the dtype computed in, with a head axis, shared heads repeated.  [1, 15]"""
+    """Return q, k, v in the dtype computed in, with a head axis, shared heads repeated.  [1, 15]"""
     q, k, v = (
         problem.round_to_storage(problem.to_compute_dtype(x))
         for x in (problem.q, problem.k, problem.v)
@@ -34,7 +35,7 @@ def operands(problem: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def call_score_mod(problem: Any, s: Tensor, at: Indices | None = None) -> Tensor:
-    """score_mod of scores; `at` are b, h, t, s_index where they are not all of them.  [3]"""
+    """Apply score_mod to scores; `at` is their b, h, t, s_index, by default all of them.  [3]"""
     if at is None:
         before = (1,) * len(problem.lead)
         sizes = (problem.H, problem.T, problem.S)
@@ -46,7 +47,7 @@ def call_score_mod(problem: Any, s: Tensor, at: Indices | None = None) -> Tensor
         b = b.reshape(*s.shape[:-3], 1, 1, 1)
         h, t, s_index = (x.reshape(*before, *x.shape) for x in (h, t, s_index))
         at = (b, h, t, s_index)
-    modified = _called(problem, s, at)
+    modified = _call_in_dtype(problem, s, at)
     if not isinstance(modified, Tensor):
         raise OptionError(
             f"score_mod returned a {type(modified).__qualname__}, must return a torch tensor"
@@ -60,9 +61,9 @@ def call_score_mod(problem: Any, s: Tensor, at: Indices | None = None) -> Tensor
         ) from None
 
 
-def _called(problem: Any, s: Tensor, at: Any) -> Any:
-    # An integer index times a Python float is in torch's default dtype: here in that of s.
-    with DEFAULT_DTYPE:  # which is that of all threads
+def _call_in_dtype(problem: Any, s: Tensor, at: Any) -> Any:
+    # An integer index times a Python float is in torch's default dtype: here, that of s.
+    with DEFAULT_DTYPE:  # all threads share it
         before = torch.get_default_dtype()
         torch.set_default_dtype(s.dtype)
         try:
@@ -75,7 +76,7 @@ DEFAULT_DTYPE = threading.RLock()
 
 
 def slope(problem: Any, s: Tensor, at: Indices) -> tuple[Tensor, Tensor]:
-    """The derivative of score_mod at s by autograd, and whether a difference denies it.  [3]"""
+    """Derivative of score_mod at s by autograd, and a bool: a difference contradicts it.  [3]"""
     with torch.enable_grad():
         x = s.detach().requires_grad_()
         y = call_score_mod(problem, x, at)
@@ -84,14 +85,14 @@ def slope(problem: Any, s: Tensor, at: Indices) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         u = torch.finfo(s.dtype).eps
         differs = torch.ones_like(s, dtype=torch.bool)
-        # The steps and what is allowed over them: npattn.dense.slope.
+        # The steps and their tolerance: npattn.dense.slope.
         for power in (1 / 3, 5 / 12, 1 / 2):
             differs = differs & _differs(problem, x, rate, u**power * x.abs().clamp(min=1), at)
         return rate, differs.any()
 
 
 def _differs(problem: Any, s: Tensor, rate: Tensor, h: Tensor, at: Indices) -> Tensor:
-    """Where rate is not between the difference quotients over steps of h to either side."""
+    """Return where rate is not between the difference quotients of steps h to either side."""
     here, up, down = (call_score_mod(problem, s + d, at) for d in (0, h, -h))
     rise, fall = (up - here) / h, (here - down) / h
     root = math.sqrt(torch.finfo(s.dtype).eps)
@@ -100,25 +101,25 @@ def _differs(problem: Any, s: Tensor, rate: Tensor, h: Tensor, at: Indices) -> T
 
 
 def check_slopes(differs: list[Tensor]) -> None:
-    """OptionError where a slope was denied; one wait, however many tiles there were."""
+    """Raise OptionError if a slope is contradicted; one wait, however many tiles there were."""
     if differs and bool(torch.stack(differs).any()):
         raise OptionError(
-            "score_mod has a derivative by autograd that differs from its difference quotient: it "
-            "must be elementwise in s, and not detach it"
+            "score_mod has a derivative by autograd that differs from its difference quotient: "
+            "make it elementwise in s, and do not detach s"
         )
 
 
 def check_closes_over_nothing(problem: Any) -> None:
-    """OptionError where score_mod uses a tensor that wants a gradient, which would be lost."""
+    """Raise OptionError if score_mod uses a tensor that requires grad: its gradient is lost."""
     one = (1,) * len(problem.lead)
     s = torch.zeros((*one, 1, 1, 1), dtype=problem.dtype, device=problem.device)
     at = (torch.zeros_like(s, dtype=torch.int64),) * 4
     if 0 in (*problem.lead, problem.H, problem.T, problem.S):
         return
     with torch.enable_grad():
-        modified = _called(problem, s, at)
+        modified = _call_in_dtype(problem, s, at)
     if isinstance(modified, Tensor) and modified.requires_grad:
         raise OptionError(
-            "score_mod closes over a tensor that requires grad, must use none: its gradient would "
-            "be lost; pass it as bias, or detached"
+            "score_mod closes over a tensor that requires grad, whose gradient would be lost: "
+            "pass it as bias, or detach it"
         )

@@ -166,7 +166,7 @@ def test_what_only_tensors_can_be_is_refused():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu_is_a_clear_error():
     with pytest.raises(OptionError, match="device is 'cuda', must be one that torch can use here"):
-        nt.problem.checked_device("cuda")
+        nt.tensors.check_device("cuda")
 
 
 def test_a_cotangent_of_another_shape_is_refused():
@@ -342,7 +342,7 @@ def test_autograd_and_backward_give_the_same_bits(backend):
     given = problem(**OPTIONS["causal"])
     tensors = backend.problem(given)
     leaves = [getattr(tensors, n).clone().requires_grad_() for n in "qkv"]
-    fwd = nt.api.evaluate(tensors.holding(**dict(zip("qkv", leaves, strict=True))))
+    fwd = nt.api.evaluate(tensors.with_tensors(**dict(zip("qkv", leaves, strict=True))))
     do, dlse = backend.array(normal(B, H, T, E, seed=3)), backend.array(normal(B, H, T, seed=4))
     got = torch.autograd.grad((fwd.out, fwd.lse), leaves, (do, dlse))
     want = nt.backward(fwd, do, dlse)
@@ -612,7 +612,7 @@ def test_a_mask_costs_what_it_shows(mask, share):
     n = 8192
     x = torch.zeros(1, n, 1)
     plan = tiles.plan_of(nt.Problem(x, x, x, mask), False)
-    area = sum((r.t1 - r.t0) * sum(p.s1 - p.s0 for p in r.parts) for r in plan.rows)
+    area = sum((r.t1 - r.t0) * sum(p.s1 - p.s0 for p in r.strips) for r in plan.rows)
     assert area <= n * share(n) < n * n
 
 
@@ -625,10 +625,10 @@ def test_parts_hold_each_visible_score_once_and_no_hidden_one_unmarked(options):
     visible = np.broadcast_to(True if given.visible is None else given.visible, whole)
     count = np.zeros(whole, int)
     for rows in plan.rows:
-        for part in rows.parts:
-            at = (*rows.at, slice(part.s0, part.s1))
+        for strip in rows.strips:
+            at = (*rows.at, slice(strip.s0, strip.s1))
             count[at] += 1
-            shown = plan.visible(rows, part).numpy() if part.partial else True
+            shown = plan.visible(rows, strip).numpy() if strip.partial else True
             assert np.array_equal(np.broadcast_to(shown, count[at].shape), visible[at])
     assert count.max() == 1
     assert not (visible & (count == 0)).any()

@@ -1,0 +1,80 @@
+"""NumPy arrays as tensors and tensors as NumPy's stand-ins: devices and dtypes of both."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from npattn.arrays import Array
+from npattn.errors import DtypeError, OptionError
+
+__all__ = ["check_device", "has_float64", "numpy_dtype", "short_name", "stand_in", "to_tensor"]
+
+Tensor = torch.Tensor
+
+
+def to_tensor(array: Array, device: torch.device) -> Tensor:
+    """Return a NumPy array as a tensor on a device; read-only memory is copied, not shared."""
+    if array.dtype == ml_dtypes.bfloat16 or array.dtype.name.startswith("float8"):
+        bits = to_tensor(np.ascontiguousarray(array).view(f"i{array.itemsize}"), device)
+        return bits.view(getattr(torch, array.dtype.name))
+    if not array.flags.writeable or any(n < 0 for n in array.strides):
+        array = array.copy()
+    if array.dtype == np.float64 and not has_float64(device.type):
+        array = array.astype(np.float32)
+    native = array.dtype.newbyteorder("=")
+    return torch.from_numpy(array.astype(native, copy=False)).to(device)
+
+
+def check_device(device: Any) -> torch.device:
+    """Return `device` as a torch.device. Raises OptionError if torch cannot use it here."""
+    try:
+        checked = torch.device(device)
+        torch.empty(0, device=checked)
+    except (RuntimeError, AssertionError, TypeError) as err:
+        reason = str(err).splitlines()[0]
+        raise OptionError(
+            f"device is {device!r}, must be one that torch can use here: {reason}"
+        ) from err
+    return checked
+
+
+def stand_in(name: str, tensor: Tensor) -> Array:
+    """Return an array of the shape and dtype of a tensor, without its memory."""
+    if tensor.is_nested:
+        raise DtypeError(f"{name} is nested, must be one tensor: pad it, and mask the padding")
+    if tensor.is_quantized:
+        raise DtypeError(f"{name} is quantized, must be plain: pass {name}.dequantize()")
+    if tensor.layout != torch.strided:
+        raise DtypeError(f"{name} is {tensor.layout}, must be strided: pass {name}.to_dense()")
+    return np.broadcast_to(np.empty((), numpy_dtype(name, tensor.dtype)), tuple(tensor.shape))
+
+
+@lru_cache
+def numpy_dtype(name: str, dtype: torch.dtype) -> np.dtype[Any]:
+    """Return NumPy's dtype for one of torch. Raises DtypeError, naming `name`, without one."""
+    word = short_name(dtype)
+    same: Any = getattr(ml_dtypes, word, None) or getattr(np, word, None)
+    if same is None or word.startswith("q"):
+        if word == "bool":
+            return np.dtype(np.bool_)
+        raise DtypeError(f"{name} is {word}, must be floating: NumPy has no such dtype")
+    return np.dtype(same)  # type: ignore[no-any-return]
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
+@lru_cache
+def has_float64(device_type: str) -> bool:
+    """Check that a kind of device computes in float64."""
+    try:
+        return bool(torch.ones(1, dtype=torch.float64, device=device_type).sum() == 1)
+    except (TypeError, RuntimeError):
+        return False
