@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from npattn.errors import MissingExtraError
 
 try:
-    import torch as _torch  # noqa: F401  the cure is said once, here
+    import torch as _torch  # noqa: F401  checked once, here
 except ImportError as err:
     raise MissingExtraError(
         "npattn.torch needs torch; npattn itself does not: pip install 'npattn[torch]'"
@@ -39,7 +39,12 @@ __all__ = [
 ]
 
 LATER = ("plot", "testing", "train", "weights")
-"""Modules of npattn that are slow to load, or need an extra: the very same ones."""
+"""Modules of npattn that are slow to load, or need an extra."""
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *LATER})
+
 
 if not TYPE_CHECKING:
 

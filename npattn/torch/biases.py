@@ -188,7 +188,7 @@ class _HostTerm(BiasTerm):
 
 
 def bias_gradient(problem: Problem, ds: Tensor) -> Any:
-    """Sum the gradient of all scores (..., H, T, S) to that of the bias.  [13]"""
+    """Sum the gradient of all scores (..., H, T, S) to that of the bias [13]."""
     if isinstance(problem.bias, Tensor):
         return _sum_to(ds, problem.bias.shape)
     whole = Rows(Group(0, math.prod(problem.lead), 0, problem.H, True), 0, problem.T, [])

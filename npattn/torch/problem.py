@@ -148,11 +148,11 @@ class Problem(numpy_problem.Problem):
         return x.to(self.dtype)
 
     def round_to_storage(self, x: Any) -> Any:
-        """Round x to the storage dtype in mixed precision, else return it.  [15]"""
+        """Round x to the storage dtype in mixed precision, else return it [15]."""
         return x if self.storage is None else x.to(self.storage).to(self.dtype)
 
     def to_output_dtype(self, x: Any) -> Any:
-        """Return x in the dtype of results.  [15]"""
+        """Return x in the dtype of results [15]."""
         return x if self.storage is None else x.to(self.storage)
 
     def with_tensors(self, **tensors: Any) -> Problem:

@@ -21,7 +21,7 @@ Indices = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def operands(problem: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k, v in the dtype computed in, with a head axis, shared heads repeated.  [1, 15]"""
+    """Return q, k, v in the dtype computed in, with a head axis, shared heads repeated [1, 15]."""
     q, k, v = (
         problem.round_to_storage(problem.to_compute_dtype(x))
         for x in (problem.q, problem.k, problem.v)
@@ -35,7 +35,7 @@ def operands(problem: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def call_score_mod(problem: Any, s: Tensor, at: Indices | None = None) -> Tensor:
-    """Apply score_mod to scores; `at` is their b, h, t, s_index, by default all of them.  [3]"""
+    """Apply score_mod to scores; `at` is their b, h, t, s_index, by default all of them [3]."""
     if at is None:
         before = (1,) * len(problem.lead)
         sizes = (problem.H, problem.T, problem.S)
@@ -76,7 +76,7 @@ DEFAULT_DTYPE = threading.RLock()
 
 
 def slope(problem: Any, s: Tensor, at: Indices) -> tuple[Tensor, Tensor]:
-    """Derivative of score_mod at s by autograd, and a bool: a difference contradicts it.  [3]"""
+    """Derivative of score_mod at s by autograd, and a bool: a difference contradicts it [3]."""
     with torch.enable_grad():
         x = s.detach().requires_grad_()
         y = call_score_mod(problem, x, at)

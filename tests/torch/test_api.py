@@ -1,5 +1,6 @@
 """npattn.torch: what is torch's own. What every engine computes: test_engines.py."""
 
+import inspect
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 import npattn
 from npattn import Conventions, biases, masks
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.options import FEATURES
 from npattn.testing import check
 from tests.backends import BACKENDS, OPTIONS, TENSORS, B, D, E, H, S, T, mod, normal, problem
 
@@ -38,7 +40,7 @@ def small(monkeypatch):
     BACKENDS["torch"]().small(monkeypatch)
 
 
-def drawn(*shape, seed=0, dtype=torch.float64, grad=True):
+def sample(*shape, seed=0, dtype=torch.float64, grad=True):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_(grad)
 
@@ -46,7 +48,7 @@ def drawn(*shape, seed=0, dtype=torch.float64, grad=True):
 def tiny(grad=True):
     """q, k, v of 4 heads on 2, 3 queries, 5 keys, sizes 2 and 3."""
     return tuple(
-        drawn(1, *shape, seed=i, grad=grad)
+        sample(1, *shape, seed=i, grad=grad)
         for i, shape in enumerate([(4, 3, 2), (2, 5, 2), (2, 5, 3)])
     )
 
@@ -54,7 +56,7 @@ def tiny(grad=True):
 # --- the names ------------------------------------------------------------------------------------
 
 
-def test_it_has_every_name_of_npattn():
+def test_names_are_those_of_npattn():
     missing = {n for n in npattn.__all__ if not hasattr(nt, n)} - {"MultiHeadAttention"}
     assert not missing
     for name in ("masks", "biases", "conventions", "errors", "Conventions", "Forward", "Gradients"):
@@ -65,14 +67,51 @@ def test_it_has_every_name_of_npattn():
         nt.atention  # noqa: B018
 
 
-def test_without_torch_it_says_what_to_install():
+def test_dir_shows_the_public_names():
+    assert dir(nt) == sorted({*nt.__all__, *nt.LATER})
+
+
+@pytest.mark.parametrize("function", [nt.attention, nt.forward])
+def test_signatures_are_those_of_npattn(function):
+    ours = inspect.signature(function).parameters
+    theirs = inspect.signature(npattn.attention).parameters
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
+        (p.name, p.kind, p.default) for p in theirs.values()
+    ]
+
+
+@pytest.mark.parametrize("function", [nt.attention, nt.forward])
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("casual", "did you mean causal?"),
+        ("attn_mask", "pass a boolean array as mask= (True = may attend)"),
+        ("is_causal", "pass causal=True"),
+        ("alignment", 'pass causal="bottom_right"'),
+    ],
+)
+def test_unknown_options_are_answered_with_the_right_one(function, name, answer):
+    with pytest.raises(OptionError) as caught:
+        function(*tiny(), **{name: True})
+    message = str(caught.value)
+    assert message.startswith(f"{function.__name__} has no option {name}: {answer}")
+    assert f"[options: {', '.join(FEATURES)}, dtype, engine, conventions]" in message
+
+
+@pytest.mark.parametrize("function", [nt.backward, nt.jvp])
+def test_fwd_must_be_a_result_of_forward(function):
+    with pytest.raises(OptionError, match=r"fwd is of type int; pass the result of npattn\.torch"):
+        function(3, tiny()[0])
+
+
+def test_import_without_torch_names_the_extra():
     code = "import sys; sys.modules['torch'] = None\nimport npattn\nnpattn.torch"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MissingExtraError" in done.stderr
     assert "pip install 'npattn[torch]'" in done.stderr
 
 
-def test_importing_it_loads_no_dynamo():
+def test_import_loads_no_dynamo():
     code = "import sys, npattn.torch; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -109,17 +148,17 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_mistake_is_told_in_the_same_words(case, backend):
+def test_errors_have_the_messages_of_npattn(case, backend):
     words = {"q": x, "k": x, "v": x, **WRONG[case]}
-    with pytest.raises((ShapeError, DtypeError, OptionError)) as want:
+    with pytest.raises((ShapeError, DtypeError, OptionError)) as expected:
         npattn.attention(**words)
     nt.attention(*(backend.array(x) for _ in "qkv"), causal=True)  # what is known stays known
-    with pytest.raises(type(want.value)) as got:
+    with pytest.raises(type(expected.value)) as result:
         nt.attention(**{name: backend.array(value) for name, value in words.items()})
-    assert str(got.value) == str(want.value)
+    assert str(result.value) == str(expected.value)
 
 
-def test_what_only_tensors_can_be_is_refused():
+def test_unsupported_tensors_are_refused():
     q, k, v = tiny(grad=False)
     with pytest.raises(DtypeError, match=r"k is a ndarray, must be a torch tensor"):
         nt.attention(q, k.numpy(), v)
@@ -133,7 +172,7 @@ def test_what_only_tensors_can_be_is_refused():
         nt.attention(q, k.to_sparse(), v)
     with pytest.raises(OptionError, match="v is on meta, must be on cpu as q"):
         nt.attention(q, k, v.to("meta"))
-    with pytest.raises(OptionError, match="q is on meta, must be on a device that holds numbers"):
+    with pytest.raises(OptionError, match="q is on meta, must be on a device that stores values"):
         nt.attention(*(x.to("meta") for x in (q, k, v)))
     nested = torch.nested.nested_tensor([q[0], q[0]], layout=torch.jagged)
     with pytest.raises(DtypeError, match="q is nested, must be one tensor"):
@@ -164,12 +203,12 @@ def test_what_only_tensors_can_be_is_refused():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_cuda_without_a_gpu_is_a_clear_error():
+def test_cuda_without_a_gpu_is_refused():
     with pytest.raises(OptionError, match="device is 'cuda', must be one that torch can use here"):
         nt.tensors.check_device("cuda")
 
 
-def test_a_cotangent_of_another_shape_is_refused():
+def test_wrong_cotangents_and_directions_are_refused():
     fwd = nt.forward(*tiny())
     with pytest.raises(ShapeError, match=r"dout has shape \(3,\), must have that of out"):
         nt.backward(fwd, torch.ones(3))
@@ -177,11 +216,11 @@ def test_a_cotangent_of_another_shape_is_refused():
         nt.backward(fwd, torch.ones(1, 4, 3, 3, device="meta"))
     with pytest.raises(OptionError, match="dbias is given, must be None: the problem has no bias"):
         nt.jvp(fwd, dbias=torch.ones(3, 5))
-    with pytest.raises(OptionError, match="jvp has conventions"):
+    with pytest.raises(OptionError, match="jvp does not support conventions"):
         nt.jvp(nt.forward(*tiny(), conventions=nt.Conventions()))
 
 
-def test_a_mask_or_a_bias_may_be_an_array_among_tensors(backend):
+def test_mask_and_bias_may_be_arrays(backend):
     given = problem(mask=OPTIONS["mask of each sample"]["mask"], bias=normal(H, T, S))
     tensors = backend.problem(given)
     mixed = tensors.replace(mask=given.mask, bias=given.bias)
@@ -189,7 +228,7 @@ def test_a_mask_or_a_bias_may_be_an_array_among_tensors(backend):
     assert torch.equal(one, other)
 
 
-def test_a_problem_shows_itself():
+def test_repr_of_a_problem():
     q, k, v = tiny()
     shown = repr(nt.Problem(q, k, v, causal="top_left", dtype=torch.float32))
     assert shown == (
@@ -205,7 +244,7 @@ NARROW = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, tor
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_any_floating_dtype_is_taken_exactly_and_computed_in_float64(dtype, backend):
+def test_floating_dtypes_are_upcast_exactly_to_float64(dtype, backend):
     q, k, v = (t.detach().to(backend.device).to(dtype) for t in tiny())
     out = nt.attention(q, k, v)
     assert out.dtype == torch.float64
@@ -213,57 +252,57 @@ def test_any_floating_dtype_is_taken_exactly_and_computed_in_float64(dtype, back
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_mixed_precision_is_emulated_as_dense_does(dtype, backend):
+def test_mixed_precision_agrees_with_dense(dtype, backend):
     given = problem(causal="top_left", bias=normal(H, T, S), dtype=dtype)
     do, dlse = normal(B, H, T, E, seed=3), normal(B, H, T, seed=4)
-    want = npattn.api.evaluate(given)
+    expected = npattn.api.evaluate(given)
     run = nt.api.evaluate(backend.problem(given))
     grads = nt.backward(run, backend.array(do), backend.array(dlse))
-    exact_grads = npattn.backward(want, do, dlse)
+    exact_grads = npattn.backward(expected, do, dlse)
     assert run.out.dtype == grads.q.dtype == getattr(torch, dtype)
     assert run.lse.dtype == torch.float32
     step = float(torch.finfo(run.out.dtype).eps)
-    pairs = [(run.out, want.out)] + [
+    pairs = [(run.out, expected.out)] + [
         (getattr(grads, n), getattr(exact_grads, n)) for n in ("q", "k", "v", "bias")
     ]
-    for got, exact_ in pairs:
-        got, exact_ = got.double().cpu().numpy(), exact_.astype(np.float64)
+    for result, exact_ in pairs:
+        result, exact_ = result.double().cpu().numpy(), exact_.astype(np.float64)
         # A sum in another order moves a rounding by one step of the format at the most.
-        assert abs(got - exact_).max() <= step * abs(exact_).max()
+        assert abs(result - exact_).max() <= step * abs(exact_).max()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_mixed_precision_rounds_what_enters_it_from_any_dtype(dtype):
+def test_mixed_precision_rounds_wide_inputs(dtype):
     wide = tiny(grad=False)
-    want = nt.attention(*(x.to(dtype) for x in wide), dtype=dtype)
+    expected = nt.attention(*(x.to(dtype) for x in wide), dtype=dtype)
     for given in (wide, [x.float() for x in wide]):
-        assert torch.equal(nt.attention(*given, dtype=dtype), want)
+        assert torch.equal(nt.attention(*given, dtype=dtype), expected)
 
 
-def test_q_k_and_v_may_be_of_different_dtypes():
+def test_q_k_and_v_may_have_different_dtypes():
     given = tiny(grad=False)
     dtypes = (torch.float64, torch.float32, torch.bfloat16)
     for i in range(3):
         mixed = [x.to(dtypes[(i + j) % 3]) for j, x in enumerate(given)]
-        want = nt.attention(*(x.double() for x in mixed))
-        assert torch.equal(nt.attention(*mixed), want)
+        expected = nt.attention(*(x.double() for x in mixed))
+        assert torch.equal(nt.attention(*mixed), expected)
 
 
-def test_float32_is_computed_in_where_it_is_asked_for():
+def test_dtype_float32_gives_float32_results():
     q, k, v = tiny(grad=False)
     for dtype in (torch.float32, "float32", np.float32):
         fwd = nt.forward(q, k, v, dtype=dtype)
         assert fwd.out.dtype == fwd.lse.dtype == fwd.weights.dtype == torch.float32
 
 
-def test_a_forward_pass_of_the_other_package_is_refused():
+def test_results_of_the_other_package_are_refused():
     given = tiny(grad=False)
     here, there = nt.forward(*given), npattn.forward(*(x.numpy() for x in given))
     for ask in (nt.backward, nt.jvp):
-        with pytest.raises(OptionError, match=r"fwd is of npattn, must be of npattn\.torch"):
+        with pytest.raises(OptionError, match=r"fwd is a result of npattn\.forward"):
             ask(there, None)
     for ask in (npattn.backward, npattn.jvp):
-        with pytest.raises(OptionError, match=r"fwd is of npattn\.torch, must be of npattn"):
+        with pytest.raises(OptionError, match=r"fwd is a result of npattn\.torch"):
             ask(here, None)
 
 
@@ -310,11 +349,11 @@ def test_gradgradcheck(case, tile, monkeypatch):
 
 
 @pytest.mark.parametrize("result", ["out", "lse"])
-def test_gradients_of_bias_and_sinks_are_followed_twice_and_forward(result):
+def test_derivatives_of_bias_and_sinks(result):
     def attend(q, k, v, bias, sinks):
         return getattr(nt.forward(q, k, v, seen, bias=bias, sinks=sinks), result)
 
-    inputs = (*tiny(), drawn(4, 1, 5, seed=3), drawn(4, seed=4))
+    inputs = (*tiny(), sample(4, 1, 5, seed=3), sample(4, seed=4))
     assert torch.autograd.gradcheck(attend, inputs, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(attend, inputs)
 
@@ -328,11 +367,11 @@ CONVENTIONS = nt.conventions.PROFILES | {
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
-def test_conventions_are_followed_by_autograd(name):
+def test_autograd_under_conventions(name):
     def attend(q, k, v, bias):
         return nt.attention(q, k, v, seen, bias=bias, softcap=1.5, conventions=CONVENTIONS[name])
 
-    inputs = (*tiny(), drawn(4, 3, 5, seed=3))
+    inputs = (*tiny(), sample(4, 3, 5, seed=3))
     assert torch.autograd.gradcheck(attend, inputs)
     if not name.startswith("after"):  # those are a score_mod
         assert torch.autograd.gradgradcheck(attend, inputs, fast_mode=True)
@@ -344,27 +383,27 @@ def test_autograd_and_backward_give_the_same_bits(backend):
     leaves = [getattr(tensors, n).clone().requires_grad_() for n in "qkv"]
     fwd = nt.api.evaluate(tensors.with_tensors(**dict(zip("qkv", leaves, strict=True))))
     do, dlse = backend.array(normal(B, H, T, E, seed=3)), backend.array(normal(B, H, T, seed=4))
-    got = torch.autograd.grad((fwd.out, fwd.lse), leaves, (do, dlse))
-    want = nt.backward(fwd, do, dlse)
-    for one, name in zip(got, "qkv", strict=True):
-        assert torch.equal(one, getattr(want, name))
-        assert not getattr(want, name).requires_grad
+    result = torch.autograd.grad((fwd.out, fwd.lse), leaves, (do, dlse))
+    expected = nt.backward(fwd, do, dlse)
+    for one, name in zip(result, "qkv", strict=True):
+        assert torch.equal(one, getattr(expected, name))
+        assert not getattr(expected, name).requires_grad
 
 
-def test_gradients_have_the_dtype_of_what_they_are_of():
+def test_gradients_have_the_dtype_of_their_inputs():
     leaves = [t.detach().bfloat16().requires_grad_() for t in tiny()]
     nt.attention(*leaves).sum().backward()
     assert [t.grad.dtype for t in leaves] == [torch.bfloat16] * 3
 
 
-def test_a_score_mod_has_no_second_derivative():
+def test_score_mod_has_no_second_derivative():
     q, k, v = tiny()
     out = nt.attention(q, k, v, score_mod=mod)
-    with pytest.raises(OptionError, match="create_graph = True, must be None"):
+    with pytest.raises(OptionError, match="create_graph=True does not support score_mod"):
         torch.autograd.grad(out.sum(), q, create_graph=True)
 
 
-def test_a_score_mod_that_closes_over_what_is_learned_is_refused():
+def test_score_mod_closing_over_a_parameter_is_refused():
     table = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     words = {"score_mod": lambda s, b, h, t, j: s + table[h]}
     with pytest.raises(OptionError, match="closes over a tensor that requires grad"):
@@ -374,42 +413,42 @@ def test_a_score_mod_that_closes_over_what_is_learned_is_refused():
 
 
 @pytest.mark.parametrize("broken", [lambda s, *_: s.detach() * 2, lambda s, *_: s.softmax(-1)])
-def test_a_score_mod_that_autograd_does_not_follow_is_refused(broken):
+def test_score_mod_with_a_wrong_derivative_is_refused(broken):
     fwd = nt.forward(*tiny(grad=False), score_mod=broken)
     with pytest.raises(OptionError, match="score_mod has a derivative by autograd that differs"):
         nt.backward(fwd, torch.ones_like(fwd.out))
 
 
-def test_an_integer_index_of_a_score_mod_meets_floats_in_float64():
+def test_indices_of_score_mod_promote_to_float64():
     q, k, v = tiny(grad=False)
-    got = nt.attention(q, k, v, score_mod=lambda s, b, h, t, j: s + 0.1 * j)
-    assert torch.allclose(got, nt.attention(q, k, v, bias=0.1 * torch.arange(5.0).double()[None]),
-                          rtol=0, atol=2.0**-50)  # fmt: skip
+    result = nt.attention(q, k, v, score_mod=lambda s, b, h, t, j: s + 0.1 * j)
+    expected = nt.attention(q, k, v, bias=0.1 * torch.arange(5.0).double()[None])
+    assert torch.allclose(result, expected, rtol=0, atol=2.0**-50)
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_functions_of_torch_func_follow_it():
+def test_torch_func_grad():
     q, k, v = tiny(grad=False)
     leaf = q.clone().requires_grad_()
-    (want,) = torch.autograd.grad(nt.attention(leaf, k, v).sin().sum(), leaf)
-    got = torch.func.grad(lambda q: nt.attention(q, k, v).sin().sum())(q)
-    assert torch.equal(got, want)
+    (expected,) = torch.autograd.grad(nt.attention(leaf, k, v).sin().sum(), leaf)
+    result = torch.func.grad(lambda q: nt.attention(q, k, v).sin().sum())(q)
+    assert torch.equal(result, expected)
 
 
-def test_forward_mode_needs_no_input_that_requires_grad():
+def test_forward_mode_without_requires_grad():
     q, k, v = tiny(grad=False)
-    dq, dv = (drawn(*x.shape, seed=7, grad=False) for x in (q, v))
-    want = nt.jvp(nt.forward(q, k, v), dq=dq, dv=dv)[0]
+    dq, dv = (sample(*x.shape, seed=7, grad=False) for x in (q, v))
+    expected = nt.jvp(nt.forward(q, k, v), dq=dq, dv=dv)[0]
     with forward_ad.dual_level():
         out = nt.attention(forward_ad.make_dual(q, dq), k, forward_ad.make_dual(v, dv))
-        assert torch.equal(forward_ad.unpack_dual(out).tangent, want)
-    got = torch.func.jvp(lambda q, v: nt.attention(q, k, v), (q, v), (dq, dv))[1]
-    assert torch.equal(got, want)
+        assert torch.equal(forward_ad.unpack_dual(out).tangent, expected)
+    result = torch.func.jvp(lambda q, v: nt.attention(q, k, v), (q, v), (dq, dv))[1]
+    assert torch.equal(result, expected)
 
 
-def test_a_bias_is_followed_twice_under_conventions():
+def test_second_derivative_of_a_bias_under_conventions():
     q, k, v = tiny()
-    bias = drawn(4, 3, 5, seed=9)
+    bias = sample(4, 3, 5, seed=9)
     conventions = Conventions(bias="before_scale")
 
     def out(q, bias):
@@ -418,7 +457,7 @@ def test_a_bias_is_followed_twice_under_conventions():
     assert torch.autograd.gradgradcheck(out, (q, bias), fast_mode=True)
 
 
-def test_an_infinite_cotangent_of_a_row_that_sees_nothing_ends_there_twice():
+def test_infinite_cotangents_stop_at_fully_masked_rows():
     q, k, v = tiny()
     fwd = nt.forward(q, k, v, seen)
     loss = (fwd.lse**2).sum()  # lse is −inf where nothing is seen, and so is what comes back
@@ -428,48 +467,50 @@ def test_an_infinite_cotangent_of_a_row_that_sees_nothing_ends_there_twice():
 
 
 @pytest.mark.parametrize("causal", [False, "top_left"])
-def test_autograd_asks_the_same_where_torch_func_may_be_at_work(causal, monkeypatch):
+def test_both_autograd_functions_give_the_same_bits(causal, monkeypatch):
     given, direction = tiny(), tiny(grad=False)
     out = nt.attention(*given, causal=causal)
-    want = (out, *torch.autograd.grad(out.sin().sum(), given, create_graph=True))
+    expected = (out, *torch.autograd.grad(out.sin().sum(), given, create_graph=True))
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(x, y) for x, y in zip(given, direction, strict=True)]
         moved = forward_ad.unpack_dual(nt.attention(*duals, causal=causal)).tangent
     monkeypatch.setattr(autograd_function, "_transforms", lambda: True)
     out = nt.attention(*given, causal=causal)
-    for got, known in zip(
-        (out, *torch.autograd.grad(out.sin().sum(), given, create_graph=True)), want, strict=True
+    for result, known in zip(
+        (out, *torch.autograd.grad(out.sin().sum(), given, create_graph=True)),
+        expected,
+        strict=True,
     ):
-        assert torch.equal(got, known)
-        assert got.requires_grad
+        assert torch.equal(result, known)
+        assert result.requires_grad
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(x, y) for x, y in zip(given, direction, strict=True)]
         again = forward_ad.unpack_dual(nt.attention(*duals, causal=causal)).tangent
     assert torch.equal(again, moved)
 
 
-def test_threads_leave_the_default_dtype_and_get_the_same_bits():
+def test_threads_share_score_mod_and_default_dtype_safely():
     inside, most = [], []
 
-    def modified(s, b, h, t, j):
+    def score_mod(s, b, h, t, j):
         inside.append(1)
         most.append(len(inside))
         time.sleep(2**-10)  # so that others come in, if they can
         inside.pop()
         return s * 0.5 + 0.1 * (t - j)
 
-    q = drawn(1, 4, 61, 7, grad=False)
-    want = nt.attention(q, q, q, score_mod=modified)
+    q = sample(1, 4, 61, 7, grad=False)
+    expected = nt.attention(q, q, q, score_mod=modified)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: nt.attention(q, q, q, score_mod=modified), range(64)))
-    assert all(torch.equal(x, want) for x in found)
+    assert all(torch.equal(x, expected) for x in found)
     assert torch.get_default_dtype() == torch.float32
     assert max(most) == 1  # the dtype is that of all threads
 
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch < 2.9")
 @pytest.mark.usefixtures("flags")
-def test_of_threads_in_float32_the_last_puts_the_flag_back():
+def test_last_thread_restores_the_precision_flag():
     leaf = torch.backends.mkldnn.matmul
     leaf.fp32_precision = "bf16"
     first, second = (exact(torch.float32, torch.device("cpu")) for _ in range(2))
@@ -503,7 +544,7 @@ def test_of_threads_in_float32_the_last_puts_the_flag_back():
         ({"bias": torch.ones(3, 5)}, {"bias": torch.ones(3, 5).to_sparse()}),
     ],
 )
-def test_what_was_judged_right_stays_wrong_in_another_type(right, wrong):
+def test_cached_checks_distinguish_types(right, wrong):
     given = tiny(grad=False)
     nt.attention(*given, **right)
     for _ in range(2):
@@ -512,22 +553,22 @@ def test_what_was_judged_right_stays_wrong_in_another_type(right, wrong):
 
 
 @pytest.mark.parametrize("options", ["mask", "bias", "sinks", "dropout_mask"])
-def test_a_second_call_computes_with_its_own_tensors(options):
+def test_cached_checks_keep_no_tensors(options):
     shape = (4,) if options == "sinks" else (3, 5)
     for seed in range(2):
-        given, x = [x + seed for x in tiny(grad=False)], drawn(*shape, seed=seed, grad=False)
+        given, x = [x + seed for x in tiny(grad=False)], sample(*shape, seed=seed, grad=False)
         option = {options: x > 0 if "mask" in options else x}
-        got = nt.attention(*given, **option)
-        want = npattn.attention(
+        result = nt.attention(*given, **option)
+        expected = npattn.attention(
             *(x.numpy() for x in given), **{n: x.numpy() for n, x in option.items()}
         )
-        assert np.allclose(got.numpy(), want, rtol=0, atol=2.0**-48)
+        assert np.allclose(result.numpy(), expected, rtol=0, atol=2.0**-48)
 
 
 @pytest.mark.parametrize("window", [None, (1, None)])
 @pytest.mark.parametrize("n", [3, 71])  # of few scores bands are kept, of many made anew
-def test_one_call_leaves_no_tensor_behind_that_another_would_trip_over(n, window):
-    q, k, v = (drawn(1, 2, n, 2, seed=i) for i in range(3))
+def test_inference_mode_leaves_no_tensor_behind(n, window):
+    q, k, v = (sample(1, 2, n, 2, seed=i) for i in range(3))
     options = {"causal": "bottom_right", "window": window}
     with torch.inference_mode():
         plain = nt.attention(q, k, v, **options)
@@ -538,14 +579,14 @@ def test_one_call_leaves_no_tensor_behind_that_another_would_trip_over(n, window
     assert all(torch.isfinite(x).all() for x in second)
 
 
-def test_a_plan_is_kept_for_other_tensors_and_not_for_other_tiles(monkeypatch):
-    def made(shift):
+def test_plans_are_shared_between_problems_of_a_kind(monkeypatch):
+    def problem_with(shift):
         return nt.Problem(*(x + shift for x in tiny(grad=False)))
 
-    first = tiles.plan_of(made(0), False)
-    assert tiles.plan_of(made(1), False) is first
+    first = tiles.plan_of(problem_with(0), False)
+    assert tiles.plan_of(problem_with(1), False) is first
     monkeypatch.setitem(tiles.TILE, "cpu", 7)
-    other = made(2)
+    other = problem_with(2)
     tiled = tiles.plan_of(other, False)
     assert tiled is not first
     assert len(tiles.plan_of(other, True).rows) == 1 < len(tiled.rows)
@@ -570,16 +611,16 @@ def test_two_runs_give_the_same_bits(options, backend, monkeypatch):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_tiles_change_nothing_but_the_order_of_sums(options, backend, monkeypatch):
+def test_tiles_change_only_the_order_of_sums(options, backend, monkeypatch):
     given = backend.problem(problem(**OPTIONS[options]))
-    want = nt.api.evaluate(given, engine="dense").out
+    expected = nt.api.evaluate(given, engine="dense").out
     backend.small(monkeypatch)
-    got = nt.api.evaluate(given.replace()).out
+    result = nt.api.evaluate(given.replace()).out
     size = 1 + abs(given.scale) * S * D * 16
-    assert (got - want).abs().max() <= size * S * 2.0**-52 * want.abs().max()
+    assert (result - expected).abs().max() <= size * S * 2.0**-52 * expected.abs().max()
 
 
-def test_it_never_holds_all_scores(backend, monkeypatch):
+def test_no_tensor_holds_all_scores(backend, monkeypatch):
     monkeypatch.setattr(tiles, "TILE", {backend.device: 2**14})
     n = 2048
     q, k, v = (backend.array(normal(1, 2, n, 3, seed=i)) for i in range(3))
@@ -608,7 +649,7 @@ def test_it_never_holds_all_scores(backend, monkeypatch):
         (torch.ones(8192, 8192, dtype=torch.bool).tril(), lambda n: n / 2 + 2 * tiles.QUERIES),
     ],
 )
-def test_a_mask_costs_what_it_shows(mask, share):
+def test_cost_follows_the_visible_area(mask, share):
     n = 8192
     x = torch.zeros(1, n, 1)
     plan = tiles.plan_of(nt.Problem(x, x, x, mask), False)
@@ -618,7 +659,7 @@ def test_a_mask_costs_what_it_shows(mask, share):
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("options", OPTIONS)
-def test_parts_hold_each_visible_score_once_and_no_hidden_one_unmarked(options):
+def test_strips_cover_each_visible_score_once(options):
     given = problem(**OPTIONS[options])
     plan = tiles.plan_of(BACKENDS["torch"]().problem(given), False)
     whole = (B, H, T, S)
@@ -659,9 +700,9 @@ def flags():
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch < 2.9")
 @pytest.mark.usefixtures("flags")
 @pytest.mark.parametrize("setting", FLAGS)
-def test_global_flags_do_not_matter_and_stay_as_they_are(setting, backend):
+def test_global_flags_have_no_effect_and_are_kept(setting, backend):
     q, k, v = (t.to(backend.device).float() for t in tiny(grad=False))
-    want = nt.attention(q, k, v, dtype="float32")
+    expected = nt.attention(q, k, v, dtype="float32")
     FLAGS[setting]()
     before = [read() for read in READ]
     for device in ("cpu", "cuda"):
@@ -670,9 +711,9 @@ def test_global_flags_do_not_matter_and_stay_as_they_are(setting, backend):
             assert leaf.fp32_precision in ("ieee", "none")
             raise ZeroDivisionError
     with torch.autocast(backend.device):
-        got = nt.attention(q, k, v, dtype="float32")
+        result = nt.attention(q, k, v, dtype="float32")
         assert torch.is_autocast_enabled(backend.device)
-    assert torch.equal(got, want)
+    assert torch.equal(result, expected)
     assert [read() for read in READ] == before
     if setting == "of everything":  # and what was unset is not set
         torch.backends.fp32_precision = "ieee"
@@ -680,7 +721,7 @@ def test_global_flags_do_not_matter_and_stay_as_they_are(setting, backend):
 
 
 @pytest.mark.filterwarnings("default")  # torch's own, about .grad, while it traces
-def test_under_torch_compile_it_gives_the_same_bits_or_says_why_not():
+def test_torch_compile_gives_the_same_bits_or_refuses():
     q, k, v = tiny()
 
     def f(q, k, v):
@@ -688,13 +729,13 @@ def test_under_torch_compile_it_gives_the_same_bits_or_says_why_not():
         return fwd.out.sin() + fwd.lse[..., None]
 
     compiled = torch.compile(f, backend="eager")
-    want, got = f(q, k, v), compiled(q, k, v)
-    assert torch.equal(got, want)
-    grads = [torch.autograd.grad(out.sum(), (q, k, v)) for out in (want, got)]
+    expected, result = f(q, k, v), compiled(q, k, v)
+    assert torch.equal(result, expected)
+    grads = [torch.autograd.grad(out.sum(), (q, k, v)) for out in (expected, result)]
     assert all(map(torch.equal, *grads))
     torch._dynamo.reset()
     whole = torch.compile(f, backend="eager", fullgraph=True)
-    with pytest.raises(RuntimeError, match=r"npattn\.torch asks numbers whether they stay in"):
+    with pytest.raises(RuntimeError, match=r"npattn\.torch reads results to check that they stay"):
         whole(q, k, v)
 
 
@@ -713,7 +754,7 @@ def in_its_dtype(
 
 
 @pytest.mark.usefixtures("small")
-def test_the_judge_finds_nothing():
+def test_judge_passes_the_engine():
     report = check(
         in_its_dtype,
         framework="torch",
@@ -737,56 +778,61 @@ class Foreign:
             setattr(self, name, getattr(bias, name))
 
 
-def test_a_bias_of_somebody_else_answers_for_each_head(backend):
+def terms_of(one, other):
+    """Pairs of gradients, one for each term of a bias."""
+    return zip(one, other, strict=True) if isinstance(other, tuple) else [(one, other)]
+
+
+def test_foreign_bias_is_evaluated_per_head(backend):
     given, own = (problem(bias=b) for b in (Foreign(biases.alibi(H)), biases.alibi(H)))
     do, dlse = normal(B, H, T, E, seed=3), normal(B, H, T, seed=4)
-    want = npattn.api.evaluate(own)
+    expected = npattn.api.evaluate(own)
     run = nt.api.evaluate(backend.problem(given))
-    assert abs(backend.numpy(run.out) - want.out).max() <= S * 2.0**-52 * abs(want.out).max()
-    got = backend.numpy(nt.backward(run, backend.array(do), backend.array(dlse)).bias)
-    exact_ = npattn.backward(want, do, dlse).bias
-    assert abs(got - exact_).max() <= B * T * S * 2.0**-52 * S * abs(exact_).max()
+    assert (
+        abs(backend.numpy(run.out) - expected.out).max() <= S * 2.0**-52 * abs(expected.out).max()
+    )
+    result = backend.numpy(nt.backward(run, backend.array(do), backend.array(dlse)).bias)
+    exact_ = npattn.backward(expected, do, dlse).bias
+    assert abs(result - exact_).max() <= B * T * S * 2.0**-52 * S * abs(exact_).max()
 
 
 @pytest.mark.parametrize("bias", ["alibi", "T5", "a sum of biases"])
-def test_parameters_have_their_gradient_under_conventions(bias, backend):
+def test_gradients_of_bias_parameters_under_conventions(bias, backend):
     given = problem(**OPTIONS[bias])
     do, dlse = normal(B, H, T, E, seed=3), normal(B, H, T, seed=4)
     conventions = nt.Conventions(bias="before_scale")
-    want = npattn.backward(npattn.api.evaluate(given, conventions), do, dlse).bias
+    expected = npattn.backward(npattn.api.evaluate(given, conventions), do, dlse).bias
     run = nt.api.evaluate(backend.problem(given), conventions)
-    got = backend.numpy(nt.backward(run, backend.array(do), backend.array(dlse)).bias)
-    pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
-    for one, exact_ in pairs:
+    result = backend.numpy(nt.backward(run, backend.array(do), backend.array(dlse)).bias)
+    for one, exact_ in terms_of(result, expected):
         assert one.shape == exact_.shape
         assert abs(one - exact_).max() <= B * T * S * 2.0**-52 * S * abs(exact_).max()
 
 
-def test_a_mask_composes_with_a_tensor():
+def test_masks_compose_with_tensors():
     q, k, v = tiny(grad=False)
     tensor = torch.ones(3, 5, dtype=torch.bool).tril()
     for mask in (tensor & masks.lengths(2), masks.lengths(2) & tensor):
-        want = nt.attention(q, k, v, tensor & (torch.arange(5) < 2))
-        assert torch.equal(nt.attention(q, k, v, mask), want)
+        expected = nt.attention(q, k, v, tensor & (torch.arange(5) < 2))
+        assert torch.equal(nt.attention(q, k, v, mask), expected)
 
 
 @pytest.mark.parametrize("words", [{"bias": "before_scale"}, {"hidden_fill": -3.0}])
 @pytest.mark.parametrize("shape", [(2, 1, 1, 3, 5), (1, 2, 4, 1, 5), (3, 5), (2, 2, 4, 3, 5)])
-def test_a_bias_that_broadcasts_leading_axes_counts_once_under_conventions(shape, words):
+def test_broadcast_bias_counts_once_under_conventions(shape, words):
     arrays = [normal(2, 2, h, n, 2, seed=i) for i, (h, n) in enumerate([(4, 3), (2, 5), (2, 5)])]
     bias, do = normal(*shape, seed=4), normal(2, 2, 4, 3, 2, seed=5)
     conventions = Conventions(**words)
     options = {"causal": "top_left", "conventions": conventions}
     tensors = [torch.from_numpy(x) for x in arrays]
     for given in (biases.dense(bias), biases.dense(bias) + biases.dense(2 * bias)):
-        want = npattn.backward(npattn.forward(*arrays, bias=given, **options), do).bias
-        got = nt.backward(nt.forward(*tensors, bias=given, **options), torch.from_numpy(do)).bias
-        pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
-        for one, other in pairs:
+        expected = npattn.backward(npattn.forward(*arrays, bias=given, **options), do).bias
+        result = nt.backward(nt.forward(*tensors, bias=given, **options), torch.from_numpy(do)).bias
+        for one, other in terms_of(result, expected):
             assert np.allclose(one.numpy(), other, rtol=0, atol=2.0**-44 * abs(other).max())
 
 
-def test_no_queries_have_gradients_where_a_cap_comes_after_the_bias():
+def test_gradients_of_no_queries_with_a_late_softcap():
     q, k, v = torch.zeros(2, 1, 0, 1), torch.zeros(2, 1, 3, 1), torch.zeros(2, 1, 3, 2)
     words = {"softcap": 3.0, "conventions": Conventions(softcap="after_bias")}
     fwd = nt.forward(q, k, v, bias=torch.zeros(0, 3), **words)

@@ -52,20 +52,20 @@ def assert_same(one, other):
 
 @pytest.mark.usefixtures("tile")
 @pytest.mark.parametrize("options", OPTIONS)
-def test_every_option_gives_the_same_bits_elsewhere(options):
+def test_options_give_the_same_bits_elsewhere(options):
     given = problem(**OPTIONS[options])
     assert_same(results("elsewhere", given), results("cpu", given))
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_convention_gives_the_same_bits_elsewhere(profile):
+def test_conventions_give_the_same_bits_elsewhere(profile):
     given = problem(mask=normal(B, 1, T, S) < -1)  # some queries see nothing
     both = (results(device, given, PROFILES[profile]) for device in ("elsewhere", "cpu"))
     assert_same(*both)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_other_dtypes_give_the_same_bits_elsewhere(dtype):
+def test_dtypes_give_the_same_bits_elsewhere(dtype):
     given = problem(causal="top_left", bias=normal(H, T, S), dtype=dtype)
     assert Torch("elsewhere").evaluate(given).fwd.out.dtype == getattr(torch, dtype)
     given = given.replace(dtype="float32")
@@ -74,13 +74,13 @@ def test_other_dtypes_give_the_same_bits_elsewhere(dtype):
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize("hidden", [True, False])
-def test_what_is_not_finite_gives_the_same_bits_elsewhere(poison, hidden):
+def test_non_finite_inputs_give_the_same_bits_elsewhere(poison, hidden):
     given = problem(mask=np.arange(S)[None] != 11 if hidden else None, sinks=normal(H))
     given.k[..., 11, :], given.v[..., 11, 0] = poison, poison
     assert_same(results("elsewhere", given), results("cpu", given))
 
 
-def test_autograd_follows_it_elsewhere_twice():
+def test_second_derivatives_elsewhere():
     def grads(device):
         q, k, v = (
             torch.from_numpy(normal(1, 4, n, 3, seed=n)).to(device).clone().requires_grad_()
@@ -99,25 +99,25 @@ def test_autograd_follows_it_elsewhere_twice():
         assert (one - other).abs().max() <= 4 * 5 * 7 * 2.0**-52 * other.abs().max()
 
 
-def test_a_module_moves_there_with_its_parameters():
+def test_modules_move_with_their_parameters():
     torch.manual_seed(0)
     here = nt.MultiHeadAttention(12, 3, batch_first=True)
     there = copy.deepcopy(here).to("elsewhere")
     x, hides = torch.randn(2, 5, 12), torch.ones(5, 5).triu(1) > 0
     padding = torch.arange(5) >= torch.tensor([[3], [5]])
     given = (x, x, x, padding)
-    want = here(*given, attn_mask=hides)
-    got = there(*(t.to("elsewhere") for t in given), attn_mask=hides.to("elsewhere"))
-    for one, other in zip(got, want, strict=True):
+    expected = here(*given, attn_mask=hides)
+    result = there(*(t.to("elsewhere") for t in given), attn_mask=hides.to("elsewhere"))
+    for one, other in zip(result, expected, strict=True):
         assert torch.equal(one.cpu(), other)
-    want[0].sum().backward()
-    got[0].sum().backward()
+    expected[0].sum().backward()
+    result[0].sum().backward()
     for one, other in zip(there.parameters(), here.parameters(), strict=True):
         assert one.device == elsewhere.DEVICE
         assert torch.equal(one.grad.cpu(), other.grad)
 
 
-def test_a_tensor_of_another_device_is_refused_before_any_work():
+def test_tensors_of_another_device_are_refused():
     q, k, v = (torch.zeros(1, 2, 3, 5, device="elsewhere") for _ in "qkv")
     with pytest.raises(nt.errors.OptionError, match=r"k is on cpu, must be on elsewhere:0 as q"):
         nt.attention(q, k.cpu(), v)
@@ -126,7 +126,7 @@ def test_a_tensor_of_another_device_is_refused_before_any_work():
         nt.backward(fwd, torch.zeros(1, 2, 3, 5))
 
 
-def test_the_device_notices_who_mixes():
+def test_mixing_devices_raises():
     """Without this, nothing above would show anything."""
     there, here = torch.ones(3, device="elsewhere"), torch.ones(3)
     assert there.device == elsewhere.DEVICE
@@ -165,14 +165,14 @@ SIZES = {"B": (2,), "T": (5, 23, 67), "S": (3, 29, 61), "D": (16, 11), "E": (16,
 
 @pytest.mark.usefixtures("draws")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_sweep_elsewhere_finds_what_one_on_the_cpu_finds(dtype):
-    def found(f, device):
+def test_sweeps_elsewhere_and_on_the_cpu_agree(dtype):
+    def outcomes(f, device):
         return check(
             f, framework="torch", device=device, sweep=12, only=["sweep", "long"], sizes=SIZES,
             dtypes=[dtype],
         ).outcomes  # fmt: skip
 
-    for outcome, known in zip(found(ours, "elsewhere"), found(ours, "cpu"), strict=True):
+    for outcome, known in zip(outcomes(ours, "elsewhere"), outcomes(ours, "cpu"), strict=True):
         assert outcome.status == known.status == "passed"
         assert outcome.worst == known.worst > 0
-    assert [outcome.status for outcome in found(wrong, "elsewhere")] == ["failed", "failed"]
+    assert [outcome.status for outcome in outcomes(wrong, "elsewhere")] == ["failed", "failed"]

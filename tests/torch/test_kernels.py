@@ -19,6 +19,8 @@ from npattn.errors import OptionError  # noqa: E402
 from npattn.testing import check, compare  # noqa: E402
 from npattn.testing.targets import TARGETS  # noqa: E402
 from npattn.torch import Problem, attention, forward, kernels  # noqa: E402
+from npattn.torch.kernels import flex, sdpa  # noqa: E402
+from npattn.torch.kernels.operands import unflatten  # noqa: E402
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 4, 11
 CUDA = torch.device("cuda")
@@ -55,7 +57,7 @@ ASKED = ["agreement-", "empty-row", "hidden-nan-", "nan-query", "offset-bias"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_judge_finds_what_is_not_promised_and_nothing_else(dtype):
+def test_judge_fails_only_unpromised_rules(dtype):
     target = TARGETS["npattn.torch-fused"]
     report = check(
         target.load()[0], conventions=target.conventions, dtypes=(dtype,), examples=4, only=ASKED
@@ -68,7 +70,7 @@ def test_the_judge_finds_what_is_not_promised_and_nothing_else(dtype):
     assert agreement | {"empty-row", "offset-bias"} <= passed
 
 
-def test_the_judge_finds_nothing_wrong_with_the_exact_engine():
+def test_judge_passes_the_exact_engine():
     report = check(TARGETS["npattn.torch"].load()[0], examples=4, only=ASKED)
     assert report.passed
     assert "agreement-dsinks" in {o.rule for o in report.outcomes if o.status == "passed"}
@@ -99,17 +101,17 @@ OPTIONS = {
 
 @pytest.mark.parametrize("keys", [H, K])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_options_mean_what_they_mean(options, keys):
+def test_options_agree_with_the_exact_engine(options, keys):
     both_agree(operands(keys=keys), **OPTIONS[options])
 
 
 @pytest.mark.parametrize(("T", "S"), [(5, 5), (7, 5), (1, 7), (7, 1)])
 @pytest.mark.parametrize("causal", ["top_left", "bottom_right"])
-def test_causal_means_what_it_means_at_any_lengths(causal, T, S):
+def test_causal_agrees_at_any_lengths(causal, T, S):
     both_agree(operands(T=T, S=S), causal=causal)
 
 
-def test_leading_axes_are_those_of_the_problem():
+def test_leading_axes_agree():
     both_agree([x[0, 0] for x in operands(keys=H)], causal="bottom_right")
     both_agree(operands(lead=()), bias=normal(T, S))
     both_agree(operands(lead=(2, 3)), mask=normal(2, 1, H, 1, S) > 0)
@@ -118,13 +120,13 @@ def test_leading_axes_are_those_of_the_problem():
     both_agree([q, k[0], v[:1]])
 
 
-def test_a_bias_gets_its_gradient():
+def test_gradient_of_a_bias_agrees():
     bias = normal(H, 1, S).requires_grad_()
     both_agree(operands(), bias, bias=bias, causal="bottom_right")
 
 
 @pytest.mark.parametrize("causal", [False, "top_left"])
-def test_a_row_whose_bias_is_far_below_0_passes_the_right_gradients(causal):
+def test_gradients_of_rows_with_a_bias_of_minus_1e9(causal):
     given = operands(T=8, S=8, D=8, E=8, dtype=torch.float32)
     bias = torch.zeros(8, 8)
     bias[1:] = -1e9
@@ -133,7 +135,7 @@ def test_a_row_whose_bias_is_far_below_0_passes_the_right_gradients(causal):
     assert_close(dv.sum(-2), dout.reshape(B, K, H // K, 8, 8).sum((2, 3)))
 
 
-def test_the_result_is_in_the_dtype_of_the_operands_under_autocast_too():
+def test_autocast_does_not_change_the_dtype():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         given = operands(dtype=dtype)
         plain = attention(*given, engine="fused")
@@ -144,14 +146,14 @@ def test_the_result_is_in_the_dtype_of_the_operands_under_autocast_too():
         assert_close(plain, attention(*given).to(dtype))
 
 
-def test_it_is_one_call_of_theirs(monkeypatch):
+def test_triangle_is_one_call_without_copies(monkeypatch):
     calls = []
 
-    def recorded(*args, **kwargs):
+    def record(*args, **kwargs):
         calls.append((args, kwargs))
         return scaled_dot_product_attention(*args, **kwargs)
 
-    monkeypatch.setattr(kernels, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", record)
     given = operands(S=T)
     attention(*given, engine="fused", causal=True)
     ((args, kwargs),) = calls
@@ -161,10 +163,10 @@ def test_it_is_one_call_of_theirs(monkeypatch):
     assert args[0] is given[0]
 
 
-def test_one_query_at_the_end_needs_no_mask(monkeypatch):
+def test_last_query_needs_no_mask(monkeypatch):
     masked = []
     monkeypatch.setattr(
-        kernels,
+        sdpa,
         "scaled_dot_product_attention",
         lambda q, k, v, mask, **_: masked.append(mask) or torch.zeros(B, H, 1, E),
     )
@@ -174,7 +176,7 @@ def test_one_query_at_the_end_needs_no_mask(monkeypatch):
     assert masked[1].tolist() == [[[[False] * 4 + [True] * 3]]]
 
 
-def test_nobody_is_given_it_who_did_not_ask(monkeypatch):
+def test_other_engines_do_not_call_the_kernels(monkeypatch):
     monkeypatch.setattr(kernels, "evaluate", None)
     for engine in ("auto", "tiled", "dense"):
         assert attention(*operands(), engine=engine).dtype == torch.float64
@@ -185,23 +187,25 @@ def test_nobody_is_given_it_who_did_not_ask(monkeypatch):
 # --- what is refused ------------------------------------------------------------------------------
 
 REFUSED = {
-    "dropout_mask is given": {"dropout_mask": normal(T, S) > 0},
-    "sinks is given": {"sinks": normal(H)},
+    "take no dropout_mask": {"dropout_mask": normal(T, S) > 0},
+    "have no sinks": {"sinks": normal(H)},
     "softcap is 2.0, which only FlexAttention has, and q is on cpu": {"softcap": 2.0},
-    "score_mod is given": {"score_mod": lambda s, b, h, t, i: 2 * s},
+    "there is a score_mod, which only FlexAttention has": {
+        "score_mod": lambda s, b, h, t, i: 2 * s
+    },
     "bias is float32, must be float64": {"bias": normal(T, S, dtype=torch.float32)},
     "dtype is torch.float32, must be None": {"dtype": torch.float32},
 }
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_they_cannot_do_exactly_is_refused_with_the_reason(reason):
+def test_unsupported_options_are_refused(reason):
     with pytest.raises(OptionError, match=reason):
         attention(*operands(), engine="fused", **REFUSED[reason])
     assert attention(*operands(), engine="auto", **REFUSED[reason]).isfinite().all()
 
 
-def test_operands_that_they_do_not_take_are_refused():
+def test_unsupported_operands_are_refused():
     q, k, v = operands()
     for given, word in (
         ((q, k.float(), v), "float64, float32, float64, must be one of"),
@@ -233,25 +237,25 @@ def test_conventions_are_translated_or_refused():
             attention(*given, engine="fused", conventions=conventions, **options)
 
 
-def test_what_they_do_not_return_is_not_there():
+def test_missing_results_are_refused():
     fwd = forward(*operands(), engine="fused")
     assert (fwd.lse, fwd.engine) == (None, "fused")
-    with pytest.raises(OptionError, match="weights are asked for"):
+    with pytest.raises(OptionError, match='engine="fused" has no weights'):
         fwd.weights  # noqa: B018
     with pytest.raises(OptionError, match="ask autograd"):
         npattn.torch.backward(fwd, fwd.out)
-    with pytest.raises(OptionError, match="lse is asked for, which only FlexAttention has"):
+    with pytest.raises(OptionError, match="lse was requested, which only FlexAttention has"):
         kernels.forward(fwd.problem, lse=True)
 
 
 # --- what FlexAttention is given: forward alone, uncompiled, for its backward needs a GPU ---------
 
 
-def flexed(problem):
+def evaluate_uncompiled(problem):
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # that it is not compiled
-        out, lse = kernels._flex(problem, flex_attention)
-    return kernels._unflattened(out, problem), kernels._unflattened(lse, problem)
+        out, lse = flex.evaluate_flex(problem, flex_attention)
+    return unflatten(out, problem), unflatten(lse, problem)
 
 
 TABLE = normal(S)
@@ -281,12 +285,12 @@ FLEX = {
 
 
 @pytest.mark.parametrize("options", FLEX)
-def test_functions_of_scores_and_indices_mean_what_the_options_mean(options):
+def test_flex_agrees_with_the_exact_engine(options):
     given = [x.detach() for x in operands()]
-    want = forward(*given, **FLEX[options])
-    got = flexed(Problem(*given, **FLEX[options]))
-    assert_close(got[0], want.out)
-    assert_close(got[1], want.lse)
+    expected = forward(*given, **FLEX[options])
+    result = evaluate_uncompiled(Problem(*given, **FLEX[options]))
+    assert_close(result[0], expected.out)
+    assert_close(result[1], expected.lse)
 
 
 def on_cuda(*, grad=False, dtype=torch.bfloat16, S=256, E=64, **options):
@@ -298,7 +302,7 @@ def on_cuda(*, grad=False, dtype=torch.bfloat16, S=256, E=64, **options):
     return problem
 
 
-def test_on_a_gpu_it_takes_what_the_other_has_no_argument_for():
+def test_route_on_a_gpu():
     for options in ({"softcap": 2.0}, {"score_mod": lambda s, b, h, t, i: s}):
         assert kernels.route(on_cuda(**options)) == "flex"
     assert kernels.route(on_cuda(), lse=True) == "flex"
@@ -309,17 +313,17 @@ def test_on_a_gpu_it_takes_what_the_other_has_no_argument_for():
     assert kernels.route(on_cuda(causal="bottom_right")) == "sdpa"
 
 
-def test_what_is_compiled_for_one_kind_of_call_does_not_count_against_another(monkeypatch):
+def test_each_kind_of_call_compiles_once(monkeypatch):
     """After eight compilations of a function torch computes it eagerly: T × S numbers."""
-    asked = []
-    monkeypatch.setattr(torch, "compile", lambda f, **words: asked.append(words) or object())
-    monkeypatch.setattr(kernels, "_compiled", lru_cache(kernels._compiled.__wrapped__))
+    requests = []
+    monkeypatch.setattr(torch, "compile", lambda f, **words: requests.append(words) or object())
+    monkeypatch.setattr(flex, "_compile", lru_cache(flex._compile.__wrapped__))
     calls = [{"window": (n, 0), "S": 128 * n} for n in range(1, 11)] * 2
     calls += [{"softcap": 2.0}, {"softcap": 3.0}, {"softcap": 2.0, "dtype": torch.float16}]
     calls += [{"softcap": 2.0, "grad": True}]
-    made = {kernels._compiled(None, kernels._kind_of(on_cuda(**options))) for options in calls}
-    assert len(asked) == len(made) == 14
-    assert all(words.get("isolate_recompiles", False) == kernels.ISOLATES for words in asked)
+    functions = {flex._compile(None, flex._kind(on_cuda(**options))) for options in calls}
+    assert len(requests) == len(functions) == 14
+    assert all(words.get("isolate_recompiles", False) == flex.ISOLATES for words in requests)
 
 
 @pytest.mark.parametrize(
@@ -331,38 +335,38 @@ def test_what_is_compiled_for_one_kind_of_call_does_not_count_against_another(mo
         ({"grad": True, "bias": torch.zeros(128, 256, dtype=torch.bfloat16)}, "large bias"),
     ],
 )
-def test_on_a_gpu_what_is_not_safe_is_refused(options, reason):
+def test_unsafe_problems_on_a_gpu_are_refused(options, reason):
     with pytest.raises(OptionError, match=reason):
         kernels.route(on_cuda(softcap=2.0, **options))
 
 
-def test_kernels_that_are_wrong_with_a_mask_are_not_asked():
+def test_kernels_that_mishandle_masks_are_excluded():
     bias = torch.zeros(128, 256, dtype=torch.bfloat16)
 
-    def allowed(problem, mask):
-        with kernels._kernels(problem, mask):
-            return {b for b in SDPBackend.__members__.values() if b in _enabled()}
+    def backends(problem, mask):
+        with sdpa.correct_kernels(problem, mask):
+            return {b for b in SDPBackend.__members__.values() if b in _enabled_backends()}
 
-    everything = _enabled()
-    assert allowed(on_cuda(), None) == everything
-    assert allowed(on_cuda(mask=bias == 0), bias == 0) == everything - {SDPBackend.CUDNN_ATTENTION}
-    assert allowed(on_cuda(grad=True, bias=bias), bias) == {SDPBackend.MATH}
-    assert allowed(on_cuda(bias=bias), bias) == everything - {SDPBackend.CUDNN_ATTENTION}
+    everything = _enabled_backends()
+    assert backends(on_cuda(), None) == everything
+    assert backends(on_cuda(mask=bias == 0), bias == 0) == everything - {SDPBackend.CUDNN_ATTENTION}
+    assert backends(on_cuda(grad=True, bias=bias), bias) == {SDPBackend.MATH}
+    assert backends(on_cuda(bias=bias), bias) == everything - {SDPBackend.CUDNN_ATTENTION}
 
 
-def _enabled():
+def _enabled_backends():
     cuda = torch.backends.cuda
     found = {
-        SDPBackend.MATH: cuda.math_sdp_enabled(),
-        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled(),
-        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled(),
-        SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled(),
+        SDPBackend.MATH: cuda.math_sdp_enabled_backends(),
+        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled_backends(),
+        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled_backends(),
+        SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled_backends(),
     }
     return {backend for backend, enabled in found.items() if enabled}
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5])
-def test_a_scale_that_is_not_positive_does_not_make_the_default_kernel_hide_wrongly(scale):
+def test_nonpositive_scale_hides_correctly(scale):
     rng = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 17, 8, generator=rng) for _ in range(3))  # E = D: FLASH_ATTENTION
     plain = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)

@@ -35,7 +35,7 @@ VARIANTS = {
 BOTH = (nn.MultiheadAttention, MultiHeadAttention)
 
 
-def made(kind, *, seed=0, embed=EMBED, heads=H, dtype=torch.float64, **options):
+def make(kind, *, seed=0, embed=EMBED, heads=H, dtype=torch.float64, **options):
     torch.manual_seed(seed)
     return kind(embed, heads, dtype=dtype, **options)
 
@@ -47,12 +47,12 @@ def normal(*shape, seed=1, dtype=torch.float64, **options):
 
 def inputs(module, *, batched=True, **options):
     sizes = ((T, EMBED), (S, module.kdim), (S, module.vdim))
-    found = []
+    results = []
     for i, (n, width) in enumerate(sizes):
         x = normal(B, n, width, seed=i, **options)
         x = x if module.batch_first else x.transpose(0, 1).contiguous()
-        found.append((x if batched else normal(n, width, seed=i, **options)).requires_grad_())
-    return found
+        results.append((x if batched else normal(n, width, seed=i, **options)).requires_grad_())
+    return results
 
 
 def triangle(dtype=torch.bool):
@@ -71,38 +71,38 @@ def gradients(module, given, **options):
 
 
 def both_agree(options, given, **call):
-    want = gradients(made(nn.MultiheadAttention, **options), given, **call)
-    got = gradients(made(MultiHeadAttention, **options), given, **call)
-    assert_close(got[0], want[0])
-    assert_close(got[1], want[1])
-    zeros = [torch.zeros(())] * len(want[2])
-    assert_close([z if x is None else x for x, z in zip(got[2], zeros, strict=True)],
-                 [z if x is None else x for x, z in zip(want[2], zeros, strict=True)])  # fmt: skip
+    expected = gradients(make(nn.MultiheadAttention, **options), given, **call)
+    result = gradients(make(MultiHeadAttention, **options), given, **call)
+    assert_close(result[0], expected[0])
+    assert_close(result[1], expected[1])
+    zero = torch.zeros(())
+    one, other = ([zero if x is None else x for x in grads] for grads in (result[2], expected[2]))
+    assert_close(one, other)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_seed_gives_the_weights_that_it_gives_in_torch(variant):
-    theirs, ours = (made(kind, **VARIANTS[variant]) for kind in BOTH)
+def test_initial_weights_of_a_seed_are_those_of_torch(variant):
+    theirs, ours = (make(kind, **VARIANTS[variant]) for kind in BOTH)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
-    assert torch.rand(()) == (made(nn.MultiheadAttention, **VARIANTS[variant]), torch.rand(()))[1]
+    assert torch.rand(()) == (make(nn.MultiheadAttention, **VARIANTS[variant]), torch.rand(()))[1]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_state_dict_goes_both_ways(variant):
-    theirs = made(nn.MultiheadAttention, **VARIANTS[variant])
-    ours = made(MultiHeadAttention, seed=2, **VARIANTS[variant])
+def test_state_dict_loads_both_ways(variant):
+    theirs = make(nn.MultiheadAttention, **VARIANTS[variant])
+    ours = make(MultiHeadAttention, seed=2, **VARIANTS[variant])
     ours.load_state_dict(theirs.state_dict())
-    back = made(nn.MultiheadAttention, seed=3, **VARIANTS[variant])
+    back = make(nn.MultiheadAttention, seed=3, **VARIANTS[variant])
     back.load_state_dict(ours.state_dict())
     assert_close(back.state_dict(), theirs.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_output_weights_and_gradients_are_those_of_torch(variant, batched):
+def test_outputs_and_gradients_are_those_of_torch(variant, batched):
     options = VARIANTS[variant]
-    both_agree(options, inputs(made(nn.MultiheadAttention, **options), batched=batched))
+    both_agree(options, inputs(make(nn.MultiheadAttention, **options), batched=batched))
 
 
 MASKS = {
@@ -122,96 +122,100 @@ MASKS = {
 
 @pytest.mark.parametrize("variant", ["plain", "other widths"])
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks_mean_what_they_mean_in_torch(mask, variant):
+def test_masks_agree_with_torch(mask, variant):
     options = VARIANTS[variant]
-    given = inputs(made(nn.MultiheadAttention, **options))
+    given = inputs(make(nn.MultiheadAttention, **options))
     both_agree(options, given, **MASKS[mask])
     both_agree(options, given, need_weights=False, **MASKS[mask])
     both_agree(options, given, average_attn_weights=False, **MASKS[mask])
 
 
-def test_masks_without_a_batch_mean_what_they_mean_in_torch():
-    given = inputs(made(nn.MultiheadAttention), batched=False)
+def test_masks_without_a_batch_agree_with_torch():
+    given = inputs(make(nn.MultiheadAttention), batched=False)
     both_agree({}, given, key_padding_mask=torch.arange(S) > 3)
     both_agree({}, given, attn_mask=normal(H, T, S), average_attn_weights=False)
 
 
-def test_a_bool_mask_and_one_that_is_added_go_together():
-    given = inputs(made(nn.MultiheadAttention))
+def test_bool_and_float_masks_combine():
+    given = inputs(make(nn.MultiheadAttention))
     hidden = torch.arange(S) >= torch.tensor([[7], [3]])
     added = torch.zeros(B, S, dtype=torch.float64).masked_fill(hidden, -torch.inf)
-    ours, mask = made(MultiHeadAttention), normal(T, S)
-    got = gradients(ours, given, key_padding_mask=hidden, attn_mask=mask)
-    want = gradients(ours, given, key_padding_mask=added, attn_mask=mask)
-    assert_close(got, want)
+    ours, mask = make(MultiHeadAttention), normal(T, S)
+    result = gradients(ours, given, key_padding_mask=hidden, attn_mask=mask)
+    expected = gradients(ours, given, key_padding_mask=added, attn_mask=mask)
+    assert_close(result, expected)
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
-def test_the_causal_hint_goes_with_its_mask(need_weights, padded):
-    x = inputs(made(nn.MultiheadAttention))[0]
+def test_is_causal_requires_attn_mask(need_weights, padded):
+    x = inputs(make(nn.MultiheadAttention))[0]
     padding = torch.zeros(B, T, dtype=torch.bool) if padded else None
     call = {"attn_mask": triangle(), "is_causal": True, "need_weights": need_weights}
     both_agree({}, [x] * 3, key_padding_mask=padding, **call)
-    for module in (made(kind) for kind in BOTH):
+    for module in (make(kind) for kind in BOTH):
         with pytest.raises((RuntimeError, OptionError), match="attn_mask"):
             module(x, x, x, is_causal=True)
 
 
-def test_masks_that_are_added_get_their_gradients():
+def test_gradients_of_float_masks():
     padding, mask = normal(B, S, requires_grad=True), normal(B * H, T, S, requires_grad=True)
-    found = []
+    results = []
     for kind in BOTH:
-        module = made(kind)
+        module = make(kind)
         out, _ = module(*inputs(module), key_padding_mask=padding, attn_mask=mask)
-        found.append(torch.autograd.grad((out * normal(*out.shape)).sum(), (padding, mask)))
-    assert_close(*found)
+        results.append(torch.autograd.grad((out * normal(*out.shape)).sum(), (padding, mask)))
+    assert_close(*results)
 
 
-def test_a_query_that_sees_nothing_gives_0_or_what_torch_gives():
-    given = inputs(made(nn.MultiheadAttention))
+def test_fully_masked_rows():
+    given = inputs(make(nn.MultiheadAttention))
     call = {"key_padding_mask": torch.arange(S) >= torch.tensor([[7], [0]])}
     for need_weights in (True, False):
-        module = made(MultiHeadAttention)
+        module = make(MultiHeadAttention)
         nn.init.ones_(module.out_proj.bias)
         out, _, grads = gradients(module, given, need_weights=need_weights, **call)
         assert_close(out[:, 1], torch.ones(T, EMBED, dtype=torch.float64))
         assert all(x.isfinite().all() for x in grads if x is not None)
-    theirs = made(nn.MultiheadAttention)(*given, **call)
-    ours = made(MultiHeadAttention, empty_row="nan")(*given, **call)
+    theirs = make(nn.MultiheadAttention)(*given, **call)
+    ours = make(MultiHeadAttention, empty_row="nan")(*given, **call)
     assert_close(ours, theirs, equal_nan=True)
-    mean, _ = made(MultiHeadAttention, empty_row="mean")(*given, **call)
-    equal, _ = made(MultiHeadAttention)(torch.zeros_like(given[0]), *given[1:])
+    mean, _ = make(MultiHeadAttention, empty_row="mean")(*given, **call)
+    equal, _ = make(MultiHeadAttention)(torch.zeros_like(given[0]), *given[1:])
     assert_close(mean[:, 1], equal[:, 1])
 
 
-def test_attention_is_exact_where_projections_are_narrow():
+def test_attention_is_exact_between_narrow_projections():
     for dtype in (torch.float32, torch.bfloat16):
-        module = made(MultiHeadAttention, dtype=dtype, batch_first=True)
+        module = make(MultiHeadAttention, dtype=dtype, batch_first=True)
         given = inputs(module, dtype=dtype)
         out, weights = module(*given)
         assert out.dtype == weights.dtype == dtype
         projected = zip(given, module.in_proj_weight.chunk(3), strict=True)
         q, k, v = ((x @ w.mT).unflatten(-1, (H, D)).transpose(1, 2) for x, w in projected)
         o = exact_attention(q, k, v).to(dtype)
-        want = nn.functional.linear(
+        expected = nn.functional.linear(
             o.transpose(1, 2).flatten(-2), module.out_proj.weight, module.out_proj.bias
         )
-        assert_close(out, want)
+        assert_close(out, expected)
 
 
-def test_what_is_computed_in_is_said():
-    narrow = made(MultiHeadAttention, compute_dtype=torch.float32)
-    wide = made(MultiHeadAttention)
+def test_compute_dtype():
+    narrow = make(MultiHeadAttention, compute_dtype=torch.float32)
+    wide = make(MultiHeadAttention)
     given = inputs(wide)
-    got, want = narrow(*given)[0], wide(*given)[0]
-    assert got.dtype == torch.float64
-    assert 0 < (got - want).abs().max() < torch.finfo(torch.float32).eps * S * want.abs().max()
+    result, expected = narrow(*given)[0], wide(*given)[0]
+    assert result.dtype == torch.float64
+    assert (
+        0
+        < (result - expected).abs().max()
+        < torch.finfo(torch.float32).eps * S * expected.abs().max()
+    )
 
 
 @pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
-def test_a_mask_that_it_cannot_take_is_refused_by_its_name(name):
-    module = made(MultiHeadAttention)
+def test_wrong_masks_are_refused_by_name(name):
+    module = make(MultiHeadAttention)
     with pytest.raises(DtypeError, match=f"{name} is a Band, must be a tensor"):
         module(*inputs(module), **{name: npattn.masks.window(2, 0)})
     with pytest.raises(OptionError, match=f"{name} is on meta, must be on cpu as query"):
@@ -221,18 +225,18 @@ def test_a_mask_that_it_cannot_take_is_refused_by_its_name(name):
 # --- dropout --------------------------------------------------------------------------------------
 
 
-def test_dropout_is_drawn_in_training_alone_and_is_the_same_for_a_seed():
-    module, exact = (made(MultiHeadAttention, dropout=p) for p in (0.5, 0.0))
+def test_dropout_is_seeded_and_only_in_training():
+    module, exact = (make(MultiHeadAttention, dropout=p) for p in (0.5, 0.0))
     given = inputs(module)
 
-    def drawn(seed):
+    def run(seed):
         torch.manual_seed(seed)
         return module(*given, average_attn_weights=False)
 
-    first, again, other = drawn(5), drawn(5), drawn(6)
+    first, again, other = run(5), run(5), run(6)
     assert_close(first, again, rtol=0, atol=0)
     assert not torch.equal(first[0], other[0])
-    want, p = exact(*given, average_attn_weights=False)
+    expected, p = exact(*given, average_attn_weights=False)
     kept = first[1] != 0
     assert 0 < kept.sum() < kept.numel()
     assert_close(first[1], torch.where(kept, 2 * p, 0))
@@ -242,24 +246,24 @@ def test_dropout_is_drawn_in_training_alone_and_is_the_same_for_a_seed():
     o = first[1] @ v.transpose(0, 1).unflatten(-1, (H, D)).transpose(1, 2)
     assert_close(first[0], exact.out_proj(o.transpose(1, 2).flatten(-2)).transpose(0, 1))
     module.eval()
-    assert_close(drawn(5)[0], want)
+    assert_close(run(5)[0], expected)
 
 
-def test_weights_that_autograd_follows_are_as_exact_as_others():
-    module = made(MultiHeadAttention, dropout=0.1)  # 1 − 0.1 is no float32
+def test_differentiable_weights_are_exact():
+    module = make(MultiHeadAttention, dropout=0.1)  # 1 − 0.1 is no float32
     given = inputs(module)
 
-    def drawn():
+    def run():
         torch.manual_seed(5)
         return module(*given, average_attn_weights=False)[1]
 
     with torch.no_grad():
-        want = drawn()
-    assert_close(drawn().detach(), want, rtol=2.0**-50, atol=0)
+        expected = run()
+    assert_close(run().detach(), expected, rtol=2.0**-50, atol=0)
 
 
 def test_dropout_of_everything_leaves_the_bias():
-    module = made(MultiHeadAttention, dropout=1.0)
+    module = make(MultiHeadAttention, dropout=1.0)
     nn.init.ones_(module.out_proj.bias)
     out, weights = module(*inputs(module))
     assert_close(out, torch.ones_like(out))
@@ -267,9 +271,9 @@ def test_dropout_of_everything_leaves_the_bias():
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointing_gives_the_same_gradients_with_dropout(use_reentrant):
-    module = made(MultiHeadAttention, dropout=0.5)
-    found = []
+def test_checkpointing_with_dropout_gives_the_same_gradients(use_reentrant):
+    module = make(MultiHeadAttention, dropout=0.5)
+    results = []
     for around in (None, checkpoint):
         given = inputs(module)
         torch.manual_seed(7)
@@ -279,8 +283,8 @@ def test_checkpointing_gives_the_same_gradients_with_dropout(use_reentrant):
             out, _ = around(module, *given, use_reentrant=use_reentrant)
         module.zero_grad()
         (out * normal(*out.shape)).sum().backward()
-        found.append([x.grad for x in (*given, *module.parameters())])
-    assert_close(found[0], found[1])
+        results.append([x.grad for x in (*given, *module.parameters())])
+    assert_close(results[0], results[1])
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -288,43 +292,43 @@ def test_checkpointing_gives_the_same_gradients_with_dropout(use_reentrant):
 
 def losses(module, steps=5):
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.9)
-    found = []
+    results = []
     for step in range(steps):
         x, y = normal(T, B, EMBED, seed=step), normal(T, B, EMBED, seed=step + steps)
         loss = (module(x, x, x, attn_mask=triangle())[0] - y).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(loss.detach())
-    return torch.stack(found)
+        results.append(loss.detach())
+    return torch.stack(results)
 
 
-def test_training_has_the_losses_that_it_has_in_torch():
-    theirs, ours = (losses(made(kind, add_bias_kv=True)) for kind in BOTH)
+def test_training_losses_are_those_of_torch():
+    theirs, ours = (losses(make(kind, add_bias_kv=True)) for kind in BOTH)
     assert_close(ours, theirs)
     assert ours[-1] != ours[0]
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_autocast_gives_the_dtypes_that_it_gives_in_torch(need_weights):
-    found = []
+def test_autocast_dtypes_are_those_of_torch(need_weights):
+    results = []
     for kind in BOTH:
-        module = made(kind, dtype=torch.float32)
+        module = make(kind, dtype=torch.float32)
         given = inputs(module, dtype=torch.float32)
         with torch.autocast("cpu", torch.bfloat16):
             out, _ = module(*given, need_weights=need_weights)
         out.float().sum().backward()
-        found.append([out, *(x.grad for x in (*given, *module.parameters()))])
-    for ours, theirs in zip(found[1], found[0], strict=True):
+        results.append([out, *(x.grad for x in (*given, *module.parameters()))])
+    for ours, theirs in zip(results[1], results[0], strict=True):
         assert ours.dtype == theirs.dtype
-    assert found[1][0].dtype == torch.bfloat16
-    want = module.double()(*(x.double() for x in given))[0]
-    theirs, ours = ((outs[0] - want).norm() for outs in found)
+    assert results[1][0].dtype == torch.bfloat16
+    expected = module.double()(*(x.double() for x in given))[0]
+    theirs, ours = ((outs[0] - expected).norm() for outs in results)
     assert ours <= theirs
 
 
 def test_autocast_does_not_reach_attention():
-    module = made(MultiHeadAttention, dtype=torch.float32, batch_first=True)
+    module = make(MultiHeadAttention, dtype=torch.float32, batch_first=True)
     given = inputs(module, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         out, _ = module(*given)
@@ -336,32 +340,32 @@ def test_autocast_does_not_reach_attention():
         )
     o = exact_attention(q, k, v).bfloat16().transpose(1, 2).flatten(-2)
     with torch.autocast("cpu", torch.bfloat16):
-        want = module.out_proj(o)
-    assert_close(out, want, rtol=0, atol=0)
+        expected = module.out_proj(o)
+    assert_close(out, expected, rtol=0, atol=0)
 
 
-def trained_by_two(rank, store, path):
+def train_one_of_two(rank, store, path):
     """One of two processes that share a batch: gradients after one backward."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.FileStore(store, 2), rank=rank, world_size=2
     )
-    module = DistributedDataParallel(made(MultiHeadAttention, seed=rank, batch_first=True))
+    module = DistributedDataParallel(make(MultiHeadAttention, seed=rank, batch_first=True))
     x = normal(2 * B, T, EMBED)[rank::2]
     module(x, x, x, need_weights=False)[0].square().mean().backward()
     torch.save([p.grad for p in module.parameters()], f"{path}.{rank}")
     torch.distributed.destroy_process_group()
 
 
-def test_two_processes_have_the_gradients_of_one_with_the_whole_batch(tmp_path):
+def test_distributed_gradients_equal_those_of_one_process(tmp_path):
     path = tmp_path / "gradients"
-    torch.multiprocessing.spawn(trained_by_two, (str(tmp_path / "store"), str(path)), nprocs=2)
-    module = made(MultiHeadAttention, batch_first=True)  # the weights of rank 0 are everybody's
+    torch.multiprocessing.spawn(train_one_of_two, (str(tmp_path / "store"), str(path)), nprocs=2)
+    module = make(MultiHeadAttention, batch_first=True)  # the weights of rank 0 are everybody's
     x = normal(2 * B, T, EMBED)
     module(x, x, x, need_weights=False)[0].square().mean().backward()
-    want = [p.grad for p in module.parameters()]
+    expected = [p.grad for p in module.parameters()]
     for rank in range(2):
-        assert_close(torch.load(f"{path}.{rank}"), want)
+        assert_close(torch.load(f"{path}.{rank}"), expected)
 
 
 # --- heads ----------------------------------------------------------------------------------------
@@ -369,8 +373,8 @@ def test_two_processes_have_the_gradients_of_one_with_the_whole_batch(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"kdim": KDIM, "vdim": VDIM, "add_bias_kv": True},
                                      {"bias": False}])  # fmt: skip
-def test_pruning_a_head_is_zeroing_its_output(options):
-    whole = made(MultiHeadAttention, **options).eval()
+def test_pruning_a_head_equals_zeroing_its_output(options):
+    whole = make(MultiHeadAttention, **options).eval()
     smaller = whole.prune([-1, 0])
     zeroed = copy.deepcopy(whole)
     with torch.no_grad():
@@ -385,33 +389,33 @@ def test_pruning_a_head_is_zeroing_its_output(options):
     assert_close(loaded(*given), smaller(*given), rtol=0, atol=0)
 
 
-def test_pruning_is_that_of_numpy():
+def test_pruning_agrees_with_numpy():
     mha = npattn.MultiHeadAttention.init(
         24, 6, seed=0, num_kv_heads=3, add_bias_kv=True, add_zero_attn=True
     )
     ours = MultiHeadAttention.from_numpy(mha)
     for heads in ([0, 2, 5], [1, 0, 3, 4], []):
-        got, want = ours.prune(heads).to_numpy(), mha.prune(heads)
-        assert got.options == want.options
-        for name, array in want.parameters.items():
-            np.testing.assert_array_equal(getattr(got, name), array)
+        result, expected = ours.prune(heads).to_numpy(), mha.prune(heads)
+        assert result.options == expected.options
+        for name, array in expected.parameters.items():
+            np.testing.assert_array_equal(getattr(result, name), array)
     with pytest.raises(OptionError, match="leave equally many"):
         ours.prune([0])
     with pytest.raises(OptionError, match="keep at least one"):
         ours.prune(range(6))
 
 
-def test_shared_heads_are_those_of_numpy():
+def test_shared_heads_agree_with_numpy():
     mha = npattn.MultiHeadAttention.init(12, 6, seed=0, num_kv_heads=2, key_size=7, value_in=5)
     x, key, value = normal(3, T, 12), normal(3, S, 7), normal(3, S, 5)
     out, weights = MultiHeadAttention.from_numpy(mha)(x, key, value, average_attn_weights=False)
-    want = mha.forward(x.numpy(), key.numpy(), value.numpy())
-    assert_close(out, torch.tensor(want.out))
-    assert_close(weights, torch.tensor(want.weights))
+    expected = mha.forward(x.numpy(), key.numpy(), value.numpy())
+    assert_close(out, torch.tensor(expected.out))
+    assert_close(weights, torch.tensor(expected.weights))
 
 
-def test_the_smaller_module_goes_on_training():
-    smaller = made(MultiHeadAttention).prune([1])
+def test_pruned_module_trains():
+    smaller = make(MultiHeadAttention).prune([1])
     assert all(p.requires_grad and p.is_leaf for p in smaller.parameters())
     assert losses(smaller).isfinite().all()
 
@@ -420,8 +424,8 @@ def test_the_smaller_module_goes_on_training():
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_module_of_torch_comes_in_and_goes_out(variant):
-    theirs = made(nn.MultiheadAttention, dropout=0.25, **VARIANTS[variant]).eval()
+def test_round_trip_with_torch(variant):
+    theirs = make(nn.MultiheadAttention, dropout=0.25, **VARIANTS[variant]).eval()
     theirs.out_proj.weight.requires_grad_(False)
     ours = MultiHeadAttention.from_torch(theirs)
     back = ours.to_torch()
@@ -435,7 +439,7 @@ def test_a_module_of_torch_comes_in_and_goes_out(variant):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_a_module_of_numpy_comes_in_and_goes_out_to_the_bit(dtype):
+def test_round_trip_with_numpy_keeps_every_bit(dtype):
     mha = npattn.MultiHeadAttention.init(
         12, 3, seed=0, head_size=5, key_size=7, add_bias_kv=True, dtype=dtype
     )
@@ -447,7 +451,7 @@ def test_a_module_of_numpy_comes_in_and_goes_out_to_the_bit(dtype):
         assert getattr(back, name).tobytes() == array.tobytes()
 
 
-def test_what_has_no_place_is_said():
+def test_unsupported_conversions_are_refused():
     shared = MultiHeadAttention(12, 6, num_kv_heads=2)
     with pytest.raises(OptionError, match="num_kv_heads is 2, must be 6"):
         shared.to_torch()
@@ -461,7 +465,7 @@ def test_what_has_no_place_is_said():
         (plain.replace(qk_norm="rms"), "qk_norm is 'rms'"),
         (init(12, 3, seed=0, value_size=5), "heads of v have size 5"),
         (init(12, 3, seed=0, out_size=5), "wo has shape"),
-        (plain.replace(bq=None), "given in part"),
+        (plain.replace(bq=None), "only some of bq, bk, bv, bo"),
         (plain.replace(wq=plain.wq.astype(np.float32)), "must be float32 as wq"),
     ):
         with pytest.raises(OptionError, match=word):
@@ -471,7 +475,7 @@ def test_what_has_no_place_is_said():
 
 
 def test_copies_and_files_hold_the_same_module():
-    module = made(MultiHeadAttention, batch_first=True, add_bias_kv=True, empty_row="nan")
+    module = make(MultiHeadAttention, batch_first=True, add_bias_kv=True, empty_row="nan")
     given = inputs(module)
     file = io.BytesIO()
     torch.save(module, file)
@@ -484,36 +488,36 @@ def test_copies_and_files_hold_the_same_module():
     for other in others:
         assert repr(other) == repr(module)
         assert_close(other(*given), module(*given), rtol=0, atol=0)
-    assert "empty_row='nan', " not in repr(made(MultiHeadAttention))
+    assert "empty_row='nan', " not in repr(make(MultiHeadAttention))
     assert "empty_row='nan'" in repr(module)
 
 
-def test_it_moves_to_another_dtype():
-    module = made(MultiHeadAttention, dtype=torch.float32)
+def test_module_converts_to_another_dtype():
+    module = make(MultiHeadAttention, dtype=torch.float32)
     wide = copy.deepcopy(module).double()
     given = inputs(wide)
     assert_close(wide(*given)[0].float(), module(*(x.float() for x in given))[0])
     assert module.to(torch.bfloat16)(*(x.bfloat16() for x in given))[0].dtype == torch.bfloat16
 
 
-def test_it_can_be_called_with_other_parameters():
-    module, other = (made(MultiHeadAttention, seed=seed) for seed in (0, 1))
+def test_functional_call():
+    module, other = (make(MultiHeadAttention, seed=seed) for seed in (0, 1))
     given = inputs(module)
-    got = torch.func.functional_call(module, dict(other.named_parameters()), tuple(given))
-    assert_close(got, other(*given), rtol=0, atol=0)
+    result = torch.func.functional_call(module, dict(other.named_parameters()), tuple(given))
+    assert_close(result, other(*given), rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks, where a graph goes on
-def test_it_compiles():
-    module = made(MultiHeadAttention)
+def test_torch_compile():
+    module = make(MultiHeadAttention)
     given = inputs(module)
     compiled = torch.compile(module, backend="eager")
-    got, want = gradients(compiled, given), gradients(module, given)
-    assert_close(got, want)
+    result, expected = gradients(compiled, given), gradients(module, given)
+    assert_close(result, expected)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_layer_of_torch_calls_it(training):
+def test_transformer_encoder_layer_calls_it(training):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(EMBED, H, 17, 0.0, batch_first=True, dtype=torch.float64)
     layer.train(training)
@@ -523,13 +527,13 @@ def test_a_layer_of_torch_calls_it(training):
     other.self_attn.register_forward_hook(lambda *_: calls.append(1))
     x, hidden = normal(B, T, EMBED), torch.arange(T) >= torch.tensor([[5], [3]])
     with torch.inference_mode(not training):
-        got = other(x, src_mask=triangle(), src_key_padding_mask=hidden)
-        want = layer(x, src_mask=triangle(), src_key_padding_mask=hidden)
-    assert_close(got, want)
+        result = other(x, src_mask=triangle(), src_key_padding_mask=hidden)
+        expected = layer(x, src_mask=triangle(), src_key_padding_mask=hidden)
+    assert_close(result, expected)
     assert calls == [1]
 
 
-def test_what_cannot_be_meant_is_said():
+def test_wrong_arguments_are_refused():
     for options, word in (
         ({"embed_dim": 13}, "embed_dim is 13, must be a multiple of 3"),
         ({"num_kv_heads": 2}, "num_kv_heads is 2, must divide"),
@@ -541,7 +545,7 @@ def test_what_cannot_be_meant_is_said():
     ):
         with pytest.raises(OptionError, match=word):
             MultiHeadAttention(**({"embed_dim": EMBED, "num_heads": H} | options))
-    module = made(MultiHeadAttention)
+    module = make(MultiHeadAttention)
     q, k, v = inputs(module)
     for error, given, call, word in (
         (ShapeError, (q, k[0], v), {}, "must have 2 or 3 as all"),
@@ -555,8 +559,8 @@ def test_what_cannot_be_meant_is_said():
             module(*given, **call)
 
 
-def test_the_fused_engine_gives_what_the_exact_one_gives_and_refuses_the_rest():
-    exact, fused = (made(MultiHeadAttention, engine=engine) for engine in ("auto", "fused"))
+def test_fused_engine_agrees_or_refuses():
+    exact, fused = (make(MultiHeadAttention, engine=engine) for engine in ("auto", "fused"))
     given = inputs(exact)
     call = {"need_weights": False, "key_padding_mask": MASKS["padding"]["key_padding_mask"]}
     assert_close(gradients(fused, given, **call), gradients(exact, given, **call))
@@ -565,13 +569,13 @@ def test_the_fused_engine_gives_what_the_exact_one_gives_and_refuses_the_rest():
     assert_close(gradients(fused, [x] * 3, **call), gradients(exact, [x] * 3, **call))
     with pytest.raises(OptionError, match="need_weights is True"):
         fused(*given)
-    dropping = made(MultiHeadAttention, engine="fused", dropout=0.5)
-    with pytest.raises(OptionError, match="dropout_mask is given"):
+    dropping = make(MultiHeadAttention, engine="fused", dropout=0.5)
+    with pytest.raises(OptionError, match="take no dropout_mask"):
         dropping(*given, need_weights=False)
     assert dropping.eval()(*given, need_weights=False)[0].isfinite().all()
 
 
-def test_the_examples_of_the_page_give_what_they_show():
+def test_examples_of_the_documentation():
     page = Path(__file__).parents[2] / "docs" / "torch_multihead.md"
     text = page.read_text().replace("```", "")
     examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)

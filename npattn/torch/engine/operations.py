@@ -94,7 +94,7 @@ class TileOps:
         return Saved(*(None if x is None else x.reshape(n, *x.shape[rank:]) for x in saved))  # type: ignore
 
     def key_planes(self, rows: Rows) -> tuple[slice, slice]:
-        """Samples and key/value heads of a group.  [1]"""
+        """Samples and key/value heads of a group [1]."""
         group, G = rows.group, self.problem.H // self.problem.K
         return slice(group.b0, group.b1), slice(group.h0 // G, (group.h1 - 1) // G + 1)
 
@@ -144,14 +144,14 @@ class TileOps:
         )
 
     def dropout_factor(self, rows: Rows, strip: Strip) -> Tensor | None:
-        """Return keep / (1 − rate) of a tile, None without dropout.  [9]"""
+        """Return keep / (1 − rate) of a tile, None without dropout [9]."""
         if self.keep is None:
             return None
         keep: Tensor = self.problem.to_compute_dtype(tile_of(self.keep, rows, strip))
         return keep / (1 - self.problem.dropout_rate)
 
     def weights(self, rows: Rows, s: Tensor, live: Tensor | None, saved: Saved) -> Tensor:
-        """Return exp(s − lse); in a row of NaN, hidden keys still have weight 0.  [10]"""
+        """Return exp(s − lse); in a row of NaN, hidden keys still have weight 0 [10]."""
         s = s if saved.shift is None else s - rows_of(saved.shift, rows)[..., None]
         p = torch.exp(s - rows_of(saved.log, rows)[..., None])
         return torch.where(live, p, 0) if self.careful and live is not None else p

@@ -65,7 +65,7 @@ def _sum_tiles(ops: TileOps) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def _sum_block(ops: TileOps, rows: Rows, shift: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return Σ exp(s − shift) v of each row, and Σ exp(s − shift), sink included.  [8, 11]"""
+    """Return Σ exp(s − shift) v of each row, and Σ exp(s − shift), sink included [8, 11]."""
     q, out, total = ops.scale_queries(rows), None, None
     for strip in rows.strips:
         s, live, _ = ops.scores(rows, strip, q)
