@@ -15,7 +15,7 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.problem import Gradients
 from npattn.torch import engine
-from npattn.torch.biases import bias_gradient
+from npattn.torch.bias_terms import bias_gradient
 from npattn.torch.engine import Saved
 from npattn.torch.flags import exact
 from npattn.torch.problem import Problem

@@ -490,22 +490,22 @@ def test_both_autograd_functions_give_the_same_bits(causal, monkeypatch):
 
 
 def test_threads_share_score_mod_and_default_dtype_safely():
-    inside, most = [], []
+    running, most = [], []
 
     def score_mod(s, b, h, t, j):
-        inside.append(1)
-        most.append(len(inside))
-        time.sleep(2**-10)  # so that others come in, if they can
-        inside.pop()
+        running.append(1)
+        most.append(len(running))
+        time.sleep(2**-10)  # long enough for other threads to come in
+        running.pop()
         return s * 0.5 + 0.1 * (t - j)
 
     q = sample(1, 4, 61, 7, grad=False)
-    expected = nt.attention(q, q, q, score_mod=modified)
+    expected = nt.attention(q, q, q, score_mod=score_mod)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: nt.attention(q, q, q, score_mod=modified), range(64)))
-    assert all(torch.equal(x, expected) for x in found)
+        results = list(pool.map(lambda _: nt.attention(q, q, q, score_mod=score_mod), range(64)))
+    assert all(torch.equal(x, expected) for x in results)
     assert torch.get_default_dtype() == torch.float32
-    assert max(most) == 1  # the dtype is that of all threads
+    assert max(most) == 1  # all threads share the default dtype
 
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch < 2.9")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from npattn.torch.biases import bias_terms
+from npattn.torch.bias_terms import bias_terms
 from npattn.torch.problem import Problem
 from npattn.torch.score_mod import call_score_mod
 from npattn.torch.score_mod import slope as score_mod_slope
