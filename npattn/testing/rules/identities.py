@@ -74,8 +74,8 @@ def bias_shift(trial: Trial, recipe: Recipe) -> float | None:
     comparisons = agree_all(before, after, dict.fromkeys(names, identity))
     here, there = Estimate.of(before, "lse"), Estimate.of(after, "lse")
     if here is not None and there is not None:
-        rows = ~trial.empty(plain)  # the lse of a fully masked row is a convention
-        rise = exact(rows * shift[..., 0].astype(np.float64)).times(bias_slope(trial, plain))
+        visible = ~trial.empty(plain)  # the lse of a fully masked row is a convention
+        rise = exact(visible * shift[..., 0].astype(np.float64)).times(bias_slope(trial, plain))
         comparisons.append(agree("lse", there, here.plus(rise.times(lse_per_nat(trial)))))
     return settle(comparisons, before, after)
 
