@@ -31,7 +31,7 @@ FAR = 2**62  # further than any key, and what is added to an index without overf
 
 
 class Tile(NamedTuple):
-    """A rectangle of the scores of one head: queries t0 ≤ t < t1 and keys s0 ≤ s < s1.
+    """Rectangle of the scores of one head: queries t0 ≤ t < t1 and keys s0 ≤ s < s1.
 
     `lead`, `H`, `T`, `S` are the sizes of the whole problem; `plane` is an index into
     ``(*lead, H)``.
@@ -59,7 +59,7 @@ class Tile(NamedTuple):
 
     @property
     def indices(self) -> tuple[Array, Array, Array, Array]:
-        """b, h, t and s_index as score_mod gets them: with the rank of (*lead, H, T, S)."""
+        """Indices b, h, t and s_index for score_mod, with the rank of (*lead, H, T, S)."""
         *lead, h = self.plane
         b = int(np.ravel_multi_index(lead, self.lead)) if lead else 0
         before = (1,) * len(self.lead)  # the axes of lead
@@ -74,19 +74,19 @@ class Tile(NamedTuple):
 
 @runtime_checkable
 class MaskLike(Protocol):
-    """What `Problem` takes as a mask besides arrays; `npattn.masks` makes such objects."""
+    """Protocol of masks that are not arrays; `npattn.masks` makes such objects."""
 
     def shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        """That of `to_array` for these sizes; ShapeError where it does not fit them."""
+        """Shape of `to_array` for these sizes. Raises ShapeError if it does not fit them."""
 
     def __invert__(self) -> MaskLike:
-        """What this one hides."""
+        """Return the mask that is True where this one is False."""
 
     def hull(self, tile: Tile) -> tuple[int, int]:
-        """(lo, hi): the rows of the tile see no key outside lo ≤ s < hi."""
+        """Return (lo, hi): the rows of the tile see no key outside lo ≤ s < hi."""
 
     def tile(self, tile: Tile) -> bool | Array:
-        """True or False where all or none is visible, else a bool array (t1 − t0, s1 − s0)."""
+        """Return True or False if all or none is visible, else a bool array (t1 − t0, s1 − s0)."""
 
     def to_array(
         self,
@@ -96,22 +96,22 @@ class MaskLike(Protocol):
         lead: tuple[int, ...] = (),
         H: int = 1,
     ) -> Array:
-        """The whole mask as a bool array."""
+        """Return the whole mask as a bool array."""
 
 
 @runtime_checkable
 class BiasLike(Protocol):
-    """What `Problem` takes as a bias besides arrays; `npattn.biases` makes such objects."""
+    """Protocol of biases that are not arrays; `npattn.biases` makes such objects."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of `to_array`."""
+        """Dtype of `to_array`."""
 
     def shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        """That of `to_array` for these sizes; ShapeError where it does not fit them."""
+        """Shape of `to_array` for these sizes. Raises ShapeError if it does not fit them."""
 
     def tile(self, tile: Tile) -> Array:
-        """The bias of a tile, which broadcasts to (t1 − t0, s1 − s0)."""
+        """Bias of a tile; broadcasts to (t1 − t0, s1 − s0)."""
 
     def to_array(
         self,
@@ -121,21 +121,21 @@ class BiasLike(Protocol):
         lead: tuple[int, ...] = (),
         H: int = 1,
     ) -> Array:
-        """The whole bias as an array."""
+        """Return the whole bias as an array."""
 
     def zeros(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Any:
-        """What `add` adds to: an array shaped as the parameter, a tuple for a sum."""
+        """Zeros for `add` to add to: shaped as the parameter, a tuple for a sum."""
 
     def add(self, total: Any, tile: Tile, ds: Array) -> None:
         """Add the gradient of the parameter, from that of a tile (t1 − t0, s1 − s0), in place."""
 
     def gradient(self, ds: Array) -> Any:
-        """The gradient of the parameter, from that of the scores (..., H, T, S) or of its array."""
+        """Gradient of the parameter, from that of the scores (..., H, T, S) or of `to_array`."""
 
 
 @cache
 def finfo(dtype: Any) -> Any:
-    """The limits of a floating dtype, bfloat16 and float8 included."""
+    """Limits of a floating dtype, including bfloat16 and float8."""
     return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
 
@@ -152,14 +152,14 @@ def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def diagonal(T: int, S: int, alignment: str | None) -> int:
-    """The key beside query 0; query t is beside the t-th key after it.  [6, 7]"""
+    """Index of the key beside query 0; query t is beside the t-th key after it.  [6, 7]"""
     return S - T if alignment == "bottom_right" else 0
 
 
 def band(beside: Array, s: Array, left: int | None, right: int | None) -> Array:
-    """Whether key s lies at most `left` before and `right` after the key beside its query.
+    """Return True where key s lies at most `left` before and `right` after the key beside t.
 
-    None is unlimited.  [6, 7]
+    `beside` holds the key beside each query; None is unlimited.  [6, 7]
     """
     inside = None if right is None else s <= beside + min(right, FAR)
     if left is not None:
@@ -167,20 +167,21 @@ def band(beside: Array, s: Array, left: int | None, right: int | None) -> Array:
         inside = after if inside is None else inside & after
     if inside is None:
         return np.ones(np.broadcast_shapes(beside.shape, s.shape), bool)
-    found: Array = inside
-    return found
+    visible: Array = inside
+    return visible
 
 
 def plane_of(array: Array, plane: tuple[int, ...], rank: int = 2) -> Array:
-    """What an array has at an index of its leading axes, to which they broadcast: its last axes."""
+    """Index the leading axes of an array, which broadcast against `plane`; keep the last ones."""
     axes = array.shape[: array.ndim - rank]
-    at = plane[len(plane) - len(axes) :]
-    found: Array = array[tuple(0 if n == 1 else i for n, i in zip(axes, at, strict=True))]
-    return found
+    index = plane[len(plane) - len(axes) :]
+    plane_index = tuple(0 if n == 1 else i for n, i in zip(axes, index, strict=True))
+    last_axes: Array = array[plane_index]
+    return last_axes
 
 
 def tile_of(array: Array, tile: Tile) -> Array:
-    """A tile of an array that broadcasts against the scores; its axes of 1 stay.  [14]"""
+    """Cut a tile out of an array that broadcasts against the scores; axes of 1 stay.  [14]"""
     plane = plane_of(array, tile.plane)
     m, n = plane.shape
     rows = slice(None) if m == 1 else slice(tile.t0, tile.t1)
@@ -188,5 +189,8 @@ def tile_of(array: Array, tile: Tile) -> Array:
 
 
 def describe_value(value: Any) -> str:
-    """A value as `Problem` shows it: of an array its dtype and shape."""
-    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+    """Format a value for messages: dtype and shape of an array, else a bounded repr."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape}"
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."

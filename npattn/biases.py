@@ -1,10 +1,10 @@
-"""Biases: what is added to the scores, as small objects for ``bias=``.
+"""Biases: terms added to the scores, as small objects for ``bias=``.
 
     dense  alibi  relative      + composes them
 
-An object is no (T, S) array: it holds its parameter (slopes, a table, an array) as given, answers
-for a rectangle of the scores (`Bias.tile`) or for the whole (`Bias.to_array`), and takes the
-gradient of the scores back to its parameter (`Bias.gradient`). What it holds is neither copied nor
+An object is no (T, S) array: it holds its parameter (slopes, a table, an array), answers for a
+rectangle of the scores (`Bias.tile`) or for the whole (`Bias.to_array`), and takes the gradient of
+the scores back to its parameter (`Bias.gradient`). Arrays that it holds are neither copied nor
 written to.
 """
 
@@ -18,12 +18,13 @@ from operator import add, and_
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from npattn.arrays import Array, Tile, diagonal, plane_of, sum_to, tile_of
+from npattn.arrays import Array, BiasLike, Tile, describe_value, diagonal, plane_of, sum_to, tile_of
 from npattn.checks import check_alignment, check_integer, read_bias, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.options import Alignment
-from npattn.sizes import Known, Sized, format_call, known_of, read_only
+from npattn.sizes import KnownSizes, Sized, format_call, read_only, sizes_of_array
 
 __all__ = ["Bias", "alibi", "dense", "of", "relative"]
 
@@ -33,32 +34,32 @@ def __dir__() -> list[str]:
 
 
 class Bias(Sized):
-    """What is added to the scores: made by the functions of this module, composed by ``+``.
+    """Term added to the scores: made by the functions of this module, composed by ``+``.
 
-    Frozen. Accepted wherever a float array is, as ``bias=``; its gradient is then that of its
+    Frozen. Accepted as ``bias=`` wherever a float array is; its gradient is then that of its
     parameter. The other side of ``+`` may be a float array.
     """
 
     kind = "bias"
 
-    def __add__(self, other: Any) -> Bias:
+    def __add__(self, other: Bias | ArrayLike) -> Bias:
         return Sum((*self.parts, *of(other).parts))
 
-    def __radd__(self, other: Any) -> Bias:
+    def __radd__(self, other: ArrayLike) -> Bias:
         return Sum((*of(other).parts, *self.parts))
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of `to_array`: float64, or complex128 where the parameter is complex."""
+        """Dtype of `to_array`: float64, or complex128 where the parameter is complex."""
         raise NotImplementedError
 
     @property
     def parts(self) -> tuple[Bias, ...]:
-        """The terms of a sum; of anything else, itself."""
+        """Terms of a sum; otherwise the bias itself."""
         return (self,)
 
     def tile(self, tile: Tile) -> Array:
-        """The bias of a rectangle of one head's scores.
+        """Bias of a rectangle of one head's scores.
 
         Parameters
         ----------
@@ -74,50 +75,53 @@ class Bias(Sized):
     def zeros(
         self, lead: tuple[int, ...], H: int, T: int, S: int, *, dtype: Any = np.float64
     ) -> Any:
-        """A gradient to which nothing was added yet.
+        """Zeros to accumulate a gradient in.
 
         Parameters
         ----------
         lead : tuple of int
         H, T, S : int
-            The sizes of the problem.
+            Sizes of the problem.
         dtype : dtype, default float64
 
         Returns
         -------
         array or tuple of array
-            Of zeros, shaped as the parameter; of a sum one for each of its terms.
+            Shaped as the parameter; for a sum one array for each of its terms.
         """
         raise NotImplementedError
 
     def add(self, total: Any, tile: Tile, ds: Array) -> None:
-        """Add the gradient that comes through a tile.
+        """Add the gradient of one tile in place.
 
         Parameters
         ----------
         total : array or tuple of array
-            What `zeros` gave; it is added to in place.
+            Result of `zeros`, changed in place.
         tile : Tile
         ds : array (t1 − t0, s1 − s0)
-            The gradient of the scores of the tile.
+            Gradient of the scores of the tile.
         """
         raise NotImplementedError
 
     def gradient(self, ds: Array) -> Any:
-        """The gradient of the parameter, from that of the scores or of `to_array`.
+        """Gradient of the parameter, from that of the scores or of `to_array`.
 
         Parameters
         ----------
-        ds : float array (..., H, T, S), or shaped as `to_array`
+        ds : float array_like (..., H, T, S), or shaped as `to_array`
 
         Returns
         -------
         array or tuple of array
-            Shaped as the parameter, in the dtype of `ds`; of a sum one for each of its terms.
+            Shaped as the parameter, in the dtype of `ds`; for a sum one for each of its terms.
 
         Raises
         ------
-        DtypeError, ShapeError
+        DtypeError
+            If `ds` is not floating.
+        ShapeError
+            If `ds` does not have the shape of the scores or of `to_array`.
 
         Examples
         --------
@@ -136,13 +140,13 @@ class Bias(Sized):
         return total
 
 
-def dense(array: Any) -> Bias:
-    """A bias that is an array.
+def dense(array: BiasLike | ArrayLike) -> Bias:
+    """Bias given as an array.
 
     Parameters
     ----------
-    array : float array
-        Of rank 2 or more, broadcasting against (..., H, T, S), as ``bias=`` takes it.
+    array : float array_like
+        Of rank 2 or more; broadcasts against (..., H, T, S), as for ``bias=``.
 
     Returns
     -------
@@ -152,6 +156,7 @@ def dense(array: Any) -> Bias:
     Raises
     ------
     DtypeError
+        If the array is not floating.
 
     Examples
     --------
@@ -161,18 +166,18 @@ def dense(array: Any) -> Bias:
     array([[2., 1.],
            [1., 2.]])
     """
-    found = read_bias(array)
-    if not isinstance(found, np.ndarray):
-        raise DtypeError(f"array is {array!r}, must be a float array")
-    return Dense(found)
+    values = read_bias(array)
+    if not isinstance(values, np.ndarray):
+        raise DtypeError(f"array is {describe_value(array)}, must be a float array")
+    return Dense(values)
 
 
-def of(bias: Any) -> Bias:
-    """A float array as a `Bias`, which is returned as it is.
+def of(bias: BiasLike | ArrayLike) -> Bias:
+    """Convert a float array to a `Bias`; return a `Bias` unchanged.
 
     Parameters
     ----------
-    bias : Bias or float array
+    bias : Bias or float array_like
 
     Returns
     -------
@@ -181,20 +186,21 @@ def of(bias: Any) -> Bias:
     Raises
     ------
     DtypeError
+        If it is neither a `Bias` nor floating.
     """
     return bias if isinstance(bias, Bias) else dense(bias)
 
 
-def alibi(slopes: Any, *, alignment: Alignment = "bottom_right") -> Bias:
-    """Scores fall linearly with the distance of a key: −slope · distance, a slope for each head.
+def alibi(slopes: ArrayLike, *, alignment: Alignment = "bottom_right") -> Bias:
+    """Bias that falls linearly with the distance of a key: −slope · distance for each head.
 
     Source: Press et al. 2022, "Train short, test long".
 
     Parameters
     ----------
-    slopes : int or float array (H,)
-        The number of heads takes the published slopes: 2^(−8/H), 2^(−16/H), … where H is a power of
-        two; else those of the power of two below, and then every second one of that above.
+    slopes : int or float array_like (H,)
+        A number of heads stands for the published slopes: 2^(−8/H), 2^(−16/H), … where H is a
+        power of two; else those of the power of two below, then every second one of that above.
     alignment : {"bottom_right", "top_left"}, default "bottom_right"
         Query t has distance 0 from key t + (S − T), or t.
 
@@ -205,7 +211,12 @@ def alibi(slopes: Any, *, alignment: Alignment = "bottom_right") -> Bias:
 
     Raises
     ------
-    OptionError, DtypeError, ShapeError
+    OptionError
+        If the number of heads is not an integer ≥ 1, or `alignment` is not one of the two.
+    DtypeError
+        If the slopes are not floating.
+    ShapeError
+        If the slopes are not of rank 1.
 
     Examples
     --------
@@ -214,7 +225,7 @@ def alibi(slopes: Any, *, alignment: Alignment = "bottom_right") -> Bias:
     array([-0.    , -0.0625, -0.125 ])
     """
     if isinstance(slopes, (numbers.Integral, np.bool_)):
-        slopes = _published(check_integer("slopes", slopes))
+        slopes = _paper_slopes(check_integer("slopes", slopes))
     array = read_floating("slopes", slopes)
     if array.ndim != 1:
         raise ShapeError(f"slopes has shape {array.shape}, must be (H,), or the number of heads")
@@ -222,25 +233,25 @@ def alibi(slopes: Any, *, alignment: Alignment = "bottom_right") -> Bias:
 
 
 def relative(
-    table: Any,
+    table: ArrayLike,
     *,
     max_distance: int = 128,
     bidirectional: bool = True,
     alignment: Alignment = "bottom_right",
 ) -> Bias:
-    """A bias looked up by the distance of a key: one number a bucket of distances, and head (T5).
+    """Bias looked up by the distance of a key: a number for each bucket and head (T5).
 
     Half of the buckets hold one distance each, from 0; the others grow geometrically up to
-    `max_distance`, and the last one holds all beyond. Where they begin is decided in integers: no
+    `max_distance`, and the last one holds all beyond. Bucket edges are computed in integers: no
     rounding of a logarithm moves a distance. Source: Raffel et al. 2020, section 2.1.
 
     Parameters
     ----------
-    table : float array (num_buckets, H)
+    table : float array_like (num_buckets, H)
     max_distance : int, default 128
         In keys.
     bidirectional : bool, default True
-        Whether the later half of the table is for keys after the query. If not, those are at
+        The later half of the table is for keys after the query. If False, those are at
         distance 0.
     alignment : {"bottom_right", "top_left"}, default "bottom_right"
         Query t has distance 0 from key t + (S − T), or t.
@@ -252,7 +263,12 @@ def relative(
 
     Raises
     ------
-    OptionError, DtypeError, ShapeError
+    OptionError
+        If `max_distance` is too small for the table, or an option has another illegal value.
+    DtypeError
+        If the table is not floating.
+    ShapeError
+        If the table is not of rank 2, or has too few buckets.
 
     Examples
     --------
@@ -292,8 +308,8 @@ class Dense(Bias):
     def dtype(self) -> np.dtype[Any]:
         return _dtype(self.array)
 
-    def _known(self) -> Known:
-        return known_of(self.array)
+    def _known_sizes(self) -> KnownSizes:
+        return sizes_of_array(self.array)
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
         shape: tuple[int, ...] = self.array.shape
@@ -331,8 +347,8 @@ class Alibi(Bias):
     def _parameter(self) -> Array:
         return _wide(self.slopes)[:, None, None]  # (H, 1, 1)
 
-    def _known(self) -> Known:
-        return Known(self.slopes.shape)
+    def _known_sizes(self) -> KnownSizes:
+        return KnownSizes(self.slopes.shape)
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
         return (len(self.slopes), T, S)
@@ -383,7 +399,7 @@ class Relative(Bias):
 
     @cached_property
     def _edges(self) -> Array:
-        """Where each bucket but the first begins, in keys, to one side of the query."""
+        """First distance of each bucket but the first, in keys, to one side of the query."""
         # `single` buckets hold one distance each, `grown` ones grow: the k-th of them begins at
         # single · (far / single)^(k / grown), compared here in powers of `grown`.
         count, far = self._count, self.max_distance
@@ -396,11 +412,11 @@ class Relative(Bias):
 
     @property
     def _count(self) -> int:
-        """The buckets to one side of the query."""
+        """Number of buckets to one side of the query."""
         return len(self.table) // 2 if self.bidirectional else len(self.table)
 
-    def _known(self) -> Known:
-        return Known(self.table.shape[1:])
+    def _known_sizes(self) -> KnownSizes:
+        return KnownSizes(self.table.shape[1:])
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
         return (self.table.shape[1], T, S)
@@ -424,12 +440,12 @@ class Relative(Bias):
             np.add.at(of_head, self.diagonals(tile), _sums_of_diagonals(ds))
 
     def diagonals(self, tile: Tile) -> Array:
-        """The bucket of each diagonal of a tile, from the last query and first key on."""
+        """Bucket of each diagonal of a tile, from the last query and first key on."""
         offset = diagonal(tile.T, tile.S, self.alignment)
         return self._buckets(np.arange(tile.s0 - tile.t1 + 1, tile.s1 - tile.t0) - offset)
 
     def _buckets(self, after: Array) -> Array:
-        """The row of the table for a key that is so far after the key beside the query."""
+        """Row of the table for a key at a distance `after` the key beside the query."""
         if not self.bidirectional:
             return np.asarray(np.searchsorted(self._edges, np.maximum(-after, 0), side="right"))
         later = (after > 0) * self._count
@@ -441,7 +457,7 @@ class Sum(Bias):
     terms: tuple[Bias, ...]
 
     def __post_init__(self) -> None:
-        self._known()  # which raises where they are for different sizes
+        self._known_sizes()  # raises if they are for different sizes
 
     def __repr__(self) -> str:
         return f"({' + '.join(map(repr, self.terms))})"
@@ -454,8 +470,8 @@ class Sum(Bias):
     def dtype(self) -> np.dtype[Any]:
         return _dtype(*(_wide(np.empty(0, term.dtype)) for term in self.terms))
 
-    def _known(self) -> Known:
-        return reduce(and_, (term._known() for term in self.terms))
+    def _known_sizes(self) -> KnownSizes:
+        return reduce(and_, (term._known_sizes() for term in self.terms))
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
         return np.broadcast_shapes(*(term.shape(lead, H, T, S) for term in self.terms))
@@ -480,7 +496,7 @@ class Sum(Bias):
 
 
 def _wide(array: Array) -> Array:
-    """In float64, or complex128."""
+    """Convert to float64, or to complex128."""
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False)
 
 
@@ -489,14 +505,14 @@ def _dtype(*arrays: Array) -> np.dtype[Any]:
 
 
 def _spread(diagonals: Array, m: int, n: int) -> Array:
-    """The array (m, n) that is constant along its m + n − 1 diagonals, as a view."""
+    """Array (m, n) that is constant along its m + n − 1 diagonals, as a view."""
     if m == 0 or n == 0:
         return np.zeros((m, n), diagonals.dtype)
     return np.lib.stride_tricks.sliding_window_view(diagonals, n)[::-1]
 
 
 def _sums_of_diagonals(array: Array) -> Array:
-    """The sums of which `_spread` is the transpose: (m, n) → (m + n − 1)."""
+    """Sums along the diagonals, the transpose of `_spread`: (m, n) → (m + n − 1)."""
     m, n = array.shape
     # Read in rows of one less than they are long, each row moves one further to the right.
     longer = np.zeros((m, n + m), array.dtype)
@@ -505,8 +521,8 @@ def _sums_of_diagonals(array: Array) -> Array:
     return sums
 
 
-def _published(H: int) -> Array:
-    """The geometric slopes of the paper, and of the code beside it where H is no power of two."""
+def _paper_slopes(H: int) -> Array:
+    """Geometric slopes of the paper, or of its code where H is not a power of two."""
     below = 2 ** (H.bit_length() - 1)
     slopes = [2 ** (-8 * (h + 1) / below) for h in range(below)]
     slopes += [2 ** (-8 * (h + 1) / (2 * below)) for h in range(0, 2 * (H - below), 2)]

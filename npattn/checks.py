@@ -1,4 +1,4 @@
-"""One function for each argument of attention: read it, check it, or raise what is wrong with it.
+"""One function for each argument of attention: read it and check it, or raise.
 
 Numbers in brackets are the rules of docs/semantics.md.
 """
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from npattn.arrays import Array, BiasLike, MaskLike
+from npattn.arrays import Array, BiasLike, MaskLike, describe_value
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.options import ALIGNMENTS, ENGINES, Alignment, Window
 
@@ -22,14 +22,11 @@ STORAGE = tuple(np.dtype(d) for d in ("bfloat16", "float16"))
 
 
 def read_array(name: str, value: Any) -> Array:
-    """`value` as a NumPy array that shares its memory where that is possible."""
+    """Return `value` as a NumPy array, without a copy if possible."""
     if type(value) is np.ndarray:
         return value
     if isinstance(value, np.ma.MaskedArray):
-        raise DtypeError(
-            f"{name} is a masked array, must be a plain one: "
-            "pass its .data, and what it hides through mask="
-        )
+        raise DtypeError(f"{name} is a masked array; pass its .data, and hide positions with mask=")
     try:
         if hasattr(value, "__array__") or not hasattr(value, "__dlpack__"):
             return np.asarray(value)
@@ -49,38 +46,40 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def read_floating(name: str, value: Any) -> Array:
-    """`value` as a floating array; DtypeError where it is none."""
+    """Return `value` as a floating array. Raises DtypeError if it is not floating."""
     array = read_array(name, value)
     if not _is_float(array.dtype):
         raise DtypeError(
             f"{name} is {array.dtype}, must be floating (float64, float32, float16, bfloat16, "
-            "float8, complex): convert it, to float64 say"
+            "float8, complex): convert it, for example to float64"
         )
     return array
 
 
 def check_sizes(q: Array, k: Array, v: Array) -> tuple[Any, ...]:
-    """lead, H, K, T, S, D, E, after checking that q, k, v fit each other.  [12, 14]"""
+    """Check that q, k, v fit each other, and return lead, H, K, T, S, D, E.  [12, 14]"""
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim < 2 or (array.ndim == 2) != (q.ndim == 2):
             raise ShapeError(
                 f"{name} has rank {array.ndim}, must have rank 3 or more, (..., heads, length, "
-                f"size), or all of q, k, v rank 2, (length, size) {_shapes(q, k, v)}"
+                f"size); or pass q, k, v all of rank 2, (length, size) {_format_shapes(q, k, v)}"
             )
     T, D = q.shape[-2:]
     S, E = v.shape[-2:]
     H, K, V = (1, 1, 1) if q.ndim == 2 else (q.shape[-3], k.shape[-3], v.shape[-3])
     wrong = None
     if k.shape[-1] != D:
-        wrong = f"k has size {k.shape[-1]}, must have the size {D} of q"
+        wrong = f"k has size {k.shape[-1]}, but q has size {D}"
     elif k.shape[-2] != S:
-        wrong = f"v has {S} keys, must have the {k.shape[-2]} keys of k"
+        wrong = f"v has {S} keys, but k has {k.shape[-2]}"
     elif V != K:
-        wrong = f"v has {V} heads, must have the {K} heads of k"
-    elif (K == 0) != (H == 0) or (K and H % K):
-        wrong = f"k has {K} heads, which must divide the {H} heads of q"
+        wrong = f"v has {V} heads, but k has {K}"
+    elif (K == 0) != (H == 0):
+        wrong = f"k has {K} heads, but q has {H}"
+    elif K and H % K:
+        wrong = f"k has {K} heads, which does not divide the {H} heads of q"
     if wrong:
-        raise ShapeError(f"{wrong} {_shapes(q, k, v)}")
+        raise ShapeError(f"{wrong} {_format_shapes(q, k, v)}")
     lead = q.shape[:-3]
     if not lead == k.shape[:-3] == v.shape[:-3]:
         try:
@@ -88,44 +87,44 @@ def check_sizes(q: Array, k: Array, v: Array) -> tuple[Any, ...]:
         except ValueError:
             raise ShapeError(
                 f"q, k, v have leading axes {lead}, {k.shape[:-3]}, {v.shape[:-3]}, "
-                f"which must broadcast {_shapes(q, k, v)}"
+                f"which do not broadcast {_format_shapes(q, k, v)}"
             ) from None
     return lead, H, K, T, S, D, E
 
 
-def _shapes(q: Array, k: Array, v: Array) -> str:
+def _format_shapes(q: Array, k: Array, v: Array) -> str:
     return f"[q {q.shape}, k {k.shape}, v {v.shape}]"
 
 
 def read_boolean(name: str, value: Any) -> Array:
-    """`value` as a bool array; DtypeError where it is none."""
+    """Return `value` as a bool array. Raises DtypeError if it is not boolean."""
     array = read_array(name, value)
     if array.dtype == np.bool_:
         return array
     if _is_float(array.dtype) and name == "mask":
-        cure = "pass it as bias if its numbers are to be added to the scores (0 and -inf)"
+        cure = "pass it as bias to add its numbers (0 and -inf) to the scores"
     elif array.dtype.kind in "iu":
-        cure = f"what 1 means is not ours to guess: pass {name} == 1, or {name} == 0"
+        cure = f"integer masks are ambiguous; pass {name} == 1 or {name} == 0"
     else:
         cure = "True = keep" if name == "dropout_mask" else "True = may attend"
     raise DtypeError(f"{name} is {array.dtype}, must be bool: {cure}")
 
 
 def read_mask(value: Any) -> Array | MaskLike:
-    """A mask as a bool array, or as the object that it is."""
+    """Return a mask as a bool array, or unchanged if it is an object."""
     if type(value) is np.ndarray or not isinstance(value, (MaskLike, BiasLike)):
         return read_boolean("mask", value)
     if isinstance(value, BiasLike):
-        raise DtypeError(f"mask is {value!r}, must be a mask: pass it as bias")
+        raise DtypeError(f"mask is the bias {describe_value(value)}; pass it as bias")
     return value
 
 
 def read_bias(value: Any) -> Array | BiasLike:
-    """A bias as a floating array, or as the object that it is."""
+    """Return a bias as a floating array, or unchanged if it is an object."""
     if type(value) is np.ndarray or not isinstance(value, (MaskLike, BiasLike)):
         return _bias(value)
     if isinstance(value, MaskLike):
-        raise DtypeError(f"bias is {value!r}, must be a bias: pass it as mask (True = may attend)")
+        raise DtypeError(f"bias is the mask {describe_value(value)}; pass it as mask")
     return value
 
 
@@ -139,7 +138,7 @@ def _bias(value: Any) -> Array:
 def check_score_shape(
     name: str, shape: tuple[int, ...], lead: tuple[int, ...], H: int, T: int, S: int
 ) -> tuple[int, ...]:
-    """`shape`, if it broadcasts against (*lead, H, T, S) without enlarging it.  [14]"""
+    """Check that `shape` broadcasts against (*lead, H, T, S) without enlarging it.  [14]"""
     whole = (*lead, H, T, S)
     tail = whole[max(len(whole) - len(shape), 0) :]
     fits = len(shape) == len(tail) and all(n in (1, w) for n, w in zip(shape, tail, strict=True))
@@ -147,11 +146,11 @@ def check_score_shape(
         return shape
     hint = ""
     if shape == whole[-1:]:
-        hint = f": write {name}[None, :] for one row of keys"
+        hint = f"; for one row of keys pass {name}[None, :]"
     elif len(whole) == 4 and shape == (whole[0], whole[-1]):
-        hint = f"; a (B, S) {name} must become {name}[:, None, None, :]"
+        hint = f"; for a (B, S) {name} pass {name}[:, None, None, :]"
     elif len(whole) == 4 and shape == (whole[0], *whole[-2:]):
-        hint = f"; a (B, T, S) {name} must become {name}[:, None]"
+        hint = f"; for a (B, T, S) {name} pass {name}[:, None]"
     raise ShapeError(
         f"{name} has shape {shape}, must have rank 2 or more and broadcast against "
         f"(..., H, T, S) = {whole}{hint}"
@@ -159,7 +158,7 @@ def check_score_shape(
 
 
 def check_integer(name: str, n: Any, least: int = 1) -> int:
-    """`n` as an int; OptionError where it is none, or less than it must be."""
+    """Return `n` as an int. Raises OptionError if it is not an integer ≥ `least`."""
     if isinstance(n, (bool, np.bool_)) or not isinstance(n, numbers.Integral) or n < least:
         raise OptionError(f"{name} is {n!r}, must be an integer ≥ {least}")
     return int(n)
@@ -170,7 +169,7 @@ READ_BESIDE_SCORES: dict[str, Callable[[Any], Any]] = {
     "bias": read_bias,
     "dropout_mask": partial(read_boolean, "dropout_mask"),
 }
-"""The options that broadcast against the scores."""
+"""Option that broadcasts against the scores → its reader."""
 
 
 def check_beside_scores(
@@ -184,7 +183,7 @@ def check_beside_scores(
         shape = value.shape if isinstance(value, np.ndarray) else value.shape(*sizes)
         check_score_shape(name, shape, *sizes)
     except ShapeError as err:
-        raise ShapeError(f"{err} {_shapes(*arrays)}") from None
+        raise ShapeError(f"{err} {_format_shapes(*arrays)}") from None
 
 
 def read_sinks(value: Any, arrays: tuple[Array, Array, Array]) -> Array:
@@ -194,21 +193,21 @@ def read_sinks(value: Any, arrays: tuple[Array, Array, Array]) -> Array:
     if sinks.shape == (H,):
         return sinks
     raise ShapeError(
-        f"sinks has shape {sinks.shape}, must have shape (H,) = ({H},) {_shapes(*arrays)}"
+        f"sinks has shape {sinks.shape}, must have shape (H,) = ({H},) {_format_shapes(*arrays)}"
     )
 
 
 def check_causal(
     causal: Any, alignment: Any, T: int, S: int
 ) -> tuple[Literal[False] | Alignment, Alignment]:
-    """What causal and alignment come to: False or an alignment, and where a window lies.  [6, 7]"""
+    """Return causal as False or an alignment, and the alignment of a window.  [6, 7]"""
     if alignment is not None:
         check_alignment(alignment)
     if isinstance(causal, (bool, np.bool_)):
         if causal and alignment is None and T != S:
             raise OptionError(
-                f"causal is True with T = {T} queries and S = {S} keys, which is ambiguous: "
-                'say causal="bottom_right" (t sees s ≤ t + S − T: the last query, the last key), '
+                f"causal=True is ambiguous for T = {T} queries and S = {S} keys: pass "
+                'causal="bottom_right" (t sees s ≤ t + S − T: the last query, the last key), '
                 'causal="top_left" (t sees s ≤ t: the first query, the first key), or conventions='
             )
         place: Alignment = alignment or "bottom_right"
@@ -276,8 +275,8 @@ def check_dropout_rate(rate: Any, dropout_mask: Array | None) -> float:
         raise OptionError(f"dropout_rate is {number}, must be in [0, 1)")
     if number and dropout_mask is None:
         raise OptionError(
-            f"dropout_rate is {number} without a dropout_mask: nothing here is random, "
-            "so say which weights are kept (a bool array, True = keep)"
+            f"dropout_rate is {number}, but there is no dropout_mask: nothing here is random; "
+            "pass the weights to keep as a bool array (True = keep)"
         )
     return number
 
@@ -302,8 +301,8 @@ def check_dtype(
     narrow = dtype in STORAGE
     if engine == "tiled" and (narrow or dtype.kind == "c"):
         raise OptionError(
-            f'engine is "tiled" with dtype {dtype}, must be "dense" or "auto": tiles are '
-            "computed in float32, float64 or longdouble"
+            f'engine "tiled" does not support dtype {dtype}, only float32, float64 and longdouble: '
+            'pass engine="dense" or "auto"'
         )
     return (np.dtype(np.float32), dtype) if narrow else (dtype, None)
 
@@ -312,9 +311,8 @@ def _requested_dtype(value: Any, is_complex: bool) -> np.dtype[Any]:
     if value is None:
         return np.dtype(np.complex128 if is_complex else np.float64)
     must = (
-        f"dtype is {value!r}, must be one of float32, float64, longdouble, "
-        "complex64, complex128: it is what the oracle computes in; or bfloat16 or float16, to "
-        "emulate mixed precision"
+        f"dtype is {value!r}, must be float32, float64, longdouble, complex64 or complex128; "
+        "or bfloat16 or float16, to emulate mixed precision"
     )
     try:
         dtype: np.dtype[Any] = np.dtype(value)
@@ -323,26 +321,26 @@ def _requested_dtype(value: Any, is_complex: bool) -> np.dtype[Any]:
     if dtype not in (*COMPUTE, *STORAGE):
         raise DtypeError(must)
     if is_complex and dtype.kind != "c":
-        raise DtypeError(f"dtype is {dtype}, must be complex where an array is")
+        raise DtypeError(f"dtype is {dtype}, but an array is complex: pass complex128")
     return dtype
 
 
 def check_cotangent(name: str, value: Any, shape: tuple[int, ...]) -> Array:
-    """A cotangent as an array, after checking that it has the shape of what it belongs to."""
+    """Return a cotangent as an array, after checking that it has the shape of its result."""
     array = read_floating(name, value)
     if array.shape != shape:
-        raise ShapeError(f"{name} has shape {array.shape}, must have that of {name[1:]}, {shape}")
+        raise ShapeError(f"{name} has shape {array.shape}, but {name[1:]} has shape {shape}")
     return array
 
 
 def direction_shape(name: str, value: Any) -> tuple[int, ...]:
-    """The shape that a direction of an input must have; OptionError where it can have none."""
+    """Return the shape of an input. Raises OptionError if it has no direction for jvp."""
     if value is None:
-        raise OptionError(f"d{name} is given, must be None: the problem has no {name}")
+        raise OptionError(f"got d{name}, but the problem has no {name}")
     if isinstance(value, BiasLike):
         raise OptionError(
-            f"d{name} is given with {name} = {value!r}, must be None unless the {name} is an "
-            f"array: pass {name}={name}.to_array(...)"
+            f"got d{name}, but {name} is {describe_value(value)}, not an array: "
+            f"call forward with {name}={name}.to_array(...)"
         )
     shape: tuple[int, ...] = value.shape
     return shape

@@ -1,10 +1,10 @@
-"""Masks: what a query may see, as small objects for ``mask=`` (True = may attend).
+"""Masks: visible keys of each query, as small objects for ``mask=`` (True = may attend).
 
     causal  window  lengths  documents  prefix  blocks  custom      & | ~ compose them
 
-An object is no (T, S) array: it holds what it was made of, as given, and answers for a rectangle of
-the scores (`Mask.tile`), for the keys that some rows can see at all (`Mask.hull`), or for the whole
-(`Mask.to_array`). Arrays that it holds are neither copied nor written to.
+An object is no (T, S) array: it holds the arguments it was made from, and answers for a rectangle
+of the scores (`Mask.tile`), for the range of keys that some rows see (`Mask.hull`), or for the
+whole (`Mask.to_array`). Arrays that it holds are neither copied nor written to.
 
 A mask knows some of its sizes: documents their T and S, lengths their batch axes.
 """
@@ -18,12 +18,21 @@ from math import inf
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from npattn.arrays import Array, Tile, band, diagonal, plane_of, tile_of
+from npattn.arrays import Array, MaskLike, Tile, band, describe_value, diagonal, plane_of, tile_of
 from npattn.checks import check_alignment, check_integer, read_array, read_mask
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.options import Alignment
-from npattn.sizes import ANY, Known, Sized, check_broadcast, format_call, known_of, read_only
+from npattn.sizes import (
+    ANY,
+    KnownSizes,
+    Sized,
+    check_broadcast,
+    format_call,
+    read_only,
+    sizes_of_array,
+)
 
 __all__ = [
     "Mask",
@@ -45,47 +54,47 @@ def __dir__() -> list[str]:
 
 
 class Mask(Sized):
-    """What a query may see: made by the functions of this module, composed by ``& | ~``.
+    """Visible keys of each query: made by the functions of this module, composed by ``& | ~``.
 
-    Frozen. Accepted wherever a boolean array is, as ``mask=``; ``np.asarray(mask)`` is the array of
-    one that knows its T and S. The other side of ``&`` and ``|`` may be a boolean array.
+    Frozen. Accepted as ``mask=`` wherever a boolean array is; ``np.asarray(mask)`` is the array of
+    a mask that knows its T and S. The other side of ``&`` and ``|`` may be a boolean array.
     """
 
     kind = "mask"
 
-    def __and__(self, other: Any) -> Mask:
+    def __and__(self, other: Mask | ArrayLike) -> Mask:
         return And(self, of(other))
 
-    def __rand__(self, other: Any) -> Mask:
+    def __rand__(self, other: ArrayLike) -> Mask:
         return And(of(other), self)
 
-    def __or__(self, other: Any) -> Mask:
+    def __or__(self, other: Mask | ArrayLike) -> Mask:
         return Or(self, of(other))
 
-    def __ror__(self, other: Any) -> Mask:
+    def __ror__(self, other: ArrayLike) -> Mask:
         return Or(of(other), self)
 
     def __invert__(self) -> Mask:
         return Not(self)
 
     def hull(self, tile: Tile) -> tuple[int, int]:
-        """Which keys the rows of a tile can see at all.
+        """Return a range of keys outside which the rows of a tile see nothing.
 
         Parameters
         ----------
         tile : Tile
-            Of which the head (`plane`) and the queries count.
+            Only its head (`plane`) and its queries count.
 
         Returns
         -------
         (lo, hi) : int
-            0 ≤ lo ≤ hi ≤ S. None of these queries sees a key outside lo ≤ s < hi; inside, there
-            may be keys that none sees.
+            0 ≤ lo ≤ hi ≤ S. None of these queries sees a key outside lo ≤ s < hi; inside, some
+            keys may be hidden from all of them.
         """
         return 0, tile.S
 
     def tile(self, tile: Tile) -> bool | Array:
-        """What is visible in a rectangle of one head's scores.
+        """Visible pairs in a rectangle of one head's scores.
 
         Parameters
         ----------
@@ -94,8 +103,8 @@ class Mask(Sized):
         Returns
         -------
         bool, or bool array (t1 − t0, s1 − s0)
-            True if all of it is visible (so too where it is empty), False if none of it is, else
-            the array, which holds both.
+            True if all pairs are visible (or there are none), False if all are hidden, else an
+            array with both.
         """
         raise NotImplementedError
 
@@ -103,7 +112,7 @@ class Mask(Sized):
 def causal(
     T: int | None = None, S: int | None = None, *, alignment: Alignment | None = None
 ) -> Mask:
-    """Each query sees the keys up to its own.
+    """Mask of a causal model: each query sees the keys up to its own.
 
     Parameters
     ----------
@@ -112,7 +121,7 @@ def causal(
     S : int, optional
         Keys; default T where that is given, else those of the problem.
     alignment : {"bottom_right", "top_left"}, optional
-        Query t sees keys s ≤ t + (S − T), or s ≤ t. Must be said where T ≠ S.
+        Query t sees keys s ≤ t + (S − T), or s ≤ t. Required where T ≠ S.
 
     Returns
     -------
@@ -122,7 +131,7 @@ def causal(
     Raises
     ------
     OptionError
-        If T or S is no size, or T ≠ S without `alignment`: here, or once they are known.
+        If T or S is not an integer ≥ 0; if T ≠ S without `alignment`, here or once both are known.
 
     Examples
     --------
@@ -144,14 +153,14 @@ def causal(
 def window(
     left: int | None, right: int | None = None, *, alignment: Alignment = "bottom_right"
 ) -> Mask:
-    """Each query sees the keys that lie near the one beside it.
+    """Sliding window: each query sees the keys near the one beside it.
 
     Parameters
     ----------
     left : int ≥ 0 or None
-        How many keys before the one beside the query; None is unlimited.
+        Number of keys before the one beside the query; None is unlimited.
     right : int ≥ 0, optional
-        How many after it; default unlimited.
+        Number of keys after it; default unlimited.
     alignment : {"bottom_right", "top_left"}, default "bottom_right"
         Beside query t is key t + (S − T), or t.
 
@@ -163,6 +172,7 @@ def window(
     Raises
     ------
     OptionError
+        If a side is not an integer ≥ 0 or None, or `alignment` is not one of the two.
 
     Examples
     --------
@@ -176,15 +186,15 @@ def window(
     return Band(left, right, check_alignment(alignment))
 
 
-def lengths(keys: Any, queries: Any = None) -> Mask:
-    """The first keys of each sample are visible, to its first queries: padding comes last.
+def lengths(keys: ArrayLike, queries: ArrayLike | None = None) -> Mask:
+    """Mask of right padding: the first queries of each sample see its first keys.
 
     Parameters
     ----------
-    keys : int array (...)
-        How many keys each sample has. The axes are batch axes; a scalar holds for all samples.
-    queries : int array (...), optional
-        How many queries each sample has, those after them seeing nothing; default all.
+    keys : int array_like (...)
+        Number of keys of each sample. The axes are batch axes; a scalar holds for all samples.
+    queries : int array_like (...), optional
+        Number of queries of each sample; the queries after them see nothing. Default all.
 
     Returns
     -------
@@ -198,7 +208,7 @@ def lengths(keys: Any, queries: Any = None) -> Mask:
     OptionError
         If a length is negative.
     ShapeError
-        If the two do not broadcast; with the sizes of a problem, if a length is beyond them.
+        If the two do not broadcast; later, if a length exceeds the size of the problem.
 
     Examples
     --------
@@ -214,15 +224,15 @@ def lengths(keys: Any, queries: Any = None) -> Mask:
     return Lengths(keys, queries)
 
 
-def documents(queries: Any, keys: Any = None) -> Mask:
-    """A query sees the keys of its own document: sequences that are packed into one.
+def documents(queries: ArrayLike, keys: ArrayLike | None = None) -> Mask:
+    """Mask of packed sequences: a query sees the keys of its own document.
 
     Parameters
     ----------
-    queries : int array (..., T)
-        The document that each query belongs to. The axes before T are batch axes.
-    keys : int array (..., S), optional
-        That of each key; default `queries`.
+    queries : int array_like (..., T)
+        Number of the document that each query belongs to. The axes before T are batch axes.
+    keys : int array_like (..., S), optional
+        Number of the document that each key belongs to; default `queries`.
 
     Returns
     -------
@@ -232,7 +242,7 @@ def documents(queries: Any, keys: Any = None) -> Mask:
     Raises
     ------
     DtypeError
-        If a document is not an integer.
+        If a document number is not an integer.
     ShapeError
         If an array has rank 0, or the batch axes do not broadcast.
 
@@ -251,13 +261,13 @@ def documents(queries: Any, keys: Any = None) -> Mask:
     return Documents(queries, keys)
 
 
-def prefix(length: Any, *, alignment: Alignment | None = None) -> Mask:
-    """Causal but for a prefix that every query sees.
+def prefix(length: ArrayLike, *, alignment: Alignment | None = None) -> Mask:
+    """Causal mask with a prefix that every query sees.
 
     Parameters
     ----------
-    length : int array (...)
-        The keys of the prefix, of each sample or (a scalar) of all.
+    length : int array_like (...)
+        Number of keys in the prefix, of each sample or (a scalar) of all.
     alignment : {"bottom_right", "top_left"}, optional
         As in `causal`.
 
@@ -268,8 +278,12 @@ def prefix(length: Any, *, alignment: Alignment | None = None) -> Mask:
 
     Raises
     ------
-    DtypeError, OptionError, ShapeError
-        As `causal` and `lengths`.
+    DtypeError
+        If a length is not an integer.
+    OptionError
+        If a length is negative, or `alignment` is not one of the two.
+    ShapeError
+        Later, if a length exceeds S.
 
     Examples
     --------
@@ -282,16 +296,16 @@ def prefix(length: Any, *, alignment: Alignment | None = None) -> Mask:
     return causal(alignment=alignment) | lengths(length)
 
 
-def blocks(layout: Any, size: int | tuple[int, int]) -> Mask:
-    """Whole blocks of queries and keys are visible or hidden.
+def blocks(layout: ArrayLike, size: int | tuple[int, int]) -> Mask:
+    """Block-sparse mask: whole blocks of queries and keys are visible or hidden.
 
     Parameters
     ----------
-    layout : bool array (..., nT, nS)
+    layout : bool array_like (..., nT, nS)
         Query t sees key s where ``layout[..., t // size, s // size]``; rank 3 is (H, nT, nS). There
-        are just as many blocks as T queries and S keys need, the last ones perhaps cut off.
+        are exactly as many blocks as T queries and S keys need; the last ones may be partial.
     size : int or (int, int)
-        Queries and keys of a block.
+        Number of queries and of keys in a block.
 
     Returns
     -------
@@ -300,9 +314,12 @@ def blocks(layout: Any, size: int | tuple[int, int]) -> Mask:
 
     Raises
     ------
-    DtypeError, OptionError
+    DtypeError
+        If `layout` is not boolean.
+    OptionError
+        If `size` is not an integer ≥ 1 or a pair of them.
     ShapeError
-        If `layout` has rank below 2; with the sizes of a problem, if it has other blocks.
+        If `layout` has rank below 2; later, if the problem needs another number of blocks.
 
     Examples
     --------
@@ -324,7 +341,7 @@ def blocks(layout: Any, size: int | tuple[int, int]) -> Mask:
 
 
 def custom(function: Predicate) -> Mask:
-    """What a function says of each pair of a query and a key.
+    """Mask computed by a function of each pair of a query and a key.
 
     Parameters
     ----------
@@ -340,9 +357,9 @@ def custom(function: Predicate) -> Mask:
     Raises
     ------
     OptionError
-        If it is no callable; when it is called, if what it returns does not broadcast.
+        If it is not callable; later, if its result does not broadcast.
     DtypeError
-        When it is called, if what it returns is not bool.
+        Later, if its result is not boolean.
 
     Examples
     --------
@@ -356,13 +373,13 @@ def custom(function: Predicate) -> Mask:
     return Custom(function)
 
 
-def of(mask: Any) -> Mask:
-    """A boolean array as a `Mask`, which is returned as it is.
+def of(mask: MaskLike | ArrayLike) -> Mask:
+    """Convert a boolean array to a `Mask`; return a `Mask` unchanged.
 
     Parameters
     ----------
-    mask : Mask or bool array
-        Of rank 2 or more, as ``mask=`` takes it.
+    mask : Mask or bool array_like
+        Of rank 2 or more, as for ``mask=``.
 
     Returns
     -------
@@ -372,13 +389,14 @@ def of(mask: Any) -> Mask:
     Raises
     ------
     DtypeError
+        If it is neither a `Mask` nor boolean.
     """
     if isinstance(mask, Mask):
         return mask
-    found = read_mask(mask)
-    if isinstance(found, np.ndarray):
-        return Dense(found)
-    raise DtypeError(f"mask is {mask!r}, must be a bool array or one of npattn.masks")
+    array = read_mask(mask)
+    if isinstance(array, np.ndarray):
+        return Dense(array)
+    raise DtypeError(f"mask is {describe_value(mask)}, must be bool or one of npattn.masks")
 
 
 # --- what these functions return ------------------------------------------------------------------
@@ -400,11 +418,11 @@ class Band(Mask):
             return format_call("masks.causal", *sizes, alignment=self.alignment)
         return format_call("masks.window", self.left, self.right, alignment=self.alignment)
 
-    def _known(self) -> Known:
-        return Known((), self.T, self.S)
+    def _known_sizes(self) -> KnownSizes:
+        return KnownSizes((), self.T, self.S)
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        _check_own(self, self._known(), T, S)
+        _check_own(self, self._known_sizes(), T, S)
         if self.alignment is None:
             _check_unambiguous(T, S)
         return T, S
@@ -428,7 +446,7 @@ class Band(Mask):
         return _band_tile(*sizes, self.first(tile), self.left, self.right)
 
     def outright(self, tile: Tile) -> bool | None:
-        """True or False where all or none of a tile is visible, without an array; else None."""
+        """Return True or False if all or none of a tile is visible, without an array; else None."""
         first, last = self._beside(tile)
         # s − beside takes all values from low to high, so that some are visible where these meet
         # −left … right, which holds 0 and is never empty.
@@ -440,21 +458,21 @@ class Band(Mask):
         return False if high < least or most < low else None
 
     def first(self, tile: Tile) -> int:
-        """The key beside the first query of a tile, counted from its first key.
+        """Index of the key beside the first query of a tile, counted from its first key.
 
-        Tiles of one size in which it is the same are the same.
+        Tiles of one size with the same index are equal.
         """
         return self._beside(tile)[0] - tile.s0
 
     def _beside(self, tile: Tile) -> tuple[int, int]:
-        """The keys beside the first and the last query of a tile."""
+        """Indices of the keys beside the first and the last query of a tile."""
         offset = diagonal(tile.T, tile.S, self.alignment)
         return tile.t0 + offset, tile.t1 - 1 + offset
 
 
 @lru_cache(16)  # all tiles on the diagonal are alike
 def _band_tile(n: int, m: int, first: int, left: int | None, right: int | None) -> Array:
-    """A tile (n, m) of a band, in which key `first` is beside query 0."""
+    """Tile (n, m) of a band in which key `first` is beside query 0."""
     return read_only(band(np.arange(first, first + n)[:, None], np.arange(m), left, right))
 
 
@@ -466,16 +484,16 @@ class Lengths(Mask):
     def __repr__(self) -> str:
         return format_call("masks.lengths", self.keys, queries=self.queries)
 
-    def _known(self) -> Known:
+    def _known_sizes(self) -> KnownSizes:
         queries = () if self.queries is None else self.queries.shape
         T = ANY if self.queries is None else None
-        return Known(_axes(np.broadcast_shapes(self.keys.shape, queries)), T, None)
+        return KnownSizes(_axes(np.broadcast_shapes(self.keys.shape, queries)), T, None)
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
         _check_lengths("keys", self.keys, "S", S)
         if self.queries is not None:
             _check_lengths("queries", self.queries, "T", T)
-        return (*self._known().axes, 1 if self.queries is None else T, S)
+        return (*self._known_sizes().axes, 1 if self.queries is None else T, S)
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         visible = np.arange(S) < self.keys[..., None, None, None]  # (..., 1, 1, S)
@@ -496,7 +514,7 @@ class Lengths(Mask):
         return np.asarray((tile.t < T) & (tile.s < S))
 
     def _of_sample(self, tile: Tile) -> tuple[int, int]:
-        """How many queries and keys the sample has that a tile is of."""
+        """Number of queries and keys of a tile's sample."""
         S, queries = int(plane_of(self.keys, tile.plane[:-1], 0)), self.queries
         return tile.T if queries is None else int(plane_of(queries, tile.plane[:-1], 0)), S
 
@@ -510,13 +528,13 @@ class Documents(Mask):
         keys = None if self.keys is self.queries else self.keys
         return format_call("masks.documents", self.queries, keys=keys)
 
-    def _known(self) -> Known:
+    def _known_sizes(self) -> KnownSizes:
         batch = np.broadcast_shapes(self.queries.shape[:-1], self.keys.shape[:-1])
-        return Known(_axes(batch), self.queries.shape[-1], self.keys.shape[-1])
+        return KnownSizes(_axes(batch), self.queries.shape[-1], self.keys.shape[-1])
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        _check_own(self, self._known(), T, S)
-        return (*self._known().axes, T, S)
+        _check_own(self, self._known_sizes(), T, S)
+        return (*self._known_sizes().axes, T, S)
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         same = self.queries[..., None, :, None] == self.keys[..., None, None, :]
@@ -528,10 +546,10 @@ class Documents(Mask):
 
     def tile(self, tile: Tile) -> bool | Array:
         queries, keys = self._of_sample(tile)
-        return _simplest(queries[:, None] == keys[tile.s0 : tile.s1])
+        return _simplify(queries[:, None] == keys[tile.s0 : tile.s1])
 
     def _of_sample(self, tile: Tile) -> tuple[Array, Array]:
-        """The documents of a tile's queries, and those of all keys of its sample."""
+        """Documents of a tile's queries, and of all keys of its sample."""
         sample = tile.plane[:-1]
         queries = plane_of(self.queries, sample, 1)[tile.t0 : tile.t1]
         return queries, plane_of(self.keys, sample, 1)
@@ -546,15 +564,15 @@ class Blocks(Mask):
     def __repr__(self) -> str:
         return format_call("masks.blocks", self.layout, (self.queries, self.keys))
 
-    def _known(self) -> Known:
-        return Known(self.layout.shape[:-2])
+    def _known_sizes(self) -> KnownSizes:
+        return KnownSizes(self.layout.shape[:-2])
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        must = -(-T // self.queries), -(-S // self.keys)
-        if self.layout.shape[-2:] != must:
+        needed = -(-T // self.queries), -(-S // self.keys)
+        if self.layout.shape[-2:] != needed:
             raise ShapeError(
                 f"layout has {self.layout.shape[-2:]} blocks of ({self.queries}, {self.keys}), "
-                f"must have {must} for T = {T} queries and S = {S} keys"
+                f"but T = {T} queries and S = {S} keys need {needed}"
             )
         return (*self.layout.shape[:-2], T, S)
 
@@ -569,15 +587,15 @@ class Blocks(Mask):
 
     def tile(self, tile: Tile) -> bool | Array:
         first, last = tile.s0 // self.keys, -(-tile.s1 // self.keys)
-        found = True if _is_empty(tile) else _simplest(self._rows(tile)[:, first:last])
-        if isinstance(found, bool):
-            return found
+        layout = True if _is_empty(tile) else _simplify(self._rows(tile)[:, first:last])
+        if isinstance(layout, bool):
+            return layout
         rows = tile.t // self.queries - tile.t0 // self.queries
-        visible: Array = found[rows, tile.s // self.keys - first]
+        visible: Array = layout[rows, tile.s // self.keys - first]
         return visible
 
     def _rows(self, tile: Tile) -> Array:
-        """The rows of blocks that a tile has a part in."""
+        """Rows of blocks that intersect a tile."""
         first, last = tile.t0 // self.queries, -(-tile.t1 // self.queries)
         return plane_of(self.layout, tile.plane)[first:last]
 
@@ -589,8 +607,8 @@ class Custom(Mask):
     def __repr__(self) -> str:
         return format_call("masks.custom", self.function)
 
-    def _known(self) -> Known:
-        return Known()
+    def _known_sizes(self) -> KnownSizes:
+        return KnownSizes()
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
         return (*lead, H, T, S)
@@ -598,14 +616,14 @@ class Custom(Mask):
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         b = np.arange(int(np.prod(lead))).reshape(*lead, 1, 1, 1)
         h, t, s = np.ogrid[:H, :T, :S]
-        return self._called((*lead, H, T, S), b, h, t, s)
+        return self._call((*lead, H, T, S), b, h, t, s)
 
     def tile(self, tile: Tile) -> bool | Array:
         b = np.ravel_multi_index(tile.plane[:-1], tile.lead) if tile.lead else 0
         at = np.array([[b]]), np.array([[tile.plane[-1]]]), tile.t, tile.s
-        return _simplest(self._called((tile.t1 - tile.t0, tile.s1 - tile.s0), *at))
+        return _simplify(self._call((tile.t1 - tile.t0, tile.s1 - tile.s0), *at))
 
-    def _called(self, shape: tuple[int, ...], b: Array, h: Array, t: Array, s: Array) -> Array:
+    def _call(self, shape: tuple[int, ...], b: Array, h: Array, t: Array, s: Array) -> Array:
         visible = np.asarray(self.function(b, h, t, s))
         if visible.dtype != np.bool_:
             raise DtypeError(f"function returned {visible.dtype}, must return bool: True = visible")
@@ -613,8 +631,8 @@ class Custom(Mask):
             return np.broadcast_to(visible, shape)
         except ValueError:
             raise OptionError(
-                f"function returned shape {visible.shape}, must return one that broadcasts to "
-                f"{shape}, as its arguments do"
+                f"function returned shape {visible.shape}, which does not broadcast to {shape}, "
+                "as its arguments do"
             ) from None
 
 
@@ -627,8 +645,8 @@ class Dense(Mask):
     def __repr__(self) -> str:
         return format_call("masks.of", self.array)
 
-    def _known(self) -> Known:
-        return known_of(self.array)
+    def _known_sizes(self) -> KnownSizes:
+        return sizes_of_array(self.array)
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
         shape: tuple[int, ...] = self.array.shape
@@ -643,21 +661,21 @@ class Dense(Mask):
 
     def tile(self, tile: Tile) -> bool | Array:
         visible = tile_of(self.array, tile)
-        return _simplest(np.broadcast_to(visible, (tile.t1 - tile.t0, tile.s1 - tile.s0)))
+        return _simplify(np.broadcast_to(visible, (tile.t1 - tile.t0, tile.s1 - tile.s0)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pair(Mask):
-    """Two masks in one."""
+    """Base of the compositions of two masks."""
 
     one: Mask
     other: Mask
 
     def __post_init__(self) -> None:
-        self._known()  # which raises where the two are for different sizes
+        self._known_sizes()  # raises if the two are for different sizes
 
-    def _known(self) -> Known:
-        return self.one._known() & self.other._known()
+    def _known_sizes(self) -> KnownSizes:
+        return self.one._known_sizes() & self.other._known_sizes()
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
         one, other = (mask.shape(lead, H, T, S) for mask in (self.one, self.other))
@@ -685,7 +703,7 @@ class And(Pair):
         other = self.other.tile(tile)
         if isinstance(other, bool):
             return other and one
-        return _simplest(one & other)
+        return _simplify(one & other)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -708,7 +726,7 @@ class Or(Pair):
         other = self.other.tile(tile)
         if isinstance(other, bool):
             return other or one
-        return _simplest(one | other)
+        return _simplify(one | other)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -718,8 +736,8 @@ class Not(Mask):
     def __repr__(self) -> str:
         return f"~{self.mask!r}"
 
-    def _known(self) -> Known:
-        return self.mask._known()
+    def _known_sizes(self) -> KnownSizes:
+        return self.mask._known_sizes()
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
         return self.mask.shape(lead, H, T, S)
@@ -741,21 +759,21 @@ def _is_empty(tile: Tile) -> bool:
     return tile.t0 == tile.t1 or tile.s0 == tile.s1
 
 
-def _simplest(visible: Array) -> bool | Array:
-    """True or False for an array that holds nothing else."""
+def _simplify(visible: Array) -> bool | Array:
+    """Simplify an array of equal values to True or False."""
     if visible.all():
         return True
     return visible if visible.any() else False
 
 
 def _extent(visible: Any) -> tuple[int, int]:
-    """From the first to after the last that is True; (0, 0) where none is."""
-    found = np.flatnonzero(visible)
-    return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
+    """Range from the first True to after the last; (0, 0) if there is none."""
+    indices = np.flatnonzero(visible)
+    return (int(indices[0]), int(indices[-1]) + 1) if indices.size else (0, 0)
 
 
 def _axes(batch: tuple[int, ...]) -> tuple[int, ...]:
-    """Batch axes with one for the heads; no batch needs none."""
+    """Append an axis for the heads to batch axes, if there are any."""
     return (*batch, 1) if batch else ()
 
 
@@ -769,33 +787,33 @@ def _integers(name: str, value: Any) -> Array:
 def _lengths(name: str, value: Any) -> Array:
     array = _integers(name, value)
     if array.size and array.min() < 0:
-        raise OptionError(f"{name} has a length of {array.min()}, must have none below 0")
+        raise OptionError(f"{name} contains length {array.min()}, must be 0 or more")
     return array
 
 
 def _check_lengths(name: str, array: Array, size: str, n: int) -> None:
     if array.size and array.max() > n:
-        raise ShapeError(
-            f"{name} has a length of {array.max()}, must have none beyond {size} = {n}"
-        )
+        raise ShapeError(f"{name} contains length {array.max()}, which exceeds {size} = {n}")
 
 
 def _documents(name: str, value: Any) -> Array:
     array = _integers(name, value)
     if array.ndim == 0:
-        raise ShapeError(f"{name} has shape (), must have rank 1 or more: one document for each")
+        raise ShapeError(f"{name} has shape (), must have rank 1 or more: a document for each")
     return array
 
 
-def _check_own(mask: Mask, known: Known, T: int, S: int) -> None:
-    """A mask that is made for some T and S is for no others, where it is 1 of them neither."""
+def _check_own(mask: Mask, known: KnownSizes, T: int, S: int) -> None:
+    """Check that T and S are those that a mask was made for; a size of 1 is no exception."""
     if known.T not in (None, T) or known.S not in (None, S):
-        raise ShapeError(f"mask is {mask!r}, must be one for T = {T} queries and S = {S} keys")
+        raise ShapeError(
+            f"mask is {describe_value(mask)}, which does not fit T = {T} queries and S = {S} keys"
+        )
 
 
 def _check_unambiguous(T: int, S: int) -> None:
     if T != S:
         raise OptionError(
-            f"alignment is None with T = {T} queries and S = {S} keys, which is ambiguous: "
-            'say alignment="bottom_right" (the last query sees the last key) or "top_left"'
+            f"a causal mask without alignment is ambiguous for T = {T} queries and S = {S} keys: "
+            'pass alignment="bottom_right" (the last query sees the last key) or "top_left"'
         )

@@ -11,60 +11,68 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.arrays import Array, describe_value
 from npattn.checks import check_integer, check_score_shape
 from npattn.errors import OptionError, ShapeError
 
-__all__ = ["ANY", "Known", "Sized", "check_broadcast", "format_call", "known_of", "read_only"]
+__all__ = [
+    "ANY",
+    "KnownSizes",
+    "Sized",
+    "check_broadcast",
+    "format_call",
+    "read_only",
+    "sizes_of_array",
+]
 
 LARGE = 1000  # elements, from which on NumPy too shortens the repr of an array
 ANY = -1
-"""A T or S for which an object has an axis of 1, which broadcasts."""
+"""T or S of an object that has an axis of 1, which broadcasts."""
 
 
-class Known(NamedTuple):
-    """The sizes that an object knows without its problem."""
+class KnownSizes(NamedTuple):
+    """Sizes that an object knows without its problem."""
 
     axes: tuple[int, ...] = ()  # of the batch and the heads; 1 broadcasts
-    T: int | None = None  # None: for the problem to say
+    T: int | None = None  # None: the problem says
     S: int | None = None
 
-    def __and__(self, other: Known) -> Known:
-        """What two objects know that are for the same problem; ShapeError where none is."""
+    def __and__(self, other: KnownSizes) -> KnownSizes:
+        """Combine the sizes of two objects. Raises ShapeError if no problem has both."""
         check_broadcast("batch and head axes", self.axes, other.axes)
         axes = np.broadcast_shapes(self.axes, other.axes)
-        return Known(axes, _same("T", self.T, other.T), _same("S", self.S, other.S))
+        return KnownSizes(axes, _combine("T", self.T, other.T), _combine("S", self.S, other.S))
 
 
 class Sized:
-    """A mask or a bias: something that is an array once all sizes are known."""
+    """A mask or a bias: an array once all sizes are known."""
 
-    kind = ""  # what errors call it
+    kind = ""  # "mask" or "bias", for errors
 
-    __array_priority__ = 1000.0  # what an array and this one compose to is for this one to say
+    __array_priority__ = 1000.0  # array & mask and array + bias are computed here, not by NumPy
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.to_array(), dtype=dtype, copy=copy)
 
     def shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        """The shape of `to_array` for these sizes.
+        """Shape of `to_array` for these sizes.
 
         Parameters
         ----------
         lead : tuple of int
-            The batch axes of the problem.
+            Batch axes of the problem.
         H, T, S : int
-            Its query heads, queries and keys.
+            Query heads, queries and keys of the problem.
 
         Returns
         -------
         tuple of int
-            Of rank 2 or more, broadcasting against ``(*lead, H, T, S)``.
+            Of length 2 or more; broadcasts against ``(*lead, H, T, S)``.
 
         Raises
         ------
         ShapeError
-            If this is for other sizes.
+            If the object is for other sizes.
         """
         return check_score_shape(self.kind, self._shape(lead, H, T, S), lead, H, T, S)
 
@@ -76,27 +84,27 @@ class Sized:
         lead: tuple[int, ...] = (),
         H: int = 1,
     ) -> Array:
-        """The whole as an array.
+        """Return the whole as an array.
 
         Parameters
         ----------
         T, S : int, optional
-            Queries and keys; default what is known without a problem.
+            Queries and keys; default the sizes that the object knows.
         lead : tuple of int, optional
         H : int, optional
-            Batch axes and query heads; default what is known, or none and one.
+            Batch axes and query heads; default the sizes that the object knows, or none and one.
 
         Returns
         -------
         array
-            Of `shape`. It may be a read-only view of what this was made of.
+            Of `shape`; possibly a read-only view of an array of the caller.
 
         Raises
         ------
         OptionError
-            If T or S is neither given nor known.
+            If T or S is neither passed nor known.
         ShapeError
-            If this is for other sizes.
+            If the object is for other sizes.
 
         Examples
         --------
@@ -105,7 +113,7 @@ class Sized:
         array([[ True,  True, False],
                [False,  True,  True]])
         """
-        known = self._known()
+        known = self._known_sizes()
         T, S = self._size("T", T, known.T), self._size("S", S, known.S)
         if lead == () and H == 1 and known.axes:
             lead, H = known.axes[:-1], known.axes[-1]
@@ -117,49 +125,49 @@ class Sized:
             return check_integer(name, given, 0)
         if known is None:
             raise OptionError(
-                f"{name} is None, must be given to {self!r}, which does not know it: "
-                "write .to_array(T=..., S=...)"
+                f"this {self.kind} has no {name} of its own: {describe_value(self)}; "
+                "call .to_array(T=..., S=...)"
             )
         return 1 if known == ANY else known
 
-    def _known(self) -> Known:
+    def _known_sizes(self) -> KnownSizes:
         raise NotImplementedError
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        """The shape of `to_array`, held against T and S, but not yet against lead and H."""
+        """Shape of `to_array`, checked against T and S, but not yet against lead and H."""
         raise NotImplementedError
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
-        """`to_array` for sizes that fit."""
+        """Compute `to_array` for sizes that fit."""
         raise NotImplementedError
 
 
-def known_of(array: Array) -> Known:
-    """What an array knows that broadcasts against the scores."""
+def sizes_of_array(array: Array) -> KnownSizes:
+    """Sizes that an array knows that broadcasts against the scores."""
     T, S = (ANY if n == 1 else n for n in (1, 1, *array.shape)[-2:])
-    return Known(array.shape[:-2], T, S)
+    return KnownSizes(array.shape[:-2], T, S)
 
 
 def read_only(array: Array) -> Array:
-    """A view through which nothing of the user's is written."""
+    """Return a read-only view."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def check_broadcast(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> None:
-    """ShapeError where two shapes do not broadcast."""
+    """Check that two shapes broadcast."""
     try:
         np.broadcast_shapes(one, other)
     except ValueError:
-        raise ShapeError(f"{name} are {one} and {other}, must broadcast") from None
+        raise ShapeError(f"{name} {one} and {other} do not broadcast") from None
 
 
-def _same(name: str, m: int | None, n: int | None) -> int | None:
-    """A size that both have, as far as they know it."""
+def _combine(name: str, m: int | None, n: int | None) -> int | None:
+    """Return a size that both have, as far as they know it."""
     known = {m, n} - {None, ANY}
     if len(known) > 1:
-        raise ShapeError(f"{name} is {m} and {n}, must be the same in all that are composed")
+        raise ShapeError(f"cannot compose objects for {name} = {m} and {name} = {n}")
     if known:
         return known.pop()
     return m if n == ANY else n

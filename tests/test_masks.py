@@ -390,7 +390,7 @@ def test_what_a_mask_knows_may_be_left_out():
     ],
 )
 def test_a_size_that_is_not_known_has_to_be_given(mask, name):
-    with pytest.raises(OptionError, match=rf"^{name} is None, must be given to .*to_array\(T="):
+    with pytest.raises(OptionError, match=rf"^this mask has no {name} of its own: .*to_array\(T="):
         np.asarray(mask)
 
 
@@ -582,7 +582,11 @@ def test_arrays_are_kept_and_not_written():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: masks.causal(3, 5), OptionError, "alignment is None with T = 3 .* S = 5 keys"),
+        (
+            lambda: masks.causal(3, 5),
+            OptionError,
+            "without alignment is ambiguous for T = 3 .* S = 5",
+        ),
         (lambda: masks.causal(3, alignment="left"), OptionError, "alignment is 'left', must be"),
         (lambda: masks.causal(-1), OptionError, "T is -1, must be an integer ≥ 0"),
         (lambda: masks.causal(3, 2.0), OptionError, "S is 2.0, must be an integer ≥ 0"),
@@ -592,18 +596,18 @@ def test_arrays_are_kept_and_not_written():
         (lambda: masks.window(1, alignment=None), OptionError, "alignment is None, must be one"),
         (lambda: masks.lengths(2.0), DtypeError, "keys is float64, must be an integer array"),
         (lambda: masks.lengths([True]), DtypeError, "keys is bool, must be an integer array"),
-        (lambda: masks.lengths([3, -2]), OptionError, "keys has a length of -2, must have none"),
-        (lambda: masks.lengths(2, [-1]), OptionError, "queries has a length of -1, must have"),
-        (lambda: masks.lengths([1, 2], [1, 2, 3]), ShapeError, r"lengths are \(2,\) and \(3,\)"),
+        (lambda: masks.lengths([3, -2]), OptionError, "keys contains length -2, must be 0 or more"),
+        (lambda: masks.lengths(2, [-1]), OptionError, "queries contains length -1, must be"),
+        (lambda: masks.lengths([1, 2], [1, 2, 3]), ShapeError, r"lengths \(2,\) and \(3,\) do not"),
         (lambda: masks.documents(1), ShapeError, r"queries has shape \(\), must have rank 1"),
         (lambda: masks.documents([1.0]), DtypeError, "queries is float64, must be an integer"),
         (lambda: masks.documents([1], [True]), DtypeError, "keys is bool, must be an integer"),
         (
             lambda: masks.documents(np.zeros((2, 5), int), np.zeros((3, 5), int)),
             ShapeError,
-            r"batch axes are \(2,\) and \(3,\), must broadcast",
+            r"batch axes \(2,\) and \(3,\) do not broadcast",
         ),
-        (lambda: masks.prefix(-1), OptionError, "keys has a length of -1, must have none below"),
+        (lambda: masks.prefix(-1), OptionError, "keys contains length -1, must be 0 or more"),
         (lambda: masks.blocks([[1]], 2), DtypeError, "layout is int64, must be bool"),
         (lambda: masks.blocks([True], 2), ShapeError, r"layout has shape \(1,\), must have rank"),
         (lambda: masks.blocks([[True]], 0), OptionError, "size is 0, must be an integer ≥ 1"),
@@ -612,12 +616,12 @@ def test_arrays_are_kept_and_not_written():
         (lambda: masks.of(np.ones((2, 2))), DtypeError, "mask is float64, must be bool: pass it"),
         (lambda: masks.causal() & None, DtypeError, "mask is object, must be bool"),
         (lambda: masks.causal() | np.ones((2, 2), int), DtypeError, "mask is int64, must be bool"),
-        (lambda: masks.of(biases.alibi(2)), DtypeError, "mask is biases.*, must be a mask: pass"),
-        (lambda: masks.causal(3) & masks.causal(5), ShapeError, "T is 3 and 5, must be the same"),
+        (lambda: masks.of(biases.alibi(2)), DtypeError, r"mask is the bias biases.alibi\(.*; pass"),
+        (lambda: masks.causal(3) & masks.causal(5), ShapeError, "objects for T = 3 and T = 5"),
         (
             lambda: np.ones((2, 1, 3, 3), bool) | masks.documents(np.zeros((5, 3), int)),
             ShapeError,
-            r"batch and head axes are \(2, 1\) and \(5, 1\), must broadcast",
+            r"batch and head axes \(2, 1\) and \(5, 1\) do not broadcast",
         ),
     ],
 )
@@ -629,24 +633,28 @@ def test_what_no_mask_is_made_of_is_said(make, error, message):
 @pytest.mark.parametrize(
     ("mask", "error", "message"),
     [
-        (masks.causal(), OptionError, "alignment is None with T = 5 queries and S = 7 keys"),
-        (masks.causal(5), ShapeError, r"mask is masks.*, must be one for T = 5 .* S = 7"),
+        (masks.causal(), OptionError, "a causal mask without alignment is ambiguous for T = 5"),
+        (masks.causal(5), ShapeError, r"mask is masks.*, which does not fit T = 5 .* S = 7"),
         (
             masks.causal(1, 7, alignment="top_left"),
             ShapeError,
-            r"mask is masks.*, must be one for T = 5",
+            r"mask is masks.*, which does not fit T = 5",
         ),
-        (masks.documents(np.zeros(5, int)), ShapeError, r"documents\(.*\), must be one for T = 5"),
-        (masks.documents(np.zeros(5, int), [0]), ShapeError, "must be one for T = 5 .* S = 7"),
-        (masks.lengths([7, 8]), ShapeError, "keys has a length of 8, must have none beyond S = 7"),
-        (masks.lengths(7, 6), ShapeError, "queries has a length of 6, must have none beyond T = 5"),
+        (masks.documents(np.zeros(5, int)), ShapeError, r"documents\(.*\), which does not fit"),
+        (masks.documents(np.zeros(5, int), [0]), ShapeError, "does not fit T = 5 .* S = 7"),
+        (masks.lengths([7, 8]), ShapeError, "keys contains length 8, which exceeds S = 7"),
+        (masks.lengths(7, 6), ShapeError, "queries contains length 6, which exceeds T = 5"),
         (masks.lengths([1, 2, 3]), ShapeError, r"mask has shape \(3, 1, 1, 7\), must have rank 2"),
-        (masks.blocks(np.ones((3, 3), bool), 2), ShapeError, r"must have \(3, 4\) for T = 5"),
-        (masks.of(np.ones((2, 7), bool)), ShapeError, r"a \(B, S\) mask must become"),
-        (masks.of(np.ones(7, bool)), ShapeError, r"write mask\[None, :\] for one row of keys"),
+        (masks.blocks(np.ones((3, 3), bool), 2), ShapeError, r"but T = 5 .* keys need \(3, 4\)"),
+        (
+            masks.of(np.ones((2, 7), bool)),
+            ShapeError,
+            r"for a \(B, S\) mask pass mask\[:, None, None, :\]",
+        ),
+        (masks.of(np.ones(7, bool)), ShapeError, r"for one row of keys pass mask\[None, :\]"),
         (masks.of(np.ones(7, bool)) & masks.window(1), ShapeError, r"mask has shape \(7,\)"),
         (~masks.of(np.ones((3, 7), bool)), ShapeError, r"mask has shape \(3, 7\), must have"),
-        (biases.alibi(3), DtypeError, r"mask is biases.*, must be a mask: pass it as bias"),
+        (biases.alibi(3), DtypeError, r"mask is the bias biases.*; pass it as bias"),
     ],
 )
 def test_a_mask_for_other_sizes_is_an_error(mask, error, message):
@@ -664,7 +672,7 @@ def test_a_mask_for_other_sizes_is_an_error(mask, error, message):
         (
             lambda b, h, t, s: np.ones((2, 3, 4), bool),
             OptionError,
-            r"function returned shape \(2, 3, 4\), must return one that broadcasts to \(5, 7\)",
+            r"function returned shape \(2, 3, 4\), which does not broadcast to \(5, 7\)",
         ),
     ],
 )

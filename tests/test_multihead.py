@@ -606,13 +606,13 @@ X = np.zeros((2, 5, 6))
         ((np.zeros(6),), {}, ShapeError, r"query has shape \(6,\)"),
         ((X.astype(int),), {}, DtypeError, "query is int64, must be floating"),
         ((X, np.zeros((2, 4, 5))), {}, ShapeError, r"key has shape \(2, 4, 5\)"),
-        ((X, X, np.zeros((2, 4, 6))), {}, ShapeError, "v has 4 keys, must have the 5 keys of k"),
+        ((X, X, np.zeros((2, 4, 6))), {}, ShapeError, "v has 4 keys, but k has 5"),
         ((X, X[:, :3]), {"causal": True}, OptionError, "causal is True with T = 5 queries"),
         ((X,), {"mask": np.ones((2, 5), bool)}, ShapeError, r"mask\[:, None, None, :\]"),
         ((X,), {"mask": np.ones((5, 5))}, DtypeError, "pass it as bias"),
         ((X,), {"keep": "nothing"}, OptionError, "keep is 'nothing'"),
         ((X,), {"dtype": "int8"}, DtypeError, "dtype is 'int8'"),
-        ((X,), {"dropout_rate": 0.5}, OptionError, "without a dropout_mask"),
+        ((X,), {"dropout_rate": 0.5}, OptionError, "but there is no dropout_mask"),
         ((X,), {"is_causal": True}, OptionError, "forward has no option is_causal; it has causal"),
         ((X,), {"conventions": "torch"}, OptionError, "conventions is 'torch', must be a Conv"),
     ],
@@ -633,7 +633,7 @@ def test_score_mod_with_appended_keys_raises():
 def test_backward_requires_forward_of_same_module():
     mha = module()
     fwd = mha.forward(X)
-    with pytest.raises(ShapeError, match=r"dout has shape \(2, 5\), must have that of out"):
+    with pytest.raises(ShapeError, match=r"dout has shape \(2, 5\), but out has shape"):
         mha.backward(fwd, np.zeros((2, 5)))
     for use in (module().backward, module().importance):
         with pytest.raises(OptionError, match="fwd comes from another module"):

@@ -38,41 +38,41 @@ WRONG_SHAPES = {
     "q of rank 1": ({"q": noise(D)}, "q has rank 1, must have rank 3 or more"),
     "k of rank 0": ({"k": noise()}, "k has rank 0, must have rank 3 or more"),
     "only k of rank 2": ({"k": noise(S, D)}, "k has rank 2, must have rank 3 or more"),
-    "only q of rank 2": ({"q": noise(T, D)}, "or all of q, k, v rank 2, (length, size)"),
-    "other size in k": ({"k": noise(B, K, S, 8)}, "k has size 8, must have the size 11 of q"),
-    "other length in v": ({"v": noise(B, K, 8, E)}, "v has 8 keys, must have the 7 keys of k"),
-    "other heads in v": ({"v": noise(B, 2, S, E)}, "v has 2 heads, must have the 3 heads of k"),
+    "only q of rank 2": ({"q": noise(T, D)}, "or pass q, k, v all of rank 2, (length, size)"),
+    "other size in k": ({"k": noise(B, K, S, 8)}, "k has size 8, but q has size 11"),
+    "other length in v": ({"v": noise(B, K, 8, E)}, "v has 8 keys, but k has 7"),
+    "other heads in v": ({"v": noise(B, 2, S, E)}, "v has 2 heads, but k has 3"),
     "K that does not divide H": (
         {"k": noise(B, 4, S, D), "v": noise(B, 4, S, E)},
-        "k has 4 heads, which must divide the 6 heads of q "
+        "k has 4 heads, which does not divide the 6 heads of q "
         "[q (2, 6, 5, 11), k (2, 4, 7, 11), v (2, 4, 7, 13)]",
     ),
     "K of 0 with H of 6": (
         {"k": noise(B, 0, S, D), "v": noise(B, 0, S, E)},
-        "k has 0 heads, which must divide the 6 heads of q",
+        "k has 0 heads, but q has 6",
     ),
-    "K of 3 with H of 0": ({"q": noise(B, 0, T, D)}, "k has 3 heads, which must divide the 0"),
+    "K of 3 with H of 0": ({"q": noise(B, 0, T, D)}, "k has 3 heads, but q has 0"),
     "leading axes that do not broadcast": (
         {"q": noise(3, H, T, D)},
-        "q, k, v have leading axes (3,), (2,), (2,), which must broadcast [q (3, 6, 5, 11)",
+        "q, k, v have leading axes (3,), (2,), (2,), which do not broadcast [q (3, 6, 5, 11)",
     ),
     "mask of rank 1": (
         {"mask": yes(S)},
         "mask has shape (7,), must have rank 2 or more and broadcast against (..., H, T, S) = "
-        f"{WHOLE}: write mask[None, :] for one row of keys {SHAPES_OF_THE_REST}",
+        f"{WHOLE}; for one row of keys pass mask[None, :] {SHAPES_OF_THE_REST}",
     ),
     "mask of (B, S)": (
         {"mask": yes(B, S)},
-        f"{WHOLE}; a (B, S) mask must become mask[:, None, None, :] {SHAPES_OF_THE_REST}",
+        f"{WHOLE}; for a (B, S) mask pass mask[:, None, None, :] {SHAPES_OF_THE_REST}",
     ),
-    "mask of (B, T, S)": ({"mask": yes(B, T, S)}, "must become mask[:, None] [q"),
+    "mask of (B, T, S)": ({"mask": yes(B, T, S)}, "for a (B, T, S) mask pass mask[:, None] [q"),
     "mask that enlarges an axis": ({"mask": yes(4, 1, T, S)}, "mask has shape (4, 1, 5, 7), must"),
     "mask that adds an axis": ({"mask": yes(1, B, H, T, S)}, "mask has shape (1, 2, 6, 5, 7)"),
     "mask of S + 1 keys": ({"mask": yes(T, S + 1)}, "mask has shape (5, 8), must have rank 2"),
     "mask transposed": ({"mask": yes(S, T)}, "mask has shape (7, 5), must have rank 2 or more"),
     "mask of rank 0": ({"mask": np.True_}, "mask has shape (), must have rank 2 or more"),
     "bias of rank 1": ({"bias": noise(S)}, "bias has shape (7,), must have rank 2 or more"),
-    "bias of (B, S)": ({"bias": noise(B, S)}, "bias must become bias[:, None, None, :]"),
+    "bias of (B, S)": ({"bias": noise(B, S)}, "for a (B, S) bias pass bias[:, None, None, :]"),
     "bias of K heads": ({"bias": noise(K, T, S)}, "bias has shape (3, 5, 7), must have rank 2"),
     "dropout_mask of rank 1": ({"dropout_mask": yes(S)}, "dropout_mask has shape (7,), must"),
     "sinks for K heads": (
@@ -87,7 +87,7 @@ WRONG_DTYPES = {
     "integer q": (
         {"q": np.ones((B, H, T, D), int)},
         "q is int64, must be floating (float64, float32, float16, bfloat16, float8, complex): "
-        "convert it, to float64 say",
+        "convert it, for example to float64",
     ),
     "boolean k": ({"k": yes(B, K, S, D)}, "k is bool, must be floating"),
     "v of objects": ({"v": np.full((B, K, S, E), None)}, "v is object, must be floating"),
@@ -96,11 +96,11 @@ WRONG_DTYPES = {
     "q of unequal lists": ({"q": [[1.0, 2.0], [3.0]]}, "q is a builtins.list, which NumPy cannot"),
     "masked array": (
         {"v": np.ma.masked_array(noise(B, K, S, E))},
-        "v is a masked array, must be a plain one: pass its .data, and what it hides through mask=",
+        "v is a masked array; pass its .data, and hide positions with mask=",
     ),
     "float mask": (
         {"mask": noise(T, S)},
-        "mask is float64, must be bool: pass it as bias if its numbers are to be added",
+        "mask is float64, must be bool: pass it as bias to add its numbers",
     ),
     "bfloat16 mask": (
         {"mask": noise(T, S).astype(ml_dtypes.bfloat16)},
@@ -108,7 +108,7 @@ WRONG_DTYPES = {
     ),
     "integer mask": (
         {"mask": np.ones((T, S), int)},
-        "mask is int64, must be bool: what 1 means is not ours to guess: pass mask == 1",
+        "mask is int64, must be bool: integer masks are ambiguous; pass mask == 1 or mask == 0",
     ),
     "mask of text": ({"mask": np.full((T, S), "x")}, "mask is <U1, must be bool: True = may"),
     "boolean bias": (
@@ -120,18 +120,18 @@ WRONG_DTYPES = {
     "float dropout_mask": ({"dropout_mask": noise(T, S)}, "dropout_mask is float64, must be bool"),
     "integer dropout_mask": (
         {"dropout_mask": np.ones((T, S), int)},
-        "dropout_mask is int64, must be bool: what 1 means is not ours to guess",
+        "dropout_mask is int64, must be bool: integer masks are ambiguous; pass dropout_mask == 1",
     ),
-    "dtype float8": ({"dtype": "float8_e4m3fn"}, "must be one of float32, float64, longdouble"),
+    "dtype float8": ({"dtype": "float8_e4m3fn"}, "must be float32, float64, longdouble"),
     "dtype float16 of complex": (
         {"dtype": "float16", "q": noise(H, T, D) + 1j},
-        "must be complex where an array is",
+        "dtype is float16, but an array is complex: pass complex128",
     ),
-    "dtype int": ({"dtype": int}, "dtype is <class 'int'>, must be one of float32, float64"),
-    "dtype that is none": ({"dtype": "nonsense"}, "dtype is 'nonsense', must be one of float32"),
+    "dtype int": ({"dtype": int}, "dtype is <class 'int'>, must be float32, float64"),
+    "dtype that is none": ({"dtype": "nonsense"}, "dtype is 'nonsense', must be float32"),
     "real dtype for complex q": (
         {"q": noise(B, H, T, D) + 0j, "dtype": "float64"},
-        "dtype is float64, must be complex where an array is",
+        "dtype is float64, but an array is complex: pass complex128",
     ),
 }
 
@@ -140,8 +140,8 @@ WINDOW = "must be a pair (left, right) of integers ≥ 0 or None (unlimited), in
 WRONG_OPTIONS = {
     "causal=True with T ≠ S": (
         {"causal": True},
-        "causal is True with T = 5 queries and S = 7 keys, which is ambiguous: "
-        'say causal="bottom_right" (t sees s ≤ t + S − T: the last query, the last key), '
+        "causal=True is ambiguous for T = 5 queries and S = 7 keys: pass "
+        'causal="bottom_right" (t sees s ≤ t + S − T: the last query, the last key), '
         'causal="top_left" (t sees s ≤ t: the first query, the first key), or conventions=',
     ),
     "unknown causal": (
@@ -181,8 +181,8 @@ WRONG_OPTIONS = {
     "rate as text": ({"dropout_rate": "0.1"}, "dropout_rate is '0.1', must be a number in [0, 1)"),
     "rate without a mask": (
         {"dropout_rate": 0.1},
-        "dropout_rate is 0.1 without a dropout_mask: nothing here is random, "
-        "so say which weights are kept (a bool array, True = keep)",
+        "dropout_rate is 0.1, but there is no dropout_mask: nothing here is random; "
+        "pass the weights to keep as a bool array (True = keep)",
     ),
     "unknown engine": ({"engine": "fast"}, "engine is 'fast', must be one of auto, dense"),
     "engine=None": ({"engine": None}, "engine is None, must be one of auto, dense"),
@@ -606,5 +606,5 @@ def test_sum_to_keeps_an_axis_of_length_0():
 
 
 def test_a_cotangent_has_the_shape_of_what_it_belongs_to():
-    with pytest.raises(ShapeError, match=r"dout has shape \(3,\), must have that of out, \(2,\)"):
+    with pytest.raises(ShapeError, match=r"dout has shape \(3,\), but out has shape \(2,\)"):
         check_cotangent("dout", noise(3), (2,))

@@ -260,7 +260,9 @@ def test_parts_hold_each_visible_score_once_and_are_marked_where_they_hide_one(o
     "options", [{"dtype": "bfloat16"}, {"dtype": "float16"}, {"dtype": "complex128"}]
 )
 def test_what_it_does_not_compute_is_refused(options):
-    with pytest.raises(OptionError, match=r'engine is "tiled" with dtype .*, must be "dense"'):
+    with pytest.raises(
+        OptionError, match=r'engine "tiled" does not support dtype .*: pass engine="dense"'
+    ):
         problem(engine="tiled", **options)
     assert npattn.forward(*(normal(1, 3, 2) for _ in "qkv"), **options).engine == "dense"
 

@@ -210,11 +210,11 @@ def test_cuda_without_a_gpu_is_refused():
 
 def test_wrong_cotangents_and_directions_are_refused():
     fwd = nt.forward(*tiny())
-    with pytest.raises(ShapeError, match=r"dout has shape \(3,\), must have that of out"):
+    with pytest.raises(ShapeError, match=r"dout has shape \(3,\), but out has shape"):
         nt.backward(fwd, torch.ones(3))
     with pytest.raises(OptionError, match="dout is on meta, must be on cpu"):
         nt.backward(fwd, torch.ones(1, 4, 3, 3, device="meta"))
-    with pytest.raises(OptionError, match="dbias is given, must be None: the problem has no bias"):
+    with pytest.raises(OptionError, match="got dbias, but the problem has no bias"):
         nt.jvp(fwd, dbias=torch.ones(3, 5))
     with pytest.raises(OptionError, match="jvp does not support conventions"):
         nt.jvp(nt.forward(*tiny(), conventions=nt.Conventions()))
