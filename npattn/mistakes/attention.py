@@ -192,11 +192,11 @@ class Attention:
     # --- shared heads, and axes that broadcast
 
     def share(self, x: Array, H: int) -> Array:
-        """(..., K, S, n) → (..., H, S, n): query head h uses key/value head h // (H / K).  [1]"""
+        """(..., K, S, n) → (..., H, S, n): query head h uses key/value head h // (H / K) [1]."""
         return np.repeat(x, H // max(x.shape[-3], 1), axis=-3)
 
     def share_back(self, dx: Array, x: Array) -> Array:
-        """(..., H, S, n) → (..., K, S, n): sum over the query heads that share a head.  [13]"""
+        """(..., H, S, n) → (..., K, S, n): sum over the query heads that share a head [13]."""
         *lead, H, S, n = dx.shape
         K = x.shape[-3]
         return np.asarray(dx.reshape(*lead, K, H // max(K, 1), S, n).sum(-3))
@@ -223,7 +223,7 @@ class Attention:
         return np.asarray(c.scale * (c.q @ self.share(c.k, c.q.shape[-3]).swapaxes(-1, -2)))
 
     def scores(self, c: Inputs) -> tuple[Array, Array]:
-        """Return the final scores, −inf where hidden, and a mask of the live ones.  [1-7]"""
+        """Return the final scores, −inf where hidden, and a mask of the live ones [1-7]."""
         visible = self.visible(c)
         s = self.final(self.product(c), visible, c)
         return s, np.broadcast_to(visible, s.shape) & (s != -np.inf)
@@ -241,11 +241,11 @@ class Attention:
         return np.where(visible, s, -np.inf)
 
     def diagonal(self, T: int, S: int) -> Array:
-        """Return the aligned key of each query.  [6]"""
+        """Return the aligned key of each query [6]."""
         return np.arange(T)[:, None] + (S - T)
 
     def sides(self, c: Inputs) -> Window:
-        """Return the number of visible keys to the left and right of a query.  [6, 7]"""
+        """Return the number of visible keys to the left and right of a query [6, 7]."""
         left, right = c.window or (None, None)
         return left, 0 if c.causal else right
 
@@ -259,7 +259,7 @@ class Attention:
         return mask
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        """Return the weights, the weight of the sink, and lse.  [8, 11]"""
+        """Return the weights, the weight of the sink, and lse [8, 11]."""
         m = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), c.sinks)
         pivot = np.where(m == -np.inf, 0, m)
         e = np.exp(s - pivot)
@@ -273,7 +273,7 @@ class Attention:
         return np.asarray(pivot + np.log(total))
 
     def masked_matmul(self, w: Array, x: Array, live: Array) -> Array:
-        """Return w @ x over the live positions only, since 0 · NaN is NaN.  [10]"""
+        """Return w @ x over the live positions only, since 0 · NaN is NaN [10]."""
         finite = np.isfinite(x)
         touched = live.astype(np.float64) @ ~finite > 0
         return np.where(touched, np.nan, w @ np.where(finite, x, 0))

@@ -1,4 +1,4 @@
-"""Mutants: a cached past, tails of tiles and vectors, limits of sizes and offsets, strides."""
+"""Mistakes with a cached past, tails of tiles and vectors, limits of sizes, and strides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("causal-over-past", "cache", "onnx/onnx#7297")
 class _CausalOverPast(Attention):
-    """The cached past has a causal mask of its own: query t sees its keys up to t."""
+    """Causal also masks the cached past: query t sees past keys only up to index t."""
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
@@ -26,7 +26,7 @@ class _CausalOverPast(Attention):
 
 @mistake("cache-evicts-early", "cache", "huggingface/transformers#37574")
 class _CacheEvictsEarly(Attention):
-    """A rolling cache has dropped the first key of the window when the last query looks."""
+    """A rolling cache has evicted the first key of the window before the last query reads it."""
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
@@ -38,7 +38,7 @@ class _CacheEvictsEarly(Attention):
 
 @mistake("cache-appended-late", "cache")
 class _CacheAppendedLate(Attention):
-    """A single query, as in decoding, looks before its own key is in the cache."""
+    """A single query (decoding) attends before its own key is in the cache."""
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
@@ -48,7 +48,7 @@ class _CacheAppendedLate(Attention):
 
 @mistake("cache-kept", "cache")
 class _CacheKept(Attention):
-    """The past of the call before is kept, where its keys and queries were as many."""
+    """The past keys of the previous call are used again if the shapes are the same."""
 
     last: tuple[Any, Array] = ((), np.zeros(0))
 
@@ -61,12 +61,12 @@ class _CacheKept(Attention):
         return c._replace(k=np.concatenate([self.last[1], c.k[..., past:, :]], axis=-2))
 
 
-# --- tails: sizes that are no whole number of tiles or vectors ---
+# --- tails: sizes that are not a multiple of a tile or vector ---
 
 
 @mistake("tail-of-queries-unwritten", "tails")
 class _TailOfQueriesUnwritten(Attention):
-    """The rows of out after the last whole tile stay 0, where there is a whole one."""
+    """Rows of out after the last whole tile of 16 queries are left 0."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
@@ -76,7 +76,7 @@ class _TailOfQueriesUnwritten(Attention):
 
 @mistake("tail-of-columns-unwritten", "tails")
 class _TailOfColumnsUnwritten(Attention):
-    """The columns of out after the last whole vector of 4 stay 0, where there is a whole one."""
+    """Columns of out after the last whole vector of 4 are left 0."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
@@ -86,14 +86,14 @@ class _TailOfColumnsUnwritten(Attention):
 
 @mistake("tail-of-channels-skipped", "tails")
 class _TailOfChannelsSkipped(Attention):
-    """The channels after the last whole vector of 4 are not in q kᵀ, where there is a whole one."""
+    """q kᵀ leaves out the channels after the last whole vector of 4."""
 
     def product(self, c: Inputs) -> Array:
         D = c.q.shape[-1]
         return super().product(c._replace(q=c.q * (np.arange(D) < (D // 4 * 4 or D))))
 
 
-# --- limits: sizes that a kernel was not made for ---
+# --- limits: sizes beyond those of the kernel ---
 
 
 @mistake("keys-beyond-128-ignored", "limits", "NVIDIA/TensorRT#2541")
@@ -106,7 +106,7 @@ class _KeysBeyond128Ignored(Attention):
 
 @mistake("channels-beyond-64-ignored", "limits", "triton-lang/triton#621")
 class _ChannelsBeyond64Ignored(Attention):
-    """Only the first 64 channels are in q kᵀ."""
+    """q kᵀ takes only the first 64 channels."""
 
     def product(self, c: Inputs) -> Array:
         return super().product(c._replace(q=c.q * (np.arange(c.q.shape[-1]) < 64)))
@@ -114,7 +114,7 @@ class _ChannelsBeyond64Ignored(Attention):
 
 @mistake("key-offset-wraps", "limits", "Dao-AILab/flash-attention#2260")
 class _KeyOffsetWraps(Attention):
-    """Offsets into k wrap at 2¹², as those of 32 bits do at 2³²."""
+    """Offsets into k wrap around at 2¹², as 32-bit offsets do at 2³²."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -124,7 +124,7 @@ class _KeyOffsetWraps(Attention):
 
 @mistake("bias-offset-wraps", "limits", "pytorch/pytorch#187227")
 class _BiasOffsetWraps(Attention):
-    """Offsets into the bias of a head wrap at 2⁸, as those of 32 bits do at 2³²."""
+    """Offsets into the bias of a head wrap around at 2⁸, as 32-bit offsets do at 2³²."""
 
     def bias(self, c: Inputs) -> Array | float:
         bias = np.asarray(c.bias)
@@ -139,7 +139,7 @@ class _BiasOffsetWraps(Attention):
 
 @mistake("negative-strides-misread", "memory")
 class _NegativeStridesMisread(Attention):
-    """A negative stride is taken for a positive one."""
+    """Negative strides are read as positive ones."""
 
     def read(self, x: Array) -> Array:
         steps = (slice(None, None, -1 if stride < 0 else 1) for stride in x.strides)
@@ -148,10 +148,10 @@ class _NegativeStridesMisread(Attention):
 
 @mistake("inner-stride-ignored", "memory", "pytorch/pytorch#187506")
 class _InnerStrideIgnored(Attention):
-    """The last axis is taken to be contiguous."""
+    """The last axis is assumed to be contiguous; its stride is ignored."""
 
     def read(self, x: Array) -> Array:
-        if x.strides[-1] > x.itemsize:  # never beyond the end of what x covers
+        if x.strides[-1] > x.itemsize:  # never beyond the end of x
             strides = (*x.strides[:-1], x.itemsize)
             x = np.lib.stride_tricks.as_strided(x, strides=strides, writeable=False)
         return super().read(x)

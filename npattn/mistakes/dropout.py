@@ -1,4 +1,4 @@
-"""Mutants: dropout."""
+"""Mistakes in dropout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("dropped-weights-in-jacobian", "dropout", "aws-neuron/nki-samples#81")
 class _DroppedWeightsInJacobian(Attention):
-    """The Jacobian of the softmax takes the weights after dropout."""
+    """The Jacobian of the softmax uses the weights after dropout."""
 
     def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return np.asarray(p * c.keep * (dp - delta))
@@ -22,7 +22,7 @@ class _DroppedWeightsInJacobian(Attention):
 
 @mistake("dp-not-dropped", "dropout", "aws-neuron/nki-samples#81")
 class _DpNotDropped(Attention):
-    """The gradient of the weights is not dropped; dv stays right."""
+    """Dropout is not applied to the gradient of the weights; only dv is right."""
 
     def undrop(self, dp: Array, c: Inputs) -> Array:
         return dp
@@ -30,7 +30,7 @@ class _DpNotDropped(Attention):
 
 @mistake("weights-after-dropout", "dropout", "pytorch/pytorch#42929")
 class _WeightsAfterDropout(Attention):
-    """The weights returned are those after dropout."""
+    """The returned weights are those after dropout."""
 
     def returned_weights(self, p: Array, c: Inputs) -> Array:
         return p * c.keep
@@ -38,7 +38,7 @@ class _WeightsAfterDropout(Attention):
 
 @mistake("dropout-not-rescaled", "dropout")
 class _DropoutNotRescaled(Attention):
-    """The weights that are kept are not divided by 1 − rate."""
+    """Kept weights are not divided by 1 − rate."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -47,7 +47,7 @@ class _DropoutNotRescaled(Attention):
 
 @mistake("dropout-rescaled-twice", "dropout")
 class _DropoutRescaledTwice(Attention):
-    """The weights that are kept are divided by 1 − rate twice."""
+    """Kept weights are divided by 1 − rate twice."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -56,7 +56,7 @@ class _DropoutRescaledTwice(Attention):
 
 @mistake("dropout-mask-inverted", "dropout")
 class _DropoutMaskInverted(Attention):
-    """True in the dropout mask drops."""
+    """True in the dropout mask drops the weight instead of keeping it."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         if options.get("dropout_mask") is not None:
@@ -66,7 +66,7 @@ class _DropoutMaskInverted(Attention):
 
 @mistake("dropout-mask-needs-a-rate", "dropout")
 class _DropoutMaskNeedsARate(Attention):
-    """At rate 0 nothing is dropped, though a dropout mask is given."""
+    """The dropout mask is ignored if the rate is 0."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         if not options.get("dropout_rate"):
@@ -76,7 +76,7 @@ class _DropoutMaskNeedsARate(Attention):
 
 @mistake("dropout-of-first-query", "dropout", "NVIDIA/TransformerEngine#227")
 class _DropoutOfFirstQuery(Attention):
-    """All queries of a head are dropped by the mask of the first."""
+    """The dropout mask of the first query is used for all queries of a head."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         if options.get("dropout_mask") is not None:
@@ -86,7 +86,7 @@ class _DropoutOfFirstQuery(Attention):
 
 @mistake("dropout-of-first-head", "dropout")
 class _DropoutOfFirstHead(Attention):
-    """All heads are dropped by the mask of the first."""
+    """The dropout mask of the first head is used for all heads."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         keep = options.get("dropout_mask")
@@ -97,7 +97,7 @@ class _DropoutOfFirstHead(Attention):
 
 @mistake("dropout-before-softmax", "dropout")
 class _DropoutBeforeSoftmax(Attention):
-    """What is dropped leaves the softmax, as if it were hidden."""
+    """Dropped positions are removed before the softmax, as if they were masked."""
 
     def visible(self, c: Inputs) -> Array:
         return np.asarray(super().visible(c) & (np.asarray(c.keep) > 0))
@@ -105,7 +105,7 @@ class _DropoutBeforeSoftmax(Attention):
 
 @mistake("dropped-weights-normalised", "dropout")
 class _DroppedWeightsNormalised(Attention):
-    """The weights that dropout leaves are divided by their sum, the sink included."""
+    """The weights left by dropout are divided by their sum (the sink included)."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
@@ -115,7 +115,7 @@ class _DroppedWeightsNormalised(Attention):
 
 @mistake("lse-after-dropout", "dropout", equivalent=True)
 class _LseAfterDropout(Attention):
-    """lse sums what dropout leaves."""
+    """lse sums only the weights that dropout keeps."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
@@ -133,7 +133,7 @@ class _DpRescaledByRate(Attention):
 
 @mistake("dropout-of-other-seed-in-backward", "dropout", "pytorch/pytorch#197563")
 class _DropoutOfOtherSeedInBackward(Attention):
-    """Backward draws its dropout mask with another offset than forward."""
+    """Backward uses another dropout mask than forward, as with a wrong random offset."""
 
     def recompute(self, c: Inputs) -> Inputs:
         keep = np.asarray(c.keep)
@@ -142,7 +142,7 @@ class _DropoutOfOtherSeedInBackward(Attention):
 
 @mistake("dv-of-undropped-weights", "dropout")
 class _DvOfUndroppedWeights(Attention):
-    """dv takes the weights before dropout."""
+    """dv uses the weights before dropout."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, _, *rest = super().gradients(c, do, dlse, dw)
@@ -151,7 +151,7 @@ class _DvOfUndroppedWeights(Attention):
 
 @mistake("delta-of-undropped-out", "dropout")
 class _DeltaOfUndroppedOut(Online):
-    """Σ do·out takes an out that was not dropped."""
+    """Σ do·out in backward uses an out without dropout."""
 
     def row_delta(self, do: Array, out: Array, c: Inputs) -> Array:
         whole = self.states(c._replace(keep=1.0))

@@ -1,4 +1,4 @@
-"""Mutants: rows that see nothing, NaN."""
+"""Mistakes in fully masked rows, with NaN, and with sizes of 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("empty-row-nan", "empty row", "pytorch/pytorch#103749")
 class _EmptyRowNaN(Attention):
-    """The softmax has no guard: −inf − −inf is NaN."""
+    """A fully masked row gives NaN: the softmax computes −inf − (−inf)."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
@@ -23,7 +23,7 @@ class _EmptyRowNaN(Attention):
 
 @mistake("empty-row-mean", "empty row", "NVIDIA/apex#1390")
 class _EmptyRowMean(Attention):
-    """A query that sees nothing gets the mean of all values."""
+    """A fully masked row gives the mean of all values instead of 0."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
@@ -32,7 +32,7 @@ class _EmptyRowMean(Attention):
 
 @mistake("hidden-score-finite", "empty row", "microsoft/onnxruntime#8549")
 class _HiddenScoreFinite(Attention):
-    """Hidden scores become −1e4, which is not small beside other small scores."""
+    """Hidden scores are set to −1e4, which still has weight beside other very low scores."""
 
     def hide(self, s: Array, visible: Array) -> Array:
         return np.where(visible, s, -1e4)
@@ -40,7 +40,7 @@ class _HiddenScoreFinite(Attention):
 
 @mistake("empty-row-takes-dlse", "empty row")
 class _EmptyRowTakesDlse(Attention):
-    """The gradient of lse flows into all keys of a row that sees none, by equal weights."""
+    """In a fully masked row, the gradient of lse reaches dq."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
@@ -51,7 +51,7 @@ class _EmptyRowTakesDlse(Attention):
 
 @mistake("nan-of-query-zeroed", "NaN", "pytorch/pytorch#141128")
 class _NaNOfQueryZeroed(Attention):
-    """The guard for rows that see nothing also turns the NaN of a query into 0."""
+    """The guard for fully masked rows also turns the NaN of a NaN query into 0."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
@@ -60,7 +60,7 @@ class _NaNOfQueryZeroed(Attention):
 
 @mistake("nan-leaks-through-additive-mask", "NaN", "deepbeepmeep/Wan2GP#1628")
 class _NaNLeaksThroughAdditiveMask(Attention):
-    """−inf is added to hidden scores, and NaN + −inf is NaN."""
+    """−inf is added to hidden scores, so that a NaN key stays NaN behind the mask."""
 
     def hide(self, s: Array, visible: Array) -> Array:
         return np.where(np.isnan(s), s, np.where(visible, s, -np.inf))
@@ -77,7 +77,7 @@ class _NaNLeaksThroughZeroWeight(Attention):
 
 @mistake("nan-leaks-into-gradients", "NaN", "tile-ai/tilelang#2461")
 class _NaNLeaksIntoGradients(Attention):
-    """Backward multiplies gradients of hidden scores, 0, by rows of q and k that are NaN."""
+    """Backward multiplies the zero gradients of hidden scores by NaN rows of q and k."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, *rest = super().gradients(c, do, dlse, dw)
@@ -88,8 +88,7 @@ class _NaNLeaksIntoGradients(Attention):
 
 @mistake("empty-row-nan-with-weights", "empty row", "pytorch/pytorch#160064")
 class _EmptyRowNaNWithWeights(Attention):
-    """Where the weights are asked for, another path is taken, and a row that sees nothing is NaN
-    there."""
+    """A fully masked row gives NaN if the weights are requested, as on a separate code path."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
@@ -98,7 +97,7 @@ class _EmptyRowNaNWithWeights(Attention):
 
 @mistake("empty-row-unwritten", "empty row")
 class _EmptyRowUnwritten(Attention):
-    """A row that sees nothing is skipped: what stands there is the row before."""
+    """A fully masked row is skipped, and its out is what the previous row left there."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
@@ -107,7 +106,7 @@ class _EmptyRowUnwritten(Attention):
 
 @mistake("empty-row-nan-in-backward", "empty row")
 class _EmptyRowNaNInBackward(Attention):
-    """Backward takes exp(s − lse), which is exp(−inf + inf) in a row that sees nothing."""
+    """Backward computes exp(s − lse) in fully masked rows: exp(−inf + inf) is NaN."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
@@ -119,7 +118,7 @@ class _EmptyRowNaNInBackward(Attention):
 
 @mistake("empty-row-mean-in-backward", "empty row")
 class _EmptyRowMeanInBackward(Attention):
-    """out of a row that sees nothing is 0, but dv receives its gradient in equal parts."""
+    """out of a fully masked row is 0, but its gradient reaches dv in equal parts."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
@@ -129,7 +128,7 @@ class _EmptyRowMeanInBackward(Attention):
 
 @mistake("empty-row-passes-no-dsinks", "empty row")
 class _EmptyRowPassesNoDsinks(Attention):
-    """lse of a row that sees nothing is the sink, which does not receive the gradient of it."""
+    """lse of a fully masked row is the sink, but its gradient does not reach dsinks."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         *grads, ds_sink = super().gradients(c, do, dlse, dw)
@@ -138,7 +137,7 @@ class _EmptyRowPassesNoDsinks(Attention):
 
 @mistake("empty-row-lse-zero", "empty row", equivalent=True)
 class _EmptyRowLseZero(Attention):
-    """lse of a row that sees nothing is 0, the logarithm of a sum that was made 1."""
+    """lse of a fully masked row is 0: the logarithm of a sum that was replaced by 1."""
 
     def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
         return super().lse(pivot, np.where(total == 0, 1, total), e_sink)
@@ -148,7 +147,7 @@ class _EmptyRowLseZero(Attention):
     "empty-row-lse-without-sink", "empty row", "Dao-AILab/flash-attention#2706", equivalent=True
 )
 class _EmptyRowLseWithoutSink(Attention):
-    """lse of a row that sees nothing is −inf, whether there is a sink or not."""
+    """lse of a fully masked row is −inf even with a sink."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
@@ -157,8 +156,7 @@ class _EmptyRowLseWithoutSink(Attention):
 
 @mistake("maximum-over-hidden", "empty row", "torch-spyre/torch-spyre#4517")
 class _MaximumOverHidden(Attention):
-    """The maximum of a row is taken before the hidden scores leave, so that large ones among them
-    make all weights vanish."""
+    """The row maximum includes hidden scores; a large one makes all visible weights vanish."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         everything = self.cap(self.product(c), c) + self.bias(c)
@@ -172,7 +170,7 @@ class _MaximumOverHidden(Attention):
 
 @mistake("nan-score-hidden", "NaN")
 class _NaNScoreHidden(Attention):
-    """The maximum skips NaN, and a score that is NaN takes no weight."""
+    """A NaN score is treated as hidden: the maximum skips it, and it has no weight."""
 
     def scores(self, c: Inputs) -> tuple[Array, Array]:
         s, live = super().scores(c)
@@ -181,7 +179,7 @@ class _NaNScoreHidden(Attention):
 
 @mistake("nan-of-value-zeroed", "NaN")
 class _NaNOfValueZeroed(Attention):
-    """Values are cleaned before the product: a NaN that is seen becomes 0."""
+    """NaN in v is replaced by 0 before the product, at visible keys too."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -190,7 +188,7 @@ class _NaNOfValueZeroed(Attention):
 
 @mistake("size-0-gives-0", "sizes of 0", "pytorch/pytorch#184914")
 class _Size0Gives0(Attention):
-    """out is 0 where q has no elements; at D = 0 it is the mean of the values."""
+    """out is 0 if q has no elements; with D = 0 it should be the mean of the values."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
@@ -199,7 +197,7 @@ class _Size0Gives0(Attention):
 
 @mistake("no-queries-no-gradient", "sizes of 0", "ROCm/flash-attention#179")
 class _NoQueriesNoGradient(Attention):
-    """Without queries backward returns at once, and dk and dv are what memory held."""
+    """With T = 0 backward returns at once and leaves dk and dv uninitialised."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
@@ -208,5 +206,5 @@ class _NoQueriesNoGradient(Attention):
 
 
 def _empty(self: Attention, c: Inputs) -> Array:
-    """The rows that see nothing, (..., H, T, 1)."""
+    """Return True for fully masked rows, (..., H, T, 1)."""
     return np.asarray(~self.scores(c)[1].any(-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Mutants: gradients."""
+"""Mistakes in the gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("jacobian-without-rank-1-term", "gradient", "Dao-AILab/flash-attention#2481")
 class _JacobianWithoutRank1Term(Attention):
-    """The Jacobian of the softmax lacks −p pᵀ; dv stays right."""
+    """The Jacobian of the softmax lacks the term −p pᵀ; only dv is right."""
 
     def delta(self, p: Array, dp: Array) -> Array:
         return np.zeros((*p.shape[:-1], 1))
@@ -22,7 +22,7 @@ class _JacobianWithoutRank1Term(Attention):
 
 @mistake("dlse-ignored", "gradient")
 class _DlseIgnored(Attention):
-    """The gradient of lse is not passed on."""
+    """The gradient of lse is ignored in dq and dk."""
 
     def use_dlse(self, dlse: Any, live: Array) -> Any:
         return 0.0
@@ -30,7 +30,7 @@ class _DlseIgnored(Attention):
 
 @mistake("dq-unscaled", "gradient")
 class _DqUnscaled(Attention):
-    """dq lacks the scale."""
+    """dq is not multiplied by the scale."""
 
     def dq_scale(self, c: Inputs) -> float:
         return 1.0
@@ -38,7 +38,7 @@ class _DqUnscaled(Attention):
 
 @mistake("dk-of-base-2-query", "gradient")
 class _DkOfBase2Query(Attention):
-    """dk takes the query that was scaled by log₂ e for the sake of exp2."""
+    """dk uses the query that was multiplied by log₂ e for exp2."""
 
     def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return super().dk(dx, c, seen) / math.log(2)
@@ -46,20 +46,20 @@ class _DkOfBase2Query(Attention):
 
 @mistake("dbias-last-writer-wins", "gradient", "HKUSTDial/flash-sparse-attention#194")
 class _DbiasLastWriterWins(Attention):
-    """dbias is not summed over the axes along which bias broadcasts: the last one stays."""
+    """dbias is not summed over the axes along which bias broadcasts: the last entry wins."""
 
     def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
-        found = np.zeros(shape)
+        dbias = np.zeros(shape)
         if ds.size:
             axes = (1,) * (ds.ndim - len(shape)) + shape
             last = tuple(slice(-1, None) if n == 1 else slice(None) for n in axes)
-            found = ds[last].reshape(shape)
-        return found
+            dbias = ds[last].reshape(shape)
+        return dbias
 
 
 @mistake("dbias-zero", "gradient", "jax-ml/jax#27184")
 class _DbiasZero(Attention):
-    """The bias gets no gradient."""
+    """dbias is 0."""
 
     def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
         return np.zeros(shape)
@@ -67,7 +67,7 @@ class _DbiasZero(Attention):
 
 @mistake("dlse-subtracted", "gradient")
 class _DlseSubtracted(Attention):
-    """The gradient of lse enters with the wrong sign."""
+    """The gradient of lse is applied with the wrong sign."""
 
     def use_dlse(self, dlse: Any, live: Array) -> Any:
         return -dlse
@@ -75,7 +75,7 @@ class _DlseSubtracted(Attention):
 
 @mistake("dlse-of-base-2", "gradient")
 class _DlseOfBase2(Attention):
-    """The gradient of the natural lse is passed on as if it were that of one to base 2."""
+    """The gradient of the natural lse is treated as that of a base-2 lse."""
 
     def use_dlse(self, dlse: Any, live: Array) -> Any:
         return dlse / math.log(2)
@@ -83,7 +83,7 @@ class _DlseOfBase2(Attention):
 
 @mistake("delta-without-weight", "gradient")
 class _DeltaWithoutWeight(Attention):
-    """dS = p dP − D, where it is p (dP − D)."""
+    """dS = p dP − D instead of p (dP − D), where D = Σ p dP."""
 
     def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return np.asarray(p * dp - delta)
@@ -91,7 +91,7 @@ class _DeltaWithoutWeight(Attention):
 
 @mistake("jacobian-without-weights", "gradient")
 class _JacobianWithoutWeights(Attention):
-    """dS = dP − D, without the weights."""
+    """dS = dP − D instead of p (dP − D): the weights are missing."""
 
     def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return np.asarray(dp - delta)
@@ -99,7 +99,7 @@ class _JacobianWithoutWeights(Attention):
 
 @mistake("jacobian-diagonal", "gradient", "ooples/AiDotNet.Tensors#49")
 class _JacobianDiagonal(Attention):
-    """The Jacobian of the softmax is taken as that of a sigmoid, p (1 − p), on its diagonal."""
+    """The Jacobian of the softmax is only its diagonal p (1 − p), as for a sigmoid."""
 
     def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return np.asarray(p * (1 - p) * dp)
@@ -107,7 +107,7 @@ class _JacobianDiagonal(Attention):
 
 @mistake("delta-without-sink", "gradient")
 class _DeltaWithoutSink(Attention):
-    """D is the mean of dP by weights that were made to sum to 1 without the sink."""
+    """D = Σ p dP uses weights normalised to sum to 1 without the sink."""
 
     def delta(self, p: Array, dp: Array) -> Array:
         total = p.sum(-1, keepdims=True)
@@ -116,7 +116,7 @@ class _DeltaWithoutSink(Attention):
 
 @mistake("dk-unscaled", "gradient")
 class _DkUnscaled(Attention):
-    """dk lacks the scale."""
+    """dk is not multiplied by the scale."""
 
     def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return self.masked_matmul(dx.swapaxes(-1, -2), c.q, seen)
@@ -124,7 +124,7 @@ class _DkUnscaled(Attention):
 
 @mistake("dk-of-scaled-query", "gradient")
 class _DkOfScaledQuery(Attention):
-    """dk takes the query that forward scaled, and is scaled once more."""
+    """dk is scaled twice: it uses the scaled query and multiplies by the scale again."""
 
     def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return c.scale * super().dk(dx, c, seen)
@@ -132,7 +132,7 @@ class _DkOfScaledQuery(Attention):
 
 @mistake("dk-of-next-query-head", "gradient")
 class _DkOfNextQueryHead(Attention):
-    """dk of a head multiplies its scores' gradient by the queries of the next."""
+    """dk of a head uses the queries of the next head."""
 
     def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return super().dk(dx, c._replace(q=np.roll(c.q, -1, axis=-3)), seen)
@@ -140,7 +140,7 @@ class _DkOfNextQueryHead(Attention):
 
 @mistake("dv-of-unnormalised-weights", "gradient")
 class _DvOfUnnormalisedWeights(Attention):
-    """dv takes exp(s − maximum), which is not yet divided by the row sum."""
+    """dv uses exp(s − maximum), which is not yet divided by the row sum."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, _, *rest = super().gradients(c, do, dlse, dw)
@@ -152,7 +152,7 @@ class _DvOfUnnormalisedWeights(Attention):
 
 @mistake("dout-taken-as-ones", "gradient")
 class _DoutTakenAsOnes(Attention):
-    """The gradient is that of the sum of out, whatever dout is."""
+    """dout is ignored: the gradients are those of the sum of out."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         return super().gradients(c, np.ones_like(do), dlse, dw)
@@ -160,7 +160,7 @@ class _DoutTakenAsOnes(Attention):
 
 @mistake("dk-mean-over-samples", "gradient")
 class _DkMeanOverSamples(Attention):
-    """dk and dv of keys that all samples share are their mean, not their sum."""
+    """dk and dv of keys shared by the batch are averaged over it instead of summed."""
 
     def reduce(self, dx: Array, shape: tuple[int, ...]) -> Array:
         return super().reduce(dx, shape) * (math.prod(shape) / max(dx.size, 1))
@@ -168,7 +168,7 @@ class _DkMeanOverSamples(Attention):
 
 @mistake("dk-and-dv-exchanged", "gradient")
 class _DkAndDvExchanged(Attention):
-    """dk and dv are exchanged where they have the same shape."""
+    """dk and dv are swapped if their shapes are equal."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
@@ -177,7 +177,7 @@ class _DkAndDvExchanged(Attention):
 
 @mistake("dbias-transposed", "gradient")
 class _DbiasTransposed(Attention):
-    """dbias is summed over a transposed array where there are as many queries as keys."""
+    """dbias is transposed if there are as many queries as keys."""
 
     def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
         square = ds.shape[-1] == ds.shape[-2]

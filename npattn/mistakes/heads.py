@@ -1,4 +1,4 @@
-"""Mutants: heads, and the layout of their axes."""
+"""Mistakes in shared heads and in the layout of axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("heads-tiled", "heads", "onnx/onnx#7274")
 class _HeadsTiled(Attention):
-    """Query head h uses key/value head h % K."""
+    """Query head h uses key/value head h % K instead of h // G."""
 
     def share(self, x: Array, H: int) -> Array:
         K = x.shape[-3]
@@ -35,7 +35,7 @@ class _HeadsOfPaddedGroup(Attention):
 
 @mistake("heads-by-number-of-keys", "heads", "PSAL-POSTECH/ONNXim#34")
 class _HeadsByNumberOfKeys(Attention):
-    """Query head h uses key/value head h // K, and goes on from the first after the last."""
+    """Query head h uses key/value head (h // K) % K instead of h // G."""
 
     def share(self, x: Array, H: int) -> Array:
         K = max(x.shape[-3], 1)
@@ -44,7 +44,7 @@ class _HeadsByNumberOfKeys(Attention):
 
 @mistake("heads-all-of-first", "heads")
 class _HeadsAllOfFirst(Attention):
-    """Where heads are shared, all use the first, as if there were one."""
+    """If heads are shared, all query heads use the first key/value head."""
 
     def share(self, x: Array, H: int) -> Array:
         return super().share(x if x.shape[-3] == H else x[..., :1, :, :], H)
@@ -52,7 +52,7 @@ class _HeadsAllOfFirst(Attention):
 
 @mistake("heads-repeated-along-keys", "heads", "PrimeIntellect-ai/prime-rl#2681")
 class _HeadsRepeatedAlongKeys(Attention):
-    """Keys and values are repeated along the axis of keys, and then cut into heads."""
+    """k and v are repeated along the key axis instead of the head axis."""
 
     def share(self, x: Array, H: int) -> Array:
         *lead, K, S, n = x.shape
@@ -61,7 +61,7 @@ class _HeadsRepeatedAlongKeys(Attention):
 
 @mistake("heads-offset-by-queries", "heads")
 class _HeadsOffsetByQueries(Attention):
-    """The keys of sample b begin at head b · H of all samples' K heads, not at b · K."""
+    """The key heads of batch entry b are read from offset b · H instead of b · K."""
 
     def share(self, x: Array, H: int) -> Array:
         *lead, K, S, n = x.shape
@@ -72,7 +72,7 @@ class _HeadsOffsetByQueries(Attention):
 
 @mistake("sink-of-key-head", "heads")
 class _SinkOfKeyHead(Attention):
-    """Query head h has the sink of head h // G."""
+    """Query head h uses the sink of head h // G."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         H, K = c.q.shape[-3], c.k.shape[-3]
@@ -85,7 +85,7 @@ class _SinkOfKeyHead(Attention):
 
 @mistake("dk-of-first-head", "heads")
 class _DkOfFirstHead(Attention):
-    """dk and dv are those of the first query head of each group, not the sum over the group."""
+    """dk and dv take only the first query head of each group instead of their sum."""
 
     def share_back(self, dx: Array, x: Array) -> Array:
         K = x.shape[-3]
@@ -94,7 +94,7 @@ class _DkOfFirstHead(Attention):
 
 @mistake("dk-mean-over-group", "heads")
 class _DkMeanOverGroup(Attention):
-    """dk and dv are the mean over the query heads of each group, not the sum."""
+    """dk and dv are averaged over the query heads of a group instead of summed."""
 
     def share_back(self, dx: Array, x: Array) -> Array:
         group = dx.shape[-3] // max(x.shape[-3], 1)
@@ -103,7 +103,7 @@ class _DkMeanOverGroup(Attention):
 
 @mistake("heads-tiled-in-backward", "heads", "XunhaoLai/native-sparse-attention-triton#27")
 class _HeadsTiledInBackward(Attention):
-    """dk and dv of query head h are added to head h % K, while forward uses h // G."""
+    """Backward adds query head h to key/value head h % K, while forward uses h // G."""
 
     def share_back(self, dx: Array, x: Array) -> Array:
         *lead, H, S, n = dx.shape
@@ -111,12 +111,12 @@ class _HeadsTiledInBackward(Attention):
         return np.asarray(dx.reshape(*lead, H // max(K, 1), K, S, n).sum(-4))
 
 
-# --- what is taken for what ---
+# --- arrays and axes taken for others ---
 
 
 @mistake("keys-and-values-exchanged", "layout", "tenstorrent/tt-mlir#8958")
 class _KeysAndValuesExchanged(Attention):
-    """k is used as v and v as k, where they are of one size."""
+    """k and v are swapped if their shapes are equal."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -125,7 +125,7 @@ class _KeysAndValuesExchanged(Attention):
 
 @mistake("values-ignored", "layout", "ruvnet/agentic-flow#191")
 class _ValuesIgnored(Attention):
-    """out is made of the keys, where they are of the size of the values."""
+    """out is computed from k instead of v if their shapes are equal."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -134,7 +134,7 @@ class _ValuesIgnored(Attention):
 
 @mistake("key-axes-exchanged", "layout", "pytorch/pytorch#195320")
 class _KeyAxesExchanged(Attention):
-    """k, with as many heads as keys, is read with these two axes exchanged."""
+    """k is read with its head and key axes swapped if they have equal length."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -143,7 +143,7 @@ class _KeyAxesExchanged(Attention):
 
 @mistake("heads-split-by-reshape", "layout", "reczoo/FuxiCTR#30")
 class _HeadsSplitByReshape(Attention):
-    """q, k and v (T, H, D) are reshaped to (H, T, D), and no axis is moved."""
+    """q, k, v (T, H, D) are reshaped to (H, T, D) without moving the head axis."""
 
     def read(self, x: Array) -> Array:
         return super().read(x.swapaxes(-2, -3).reshape(x.shape) if x.ndim > 2 else x)
@@ -151,7 +151,7 @@ class _HeadsSplitByReshape(Attention):
 
 @mistake("heads-merged-by-reshape", "layout", "jsbaan/transformer-from-scratch#6")
 class _HeadsMergedByReshape(Attention):
-    """out (H, T, E) is reshaped to (T, H, E), and no axis is moved."""
+    """out (H, T, E) is reshaped to (T, H, E) without moving the head axis."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)

@@ -1,4 +1,4 @@
-"""Mutants: causal, mask."""
+"""Mistakes in causal and in the mask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npattn.options import Window
 
 @mistake("causal-top-left", "causal", "Dao-AILab/flash-attention#282")
 class _CausalTopLeft(Attention):
-    """Query t stands at key t, not at t + S − T."""
+    """Causal is aligned top-left: query t sees keys up to t, not t + S − T."""
 
     def diagonal(self, T: int, S: int) -> Array:
         return np.arange(T)[:, None]
@@ -22,7 +22,7 @@ class _CausalTopLeft(Attention):
 
 @mistake("causal-strict", "causal")
 class _CausalStrict(Attention):
-    """A causal query does not see the key at which it stands."""
+    """Causal also hides the key on the diagonal."""
 
     def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
@@ -31,7 +31,7 @@ class _CausalStrict(Attention):
 
 @mistake("causal-offset-unsigned", "causal")
 class _CausalOffsetUnsigned(Attention):
-    """Where there are more queries than keys, S − T counts as 0."""
+    """With more queries than keys, the causal offset S − T is taken as 0."""
 
     def diagonal(self, T: int, S: int) -> Array:
         return super().diagonal(T, max(T, S))
@@ -39,7 +39,7 @@ class _CausalOffsetUnsigned(Attention):
 
 @mistake("causal-of-padded-lengths", "causal")
 class _CausalOfPaddedLengths(Attention):
-    """S − T is taken of T and S rounded up to whole tiles."""
+    """The causal offset S − T uses T and S rounded up to whole tiles."""
 
     def diagonal(self, T: int, S: int) -> Array:
         return np.arange(T)[:, None] + TILE * (-(-S // TILE) - -(-T // TILE))
@@ -47,7 +47,7 @@ class _CausalOfPaddedLengths(Attention):
 
 @mistake("causal-only-when-square", "causal", "mlx-node/mlx-node#24")
 class _CausalOnlyWhenSquare(Attention):
-    """causal is read only where there are as many queries as keys."""
+    """Causal is ignored unless there are as many queries as keys."""
 
     def visible(self, c: Inputs) -> Array:
         square = c.q.shape[-2] == c.k.shape[-2]
@@ -56,7 +56,7 @@ class _CausalOnlyWhenSquare(Attention):
 
 @mistake("causal-ignored-with-dropout", "causal", "keras-team/keras#23038")
 class _CausalIgnoredWithDropout(Attention):
-    """The path that drops weights does not read causal."""
+    """Causal is ignored if there is a dropout mask."""
 
     def visible(self, c: Inputs) -> Array:
         return super().visible(c._replace(causal=c.causal and np.ndim(c.keep) == 0))
@@ -64,7 +64,7 @@ class _CausalIgnoredWithDropout(Attention):
 
 @mistake("causal-ignored-with-weights", "causal", "keras-team/keras#23038")
 class _CausalIgnoredWithWeights(Attention):
-    """The path that returns the weights does not read causal."""
+    """Causal is ignored if the weights are requested."""
 
     def visible(self, c: Inputs) -> Array:
         return super().visible(c._replace(causal=c.causal and not c.returns_weights))
@@ -72,7 +72,7 @@ class _CausalIgnoredWithWeights(Attention):
 
 @mistake("causal-ignored-with-wide-window", "causal", "tlc-pack/libflash_attn#11")
 class _CausalIgnoredWithWideWindow(Attention):
-    """A window as wide to the left as there are keys is dropped, and causal with it."""
+    """If the left side of the window is at least S, window and causal are both ignored."""
 
     def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
@@ -82,7 +82,7 @@ class _CausalIgnoredWithWideWindow(Attention):
 
 @mistake("causal-added-as-number", "causal", "microsoft/onnxruntime#8549")
 class _CausalAddedAsNumber(Attention):
-    """causal adds −1e4 to later keys, which are seen where the mask hides all others."""
+    """Causal adds −1e4 to later keys, which get weight if the mask hides all others."""
 
     def visible(self, c: Inputs) -> Array:
         return super().visible(c._replace(causal=False))
@@ -94,8 +94,7 @@ class _CausalAddedAsNumber(Attention):
 
 @mistake("causal-before-scale", "causal")
 class _CausalBeforeScale(Attention):
-    """With causal, scores are hidden by −inf before the scale, which makes +inf or NaN of it where
-    it is not positive."""
+    """With causal, scores are set to −inf before the scale; a scale ≤ 0 makes them +inf or NaN."""
 
     def final(self, x: Array, visible: Array, c: Inputs) -> Array:
         s = super().final(x, visible, c)
@@ -104,7 +103,7 @@ class _CausalBeforeScale(Attention):
 
 @mistake("causal-backward-top-left", "causal", "xlite-dev/ffpa-attn#300")
 class _CausalBackwardTopLeft(Attention):
-    """Backward rebuilds the causal mask from the top left corner, forward from the bottom right."""
+    """Backward aligns causal top-left, while forward aligns it bottom-right."""
 
     def recompute(self, c: Inputs) -> Inputs:
         T, S = c.q.shape[-2], c.k.shape[-2]
@@ -115,7 +114,7 @@ class _CausalBackwardTopLeft(Attention):
 
 @mistake("causal-ignored-in-backward", "causal", "triton-lang/triton#4541")
 class _CausalIgnoredInBackward(Attention):
-    """Backward is never causal."""
+    """Backward ignores causal."""
 
     def recompute(self, c: Inputs) -> Inputs:
         return c._replace(causal=False)
@@ -134,7 +133,7 @@ class _CausalAlwaysInBackward(Attention):
 
 @mistake("mask-inverted", "mask", "lucidrains/x-transformers#160")
 class _MaskInverted(Attention):
-    """True in the mask hides."""
+    """True in the mask hides a key instead of showing it."""
 
     def mask(self, mask: Array, c: Inputs) -> Array:
         return ~mask
@@ -142,7 +141,7 @@ class _MaskInverted(Attention):
 
 @mistake("mask-without-effect", "mask", "lucidrains/flamingo-pytorch#10")
 class _MaskWithoutEffect(Attention):
-    """The masked scores are a copy that nobody uses."""
+    """The mask is ignored."""
 
     def visible(self, c: Inputs) -> Array:
         return super().visible(c._replace(mask=None))
@@ -150,7 +149,7 @@ class _MaskWithoutEffect(Attention):
 
 @mistake("mask-ignored-when-causal", "mask", "AI-Hypercomputer/maxtext#878")
 class _MaskIgnoredWhenCausal(Attention):
-    """The mask is not read where causal is given."""
+    """The mask is ignored if causal is given."""
 
     def visible(self, c: Inputs) -> Array:
         return super().visible(c._replace(mask=None) if c.causal else c)
@@ -158,7 +157,7 @@ class _MaskIgnoredWhenCausal(Attention):
 
 @mistake("mask-ignored-with-bias", "mask")
 class _MaskIgnoredWithBias(Attention):
-    """mask and bias share an argument, and the bias takes its place."""
+    """The mask is ignored if a bias is given, as when both share an argument."""
 
     def visible(self, c: Inputs) -> Array:
         return super().visible(c if np.ndim(c.bias) == 0 else c._replace(mask=None))
@@ -166,7 +165,7 @@ class _MaskIgnoredWithBias(Attention):
 
 @mistake("causal-ignored-with-mask", "mask", "keras-team/keras#23040")
 class _CausalIgnoredWithMask(Attention):
-    """causal is not read where a mask is given."""
+    """Causal is ignored if a mask is given."""
 
     def visible(self, c: Inputs) -> Array:
         return super().visible(c if c.mask is None else c._replace(causal=False))
@@ -174,7 +173,7 @@ class _CausalIgnoredWithMask(Attention):
 
 @mistake("mask-or-causal", "mask")
 class _MaskOrCausal(Attention):
-    """A query sees what the mask or causal allows, not what both allow."""
+    """A key is visible if the mask or causal allows it, instead of both."""
 
     def visible(self, c: Inputs) -> Array:
         if c.mask is None or not c.causal:
@@ -184,7 +183,7 @@ class _MaskOrCausal(Attention):
 
 @mistake("mask-after-softmax", "mask", "huggingface/pytorch-image-models#2236")
 class _MaskAfterSoftmax(Attention):
-    """Hidden weights are set to 0 after the softmax, and the rest is not normalised again."""
+    """The mask sets weights to 0 after the softmax, without normalising the others again."""
 
     def hide(self, s: Array, visible: Array) -> Array:
         return s
@@ -196,7 +195,7 @@ class _MaskAfterSoftmax(Attention):
 
 @mistake("mask-added-as-number", "mask", "HKUSTDial/flash-sparse-attention#146")
 class _MaskAddedAsNumber(Attention):
-    """The mask is added to the scores as 1 and 0, where 0 and −inf are meant."""
+    """The boolean mask is added to the scores as 1 and 0, instead of 0 and −inf."""
 
     def hide(self, s: Array, visible: Array) -> Array:
         return s + visible
@@ -204,7 +203,7 @@ class _MaskAddedAsNumber(Attention):
 
 @mistake("mask-multiplies-scores", "mask")
 class _MaskMultipliesScores(Attention):
-    """Hidden scores are multiplied by 0, and a score of 0 has weight."""
+    """The mask multiplies the scores: a hidden score becomes 0 and keeps its weight."""
 
     def hide(self, s: Array, visible: Array) -> Array:
         return np.where(visible, s, 0)
@@ -212,7 +211,7 @@ class _MaskMultipliesScores(Attention):
 
 @mistake("mask-as-length", "mask", "microsoft/onnxruntime#27885")
 class _MaskAsLength(Attention):
-    """Of the mask only the number of its True is used, as the number of leading keys."""
+    """The mask is reduced to its number of True, taken as a number of leading keys."""
 
     def mask(self, mask: Array, c: Inputs) -> Array:
         S = c.k.shape[-2]
@@ -222,7 +221,7 @@ class _MaskAsLength(Attention):
 
 @mistake("mask-of-whole-tiles", "mask")
 class _MaskOfWholeTiles(Attention):
-    """A tile of keys of which the mask shows one is seen whole."""
+    """A tile of keys is visible as a whole if the mask shows any of its keys."""
 
     def mask(self, mask: Array, c: Inputs) -> Array:
         S = c.k.shape[-2]
@@ -233,7 +232,7 @@ class _MaskOfWholeTiles(Attention):
 
 @mistake("mask-of-first-sample", "mask")
 class _MaskOfFirstSample(Attention):
-    """The mask of the first sample is used for all."""
+    """The mask of the first batch entry is used for all."""
 
     def mask(self, mask: Array, c: Inputs) -> Array:
         return mask[..., :1, :, :, :] if mask.ndim > 3 else mask
@@ -241,7 +240,7 @@ class _MaskOfFirstSample(Attention):
 
 @mistake("mask-of-first-head", "mask")
 class _MaskOfFirstHead(Attention):
-    """The mask of the first head is used for all."""
+    """The mask of the first head is used for all heads."""
 
     def mask(self, mask: Array, c: Inputs) -> Array:
         return mask[..., :1, :, :] if mask.ndim > 2 else mask
@@ -249,7 +248,7 @@ class _MaskOfFirstHead(Attention):
 
 @mistake("mask-of-last-query", "mask")
 class _MaskOfLastQuery(Attention):
-    """The mask of the last query is used for all, as if it were a padding mask."""
+    """The mask of the last query is used for all queries, like a padding mask."""
 
     def mask(self, mask: Array, c: Inputs) -> Array:
         return mask[..., -1:, :]
@@ -257,7 +256,7 @@ class _MaskOfLastQuery(Attention):
 
 @mistake("mask-transposed", "mask")
 class _MaskTransposed(Attention):
-    """A square mask is read with queries and keys exchanged."""
+    """A square mask is read with its query and key axes swapped."""
 
     def mask(self, mask: Array, c: Inputs) -> Array:
         square = mask.shape[-2] == mask.shape[-1]
@@ -266,7 +265,7 @@ class _MaskTransposed(Attention):
 
 @mistake("mask-tiled-over-heads", "mask", "line/lighthouse#77")
 class _MaskTiledOverHeads(Attention):
-    """The masks of the samples are tiled, not repeated, over the heads of (B · H, T, S)."""
+    """Masks of batch entries are tiled instead of repeated over the heads of (B · H, T, S)."""
 
     def mask(self, mask: Array, c: Inputs) -> Array:
         if mask.ndim < 4 or mask.shape[-3] != 1:
@@ -278,7 +277,7 @@ class _MaskTiledOverHeads(Attention):
 
 @mistake("mask-samples-as-heads", "mask")
 class _MaskSamplesAsHeads(Attention):
-    """A mask (B, 1, T, S) is read as (1, B, T, S) where there are B heads."""
+    """A mask (B, 1, T, S) is read as (1, B, T, S) if B = H."""
 
     def mask(self, mask: Array, c: Inputs) -> Array:
         fits = mask.ndim > 3 and mask.shape[-4:-2] == (c.q.shape[-3], 1)

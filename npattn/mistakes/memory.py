@@ -1,4 +1,4 @@
-"""Mutants: memory, state, dtype."""
+"""Mistakes in memory layout, state between calls, and dtypes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("out-widened", "dtype")
 class _OutWidened(Attention):
-    """out comes in float32 whatever the inputs are, and in float64 for float32."""
+    """out has the wrong dtype: float64 for float32 inputs, float32 for all others."""
 
     def out_dtype(self, dtype: np.dtype[Any]) -> Any:
         return np.float64 if dtype == np.float32 else np.float32
@@ -22,7 +22,7 @@ class _OutWidened(Attention):
 
 @mistake("input-changed", "memory")
 class _InputChanged(Attention):
-    """q is scaled in place."""
+    """The caller's q is scaled in place."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -33,7 +33,7 @@ class _InputChanged(Attention):
 
 @mistake("views-misread", "memory", "pytorch/pytorch#181133")
 class _ViewsMisread(Attention):
-    """A transposed or expanded array is read in the order of its memory."""
+    """Transposed or expanded arrays are read in memory order."""
 
     def read(self, x: Array) -> Array:
         order = np.argsort([-abs(stride) for stride in x.strides], kind="stable")
@@ -43,7 +43,7 @@ class _ViewsMisread(Attention):
 
 @mistake("state-kept", "memory", "flashinfer-ai/flashinfer#4270")
 class _StateKept(Attention):
-    """A second call with the shapes and options of the first returns what the first returned."""
+    """A second call with the same shapes and options returns the result of the first."""
 
     last: tuple[Any, Any] = (None, None)
 
@@ -51,13 +51,13 @@ class _StateKept(Attention):
         key = [(x.shape, x.dtype) if isinstance(x, np.ndarray) else x for x in c]
         if self.last[0] != key:
             self.last = key, super().results(c)
-        found: tuple[Array, Array, Array] = self.last[1]
-        return found
+        results: tuple[Array, Array, Array] = self.last[1]
+        return results
 
 
 @mistake("result-changes", "memory", "Dao-AILab/flash-attention#359")
 class _ResultChanges(Attention):
-    """Every third call is off by 2⁻⁷, as a race would make it."""
+    """Every third call is off by 2⁻⁷, like a race condition."""
 
     calls = 0
 
@@ -69,29 +69,29 @@ class _ResultChanges(Attention):
 
 @mistake("gradients-widened", "dtype", dtypes=("float16",))
 class _GradientsWidened(Attention):
-    """The gradients come in float32 whatever the inputs are."""
+    """The gradients are float32 whatever the input dtype."""
 
     @same_signature(Attention.backward)
     def backward(self, *arrays: Any, **options: Any) -> dict[str, Array]:
-        found = super().backward(*arrays, **options)
-        return {name: np.asarray(x, np.float32) for name, x in found.items()}
+        results = super().backward(*arrays, **options)
+        return {name: np.asarray(x, np.float32) for name, x in results.items()}
 
 
 @mistake("lse-narrowed", "dtype", equivalent=True)
 class _LseNarrowed(Attention):
-    """lse is delivered in float16 whatever the inputs are."""
+    """lse is returned in float16."""
 
     @same_signature(Attention.forward)
     def forward(self, *arrays: Any, **options: Any) -> Any:
-        found = super().forward(*arrays, **options)
+        results = super().forward(*arrays, **options)
         if not options.get("return_lse"):
-            return found
-        return found[0], found[1].astype(np.float16), *found[2:]
+            return results
+        return results[0], results[1].astype(np.float16), *results[2:]
 
 
 @mistake("dbias-not-summed", "dtype")
 class _DbiasNotSummed(Attention):
-    """dbias has the shape of the scores, not that of the bias."""
+    """dbias has the shape of the scores instead of that of the bias."""
 
     def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
         return ds
@@ -99,7 +99,7 @@ class _DbiasNotSummed(Attention):
 
 @mistake("value-has-scale-of-key", "dtype", "sgl-project/sglang#34765")
 class _ValueHasScaleOfKey(Attention):
-    """k and v are stored with a power of 2 as their scale, and v is restored with that of k."""
+    """k and v are stored with a power of 2 as scale; v is restored with the scale of k."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -108,7 +108,7 @@ class _ValueHasScaleOfKey(Attention):
 
 @mistake("mask-changed", "memory")
 class _MaskChanged(Attention):
-    """What causal and window hide is put into the caller's mask."""
+    """Causal and window are written into the caller's mask."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -120,27 +120,27 @@ class _MaskChanged(Attention):
 
 @mistake("dout-changed", "memory")
 class _DoutChanged(Attention):
-    """dout is scaled in place."""
+    """The caller's dout is scaled in place."""
 
     @same_signature(Attention.backward)
     def backward(self, dout: Array, *arrays: Any, **options: Any) -> dict[str, Array]:
-        found = super().backward(dout, *arrays, **options)
+        results = super().backward(dout, *arrays, **options)
         dout *= np.asarray(0.5, dout.dtype)
-        return found
+        return results
 
 
 @mistake("out-written-again", "memory")
 class _OutWrittenAgain(Attention):
-    """A result lies in a buffer that the next call with the same shapes writes to."""
+    """The result lies in a buffer that the next call with the same shapes overwrites."""
 
     def __init__(self) -> None:
         self.buffers: dict[tuple[Any, ...], Array] = {}
 
     @same_signature(Attention.forward)
     def forward(self, *arrays: Any, **options: Any) -> Any:
-        found = super().forward(*arrays, **options)
-        several = isinstance(found, tuple)
-        kept = [self.keep(n, x) for n, x in enumerate(found if several else (found,))]
+        results = super().forward(*arrays, **options)
+        several = isinstance(results, tuple)
+        kept = [self.keep(n, x) for n, x in enumerate(results if several else (results,))]
         return tuple(kept) if several else kept[0]
 
     def keep(self, number: int, x: Array) -> Array:
@@ -151,7 +151,7 @@ class _OutWrittenAgain(Attention):
 
 @mistake("saved-of-last-forward", "memory")
 class _SavedOfLastForward(Attention):
-    """Backward takes what the last forward with these shapes has saved, whichever that was."""
+    """Backward uses the state of the last forward call with these shapes."""
 
     def __init__(self) -> None:
         self.saved: dict[tuple[Any, ...], Inputs] = {}
@@ -166,7 +166,7 @@ class _SavedOfLastForward(Attention):
 
 @mistake("strides-of-first-call", "memory", "flashinfer-ai/flashinfer#4270")
 class _StridesOfFirstCall(Attention):
-    """A plan is made for a shape and holds the strides of the first call with it."""
+    """A plan cached by shape and dtype keeps the strides of the first call."""
 
     def __init__(self) -> None:
         self.plans: dict[tuple[Any, ...], tuple[int, ...]] = {}
@@ -181,7 +181,7 @@ class _StridesOfFirstCall(Attention):
 
 @mistake("plan-of-other-strides", "memory", "flashinfer-ai/flashinfer#4270")
 class _PlanOfOtherStrides(Attention):
-    """Memory is read in the order of axes that the first arrays of that shape had."""
+    """Arrays are read in the axis order of the first call with the same shape and dtype."""
 
     def __init__(self) -> None:
         self.plans: dict[tuple[Any, ...], tuple[int, ...]] = {}
@@ -197,7 +197,7 @@ class _PlanOfOtherStrides(Attention):
 
 @mistake("precision-of-first-call", "memory", "flashinfer-ai/flashinfer#4270")
 class _PrecisionOfFirstCall(Attention):
-    """A work buffer is made for a shape, in the dtype of the first call with it."""
+    """A work buffer cached by shape keeps the dtype of the first call."""
 
     def __init__(self) -> None:
         self.buffers: dict[tuple[Any, ...], Any] = {}
@@ -210,7 +210,7 @@ class _PrecisionOfFirstCall(Attention):
 
 @mistake("dout-misread", "memory")
 class _DoutMisread(Attention):
-    """A transposed dout is read in the order of its memory."""
+    """A transposed dout is read in memory order."""
 
     @same_signature(Attention.backward)
     def backward(self, dout: Array, *arrays: Any, **options: Any) -> dict[str, Array]:
@@ -222,7 +222,7 @@ class _DoutMisread(Attention):
 
 @mistake("visible-of-first-call", "memory")
 class _VisibleOfFirstCall(Attention):
-    """What causal and window leave is remembered by the sizes alone."""
+    """The causal and window mask is cached by T and S alone."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, int], Array] = {}
@@ -235,7 +235,7 @@ class _VisibleOfFirstCall(Attention):
 
 @mistake("scale-of-first-call", "memory")
 class _ScaleOfFirstCall(Attention):
-    """The default scale is that of the first call, whatever D is now."""
+    """The default scale of the first call is kept when D changes."""
 
     first: float | None = None
 
@@ -247,7 +247,7 @@ class _ScaleOfFirstCall(Attention):
 
 @mistake("update-lost", "memory", "Dao-AILab/flash-attention#359")
 class _UpdateLost(Attention):
-    """In every third backward the last query adds nothing to dk, as where two writers race."""
+    """In every third backward pass dk lacks the last query, like a race of two writers."""
 
     calls = 0
 
@@ -260,6 +260,6 @@ class _UpdateLost(Attention):
 
 
 def _power(x: Array) -> float:
-    """The power of 2 next to the largest element."""
+    """Return the power of 2 at or below the largest element."""
     top = float(np.max(np.abs(x), initial=0, where=np.isfinite(x)))
     return 2.0 ** math.floor(math.log2(top)) if top else 1.0

@@ -12,7 +12,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("dk-copied-not-added", "tiled backward", "NVIDIA/TransformerEngine#1557")
 class _DkCopiedNotAdded(Online):
-    """dk and dv of a tile of keys are those of the last tile of queries, not the sum."""
+    """dk and dv of a tile of keys are those of the last tile of queries instead of the sum."""
 
     def collect(self, name: str, into: Array, at: slice, x: Array) -> None:
         if name != "dq":
@@ -22,7 +22,7 @@ class _DkCopiedNotAdded(Online):
 
 @mistake("dq-overwritten", "tiled backward")
 class _DqOverwritten(Online):
-    """dq is that of the tile of keys visited last, not the sum."""
+    """dq is that of the last tile of keys instead of the sum over tiles."""
 
     def collect(self, name: str, into: Array, at: slice, x: Array) -> None:
         if name == "dq":
@@ -32,7 +32,7 @@ class _DqOverwritten(Online):
 
 @mistake("last-query-lost-in-backward", "tiled backward")
 class _LastQueryLostInBackward(Online):
-    """Backward leaves the last query out."""
+    """Backward leaves out the last query."""
 
     def backward_tiles(self, T: int) -> list[slice]:
         return [slice(rows.start, min(rows.stop, T - 1)) for rows in self.query_tiles(T)]
@@ -40,7 +40,7 @@ class _LastQueryLostInBackward(Online):
 
 @mistake("first-query-lost-in-dv", "tiled backward")
 class _FirstQueryLostInDv(Online):
-    """The first query adds nothing to dv."""
+    """dv leaves out the first query."""
 
     def dv(self, w: Array, do: Array, seen: Array, rows: slice) -> Array:
         first = (rows.start + np.arange(TILE) == 0)[:, None]
@@ -49,7 +49,7 @@ class _FirstQueryLostInDv(Online):
 
 @mistake("delta-of-last-query-zero", "tiled backward")
 class _DeltaOfLastQueryZero(Online):
-    """Σ do·out of the last query is 0."""
+    """Σ do·out of the last query is taken as 0."""
 
     def row_delta(self, do: Array, out: Array, c: Inputs) -> Array:
         delta = super().row_delta(do, out, c)
@@ -59,7 +59,7 @@ class _DeltaOfLastQueryZero(Online):
 
 @mistake("delta-of-query-before", "tiled backward")
 class _DeltaOfQueryBefore(Online):
-    """A query takes Σ do·out of the one before."""
+    """Each query uses Σ do·out of the query before it."""
 
     def row_delta(self, do: Array, out: Array, c: Inputs) -> Array:
         return np.roll(super().row_delta(do, out, c), 1, axis=-2)
@@ -67,7 +67,7 @@ class _DeltaOfQueryBefore(Online):
 
 @mistake("padding-queries-nan", "tiled backward", "tile-ai/tilelang#2461")
 class _PaddingQueriesNaN(Online):
-    """The maximum of the queries that pad the last tile is garbage, and 0 · NaN is NaN in dv."""
+    """Padding queries of the last tile have a garbage maximum: 0 · NaN reaches dk and dv."""
 
     def rows_of(self, state: RunningSoftmax, rows: slice) -> RunningSoftmax:
         here = super().rows_of(state, rows)
@@ -80,7 +80,7 @@ class _PaddingQueriesNaN(Online):
 
 @mistake("saved-state-of-other-layout", "tiled backward", "NVIDIA/cudnn-frontend#304")
 class _SavedStateOfOtherLayout(Online):
-    """Backward reads what was saved a query as if it lay in memory as (B, T, H)."""
+    """Backward reads the saved row statistics as if their layout were (B, T, H)."""
 
     def saved_state(self, c: Inputs) -> RunningSoftmax:
         state = super().saved_state(c)
@@ -90,9 +90,9 @@ class _SavedStateOfOtherLayout(Online):
 
 @mistake("padding-over-next-head", "tiled backward", "flagos-ai/FlagGems#898")
 class _PaddingOverNextHead(Online):
-    """The padding of the last tile of keys of a head is written over dv of the next head."""
+    """Padding of the last tile of keys overwrites dv of the next head."""
 
-    def finish(self, found: TileGradients) -> TileGradients:
-        padding = -found.dv.shape[-2] % TILE
-        found.dv[..., 1:, :padding, :] = 0
-        return found
+    def finish(self, sums: TileGradients) -> TileGradients:
+        padding = -sums.dv.shape[-2] % TILE
+        sums.dv[..., 1:, :padding, :] = 0
+        return sums

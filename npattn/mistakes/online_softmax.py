@@ -14,7 +14,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("maximum-starts-finite", "online softmax", "flashinfer-ai/flashinfer#4401")
 class _MaximumStartsFinite(Online):
-    """The running maximum starts at −5e4, which scores may be below."""
+    """The running maximum starts at −5e4; rows with lower scores are wrong."""
 
     def start(self, c: Inputs) -> RunningSoftmax:
         state = super().start(c)
@@ -24,7 +24,7 @@ class _MaximumStartsFinite(Online):
 
 @mistake("maximum-pinned-to-0", "online softmax", "Dao-AILab/flash-attention#2082")
 class _MaximumPinnedTo0(Online):
-    """A row that sees nothing of its first tile stores 0 as its maximum, and cannot go below."""
+    """If the first tile is hidden, the running maximum is stored as 0 and never falls below."""
 
     def maximum(self, m: Array, s: Array) -> Array:
         return finite_pivot(super().maximum(m, s))
@@ -32,7 +32,7 @@ class _MaximumPinnedTo0(Online):
 
 @mistake("row-sum-not-rescaled", "online softmax")
 class _RowSumNotRescaled(Online):
-    """The row sum keeps its size when the maximum rises; the accumulator is rescaled."""
+    """The row sum is not rescaled when the running maximum rises."""
 
     def rescale(self, state: RunningSoftmax, shrink: Array) -> RunningSoftmax:
         return state._replace(acc=state.acc * shrink)
@@ -40,7 +40,7 @@ class _RowSumNotRescaled(Online):
 
 @mistake("accumulator-not-rescaled", "online softmax")
 class _AccumulatorNotRescaled(Online):
-    """The accumulator keeps its size when the maximum rises; the row sum is rescaled."""
+    """The accumulator is not rescaled when the running maximum rises."""
 
     def rescale(self, state: RunningSoftmax, shrink: Array) -> RunningSoftmax:
         return state._replace(total=state.total * shrink)
@@ -48,7 +48,7 @@ class _AccumulatorNotRescaled(Online):
 
 @mistake("rescale-inverted", "online softmax", "Dao-AILab/flash-attention#991")
 class _RescaleInverted(Online):
-    """The state is multiplied by exp(new maximum − old), which is the inverse."""
+    """The state is rescaled by exp(new maximum − old) instead of its inverse."""
 
     def shrink(self, m: Array, pivot: Array) -> Array:
         return np.where(m == -np.inf, 0, np.exp(pivot - m))
@@ -56,7 +56,7 @@ class _RescaleInverted(Online):
 
 @mistake("scale-compounded", "online softmax", "flagos-ai/FlagGems#424")
 class _ScaleCompounded(Online):
-    """The factor log₂ e is put on the scale once more in every tile of keys."""
+    """The factor log₂ e is multiplied onto the scale again for each tile of keys."""
 
     def cut_tile(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
         before = self.tile_range(c, rows)[1] - 1 - keys.start // TILE
@@ -79,8 +79,7 @@ class _AllButLastTile(Online):
 
 @mistake("hidden-tile-counted", "online softmax")
 class _HiddenTileCounted(Online):
-    """A tile that the mask hides from all of its queries adds nothing to the accumulator, but
-    the number of its keys to the row sum."""
+    """A fully hidden tile of keys adds its number of keys to the row sum."""
 
     def add_tile(self, state: RunningSoftmax, tile: Inputs) -> RunningSoftmax:
         after = super().add_tile(state, tile)

@@ -24,7 +24,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("tail-keys-skipped", "tiles")
 class _TailKeysSkipped(Online):
-    """The number of key tiles is rounded down, so that keys beyond the last whole tile are lost."""
+    """The number of key tiles is rounded down: keys after the last whole tile are lost."""
 
     def tile_range(self, c: Inputs, rows: slice) -> tuple[int, int]:
         first, end = super().tile_range(c, rows)
@@ -41,7 +41,7 @@ class _TailPaddingAttended(Online):
 
 @mistake("softcap-revives-padding", "tiles", "ggml-org/llama.cpp#29034")
 class _SoftcapRevivesPadding(Online):
-    """The padding of the last tile of keys is hidden before the softcap, which makes it finite."""
+    """Padding keys are hidden before the softcap, which makes their scores finite."""
 
     def real_keys(self, s: Array, c: Inputs) -> Array:
         return super().real_keys(s, c) | (c.softcap is not None)
@@ -54,7 +54,7 @@ class _SoftcapRevivesPadding(Online):
 
 @mistake("tiles-overlap", "tiles")
 class _TilesOverlap(Online):
-    """A tile begins at the last key of the one before, which counts twice."""
+    """A tile starts at the last key of the one before, which is counted twice."""
 
     def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
         return [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE - 1))]
@@ -62,7 +62,7 @@ class _TilesOverlap(Online):
 
 @mistake("key-between-tiles-lost", "tiles")
 class _KeyBetweenTilesLost(Online):
-    """A tile begins one key too late, and the key between two tiles is seen by nobody."""
+    """A tile starts one key too late: the key between two tiles is lost."""
 
     def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
         return [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE + 1))]
@@ -80,7 +80,7 @@ class _TailValuesShifted(Online):
 
 @mistake("causal-tile-taken-as-whole", "tiles")
 class _CausalTileTakenAsWhole(Online):
-    """A tile on the diagonal is not masked where the last of its queries sees all of it."""
+    """A diagonal tile is not masked if its last query sees all of it."""
 
     def fully_visible(self, c: Inputs, rows: slice, keys: slice) -> bool:
         last = slice(rows.stop - 1, rows.stop)
@@ -89,7 +89,7 @@ class _CausalTileTakenAsWhole(Online):
 
 @mistake("causal-tile-skipped", "tiles")
 class _CausalTileSkipped(Online):
-    """A causal tile of queries stops at the last tile of keys that its first query sees."""
+    """With causal, a tile of queries stops at the last key tile visible to its first query."""
 
     def tile_range(self, c: Inputs, rows: slice) -> tuple[int, int]:
         begin, end = super().tile_range(c, rows)
@@ -99,8 +99,7 @@ class _CausalTileSkipped(Online):
 
 @mistake("window-tile-taken-as-whole", "tiles")
 class _WindowTileTakenAsWhole(Online):
-    """A tile at the left end of the window is not masked where the first of its queries sees all
-    of it."""
+    """A tile at the left end of a window is not masked if its first query sees all of it."""
 
     def fully_visible(self, c: Inputs, rows: slice, keys: slice) -> bool:
         first = slice(rows.start, rows.start + 1)
@@ -109,7 +108,7 @@ class _WindowTileTakenAsWhole(Online):
 
 @mistake("window-tile-skipped", "tiles")
 class _WindowTileSkipped(Online):
-    """A tile of queries begins at the first tile of keys in the window of its last query."""
+    """A tile of queries starts at the first key tile in the window of its last query."""
 
     def tile_range(self, c: Inputs, rows: slice) -> tuple[int, int]:
         last = slice(rows.stop - 1, rows.stop)
@@ -118,7 +117,7 @@ class _WindowTileSkipped(Online):
 
 @mistake("dropout-of-first-tile", "tiles")
 class _DropoutOfFirstTile(Online):
-    """Every tile of keys is dropped by the dropout mask of the first."""
+    """The dropout mask of the first tile of keys is used for every tile."""
 
     def cut_tile(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
         return super().cut_tile(c, rows, keys)._replace(keep=tile_of(c.keep, rows, slice(0, TILE)))
@@ -129,7 +128,7 @@ class _DropoutOfFirstTile(Online):
 
 @mistake("merge-of-mixed-bases", "split keys", "vllm-project/vllm#43919")
 class _MergeOfMixedBases(Split):
-    """Partial results come with an lse to base 2, and are merged as if it were natural."""
+    """Partial results have a base-2 lse but are merged as if it were natural."""
 
     def fold(self, c: Inputs, rows: slice, tiles: list[slice]) -> RunningSoftmax:
         state = super().fold(c, rows, tiles)
@@ -139,7 +138,7 @@ class _MergeOfMixedBases(Split):
 
 @mistake("merge-of-nothing-nan", "split keys", "vllm-project/vllm#39148")
 class _MergeOfNothingNaN(Split):
-    """Merging two partial results that saw nothing subtracts −inf from −inf."""
+    """Merging two fully masked partial results gives NaN: −inf − (−inf)."""
 
     def merge_pivot(self, m: Array) -> Array:
         return m
@@ -147,7 +146,7 @@ class _MergeOfNothingNaN(Split):
 
 @mistake("sink-in-every-split", "split keys")
 class _SinkInEverySplit(Split):
-    """The sink is counted in each of the partial results that are merged."""
+    """The sink is counted in every split of the keys that is merged."""
 
     def second_half(self, c: Inputs) -> Inputs:
         return c
@@ -155,7 +154,7 @@ class _SinkInEverySplit(Split):
 
 @mistake("out-of-each-split-in-backward", "split keys", "tenstorrent/tt-metal#53205")
 class _OutOfEachSplitInBackward(Split):
-    """Backward takes each half of the keys with the out and lse of that half; dv stays right."""
+    """Backward of each half of the keys uses the out and lse of that half; only dv is right."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         S, lse = c.k.shape[-2], self.row_lse(self.states(c), c)

@@ -1,6 +1,7 @@
-"""Mutants: precision lost where the author says, or believes, that it is not.
+"""Mistakes in precision: roundings that the author does not declare, or does not know of.
 
-They are wrong in 16-bit dtypes alone, and are judged by the model that their author would declare.
+They are wrong in 16-bit dtypes only, and are judged by the rounding model that their author would
+declare.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def round_to(x: Array, dtype: np.dtype[np.generic]) -> Array:
-    """x as it is after having been stored."""
+    """Round x to a dtype and read it back."""
     return x.astype(dtype).astype(x.dtype)
 
 
 def truncate(x: Array) -> Array:
-    """x cut off to bfloat16, towards 0."""
+    """Truncate x to bfloat16, towards 0."""
     bits = x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
     return np.asarray(bits.view(np.float32).astype(x.dtype))
 
 
 class Fused(Online):
-    """Right: P and dS are rounded for the matrix products, as the model of that name says."""
+    """Right: P and dS are rounded for the matrix products, as the model "fused" says."""
 
     def drop(self, p: Array, tile: Inputs) -> Array:
         return round_to(super().drop(p, tile), tile.dtype)
@@ -48,7 +49,7 @@ class Fused(Online):
     "row-sum-in-float16", "precision", "sonos/tract#2586", dtypes=("float16",), rounding="fused"
 )
 class _RowSumInFloat16(Online):
-    """The weights of a row are added up one by one in float16, where 2048 + 1 = 2048."""
+    """Row sums accumulate in float16, where 2048 + 1 = 2048."""
 
     def row_sum(self, total: Array, p: Array) -> Array:
         terms = np.concatenate([total, p], -1).astype(np.float16)
@@ -57,7 +58,7 @@ class _RowSumInFloat16(Online):
 
 @mistake("accumulator-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
 class _AccumulatorInBfloat16(Fused):
-    """The accumulator is stored in bfloat16 after every tile of 16 keys."""
+    """The accumulator of out is rounded to bfloat16 after every 16 keys."""
 
     def add_tile(self, state: RunningSoftmax, tile: Inputs) -> RunningSoftmax:
         state = super().add_tile(state, tile)
@@ -66,7 +67,7 @@ class _AccumulatorInBfloat16(Fused):
 
 @mistake("dq-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
 class _DqInBfloat16(Fused):
-    """dq is stored in bfloat16 after every tile of 16 keys."""
+    """dq is rounded to bfloat16 after every 16 keys."""
 
     def collect(self, name: str, into: Array, at: slice, x: Array) -> None:
         super().collect(name, into, at, x)
@@ -76,16 +77,16 @@ class _DqInBfloat16(Fused):
 
 @mistake("group-summed-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
 class _GroupSummedInBfloat16(Fused):
-    """dk and dv of the query heads that share a head are added up in bfloat16."""
+    """dk and dv are summed over shared query heads in bfloat16."""
 
     def share_back(self, dx: Array, x: Array) -> Array:
         *lead, H, S, n = dx.shape
         K = x.shape[-3]
         parts = np.moveaxis(dx.reshape(*lead, K, H // max(K, 1), S, n), -3, 0)
-        found = np.zeros(parts.shape[1:], dx.dtype)
+        total = np.zeros(parts.shape[1:], dx.dtype)
         for part in parts:
-            found = round_to(found + round_to(part, BFLOAT16), BFLOAT16)
-        return found
+            total = round_to(total + round_to(part, BFLOAT16), BFLOAT16)
+        return total
 
 
 # --- scores and weights ---------------------------------------------------------------------------
@@ -99,7 +100,7 @@ class _GroupSummedInBfloat16(Fused):
     rounding="fused",
 )
 class _ProductInFloat16(Attention):
-    """q kᵀ is stored in float16 before it is scaled, and overflows at 65504."""
+    """q kᵀ is stored in float16 before the scale and overflows at 65504."""
 
     def product(self, c: Inputs) -> Array:
         stored = round_to(super().product(c._replace(scale=1.0)), np.dtype(np.float16))
@@ -108,7 +109,7 @@ class _ProductInFloat16(Attention):
 
 @mistake("scores-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
 class _ScoresInBfloat16(Attention):
-    """The final scores are stored in bfloat16, in what is declared fused."""
+    """The final scores are rounded to bfloat16 in a kernel declared as fused."""
 
     def final(self, x: Array, visible: Array, c: Inputs) -> Array:
         return round_to(super().final(x, visible, c), c.dtype)
@@ -116,7 +117,7 @@ class _ScoresInBfloat16(Attention):
 
 @mistake("scale-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
 class _ScaleInBfloat16(Attention):
-    """The scale is a number of the dtype of q."""
+    """The scale is rounded to the dtype of q."""
 
     def product(self, c: Inputs) -> Array:
         return super().product(c._replace(scale=float(round_to(np.array(c.scale), c.dtype))))
@@ -124,7 +125,7 @@ class _ScaleInBfloat16(Attention):
 
 @mistake("exp-of-second-order", "precision", dtypes=("bfloat16",), rounding="fused")
 class _ExpOfSecondOrder(Online):
-    """exp is a Taylor polynomial of second order between powers of 2, off by up to 2⁻⁷."""
+    """exp is a second-order polynomial between powers of 2, off by up to 2⁻⁷."""
 
     def exp(self, x: Array) -> Array:
         n = np.round(np.maximum(x / math.log(2), -150))
@@ -134,7 +135,7 @@ class _ExpOfSecondOrder(Online):
 
 @mistake("weights-in-float8", "precision", dtypes=("bfloat16",), rounding="fused")
 class _WeightsInFloat8(Online):
-    """The weights are stored in float8 for the product with v, in what is declared fused."""
+    """The weights are rounded to float8 for the product with v in a kernel declared as fused."""
 
     def drop(self, p: Array, tile: Inputs) -> Array:
         return round_to(p, np.dtype(ml_dtypes.float8_e4m3fn)) * tile.keep
@@ -142,7 +143,7 @@ class _WeightsInFloat8(Online):
 
 @mistake("weights-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
 class _WeightsTruncated(Online):
-    """The weights are cut off to bfloat16, not rounded to nearest."""
+    """The weights are truncated to bfloat16 instead of rounded to nearest."""
 
     def drop(self, p: Array, tile: Inputs) -> Array:
         return truncate(super().drop(p, tile))
@@ -150,7 +151,7 @@ class _WeightsTruncated(Online):
 
 @mistake("dscores-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
 class _DscoresTruncated(Attention):
-    """The gradient of the scores is cut off to bfloat16, not rounded to nearest."""
+    """The gradient of the scores is truncated to bfloat16 instead of rounded to nearest."""
 
     def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return truncate(super().jacobian(p, dp, delta, c))
@@ -158,7 +159,7 @@ class _DscoresTruncated(Attention):
 
 @mistake("out-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
 class _OutTruncated(Attention):
-    """out is cut off to bfloat16, not rounded to nearest."""
+    """out is truncated to bfloat16 instead of rounded to nearest."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
@@ -167,7 +168,7 @@ class _OutTruncated(Attention):
 
 @mistake("out-gained", "precision", dtypes=("bfloat16",), rounding="fused")
 class _OutGained(Attention):
-    """out is too large by a factor of 1 + 2⁻⁶, as after a division by a reciprocal from a table."""
+    """out is too large by a factor of 1 + 2⁻⁶, as with an approximate reciprocal."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
@@ -176,7 +177,7 @@ class _OutGained(Attention):
 
 @mistake("softmax-in-float16", "precision", "pytorch/executorch#18407", dtypes=("float16",))
 class _SoftmaxInFloat16(Attention):
-    """exp is taken in float16 of the scores as they are, and overflows at 11."""
+    """exp is computed in float16 without subtracting the maximum and overflows at 11."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         e, e_sink = (np.exp(x.astype(np.float16)).astype(np.float64) for x in (s, c.sinks))
@@ -209,7 +210,7 @@ class _LseSavedInBfloat16(Online):
 
 @mistake("mask-overflows-float16", "precision", "ahrefs/ocannl#548", dtypes=("float16",))
 class _MaskOverflowsFloat16(Attention):
-    """−1e9 is added to hidden scores, which is −inf in float16: a row that sees nothing is NaN."""
+    """−1e9 is added to hidden scores, which is −inf in float16: fully masked rows are NaN."""
 
     def hide(self, s: Array, visible: Array) -> Array:
         added = s + np.where(visible, 0, np.float64(-1e9)).astype(np.float16)
@@ -218,7 +219,7 @@ class _MaskOverflowsFloat16(Attention):
 
 @mistake("mask-is-least-float16", "precision", "pytorch/pytorch#110213", dtypes=("float16",))
 class _MaskIsLeastFloat16(Attention):
-    """−65504 is added to hidden scores: a row that sees nothing sees all keys about equally."""
+    """−65504 is added to hidden scores: a fully masked row weighs all keys about equally."""
 
     def hide(self, s: Array, visible: Array) -> Array:
         return round_to(s + np.where(visible, 0, -65504.0), np.dtype(np.float16))

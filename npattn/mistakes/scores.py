@@ -1,4 +1,4 @@
-"""Mutants: scale, softcap, bias."""
+"""Mistakes in the scale, the softcap and the bias."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("scale-of-all-heads", "scale", "karpathy/ng-video-lecture#6")
 class _ScaleOfAllHeads(Attention):
-    """The default scale is 1/√(H·D), the size of all heads together."""
+    """The default scale is 1/√(H·D) instead of 1/√D."""
 
     def default_scale(self, H: int, D: int) -> float:
         return 1 / math.sqrt(H * D or 1)
@@ -24,7 +24,7 @@ class _ScaleOfAllHeads(Attention):
 
 @mistake("scale-of-number-of-heads", "scale", "tenstorrent/tt-metal#56789")
 class _ScaleOfNumberOfHeads(Attention):
-    """The default scale is 1/√H."""
+    """The default scale is 1/√H instead of 1/√D."""
 
     def default_scale(self, H: int, D: int) -> float:
         return 1 / math.sqrt(H or 1)
@@ -32,7 +32,7 @@ class _ScaleOfNumberOfHeads(Attention):
 
 @mistake("scale-of-padded-size", "scale", "intel/ipex-llm#12619")
 class _ScaleOfPaddedSize(Attention):
-    """The default scale takes D rounded up to a multiple of 8."""
+    """The default scale uses D rounded up to a multiple of 8."""
 
     def default_scale(self, H: int, D: int) -> float:
         return 1 / math.sqrt(-(-D // 8) * 8 or 1)
@@ -40,7 +40,7 @@ class _ScaleOfPaddedSize(Attention):
 
 @mistake("scale-of-values", "scale")
 class _ScaleOfValues(Attention):
-    """The default scale is 1/√E, of the size of the values."""
+    """The default scale is 1/√E instead of 1/√D."""
 
     def inputs(self, q: Array, k: Array, v: Array, *mask: Any, **options: Any) -> Inputs:
         if options.get("scale") is None:
@@ -50,7 +50,7 @@ class _ScaleOfValues(Attention):
 
 @mistake("scale-one", "scale")
 class _ScaleOne(Attention):
-    """The default scale is 1."""
+    """The default scale is 1 instead of 1/√D."""
 
     def default_scale(self, H: int, D: int) -> float:
         return 1.0
@@ -58,7 +58,7 @@ class _ScaleOne(Attention):
 
 @mistake("scale-twice", "scale", "huggingface/transformers#38290")
 class _ScaleTwice(Attention):
-    """q is scaled, and then the scores once more."""
+    """The scale is applied twice: to q and to the scores."""
 
     def product(self, c: Inputs) -> Array:
         return np.asarray(c.scale * super().product(c))
@@ -66,7 +66,7 @@ class _ScaleTwice(Attention):
 
 @mistake("scale-ignored", "scale", "pytorch/pytorch#174049")
 class _ScaleIgnored(Attention):
-    """The scale is always the default."""
+    """The scale argument is ignored: the default 1/√D is always used."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -75,7 +75,7 @@ class _ScaleIgnored(Attention):
 
 @mistake("scale-zero-is-none", "scale")
 class _ScaleZeroIsNone(Attention):
-    """A scale of 0 counts as none given."""
+    """A scale of 0 is treated as not given."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         options["scale"] = options.get("scale") or None
@@ -84,7 +84,7 @@ class _ScaleZeroIsNone(Attention):
 
 @mistake("scale-divides", "scale")
 class _ScaleDivides(Attention):
-    """A scale that is given divides the scores."""
+    """The scores are divided by the scale argument instead of multiplied."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         if options.get("scale") is not None:
@@ -94,7 +94,7 @@ class _ScaleDivides(Attention):
 
 @mistake("scale-ignored-with-softcap", "scale")
 class _ScaleIgnoredWithSoftcap(Attention):
-    """The path with a softcap takes the default scale."""
+    """The scale argument is ignored if there is a softcap."""
 
     def product(self, c: Inputs) -> Array:
         default = self.default_scale(c.q.shape[-3], c.q.shape[-1])
@@ -103,7 +103,7 @@ class _ScaleIgnoredWithSoftcap(Attention):
 
 @mistake("maximum-before-scale", "scale")
 class _MaximumBeforeScale(Attention):
-    """A row's maximum is found before the scale, which makes it the minimum where it is < 0."""
+    """The row maximum is found before the scale, so that a negative scale makes it the minimum."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
@@ -116,7 +116,7 @@ class _MaximumBeforeScale(Attention):
 
 @mistake("scale-ignored-in-backward", "scale")
 class _ScaleIgnoredInBackward(Attention):
-    """Backward takes the default scale."""
+    """Backward ignores the scale argument and uses 1/√D."""
 
     def recompute(self, c: Inputs) -> Inputs:
         return c._replace(scale=self.default_scale(c.q.shape[-3], c.q.shape[-1]))
@@ -127,7 +127,7 @@ class _ScaleIgnoredInBackward(Attention):
 
 @mistake("softcap-after-mask", "softcap", "ggml-org/llama.cpp#29034")
 class _SoftcapAfterMask(Attention):
-    """The softcap turns the −inf of hidden scores into −c, and they take weight."""
+    """The softcap is applied after the mask: hidden scores become −c and keep weight."""
 
     def final(self, x: Array, visible: Array, c: Inputs) -> Array:
         return self.cap(self.hide(x + c.bias, visible), c)
@@ -135,7 +135,7 @@ class _SoftcapAfterMask(Attention):
 
 @mistake("softcap-over-bias", "softcap", "emmtrix/emx-onnx-cgen#731")
 class _SoftcapOverBias(Attention):
-    """The softcap is applied to score + bias."""
+    """The softcap is applied to score + bias instead of the score alone."""
 
     def final(self, x: Array, visible: Array, c: Inputs) -> Array:
         return self.hide(self.cap(x + c.bias, c), visible)
@@ -143,7 +143,7 @@ class _SoftcapOverBias(Attention):
 
 @mistake("softcap-before-scale", "softcap")
 class _SoftcapBeforeScale(Attention):
-    """The softcap is applied to q kᵀ, and the scale comes after it."""
+    """The softcap is applied to q kᵀ before the scale."""
 
     def product(self, c: Inputs) -> Array:
         return super().product(c if c.softcap is None else c._replace(scale=1.0))
@@ -154,7 +154,7 @@ class _SoftcapBeforeScale(Attention):
 
 @mistake("softcap-not-multiplied", "softcap")
 class _SoftcapNotMultiplied(Attention):
-    """The softcap is tanh(s/c), which is not multiplied by c."""
+    """The softcap computes tanh(s/c) without multiplying by c."""
 
     def cap(self, x: Array, c: Inputs) -> Array:
         return x if c.softcap is None else super().cap(x, c) / c.softcap
@@ -162,7 +162,7 @@ class _SoftcapNotMultiplied(Attention):
 
 @mistake("softcap-clips", "softcap")
 class _SoftcapClips(Attention):
-    """The softcap clips scores at ±c."""
+    """The softcap clips scores at ±c instead of c·tanh(s/c)."""
 
     def cap(self, x: Array, c: Inputs) -> Array:
         return x if c.softcap is None else np.clip(x, -c.softcap, c.softcap)
@@ -170,7 +170,7 @@ class _SoftcapClips(Attention):
 
 @mistake("sink-capped", "sinks")
 class _SinkCapped(Attention):
-    """The softcap is applied to the sink too."""
+    """The softcap is also applied to the sinks."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         sinks = np.where(c.sinks == -np.inf, c.sinks, self.cap(c.sinks, c))
@@ -187,7 +187,7 @@ class _SoftcapIgnoredInBackward(Attention):
 
 @mistake("softcap-slope-forgotten", "softcap")
 class _SoftcapSlopeForgotten(Attention):
-    """The gradient passes the softcap as if it were not there."""
+    """Backward ignores the derivative of the softcap."""
 
     def cap_slope(self, c: Inputs) -> Any:
         return 1.0
@@ -195,7 +195,7 @@ class _SoftcapSlopeForgotten(Attention):
 
 @mistake("softcap-slope-of-capped", "softcap")
 class _SoftcapSlopeOfCapped(Attention):
-    """The slope of the softcap is taken at the score that was capped."""
+    """The derivative of the softcap is evaluated at the capped score."""
 
     def cap_slope(self, c: Inputs) -> Any:
         capped = self.cap(self.product(c), c)
@@ -204,7 +204,7 @@ class _SoftcapSlopeOfCapped(Attention):
 
 @mistake("softcap-slope-after-bias", "softcap")
 class _SoftcapSlopeAfterBias(Attention):
-    """The slope of the softcap is 1 − (s/c)² of the score with its bias."""
+    """The derivative of the softcap is 1 − (s/c)² with the bias included in s."""
 
     def cap_slope(self, c: Inputs) -> Any:
         s = self.cap(self.product(c), c) + c.bias
@@ -213,7 +213,7 @@ class _SoftcapSlopeAfterBias(Attention):
 
 @mistake("softcap-slope-of-hidden", "softcap", "openxla/tokamax#1121")
 class _SoftcapSlopeOfHidden(Attention):
-    """The slope of the softcap is −inf at hidden scores, and 0 · inf is NaN."""
+    """The derivative of the softcap is −inf at hidden scores, and 0 · inf is NaN."""
 
     def uncap(self, ds: Array, live: Array, c: Inputs) -> Array:
         slope = np.where(self.visible(c), self.cap_slope(c), -np.inf)
@@ -225,7 +225,7 @@ class _SoftcapSlopeOfHidden(Attention):
 
 @mistake("bias-scaled", "bias")
 class _BiasScaled(Attention):
-    """The bias is multiplied by the scale, as the scores are."""
+    """The bias is multiplied by the scale."""
 
     def bias(self, c: Inputs) -> Array | float:
         return c.scale * c.bias
@@ -233,7 +233,7 @@ class _BiasScaled(Attention):
 
 @mistake("bias-subtracted", "bias", "meta-pytorch/attention-gym#86")
 class _BiasSubtracted(Attention):
-    """The finite bias has the wrong sign, as that of a distance taken the other way round."""
+    """The finite bias has the wrong sign, as with distances in the wrong direction."""
 
     def bias(self, c: Inputs) -> Array | float:
         return np.where(c.bias == -np.inf, c.bias, -np.asarray(c.bias))
@@ -241,7 +241,7 @@ class _BiasSubtracted(Attention):
 
 @mistake("bias-ignored-when-causal", "bias", "keras-team/keras#22097")
 class _BiasIgnoredWhenCausal(Attention):
-    """The bias is not read where causal is given."""
+    """The bias is ignored if causal is given."""
 
     def bias(self, c: Inputs) -> Array | float:
         return 0.0 if c.causal else c.bias
@@ -249,7 +249,7 @@ class _BiasIgnoredWhenCausal(Attention):
 
 @mistake("bias-minus-inf-lost", "bias", "pytorch/pytorch#92554")
 class _BiasMinusInfLost(Attention):
-    """The −inf of a bias count as 0."""
+    """Entries of −inf in the bias are taken as 0."""
 
     def bias(self, c: Inputs) -> Array | float:
         return np.where(c.bias == -np.inf, 0, c.bias)
@@ -257,7 +257,7 @@ class _BiasMinusInfLost(Attention):
 
 @mistake("bias-of-last-query", "bias", "Dao-AILab/flash-attention#540")
 class _BiasOfLastQuery(Attention):
-    """The bias of the last query is used for all, as if only the key mattered."""
+    """The bias of the last query is used for all queries."""
 
     def bias(self, c: Inputs) -> Array | float:
         bias = np.asarray(c.bias)
@@ -266,7 +266,7 @@ class _BiasOfLastQuery(Attention):
 
 @mistake("bias-samples-as-heads", "bias")
 class _BiasSamplesAsHeads(Attention):
-    """A bias (B, 1, T, S) is read as (1, B, T, S) where there are B heads."""
+    """A bias (B, 1, T, S) is read as (1, B, T, S) if B = H."""
 
     def bias(self, c: Inputs) -> Array | float:
         bias = np.asarray(c.bias)
@@ -284,7 +284,7 @@ class _BiasIgnoredInBackward(Attention):
 
 @mistake("dbias-scaled", "bias")
 class _DbiasScaled(Attention):
-    """dbias is multiplied by the scale, as dq is."""
+    """dbias is multiplied by the scale."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
@@ -293,7 +293,7 @@ class _DbiasScaled(Attention):
 
 @mistake("dbias-behind-softcap", "bias")
 class _DbiasBehindSoftcap(Attention):
-    """dbias is multiplied by the slope of the softcap, which the bias does not go through."""
+    """dbias is multiplied by the derivative of the softcap."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
@@ -302,9 +302,9 @@ class _DbiasBehindSoftcap(Attention):
 
 @mistake("dbias-of-all-samples", "bias")
 class _DbiasOfAllSamples(Attention):
-    """dbias of each sample is the sum over all samples."""
+    """dbias of each batch entry is the sum over the whole batch."""
 
     def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
-        found = sum_to(ds, shape)
+        dbias = sum_to(ds, shape)
         own = len(shape) > 3
-        return np.broadcast_to(found.sum(-4, keepdims=True), shape) if own else found
+        return np.broadcast_to(dbias.sum(-4, keepdims=True), shape) if own else dbias

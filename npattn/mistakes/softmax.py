@@ -1,4 +1,4 @@
-"""Mutants: softmax, lse, sinks."""
+"""Mistakes in the softmax, lse and the sinks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npattn.mistakes.register import mistake
     "softmax-over-queries", "softmax", "labmlai/annotated_deep_learning_paper_implementations#146"
 )
 class _SoftmaxOverQueries(Attention):
-    """The weights of a key over all queries sum to 1, not those of a query over all keys."""
+    """The softmax is taken over the queries instead of the keys."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         _, p_sink, lse = super().softmax(s, c, live)
@@ -27,7 +27,7 @@ class _SoftmaxOverQueries(Attention):
 
 @mistake("no-max-subtracted", "softmax", "pytorch/executorch#18407")
 class _NoMaxSubtracted(Attention):
-    """exp is taken of the scores as they are, in the dtype computed in, and overflows."""
+    """exp overflows for large scores: the row maximum is not subtracted."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         wide = np.float64 if c.dtype == np.float64 else np.float32
@@ -39,7 +39,7 @@ class _NoMaxSubtracted(Attention):
 
 @mistake("lse-base-2", "lse", "deepseek-ai/FlashMLA#106")
 class _LseBase2(Attention):
-    """lse is a logarithm to base 2."""
+    """lse is a base-2 logarithm."""
 
     def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
         return super().lse(pivot, total, e_sink) / math.log(2)
@@ -47,7 +47,7 @@ class _LseBase2(Attention):
 
 @mistake("lse-without-maximum", "lse")
 class _LseWithoutMaximum(Attention):
-    """lse is that of the scores after the maximum was subtracted."""
+    """lse is the logarithm of Σ exp(s − maximum); the maximum is not added back."""
 
     def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
         return np.log(total)
@@ -55,7 +55,7 @@ class _LseWithoutMaximum(Attention):
 
 @mistake("lse-without-sink", "sinks")
 class _LseWithoutSink(Attention):
-    """The sink takes weight, but is not in lse."""
+    """lse leaves out the sink, while the weights include it."""
 
     def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
         return super().lse(pivot, total - e_sink, e_sink)
@@ -63,7 +63,7 @@ class _LseWithoutSink(Attention):
 
 @mistake("sink-scaled", "sinks")
 class _SinkScaled(Attention):
-    """The sink is multiplied by the scale, as the scores are."""
+    """The sinks are multiplied by the scale."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         sinks = np.where(c.sinks == -np.inf, c.sinks, c.scale * c.sinks)
@@ -72,7 +72,7 @@ class _SinkScaled(Attention):
 
 @mistake("dsinks-without-dlse", "sinks", "Dao-AILab/flash-attention#2706")
 class _DsinksWithoutDlse(Attention):
-    """The gradient of lse does not reach the sinks."""
+    """dsinks leaves out the gradient of lse."""
 
     def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
         return np.asarray(-p_sink * (delta + dlse))
@@ -80,7 +80,7 @@ class _DsinksWithoutDlse(Attention):
 
 @mistake("dsinks-zero", "sinks", "Dao-AILab/flash-attention#1973")
 class _DsinksZero(Attention):
-    """The sinks get no gradient."""
+    """dsinks is 0."""
 
     def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
         return np.zeros_like(delta)
@@ -88,7 +88,7 @@ class _DsinksZero(Attention):
 
 @mistake("weights-base-2", "softmax")
 class _WeightsBase2(Attention):
-    """The weights are powers of 2 of scores that were not multiplied by log₂ e."""
+    """The weights are 2^s instead of e^s: the factor log₂ e is missing."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         factor = math.log(2)
@@ -97,7 +97,7 @@ class _WeightsBase2(Attention):
 
 @mistake("maximum-of-all-queries", "softmax")
 class _MaximumOfAllQueries(Attention):
-    """One maximum is subtracted for all queries of a head; far below it all weights are 0."""
+    """One maximum is subtracted for all queries of a head; rows far below it get weights of 0."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         m = np.maximum(s.max((-1, -2), keepdims=True, initial=-np.inf), c.sinks)
@@ -110,7 +110,7 @@ class _MaximumOfAllQueries(Attention):
 
 @mistake("scores-clipped", "softmax")
 class _ScoresClipped(Attention):
-    """Scores are clipped to ±80 so that exp cannot overflow, and no maximum is needed."""
+    """Scores are clipped to ±80 to avoid overflow instead of subtracting the maximum."""
 
     def cap(self, x: Array, c: Inputs) -> Array:
         return np.clip(super().cap(x, c), -80, 80)
@@ -118,7 +118,7 @@ class _ScoresClipped(Attention):
 
 @mistake("zero-key-in-every-row", "softmax")
 class _ZeroKeyInEveryRow(Attention):
-    """A key with score 0 and value 0 joins every row, as a module's option for it would do."""
+    """Every row has one more key with score 0 and value 0 (add_zero_attn)."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
@@ -129,7 +129,7 @@ class _ZeroKeyInEveryRow(Attention):
 
 @mistake("lse-of-weights", "lse", "pytorch/pytorch#124097", equivalent=True)
 class _LseOfWeights(Attention):
-    """lse is taken of the weights, not of the scores."""
+    """lse is computed from the weights instead of the scores."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, _ = super().softmax(s, c, live)
@@ -138,7 +138,7 @@ class _LseOfWeights(Attention):
 
 @mistake("sink-of-first-head", "sinks")
 class _SinkOfFirstHead(Attention):
-    """All heads have the sink of the first."""
+    """The sink of the first head is used for all heads."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         return super().softmax(s, c._replace(sinks=c.sinks[:1]), live)
@@ -146,7 +146,7 @@ class _SinkOfFirstHead(Attention):
 
 @mistake("sink-has-a-value", "sinks")
 class _SinkHasAValue(Attention):
-    """The weight of the sink goes to the first key, so that the weights sum to 1."""
+    """The weight of the sink is added to the first key, so that the weights sum to 1."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
@@ -156,7 +156,7 @@ class _SinkHasAValue(Attention):
 
 @mistake("sink-not-in-maximum", "sinks")
 class _SinkNotInMaximum(Attention):
-    """The maximum is that of the scores alone, and a sink far above them overflows."""
+    """The row maximum leaves out the sink; one far above the scores overflows."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         m = s.max(-1, keepdims=True, initial=-np.inf)
@@ -170,9 +170,9 @@ class _SinkNotInMaximum(Attention):
 
 @mistake("dsinks-of-last-query", "sinks")
 class _DsinksOfLastQuery(Attention):
-    """The gradient of a sink is that through the last query, not the sum over all."""
+    """dsinks takes only the last query instead of the sum over all."""
 
     def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
-        found = super().ds_sink(p_sink, delta, dlse)
-        found[..., :-1, :] = 0
-        return found
+        dsinks = super().ds_sink(p_sink, delta, dlse)
+        dsinks[..., :-1, :] = 0
+        return dsinks

@@ -1,4 +1,4 @@
-"""Mutants: window."""
+"""Mistakes in the window."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npattn.options import Window
 
 @mistake("window-one-wider", "window", "huggingface/transformers#39408")
 class _WindowOneWider(Attention):
-    """The window reaches one key further to the left."""
+    """The window reaches one key too far to the left."""
 
     def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
@@ -21,7 +21,7 @@ class _WindowOneWider(Attention):
 
 @mistake("window-one-narrower", "window", "NVIDIA/TransformerEngine#1212")
 class _WindowOneNarrower(Attention):
-    """The left end of the window is exclusive."""
+    """The window ends one key too early on the left."""
 
     def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
@@ -30,7 +30,7 @@ class _WindowOneNarrower(Attention):
 
 @mistake("window-right-ignored", "window")
 class _WindowRightIgnored(Attention):
-    """The right side of the window is not read."""
+    """The right side of the window is ignored."""
 
     def sides(self, c: Inputs) -> Window:
         left, _ = super().sides(c)
@@ -39,7 +39,7 @@ class _WindowRightIgnored(Attention):
 
 @mistake("window-symmetric", "window")
 class _WindowSymmetric(Attention):
-    """The window reaches as far to the right as to the left."""
+    """The left side of the window is used for the right side too."""
 
     def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
@@ -48,7 +48,7 @@ class _WindowSymmetric(Attention):
 
 @mistake("window-exchanged", "window")
 class _WindowExchanged(Attention):
-    """The window's left and right are exchanged."""
+    """The left and right sides of the window are swapped."""
 
     def sides(self, c: Inputs) -> Window:
         left, right = c.window or (None, None)
@@ -57,7 +57,7 @@ class _WindowExchanged(Attention):
 
 @mistake("window-ahead-without-causal", "window", "vllm-project/vllm#31406")
 class _WindowAheadWithoutCausal(Attention):
-    """Without causal the left side of the window reaches to the right."""
+    """Without causal, the left side of the window reaches to the right instead."""
 
     def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
@@ -66,7 +66,7 @@ class _WindowAheadWithoutCausal(Attention):
 
 @mistake("window-zero-is-none", "window")
 class _WindowZeroIsNone(Attention):
-    """A side of 0 keys counts as one not given, which is unlimited."""
+    """A window side of 0 is treated as None (unlimited)."""
 
     def sides(self, c: Inputs) -> Window:
         left, right = c.window or (None, None)
@@ -75,7 +75,7 @@ class _WindowZeroIsNone(Attention):
 
 @mistake("window-start-negative", "window")
 class _WindowStartNegative(Attention):
-    """A window that would begin before the first key begins as far before the end."""
+    """A negative window start is an index from the end, as in Python slices."""
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
@@ -86,7 +86,7 @@ class _WindowStartNegative(Attention):
 
 @mistake("window-top-left", "window")
 class _WindowTopLeft(Attention):
-    """The window stands at key t, while causal stands at t + S − T."""
+    """The window is aligned top-left, while causal is aligned bottom-right."""
 
     def visible(self, c: Inputs) -> Array:
         beside = np.arange(c.k.shape[-2]) - np.arange(c.q.shape[-2])[:, None]
@@ -96,7 +96,7 @@ class _WindowTopLeft(Attention):
 
 @mistake("window-of-whole-tiles", "window")
 class _WindowOfWholeTiles(Attention):
-    """Tiles before the window are skipped, and the one in which it begins is seen whole."""
+    """The tile in which the window starts is visible as a whole."""
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
@@ -108,7 +108,7 @@ class _WindowOfWholeTiles(Attention):
 
 @mistake("window-ignored-for-one-query", "window", "karpathy/nanochat#452")
 class _WindowIgnoredForOneQuery(Attention):
-    """A single query, as in decoding, sees all keys."""
+    """The window is ignored for a single query (decoding)."""
 
     def visible(self, c: Inputs) -> Array:
         return super().visible(c._replace(window=None) if c.q.shape[-2] == 1 else c)
@@ -116,7 +116,7 @@ class _WindowIgnoredForOneQuery(Attention):
 
 @mistake("window-ignored-without-causal", "window")
 class _WindowIgnoredWithoutCausal(Attention):
-    """The window is read only where causal is given."""
+    """The window is ignored without causal."""
 
     def visible(self, c: Inputs) -> Array:
         return super().visible(c if c.causal else c._replace(window=None))
@@ -124,7 +124,7 @@ class _WindowIgnoredWithoutCausal(Attention):
 
 @mistake("window-ignored-with-mask", "window")
 class _WindowIgnoredWithMask(Attention):
-    """The window is read only where no mask is given."""
+    """The window is ignored if a mask is given."""
 
     def visible(self, c: Inputs) -> Array:
         return super().visible(c if c.mask is None else c._replace(window=None))
@@ -132,7 +132,7 @@ class _WindowIgnoredWithMask(Attention):
 
 @mistake("window-replaces-mask", "window", "huggingface/transformers#31670")
 class _WindowReplacesMask(Attention):
-    """The mask is not read where a window is given."""
+    """The mask is ignored if a window is given."""
 
     def visible(self, c: Inputs) -> Array:
         return super().visible(c if c.window is None else c._replace(mask=None))
@@ -140,7 +140,7 @@ class _WindowReplacesMask(Attention):
 
 @mistake("window-replaces-causal", "window")
 class _WindowReplacesCausal(Attention):
-    """causal is not read where a window is given."""
+    """Causal is ignored if a window is given."""
 
     def visible(self, c: Inputs) -> Array:
         return super().visible(c if c.window is None else c._replace(causal=False))
@@ -156,7 +156,7 @@ class _WindowIgnoredInBackward(Attention):
 
 @mistake("window-mirrored-in-backward", "window")
 class _WindowMirroredInBackward(Attention):
-    """Backward goes from key to query, and exchanges the window's left and right on the way."""
+    """Backward swaps the left and right sides of the window."""
 
     def recompute(self, c: Inputs) -> Inputs:
         return c if c.window is None else c._replace(window=c.window[::-1])

@@ -1,4 +1,4 @@
-"""Mistakes in reading arrays, and in what a call keeps or changes."""
+"""Mistakes in reading arrays, and in state that a call keeps or changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("blind-batch-modulo", "shapes")
 class BatchModulo(Attention):
-    """Batch entry b of q takes entry b mod n of k and v, not that of broadcasting."""
+    """Batch entry b of q uses entry b % n of k and v instead of broadcasting."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -34,28 +34,28 @@ class BatchModulo(Attention):
 
 @mistake("blind-rank-2-weights", "shapes")
 class Rank2Weights(Attention):
-    """The weights of inputs of rank 2 keep an axis of heads."""
+    """The weights of rank-2 inputs keep a head axis."""
 
     @same_signature(Attention.forward)
     def forward(self, q: Array, *args: Any, return_weights: bool = False, **options: Any) -> Any:
-        found = super().forward(q, *args, return_weights=return_weights, **options)
-        return (*found[:-1], found[-1][None]) if return_weights and q.ndim == 2 else found
+        results = super().forward(q, *args, return_weights=return_weights, **options)
+        return (*results[:-1], results[-1][None]) if return_weights and q.ndim == 2 else results
 
 
 @mistake("blind-float64-read-as-float32", "dtypes", dtypes=("float64",))
 class Float64ReadAsFloat32(Attention):
-    """Inputs of float64 are rounded to float32 as they are read."""
+    """float64 inputs are rounded to float32."""
 
     def read(self, x: Array) -> Array:
         return as_float32(np.asarray(x))
 
 
-# --- state, and what the caller holds
+# --- state, and arrays of the caller
 
 
 @mistake("blind-cache-without-causal", "state")
 class CacheWithoutCausal(Attention):
-    """What is visible is kept by sizes and window, and causal is not in the key."""
+    """A cached mask is keyed by sizes and window, without causal."""
 
     def __init__(self) -> None:
         self.kept: dict[Any, Array] = {}
@@ -68,7 +68,7 @@ class CacheWithoutCausal(Attention):
 
 @mistake("blind-bias-masked-in-place", "state")
 class BiasMaskedInPlace(Attention):
-    """The mask is written into the caller's bias, where that has room for it."""
+    """The mask is written into the caller's bias if the shapes allow it."""
 
     @same_signature(Attention.forward)
     def forward(
@@ -84,7 +84,7 @@ class BiasMaskedInPlace(Attention):
 
 @mistake("blind-values-in-memory-order", "state")
 class ValuesInMemoryOrder(Attention):
-    """v is read in the order in which it lies in memory."""
+    """v is read in memory order."""
 
     def inputs(self, q: Array, k: Array, v: Array, *mask: Any, **options: Any) -> Inputs:
         v = np.ravel(v, order="K").reshape(v.shape)

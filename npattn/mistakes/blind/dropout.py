@@ -13,7 +13,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("blind-dropout-in-lse", "dropout", equivalent=True)
 class DropoutInLse(Attention):
-    """lse sums the weights that dropout keeps."""
+    """lse is the log of the sum of the weights that dropout keeps."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, _ = super().results(c)
@@ -26,7 +26,7 @@ class DropoutInLse(Attention):
 
 @mistake("blind-rate-zero-backward", "dropout")
 class RateZeroBackward(Attention):
-    """With a rate of 0 backward leaves out dropout, and its mask with it."""
+    """At a dropout rate of 0 backward ignores the dropout mask."""
 
     def recompute(self, c: Inputs) -> Inputs:
         return c._replace(keep=1.0) if np.any(np.asarray(c.keep) == 1) else c
@@ -34,7 +34,7 @@ class RateZeroBackward(Attention):
 
 @mistake("blind-dweights-dropped", "dropout")
 class DweightsDropped(Attention):
-    """dweights goes back through dropout, though the weights returned are those before it."""
+    """Dropout is applied to dweights, though the returned weights are those before dropout."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         return super().gradients(c, do, dlse, dw * c.keep)
@@ -42,7 +42,7 @@ class DweightsDropped(Attention):
 
 @mistake("blind-delta-dropped", "dropout")
 class DeltaDropped(Attention):
-    """The dropped weights multiply delta as well: ds = w (dp − delta)."""
+    """D is multiplied by the dropped weights w: ds = p dp − w D."""
 
     def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
         return np.asarray(p * dp - p * c.keep * delta)
@@ -50,7 +50,7 @@ class DeltaDropped(Attention):
 
 @mistake("blind-dropped-row-dlse", "dropout")
 class DroppedRowDlse(Attention):
-    """A row whose weights were all dropped is passed over, and its lse has no gradient."""
+    """A row whose weights are all dropped is skipped, and the gradient of its lse is lost."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         _, live = self.scores(c)
@@ -61,7 +61,7 @@ class DroppedRowDlse(Attention):
 
 @mistake("blind-weights-path-without-dropout", "dropout")
 class WeightsPathWithoutDropout(Attention):
-    """The path that returns weights has no dropout in out."""
+    """out has no dropout if the weights are requested."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         return super().results(c._replace(keep=1.0) if c.returns_weights else c)

@@ -16,7 +16,7 @@ def as_float32(x: Array) -> Array:
 
 
 class PivotedFloat32(Attention):
-    """Exponentials in the range of float32, about a number that is not the row's maximum."""
+    """Softmax with exponentials in the range of float32; mistakes override the pivot."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         m = self.pivot(s, c, live)

@@ -13,7 +13,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("blind-delta-without-dweights", "gradients")
 class DeltaWithoutDweights(Attention):
-    """delta is Σ do · o, which holds nothing of dweights."""
+    """D is Σ do·out, which lacks the share of dweights."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         s, live = self.scores(c)
@@ -24,7 +24,7 @@ class DeltaWithoutDweights(Attention):
 
 @mistake("blind-broadcast-last-wins", "gradients")
 class BroadcastLastWins(Attention):
-    """Where k or v is broadcast along the batch, the last gradient overwrites the others."""
+    """If k or v broadcasts along the batch, its gradient is that of the last entry."""
 
     def reduce(self, dx: Array, shape: tuple[int, ...]) -> Array:
         if dx.size == 0:

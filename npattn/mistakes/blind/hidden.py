@@ -11,12 +11,12 @@ from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.register import mistake
 
-# --- what is hidden does not matter  [10]
+# --- hidden positions  [10]
 
 
 @mistake("blind-values-cleared-by-column", "hidden")
 class ValuesClearedByColumn(Attention):
-    """Values are cleared at keys that no query sees, not at those that one query does not."""
+    """Values are cleared only at keys hidden from every query, not at those hidden from one."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         _, lse, p = super().results(c)
@@ -28,7 +28,7 @@ class ValuesClearedByColumn(Attention):
 
 @mistake("blind-hidden-inf", "hidden")
 class HiddenInf(Attention):
-    """NaN is cleared behind the mask, and inf is not."""
+    """NaN is cleared behind the mask, but inf is not."""
 
     def masked_matmul(self, w: Array, x: Array, live: Array) -> Array:
         unknown = np.isnan(x)
@@ -38,7 +38,7 @@ class HiddenInf(Attention):
 
 @mistake("blind-delta-of-hidden-values", "hidden")
 class DeltaOfHiddenValues(Attention):
-    """delta sums p dp over hidden keys too: 0 · NaN where a hidden value is NaN."""
+    """D = Σ p dp includes hidden keys: 0 · NaN if a hidden value is NaN."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dp = do @ self.share(c.v, c.q.shape[-3]).swapaxes(-1, -2)
@@ -47,7 +47,7 @@ class DeltaOfHiddenValues(Attention):
 
 @mistake("blind-dq-of-hidden-keys", "hidden")
 class DqOfHiddenKeys(Attention):
-    """dq = ds k as it stands: 0 · NaN where a hidden key is NaN."""
+    """dq = ds k includes hidden keys: 0 · NaN if a hidden key is NaN."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, *others = super().gradients(c, do, dlse, dw)
@@ -56,7 +56,7 @@ class DqOfHiddenKeys(Attention):
 
 @mistake("blind-dk-of-nan-query", "hidden")
 class DkOfNanQuery(Attention):
-    """dk = dsᵀ q as it stands: a NaN query reaches keys that it does not see."""
+    """dk = dsᵀ q includes hidden queries: a NaN query reaches keys that it does not see."""
 
     def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return np.asarray(c.scale * (dx.swapaxes(-1, -2) @ c.q))
@@ -64,7 +64,7 @@ class DkOfNanQuery(Attention):
 
 @mistake("blind-nan-spreads-over-columns", "hidden")
 class NanSpreadsOverColumns(Attention):
-    """A NaN in one column of a value that is seen makes every column of o NaN."""
+    """A NaN in one column of a visible value makes every column of out NaN."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
@@ -84,7 +84,7 @@ class NoSizeScale(Attention):
 
 @mistake("blind-no-keys-sink", "sizes", equivalent=True)
 class NoKeysSink(Attention):
-    """With S = 0 lse is −inf, though there is a sink."""
+    """With S = 0 lse is −inf even with a sink."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
@@ -93,7 +93,7 @@ class NoKeysSink(Attention):
 
 @mistake("blind-no-values-lse", "sizes")
 class NoValuesLse(Attention):
-    """With E = 0 there is nothing to compute, and lse and weights are 0."""
+    """With E = 0 lse and weights are 0, as if there were nothing to compute."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
@@ -102,11 +102,11 @@ class NoValuesLse(Attention):
 
 @mistake("blind-no-values-gradient", "sizes")
 class NoValuesGradient(Attention):
-    """With E = 0 every gradient is 0, though lse and weights have theirs."""
+    """With E = 0 every gradient is 0, though lse and weights have gradients."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        found = super().gradients(c, do, dlse, dw)
-        return found if c.v.shape[-1] else tuple(np.zeros_like(x) for x in found)
+        results = super().gradients(c, do, dlse, dw)
+        return results if c.v.shape[-1] else tuple(np.zeros_like(x) for x in results)
 
 
 @mistake("blind-no-queries-dk", "sizes")

@@ -12,7 +12,7 @@ from npattn.options import Window
 
 @mistake("blind-mask-rank-3-as-batch", "mask")
 class MaskRank3AsBatch(Attention):
-    """A mask (H, T, S) is taken for (B, T, S) where B is H."""
+    """A mask (H, T, S) is read as (B, T, S) if B = H."""
 
     def mask(self, mask: Array, c: Inputs) -> Array:
         lead = c.q.shape[:-3]
@@ -21,7 +21,7 @@ class MaskRank3AsBatch(Attention):
 
 @mistake("blind-mask-rank-2-as-padding", "mask")
 class MaskRank2AsPadding(Attention):
-    """A mask (T, S) is taken for one of keys, (B, S), where B is T."""
+    """A mask (T, S) is read as a padding mask (B, S) if B = T."""
 
     def mask(self, mask: Array, c: Inputs) -> Array:
         lead = c.q.shape[:-3]
@@ -30,7 +30,7 @@ class MaskRank2AsPadding(Attention):
 
 @mistake("blind-mask-of-group", "mask")
 class MaskOfGroup(Attention):
-    """The heads that share keys share the mask of their first one."""
+    """Query heads that share keys all use the mask of their first head."""
 
     def mask(self, mask: Array, c: Inputs) -> Array:
         H, K = c.q.shape[-3], c.k.shape[-3]
@@ -42,7 +42,7 @@ class MaskOfGroup(Attention):
 
 @mistake("blind-window-ignored-with-mask", "window")
 class WindowIgnoredWithMask(Attention):
-    """Where a mask is given, the window is not applied."""
+    """The window is not applied if there is a mask."""
 
     def sides(self, c: Inputs) -> Window:
         return super().sides(c if c.mask is None else c._replace(window=None))
@@ -50,7 +50,7 @@ class WindowIgnoredWithMask(Attention):
 
 @mistake("blind-causal-offset-clamped", "causal")
 class CausalOffsetClamped(Attention):
-    """S − T is clamped at 0, so that with T > S the first query sees a key."""
+    """The causal offset S − T is clamped at 0: with T > S the first query sees a key."""
 
     def diagonal(self, T: int, S: int) -> Array:
         return np.arange(T)[:, None] + max(S - T, 0)
@@ -58,7 +58,7 @@ class CausalOffsetClamped(Attention):
 
 @mistake("blind-window-half-open-ignored", "window")
 class WindowHalfOpenIgnored(Attention):
-    """A window with None on one side is no window."""
+    """A window with None on one side is ignored."""
 
     def sides(self, c: Inputs) -> Window:
         return super().sides(c._replace(window=None) if None in (c.window or ()) else c)
@@ -66,7 +66,7 @@ class WindowHalfOpenIgnored(Attention):
 
 @mistake("blind-window-before-causal", "window")
 class WindowBeforeCausal(Attention):
-    """With causal the right side of the window is kept, instead of being at most 0."""
+    """With causal, the right side of the window is kept instead of limited to 0."""
 
     def sides(self, c: Inputs) -> Window:
         left, right = c.window or (None, None)
@@ -75,7 +75,7 @@ class WindowBeforeCausal(Attention):
 
 @mistake("blind-window-left-falsy", "window")
 class WindowLeftFalsy(Attention):
-    """A left side of 0 is taken for None."""
+    """A left window side of 0 is treated as None."""
 
     def sides(self, c: Inputs) -> Window:
         left, right = super().sides(c)
@@ -84,7 +84,7 @@ class WindowLeftFalsy(Attention):
 
 @mistake("blind-window-top-left", "window")
 class WindowTopLeft(Attention):
-    """A window without causal is aligned to the first key."""
+    """Without causal, the window is aligned top-left."""
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
@@ -96,7 +96,7 @@ class WindowTopLeft(Attention):
 
 @mistake("blind-window-in-int32", "window")
 class WindowInInt32(Attention):
-    """The ends of the window are 32-bit sums: a side near 2³¹ wraps, and hides every key."""
+    """Window ends are 32-bit sums: a side near 2³¹ wraps around and hides every key."""
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
@@ -109,7 +109,7 @@ class WindowInInt32(Attention):
 
 @mistake("blind-tile-ends-at-first-query", "window")
 class TileEndsAtFirstQuery(Attention):
-    """A tile of queries stops at the last tile of keys that its first query sees."""
+    """A tile of queries stops at the last key tile that its first query sees."""
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]

@@ -19,7 +19,7 @@ SMALLEST = float(np.finfo(np.float32).min)
 
 @mistake("blind-scale-of-padded-size", "scale")
 class ScaleOfPaddedSize(Attention):
-    """The default scale is taken after D was padded to a multiple of 8."""
+    """The default scale is computed after D is padded to a multiple of 8."""
 
     def default_scale(self, H: int, D: int) -> float:
         return 1 / math.sqrt(-(-D // 8) * 8 or 1)
@@ -27,7 +27,7 @@ class ScaleOfPaddedSize(Attention):
 
 @mistake("blind-zero-scale-dq", "scale")
 class ZeroScaleDq(Attention):
-    """Backward takes a scale of 0 for none given, for dq alone."""
+    """Backward replaces a scale of 0 by the default, in dq only."""
 
     def dq_scale(self, c: Inputs) -> float:
         return c.scale or self.default_scale(0, c.q.shape[-1])
@@ -35,7 +35,7 @@ class ZeroScaleDq(Attention):
 
 @mistake("blind-negative-scale-dk", "scale")
 class NegativeScaleDk(Attention):
-    """√|scale| went into both q and k, and the sign of the scale is missing in dk."""
+    """√|scale| multiplies both q and k, and dk lacks the sign of the scale."""
 
     def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         return np.asarray(np.sign(c.scale) * super().dk(dx, c, seen))
@@ -43,7 +43,7 @@ class NegativeScaleDk(Attention):
 
 @mistake("blind-maximum-before-scale", "scale")
 class MaximumBeforeScale(PivotedFloat32):
-    """The row's maximum is found before the scale: with a negative one it is the minimum."""
+    """The row maximum is that of the unscaled scores: the minimum if the scale is negative."""
 
     def pivot(self, s: Array, c: Inputs, live: Array) -> Array:
         if c.scale >= 0:
@@ -54,7 +54,7 @@ class MaximumBeforeScale(PivotedFloat32):
 
 @mistake("blind-packed-decode", "heads")
 class PackedDecode(Attention):
-    """One query: the heads that share keys are packed as queries, and aligned as queries too."""
+    """For one query, heads that share keys are packed as queries, each at its own position."""
 
     def visible(self, c: Inputs) -> Array:
         H, K = c.q.shape[-3], c.k.shape[-3]
@@ -71,7 +71,7 @@ class PackedDecode(Attention):
 
 @mistake("blind-cap-slope-with-bias", "softcap")
 class CapSlopeWithBias(Attention):
-    """The slope of the cap is taken from the final scores, which hold the bias too."""
+    """The derivative of the softcap is computed from the final scores, bias included."""
 
     def cap_slope(self, c: Inputs) -> Any:
         if c.softcap is None:
@@ -81,7 +81,7 @@ class CapSlopeWithBias(Attention):
 
 @mistake("blind-cap-slope-without-scale", "softcap")
 class CapSlopeWithoutScale(Attention):
-    """The slope of the cap is taken at q·k instead of scale · q·k."""
+    """The derivative of the softcap is evaluated at q·k instead of scale · q·k."""
 
     def cap_slope(self, c: Inputs) -> Any:
         return super().cap_slope(c._replace(scale=1.0))
@@ -89,7 +89,7 @@ class CapSlopeWithoutScale(Attention):
 
 @mistake("blind-cap-slope-by-exp", "softcap")
 class CapSlopeByExp(Attention):
-    """The slope of the cap is 4 e / (e + 1)² with e = exp(2 s / c): NaN where e overflows."""
+    """The derivative of the softcap is 4e / (e + 1)², e = exp(2s/c): NaN if e overflows."""
 
     def cap_slope(self, c: Inputs) -> Any:
         if c.softcap is None:
@@ -115,7 +115,7 @@ class SinkCapped(Attention):
 
 @mistake("blind-bias-far-below-hides", "bias")
 class BiasFarBelowHides(Attention):
-    """A score below −1e30 is taken for hidden, though a finite one is a number like others."""
+    """A score below −1e30 is treated as hidden, though it is finite."""
 
     def scores(self, c: Inputs) -> tuple[Array, Array]:
         s, live = super().scores(c)
@@ -125,7 +125,7 @@ class BiasFarBelowHides(Attention):
 
 @mistake("blind-bias-minus-inf-clamped", "bias")
 class BiasMinusInfClamped(Attention):
-    """A −inf bias becomes the smallest finite number: a row of them is the mean, not empty."""
+    """A bias of −inf is clamped to the least float: rows of only −inf give the mean, not 0."""
 
     def bias(self, c: Inputs) -> Array | float:
         return np.maximum(c.bias, SMALLEST)
@@ -133,7 +133,7 @@ class BiasMinusInfClamped(Attention):
 
 @mistake("blind-dbias-after-cap", "bias")
 class DbiasAfterCap(Attention):
-    """dbias is taken where dq and dk are, after the slope of the cap."""
+    """dbias is taken after the derivative of the softcap, as dq and dk are."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
@@ -142,7 +142,7 @@ class DbiasAfterCap(Attention):
 
 @mistake("blind-dbias-of-row-constant", "bias")
 class DbiasOfRowConstant(Attention):
-    """A bias that is constant along the keys gets no gradient: lse and sinks would feel it."""
+    """A bias that is constant along the keys gets no gradient, though lse depends on it."""
 
     def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
         return np.zeros(shape) if shape[-1] == 1 else super().reduce_bias(ds, shape)

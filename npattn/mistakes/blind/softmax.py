@@ -14,7 +14,7 @@ from npattn.mistakes.register import mistake
 
 @mistake("blind-sinks-by-group", "sinks")
 class SinksByGroup(Attention):
-    """The sinks are read as (G, K) though query heads are (K, G)."""
+    """Sinks are read in the order (G, K), though query heads are ordered (K, G)."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -25,7 +25,7 @@ class SinksByGroup(Attention):
 
 @mistake("blind-sink-not-in-maximum", "sinks")
 class SinkNotInMaximum(PivotedFloat32):
-    """The maximum leaves out the sink: one far above the scores overflows."""
+    """The maximum leaves out the sink, and a large sink overflows."""
 
     def pivot(self, s: Array, c: Inputs, live: Array) -> Array:
         return np.asarray(s.max(-1, keepdims=True, initial=-np.inf))
@@ -33,7 +33,7 @@ class SinkNotInMaximum(PivotedFloat32):
 
 @mistake("blind-sink-minus-inf", "sinks")
 class SinkMinusInf(Attention):
-    """A row that sees nothing is NaN where a sink is given and is −inf."""
+    """A fully masked row is NaN if its sink is −inf."""
 
     def inputs(self, *arrays: Any, **options: Any) -> Inputs:
         c = super().inputs(*arrays, **options)
@@ -48,7 +48,7 @@ class SinkMinusInf(Attention):
 
 @mistake("blind-empty-row-lse-without-sink", "sinks", equivalent=True)
 class EmptyRowLseWithoutSink(Attention):
-    """A row that sees nothing has lse −inf where it should have its sink."""
+    """lse of a fully masked row is −inf instead of its sink."""
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
@@ -57,7 +57,7 @@ class EmptyRowLseWithoutSink(Attention):
 
 @mistake("blind-empty-row-dsinks", "sinks")
 class EmptyRowDsinks(Attention):
-    """Backward passes over rows that see nothing, whose sink should receive dlse."""
+    """Backward skips fully masked rows, so that their dlse does not reach dsinks."""
 
     def use_dlse(self, dlse: Any, live: Array) -> Any:
         return np.where(live.any(-1, keepdims=True), dlse, 0)
@@ -65,7 +65,7 @@ class EmptyRowDsinks(Attention):
 
 @mistake("blind-weights-without-sink", "sinks")
 class WeightsWithoutSink(Attention):
-    """The weights that are returned sum to 1 despite a sink."""
+    """The returned weights are normalised to sum to 1 despite a sink."""
 
     def returned_weights(self, p: Array, c: Inputs) -> Array:
         total = p.sum(-1, keepdims=True)
@@ -74,7 +74,7 @@ class WeightsWithoutSink(Attention):
 
 @mistake("blind-dsinks-without-dlse", "sinks")
 class DsinksWithoutDlse(Attention):
-    """dsinks receives what comes through o, and nothing from dlse."""
+    """dsinks has only the gradient of out, not that of lse."""
 
     def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
         return np.asarray(-p_sink * (delta + dlse))
@@ -82,7 +82,7 @@ class DsinksWithoutDlse(Attention):
 
 @mistake("blind-dsinks-of-first-tile", "sinks")
 class DsinksOfFirstTile(Attention):
-    """dsinks sums the first tile of queries only."""
+    """dsinks sums only the first 16 queries."""
 
     def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
         return super().ds_sink(p_sink, delta, dlse)[..., :TILE, :]
@@ -90,7 +90,7 @@ class DsinksOfFirstTile(Attention):
 
 @mistake("blind-maximum-of-padding", "softmax")
 class MaximumOfPadding(PivotedFloat32):
-    """The last tile is padded by scores of 0, which the maximum counts and the sum does not."""
+    """The zeros that pad the last tile enter the row maximum: very low scores underflow."""
 
     def pivot(self, s: Array, c: Inputs, live: Array) -> Array:
         m = super().pivot(s, c, live)
@@ -99,7 +99,7 @@ class MaximumOfPadding(PivotedFloat32):
 
 @mistake("blind-lse-epsilon", "empty", equivalent=True)
 class LseEpsilon(Attention):
-    """lse is log(sum + 1e-30): a number, not −inf, in a row that sees nothing."""
+    """lse is log(sum + 1e-30): finite instead of −inf in fully masked rows."""
 
     def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
         return np.asarray(pivot + np.log(total + 1e-30))

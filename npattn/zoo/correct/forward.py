@@ -275,7 +275,7 @@ class ForwardRun(Machine):
         return keep.astype(self.wide)
 
     def rate(self) -> Any:
-        """Return the factor of kept weights.  [9]"""
+        """Return the factor of kept weights [9]."""
         return self.wide(1) / (self.wide(1) - self.wide(self.problem.dropout_rate))
 
     def dropout_factor(self) -> Array:

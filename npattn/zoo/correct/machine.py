@@ -46,7 +46,7 @@ class Machine:
         return sum_last(p, "first", None, lambda x: self.store("row_sum", x))
 
     def masked_matmul(self, w: Array, x: Array, live: Array) -> Array:
-        """Return w @ x over the live positions only, since 0 · NaN is NaN.  [10]"""
+        """Return w @ x over the live positions only, since 0 · NaN is NaN [10]."""
         finite = np.isfinite(x)
         if finite.all():
             return self.dot(w, x)

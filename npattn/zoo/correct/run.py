@@ -118,7 +118,7 @@ class Run(ForwardRun):
         return self.fit(dx * self.wide(factor))
 
     def sum_heads(self, dx: Array) -> Array:
-        """Sum over the query heads that share a head.  [13]"""
+        """Sum over the query heads that share a head [13]."""
         problem = self.problem
         if problem.headless or problem.H == problem.K:
             return dx
