@@ -1,16 +1,15 @@
-"""The judge is judged: every mutant must be found, and nothing that is right may be.
+"""Score of the judge: it must find every mutant, and pass every correct implementation.
 
     npattn zoo          a matrix mutants × rules, the kill rate, false alarms, time
 
-A mutant is killed where one of the rules that it named beforehand fails it (or, for the rule
-"aggregate", suspects it). A false alarm is anything but "passed" on a correct implementation.
+A mutant is killed if one of its killers fails it (or, for the rule "aggregate", suspects it). A
+false alarm is any status but "passed" and "not applicable" on a correct implementation.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -18,43 +17,33 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.testing.adapters.implementation import Implementation, ImplementationError
-from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.capabilities import Probe
-from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import Pools, Space
 from npattn.testing.check import check
 from npattn.testing.report.report import Report
-from npattn.testing.rules import PROPERTIES, Property
-from npattn.testing.trial import Trial, Violation
 from npattn.zoo.correct import CORRECT
-from npattn.zoo.mutants import MUTANTS, Mutant
+from npattn.zoo.mutants import MUTANTS
 
-__all__ = ["Row", "Zoo", "witness", "zoo"]
+__all__ = ["Row", "Zoo", "zoo"]
 
 LETTERS = {"failed": "F", "error": "E", "suspect": "S", "passed": "·", "not applicable": " "}
-ENOUGH = 10.0
-"""How many times what is allowed a witness is beyond it."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One implementation under every rule.
+    """Statuses of one implementation under every rule.
 
     Attributes
     ----------
     name, kind, family : str
         The kind is "mutant" or "correct".
     statuses : dict
-        Rule → its worst status over the dtypes that were tried.
-    wanted : tuple of str
-        The rules of which one must fail; none for what is correct.
-    told : str
-        What was wrong with what is correct.
+        Rule → its worst status over the tested dtypes.
+    killers : tuple of str
+        Rules of which one must fail; none for a correct implementation.
+    alarm : str
+        First lines of the false alarms of a correct implementation.
     seconds : float
     """
 
@@ -62,27 +51,41 @@ class Row:
     kind: str
     family: str
     statuses: dict[str, str]
-    wanted: tuple[str, ...] = ()
-    told: str = ""
+    killers: tuple[str, ...] = ()
+    alarm: str = ""
     seconds: float = 0.0
 
     @property
-    def found_by(self) -> tuple[str, ...]:
-        """The rules that found something."""
+    def detected_by(self) -> tuple[str, ...]:
+        """Rules that failed, raised an error, or suspect a mistake."""
         return tuple(r for r, s in self.statuses.items() if s in ("failed", "error", "suspect"))
 
     @property
     def right(self) -> bool:
-        """Whether the judge did what it should."""
+        """True if the judge found the mutant, or passed the correct implementation."""
         if self.kind == "correct":
-            return not self.found_by
-        sure = {r for r in self.found_by if self.statuses[r] == "failed" or r == "aggregate"}
-        return bool(sure & set(self.wanted))
+            return not self.detected_by
+        certain = {r for r in self.detected_by if self.statuses[r] == "failed" or r == "aggregate"}
+        return bool(certain & set(self.killers))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row under the field names of the JSON report."""
+        fields = asdict(self)
+        return {
+            "name": fields["name"],
+            "kind": fields["kind"],
+            "family": fields["family"],
+            "statuses": fields["statuses"],
+            "wanted": fields["killers"],
+            "told": fields["alarm"],
+            "seconds": fields["seconds"],
+            "right": self.right,
+        }
 
 
 @dataclass(frozen=True)
 class Zoo:
-    """What the judge made of all of them.
+    """Results of the judge on mutants and correct implementations.
 
     Attributes
     ----------
@@ -93,16 +96,16 @@ class Zoo:
     rows: tuple[Row, ...]
     seconds: float
 
-    def of(self, kind: str) -> list[Row]:
+    def of_kind(self, kind: str) -> list[Row]:
         return [row for row in self.rows if row.kind == kind]
 
     @property
     def survivors(self) -> list[Row]:
-        return [row for row in self.of("mutant") if not row.right]
+        return [row for row in self.of_kind("mutant") if not row.right]
 
     @property
     def false_alarms(self) -> list[Row]:
-        return [row for row in self.of("correct") if not row.right]
+        return [row for row in self.of_kind("correct") if not row.right]
 
     @property
     def passed(self) -> bool:
@@ -118,7 +121,7 @@ class Zoo:
         for row in self.rows:
             cells = "".join(LETTERS[row.statuses.get(rule, "not applicable")] for rule in rules)
             lines.append(
-                f"{row.name:{width}}  {cells}  {'' if row.right else _wrong(row)}".rstrip()
+                f"{row.name:{width}}  {cells}  {'' if row.right else describe_miss(row)}".rstrip()
             )
         legend = ", ".join(
             f"{letter} {status}" for status, letter in LETTERS.items() if letter != " "
@@ -127,7 +130,7 @@ class Zoo:
 
     @property
     def verdict(self) -> str:
-        mutants, correct = self.of("mutant"), self.of("correct")
+        mutants, correct = self.of_kind("mutant"), self.of_kind("correct")
         killed = len(mutants) - len(self.survivors)
         rate = f" ({100 * killed / len(mutants):.3g} %)" if mutants else ""
         return (
@@ -136,16 +139,16 @@ class Zoo:
         )
 
     def to_json(self, path: str | Path) -> None:
-        """Write every row, and the verdict."""
-        rows = [asdict(row) | {"right": row.right} for row in self.rows]
-        whole = {"verdict": self.verdict, "passed": self.passed, "rows": rows}
-        Path(path).write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+        """Write every row and the verdict."""
+        rows = [row.to_dict() for row in self.rows]
+        document = {"verdict": self.verdict, "passed": self.passed, "rows": rows}
+        Path(path).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
-def _wrong(row: Row) -> str:
+def describe_miss(row: Row) -> str:
     if row.kind == "correct":
-        return f"FALSE ALARM: {row.told}"
-    return f"SURVIVED: none of {', '.join(row.wanted)} failed"
+        return f"FALSE ALARM: {row.alarm}"
+    return f"SURVIVED: none of {', '.join(row.killers)} failed"
 
 
 def zoo(
@@ -158,21 +161,21 @@ def zoo(
     jobs: int = 1,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Zoo:
-    """Run the judge over the mutants and the correct implementations.
+    """Run the judge on the mutants and the correct implementations.
 
     Parameters
     ----------
     only : iterable of str, optional
-        Names, or beginnings of names.
+        Names, or prefixes of names.
     kind : {"all", "mutant", "correct"}
     rules : {"all", "killers"}
-        Every rule, or for a mutant only those that must find it.
+        Every rule, or for a mutant only its killers.
     examples, seed : int
         As for `check`.
     jobs : int, default 1
         Processes.
     progress : callable, optional
-        Told ``(name, done, total)``.
+        Called with ``(name, done, total)``.
 
     Returns
     -------
@@ -181,42 +184,52 @@ def zoo(
     Raises
     ------
     OptionError
-        If a name is not in the zoo, or `kind` or `rules` is not legal.
+        If a name is not in the zoo, or `kind` or `rules` is not one of its values.
     """
     if kind not in ("all", "mutant", "correct"):
         raise OptionError(f"kind is {kind!r}, must be all, mutant or correct")
     if rules not in ("all", "killers"):
         raise OptionError(f"rules is {rules!r}, must be all or killers")
-    names = [(k, name) for k, name in _chosen(tuple(only)) if kind in (k, "all")]
+    names = [(k, name) for k, name in select_names(tuple(only)) if kind in (k, "all")]
     start = time.perf_counter()
-    tasks = [(kind, name, rules, examples, seed) for kind, name in names]
+    tasks = [Task(kind, name, rules, examples, seed) for kind, name in names]
     rows = []
     pool: Any = nullcontext()
     if jobs > 1:
         pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
     with pool as executor:
-        for number, row in enumerate(_rows(executor, tasks), 1):
+        for number, row in enumerate(run_tasks(executor, tasks), 1):
             rows.append(row)
             if progress is not None:
                 progress(row.name, number, len(tasks))
     return Zoo(tuple(rows), time.perf_counter() - start)
 
 
-def _chosen(only: tuple[str, ...]) -> list[tuple[str, str]]:
-    here = [name for name, one in CORRECT.items() if one.runs_here]
-    every = [("mutant", name) for name in MUTANTS] + [("correct", name) for name in here]
-    for start in only:
-        if not any(name.startswith(start) for _, name in every):
-            raise OptionError(f"{start!r} is not in the zoo; npattn zoo --list prints the names")
-    return [(kind, n) for kind, n in every if not only or n.startswith(only)]
+def select_names(only: tuple[str, ...]) -> list[tuple[str, str]]:
+    correct = [name for name, one in CORRECT.items() if one.runs_here]
+    names = [("mutant", name) for name in MUTANTS] + [("correct", name) for name in correct]
+    for prefix in only:
+        if not any(name.startswith(prefix) for _, name in names):
+            raise OptionError(f"{prefix!r} is not in the zoo; npattn zoo --list prints the names")
+    return [(kind, n) for kind, n in names if not only or n.startswith(only)]
 
 
-def _rows(executor: Executor | None, tasks: list[tuple[str, str, str, int, int]]) -> Iterator[Row]:
-    """In the order of the tasks."""
-    return map(_row, tasks) if executor is None else executor.map(_row, tasks)
+class Task(NamedTuple):
+    """One implementation to judge, as it is sent to another process."""
+
+    kind: str
+    name: str
+    rules: str
+    examples: int
+    seed: int
 
 
-def _row(task: tuple[str, str, str, int, int]) -> Row:
+def run_tasks(executor: Executor | None, tasks: Iterable[Task]) -> Iterator[Row]:
+    """Yield the rows in the order of the tasks."""
+    return map(run_task, tasks) if executor is None else executor.map(run_task, tasks)
+
+
+def run_task(task: Task) -> Row:
     kind, name, rules, examples, seed = task
     start = time.perf_counter()
     if kind == "mutant":
@@ -234,17 +247,17 @@ def _row(task: tuple[str, str, str, int, int]) -> Row:
                 shrink=False,
             )
         ]
-        row = Row(name, kind, mutant.family, _statuses(reports), mutant.killed_by)
+        row = Row(name, kind, mutant.family, worst_statuses(reports), mutant.killed_by)
     else:
-        reports = list(_of_correct(name, examples, seed))
+        reports = list(reports_of_correct(name, examples, seed))
         bad = [o for r in reports for o in r.outcomes if o.failed or o.status == "suspect"]
-        told = "; ".join(f"{o.id} {o.message.splitlines()[0]}" for o in bad[:3])
-        row = Row(name, kind, "correct", _statuses(reports), told=told)
+        alarm = "; ".join(f"{o.id} {o.message.splitlines()[0]}" for o in bad[:3])
+        row = Row(name, kind, "correct", worst_statuses(reports), alarm=alarm)
     return replace(row, seconds=time.perf_counter() - start)
 
 
-def _of_correct(name: str, examples: int, seed: int) -> Iterator[Report]:
-    """As it declares itself, and undeclared."""
+def reports_of_correct(name: str, examples: int, seed: int) -> Iterator[Report]:
+    """Judge a correct implementation under its own rounding model, and undeclared."""
     correct = CORRECT[name]
     for rounding in correct.models:
         yield check(
@@ -260,52 +273,11 @@ def _of_correct(name: str, examples: int, seed: int) -> Iterator[Report]:
         )
 
 
-def _statuses(reports: Iterable[Report]) -> dict[str, str]:
-    """The worst status of each rule, in the order of `LETTERS`."""
+def worst_statuses(reports: Iterable[Report]) -> dict[str, str]:
+    """Return the worst status of each rule, in the order of `LETTERS`."""
     worst: dict[str, str] = {}
     order = list(LETTERS)
     for outcome in itertools.chain.from_iterable(report.outcomes for report in reports):
-        before = worst.get(outcome.rule, "not applicable")
-        worst[outcome.rule] = min(before, outcome.status, key=order.index)
+        previous = worst.get(outcome.rule, "not applicable")
+        worst[outcome.rule] = min(previous, outcome.status, key=order.index)
     return worst
-
-
-def witness(mutant: Mutant, *, seed: int = 0, tries: int = 300) -> tuple[Recipe, float] | None:
-    """A drawn problem on which a mutant is beyond ten times what is allowed, and how far it is.
-
-    A rule that compares bits, or finds NaN, is beyond any multiple.
-    """
-    dtype = mutant.dtypes[0]
-    implementation = Implementation(mutant.forward, backward=mutant.backward)
-    space = Space(features=implementation.features, dtype=dtype)
-    model = mutant.rounding or Rounding.undeclared(dtype)
-    model = Rounding.named(model) if isinstance(model, str) else model
-    trial = Trial(implementation, Conventions(), model, space)
-    for outcome in Probe(trial, []).run():
-        if outcome.status == "failed" and outcome.rule in mutant.killed_by:
-            return space.base(), math.inf
-    for rule, recipe in _in_turn(trial, mutant.killed_by, seed, tries):
-        try:
-            rule.check(trial, recipe)
-        except Violation as err:
-            if err.ratio > ENOUGH:
-                return recipe, err.ratio
-        except ImplementationError:
-            continue  # a crash shows nothing
-    return None
-
-
-def _in_turn(
-    trial: Trial, names: Iterable[str], seed: int, tries: int
-) -> Iterator[tuple[Property, Recipe]]:
-    """Each rule that applies with its first recipe, then each with its second."""
-    rules = [PROPERTIES[name] for name in names if name in PROPERTIES]
-    rules = [rule for rule in rules if rule.unless(trial) is None]
-    draws: list[Iterable[Recipe]] = []
-    for rule in rules:
-        drawn: Iterable[Recipe] = trial.planned(Pools(trial.space, **rule.draw(trial)), seed, tries)
-        if rule.recipes is not None:
-            drawn = rule.recipes(trial, seed, tries)
-        draws.append(itertools.islice(drawn, tries))
-    for turn in itertools.zip_longest(*draws):
-        yield from ((rule, r) for rule, r in zip(rules, turn, strict=True) if r is not None)

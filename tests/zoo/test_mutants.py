@@ -1,4 +1,4 @@
-"""The judge finds every mutant of the zoo by a rule that it names, and lets the base pass."""
+"""The judge finds every mutant by one of its killers, and passes the base."""
 
 from dataclasses import fields
 
@@ -11,7 +11,7 @@ from npattn.testing.rules import PROPERTIES
 from npattn.zoo.mutants import MUTANTS, Mutant
 from npattn.zoo.mutants.blind_killers import BLIND_KILLERS
 from npattn.zoo.mutants.killers import KILLERS
-from npattn.zoo.score import ENOUGH, witness
+from npattn.zoo.witness import ENOUGH, witness
 
 PROBLEMS = min(5 * settings().max_examples // 2, 1000)  # a thousand in the nightly profile
 FEW = min(settings().max_examples // 15, 8)  # 4; in the nightly profile 8
@@ -24,26 +24,26 @@ def report_on_the_base():
 
 
 @pytest.mark.parametrize("rule", PROPERTIES)
-def test_the_base_keeps_the_rule(report_on_the_base, rule):
+def test_base_keeps_the_rule(report_on_the_base, rule):
     (outcome,) = (o for o in report_on_the_base.outcomes if o.rule == rule)
     only_in_16_bits = rule == "large-products"
-    wanted = "not applicable" if only_in_16_bits else "passed"
-    assert outcome.status == wanted, outcome.message
+    status = "not applicable" if only_in_16_bits else "passed"
+    assert outcome.status == status, outcome.message
     assert only_in_16_bits or outcome.examples > 0
 
 
-def test_a_name_is_taken_once():
+def test_duplicate_name_is_an_error():
     with pytest.raises(KeyError, match="two mistakes are named scale-twice"):
         mistake("scale-twice", "scores")(Attention)
 
 
-def test_nothing_of_the_base_is_wrong_where_it_was_probed(report_on_the_base):
+def test_base_passes_every_rule(report_on_the_base):
     assert report_on_the_base.passed
     assert {o.rule for o in report_on_the_base.outcomes} == set(PROPERTIES)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_rule_that_the_mutant_names_fails_it_far_beyond_what_rounding_does(name):
+def test_a_killer_fails_the_mutant_far_beyond_the_tolerance(name):
     mutant, worst = MUTANTS[name], 0.0
     for rule in mutant.killed_by:  # one is enough
         report = check(
@@ -60,7 +60,7 @@ def test_a_rule_that_the_mutant_names_fails_it_far_beyond_what_rounding_does(nam
         if worst > ENOUGH:
             break
     assert worst > 1, str(report)
-    # Where those problems showed it, others may show it better.
+    # Other problems may show it better.
     assert worst > ENOUGH or witness(mutant) is not None
 
 
@@ -84,7 +84,7 @@ def test_mutant_is_its_mistake_with_killers():
 
 
 @pytest.mark.parametrize("name", EQUIVALENT)
-def test_the_output_of_an_equivalent_mutant_is_right_on_every_problem(name):
+def test_out_of_an_equivalent_mutant_is_right(name):
     mutant = MUTANTS[name]
     report = check(mutant.forward, only=["agreement-o"], examples=PROBLEMS, shrink=False)
     (outcome,) = (o for o in report.outcomes if o.rule == "agreement-o")
@@ -92,7 +92,7 @@ def test_the_output_of_an_equivalent_mutant_is_right_on_every_problem(name):
     assert outcome.examples == PROBLEMS
 
 
-def test_there_are_equivalent_mutants_and_each_needs_lse():
+def test_equivalent_mutants_are_killed_by_more_than_out():
     assert EQUIVALENT
     for name in EQUIVALENT:
         assert any("lse" in rule or rule != "agreement-o" for rule in MUTANTS[name].killed_by)
