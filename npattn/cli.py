@@ -1,22 +1,14 @@
-"""The command line: npattn check, list, zoo, bench, plot, train."""
+"""Command line: npattn check, list, zoo, bench, plot, train."""
 
 from __future__ import annotations
 
-import math
 import sys
-import tomllib
-import zipfile
-import zlib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from npattn.api import forward
-from npattn.arrays import Array
 from npattn.conventions import Conventions
-from npattn.errors import MissingExtraError, NpattnError, OptionError, ShapeError
+from npattn.errors import MissingExtraError, NpattnError, OptionError
 
 try:
     import click
@@ -28,7 +20,8 @@ try:
     from npattn.testing.adapters.base import FRAMEWORKS
     from npattn.testing.adapters.implementation import Implementation
     from npattn.testing.check import DTYPES, SWEEPS, check
-    from npattn.testing.report.report import Outcome, Report
+    from npattn.testing.report.expected import compare_with_expected, read_expected
+    from npattn.testing.report.report import Report
     from npattn.testing.rules import PROPERTIES
     from npattn.testing.targets import TARGETS, load
 except ImportError as err:
@@ -39,19 +32,6 @@ except ImportError as err:
 __all__ = ["cli"]
 
 DEFAULT_TARGET = "numpy.flash"
-
-# What npattn plot draws; the options are those of npattn.attention.
-CONTENTS = "weights, mask or error, or q, k and v (and options of npattn.attention)"
-OPTIONS = (
-    *("mask", "causal", "window", "bias", "scale", "softcap"),
-    *("sinks", "dropout_mask", "dropout_rate"),
-)
-
-# What reading a damaged .npz may raise.
-UNREADABLE = (
-    *(OSError, EOFError, ValueError, MemoryError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error),
-)
 
 
 @click.group()
@@ -67,47 +47,58 @@ def cli() -> None:
     "dtypes",
     multiple=True,
     type=click.Choice(DTYPES),
-    help="Of q, k, v; may be given several times.  [default: float32]",
+    help="Dtype of q, k, v; may be given several times.  [default: float32]",
 )
-@click.option("--device", help="Where torch tensors live, for instance cuda.")
-@click.option("--backward", help="Of a NumPy function: module:function or path/file.py:function.")
-@click.option("--examples", default=100, show_default=True, type=click.IntRange(1), help="A rule.")
-@click.option("--seed", default=0, show_default=True, help="Everything random comes from it.")
+@click.option("--device", help="Device of torch tensors, for instance cuda.")
+@click.option(
+    "--backward", help="Gradient of a NumPy function: module:function or path/file.py:function."
+)
+@click.option(
+    "--examples", default=100, show_default=True, type=click.IntRange(1), help="Per rule."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
 @click.option(
     "--framework",
     default="auto",
     show_default=True,
     type=click.Choice(["auto", *FRAMEWORKS]),
-    help="Whose arrays it takes.",
+    help="Framework of its arrays.",
 )
 @click.option("--layout", default="BHTD", show_default=True, type=click.Choice(["BHTD", "BTHD"]))
-@click.option("--only", multiple=True, metavar="RULE", help="A rule, or the beginning of several.")
+@click.option("--only", multiple=True, metavar="RULE", help="A rule, or a prefix of several.")
 @click.option(
-    "--sizes", multiple=True, metavar="D=64,128", help="Draw these sizes only (B H K T S D E)."
+    "--sizes", multiple=True, metavar="D=64,128", help="Sample these sizes only (B H K T S D E)."
 )
 @click.option(
     "--convention",
     "convention_words",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What it promises where systems disagree, as causal=top_left; may be given several times.",
+    help="Convention where systems disagree, as causal=top_left; may be given several times.",
 )
-@click.option("--rounding", type=click.Choice(["upcast", "fused", "eager"]), help="What it rounds.")
+@click.option("--rounding", type=click.Choice(["upcast", "fused", "eager"]), help="Rounding model.")
 @click.option(
-    "-n", "--processes", default=1, show_default=True, type=click.IntRange(1), help="To share out."
+    "-n",
+    "--processes",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Worker processes.",
 )
 @click.option(
     "--sweep",
     default=0,
     metavar="N",
     type=click.IntRange(0),
-    help="And N problems of every length, which are drawn and judged on the device.",
+    help="Also sample and judge N problems of every length on the device.",
 )
-@click.option("--strict", is_flag=True, help="A suspect counts as failed.")
+@click.option("--strict", is_flag=True, help="Count suspects as failed.")
 @click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False), help="Write the report there."
+    "--json", "json_path", type=click.Path(dir_okay=False), help="Write the report to this file."
 )
-@click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write it as a page.")
+@click.option(
+    "--html", "html_path", type=click.Path(dir_okay=False), help="Write the report as a web page."
+)
 @click.option(
     "--expect",
     "expect_path",
@@ -128,32 +119,24 @@ def check_command(
     convention_words: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Judge TARGET: module:function, path/file.py:function, or a name that npattn list knows.
+    """Judge TARGET: module:function, path/file.py:function, or a name from npattn list.
 
     Exit code 0: passed; 1: failed; 2: wrong usage, or nothing could be tested.
     """
     console = Console()
     try:
-        expected = {} if expect_path is None else _expected(expect_path)
-        f, known_backward = load(target)
-        implementation = Implementation(
-            f,
-            backward=known_backward if backward is None else load(backward)[0],
-            layout=layout,
-            framework=framework,
-            spec=target,
-            backward_spec=backward,
-        )
+        expected = {} if expect_path is None else read_expected(expect_path)
+        implementation = _implementation(target, backward, layout, framework)
         conventions = TARGETS[target].conventions if target in TARGETS else Conventions()
-        conventions = _changed(conventions, convention_words)
-        with _progress() as (bar, tell):
+        conventions = _with_conventions(conventions, convention_words)
+        with _ProgressBar() as (bar, advance):
             report = check(
                 implementation,
                 conventions=conventions,
                 dtypes=dtypes or ("float32",),
                 sizes=_sizes(sizes),
                 only=only or None,
-                progress=tell,
+                progress=advance,
                 **options,
             )
             bar.stop()
@@ -165,15 +148,29 @@ def check_command(
     if html_path is not None:
         report.to_html(html_path)
     checked = {o.rule for o in report.outcomes}
-    if only:  # what was not asked cannot be missed
+    if only:  # a rule that was not checked is not stale
         left_out = {*PROPERTIES, *SWEEPS} - checked
         expected = {n: reason for n, reason in expected.items() if n.split("[")[0] not in left_out}
     sys.exit(_exit_code(report, expected, console))
 
 
+def _implementation(
+    target: str, backward: str | None, layout: str, framework: str
+) -> Implementation:
+    f, known_backward = load(target)
+    return Implementation(
+        f,
+        backward=known_backward if backward is None else load(backward)[0],
+        layout=layout,
+        framework=framework,
+        spec=target,
+        backward_spec=backward,
+    )
+
+
 @cli.command("list")
 def list_command() -> None:
-    """The targets that are known by name, whether they can run here, and the rules."""
+    """List the targets known by name, with what they need to run here, and the rules."""
     console = Console()
     table = Table("target", "here", "about", box=None, pad_edge=False)
     for target in TARGETS.values():
@@ -190,18 +187,20 @@ def list_command() -> None:
 @cli.command("plot")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="The picture to write.")
-@click.option("--head", type=click.IntRange(0), help="This one alone.  [default: all]")
-@click.option("--sample", type=click.IntRange(0), help="Which of a batch, counted flat.")
+@click.option("--head", type=click.IntRange(0), help="Draw this head alone.  [default: all]")
+@click.option("--sample", type=click.IntRange(0), help="Element of the batch, counted flat.")
 def plot_command(file: str, out: str, head: int | None, sample: int | None) -> None:
     """Draw FILE, an .npz, as a heat map.
 
     It holds one of: weights, mask, error (error / allowed error), each (T, S) or (H, T, S); or q,
-    k, v, and the options of npattn.attention by name, whose weights are drawn (a window without an
-    end has nan there). It may hold labels: queries and keys, arrays of strings.
+    k, v and options of npattn.attention by name, whose exact weights are drawn (nan stands for an
+    unlimited side of window). It may hold labels: queries and keys, arrays of strings.
     Exit code 0: written; 2: wrong usage, and nothing is written.
     """
     try:
-        figure = _figure(_arrays(file), head, sample)
+        from npattn.plot.files import draw_file  # loads matplotlib
+
+        figure = draw_file(file, head, sample)
         formats = figure.canvas.get_supported_filetypes()
         if Path(out).suffix[1:].lower() not in formats:
             raise OptionError(f"--out is {out!r}, must end in one of .{', .'.join(formats)}")
@@ -213,8 +212,10 @@ def plot_command(file: str, out: str, head: int | None, sample: int | None) -> N
 
 @cli.command("zoo")
 @click.argument("names", nargs=-1)
-@click.option("--examples", default=100, show_default=True, type=click.IntRange(1), help="A rule.")
-@click.option("--seed", default=0, show_default=True, help="Everything random comes from it.")
+@click.option(
+    "--examples", default=100, show_default=True, type=click.IntRange(1), help="Per rule."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
 @click.option(
     "-j", "--jobs", default=1, show_default=True, type=click.IntRange(1), help="Processes."
 )
@@ -230,17 +231,17 @@ def plot_command(file: str, out: str, head: int | None, sample: int | None) -> N
     default="all",
     show_default=True,
     type=click.Choice(["all", "mutant", "correct"]),
-    help="What is wrong, what is right, or both.",
+    help="Mutants, correct implementations, or both.",
 )
-@click.option("--list", "lists", is_flag=True, help="Only say what is in it.")
+@click.option("--list", "lists", is_flag=True, help="List the zoo and exit.")
 @click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False), help="Write the matrix there."
+    "--json", "json_path", type=click.Path(dir_okay=False), help="Write the matrix to this file."
 )
 def zoo_command(names: tuple[str, ...], lists: bool, json_path: str | None, **options: Any) -> None:
-    """Judge the judge: every mutant must be found, and nothing that is right may be.
+    """Judge the judge: every mutant must fail, and every correct implementation pass.
 
-    NAMES are mutants or correct implementations, or beginnings of their names; default: all.
-    Exit code 0: all mutants killed, no false alarm; 1: else; 2: wrong usage.
+    NAMES are names of mutants or correct implementations, or prefixes of them; default: all.
+    Exit code 0: all mutants killed, no false alarm; 1: otherwise; 2: wrong usage.
     """
     from npattn.zoo.correct import CORRECT
     from npattn.zoo.mutants import MUTANTS
@@ -256,41 +257,46 @@ def zoo_command(names: tuple[str, ...], lists: bool, json_path: str | None, **op
         console.print(table)
         return
     try:
-        with _progress() as (bar, tell):
-            found = zoo(only=names, progress=lambda name, *at: tell("zoo", name, *at), **options)
+        with _ProgressBar() as (bar, advance):
+            score = zoo(only=names, progress=lambda name, *at: advance("zoo", name, *at), **options)
             bar.stop()
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
-    console.print(str(found), markup=False, highlight=False, soft_wrap=True)
+    console.print(str(score), markup=False, highlight=False, soft_wrap=True)
     if json_path is not None:
-        found.to_json(json_path)
-    sys.exit(0 if found.passed else 1)
+        score.to_json(json_path)
+    sys.exit(0 if score.passed else 1)
 
 
 @cli.command("bench")
-@click.option("--cases", help="Of plain, causal, …, with commas.  [default: all]")
-@click.option("--lengths", help="T, with commas.  [default: 128,256,…,16384]")
-@click.option("--contestants", help="With commas.  [default: all that are installed]")
+@click.option("--cases", help="Comma-separated: plain, causal, …  [default: all]")
+@click.option("--lengths", help="Comma-separated T.  [default: 128,256,…,16384]")
+@click.option("--contestants", help="Comma-separated.  [default: all that are installed]")
 @click.option(
     "--dtype", "dtypes", multiple=True, help="float32, float64; may be given twice. [default: both]"
 )
-@click.option("--rounds", default=7, show_default=True, help="In each, everybody has a turn.")
+@click.option(
+    "--rounds", default=7, show_default=True, help="Each contestant has one turn a round."
+)
 @click.option(
     "--seconds",
     default=240.0,
     show_default=True,
-    help="That one contestant may take at one length; it is skipped where it would take more.",
+    help="Limit for one contestant at one length; it is skipped if it would take longer.",
 )
 @click.option(
-    "--threads", type=int, help="Of each contestant.  [default: as many as BLAS would use]"
+    "--threads", type=int, help="Threads per contestant.  [default: as many as BLAS would use]"
 )
-@click.option("--seed", default=0, show_default=True, help="Everything random comes from it.")
-@click.option("--list", "lists", is_flag=True, help="Only say who takes part, and in what.")
+@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
+@click.option("--list", "lists", is_flag=True, help="List the cases and contestants and exit.")
 @click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False), help="Write all figures there."
+    "--json", "json_path", type=click.Path(dir_okay=False), help="Write all figures to this file."
 )
 @click.option(
-    "--picture", "picture_path", type=click.Path(dir_okay=False), help="Draw seconds over T there."
+    "--picture",
+    "picture_path",
+    type=click.Path(dir_okay=False),
+    help="Draw seconds over T into this file.",
 )
 def bench_command(
     cases: str | None,
@@ -302,24 +308,18 @@ def bench_command(
     lists: bool,
     **options: Any,
 ) -> None:
-    """Time and memory of npattn beside NumPy, torch, JAX and ONNX, in one run.
+    """Measure time and memory of npattn beside NumPy, torch, JAX and ONNX, in one run.
 
-    Exit code 0: measured; 2: wrong usage. What is wrong is marked, and is no failure.
+    Exit code 0: measured; 2: wrong usage. Wrong results are marked, and do not fail the run.
     """
-    from npattn.bench import CASES, CONTESTANTS, Settings, bench
+    from npattn.bench import Settings, bench
 
     console = Console()
     if lists:
-        table = Table("name", "here", "about", box=None, pad_edge=False)
-        for name, case in CASES.items():
-            table.add_row(name, "yes", case.about)
-        for name, contestant in CONTESTANTS.items():
-            here = escape(f"pip install 'npattn[{contestant.needs}]'")
-            table.add_row(name, "yes" if contestant.runs_here else here, contestant.about)
-        console.print(table)
+        _list_bench(console)
         return
-    words = {"cases": cases, "contestants": contestants}
-    options |= {n: tuple(text.split(",")) for n, text in words.items() if text is not None}
+    names = {"cases": cases, "contestants": contestants}
+    options |= {n: tuple(text.split(",")) for n, text in names.items() if text is not None}
     options |= {"dtypes": dtypes} if dtypes else {}
     try:
         if lengths is not None:
@@ -327,16 +327,16 @@ def bench_command(
         settings = Settings(**options)
         for path in (json_path, picture_path):
             if path is not None and not Path(path).absolute().parent.is_dir():
-                raise OptionError(f"{path} is in no folder, must be in one that exists")
+                raise OptionError(f"the folder of {path} does not exist; create it first")
         if picture_path is not None:
             from npattn.bench import picture
 
-            picture.checked(picture_path)
-        with _progress() as (bar, tell):
+            picture.check_path(picture_path)
+        with _ProgressBar() as (bar, advance):
             report = bench(
                 settings,
-                progress=lambda what, *at: tell("bench", what, *at),
-                save=None if json_path is None else lambda found: found.to_json(json_path),
+                progress=lambda step, *at: advance("bench", step, *at),
+                save=None if json_path is None else lambda report: report.to_json(json_path),
             )
             bar.stop()
     except NpattnError as err:
@@ -346,21 +346,35 @@ def bench_command(
         picture.draw(report).savefig(picture_path)
 
 
+def _list_bench(console: Console) -> None:
+    from npattn.bench import CASES, CONTESTANTS
+
+    table = Table("name", "here", "about", box=None, pad_edge=False)
+    for name, case in CASES.items():
+        table.add_row(name, "yes", case.about)
+    for name, contestant in CONTESTANTS.items():
+        here = escape(f"pip install 'npattn[{contestant.needs}]'")
+        table.add_row(name, "yes" if contestant.runs_here else here, contestant.about)
+    console.print(table)
+
+
 @cli.command("train")
 @click.option("--tokens", default="rows", show_default=True, type=click.Choice(["rows", "pixels"]))
 @click.option("--embed-dim", default=32, show_default=True, help="A multiple of --num-heads.")
 @click.option("--num-heads", default=4, show_default=True)
 @click.option("--epochs", default=40, show_default=True)
 @click.option("--batch-size", default=64, show_default=True)
-@click.option("--lr", default=4e-3, show_default=True, help="Adam's step at the beginning.")
-@click.option("--seed", default=0, show_default=True, help="Everything random comes from it.")
+@click.option("--lr", default=4e-3, show_default=True, help="Step of Adam at the beginning.")
+@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
 @click.option("--interactive", is_flag=True, help="Ask for each of these.")
 @click.option(
     "--checkpoint",
     type=click.Path(dir_okay=False),
-    help="Written after every epoch; where it exists, the run goes on from it.",
+    help="Written after every epoch; if it exists, the run resumes from it.",
 )
-@click.option("--out", type=click.Path(dir_okay=False), help="A picture of what the heads look at.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False), help="Picture of the mean weights of the heads."
+)
 def train_command(
     interactive: bool, checkpoint: str | None, out: str | None, **options: Any
 ) -> None:
@@ -380,12 +394,13 @@ def train_command(
         with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
             task = bar.add_task("training", total=None)
 
-            def tell(step: int, steps: int, loss: float, accuracy: float | None) -> None:
-                reached = "" if accuracy is None else f", test accuracy {100 * accuracy:.1f} %"
-                said = f"loss {loss:.4f}{reached}"
-                bar.update(task, description=said, completed=step, total=steps)
+            def advance(step: int, steps: int, loss: float, accuracy: float | None) -> None:
+                suffix = "" if accuracy is None else f", test accuracy {100 * accuracy:.1f} %"
+                bar.update(
+                    task, description=f"loss {loss:.4f}{suffix}", completed=step, total=steps
+                )
 
-            run = train(settings, data=data, checkpoint=checkpoint, progress=tell)
+            run = train(settings, data=data, checkpoint=checkpoint, progress=advance)
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
     console.print(f"loss {run.losses[-1]:.6f} after {len(run.losses)} steps")
@@ -399,8 +414,8 @@ def train_command(
         console.print(f"wrote {out}", soft_wrap=True)
 
 
-class _progress:
-    """A bar on the error stream, and the function that moves it."""
+class _ProgressBar:
+    """Context manager of a bar on the error stream; gives the bar and a function to advance it."""
 
     def __init__(self) -> None:
         columns = (
@@ -415,17 +430,17 @@ class _progress:
         self.bar.start()
         task = self.bar.add_task("probing", total=None)
 
-        def tell(dtype: str, rule: str, done: int, total: int) -> None:
+        def advance(dtype: str, rule: str, done: int, total: int) -> None:
             self.bar.update(task, description=f"{dtype} {rule}", completed=done, total=total)
 
-        return self.bar, tell
+        return self.bar, advance
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
 
 def _sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """("D=64,128", "T=128") → {"D": (64, 128), "T": (128,)}."""
+    """Parse ("D=64,128", "T=128") into {"D": (64, 128), "T": (128,)}."""
     sizes = {}
     for text in texts:
         letter, equals, numbers = text.partition("=")
@@ -439,15 +454,15 @@ def _sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def _lengths(text: str) -> tuple[int, ...]:
-    """ "128,256" → (128, 256)."""
+    """Parse "128,256" into (128, 256)."""
     try:
         return tuple(int(n) for n in text.split(","))
     except ValueError:
         raise OptionError(f"--lengths is {text!r}, must look like 128,256") from None
 
 
-def _changed(conventions: Conventions, words: tuple[str, ...]) -> Conventions:
-    """The conventions with ("causal=top_left", "hidden_fill=-1e9", ...)."""
+def _with_conventions(conventions: Conventions, words: tuple[str, ...]) -> Conventions:
+    """Replace fields of conventions by ("causal=top_left", "hidden_fill=-1e9", ...)."""
     names = [f.name for f in fields(Conventions)]
     changes: dict[str, Any] = {}
     for word in words:
@@ -462,115 +477,14 @@ def _changed(conventions: Conventions, words: tuple[str, ...]) -> Conventions:
     return replace(conventions, **changes)
 
 
-def _expected(path: str) -> dict[str, str]:
-    """The file of expected failures, each with a reason."""
-    try:
-        entries = tomllib.loads(Path(path).read_text())
-    except tomllib.TOMLDecodeError as err:
-        raise OptionError(f'{path} is not TOML ({err}); write "rule[dtype]" = "reason"') from err
-    for name, reason in entries.items():
-        if not isinstance(reason, str) or not reason.strip():
-            raise OptionError(f'{path} has {name} without a reason, must be "rule" = "reason"')
-    return entries
-
-
 def _exit_code(report: Report, expected: dict[str, str], console: Console) -> int:
-    """0 if all that failed was expected, and all that was expected failed."""
+    """Print expected failures; return 0 if exactly those occurred, 2 if nothing was tested."""
     if not report.tested:
         console.print("nothing could be tested")
         return 2
-
-    def entries(outcome: Outcome) -> set[str]:
-        return {outcome.id, outcome.rule} & set(expected)
-
-    bad = {"failed", "error"} | ({"suspect"} if report.strict else set())
-    failed = [o for o in report.outcomes if o.status in bad]
-    met = {name for outcome in failed for name in entries(outcome)}
-    for outcome in failed:
-        for name in sorted(entries(outcome)):
-            console.print(f"expected: {outcome.id}: {expected[name]}", markup=False, soft_wrap=True)
-    stale = sorted(set(expected) - met)
-    named = {name for outcome in report.outcomes for name in (outcome.id, outcome.rule)}
-    for name in stale:
-        why = "did not fail" if name in named else "matches no rule that was checked"
-        console.print(f"expected failure {name} {why}: remove it", markup=False, soft_wrap=True)
-    surprises = [o for o in failed if not entries(o)]
-    if failed and not surprises and not stale:
+    as_expected, lines = compare_with_expected(report, expected)
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+    if as_expected and lines:
         console.print("as expected", style="bold")
-    return 1 if surprises or stale else 0
-
-
-def _arrays(path: str) -> dict[str, Array]:
-    """What an .npz holds, if it is one."""
-    must = f"must be an .npz that holds {CONTENTS}"
-    if not zipfile.is_zipfile(path):
-        raise OptionError(f"{path} is no .npz, {must}")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: np.asarray(file[name]) for name in file.files}
-    except UNREADABLE as err:
-        raise OptionError(f"{path} cannot be read ({err}), {must}") from err
-
-
-def _figure(arrays: dict[str, Array], head: int | None, sample: int | None) -> Any:
-    """The heat map of what a file holds, a matplotlib figure."""
-    from npattn import plot  # and with it matplotlib
-
-    labels = {name: arrays.pop(name).tolist() for name in ("queries", "keys") if name in arrays}
-    name, array = _drawable(arrays)
-    array = _picked(name, array, head, sample)
-    title = None if head is None else f"head {head}"
-    if name == "mask":
-        return plot.mask(array, title=title, **labels)
-    if name == "error":
-        queries, keys = labels.get("queries"), labels.get("keys")
-        axes = ("query" if queries else "row", "key" if keys else "column")
-        return plot.error(array, rows=queries, columns=keys, axes=axes, title=title)
-    draw = plot.heads if array.ndim == 3 else plot.head
-    return draw(array, title=title, **labels)
-
-
-def _drawable(arrays: dict[str, Array]) -> tuple[str, Array]:
-    """The one array that is to be drawn, and which it is."""
-    names = ", ".join(arrays) or "nothing"
-    if not {"q", "k", "v"} & set(arrays):
-        if len(arrays) != 1 or names not in ("weights", "mask", "error"):
-            raise OptionError(f"the file holds {names}, must hold {CONTENTS}")
-        return names, arrays[names]
-    missing = [name for name in "qkv" if name not in arrays]
-    unknown = [name for name in arrays if name not in (*"qkv", *OPTIONS)]
-    if missing or unknown:
-        raise OptionError(
-            f"the file holds {names}, must hold q, k, v, and of {', '.join(OPTIONS)} what is wanted"
-        )
-    options = {n: _option(n, a) for n, a in arrays.items()}
-    return "weights", forward(**options).weights
-
-
-def _option(name: str, array: Array) -> Any:
-    """An option of npattn.attention as it stands in a file, where None is nan."""
-    if name == "window" and array.shape == (2,) and array.dtype.kind in "iuf":
-        sides = (None if np.isnan(n) else float(n) for n in array)  # beside nan all are floats
-        return tuple(int(n) if n is not None and n.is_integer() else n for n in sides)
-    return array.item() if array.ndim == 0 else array
-
-
-def _picked(name: str, array: Array, head: int | None, sample: int | None) -> Array:
-    """One of the batch and one of the heads, where they were asked for."""
-    if sample is not None:
-        if array.ndim < 4:
-            raise ShapeError(f"{name} has shape {array.shape}, must have a batch for --sample")
-        array = array.reshape(math.prod(array.shape[:-3]), *array.shape[-3:])
-        if sample >= len(array):
-            raise OptionError(f"--sample is {sample}, must be below {len(array)}")
-        array = array[sample]
-    elif array.ndim > 3:
-        raise ShapeError(f"{name} has shape {array.shape}: pick one of the batch with --sample")
-    if head is None:
-        return array
-    if array.ndim != 3:
-        raise ShapeError(f"{name} has shape {array.shape}, must be (H, T, S) for --head")
-    if head >= len(array):
-        raise OptionError(f"--head is {head}, must be below {len(array)}, the number of heads")
-    one: Array = array[head]
-    return one
+    return 0 if as_expected else 1

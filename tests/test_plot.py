@@ -21,6 +21,7 @@ import npattn
 from npattn import plot
 from npattn.cli import cli
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.plot import maps
 from npattn.plot.cells import CROSS, FLAG, format_number
 
 H, T, S = 3, 5, 7
@@ -456,7 +457,7 @@ def plot_calls(monkeypatch):
         return call
 
     for name in ("head", "heads", "mask", "error"):
-        monkeypatch.setattr(plot, name, spy(name, getattr(plot, name)))
+        monkeypatch.setattr(maps, name, spy(name, getattr(maps, name)))
     return calls
 
 

@@ -17,7 +17,7 @@ except ImportError as err:
         "a picture needs matplotlib; npattn itself does not: pip install 'npattn[plot]'"
     ) from err
 
-__all__ = ["checked", "draw"]
+__all__ = ["check_path", "draw"]
 
 PANEL = (3.4, 2.9)  # inches
 DPI = 130
@@ -30,12 +30,11 @@ BOUNDS: dict[str, dict[str, Any]] = {
 }
 
 
-def checked(path: str) -> str:
-    """A path that a picture can be written to; OptionError where it is none."""
+def check_path(path: str) -> None:
+    """Raise OptionError if no picture can be written to `path`, by its ending."""
     formats = FigureCanvasAgg(Figure()).get_supported_filetypes()
     if Path(path).suffix[1:].lower() not in formats:
         raise OptionError(f"picture is {path!r}, must end in one of .{', .'.join(formats)}")
-    return path
 
 
 def draw(report: Report) -> Figure:

@@ -636,7 +636,7 @@ def fast():
         (("--contestants", "torhc"), "contestants has 'torhc', must be of npattn.tiled"),
         (("--lengths", "128,x"), "--lengths is '128,x', must look like 128,256"),
         (("--dtype", "float16"), "dtypes has 'float16'"),
-        (("--json", "/no/such/folder/x.json"), "must be in one that exists"),
+        (("--json", "/no/such/folder/x.json"), "does not exist; create it first"),
         (("--picture", "x.abc"), "must end in one of"),
     ],
 )

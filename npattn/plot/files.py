@@ -1,0 +1,126 @@
+"""The .npz files that `npattn plot` draws. Messages name its flags, --head and --sample."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npattn.api import forward
+from npattn.arrays import Array
+from npattn.errors import OptionError, ShapeError
+from npattn.plot import maps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_file"]
+
+CONTENTS = "weights, mask or error, or q, k and v (and options of npattn.attention)"
+OPTIONS = (
+    *("mask", "causal", "window", "bias", "scale", "softcap"),
+    *("sinks", "dropout_mask", "dropout_rate"),
+)
+
+# Exceptions that a damaged .npz may raise.
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+
+
+def draw_file(path: str | Path, head: int | None = None, sample: int | None = None) -> Figure:
+    """Draw the heat map of an .npz file.
+
+    Parameters
+    ----------
+    path : str or path
+        It holds weights, mask or error, each (T, S) or (H, T, S); or q, k, v and options of
+        `npattn.attention`, whose exact weights are drawn. It may hold queries and keys, labels.
+    head : int, optional
+        Draw this head alone.
+    sample : int, optional
+        Draw this element of the batch, counted flat.
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        If an array cannot be drawn as it is.
+    OptionError
+        If path is no .npz, cannot be read, or holds something else.
+    """
+    arrays = _read(path)
+    labels = {name: arrays.pop(name).tolist() for name in ("queries", "keys") if name in arrays}
+    name, array = _array_to_draw(arrays)
+    array = _select(name, array, head, sample)
+    title = None if head is None else f"head {head}"
+    if name == "mask":
+        return maps.mask(array, title=title, **labels)
+    if name == "error":
+        queries, keys = labels.get("queries"), labels.get("keys")
+        axes = ("query" if queries else "row", "key" if keys else "column")
+        return maps.error(array, rows=queries, columns=keys, axes=axes, title=title)
+    draw = maps.heads if array.ndim == 3 else maps.head
+    return draw(array, title=title, **labels)
+
+
+def _read(path: str | Path) -> dict[str, Array]:
+    """Read the arrays of an .npz."""
+    must = f"must be an .npz that holds {CONTENTS}"
+    if not zipfile.is_zipfile(path):
+        raise OptionError(f"{path} is no .npz, {must}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: np.asarray(file[name]) for name in file.files}
+    except UNREADABLE as err:
+        raise OptionError(f"{path} cannot be read ({err}), {must}") from err
+
+
+def _array_to_draw(arrays: dict[str, Array]) -> tuple[str, Array]:
+    """Return the name of the array to draw, and the array."""
+    names = ", ".join(arrays) or "nothing"
+    if not {"q", "k", "v"} & set(arrays):
+        if len(arrays) != 1 or names not in ("weights", "mask", "error"):
+            raise OptionError(f"the file holds {names}, must hold {CONTENTS}")
+        return names, arrays[names]
+    missing = [name for name in "qkv" if name not in arrays]
+    unknown = [name for name in arrays if name not in (*"qkv", *OPTIONS)]
+    if missing or unknown:
+        raise OptionError(
+            f"the file holds {names}, must hold q, k, v, and may hold {', '.join(OPTIONS)}"
+        )
+    options = {n: _option(n, a) for n, a in arrays.items()}
+    return "weights", forward(**options).weights
+
+
+def _option(name: str, array: Array) -> Any:
+    """Convert an option of npattn.attention from a file, where None is nan."""
+    if name == "window" and array.shape == (2,) and array.dtype.kind in "iuf":
+        sides = (None if np.isnan(n) else float(n) for n in array)  # nan makes both floats
+        return tuple(int(n) if n is not None and n.is_integer() else n for n in sides)
+    return array.item() if array.ndim == 0 else array
+
+
+def _select(name: str, array: Array, head: int | None, sample: int | None) -> Array:
+    """Select one element of the batch and one head, unless None."""
+    if sample is not None:
+        if array.ndim < 4:
+            raise ShapeError(f"{name} has shape {array.shape}, must have a batch for --sample")
+        array = array.reshape(math.prod(array.shape[:-3]), *array.shape[-3:])
+        if sample >= len(array):
+            raise OptionError(f"--sample is {sample}, must be below {len(array)}")
+        array = array[sample]
+    elif array.ndim > 3:
+        raise ShapeError(f"{name} has shape {array.shape}: pick one of the batch with --sample")
+    if head is None:
+        return array
+    if array.ndim != 3:
+        raise ShapeError(f"{name} has shape {array.shape}, must be (H, T, S) for --head")
+    if head >= len(array):
+        raise OptionError(f"--head is {head}, must be below {len(array)}, the number of heads")
+    one: Array = array[head]
+    return one
