@@ -35,7 +35,7 @@ from npattn.arrays import Array, finfo
 from npattn.conventions import Conventions
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import ImplementationError
-from npattn.testing.bounds.allowed import _Task, bounds, deviations
+from npattn.testing.bounds.allowed import BoundTask, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.bounds.variance import DEVIATIONS
@@ -119,8 +119,10 @@ class Limits:
             None if x is None else x.astype(float)
             for x in (cotangents.dout, cotangents.dlse, cotangents.dweights)
         )
-        task = _Task(problem, problem.q.dtype, model, dout, dlse, dweights, conventions)
-        return cls(task.certified(task.hard_bounds()), task.certified(task.deviations()))
+        task = BoundTask(problem, problem.q.dtype, model, dout, dlse, dweights, conventions)
+        return cls(
+            task.add_oracle_error(task.worst_case()), task.add_oracle_error(task.deviations())
+        )
 
     def judge(self, name: str, got: Array, want: Array, gap: Array, where: str) -> Tally:
         """One result; `gap` is its excess."""

@@ -35,7 +35,7 @@ from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.bounds.allowed import allowed, bounds, deviations
+from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.cases.recipe import Recipe
@@ -147,7 +147,7 @@ class Setup:
         """Of the hard verdict, of the sharp, and the standard deviations."""
         hard, sharp, sigma = (
             limit(self.problem, self.dtype, Rounding.fused(), dout=self.dout.astype(float))
-            for limit in (bounds, allowed, deviations)
+            for limit in (bounds, tolerance, deviations)
         )
         return hard, sharp, sigma
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import npattn.api
 from npattn.problem import Problem
-from npattn.testing import Implementation, check, tolerance
+from npattn.testing import Implementation, check
+from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.compare import compare_arrays
 from npattn.testing.runner.rounds import Search
@@ -74,7 +75,7 @@ def watched(clock: Clock) -> list[Counter[str]]:
     """Time what `check` calls; what is returned fills with what each problem took."""
     for function in (npattn.api.evaluate, npattn.api.backward):
         replaced(clock, "oracle", function)
-    for function in (tolerance.allowed, tolerance.bounds, tolerance.deviations):
+    for function in (tolerance, bounds, deviations):
         replaced(clock, "allowed", function)
     for function in (compare_arrays, excess, half_ulp):
         replaced(clock, "comparing", function)

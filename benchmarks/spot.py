@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from npattn.testing import spot_check
-from npattn.testing.spot import drawn
+from npattn.testing.spot import sample_indices
 
 H, D, SAMPLES, STEP = 8, 64, 64, 2**14
 GIB = 2**30
@@ -50,7 +50,7 @@ def prepared(folder: Path, S: int) -> dict[str, np.ndarray]:
     for x in (k, v):
         for h in range(H):
             x[h] = rng.standard_normal((S, D), dtype=np.float32)
-    rows, _ = drawn(np.random.default_rng(0), (H, S), SAMPLES)
+    rows, _ = sample_indices(np.random.default_rng(0), (H, S), SAMPLES)
     for h, t in rows:
         q[h, t] = rng.standard_normal(D, dtype=np.float32)
         out[h, t], lse[h, t] = attend(q[h, t], k[h], v[h])

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import npattn
 from npattn.testing import Implementation, Rounding
-from npattn.testing.bounds.row_norms import Cheap
+from npattn.testing.bounds.row_norms import RowNorms
 from npattn.testing.cases.strategies import Space
 from npattn.testing.device import held as held_module
 from npattn.testing.device import sweep as sweep_module
@@ -32,9 +32,9 @@ STAGES = (
     (held_module, "_given", "implementation"),
     (held_module, "evaluate", "oracle, forward"),
     (held_module, "backward", "oracle, backward"),
-    (Cheap, "__init__", "bound, what both need"),
-    (Cheap, "forward", "bound, forward"),
-    (Cheap, "backward", "bound, backward"),
+    (RowNorms, "__init__", "bound, what both need"),
+    (RowNorms, "forward", "bound, forward"),
+    (RowNorms, "backward", "bound, backward"),
     (held_module, "worst_ratios", "comparison"),
 )
 
@@ -121,7 +121,7 @@ def trial_of(target: str, dtype: str, device: str, rounding: str | None) -> Tria
     implementation = Implementation(f, backward=backward, framework="torch", spec=target)
     implementation.on(device)
     conventions = TARGETS[target].conventions if target in TARGETS else npattn.Conventions()
-    model = Rounding.undeclared(dtype) if rounding is None else Rounding.named(rounding)
+    model = Rounding.undeclared(dtype) if rounding is None else Rounding.from_name(rounding)
     space = Space(features=implementation.features, dtype=dtype)
     return Trial(implementation, conventions, model, space, frozenset({"dq", "dk", "dv", "dbias"}))
 

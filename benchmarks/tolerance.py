@@ -155,7 +155,7 @@ def cost(shapes: tuple[tuple[int, int, int, int], ...], repeats: int) -> str:
 def priced(shape: tuple[int, int, int, int], dtype: str, name: str, repeats: int) -> list[str]:
     T, S, D, H = shape
     problem, dout = plain(dtype, T, S, D, H)
-    words: dict[str, Any] = {"rounding": Rounding.named(name), "dout": dout.astype(float)}
+    words: dict[str, Any] = {"rounding": Rounding.from_name(name), "dout": dout.astype(float)}
     full = bounds(problem, dtype, **words)
     cheap = allowed(problem, dtype, cheap=True, **words)
     looser = " / ".join(f"{np.median(cheap[n] / full[n]):.2f}" for n in SIZED)

@@ -199,7 +199,7 @@ def _chosen(only: Iterable[str] | None) -> list[Property]:
 def _model(rounding: Rounding | str | None, dtype: str) -> Rounding:
     if isinstance(rounding, Rounding):
         return rounding
-    return Rounding.undeclared(dtype) if rounding is None else Rounding.named(rounding)
+    return Rounding.undeclared(dtype) if rounding is None else Rounding.from_name(rounding)
 
 
 def _sweeps(

@@ -15,7 +15,7 @@ from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import OptionError, ShapeError
 from npattn.problem import Problem
-from npattn.testing.bounds.allowed import Rounding, allowed
+from npattn.testing.bounds.allowed import Rounding, tolerance
 from npattn.testing.bounds.ulp import excess_of, largest, real
 
 __all__ = ["Comparison", "compare", "compare_arrays"]
@@ -183,12 +183,12 @@ def compare(
         got = dict(zip(("o", "lse"), got, strict=True))
     results: dict[str, Any] = dict(got) if isinstance(got, Mapping) else {"o": got}
     if isinstance(rounding, str):
-        rounding = Rounding.named(rounding)
+        rounding = Rounding.from_name(rounding)
     problem = problem.materialised()
     cotangents: dict[str, Any] = {"dout": dout, "dlse": dlse, "dweights": dweights}
     exact = _exact(problem, conventions, "weights" in results, **cotangents)
     dtype = problem.q.dtype
-    tolerances = allowed(problem, dtype, rounding, conventions=conventions, **cotangents)
+    tolerances = tolerance(problem, dtype, rounding, conventions=conventions, **cotangents)
     comparisons = []
     for name, value in results.items():
         array = _check_result(name, value, exact)

@@ -18,7 +18,7 @@ from npattn.conventions import Conventions
 from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import Implementation, ImplementationError
-from npattn.testing.bounds.allowed import Rounding, allowed
+from npattn.testing.bounds.allowed import Rounding, tolerance
 from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools, Space
@@ -428,7 +428,7 @@ class Trial:
     ) -> dict[str, Array]:
         """What it may err by."""
         dout, dlse, dweights = _float64(cotangents)
-        room = allowed(
+        room = tolerance(
             problem,
             problem.q.dtype,
             self.rounding,
@@ -436,7 +436,7 @@ class Trial:
             dlse=dlse,
             dweights=dweights,
             conventions=self.conventions,
-            cheap=cheap,
+            row_norms=cheap,
         )
         if self.conventions.empty_row == "nan":
             for name in GRADIENTS:  # undefined where a NaN row adds to it, says the convention

@@ -31,7 +31,7 @@ def witness(mutant: Mutant, *, seed: int = 0, tries: int = 300) -> tuple[Recipe,
     implementation = Implementation(mutant.forward, backward=mutant.backward)
     space = Space(features=implementation.features, dtype=dtype)
     model = mutant.rounding or Rounding.undeclared(dtype)
-    model = Rounding.named(model) if isinstance(model, str) else model
+    model = Rounding.from_name(model) if isinstance(model, str) else model
     trial = Trial(implementation, Conventions(), model, space)
     for outcome in Probe(trial, []).run():
         if outcome.status == "failed" and outcome.rule in mutant.killed_by:

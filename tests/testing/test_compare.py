@@ -14,7 +14,7 @@ import npattn
 from npattn.arrays import finfo
 from npattn.errors import NpattnError, OptionError
 from npattn.problem import Problem
-from npattn.testing.bounds.allowed import allowed
+from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess
 from npattn.testing.compare import Comparison, compare, compare_arrays
@@ -299,7 +299,7 @@ def test_the_allowed_error_is_that_of_the_rounding_declared() -> None:
     got = {"o": results(problem, dout, None)["o"]}
     for rounding in (None, Rounding.upcast(), Rounding.fused()):
         (found,) = compare(got, problem, rounding=rounding)
-        limit = allowed(problem, BF16, rounding)["o"]
+        limit = tolerance(problem, BF16, rounding)["o"]
         assert found.allowed == limit[found.index]
 
 
@@ -329,7 +329,7 @@ def test_a_model_may_be_named(name: str) -> None:
     problem, dout, _ = made(BF16)
     got = {"o": results(problem, dout, None)["o"]}
     (found,) = compare(got, problem, rounding=name)
-    assert found == compare(got, problem, rounding=Rounding.named(name))[0]
+    assert found == compare(got, problem, rounding=Rounding.from_name(name))[0]
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:

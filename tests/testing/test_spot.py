@@ -30,9 +30,9 @@ from npattn.options import FEATURES
 from npattn.sizes import Sized
 from npattn.testing import SpotCheck, spot_check
 from npattn.testing.bounds import by_row
-from npattn.testing.bounds.allowed import allowed
+from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.cases.strategies import STRUCTURE, Space, recipes
-from npattn.testing.spot import drawn
+from npattn.testing.spot import sample_indices
 
 BF16 = ml_dtypes.bfloat16
 B, H, K, T, S, D, E = 2, 6, 3, 53, 61, 5, 7
@@ -231,7 +231,7 @@ def test_a_row_is_allowed_what_compare_allows(name: str) -> None:
     fwd = npattn.forward(q, k, v, conventions=conventions, **options)
     wrong = np.where(np.isfinite(fwd.lse), fwd.lse + 1, 0)
     found = spot_check(fwd.out, wrong, q, k, v, conventions=conventions, samples=40, **options)
-    room = allowed(fwd.problem, q.dtype, conventions=conventions)["lse"]
+    room = tolerance(fwd.problem, q.dtype, conventions=conventions)["lse"]
     told = [failure for failure in found.failures if np.isfinite(failure.want)]
     assert told
     for failure in told:
@@ -242,7 +242,7 @@ def test_a_row_is_allowed_what_compare_allows(name: str) -> None:
 def test_a_row_fails_where_its_error_is_more_than_is_allowed(factor: float, passes: bool) -> None:
     q, k, v = arrays()
     fwd = npattn.forward(q, k, v)
-    off = factor * allowed(fwd.problem, q.dtype)["lse"]
+    off = factor * tolerance(fwd.problem, q.dtype)["lse"]
     found = spot_check(fwd.out, fwd.lse + off, q, k, v, samples=30)
     assert found.ratios["lse"] == pytest.approx(factor, rel=2.0**-10)
     assert len(found.failures) == (0 if passes else 30)
@@ -362,7 +362,7 @@ def test_one_row_is_enough_where_all_are_wrong(seed: int) -> None:
 def test_planted_rows_are_found_if_and_only_if_they_are_drawn(seed: int) -> None:
     q, k, v = arrays()
     out, lse = online(q, k, v)
-    planted, _ = drawn(np.random.default_rng(seed), (B, H, T), 13)
+    planted, _ = sample_indices(np.random.default_rng(seed), (B, H, T), 13)
     for b, h, t in planted:
         out[b, h, t, seed % E] += 0.01
     found = spot_check(out, lse, q, k, v, samples=29, seed=1000 + seed)
@@ -414,7 +414,7 @@ def test_a_wrong_gradient_is_found_and_named(name: str, factor: float) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_planted_keys_are_found_if_and_only_if_they_are_drawn(seed: int) -> None:
     case = delivered()
-    planted, _ = drawn(np.random.default_rng(seed), (B, K, S), 23)
+    planted, _ = sample_indices(np.random.default_rng(seed), (B, K, S), 23)
     dk = case.results["dk"].copy()
     for b, h, s in planted:
         dk[b, h, s, seed % D] *= -1.1
@@ -471,9 +471,9 @@ def test_declared_roundings_are_judged_more_sharply() -> None:
 def test_what_is_missed_is_the_share_of_samples_without_a_wrong_row(whole: int) -> None:
     for samples, wrong in itertools.product(range(1, whole + 1), range(whole + 1)):
         of = list(itertools.combinations(range(whole), samples))
-        blind = sum(all(row >= wrong for row in drawn) for drawn in of)
+        blind = sum(all(row >= wrong for row in sample) for sample in of)
         found = report(samples, whole)
-        assert found.missed(wrong / whole) == pytest.approx(blind / len(of), abs=2.0**-40)
+        assert found.miss_probability(wrong / whole) == pytest.approx(blind / len(of), abs=2.0**-40)
 
 
 def test_a_share_means_so_many_rows_however_it_is_rounded() -> None:
@@ -481,7 +481,7 @@ def test_a_share_means_so_many_rows_however_it_is_rounded() -> None:
         found = report(min(samples, whole), whole)
         for wrong in range(whole + 1):
             blind = math.comb(whole - wrong, len(found.rows)) / math.comb(whole, len(found.rows))
-            assert found.missed(wrong / whole) == pytest.approx(blind, abs=2.0**-40)
+            assert found.miss_probability(wrong / whole) == pytest.approx(blind, abs=2.0**-40)
 
 
 def test_what_is_missed_is_hypergeometric() -> None:
@@ -490,8 +490,8 @@ def test_what_is_missed_is_hypergeometric() -> None:
     found = report(256, 10**6)
     for wrong in (1, 100, 11_700, 500_000):
         exact = hypergeom.pmf(0, 10**6, wrong, 256)
-        assert found.missed(wrong / 10**6) == pytest.approx(exact, rel=1e-9)
-        assert found.missed(wrong / 10**6) <= (1 - wrong / 10**6) ** 256
+        assert found.miss_probability(wrong / 10**6) == pytest.approx(exact, rel=1e-9)
+        assert found.miss_probability(wrong / 10**6) <= (1 - wrong / 10**6) ** 256
 
 
 @given(samples=st.integers(1, 300), more=st.integers(0, 10**7), probability=st.floats(0.001, 0.999))
@@ -501,8 +501,8 @@ def test_the_share_is_the_least_that_is_seldom_missed(
     whole = samples + more
     found = report(samples, whole)
     share = found.share(probability)
-    assert found.missed(share) <= probability
-    assert found.missed(max(share - 1.5 / whole, 0)) > probability
+    assert found.miss_probability(share) <= probability
+    assert found.miss_probability(max(share - 1.5 / whole, 0)) > probability
 
 
 def report(samples: int, whole: int) -> SpotCheck:
@@ -511,14 +511,14 @@ def report(samples: int, whole: int) -> SpotCheck:
 
 def test_missing_nothing_is_certain_and_missing_everything_impossible() -> None:
     found = report(3, 7)
-    assert found.missed(0) == 1
-    assert found.missed(1) == 0
+    assert found.miss_probability(0) == 1
+    assert found.miss_probability(1) == 0
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
 def test_a_share_is_between_0_and_1(share: float) -> None:
     with pytest.raises(OptionError, match="share is"):
-        report(3, 7).missed(share)
+        report(3, 7).miss_probability(share)
 
 
 @pytest.mark.parametrize("probability", [0, 1, math.nan])
@@ -529,16 +529,16 @@ def test_a_probability_is_between_0_and_1(probability: float) -> None:
 
 def test_what_was_not_drawn_has_no_probability() -> None:
     with pytest.raises(OptionError, match=r'of is "keys", must be "rows"'):
-        report(3, 7).missed(0.5, "keys")
+        report(3, 7).miss_probability(0.5, "keys")
     with pytest.raises(OptionError, match="of is 'queries'"):
-        report(3, 7).missed(0.5, "queries")
+        report(3, 7).miss_probability(0.5, "queries")
 
 
 def test_rows_are_drawn_without_replacement_and_all_alike() -> None:
     shape, times, samples = (2, 3, 5), 2000, 7
     count = np.zeros(shape, int)
     for seed in range(times):
-        rows, whole = drawn(np.random.default_rng(seed), shape, samples)
+        rows, whole = sample_indices(np.random.default_rng(seed), shape, samples)
         assert whole == 30
         assert len({tuple(row) for row in rows.tolist()}) == samples
         count[tuple(rows.T)] += 1
@@ -560,9 +560,9 @@ def test_all_rows_and_keys_are_looked_at_where_there_are_no_more() -> None:
     assert len(found.rows) == found.all_rows == ROWS
     assert found.keys is not None
     assert len(found.keys) == found.all_keys == KEYS
-    assert found.missed(1 / ROWS) == 0
-    assert f"all {ROWS} rows were looked at" in str(found)
-    assert f"all {KEYS} keys were looked at" in str(found)
+    assert found.miss_probability(1 / ROWS) == 0
+    assert f"checked all {ROWS} rows" in str(found)
+    assert f"checked all {KEYS} keys" in str(found)
 
 
 @pytest.mark.parametrize("empty", ["B", "H", "T", "S", "E"])
@@ -612,10 +612,10 @@ def test_nothing_that_was_passed_is_written_to() -> None:
 
 def test_the_report_says_what_was_looked_at_and_what_may_have_been_missed() -> None:
     text = str(delivered().check(samples=64))
-    assert text.startswith("spot check passed: largest error / allowed error o 0.")
-    assert f"64 of {ROWS} rows were looked at, drawn with seed 0: if 4.4 % of the rows" in text
-    assert f"64 of {KEYS} keys were looked at" in text
-    assert "would have missed them with probability 4.8 %" in text
+    assert text.startswith("spot check passed: largest error / tolerance: o 0.")
+    assert f"checked 64 of {ROWS} rows, sampled with seed 0: if 4.4 % of the rows" in text
+    assert f"checked 64 of {KEYS} keys" in text
+    assert "the probability of missing all of them would be 4.8 %" in text
 
 
 def test_the_report_shows_the_first_failures_and_counts_the_rest() -> None:
@@ -639,17 +639,20 @@ def test_the_report_shows_the_first_failures_and_counts_the_rest() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"out": None}, "out is None, must be what the implementation delivered"),
+        ({"out": None}, "out is None: pass the output of the implementation"),
         ({"out": np.zeros((B, H, T, E + 1))}, r"out has shape .*, must have \(2, 6, 53, 7\)"),
         ({"lse": np.zeros((B, H, T, 1))}, r"lse has shape .*, must have \(2, 6, 53\)"),
         ({"out": np.zeros((B, H, T, E), int)}, "out is int64, must be floating"),
         ({"dq": np.zeros((B, H, T, D + 1))}, "dq has shape"),
         ({"dout": np.zeros((B, H, T))}, "dout has shape"),
         ({"dlse": np.zeros((B, H, S))}, "dlse has shape"),
-        ({"dout": None}, "dq is given without dout"),
-        ({"dq": None, "dk": None, "dv": None}, "dout is given, must be None without dq, dk or dv"),
-        ({"dq": None, "dk": None, "dv": None, "dout": None}, "dlse is given, must be None"),
-        ({"lse": None}, "lse is None, must be given for dv"),
+        ({"dout": None}, "got dq without dout: pass the cotangent of out"),
+        (
+            {"dq": None, "dk": None, "dv": None},
+            "got dout, but no gradient to check: pass dq, dk or dv",
+        ),
+        ({"dq": None, "dk": None, "dv": None, "dout": None}, "got dlse, but no gradient to check"),
+        ({"lse": None}, "dv needs lse, since P is"),
         ({"samples": 0}, "samples is 0, must be an integer ≥ 1"),
         ({"seed": -1}, "seed is -1, must be an integer ≥ 0"),
         ({"rounding": "loose"}, "rounding is 'loose', must be one of"),
@@ -659,11 +662,11 @@ def test_the_report_shows_the_first_failures_and_counts_the_rest() -> None:
         ({"mask": np.ones(S, bool)}, "mask has shape"),
         (
             {"conventions": Conventions(hidden_fill=-1.0), "causal": "top_left"},
-            "dv is given under conventions by which hidden keys get a gradient",
+            "got dv under conventions that give hidden keys a gradient",
         ),
-        ({"conventions": Conventions(empty_row="mean")}, "dv is given under conventions"),
+        ({"conventions": Conventions(empty_row="mean")}, "got dv under conventions"),
         ({"conventions": Conventions(window="inclusive"), "window": (0, 0)}, "must have left ≥ 1"),
-        ({"mask": np.zeros((1, 1), bool)}, "no query that was drawn sees a key"),
+        ({"mask": np.zeros((1, 1), bool)}, "no sampled query sees a key"),
     ],
 )
 def test_what_is_not_legal_is_an_error_that_says_so(changes: dict[str, Any], message: str) -> None:
@@ -674,5 +677,5 @@ def test_what_is_not_legal_is_an_error_that_says_so(changes: dict[str, Any], mes
 
 def test_complex_arrays_are_refused() -> None:
     q, k, v = arrays()
-    with pytest.raises(DtypeError, match="q is complex64, must be real"):
+    with pytest.raises(DtypeError, match="q is complex64, must be real: spot_check"):
         spot_check(*online(q, k, v), q.astype(np.complex64), k, v)

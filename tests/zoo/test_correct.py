@@ -13,8 +13,8 @@ from npattn.api import evaluate
 from npattn.conventions import Conventions
 from npattn.problem import Problem
 from npattn.testing import Cotangents, ImplementationError, Recipe, Rounding, check
-from npattn.testing.bounds.allowed import allowed as judged_by
 from npattn.testing.bounds.allowed import bounds
+from npattn.testing.bounds.allowed import tolerance as judged_by
 from npattn.testing.bounds.ulp import excess
 from npattn.testing.compare import compare_arrays
 from npattn.testing.rules import PROPERTIES

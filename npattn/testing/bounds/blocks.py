@@ -1,6 +1,6 @@
 """Rectangles of an attention problem of any length, each a small `Problem` of its own.
 
-Nothing of the size of the scores is made, nothing whole is copied: what is visible follows from
+No array of the size of the scores is made, and none is copied whole: visibility follows from
 indices, and arrays, memory-mapped ones too, are read where a rectangle needs them.
 """
 
@@ -21,9 +21,9 @@ __all__ = ["Block", "Blocks"]
 
 
 class Block(NamedTuple):
-    """Some queries of one key/value head with some of its keys, as one head of rank 2."""
+    """Some queries and some keys of one key/value head, as one head of rank 2."""
 
-    given: Problem  # under conventions for what a single score goes through
+    original: Problem  # under the conventions of single scores
     canonical: Problem
 
 
@@ -35,8 +35,8 @@ class Blocks:
     conventions: Conventions
 
     @cached_property
-    def fills(self) -> bool:
-        """Whether hidden keys take part."""
+    def attends_hidden(self) -> bool:
+        """True if hidden keys take part in the softmax."""
         whole = self.problem
         if whole.mask is None and whole.window is None and not whole.causal:
             return False
@@ -44,8 +44,8 @@ class Blocks:
         return self.conventions.hidden_fill is not None or after
 
     @cached_property
-    def meaning(self) -> Conventions:
-        """The conventions of a block, in which mask, window and heads already mean our own."""
+    def block_conventions(self) -> Conventions:
+        """The conventions of a block, whose mask, window and heads are canonical already."""
         c = self.conventions
         return Conventions(hidden_fill=c.hidden_fill, softcap=c.softcap, bias=c.bias)
 
@@ -57,41 +57,41 @@ class Blocks:
 
     @property
     def keys(self) -> int:
-        """How many keys a row sums over; where hidden ones take part, each has a twin."""
-        return self.problem.S * (2 if self.fills else 1)
+        """Number of keys that a row sums over; where hidden ones take part, each has a twin."""
+        return self.problem.S * (2 if self.attends_hidden else 1)
 
     @property
     def group(self) -> int:
-        """How many query heads share a key/value head."""
+        """Number of query heads that share a key/value head."""
         return self.problem.H // max(self.problem.K, 1)
 
     def kv_head(self, h: int) -> int:
         return h % self.problem.K if self.conventions.kv_head == "tile" else h // self.group
 
     def heads(self, kv_head: int) -> list[int]:
-        """The query heads that share a key/value head."""
+        """Return the query heads that share a key/value head."""
         return [h for h in range(self.problem.H) if self.kv_head(h) == kv_head]
 
     def plane(self, x: Array, lead: tuple[int, ...]) -> Array:
-        """q, k or v, (heads, length, size), at an index into the leading axes."""
+        """Return q, k or v, (heads, length, size), at an index into the leading axes."""
         x = x[None] if self.problem.headless else x
         return plane_of(x, lead, rank=3)
 
     def block(
         self, lead: tuple[int, ...], h: Array, t: Array, s: slice | Array, *, always: bool = False
     ) -> Block | None:
-        """Queries t of heads h, which share keys, with keys s; None where none of them is seen."""
+        """Return queries t of heads h, which share keys, with keys s; None if all are hidden."""
         whole = self.problem
         keys = np.arange(s.start, s.stop) if isinstance(s, slice) else s
         visible = self._visible(lead, h, t, s, keys)
         hidden = visible is not None and not visible.any()
-        if hidden and not self.fills and not always:
+        if hidden and not self.attends_hidden and not always:
             return None
-        if visible is None and self.fills:
+        if visible is None and self.attends_hidden:
             visible = np.ones((len(t), len(keys)), bool)
         keep = whole.dropout_mask
         kv = self.kv_head(int(h[0])) if len(h) else 0
-        given = Problem(
+        original = Problem(
             self.plane(whole.q, lead)[h, t],
             self.plane(whole.k, lead)[kv][s],
             self.plane(whole.v, lead)[kv][s],
@@ -99,16 +99,16 @@ class Blocks:
             bias=None if whole.bias is None else self._option(whole.bias, lead, h, t, s, keys),
             scale=whole.scale,
             softcap=whole.softcap,
-            score_mod=None if whole.score_mod is None else self._moved(lead, h, t, keys),
+            score_mod=None if whole.score_mod is None else self._shift_score_mod(lead, h, t, keys),
             dropout_mask=None if keep is None else self._option(keep, lead, h, t, s, keys),
             dropout_rate=whole.dropout_rate,
         )
-        return Block(given, self.meaning.canonical(given))
+        return Block(original, self.block_conventions.canonical(original))
 
     def _visible(
         self, lead: tuple[int, ...], h: Array, t: Array, s: slice | Array, keys: Array
     ) -> Array | None:
-        """What mask, causal and window leave to see, (queries, keys); None where that is all."""
+        """Visible keys by mask, causal and window, (queries, keys); None if all are visible."""
         whole, visible = self.problem, None
         if whole.mask is not None:
             visible = self._option(whole.mask, lead, h, t, s, keys)
@@ -127,10 +127,10 @@ class Blocks:
     def _option(
         self, option: Any, lead: tuple[int, ...], h: Array, t: Array, s: slice | Array, keys: Array
     ) -> Array:
-        """A mask, bias or dropout mask at these queries and keys, (queries, keys or 1)."""
+        """Return a mask, bias or dropout mask at these queries and keys, (queries, keys or 1)."""
         if not isinstance(option, np.ndarray):
             at = zip(h.tolist(), t.tolist(), strict=True)
-            rows = [self._row(option, (*lead, i), j, s) for i, j in at]
+            rows = [self._rule_row(option, (*lead, i), j, s) for i, j in at]
             return np.array(rows).reshape(len(t), len(keys))
         planes = [*(np.full_like(h, i) for i in lead), h, t]
         own = planes[len(planes) - (option.ndim - 1) :]
@@ -141,22 +141,22 @@ class Blocks:
             return np.asarray(option[(*index, s)])
         return np.asarray(option[(*(i[:, None] for i in index), keys)])
 
-    def _row(self, rule: Any, plane: tuple[int, ...], t: int, s: slice | Array) -> Array:
-        """What a rule says of one query, (keys)."""
+    def _rule_row(self, rule: Any, plane: tuple[int, ...], t: int, s: slice | Array) -> Array:
+        """Evaluate a mask or bias object for one query, (keys)."""
         whole = self.problem
         s0, s1 = (s.start, s.stop) if isinstance(s, slice) else (int(s.min()), int(s.max()) + 1)
-        said = rule.tile(Tile(whole.lead, whole.H, whole.T, whole.S, plane, t, t + 1, s0, s1))
-        row = np.broadcast_to(np.asarray(said), (1, s1 - s0))[0]
+        values = rule.tile(Tile(whole.lead, whole.H, whole.T, whole.S, plane, t, t + 1, s0, s1))
+        row = np.broadcast_to(np.asarray(values), (1, s1 - s0))[0]
         return np.asarray(row if isinstance(s, slice) else row[s - s0])
 
-    def _moved(self, lead: tuple[int, ...], h: Array, t: Array, keys: Array) -> ScoreMod:
-        """score_mod, called with the indices of the whole problem."""
+    def _shift_score_mod(self, lead: tuple[int, ...], h: Array, t: Array, keys: Array) -> ScoreMod:
+        """Return score_mod with the indices of the whole problem."""
         whole = self.problem
         b = int(np.ravel_multi_index(lead, whole.lead)) if lead else 0
 
-        def modified(x: Array, _: Array, __: Array, query: Array, key: Array) -> Array:
+        def shifted(x: Array, _: Array, __: Array, query: Array, key: Array) -> Array:
             assert whole.score_mod is not None
             heads, queries = h[query], t[query]
             return np.asarray(whole.score_mod(x, np.full_like(heads, b), heads, queries, keys[key]))
 
-        return modified
+        return shifted

@@ -1,9 +1,8 @@
-"""Some rows of one key/value head, exactly and with what is allowed of them, a few keys at a time.
+"""Some rows of one key/value head, exactly and with their tolerance, a few keys at a time.
 
-Four passes over the keys: the softmax by parts that are merged; what the weights come to where
-their exponents err; the bounds of o, lse and D; dq and its bound. Between the passes row-level
-formulas of `Hard` and `Noise` work on the sums, which are those that they take themselves of
-problems that are held whole.
+Four passes over the keys: the softmax, by merging blocks; the sums of weights whose exponents err;
+the bounds of o, lse and D; dq and its bound. Between the passes the row-level formulas of
+`WorstCase` and `Variance` work on the sums, which are the ones they take of a whole problem.
 """
 
 from __future__ import annotations
@@ -15,81 +14,82 @@ import numpy as np
 
 from npattn import dense
 from npattn.arrays import Array
-from npattn.testing.bounds import worst_case
 from npattn.testing.bounds.blocks import Block, Blocks
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.bounds.variance import Noise, Variety, along, rises, tops
-from npattn.testing.bounds.worst_case import Hard, Shares, finite
+from npattn.testing.bounds.variance import Variance, Variety, count_rises, row_sum, tile_maxima
+from npattn.testing.bounds.worst_case import OutErrorSums, WeightSums, WorstCase, finite
 
-__all__ = ["CELLS", "Gathered", "NoisePart", "Part", "Rows", "width"]
+__all__ = ["CELLS", "KeyBlock", "KeyBlockVariance", "RowValues", "Rows", "width"]
 
 CELLS = 2**15
-"""Scores that are held at a time: arrays of them stay in a cache."""
+"""Number of scores in memory at a time: arrays of them stay in a cache."""
 
 
 Sums = TypeVar("Sums", bound=tuple[Any, ...])
 
-SHARES = Shares(np.add, np.add, np.maximum, np.maximum, np.logaddexp, np.logaddexp)  # type: ignore[arg-type]
-OUT = worst_case.OutSums(np.add, np.add, np.add, np.add, np.maximum, np.logical_or)  # type: ignore[arg-type]
+MERGE_WEIGHTS = WeightSums(np.add, np.add, np.maximum, np.maximum, np.logaddexp, np.logaddexp)  # type: ignore[arg-type]
+MERGE_OUT = OutErrorSums(np.add, np.add, np.add, np.add, np.maximum, np.logical_or)  # type: ignore[arg-type]
 
 
 def width(rows: int, size: int) -> int:
-    """How many keys of that size are taken at a time, for so many rows: whole tiles of 16."""
+    """Return the number of keys to take at a time, for so many rows: whole tiles of 16."""
     cells = min(CELLS // max(rows, 1), 8 * CELLS // max(size, 1))
     return max(cells // 16 * 16, 16)
 
 
-def folded(total: Sums | None, more: Sums, how: tuple[Any, ...] | None = None) -> Sums:
-    """Sums over some keys and over others, as those over all; by default each is added."""
+def merge_sums(total: Sums | None, more: Sums, by: tuple[Any, ...] | None = None) -> Sums:
+    """Merge sums over some keys with those over others; by default each is added."""
     if total is None:
         return more
-    ways = how or (np.add,) * len(more)
-    folded: Sums = type(more)(*(way(a, b) for way, a, b in zip(ways, total, more, strict=True)))
-    return folded
+    merges = by or (np.add,) * len(more)
+    merged: Sums = type(more)(*(f(x, y) for f, x, y in zip(merges, total, more, strict=True)))
+    return merged
 
 
-class Part(Hard):
-    """Scores of a block, as `Hard` has them, with what is known of their rows as a whole.
+class KeyBlock(WorstCase):
+    """The worst case of a block of keys, in rows whose sums over all keys are known.
 
-    `known` has row-level attributes of `Hard`: lse, m, and what passes before this one found.
+    `known` has row-level attributes of `WorstCase`: lse, m, and the results of earlier passes.
     """
 
     total: Array  # Σ e^(s − m), (1, rows, 1)
 
-    def __init__(self, block: Block, whole: Hard, known: dict[str, Any]) -> None:
-        self._begin(block.canonical, whole.rounding, whole.dtype, block.given, whole.meaning)
-        self._count(whole.T, whole.S)
+    def __init__(self, block: Block, whole: WorstCase, known: dict[str, Any]) -> None:
+        self._set_options(
+            block.canonical, whole.rounding, whole.dtype, block.original, whole.conventions
+        )
+        self._set_lengths(whole.T, whole.S)
         self.__dict__.update(known)
         problem = block.canonical
         live = np.ones((1, 1), bool) if problem.visible is None else problem.visible
         none = np.broadcast_to(0.0, (1, problem.T, problem.S))
         keep = dense.kept(problem)
-        self._hold(
+        self._set_residuals(
             dense.Residuals(*dense.operands(problem), None, None, live, none, self.p_sink, keep)
         )
-        self.s, error = self._scores()
+        self.s, error = self._score_errors()
         live = live & (self.s != -np.inf)
         p = np.where(live, np.exp(self.s - self.m) / self.total, 0)
-        self._hold(self.r._replace(live=live, p=p))
+        self._set_residuals(self.r._replace(live=live, p=p))
         self.A = np.where(live, error + self._shift(self.s), 0)
-        self._move(self.A)
+        self._perturb_weights(self.A)
 
 
-class NoisePart(Noise):
-    """The deviations of a `Part`."""
+class KeyBlockVariance(Variance):
+    """The variances of a `KeyBlock`."""
 
-    def __init__(self, part: Part, known: dict[str, Any]) -> None:
-        super().__init__(part)
+    def __init__(self, worst: KeyBlock, known: dict[str, Any]) -> None:
+        super().__init__(worst)
         self.__dict__.update(known)
-        var_a, _ = self._argument()
-        self.var_p = self._weights(var_a)
+        var_a, _ = self._argument_variance()
+        self.var_p = self._weight_variance(var_a)
 
-    def _online(self) -> Array:
+    def _online_variance(self) -> Array:
         return self.online
 
 
-class Gathered:
-    """The numbers of each row, in float32 to tell them apart, and how far they spread."""
+class RowValues:
+    """The numbers of each row, in float32 to tell them apart, and their spread."""
 
     def __init__(self) -> None:
         self.values: list[Array] = []
@@ -102,11 +102,11 @@ class Gathered:
         self.number = self.number + live.sum(-1)
         x = np.where(live, x, 0)
         away = np.where(live, x - centre, 0)
-        sums = along(p), along(p * away), along(p * away**2), along(p * x**2)
+        sums = row_sum(p), row_sum(p * away), row_sum(p * away**2), row_sum(p * x**2)
         self.moments = tuple(a + b for a, b in zip(self.moments, sums, strict=True))
 
     @property
-    def size(self) -> Array:
+    def norm(self) -> Array:
         return np.asarray(np.sqrt(self.moments[3]))
 
     def variety(self) -> Variety:
@@ -117,20 +117,20 @@ class Gathered:
         if self.values:
             values = np.concatenate(self.values, -1)
             self.values = []
-            steps = np.stack([rises(row) for row in values[0]])[None]
+            steps = np.stack([count_rises(row) for row in values[0]])[None]
         return Variety(steps + (count > 0), count, spread[..., 0])
 
 
-class Exact(NamedTuple):
-    """What the rows are: (rows, E), (rows,) and, with a cotangent, (rows, D)."""
+class ExactRows(NamedTuple):
+    """Exact results of rows: (rows, E), (rows,) and, with a cotangent, (rows, D)."""
 
     o: Array
     lse: Array
     dq: Array | None
 
 
-class Rows(Hard):
-    """Rows of heads that share their keys: ``exact`` and ``allowed``, by name.
+class Rows(WorstCase):
+    """Rows of heads that share their keys: their results, ``exact``, and their ``tolerances()``.
 
     Parameters
     ----------
@@ -162,37 +162,37 @@ class Rows(Hard):
         none = blocks.block(lead, h, t, slice(0, 0), always=True)
         assert none is not None
         self.none = none
-        self._begin(none.canonical, rounding, dtype, none.given, blocks.meaning)
-        self._count(blocks.problem.T, blocks.keys)
+        self._set_options(none.canonical, rounding, dtype, none.original, blocks.block_conventions)
+        self._set_lengths(blocks.problem.T, blocks.keys)
         self.width = width(len(t), max(self.problem.D, self.problem.E))
         self.known: dict[str, Any] = {}
         self._merge()
-        self._shares_of_rows()
-        self.found: dict[str, Array] = {}
-        self.sharp: dict[str, Array] = {}
+        self._sum_weights()
+        self.worst_bounds: dict[str, Array] = {}
+        self.limits: dict[str, Array] = {}
         if do is not None:
             self.do = do[None]
             self.dl = np.zeros((1, 1, 1)) if dlse is None else dlse[None, :, None]
-            self.D_out = self.D = along(self.do * self.o)
+            self.D_out = self.D = row_sum(self.do * self.o)
         self._forward(do is not None)
         if gradient:
             self._backward()
 
-    def learn(self, **known: Any) -> None:
-        """Keep what parts have to know of their rows."""
+    def share(self, **known: Any) -> None:
+        """Keep attributes for the blocks of these rows too."""
         self.__dict__.update(known)
         self.known.update(known)
 
-    def _spans(self) -> Iterator[Block | None]:
-        """Every part of the keys; None where none of them is seen."""
+    def _all_blocks(self) -> Iterator[Block | None]:
+        """Iterate over all blocks of keys; None for a block without visible keys."""
         (lead, h, t), S = self.at, self.blocks_of.problem.S
         for s0 in range(0, S, self.width):
             yield self.blocks_of.block(lead, h, t, slice(s0, min(s0 + self.width, S)))
 
-    def parts(self) -> Iterator[Block]:
-        """Those that are seen, or one without keys."""
+    def visible_blocks(self) -> Iterator[Block]:
+        """Iterate over the blocks with visible keys; if there is none, one without keys."""
         blank = True
-        for block in self._spans():
+        for block in self._all_blocks():
             if block is not None:
                 blank = False
                 yield block
@@ -202,20 +202,20 @@ class Rows(Hard):
     # --- the passes -------------------------------------------------------------------------------
 
     def _merge(self) -> None:
-        """o, lse and the largest score, from those of parts of the keys; a sink is one more."""
+        """Merge o, lse and the largest score of the blocks; a sink is one more."""
         outs, most, totals, tiles = [], [], [], []
         unseen = np.full((1, len(self.at[2]), 1), -np.inf)
-        for block in self._spans():
+        for block in self._all_blocks():
             if block is None:
                 tiles.append(unseen)
                 continue
             out, lse, r = dense.forward(block.canonical)
-            high = tops(r.p)
+            high = tile_maxima(r.p)
             top = high.max(-1, keepdims=True, initial=0)
             scores = np.log(high) + lse[None, :, None]
             outs.append(out[None])
-            # The row's largest score and its sum relative to that: where a bias of −1e38 is all
-            # that there is to see, lse no longer tells how many keys it is the sum of.
+            # The row's largest score and its sum relative to that: where every visible key has a
+            # bias of −1e38, lse no longer tells how many keys it is the sum of.
             most.append(lse[None, :, None] + np.log(top))
             totals.append(np.where(top == 0, 0, 1 / top))
             tiles.append(np.where(np.isnan(scores), -np.inf, scores))
@@ -230,112 +230,115 @@ class Rows(Hard):
         total = np.sum(e, 0)
         lse = m + np.log(total)
         total = np.where(total == 0, 1, total)
-        self.learn(m=m, total=total)
+        self.share(m=m, total=total)
         self.o = np.sum([w * o for w, o in zip(e, outs, strict=True)], 0) / total
         p_sink = None if sink is None else e[-1] / total
-        self.learn(o=self.o, lse=lse[..., 0], sink=sink, p_sink=p_sink)
+        self.share(o=self.o, lse=lse[..., 0], sink=sink, p_sink=p_sink)
         _, __, residuals = dense.forward(self.none.canonical)
-        self._hold(residuals._replace(p_sink=p_sink))
-        self.likely = RowsNoise(self)
-        self.likely.online = self.likely._rescales(np.concatenate([*tiles, unseen[..., :0]], -1))
-        self.likely.var_sink = self.likely._sink_argument()
+        self._set_residuals(residuals._replace(p_sink=p_sink))
+        self.variance = RowsVariance(self)
+        self.variance.online = self.variance._rescale_variance(
+            np.concatenate([*tiles, unseen[..., :0]], -1)
+        )
+        self.variance.var_sink = self.variance._sink_argument_variance()
 
     def _sink_of_rows(self) -> Array | None:
         sinks, (_, h, __) = self.blocks_of.problem.sinks, self.at
         return None if sinks is None else sinks[h].astype(float)[None, :, None]
 
-    def _shares_of_rows(self) -> None:
-        total: Shares | None = None
-        for block in self.parts():
-            part = Part(block, self, self.known)
-            total = folded(total, part._shares(part.A), SHARES)
+    def _sum_weights(self) -> None:
+        total: WeightSums | None = None
+        for block in self.visible_blocks():
+            worst = KeyBlock(block, self, self.known)
+            total = merge_sums(total, worst._weight_sums(worst.A), MERGE_WEIGHTS)
         assert total is not None
-        self.t_lse = self._normalise(total, self._sink_argument())
+        self.t_lse = self._normalise(total, self._sink_argument_error())
         names = ("p_sink", "R_sink", "up", "down", "vast", "log_down", "last", "rebuild", "merge")
-        self.learn(row_sum=self.row_sum, **{n: getattr(self, n) for n in names})
+        self.share(row_sum=self.row_sum, **{n: getattr(self, n) for n in names})
 
-    def _forward(self, pulled: bool) -> None:
-        """The bounds of o, lse and, where rows are pulled by a cotangent, of D."""
-        known = {"online": self.likely.online}
-        out = noise = delta = spread = None
+    def _forward(self, has_cotangent: bool) -> None:
+        """Set the bounds of o, lse and, with a cotangent, of D."""
+        known = {"online": self.variance.online}
+        out = var_sums = delta = spread = None
         more: Any = 0.0
-        if pulled:
-            self.learn(do=self.do, dl=self.dl, D=self.D, D_out=self.D_out)
-        for block in self.parts():
-            part = Part(block, self, self.known)
-            part._limit()
-            out = folded(out, part._out_sums(), OUT)
-            rough = NoisePart(part, known)
-            noise = folded(noise, rough._out_sums())
-            live, p = part.r.live, part.r.p
-            self.likely.scores.add(part.s, self.m, live, p)
-            if pulled:
-                e_dp = part._dweights(self.do, 0.0)
-                delta = folded(delta, part._delta_sums(e_dp))
-                spread = folded(spread, rough._delta_sums(rough._dweights()))
-                more = more + along(p * np.where(live, part.dp - self.D, 0))
-                dp = self.do @ finite(part.r.v).swapaxes(-1, -2)
-                self.likely.pulls.add(dp, self.D, live, p)
+        if has_cotangent:
+            self.share(do=self.do, dl=self.dl, D=self.D, D_out=self.D_out)
+        for block in self.visible_blocks():
+            worst = KeyBlock(block, self, self.known)
+            worst._limit_weights()
+            out = merge_sums(out, worst._out_sums(), MERGE_OUT)
+            variance = KeyBlockVariance(worst, known)
+            var_sums = merge_sums(var_sums, variance._out_sums())
+            live, p = worst.r.live, worst.r.p
+            self.variance.scores.add(worst.s, self.m, live, p)
+            if has_cotangent:
+                e_dp = worst._dp_error(self.do, 0.0)
+                delta = merge_sums(delta, worst._delta_sums(e_dp))
+                spread = merge_sums(spread, variance._delta_sums(variance._dp_variance()))
+                more = more + row_sum(p * np.where(live, worst.dp - self.D, 0))
+                dp = self.do @ finite(worst.r.v).swapaxes(-1, -2)
+                self.variance.pulls.add(dp, self.D, live, p)
         assert out is not None
-        assert noise is not None
-        self.found = {"o": self._of_out(out), "lse": self.t_lse}
-        self.sharp = self.likely._of_rows(noise)
-        self.sharp["lse"] = self.sharp["lse"][..., None]
+        assert var_sums is not None
+        self.worst_bounds = {"o": self._out_bound(out), "lse": self.t_lse}
+        self.limits = self.variance._row_limits(var_sums)
+        self.limits["lse"] = self.limits["lse"][..., None]
         if delta is not None and spread is not None:
-            self.found["D"] = e_D = self._of_delta(delta)
-            # One rounding is common to the row: a second look takes it off.
+            self.worst_bounds["D"] = e_D = self._delta_bound(delta)
+            # One rounding is common to the row: a second pass takes it off.
             sink = 0.0 if self.p_sink is None else self.p_sink * self.D
-            self.likely.var_D = self.likely._of_delta(spread)
-            self.learn(D=self.D + more - sink, e_D=e_D)
+            self.variance.var_D = self.variance._delta_variance(spread)
+            self.share(D=self.D + more - sink, e_D=e_D)
 
     def _backward(self) -> None:
-        """dq and its bound."""
-        known = {"online": self.likely.online, "var_l": self.likely.var_l}
-        sums = noise = None
+        """Set dq and its bound."""
+        known = {"online": self.variance.online, "var_l": self.variance.var_l}
+        sums = var_sums = None
         dl = np.where(self.seen, self.dl, 0)
-        for block in self.parts():
-            part = Part(block, self, self.known)
-            part._limit()
-            part._through_slope(part._dscores(part._dweights(self.do, 0.0), dl))
-            sums = folded(sums, part._dq_sums())
-            rough = NoisePart(part, known)
-            rough._through_slope(rough._dscores(rough._dweights()))
-            noise = folded(noise, rough._dq_sums())
+        for block in self.visible_blocks():
+            worst = KeyBlock(block, self, self.known)
+            worst._limit_weights()
+            worst._through_slope(worst._ds_error(worst._dp_error(self.do, 0.0), dl))
+            sums = merge_sums(sums, worst._dq_sums())
+            variance = KeyBlockVariance(worst, known)
+            variance._through_slope(variance._ds_variance(variance._dp_variance()))
+            var_sums = merge_sums(var_sums, variance._dq_sums())
         assert sums is not None
-        assert noise is not None
+        assert var_sums is not None
         scale = self.problem.scale
         assert scale is not None
         self.dq = scale * sums.signed
-        self.found["dq"] = self._of_dq(sums)
-        var, lost = self.likely._of_dq(noise)
-        plain = self.likely.generic(self.D)[..., None]
-        self.sharp["dq"] = self.likely.sharp(var, plain, lost)
+        self.worst_bounds["dq"] = self._dq_bound(sums)
+        var, lost = self.variance._dq_variance(var_sums)
+        generic = self.variance.generic_rows(self.D)[..., None]
+        self.limits["dq"] = self.variance.limit(var, generic, lost)
 
     def copies(self, mass: Array, of: Array, shared: bool) -> tuple[float, float]:
         return 1.0, 1.0
 
-    # --- what comes of them -----------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     @property
-    def exact(self) -> Exact:
-        dq = self.dq[0] if "dq" in self.found else None
-        return Exact(self.o[0], self.lse[0], dq)
+    def exact(self) -> ExactRows:
+        dq = self.dq[0] if "dq" in self.worst_bounds else None
+        return ExactRows(self.o[0], self.lse[0], dq)
 
-    def allowed(self) -> dict[str, Array]:
-        """Of o (rows, E), lse (rows,) and dq (rows, D)."""
-        found = {n: np.minimum(t, self.sharp[n])[0] for n, t in self.found.items() if n != "D"}
-        return found | {"lse": found["lse"][..., 0]}
+    def tolerances(self) -> dict[str, Array]:
+        """Return the tolerances of o (rows, E), lse (rows,) and dq (rows, D)."""
+        bounds = {name: t for name, t in self.worst_bounds.items() if name != "D"}
+        tolerances = {name: np.minimum(t, self.limits[name])[0] for name, t in bounds.items()}
+        return tolerances | {"lse": tolerances["lse"][..., 0]}
 
 
-class RowsNoise(Noise):
-    """The deviations of rows, from sums over their parts."""
+class RowsVariance(Variance):
+    """The variances of rows, from sums over their blocks."""
 
     def __init__(self, rows: Rows) -> None:
         super().__init__(rows)
-        self.scores, self.pulls = Gathered(), Gathered()
+        self.scores, self.pulls = RowValues(), RowValues()
 
-    def generic(self, dp: Array | None = None) -> Array:
-        if not hasattr(self, "varied"):
-            self.varied = self.scores.variety()
+    def generic_rows(self, dp: Array | None = None) -> Array:
+        if not hasattr(self, "variety"):
+            self.variety = self.scores.variety()
         pulls = None if dp is None else self.pulls.variety()
-        return self.is_generic(self.varied, pulls, self.pulls.size)
+        return self.generic_from(self.variety, pulls, self.pulls.norm)

@@ -1,4 +1,4 @@
-"""What an implementation rounds, as its author declares it, and in numbers for one dtype."""
+"""Rounding models: what an implementation rounds, by name and in numbers for one dtype."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from npattn.arrays import finfo
 from npattn.errors import OptionError
 
-__all__ = ["Rounding", "Stored", "Units", "unit_roundoff"]
+__all__ = ["Rounding", "Storage", "Units", "unit_roundoff"]
 
 STORAGE = (
     "queries",
@@ -28,7 +28,7 @@ NARROW = ("float32", "tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """Which intermediates an implementation rounds, and to what.
+    """Declaration of which intermediates an implementation rounds, and to what.
 
     A storage is "accumulator" (not rounded), "input" (the dtype of q, k, v) or the name of a
     format: "float32", "tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2".
@@ -36,18 +36,18 @@ class Rounding:
     Parameters
     ----------
     name : str
-        How reports call it.
+        Name in reports.
     accumulator : {None, "float32", "float64", "truncated"}
-        Of sums, products and the softmax. None: float64 for float64 inputs, else float32.
-        "truncated" is a float32 that is cut off and not rounded to nearest.
+        Arithmetic of sums, products and the softmax. None: float64 for float64 inputs, else
+        float32. "truncated" is a float32 that is cut off, not rounded to nearest.
     operands : storage
-        What enters a matrix product: "tf32" for float32 matrices on tensor cores.
+        Inputs of a matrix product: "tf32" for float32 matrices on tensor cores.
     queries, scores, weights, dweights, dscores : storage
         q · scale (where q is scaled before the product), S, P, dP and dS.
     row_sum : storage
-        In which the weights of a row are summed.
+        Sum of the weights of a row.
     lse : storage
-        As it is saved for the backward, and delivered.
+        lse as it is saved for the backward, and returned.
     shared : storage
         dk and dv of each query head, before those that share a key head are summed.
     delta_from : {"out", "weights", "either"}
@@ -55,15 +55,15 @@ class Rounding:
     exp_error : float, optional
         Relative error of exp and tanh. Default: four units of the accumulator.
     sum_block : int, optional
-        Length of the blocks in which long sums are taken; None: any order.
+        Length of the blocks of long sums; None: any order.
     gradient_block : int, optional
-        Rows after which dq, dk, dv are rounded to the input dtype and added to; None: never.
+        Number of rows after which partial dq, dk, dv are rounded to the input dtype; None: never.
     out_roundings, gradient_roundings : int, default 1
-        How often a finished out, and a finished dq, dk, dv, is rounded.
+        Number of roundings of a finished out, and of finished dq, dk, dv.
     fuses : bool
-        P and dS are stored once, as they enter a product, and dS is made of the P that is not
-        stored. Otherwise each is an array of its own: P is stored again after dropout, dS after the
-        scale, and dS is made of the stored P.
+        P and dS are stored once, as they enter a product, and dS is computed from the unrounded P.
+        Otherwise each is an array of its own: P is stored again after dropout, dS after the scale,
+        and dS is computed from the stored P.
     """
 
     name: str
@@ -110,18 +110,20 @@ class Rounding:
 
     @classmethod
     def upcast(cls) -> Rounding:
-        """Everything in the accumulator, rounded once at the end."""
+        """Return the model that computes in the accumulator and rounds once, at the end."""
         return cls(name="upcast")
 
     @classmethod
     def fused(cls) -> Rounding:
-        """P and dS are rounded for the matrix products, D comes from the rounded out."""
+        """Return the model that rounds P and dS for products, and takes D from the rounded out."""
         return cls(name="fused", weights="input", dscores="input", delta_from="out", fuses=True)
 
     @classmethod
     def eager(cls) -> Rounding:
-        """q · scale, S, P, dP, dS are all stored in the input dtype: separate array operations
-        around a softmax that sums in the accumulator."""
+        """Return the model that stores q · scale, S, P, dP and dS in the input dtype.
+
+        Separate array operations, around a softmax that sums in the accumulator.
+        """
         return cls(
             name="eager",
             queries="input",
@@ -135,7 +137,7 @@ class Rounding:
 
     @classmethod
     def undeclared(cls, dtype: Any) -> Rounding:
-        """What is allowed to whoever declares nothing: the loosest that the dtype explains."""
+        """Return the model of an implementation that declares none: the loosest for its dtype."""
         if unit_roundoff(dtype) < 2.0**-24:
             return cls.eager()
         if unit_roundoff(dtype) == 2.0**-24:
@@ -144,8 +146,8 @@ class Rounding:
         return replace(cls.eager(), exp_error=2.0**-11, gradient_block=32)
 
     @classmethod
-    def named(cls, name: str) -> Rounding:
-        """The preset of that name."""
+    def from_name(cls, name: str) -> Rounding:
+        """Return the preset with this name: "upcast", "fused" or "eager"."""
         presets = {"upcast": cls.upcast, "fused": cls.fused, "eager": cls.eager}
         if name not in presets:
             raise OptionError(f"rounding is {name!r}, must be one of {', '.join(presets)}")
@@ -153,23 +155,23 @@ class Rounding:
 
 
 def unit_roundoff(dtype: Any) -> float:
-    """Half the distance from 1 to the next number: 2⁻²⁴ for float32, 2⁻⁸ for bfloat16."""
+    """Return half the distance from 1 to the next number: 2⁻²⁴ for float32, 2⁻⁸ for bfloat16."""
     return float(finfo(dtype).eps) / 2
 
 
-class Stored(NamedTuple):
-    """What storing a number x costs: |x| · u + eta."""
+class Storage(NamedTuple):
+    """Cost of storing a number x: |x| · u + eta."""
 
     u: float
     eta: float  # half the least subnormal
 
     def times(self, n: int) -> float:
-        """The relative error of n of them in a row, to all orders."""
+        """Return the relative error of n roundings in a row, to all orders."""
         return float((1 + self.u) ** n - 1)
 
 
-EXACT = Stored(0.0, 0.0)
-TF32 = Stored(2.0**-11, 2.0**-137)  # the exponents of float32, 10 bits of its fraction
+EXACT = Storage(0.0, 0.0)
+TF32 = Storage(2.0**-11, 2.0**-137)  # the exponents of float32, 10 bits of its fraction
 
 
 @dataclass(frozen=True)
@@ -177,49 +179,49 @@ class Units:
     """A `Rounding` in numbers, for one dtype."""
 
     u: float  # accumulator
-    tiny: float  # what flushing subnormals, or a product of them, loses
-    low: Stored  # input dtype
-    operands: Stored
-    q: Stored  # stored q · scale, and so on
-    s: Stored
-    p: Stored
-    row_sum: Stored
-    lse: Stored
-    dp: Stored
-    ds: Stored
-    shared: Stored
+    tiny: float  # loss by flushing subnormals, or a product of them
+    low: Storage  # input dtype
+    operands: Storage
+    q: Storage  # q · scale as stored, and so on
+    s: Storage
+    p: Storage
+    row_sum: Storage
+    lse: Storage
+    dp: Storage
+    ds: Storage
+    shared: Storage
     exp: float
 
     @classmethod
     def of(cls, rounding: Rounding, dtype: Any) -> Units:
-        low = _storage(dtype)
+        low = _format(dtype)
         narrow = low.u >= 2.0**-24
         wide = rounding.accumulator or ("float32" if narrow else "float64")
         u = {"float32": 2.0**-24, "truncated": 2.0**-23, "float64": 2.0**-53}[wide]
 
-        def stored(where: str) -> Stored:
+        def storage(where: str) -> Storage:
             if where == "accumulator":
                 return EXACT
-            return low if where == "input" else _storage(where)
+            return low if where == "input" else _format(where)
 
         return cls(
             u=u,
             tiny=float(np.finfo(np.float64 if wide == "float64" else np.float32).tiny),
             low=low,
-            operands=stored(rounding.operands),
-            q=stored(rounding.queries),
-            s=stored(rounding.scores),
-            p=stored(rounding.weights),
-            row_sum=stored(rounding.row_sum),
-            lse=stored(rounding.lse),
-            dp=stored(rounding.dweights),
-            ds=stored(rounding.dscores),
-            shared=stored(rounding.shared),
+            operands=storage(rounding.operands),
+            q=storage(rounding.queries),
+            s=storage(rounding.scores),
+            p=storage(rounding.weights),
+            row_sum=storage(rounding.row_sum),
+            lse=storage(rounding.lse),
+            dp=storage(rounding.dweights),
+            ds=storage(rounding.dscores),
+            shared=storage(rounding.shared),
             exp=4 * u if rounding.exp_error is None else rounding.exp_error,
         )
 
 
-def _storage(dtype: Any) -> Stored:
+def _format(dtype: Any) -> Storage:
     if isinstance(dtype, str) and dtype == "tf32":
         return TF32
-    return Stored(unit_roundoff(dtype), float(finfo(dtype).smallest_subnormal) / 2)
+    return Storage(unit_roundoff(dtype), float(finfo(dtype).smallest_subnormal) / 2)

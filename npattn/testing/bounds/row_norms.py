@@ -1,59 +1,73 @@
-"""The worst case at the price of a few matrix products: for problems too large for the full form.
+"""The worst case at the price of a few matrix products, for problems too large for the full form.
 
-Where the full form has an error for every score, this has one for every row: |q·k| ≤ ‖q‖ max‖k‖.
-What then depends on the key is |s| alone, so that every sum is a product of P, |dS| or P∘|s| with
-k, q, v or do. It is never below the full form's true worst case, only looser; it covers what long
-problems have: masks, bias, shared heads, gradients of lse. docs/tolerance.md §5 derives it.
+The full form has an error for every score; this has one for every row: |q·k| ≤ ‖q‖ max‖k‖. Only
+|s| then depends on the key, so that every sum is a product of P, |dS| or P∘|s| with k, q, v or do.
+It is never below the full form's true worst case, only looser; it covers what long problems have:
+masks, bias, shared heads, gradients of lse. docs/tolerance.md §5 derives it.
 
-Its arithmetic is NumPy's or, through npattn.testing.device.tensors, that of torch on a device.
+The array operations are NumPy's or, through npattn.testing.device.tensors, torch's on a device.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from npattn.arrays import Array, sum_to
 from npattn.dense import sum_shared
 from npattn.problem import Problem
-from npattn.testing.bounds.array_ops import Arithmetic
+from npattn.testing.bounds.array_ops import ArrayOps
 from npattn.testing.bounds.rounding import Rounding, Units
 
-__all__ = ["Cheap", "covers"]
+__all__ = ["RowNorms", "covers"]
 
 SMALL = 0.5
-"""Up to which e^A − 1 ≤ A (1 + A) is used; beyond it the full form is needed."""
+"""Largest A for which e^A − 1 ≤ A (1 + A) is used; beyond it the full form is needed."""
 
 
 def covers(problem: Problem) -> bool:
-    """Whether the cheap form knows the options of a problem."""
-    odd = (problem.softcap, problem.score_mod, problem.sinks, problem.dropout_mask)
-    return all(option is None for option in odd) and problem.S > 0 and problem.D > 0
+    """Return True if this form supports the options of a problem."""
+    others = (problem.softcap, problem.score_mod, problem.sinks, problem.dropout_mask)
+    return all(option is None for option in others) and problem.S > 0 and problem.D > 0
 
 
-class Cheap:
-    """Bounds of a problem that `covers`; ``fits`` says whether they hold.
+class ScoreGradient(NamedTuple):
+    """|δ dS| ≤ |dS| (each + far |s|) + p rest + lost, with factors that are one a row."""
 
-    `xp` is what computes: NumPy's arithmetic unless said, and then arrays are its arrays. Queries
-    that are `apart` are some of a longer problem, so that each may lie in a block of its own.
+    ds: Array  # (..., H, T, S)
+    size: Array  # |dS|
+    steep: Array  # |dS| |s|
+    each: Array
+    far: Any
+    rest: Array
+    lost: Array  # underflow
+    e_D: Array  # error of D
+    grown: Array  # the largest factor by which a rebuilt weight may be too large
+
+
+class RowNorms:
+    """Bounds of a problem that `covers`; valid if ``fits``.
+
+    `xp` has the array operations, NumPy's by default, and arrays are its arrays. Queries that are
+    `apart` are some of a longer problem, so that each may lie in a block of its own.
     """
 
     apart = False
 
     @np.errstate(all="ignore")  # hidden scores may be anything
     def __init__(
-        self, problem: Problem, rounding: Rounding, dtype: Any, xp: Arithmetic | None = None
+        self, problem: Problem, rounding: Rounding, dtype: Any, xp: ArrayOps | None = None
     ) -> None:
         self.problem, self.rounding = problem, rounding
-        self.xp = xp = xp or Arithmetic()
+        self.xp = xp = xp or ArrayOps()
         self.unit = unit = Units.of(rounding, dtype)
-        self.o, lse, self.r = xp.evaluated(problem)
+        self.o, lse, self.r = xp.evaluate(problem)
         self.lse = lse[..., None]
         self.live, self.p = self.r.live, self.r.p
         self.seen = self.lse != -np.inf
-        # Most problems hide nothing and hold no NaN, which then is looked for once.
+        # Most problems hide nothing and hold no NaN, which is then looked for once.
         self.all_live = xp.shows_all(problem, self.live)
         self.finite = xp.all_finite(self.r.q, self.r.k, self.r.v)
         self.scale = abs(problem.scale or 0.0)
@@ -65,9 +79,9 @@ class Cheap:
             s = s + xp.wide(problem.bias_array)
         s = s if self.all_live else xp.where(self.live, s, -np.inf)
         m = xp.top(s, -1, -np.inf)
-        self.s = self.only(abs(s))
+        self.s = self.clear_hidden(abs(s))
         self.m = xp.where(xp.isfinite(m), abs(m), 0)
-        self.a, self.b = self._argument()
+        self.a, self.b = self._argument_error()
         most = self.a + self.b * xp.top(self.s, -1)
         self.fits = bool((most <= SMALL).all() & xp.isfinite(self.o).all())
         self.k1 = 1 + most  # (e^A − 1) / A at most
@@ -75,25 +89,25 @@ class Cheap:
         self.down = xp.maximum(1 - self.R, 1 - SMALL * (1 + SMALL))
         self.unit_p = unit.p.u
 
-    def only(self, x: Array) -> Array:
-        """x, but 0 where nothing is seen."""
+    def clear_hidden(self, x: Array) -> Array:
+        """Replace hidden entries of x by 0."""
         return x if self.all_live else self.xp.where(self.live, x, 0)
 
-    def of_seen(self, x: Array) -> Array:
-        """x of each row, but 0 where it sees nothing."""
-        found: Array = self.xp.where(self.seen, x, 0)
-        return found
+    def clear_empty(self, x: Array) -> Array:
+        """Replace x of fully masked rows by 0."""
+        cleared: Array = self.xp.where(self.seen, x, 0)
+        return cleared
 
     def numbers(self, x: Array) -> Array:
-        """x, but 0 where it is none."""
+        """Replace NaN and inf in x by 0."""
         return x if self.finite else self.xp.where(self.xp.isfinite(x), x, 0)
 
     def product(self, w: Array, x: Array) -> Array:
-        """w x over the keys that are seen."""
+        """Return w x over the visible keys."""
         return w @ x if self.finite else self.xp.sum_live(w, x, self.live)
 
-    def turned(self, w: Array, x: Array) -> Array:
-        """wᵀ x over the queries that see."""
+    def transposed_product(self, w: Array, x: Array) -> Array:
+        """Return wᵀ x over the queries that see each key."""
         w, live = w.swapaxes(-1, -2), self.live.swapaxes(-1, -2)
         return w @ x if self.finite else self.xp.sum_live(w, x, live)
 
@@ -104,8 +118,10 @@ class Cheap:
     def gamma(self, n: float) -> float:
         return n * self.unit.u / (1 - n * self.unit.u)
 
-    def _argument(self) -> tuple[Array, float]:
-        """The error of the argument of exp is at most a + b |s|."""
+    # --- forward ----------------------------------------------------------------------------------
+
+    def _argument_error(self) -> tuple[Array, float]:
+        """Return a and b: the error of the argument of exp is at most a + b |s|."""
         xp, unit, u, problem = self.xp, self.unit, self.unit.u, self.problem
         q, k = self.r.q, self.numbers(self.r.k)
         self.ak = abs(self.r.k)
@@ -123,11 +139,11 @@ class Cheap:
         lost = lost * (1 + xp.top(abs(q), -1) + xp.top(self.top_k, -1))
         online = unit.exp * (1 + min(self.blocks, 16)) + u * self.blocks
         a = a + lost + unit.s.eta * (2 + self.scale) + 4 * u * self.m + online
-        return self.of_seen(a), b + 6 * u
+        return self.clear_empty(a), b + 6 * u
 
     @np.errstate(all="ignore")
     def forward(self, weights: bool = True) -> dict[str, Array]:
-        """Bounds of o, lse and, where they are asked, weights."""
+        """Return bounds of o, lse and, unless `weights` is False, weights."""
         xp, unit, u, p = self.xp, self.unit, self.unit.u, self.p
         v = self.numbers(self.r.v)
         self.ps = p * self.s
@@ -138,11 +154,11 @@ class Cheap:
         centre = xp.mean(v)
         av = abs(self.r.v)
         far = v - centre
-        around = xp.maximum(p @ xp.squared(far) - (self.o - centre) ** 2, 0)
+        around = xp.maximum(p @ xp.square(far) - (self.o - centre) ** 2, 0)
         around = around + (self.problem.S + 4) * xp.eps * (self.o - centre) ** 2
-        t_soft = self.of_seen(self.rho * xp.sqrt(around) / self.down)
+        t_soft = self.clear_empty(self.rho * xp.sqrt(around) / self.down)
         row_sum = unit.row_sum.times(self.terms(self.problem.S) + self.blocks)
-        lse = self.of_seen(abs(self.lse))
+        lse = self.clear_empty(abs(self.lse))
         fixed = self.chain + row_sum + 4 * u
         near = (5 * u + unit.lse.u) * xp.minimum(lse, 2.0**14) + 2 * u * xp.minimum(self.m, 2.0**14)
         near = near + unit.lse.eta
@@ -158,43 +174,64 @@ class Cheap:
         t = t + count * (vanished * xp.top(self.numbers(av), -2) + unit.tiny)
         again = self.rounding.out_roundings - 1
         t = t + (unit.low.times(again) * (abs(self.o) + t_soft + t) + again * unit.low.eta)
-        self.t_soft, self.t_sum = t_soft, self.of_seen(t)
-        self.t_rest = self.of_seen(t - unit.p.u * (1 + unit.p.u) * mass)
+        self.t_soft, self.t_sum = t_soft, self.clear_empty(t)
+        self.t_rest = self.clear_empty(t - unit.p.u * (1 + unit.p.u) * mass)
         t_lse = soft + fixed + (3 * u + unit.lse.u) * lse + 2 * u * self.m + unit.lse.eta
-        found = {"o": self.t_soft + self.t_sum, "lse": self.of_seen(t_lse)[..., 0]}
-        return found | ({"weights": self._weights(fixed)} if weights else {})
+        bounds = {"o": self.t_soft + self.t_sum, "lse": self.clear_empty(t_lse)[..., 0]}
+        return bounds | ({"weights": self._weights_bound(fixed)} if weights else {})
 
-    def _weights(self, fixed: float) -> Array:
+    def _weights_bound(self, fixed: float) -> Array:
         unit = self.unit
         relative = (self.R + self.mean_R) / self.down
         relative = relative + (1 + self.R) / self.down * (unit.p.u + fixed)
         weights = self.p * relative
         weights += unit.p.eta + unit.tiny
-        return self.only(self.xp.minimum(weights, 1))
+        return self.clear_hidden(self.xp.minimum(weights, 1))
+
+    # --- backward ---------------------------------------------------------------------------------
 
     @np.errstate(all="ignore")
     def backward(self, do: Array, dlse: Array | None) -> dict[str, Array]:
-        """Bounds of the gradients."""
-        xp, problem, unit, u, p = self.xp, self.problem, self.unit, self.unit.u, self.p
-        q, k, v, live = self.r.q, self.r.k, self.r.v, self.live
+        """Return bounds of the gradients; after `forward`."""
+        xp, problem, unit = self.xp, self.problem, self.unit
         self.finite = self.finite and xp.all_finite(do)
+        g = self._score_gradient(do, dlse)
+        flush = (unit.tiny + unit.operands.eta) * (1 + self.scale) + unit.ds.eta
+        t_dq = self._dq_bound(g, flush)
+        sums = self.gamma(self.terms(problem.T)) + unit.operands.times(2) + 4 * unit.u
+        times = xp.count(self.live, -2).swapaxes(-1, -2)
+        t_dk = self._dk_bound(g, flush, sums, times)
+        t_dv = self._dv_bound(g, do, sums, times)
+        bounds = self._add_storage(t_dq, t_dk, t_dv, g.size, do)
+        if problem.bias_array is not None:
+            n = math.prod(g.ds.shape) / max(math.prod(problem.bias_array.shape), 1)
+            rest = g.rest + (1 + self.R) * g.e_D
+            bias = g.size * (g.each + self.rebuild) + g.steep * g.far + self.p * rest
+            bias = bias + g.lost
+            gamma = self.gamma(n + 4)
+            bias = xp.where(self.live, bias * (1 + gamma) + gamma * g.size, 0)
+            bounds["dbias"] = sum_to(bias, problem.bias_array.shape)
+        return bounds
+
+    def _score_gradient(self, do: Array, dlse: Array | None) -> ScoreGradient:
+        xp, problem, unit, u, p = self.xp, self.problem, self.unit, self.unit.u, self.p
+        v = self.r.v
         finite_v = self.numbers(v)
-        dl: Any = 0.0 if dlse is None else self.of_seen(dlse[..., None])
-        dp = self.only(do @ v.swapaxes(-1, -2))
+        dl: Any = 0.0 if dlse is None else self.clear_empty(dlse[..., None])
+        dp = self.clear_hidden(do @ v.swapaxes(-1, -2))
         D = xp.along(p, dp)
         norm_v = xp.top(xp.sqrt(xp.along(finite_v, finite_v)), -2)
         reach = xp.sqrt(xp.along(do, do)) * norm_v
         products = (self.gamma(problem.E + 2) + unit.operands.times(2)) * reach
         products = products + (unit.tiny + unit.operands.eta) * (problem.E + 2) + unit.dp.eta
         away = dp - D
-        e_D = self._delta(do, dp, away, D, products)
+        e_D = self._delta_error(do, dp, away, D, products)
 
         around = abs(D - dl)
-        ds = p * self.only(away if dlse is None else away + dl)
+        ds = p * self.clear_hidden(away if dlse is None else away + dl)
         size, grown = abs(ds), (1 + self.R) * (1 + self.rebuild)
         fuses = self.rounding.fuses
         twice = unit.ds.times(1 if fuses else 2) + u
-        # |δ dS| ≤ |dS| (each + far |s|) + p rest + underflow
         each = (1 + self.rebuild) * self.k1 * self.a + grown * unit.p.u * (not fuses)
         each = each + grown * (1 + unit.p.u) * (unit.dp.u + 3 * u) + twice * (1 + self.rebuild)
         far = (1 + self.rebuild) * self.k1 * self.b * (1 + twice)
@@ -206,57 +243,54 @@ class Cheap:
         lost = unit.ds.eta + (unit.p.eta + unit.tiny) * (1 + xp.farthest(away) + abs(dl))
         lost = lost + (unit.low.eta if unit.dp.u else 0.0)
         slack = (1 + twice) * (1 + self.gamma(max(problem.S, problem.T) + 4) + unit.operands.u * 3)
-        # Each is a sum of |dS|, |dS| |s| and p with factors that are one a row, so that no array of
-        # T × S bounds is made but for dbias.
+        # Sums of |dS|, |dS| |s| and p with factors that are one a row: no array of T × S bounds is
+        # made but for dbias.
         steep = size * self.s
         each, far, rest = slack * each, slack * far, slack * rest
+        return ScoreGradient(ds, size, steep, each, far, rest, lost, e_D, grown)
 
-        ak, aq = self.ak, abs(q)
-        sums = self.gamma(self.terms(problem.S)) + unit.operands.times(2) + 4 * u
-        flush = (unit.tiny + unit.operands.eta) * (1 + self.scale) + unit.ds.eta
-        count = xp.count(live, -1)
+    def _dq_bound(self, g: ScoreGradient, flush: float) -> Any:
+        unit, p, k, ak = self.unit, self.p, self.r.k, self.ak
+        sums = self.gamma(self.terms(self.problem.S)) + unit.operands.times(2) + 4 * unit.u
+        count = self.xp.count(self.live, -1)
         p_ak = self.product(p, ak)
-        self.size_ak = self.product(size, ak)
-        rows = (each + sums) * self.size_ak + rest * p_ak
-        rows = rows + far * self.product(steep, ak)
+        self.size_ak = self.product(g.size, ak)
+        rows = (g.each + sums) * self.size_ak + g.rest * p_ak
+        rows = rows + g.far * self.product(g.steep, ak)
         common = abs(self.product(p, k)) + self.R * p_ak
-        t_dq = rows + self.rebuild * abs(self.product(ds, k)) + e_D * common
-        t_dq = self.scale * (t_dq + lost * count * self.top_k) + flush * count * (self.top_k + 1)
+        t_dq = rows + self.rebuild * abs(self.product(g.ds, k)) + g.e_D * common
+        lost = g.lost * count * self.top_k
+        return self.scale * (t_dq + lost) + flush * count * (self.top_k + 1)
 
-        sums = self.gamma(self.terms(problem.T)) + unit.operands.times(2) + 4 * u
+    def _dk_bound(self, g: ScoreGradient, flush: float, sums: float, times: Array) -> Any:
+        xp, aq = self.xp, abs(self.r.q)
         factors = (
-            (size, each + self.rebuild + unit.q.u + sums),
-            (steep, far),
-            (p, rest + (1 + self.R) * e_D),
+            (g.size, g.each + self.rebuild + self.unit.q.u + sums),
+            (g.steep, g.far),
+            (self.p, g.rest + (1 + self.R) * g.e_D),
         )
-        t_dk = sum(self.turned(w, factor * aq) for w, factor in factors)
-        times = xp.count(live, -2).swapaxes(-1, -2)
-        top_q, worst = xp.top(self.numbers(aq), -2), xp.top(lost, -2)
-        t_dk = self.scale * (t_dk + worst * times * top_q) + flush * times * (top_q + 1)
+        t_dk = sum(self.transposed_product(w, factor * aq) for w, factor in factors)
+        top_q, worst = xp.top(self.numbers(aq), -2), xp.top(g.lost, -2)
+        return self.scale * (t_dk + worst * times * top_q) + flush * times * (top_q + 1)
 
-        kept = self.k1 * self.a + self.rebuild * (1 + self.R) + unit.p.u * grown
-        kept = kept + (sums + unit.operands.times(2)) * grown
-        t_dv = self.turned(p, kept * abs(do)) + self.turned(self.ps, self.k1 * self.b * abs(do))
-        top = (unit.p.eta + unit.tiny) * xp.top(abs(do), -2) + unit.tiny
-        t_dv = t_dv + times * top
-        found = self._stored(t_dq, t_dk, t_dv, size, do)
-        if problem.bias_array is not None:
-            n = math.prod(ds.shape) / max(math.prod(problem.bias_array.shape), 1)
-            bias = size * (each + self.rebuild) + steep * far + p * (rest + (1 + self.R) * e_D)
-            bias = bias + lost
-            bias = xp.where(live, bias * (1 + self.gamma(n + 4)) + self.gamma(n + 4) * size, 0)
-            found["dbias"] = sum_to(bias, problem.bias_array.shape)
-        return found
+    def _dv_bound(self, g: ScoreGradient, do: Array, sums: float, times: Array) -> Any:
+        xp, unit, ado = self.xp, self.unit, abs(do)
+        kept = self.k1 * self.a + self.rebuild * (1 + self.R) + unit.p.u * g.grown
+        kept = kept + (sums + unit.operands.times(2)) * g.grown
+        t_dv = self.transposed_product(self.p, kept * ado)
+        t_dv = t_dv + self.transposed_product(self.ps, self.k1 * self.b * ado)
+        top = (unit.p.eta + unit.tiny) * xp.top(ado, -2) + unit.tiny
+        return t_dv + times * top
 
-    def _delta(self, do: Array, dp: Array, away: Array, D: Array, products: Array) -> Array:
-        """The error of D, from the delivered out or from the weights."""
+    def _delta_error(self, do: Array, dp: Array, away: Array, D: Array, products: Array) -> Array:
+        """Error of D, from the delivered out or from the weights."""
         xp, unit, u, ado = self.xp, self.unit, self.unit.u, abs(do)
         second = xp.sqrt(xp.along(self.p, dp, dp))
         spread = xp.sqrt(xp.along(self.p, away, away))  # where p is not 0, it is live
         soft = self.rho * spread / self.down
         soft = xp.minimum(soft, (ado * self.t_soft).sum(-1, keepdims=True))
         size = abs(self.o) + self.t_soft + self.t_sum
-        # What storing P costs is contracted with do, as the softmax's error is.
+        # The storage of P is contracted with do, as the softmax's error is.
         soft = soft + unit.p.u * (1 + unit.p.u) * (1 + self.R) / self.down * second
         more = self.t_rest + (unit.low.u + self.gamma(self.problem.E + 2)) * size + unit.low.eta
         from_out = soft + (ado * more).sum(-1, keepdims=True)
@@ -268,20 +302,20 @@ class Cheap:
         from_weights = from_weights + self.rebuild * abs(D)
         source = self.rounding.delta_from
         either = {"out": from_out, "weights": from_weights}
-        found = either.get(source, xp.maximum(from_out, from_weights))
-        e_D: Array = (1 + self.rebuild) * (found + u * (abs(D) + found))
-        return self.of_seen(e_D)
+        error = either.get(source, xp.maximum(from_out, from_weights))
+        e_D: Array = (1 + self.rebuild) * (error + u * (abs(D) + error))
+        return self.clear_empty(e_D)
 
-    def _stored(
+    def _add_storage(
         self, t_dq: Array, t_dk: Array, t_dv: Array, size: Array, do: Array
     ) -> dict[str, Array]:
-        """With what is rounded before a gradient is finished."""
+        """Add the roundings of a gradient before it is finished."""
         problem, unit, rounding = self.problem, self.unit, self.rounding
         group, block = problem.H / max(problem.K, 1), rounding.gradient_block
         queries = problem.T * (block or 1) if self.apart else problem.T
         parts = {"dq": (t_dq, problem.q, problem.S), "dk": (t_dk, problem.k, queries)}
         parts["dv"] = (t_dv, problem.v, queries)
-        found = {}
+        bounds = {}
         for name, (t, of, length) in parts.items():
             heads = group if name != "dq" else 1.0
             copies = math.prod(t.shape) / max(math.prod(of.shape), 1)
@@ -298,13 +332,13 @@ class Cheap:
             if factor:
                 t = t + factor * (self._mass(name, size, do) + t) + eta
             shared = name != "dq"
-            found[name] = sum_shared(t, problem.K, of.shape) if shared else sum_to(t, of.shape)
-        return found
+            bounds[name] = sum_shared(t, problem.K, of.shape) if shared else sum_to(t, of.shape)
+        return bounds
 
     def _mass(self, name: str, size: Array, do: Array) -> Array:
-        """The sum of the absolute values of the terms of a gradient."""
+        """Return the sum of the absolute values of the terms of a gradient."""
         if name == "dq":
             return self.scale * self.size_ak
         if name == "dk":
-            return self.scale * self.turned(size, abs(self.r.q))
-        return self.turned(self.p, abs(do))
+            return self.scale * self.transposed_product(size, abs(self.r.q))
+        return self.transposed_product(self.p, abs(do))

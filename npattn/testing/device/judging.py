@@ -17,7 +17,7 @@ import torch
 from npattn.arrays import band, diagonal
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
-from npattn.testing.bounds.row_norms import Cheap
+from npattn.testing.bounds.row_norms import RowNorms
 from npattn.testing.compare import Comparison
 from npattn.testing.device.sampling import Drawn
 from npattn.testing.device.tensors import Tensors, compared, worst_ratios
@@ -96,7 +96,7 @@ def held(trial: Trial, given: Drawn, rows: Tensor | None = None) -> Held:
     models = [(trial.rounding, trial.space.dtype)]
     if canonical.dtype == torch.float32:
         models.append((Rounding.undeclared("float32"), "float32"))
-    forms = [Cheap(canonical, *model, Tensors(fwd.out, fwd.lse)) for model in models]
+    forms = [RowNorms(canonical, *model, Tensors(fwd.out, fwd.lse)) for model in models]
     names = [name for name in want if want[name] is not None]
     want = {name: want[name] for name in names}
     bounded = all(form.fits for form in forms)
@@ -175,7 +175,7 @@ def _of_rows(problem: Any, rows: Tensor) -> Any:
     )
 
 
-def _bounds(form: Cheap, do: Any, dlse: Any) -> dict[str, Any]:
+def _bounds(form: RowNorms, do: Any, dlse: Any) -> dict[str, Any]:
     found = form.forward(weights=False)
     if form.problem.headless:
         do, dlse = (None if x is None else x[None] for x in (do, dlse))
@@ -185,7 +185,7 @@ def _bounds(form: Cheap, do: Any, dlse: Any) -> dict[str, Any]:
 
 
 def _certified(
-    form: Cheap, want: dict[str, Tensor], bounds: list[dict[str, Any]]
+    form: RowNorms, want: dict[str, Tensor], bounds: list[dict[str, Any]]
 ) -> dict[str, Tensor]:
     """What is allowed, with the oracle's own error: in proportion to its unit, or, of an oracle in
     float32, the bound of whoever computes in float32, and the rounding of its result."""

@@ -14,7 +14,7 @@ import torch
 
 from npattn.dense import Residuals
 from npattn.problem import Problem
-from npattn.testing.bounds.array_ops import Arithmetic
+from npattn.testing.bounds.array_ops import ArrayOps
 from npattn.testing.compare import Comparison
 from npattn.torch.score_mod import operands
 
@@ -33,7 +33,7 @@ def computes_in(device: torch.device) -> torch.dtype:
     return torch.float64
 
 
-class Tensors(Arithmetic):
+class Tensors(ArrayOps):
     """torch, on the device of the problem, in the dtype that it computes in.
 
     `out` and `lse` are those of the problem, as the oracle gave them.
@@ -49,7 +49,7 @@ class Tensors(Arithmetic):
         self.out, self.lse = out, lse
         self.eps = float(torch.finfo(out.dtype).eps)
 
-    def evaluated(self, problem: Any) -> tuple[Any, Any, Any]:
+    def evaluate(self, problem: Any) -> tuple[Any, Any, Any]:
         head = (None,) if problem.headless else (...,)
         out, lse = self.out[head], self.lse[head]
         q, k, v = operands(problem)
@@ -97,7 +97,7 @@ class Tensors(Arithmetic):
     def mean(self, x: Tensor) -> Tensor:
         return x.mean(-2, keepdim=True)
 
-    def squared(self, x: Tensor) -> Tensor:
+    def square(self, x: Tensor) -> Tensor:
         return x.square_()
 
     def minimum(self, x: Tensor, y: Any) -> Tensor:

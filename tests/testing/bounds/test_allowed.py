@@ -23,7 +23,7 @@ from npattn.api import evaluate
 from npattn.arrays import finfo, sum_to
 from npattn.conventions import Conventions
 from npattn.problem import Problem
-from npattn.testing.bounds.allowed import allowed, bounds, deviations
+from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.bounds.ulp import excess
 from npattn.testing.cases.recipe import Recipe
@@ -345,7 +345,7 @@ SIZES = {
 def declared(name: str, dtype: Any) -> Rounding:
     """The preset of the first word of a name in `KERNELS`."""
     preset = name.split(",")[0]
-    return Rounding.undeclared(dtype) if preset == "undeclared" else Rounding.named(preset)
+    return Rounding.undeclared(dtype) if preset == "undeclared" else Rounding.from_name(preset)
 
 
 def oracle(
@@ -369,7 +369,7 @@ def ratios(
     """What was delivered against the oracle within the bounds."""
     want = oracle(problem, dout, dlse, conventions)
     wide = None if dlse is None else dlse.astype(float)
-    allowed = bounds(
+    tolerance = bounds(
         problem,
         problem.q.dtype,
         rounding,
@@ -377,7 +377,7 @@ def ratios(
         dlse=wide,
         conventions=conventions,
     )
-    return {n: compare_arrays(n, x, want[n], allowed[n]) for n, x in got.items()}
+    return {n: compare_arrays(n, x, want[n], tolerance[n]) for n, x in got.items()}
 
 
 def assert_within(found: dict[str, Comparison], context: object) -> None:
@@ -470,7 +470,7 @@ def test_a_score_may_be_stored_beyond_a_turn_of_score_mod_where_its_slope_says_n
     problem = Problem(*low, scale=1.0, score_mod=late)
     got = KERNELS["eager"](problem, np.ones((1, 1), ml_dtypes.bfloat16))["o"]
     assert got[0, 0] > 0.2 > evaluate(problem).out[0, 0] == 0  # 7 · 145 = 1015 is stored as 1016
-    for limit in (bounds, allowed):
+    for limit in (bounds, tolerance):
         assert excess(got, np.zeros((1, 1))) <= limit(problem, "bfloat16", EAGER)["o"]
 
 
@@ -499,7 +499,7 @@ def test_who_is_asked_about_weights_may_take_delta_from_them_whatever_it_declare
     words = {"dout": dout.astype(float), "dweights": dweights.astype(float)}
     gap = excess(dq, np.zeros((1, 3)))
     assert (gap > 0).all()
-    for limit in (bounds, allowed):
+    for limit in (bounds, tolerance):
         assert (gap <= limit(problem, "float32", replace(UPCAST, **FROM_OUT), **words)["dq"]).all()
 
 
@@ -515,7 +515,7 @@ def test_parts_of_what_is_shared_may_be_stored_before_they_are_summed(
     parts = (do / 3).astype(low).astype(float)
     gap = abs(parts.sum(0) - do.sum(0) / 3)
     assert (gap > 0).all()
-    for limit in (bounds, allowed):
+    for limit in (bounds, tolerance):
         room = limit(problem, "bfloat16", replace(UPCAST, shared="input"), dout=do)
         assert (gap <= room["dv"]).all()
 
@@ -574,13 +574,13 @@ def climb(
         dout, dlse = low.pop("dout"), tried["dlse"].astype(np.float32)
         problem = Problem(**low, **dropout)
         want = oracle(problem, dout, dlse)
-        allowed = bounds(
+        tolerance = bounds(
             problem, dtype, declared(name, dtype), dout=dout.astype(float), dlse=dlse.astype(float)
         )
         got = KERNELS[name](problem, dout, dlse)
         with np.errstate(all="ignore"):
             gaps = {n: excess(got[n], want[n]) for n in results}
-            each = [np.where(g == 0, 0, g / allowed[n]) for n, g in gaps.items()]
+            each = [np.where(g == 0, 0, g / tolerance[n]) for n, g in gaps.items()]
         now = np.choose(aim, [x.reshape(climbers, -1).max(-1) for x in each])
         now = np.where(np.isnan(now), np.inf, now)
         better = now > height
@@ -696,7 +696,7 @@ def test_the_oracle_in_float32_stays_within_the_bounds_under_conventions(
     want = {"o": wide.out, "lse": wide.lse, "weights": wide.weights}
     want |= {f"d{n}": x for n, x in exact.items() if x is not None}
     words = {"dout": dout.astype(float), "dlse": dlse.astype(float), "conventions": conventions}
-    for limit in (bounds, allowed):
+    for limit in (bounds, tolerance):
         room = limit(problem, "float32", UPCAST, **words)
         found = [compare_arrays(n, x, want[n], room[n]) for n, x in got.items()]
         assert all(c.passed for c in found), (named, recipe, *map(str, found))
@@ -813,12 +813,12 @@ def test_every_bound_is_finite_and_not_negative_where_the_oracle_is_finite(recip
     problem, (dout, dlse) = drawn(recipe)
     for dtype in (*LOW, "float64"):
         for rounding in (UPCAST, EAGER, None):
-            allowed = bounds(
+            tolerance = bounds(
                 problem, dtype, rounding, dout=dout.astype(float), dlse=dlse.astype(float)
             )
             want = oracle(problem, dout, dlse)
             for name, exact in want.items():
-                t = allowed[name]
+                t = tolerance[name]
                 assert t.shape == exact.shape, name
                 assert np.isfinite(t[np.isfinite(exact)]).all(), (name, dtype, rounding)
                 assert (t[np.isfinite(exact)] >= 0).all(), (name, dtype, rounding)
@@ -829,11 +829,11 @@ def test_nothing_is_allowed_where_nothing_can_be_rounded(recipe: Recipe) -> None
     problem, (dout, dlse) = drawn(recipe)
     problem = problem.replace(sinks=None)
     empty = np.isneginf(evaluate(problem).lse)
-    allowed = bounds(problem, recipe.dtype, dout=dout.astype(float), dlse=dlse.astype(float))
-    assert (allowed["o"][empty] == 0).all()
-    assert (allowed["lse"][empty] == 0).all()
+    tolerance = bounds(problem, recipe.dtype, dout=dout.astype(float), dlse=dlse.astype(float))
+    assert (tolerance["o"][empty] == 0).all()
+    assert (tolerance["lse"][empty] == 0).all()
     if problem.q.shape[:-1] == empty.shape:
-        assert (allowed["dq"][empty] == 0).all()
+        assert (tolerance["dq"][empty] == 0).all()
 
 
 @pytest.mark.parametrize("garbage", [1.0, 1e30, np.nan, np.inf])
@@ -844,12 +844,12 @@ def test_a_key_that_nobody_sees_is_allowed_no_gradient_and_moves_no_bound(garbag
     k, v = problem.k.copy(), problem.v.copy()
     k[..., 4, :] = v[..., 4, :] = garbage
     cotangents = {"dout": dout.astype(float), "dlse": dlse.astype(float)}
-    allowed = bounds(hidden.replace(k=k, v=v), "bfloat16", **cotangents)
-    assert (allowed["dk"][..., 4, :] == 0).all()
-    assert (allowed["dv"][..., 4, :] == 0).all()
+    tolerance = bounds(hidden.replace(k=k, v=v), "bfloat16", **cotangents)
+    assert (tolerance["dk"][..., 4, :] == 0).all()
+    assert (tolerance["dv"][..., 4, :] == 0).all()
     plain = bounds(hidden, "bfloat16", **cotangents)
     for name, t in plain.items():
-        assert np.allclose(allowed[name], t, rtol=1e-6, atol=0), name
+        assert np.allclose(tolerance[name], t, rtol=1e-6, atol=0), name
 
 
 def test_a_nan_that_is_seen_spoils_the_bounds_of_no_other_row() -> None:
@@ -857,9 +857,9 @@ def test_a_nan_that_is_seen_spoils_the_bounds_of_no_other_row() -> None:
     q = problem.q.copy()
     q[0, 1, 2] = np.nan
     poisoned = problem.replace(q=q)
-    allowed = bounds(poisoned, "float16", dout=dout.astype(float), dlse=dlse.astype(float))
+    tolerance = bounds(poisoned, "float16", dout=dout.astype(float), dlse=dlse.astype(float))
     for name, exact in oracle(poisoned, dout, dlse).items():
-        assert np.isfinite(allowed[name][np.isfinite(exact)]).all(), name
+        assert np.isfinite(tolerance[name][np.isfinite(exact)]).all(), name
 
 
 def test_a_common_offset_of_the_values_costs_only_what_sums_and_storage_lose() -> None:
@@ -900,9 +900,9 @@ def test_the_bound_is_of_the_order_of_the_unit_roundoff() -> None:
     problem, _ = drawn(normal("float32", T=5, S=7, D=3))
     for dtype in (*LOW, "float64"):
         u = unit_roundoff(dtype)
-        allowed = bounds(problem, dtype, FUSED)["o"]
-        assert (allowed > u / 16).all()
-        assert (allowed < 512 * u).all()
+        tolerance = bounds(problem, dtype, FUSED)["o"]
+        assert (tolerance > u / 16).all()
+        assert (tolerance < 512 * u).all()
 
 
 def drawn(recipe: Recipe) -> tuple[Problem, Any]:

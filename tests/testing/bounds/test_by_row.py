@@ -20,9 +20,9 @@ from npattn.conventions import Conventions
 from npattn.options import FEATURES
 from npattn.problem import Gradients
 from npattn.testing.bounds import by_key, by_row
-from npattn.testing.bounds.allowed import allowed, certificate
+from npattn.testing.bounds.allowed import certificate, tolerance
 from npattn.testing.bounds.blocks import Blocks
-from npattn.testing.bounds.by_key import Columns, Delivered, Slack, of_keys
+from npattn.testing.bounds.by_key import HeadResults, KeyGradients, Slack, sum_heads
 from npattn.testing.bounds.by_row import Rows, width
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
@@ -74,14 +74,14 @@ class Case:
         do = self.dout[h, t]
         return Rows(self.blocks, (), h, t, self.rounding, self.dtype, do, dlse, gradient=True)
 
-    def columns(self, keys: Array, slack: Slack, fwd: npattn.Forward) -> list[Columns]:
+    def columns(self, keys: Array, slack: Slack, fwd: npattn.Forward) -> list[KeyGradients]:
         return [
-            Columns(
+            KeyGradients(
                 self.blocks,
                 ((), h, keys),
                 self.rounding,
                 self.dtype,
-                Delivered(
+                HeadResults(
                     fwd.lse[h],
                     fwd.out[h],
                     self.dout[h],
@@ -107,7 +107,7 @@ class Case:
         moved = (rows.up / rows.down)[0]
         o = np.broadcast_to(moved * lost, rows.o[0].shape)
         k = abs(np.nan_to_num(problem.k.astype(float), posinf=0, neginf=0)).max(initial=0)
-        pull = (abs(rows.do[0]) * (o + SAME * rows.found["o"][0])).sum(-1, keepdims=True)
+        pull = (abs(rows.do[0]) * (o + SAME * rows.worst_bounds["o"][0])).sum(-1, keepdims=True)
         dq = 4 * abs(rows.problem.scale or 0) * pull * k * (1 + rows.rebuild[0]) ** 2
         return {"o": o, "lse": np.zeros(len(self.t)), "dq": dq}
 
@@ -177,9 +177,9 @@ def held_as_the_judge_holds(recipe: Recipe) -> Rows:
     case = Case(recipe)
     with parts_of(3, recipe.S):
         rows = case.rows()
-    judged = case.of(allowed, dtype=case.dtype)
+    judged = case.of(tolerance, dtype=case.dtype)
     spare = case.spare(rows)
-    for name, room in rows.allowed().items():
+    for name, room in rows.tolerances().items():
         want = judged[name][case.h, case.t]
         with np.errstate(invalid="ignore"):
             assert not (abs(room - want) > SAME * want + spare[name]).any(), name
@@ -197,8 +197,8 @@ def test_dk_and_dv_are_those_of_the_oracle(dtype: str, data: Any) -> None:
         slack.add(case.rows(), np.zeros(len(case.h)))
         assume(slack.seen)
         fwd, grads = case.exact
-        exact, room = of_keys(case.columns(np.arange(case.problem.S), slack, fwd))
-    own, judged = case.of(certificate), case.of(allowed, dtype=case.dtype)
+        exact, room = sum_heads(case.columns(np.arange(case.problem.S), slack, fwd))
+    own, judged = case.of(certificate), case.of(tolerance, dtype=case.dtype)
     for name, want in (("dk", grads.k), ("dv", grads.v)):
         # What lse, which is given here, is off by in the oracle, is off in P.
         least = own[name][case.kv] + 2.0**-26 * judged[name][case.kv]
@@ -212,7 +212,7 @@ def test_a_row_does_not_depend_on_those_looked_at_with_it() -> None:
     case = Case(Recipe(lead=(), H=6, K=2, T=7, S=67, D=5, E=3, seed=11, causal=True))
     together, alone = case.rows(), case.rows(slice(8, 9))
     assert within(alone.exact.o[0], together.exact.o[8], np.zeros(3) + 2.0**-50)
-    np.testing.assert_allclose(alone.allowed()["o"][0], together.allowed()["o"][8], rtol=SAME)
+    np.testing.assert_allclose(alone.tolerances()["o"][0], together.tolerances()["o"][8], rtol=SAME)
 
 
 def test_keys_are_taken_in_whole_tiles_and_never_in_none() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from npattn.errors import OptionError
 from npattn.testing.bounds import allowed as allowed_module
-from npattn.testing.bounds.rounding import Rounding, Stored, Units, unit_roundoff
+from npattn.testing.bounds.rounding import Rounding, Storage, Units, unit_roundoff
 from npattn.testing.cases.recipe import Recipe
 
 STORED = ("scores", "weights", "dweights", "dscores")
@@ -74,7 +74,7 @@ def test_undeclared_allows_a_fast_exp_and_gradients_summed_low_in_narrow_dtypes(
 
 @pytest.mark.parametrize("name", ["upcast", "fused", "eager"])
 def test_a_preset_is_found_by_the_name_that_it_bears(name: str) -> None:
-    rounding = Rounding.named(name)
+    rounding = Rounding.from_name(name)
     assert rounding == getattr(Rounding, name)()
     assert rounding.name == name
 
@@ -82,7 +82,7 @@ def test_a_preset_is_found_by_the_name_that_it_bears(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "Fused", "flash", "undeclared"])
 def test_an_unknown_preset_is_an_error_that_lists_the_known_ones(name: str) -> None:
     with pytest.raises(OptionError) as caught:
-        Rounding.named(name)
+        Rounding.from_name(name)
     assert str(caught.value) == f"rounding is {name!r}, must be one of upcast, fused, eager"
 
 
@@ -149,7 +149,7 @@ def test_an_accumulator_can_be_declared(accumulator: Any, dtype: str, u: float) 
 
 
 def test_what_is_not_stored_costs_nothing() -> None:
-    low, exact = Stored(2.0**-8, 2.0**-134), Stored(0.0, 0.0)
+    low, exact = Storage(2.0**-8, 2.0**-134), Storage(0.0, 0.0)
     fused = Units.of(Rounding.fused(), "bfloat16")
     assert (fused.q, fused.s, fused.p, fused.dp, fused.ds) == (exact, exact, low, exact, low)
     loose = Units.of(Rounding.undeclared("bfloat16"), "bfloat16")
@@ -173,7 +173,7 @@ def test_a_storage_may_be_a_format_that_is_not_that_of_the_inputs() -> None:
 
 
 def test_storing_n_times_costs_n_roundings_to_all_orders() -> None:
-    once = Stored(2.0**-8, 0.0)
+    once = Storage(2.0**-8, 0.0)
     assert once.times(0) == 0
     assert once.times(1) == 2.0**-8
     assert once.times(2) == 2 * 2.0**-8 + 2.0**-16

@@ -12,9 +12,9 @@ import npattn.testing.trial as trial_module
 from npattn.mistakes import base, base_backward
 from npattn.problem import Problem
 from npattn.testing import check
-from npattn.testing.bounds.allowed import allowed, bounds
+from npattn.testing.bounds.allowed import bounds, tolerance
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.bounds.row_norms import Cheap, covers
+from npattn.testing.bounds.row_norms import RowNorms, covers
 from npattn.testing.cases.recipe import Recipe
 from npattn.zoo.mutants import MUTANTS
 
@@ -41,10 +41,10 @@ def test_it_is_of_the_size_of_the_full_form(
 ) -> None:
     problem, cotangents = drawn(dtype=dtype, **option)
     full = bounds(problem, dtype, model, **cotangents)
-    cheap = allowed(problem, dtype, model, cheap=True, **cotangents)
-    assert cheap.keys() == full.keys()
+    row_norms = tolerance(problem, dtype, model, row_norms=True, **cotangents)
+    assert row_norms.keys() == full.keys()
     for name, t in full.items():
-        ratio = cheap[name][t > 0] / t[t > 0]
+        ratio = row_norms[name][t > 0] / t[t > 0]
         # Neither is the other's limit: both take worst cases, of other things.
         assert ratio.min() > 0.5, name
         assert np.median(ratio) < 8, name
@@ -69,18 +69,18 @@ def test_what_is_wrong_is_beyond_it(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_options_that_it_does_not_know_go_to_the_full_form(option: dict[str, Any]) -> None:
     problem, cotangents = drawn(**option)
     assert not covers(problem)
-    cheap = allowed(problem, "float32", cheap=True, **cotangents)
-    plain = allowed(problem, "float32", **cotangents)
-    assert all(np.array_equal(cheap[name], t) for name, t in plain.items())
+    row_norms = tolerance(problem, "float32", row_norms=True, **cotangents)
+    plain = tolerance(problem, "float32", **cotangents)
+    assert all(np.array_equal(row_norms[name], t) for name, t in plain.items())
 
 
 def test_errors_of_exp_that_are_too_large_for_it_go_to_the_full_form() -> None:
     problem, cotangents = drawn(dtype="bfloat16", distribution="one-hot")
     assert covers(problem)
-    assert not Cheap(problem, Rounding.eager(), "bfloat16").fits
-    cheap = allowed(problem, "bfloat16", cheap=True, **cotangents)
-    plain = allowed(problem, "bfloat16", **cotangents)
-    assert all(np.array_equal(cheap[name], t) for name, t in plain.items())
+    assert not RowNorms(problem, Rounding.eager(), "bfloat16").fits
+    row_norms = tolerance(problem, "bfloat16", row_norms=True, **cotangents)
+    plain = tolerance(problem, "bfloat16", **cotangents)
+    assert all(np.array_equal(row_norms[name], t) for name, t in plain.items())
 
 
 def test_a_row_that_sees_nothing_is_allowed_nothing() -> None:
@@ -88,17 +88,17 @@ def test_a_row_that_sees_nothing_is_allowed_nothing() -> None:
     visible = np.ones((problem.T, problem.S), bool)
     visible[3] = False
     problem = problem.replace(mask=visible)
-    cheap = allowed(problem, "float32", cheap=True, **cotangents)
+    row_norms = tolerance(problem, "float32", row_norms=True, **cotangents)
     for name in ("o", "lse", "dq"):
-        assert (cheap[name][:, :, 3] == 0).all() or name == "dq", name
-        assert (cheap[name][:, :, 3] <= 1e-30).all(), name
+        assert (row_norms[name][:, :, 3] == 0).all() or name == "dq", name
+        assert (row_norms[name][:, :, 3] <= 1e-30).all(), name
 
 
 def test_a_rounding_on_the_way_costs_what_it_costs_in_full() -> None:
     problem, cotangents = drawn(dtype="bfloat16")
     model = replace(Rounding.fused(), gradient_roundings=3, shared="input", gradient_block=7)
-    plain = allowed(problem, "bfloat16", Rounding.fused(), cheap=True, **cotangents)
-    more = allowed(problem, "bfloat16", model, cheap=True, **cotangents)
+    plain = tolerance(problem, "bfloat16", Rounding.fused(), row_norms=True, **cotangents)
+    more = tolerance(problem, "bfloat16", model, row_norms=True, **cotangents)
     full = bounds(problem, "bfloat16", model, **cotangents)
     for name in ("dq", "dk", "dv"):
         assert (more[name] > plain[name]).all(), name
@@ -109,8 +109,8 @@ def test_parts_of_what_is_broadcast_may_be_rounded_then_summed() -> None:
     model, sizes = Rounding.fused(), {"lead": (2, 3), "dtype": "bfloat16", "broadcast": True}
     problem, cotangents = drawn(**sizes)
     assert problem.k.shape[:-3] != (2, 3)
-    cheap = allowed(problem, "bfloat16", model, cheap=True, **cotangents)
+    row_norms = tolerance(problem, "bfloat16", model, row_norms=True, **cotangents)
     full = bounds(problem, "bfloat16", model, **cotangents)
     for name in ("dq", "dk", "dv"):
-        assert cheap[name].shape == full[name].shape
-        assert 0.5 < np.median(cheap[name] / full[name]) < 2, name
+        assert row_norms[name].shape == full[name].shape
+        assert 0.5 < np.median(row_norms[name] / full[name]) < 2, name

@@ -12,10 +12,10 @@ import pytest
 import npattn
 from npattn.api import evaluate
 from npattn.problem import Problem
-from npattn.testing.bounds.allowed import allowed, bounds, deviations
+from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.testing.bounds.ulp import excess
-from npattn.testing.bounds.variance import DEVIATIONS, FEW, R2, rounded
+from npattn.testing.bounds.variance import DEVIATIONS, FEW, R2, storage_variance
 from npattn.testing.cases.recipe import Recipe
 from npattn.zoo.correct import CORRECT
 
@@ -33,7 +33,7 @@ def drawn(**words: Any) -> tuple[Problem, dict[str, Any]]:
 
 def sharp(problem: Problem, dtype: str, rounding: Rounding, **words: Any) -> dict[str, Any]:
     """Where the eight deviations are what is allowed."""
-    less = allowed(problem, dtype, rounding, **words)
+    less = tolerance(problem, dtype, rounding, **words)
     hard = bounds(problem, dtype, rounding, **words)
     return {name: less[name] < hard[name] for name in less}
 
@@ -75,7 +75,7 @@ def test_long_rows_of_generic_inputs_are_judged_by_deviations(dtype: str) -> Non
 
 def test_in_float32_eight_deviations_are_far_below_the_worst_case() -> None:
     problem, cotangents = drawn()
-    less = allowed(problem, "float32", UPCAST, **cotangents)
+    less = tolerance(problem, "float32", UPCAST, **cotangents)
     hard = bounds(problem, "float32", UPCAST, **cotangents)
     for name in ("o", "dq", "dk", "dv"):
         assert np.median(hard[name] / less[name]) > 10, name
@@ -181,7 +181,7 @@ def test_what_moves_all_scores_of_a_row_alike_is_allowed_of_lse(name: str) -> No
     recipe, one = ALIKE[name], CORRECT[name]
     problem = recipe.problem()
     got = one.forward(problem.q, problem.k, problem.v, return_lse=True, **_options(problem))
-    limit = allowed(problem, problem.q.dtype, one.rounding)
+    limit = tolerance(problem, problem.q.dtype, one.rounding)
     for result, want in zip(got, (evaluate(problem).out, evaluate(problem).lse), strict=True):
         assert (excess(result, want) <= limit["o" if result.ndim == 4 else "lse"]).all()
 
@@ -201,7 +201,7 @@ def within(name: str, got: Any, want: Any, problem: Problem, model: Rounding, **
     """Whether it is, by either verdict."""
     gap = excess(np.asarray(got).astype(np.float32), want)
     assert (gap > 0).any()
-    limits = [limit(problem, "float32", model, **words)[name] for limit in (bounds, allowed)]
+    limits = [limit(problem, "float32", model, **words)[name] for limit in (bounds, tolerance)]
     return bool(all((gap <= limit).all() for limit in limits))
 
 
@@ -308,6 +308,8 @@ def test_a_stored_number_errs_by_its_own_gap() -> None:
     low = Units.of(Rounding.eager(), "bfloat16").low
     x = np.array([1.0, 1.999, 2.0])
     half = np.array([1.0, 1.0, 2.0]) * 2.0**-8
-    np.testing.assert_allclose(rounded(x, low), half**2 / 3, rtol=1e-12)
+    np.testing.assert_allclose(storage_variance(x, low), half**2 / 3, rtol=1e-12)
     many = 2 ** np.random.default_rng(0).uniform(0, 1, 10**5)
-    np.testing.assert_allclose(np.mean(rounded(many, low) / many**2), R2 * low.u**2, rtol=0.01)
+    np.testing.assert_allclose(
+        np.mean(storage_variance(many, low) / many**2), R2 * low.u**2, rtol=0.01
+    )

@@ -18,7 +18,7 @@ from npattn import Conventions, Problem  # noqa: E402
 from npattn.conventions import PROFILES  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
 from npattn.testing import Implementation, Rounding, check, compare  # noqa: E402
-from npattn.testing.bounds.row_norms import Cheap  # noqa: E402
+from npattn.testing.bounds.row_norms import RowNorms  # noqa: E402
 from npattn.testing.cases.log_uniform import Plan, simpler  # noqa: E402
 from npattn.testing.cases.recipe import Recipe  # noqa: E402
 from npattn.testing.cases.strategies import STRUCTURE, Space  # noqa: E402
@@ -340,8 +340,8 @@ def test_on_tensors_it_is_that_of_numpy(options, dtype):
     given = drawn(recipe)
     problem, rounding = on_host(given), Rounding.undeclared(dtype)
     fwd = npattn.torch.api.evaluate(given.problem, engine="dense")
-    theirs = Cheap(given.problem, rounding, dtype, Tensors(fwd.out, fwd.lse))
-    numbers = Cheap(problem, rounding, dtype)
+    theirs = RowNorms(given.problem, rounding, dtype, Tensors(fwd.out, fwd.lse))
+    numbers = RowNorms(problem, rounding, dtype)
     assert theirs.fits == numbers.fits
     do, dlse = given.dout.double(), torch.where(torch.isneginf(fwd.lse), 0, given.dlse.double())
     do, dlse = (x[None] if problem.headless else x for x in (do, dlse))
@@ -412,7 +412,7 @@ def test_where_the_cheap_form_says_nothing_small_problems_go_to_the_full_one():
 
 def test_where_nothing_is_bounded_only_nan_is_wrong(monkeypatch):
     monkeypatch.setattr(sweep_module, "SECOND", 0)
-    monkeypatch.setattr(Cheap, "fits", property(lambda self: False, lambda self, x: None), False)
+    monkeypatch.setattr(RowNorms, "fits", property(lambda self: False, lambda self, x: None), False)
     report = swept(scaled(1.05), 6)
     assert report.passed
     assert "6 of 6 problems were only asked for numbers that are none" in report.outcomes[0].message

@@ -1,0 +1,104 @@
+"""Translate bounds of the canonical problem into those of the results under conventions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from npattn.arrays import Array, sum_to
+from npattn.conventions import Conventions
+from npattn.problem import Gradients, Problem
+from npattn.testing.bounds.worst_case import WorstCase
+
+__all__ = ["translate_bounds"]
+
+FORWARD = ("o", "lse", "weights")
+
+
+def translate_bounds(
+    problem: Problem,
+    conventions: Conventions,
+    form: WorstCase,
+    bounds: dict[str, Array],
+    dout: Array | None,
+) -> dict[str, Array]:
+    """Return the bounds of a problem's results, from those of the canonical problem.
+
+    `form` is the worst case of the canonical problem; without `dout`, there are no gradients.
+    """
+    empty = np.isneginf(form.lse)
+    if conventions.lse_base == "2":
+        size = np.where(empty, 0, abs(form.lse))
+        bounds["lse"] = (bounds["lse"] + 4 * form.unit.u * size) / math.log(2)
+    bounds["weights"] = _translate_weights(problem, conventions, form, bounds["weights"])
+    if conventions.empty_row == "mean" and empty.any():
+        # As a softmax over S equal scores: a weight, S products and sums, a division.
+        rel = form.gamma(form.chain + 4) + 2 * form.unit.p.u + form.unit.exp
+        sizes = conventions.results(problem.replace(v=abs(problem.v)), abs(form.o), form.lse)[0]
+        bounds["o"] = np.where(empty[..., None], rel * sizes, bounds["o"])
+        even = rel / max(problem.S, 1)
+        bounds["weights"] = np.where(empty[..., None], even, bounds["weights"])
+    if problem.headless:
+        bounds = {n: t[0] if n in FORWARD else t for n, t in bounds.items()}
+    if dout is None:
+        return bounds
+    raw = Gradients(**{n[1:]: t for n, t in bounds.items() if n[0] == "d"})
+    grads = _translate_gradients(problem, conventions, form, raw, abs(dout))
+    forward = {n: t for n, t in bounds.items() if n[0] != "d"}
+    return forward | {f"d{n}": t for n, t in vars(grads).items() if t is not None}
+
+
+def _translate_weights(
+    problem: Problem, conventions: Conventions, form: WorstCase, bound: Array
+) -> Array:
+    unit, lse = form.unit, form.lse
+    whole = replace(conventions, empty_row="zero")
+    with np.errstate(invalid="ignore"):  # a deviation of inf, dropped
+        bound = whole.returned_weights(problem, bound, lse)
+    if conventions.weights == "after_dropout" and problem.dropout_mask is not None:
+        p_hat = replace(whole, weights="before_dropout").returned_weights(problem, form.p_hat, lse)
+        more = (2 * unit.u + unit.p.u) / (1 - problem.dropout_rate) * p_hat
+        bound = bound + more + unit.p.eta + unit.tiny
+    return bound
+
+
+def _translate_gradients(
+    problem: Problem, conventions: Conventions, form: WorstCase, raw: Gradients, dout: Array
+) -> Gradients:
+    """Translate bounds of gradients; `dout` is |dout|."""
+    flat = form.lse[0] if problem.headless else form.lse
+    whole = replace(conventions, empty_row="zero")
+    grads = whole.gradients(problem, raw, dout, flat)
+    if problem.bias_array is not None and grads.bias is not None and raw.bias is not None:
+        bias = abs(grads.bias) + _extra_dbias_error(problem, conventions, form, raw.bias)
+        grads = replace(grads, bias=np.where(np.isnan(bias), np.inf, bias))
+    if conventions.empty_row == "mean" and np.isneginf(form.lse).any():
+        # The cotangent of an empty row goes to v through a rounded 1/S.
+        nothing = replace(
+            raw, **{n: np.zeros_like(t) for n, t in vars(raw).items() if t is not None}
+        )
+        mean_of = replace(conventions, empty_row="mean").gradients(problem, nothing, dout, flat)
+        rel = form.gamma(form.chain + problem.T + 4) + 3 * form.unit.low.u
+        grads = replace(grads, v=grads.v + rel * mean_of.v)
+    return grads
+
+
+@np.errstate(invalid="ignore")  # inf · 0, in deviations that do not count
+def _extra_dbias_error(
+    problem: Problem, conventions: Conventions, form: WorstCase, raw: Array
+) -> Array | float:
+    """Return the error of dbias by a late cap, or by the scale that it goes through."""
+    before = conventions.bias == "before_scale"
+    if problem.bias_array is None or not (form.caps_late or before):
+        return 0.0
+    S, unit = problem.S, form.unit
+    mass, extra = abs(form.ds)[..., :S], np.zeros(())
+    if form.caps_late:
+        n = mass.size / max(problem.bias_array.size, 1)
+        extra = form.cap_error[..., :S] * (mass + raw[..., :S])
+        extra = extra + (unit.u + unit.ds.u + form.gamma(n + 4)) * mass + unit.ds.eta
+    if before:
+        extra = (extra + 2 * (unit.u + unit.ds.u) * mass + unit.ds.eta) * form.scale
+    return sum_to(np.broadcast_to(extra, mass.shape), problem.bias_array.shape)

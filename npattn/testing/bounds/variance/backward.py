@@ -1,0 +1,283 @@
+"""Variances of the gradients, which make the likely case whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn import dense
+from npattn.arrays import Array, sum_to
+from npattn.testing.bounds.variance.forward import ForwardVariance, storage_variance
+from npattn.testing.bounds.variance.generic import R2, row_sum
+from npattn.testing.bounds.worst_case import finite
+
+__all__ = ["DeltaVarianceSums", "DqVarianceSums", "Variance"]
+
+
+class DeltaVarianceSums(NamedTuple):
+    """Sums over the keys of a row in the variance of D."""
+
+    away: Array  # Σ var_p (dp − D)²
+    squares: Array  # Σ (p dp)², of dp through out
+    weights: Array  # Σ of the variances of P dP
+    terms: Array  # Σ (p dp)²
+
+
+class DqVarianceSums(NamedTuple):
+    """Sums over the keys of a row in the variance of dq; x is k."""
+
+    var: Array  # Σ var x²
+    signed: Array  # Σ dx x
+    squares: Array  # Σ dx² x²
+    common: Array  # Σ p slope x
+    bent: Array  # Σ p |error of the slope| |x|
+    underflow: Array  # Σ x² + 1
+    flush: Array  # Σ (|x| + 1) of what is flushed
+
+
+class Variance(ForwardVariance):
+    """The deviation of each result of a problem whose worst case is known.
+
+    With `everywhere`, also where roundings are not as good as random.
+    """
+
+    @np.errstate(all="ignore")
+    def backward(self) -> dict[str, Array]:
+        """Return limits of the gradients; after the backward of `worst`."""
+        worst, problem = self.worst, self.worst.problem
+        var_dp = self._dp_variance()
+        self.var_D = var_D = self._delta_variance(
+            self._delta_sums(var_dp), self._dweights_variance()
+        )
+        var_ds = self._ds_variance(var_dp)
+        self._through_slope(var_ds)
+
+        rows = self.generic_rows(worst.dp_out)
+        every = np.asarray(rows.all() and self.keys_are_generic())
+        var_q, lost_q = self._dq_variance(self._dq_sums())
+        limits = {
+            "dq": self.limit(
+                sum_to(var_q, problem.q.shape),
+                sum_to(1.0 * ~rows[..., None], (*problem.q.shape[:-1], 1)) == 0,
+                sum_to(lost_q, problem.q.shape),
+            )
+        }
+        of = {"dk": problem.k, "dv": problem.v}
+        pairs = (
+            ("dk", self._dk_variance(self._dk_sums())),
+            ("dv", self._dv_variance(self._dv_sums())),
+        )
+        for name, pair in pairs:
+            var, lost = (dense.sum_shared(x, problem.K, of[name].shape) for x in pair)
+            limits[name] = self.limit(var, every, lost)
+        if problem.bias_array is not None:
+            limits["dbias"] = self._dbias_limit(var_ds, var_D, problem.bias_array.shape, every)
+        if self.r.p_sink is not None:
+            limits["dsinks"] = self._dsinks_limit(var_D, every)
+        return limits
+
+    def _through_slope(self, var_ds: Array) -> None:
+        """Set the variance of dx = ds · slope, the error of the slope, and the loss by flushing."""
+        worst, unit, problem = self.worst, self.unit, self.worst.problem
+        self.var_dx, self.bent = var_ds, np.zeros_like(self.p)
+        if problem.softcap is not None or problem.score_mod is not None:
+            # Where the slope is less than its error, as in a saturated cap, that passes errors on.
+            self.bent = np.where(self.live, self.p * worst.slope_error, 0)
+            steep = abs(np.asarray(worst.slope)) + worst.slope_error
+            var_dx = var_ds * steep**2 + (worst.ds * worst.slope_error) ** 2
+            self.var_dx = var_dx + 2 * (self.u2 * worst.dx**2 + storage_variance(worst.dx, unit.ds))
+        # Flushing loses for certain: a weight, a dS, and their products.
+        size = 2 + abs(worst.dp) + abs(worst.D) + abs(np.asarray(worst.dl))
+        self.lost = np.where(self.live, (unit.tiny + unit.operands.eta) * size, 0)
+        self.flush = (1 + worst.scale) * self.lost
+
+    def _dq_sums(self) -> DqVarianceSums:
+        worst, k, ops = self.worst, finite(self.worst.r.k), 2 * R2 * self.unit.operands.u**2
+        dx2, k2 = worst.dx**2, k**2
+        return DqVarianceSums(
+            var=self.products(self.var_dx + ops * dx2, k2),
+            signed=self.products(worst.dx, k),
+            squares=self.products(dx2, k2),
+            common=self.products(worst.ps, k),
+            bent=self.products(self.bent, abs(k)),
+            underflow=self.products(1.0 * self.live, k2 + 1),
+            flush=self.products(self.flush, abs(k) + 1),
+        )
+
+    def _dq_variance(self, sums: DqVarianceSums) -> tuple[Array, Array]:
+        """Variance of dq = scale · dX k, and the loss by flushing."""
+        worst, scale2 = self.worst, self.worst.scale**2
+        dq, squares = sums.signed, sums.squares
+        var = sums.var + self.sum_variance(self.n, dq, squares)
+        var = var + self.var_D * (abs(sums.common) + sums.bent) ** 2 + self.var_l * dq**2
+        var = scale2 * var + self.unit.ds.eta**2 / 3 * sums.underflow
+        var = var + self._gradient_storage(
+            dq * worst.scale, squares * scale2, worst.S, worst.problem.q
+        )
+        return var, sums.flush
+
+    def _dk_sums(self) -> tuple[Array, ...]:
+        """Sums over the queries of each query head: variance, dk, its squares, underflow, loss."""
+        worst, unit, q = self.worst, self.unit, finite(self.worst.r.q)
+        dx2, ops = worst.dx**2, 2 * R2 * unit.operands.u**2
+        turn = self.live.swapaxes(-1, -2)
+        each = self.var_dx + (abs(worst.ps) + self.bent) ** 2 * self.var_D
+        each = each + dx2 * (self.var_l + R2 * unit.q.u**2 + ops)
+        return (
+            dense.sum_live(np.where(self.live, each, 0).swapaxes(-1, -2), q**2, turn),
+            dense.sum_live(worst.dx.swapaxes(-1, -2), q, turn),
+            dense.sum_live(dx2.swapaxes(-1, -2), q**2, turn),
+            dense.sum_live(1.0 * turn, q**2 + 1, turn),
+            dense.sum_live(self.flush.swapaxes(-1, -2), abs(q) + 1, turn),
+        )
+
+    def _dk_variance(self, sums: tuple[Array, ...]) -> tuple[Array, Array]:
+        """Variance of dk = scale · dXᵀ q, by query head, and the loss by flushing."""
+        var, dk, squares, underflow, lost = sums
+        worst, scale2 = self.worst, self.worst.scale**2
+        var = scale2 * (var + self.sum_variance(worst.terms(worst.T), dk, squares))
+        var = var + self.unit.ds.eta**2 / 3 * underflow
+        squares, of = squares * scale2, worst.problem.k
+        return var + self._gradient_storage(
+            dk * worst.scale, squares, worst.T, of, shared=True
+        ), lost
+
+    def _dv_sums(self) -> tuple[Array, ...]:
+        """Sums over the queries of each query head: variance, dv, its squares, loss."""
+        worst, unit, do2 = self.worst, self.unit, finite(self.worst.do) ** 2
+        turn = self.live.swapaxes(-1, -2)
+        w2 = np.where(self.live, (self.p * self.z) ** 2, 0)
+        each = w2 * self.var_l + self.z**2 * self.var_p + self.weight_storage(w2)
+        lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
+        return (
+            dense.sum_live(each.swapaxes(-1, -2), do2, turn),
+            dense.sum_live(np.sqrt(w2).swapaxes(-1, -2), finite(worst.do), turn),
+            dense.sum_live(w2.swapaxes(-1, -2), do2, turn),
+            dense.sum_live(lost.swapaxes(-1, -2), abs(worst.do) + 1, turn),
+        )
+
+    def _dv_variance(self, sums: tuple[Array, ...]) -> tuple[Array, Array]:
+        """Variance of dv = (P z)ᵀ dO, by query head, and the loss by flushing."""
+        var, dv, squares, lost = sums
+        worst = self.worst
+        var = var + self.sum_variance(worst.terms(worst.T), dv, squares)
+        return var + self._gradient_storage(
+            dv, squares, worst.T, worst.problem.v, shared=True
+        ), lost
+
+    def _dp_variance(self) -> Array:
+        """Variance of dP."""
+        worst, unit, z2 = self.worst, self.unit, self.z**2
+        E = worst.problem.E
+        do2 = np.where(np.isfinite(worst.do), worst.do, 0) ** 2
+        reach = np.where(self.live, z2 * (do2 @ self.v2.swapaxes(-1, -2)), 0)
+        var = self.sum_variance(E + 2, worst.dp_out, reach) + 2 * R2 * unit.operands.u**2 * reach
+        var = var + self.n_p * (storage_variance(worst.dp_out, unit.dp) + self.u2 * worst.dp_out**2)
+        return np.where(self.live, var + self.u2 * worst.dp**2, 0)
+
+    def _delta_sums(self, var_dp: Array) -> DeltaVarianceSums:
+        worst, p2 = self.worst, self.p**2
+        away = np.where(self.live, worst.dp_out - worst.D_out, 0)
+        return DeltaVarianceSums(
+            away=row_sum(self.var_p * away**2),
+            squares=row_sum(p2 * worst.dp_out**2),
+            weights=row_sum(self._product_variance(worst.dp, var_dp)),
+            terms=row_sum(p2 * worst.dp**2),
+        )
+
+    def _product_variance(self, dp: Array, var_dp: Any) -> Array:
+        """Variance of each term of Σ P·dP."""
+        p2 = self.p**2
+        return np.asarray((self.var_p + self.in_ds * p2) * dp**2 + p2 * var_dp)
+
+    def _dweights_variance(self) -> Array | None:
+        """Variance of the part of D through the returned weights; None without their cotangent."""
+        more = self.worst.more
+        if not more.any():
+            return None
+        terms = row_sum(self._product_variance(more, 0.0)), row_sum((self.p * more) ** 2)
+        return self._delta_from_weights(*terms, row_sum(self.p * more))
+
+    def _delta_from_weights(self, var: Array, squares: Array, whole: Array) -> Array:
+        return np.asarray(var + self.var_l * whole**2 + self.sum_variance(self.n, whole, squares))
+
+    def _delta_variance(self, sums: DeltaVarianceSums, more: Array | None = None) -> Array:
+        """Variance of D, from out or from the weights."""
+        worst, unit, do2 = self.worst, self.unit, finite(self.worst.do) ** 2
+        out = sums.away + self.n_p * R2 * unit.p.u**2 * sums.squares
+        out = out + row_sum(do2 * (self.acc_o + storage_variance(worst.o, unit.low)))
+        out = out + self.sum_variance(worst.problem.E + 2, worst.D_out, row_sum(do2 * worst.o**2))
+        of_p = self._delta_from_weights(sums.weights, sums.terms, worst.D)
+        chosen = {"out": out, "weights": of_p, "either": np.maximum(out, of_p)}
+        if more is not None:  # out knows nothing of these; they join it, or D is of the weights
+            chosen["out"] = chosen["either"] = np.maximum(out + more, of_p)
+        return np.asarray(chosen[worst.rounding.delta_from] + self.u2 * worst.D**2)
+
+    def _ds_variance(self, var_dp: Array) -> Array:
+        """Variance of dS, without the part that is common to a row."""
+        worst, unit, p2 = self.worst, self.unit, self.p**2
+        dp, D, dl, ds = worst.dp, worst.D, worst.dl, worst.ds
+        g2 = np.where(self.live, dp - D + dl, 0) ** 2
+        var = (self.var_p + self.in_ds * p2) * g2 + p2 * var_dp
+        var = var + 3 * self.u2 * p2 * (dp**2 + D**2 + np.square(dl))
+        if unit.dp.u:  # stored apart, through out and through lse, then added
+            apart = p2 * (np.where(self.live, dp - D, 0) ** 2 + np.square(dl))
+            var = var + R2 * unit.ds.u**2 * apart * (np.asarray(dl) != 0)
+        var = var + worst.n_ds * storage_variance(ds, unit.ds) + self.u2 * ds**2
+        var = var + unit.p.eta**2 / 3 * (1 + g2)
+        return np.where(self.live, var, 0)
+
+    def _gradient_storage(
+        self, total: Array, squares: Array, length: int, of: Array, *, shared: bool = False
+    ) -> Array:
+        """Variance of the roundings of a gradient before it is finished."""
+        worst, unit, rounding = self.worst, self.unit, self.worst.rounding
+        var = 4 * self.u2 * total**2 + (rounding.gradient_roundings - 1) * storage_variance(
+            total, unit.low
+        )
+        if rounding.gradient_block is not None:
+            blocks = max(math.ceil(length / rounding.gradient_block) - 1, 0)
+            low2 = R2 * unit.low.u**2
+            var = var + low2 * blocks * (total**2 + squares / 2) + blocks * unit.low.eta**2 / 3
+        copies, heads = worst.copies(total, of, shared)
+        if heads > 1:
+            var = var + storage_variance(total, unit.shared) + heads / 2 * self.u2 * total**2
+        if copies > heads:
+            var = var + storage_variance(total, unit.low) + copies / 2 * self.u2 * total**2
+        return np.asarray(var)
+
+    def _dbias_limit(
+        self, var_ds: Array, var_D: Array, shape: tuple[int, ...], every: Array
+    ) -> Array:
+        worst, p, S = self.worst, self.p, self.worst.problem.S
+        row = p**2 * var_D + worst.ds**2 * self.var_l
+        if shape[-1] == 1 and S > 1:  # errors common to a row add up along it
+            ps, dss = p.sum(-1, keepdims=True), worst.ds.sum(-1, keepdims=True)
+            row = np.broadcast_to((ps**2 * var_D + dss**2 * self.var_l) / S, worst.ds.shape)
+        n = worst.ds.size / max(math.prod(shape), 1)
+        total, squares = sum_to(worst.ds, shape), sum_to(worst.ds**2, shape)
+        var = sum_to(var_ds + row, shape) + self.sum_variance(n, total, squares)
+        lost = sum_to(self.lost, shape)
+        return self.limit(var, every, lost)
+
+    def _dsinks_limit(self, var_D: Array, every: Array) -> Array:
+        worst, unit, p_sink = self.worst, self.unit, self.r.p_sink
+        assert p_sink is not None
+        assert worst.sink is not None
+        pull = worst.D - worst.dl
+        near = np.minimum(abs(worst.sink), 2.0**14)
+        var_sink = self.u2 * (4 * near**2 + 2 * np.minimum(abs(worst.m), 2.0**14) ** 2)
+        var_sink = var_sink + self.online
+        factor = var_sink + self.var_l + 2 * R2 * (unit.ds.u**2 + unit.p.u**2) + 2 * self.u2
+        var = p_sink**2 * (
+            factor * pull**2 + var_D + 3 * self.u2 * (worst.D**2 + np.square(worst.dl))
+        )
+        terms = p_sink * pull
+        shape = (worst.problem.H, 1, 1)
+        n = terms.size / max(worst.problem.H, 1)
+        total, squares = sum_to(terms, shape), sum_to(terms**2, shape)
+        var = sum_to(var + unit.ds.eta**2 / 3, shape) + self.sum_variance(n, total, squares)
+        lost = unit.tiny * sum_to(1 + abs(pull), shape)
+        return self.limit(var, every, lost)[:, 0, 0]

@@ -1,0 +1,145 @@
+"""Generic rows and keys: those whose roundings are as good as random."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn import dense
+from npattn.arrays import Array
+from npattn.testing.bounds.worst_case import WorstCase, finite
+
+__all__ = ["DEVIATIONS", "DISTINCT", "FEW", "R2", "GenericRows", "Variety"]
+__all__ += ["count_rises", "row_sum", "tile_maxima"]
+
+R2 = 1 / (8 * math.log(2))
+"""Mean square of a rounding error in units of u|x|, for a significand distributed as 1/x: 0.18."""
+DEVIATIONS = 8.0
+"""An error beyond so many deviations is not chance: 10⁻¹⁵ for a normal variable. The largest
+that correct implementations came to on generic inputs is in docs/tolerance.md."""
+DISTINCT = 0.9
+"""The share of a row's scores that must be distinct in float32 for it to be generic."""
+FAINT = float(np.finfo(np.float64).tiny) / np.finfo(np.float64).eps
+FEW = int(DEVIATIONS**2 * R2)
+"""So many roundings cannot add up to `DEVIATIONS`, even if all are at their worst: 11."""
+SPREAD = 8.0
+"""How many units of storage the scores of a row must spread over to round independently."""
+
+
+class Variety(NamedTuple):
+    """Variety of the live x of each row."""
+
+    distinct: Array  # number of values that differ in float32
+    number: Array  # number of values
+    spread: Array  # their deviation, weighted by p
+
+    def generic_rows(self, unit: Array) -> Array:
+        """Return the rows in which nearly all x are distinct, and spread over many units."""
+        wide = self.spread >= SPREAD * unit[..., 0]
+        return np.asarray((self.distinct >= DISTINCT * self.number) & wide | (self.number <= FEW))
+
+
+def row_sum(x: Array) -> Array:
+    """Return the sum over the keys of each row."""
+    return np.asarray(x.sum(-1, keepdims=True))
+
+
+def tile_maxima(s: Array) -> Array:
+    """Return the largest score of each tile of 16 keys."""
+    pad = [(0, 0)] * (s.ndim - 1) + [(0, -s.shape[-1] % 16)]
+    s = np.pad(s, pad, constant_values=-np.inf)
+    return np.asarray(s.reshape(*s.shape[:-1], s.shape[-1] // 16, 16).max(-1))
+
+
+def count_rises(values: Array) -> Array:
+    """Return in how many steps the numbers of each row rise, once they are sorted."""
+    steps = np.diff(np.sort(values, -1), axis=-1) > 0  # NaN sorts last, and is above nothing
+    return np.asarray(steps.sum(-1))
+
+
+class GenericRows:
+    """The rows and keys of a problem whose roundings are as good as independent.
+
+    With `everywhere`, all of them.
+    """
+
+    r: dense.Residuals
+    all_reach: Array  # Σ p (scale² q² k²)
+
+    def __init__(self, worst: WorstCase, everywhere: bool = False) -> None:
+        self.everywhere = everywhere
+        self.worst, self.r, self.unit = worst, worst.r, worst.unit
+        self.live, self.p, self.z = worst.r.live, worst.r.p, worst.z
+        self.u2 = R2 * worst.unit.u**2
+        self.n_p = worst.n_p
+        self.in_ds = 0.0 if worst.rounding.fuses else self.n_p * R2 * self.unit.p.u**2
+        self.n = worst.terms(worst.S)
+        self.v2 = finite(worst.r.v) ** 2
+
+    def sum_variance(self, n: float, total: Array, squares: Array) -> Array:
+        """Return the variance that accumulating n terms adds."""
+        return self.u2 * (n / 3 * total**2 + n / 2 * squares)
+
+    def generic_rows(self, dp: Array | None = None) -> Array:
+        """Return the rows, (..., H, T), whose roundings are as good as independent.
+
+        Their scores, and dP where that counts, are distinct, and spread over more than one
+        rounding interval.
+        """
+        worst = self.worst
+        if self.everywhere:
+            return np.ones(self.live.shape[:-1], bool)
+        if dp is None:
+            return self.generic_from(self._score_variety)
+        dp = np.where(self.live, worst.do @ finite(self.r.v).swapaxes(-1, -2), 0)
+        size = np.sqrt(row_sum(self.p * dp**2))
+        return self.generic_from(self._score_variety, self._variety(dp), size)
+
+    @cached_property
+    def _score_variety(self) -> Variety:
+        return self._variety(self.worst.s)
+
+    def generic_from(self, scores: Variety, dp: Variety | None = None, size: Any = 0.0) -> Array:
+        """Return the same from the variety of scores and dP; dp² is size² on average."""
+        unit = self.unit
+        # Scores that differ by less than the error of their products err alike.
+        least = max(unit.operands.u, unit.u) * np.sqrt(self.all_reach)
+        generic = scores.generic_rows(np.maximum(max(unit.p.u, unit.u), least))
+        if dp is not None:
+            generic = generic & dp.generic_rows(max(unit.dp.u, unit.u) * size)
+        return generic & self.unbiased_rows()
+
+    def unbiased_rows(self) -> Array:
+        """Return the rows, (..., H, T), whose errors are small and do not lean to one side."""
+        worst = self.worst
+        biased = worst.rounding.accumulator == "truncated" or self.unit.row_sum.u > 0
+        return np.asarray(~worst.vast[..., 0] & (not biased))
+
+    def _variety(self, x: Array) -> Variety:
+        count = self.live.sum(-1)
+        steps = count_rises(np.where(self.live, x, np.nan).astype(np.float32))
+        x = np.where(self.live, x, 0)
+        total = row_sum(self.p)
+        mean = row_sum(self.p * x) / np.where(total > 0, total, 1)
+        return Variety(
+            steps + (count > 0), count, np.sqrt(row_sum(self.p * (x - mean) ** 2)[..., 0])
+        )
+
+    def keys_are_generic(self) -> bool:
+        """Return True if the queries of each key are distinct too."""
+        if self.everywhere:
+            return True
+        values = np.where(self.live, self.worst.s, np.nan).swapaxes(-1, -2).astype(np.float32)
+        count = self.live.sum(-2)
+        return bool(((count_rises(values) + 1 >= DISTINCT * count) | (count <= FEW)).all())
+
+    def limit(self, var: Array, generic: Array, lost: Any) -> Array:
+        """Return `DEVIATIONS` of a result with this variance, plus the loss by flushing."""
+        generic = generic & (var > FAINT)  # else squares vanished, and the rest is not all
+        return np.where(generic, DEVIATIONS * np.sqrt(var) + lost, np.inf)
+
+    def products(self, w: Array, x: Array) -> Array:
+        return dense.sum_live(w, x, self.live)

@@ -1,0 +1,241 @@
+"""The scores and the error of each: product, softcap, score_mod, bias; then the argument of exp."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from npattn import dense
+from npattn.arrays import Array
+from npattn.conventions import Conventions
+from npattn.problem import Problem
+from npattn.testing.bounds.rounding import Rounding, Units
+
+__all__ = ["ScoreErrors", "finite", "swing"]
+
+WIDE = 0.25
+"""Errors of scores within which a score_mod may turn."""
+
+
+def swing(problem: Problem, s: Array, error: Array) -> Array:
+    """Return how far score_mod moves where its argument moves by the error.
+
+    It is evaluated at both ends and, where the error is wide, also between them, evenly and around
+    0, where functions turn.
+    """
+    f = dense.call_score_mod(problem, s)
+    at = [s - error, s + error]
+    if np.max(error, initial=0, where=np.isfinite(error)) > WIDE:
+        at += [s + t * error for t in np.linspace(-1, 1, 18)[1:-1]]
+        at += [np.clip(x * 2.0**n, s - error, s + error) for n in range(-3, 8) for x in (-1, 1)]
+    return np.asarray(np.max([abs(dense.call_score_mod(problem, x) - f) for x in at], axis=0))
+
+
+def finite(x: Array) -> Array:
+    """Replace NaN and inf in x by 0."""
+    numbers = np.isfinite(x)
+    return x if numbers.all() else np.where(numbers, x, 0)
+
+
+class Stage(NamedTuple):
+    """Scores after one stage, the error of each, and their slope in scale · q kᵀ with its error."""
+
+    s: Array
+    error: Array
+    slope: Any
+    slope_error: Any
+
+
+class ScoreErrors:
+    """Scores of a problem under a rounding model, and what the argument of exp errs by.
+
+    `problem` is canonical, `original` what the conventions made it of.
+
+    What belongs to one score and what sums over a row are methods apart: blocks of a row
+    (by_row.py) have their own scores, but the sums and the sizes T, S of the whole.
+    """
+
+    r: dense.Residuals
+    s: Array  # final scores
+    m: Array  # row maximum, sink included; 0 on empty rows
+    x: Array  # scale · q kᵀ
+    sink: Array | None
+    p_sink: Array | None  # the share of the sink in each row
+
+    def _set_options(
+        self,
+        problem: Problem,
+        rounding: Rounding,
+        dtype: Any,
+        original: Problem | None,
+        conventions: Conventions | None,
+    ) -> None:
+        """Set what the options alone decide."""
+        self.original, self.conventions = original or problem, conventions or Conventions()
+        # Heads that are shared by tiling are expanded in the canonical problem.
+        self.tiles = self.original.H // self.original.K if problem.K != self.original.K else 1
+        self.problem, self.rounding, self.dtype = problem, rounding, dtype
+        self.unit = Units.of(rounding, dtype)
+        self.drops = problem.dropout_mask is not None
+        self.n_p = 1 + (self.drops and not rounding.fuses)
+        self.in_ds = 0.0 if rounding.fuses else self.unit.p.times(self.n_p)
+        self.n_ds = 1 if rounding.fuses else 2
+        self.scale = abs(cast(float, problem.scale))  # a number, once the problem is made
+
+    def _set_lengths(self, T: int, S: int) -> None:
+        """Set the counts of roundings for T queries and S keys; `problem` may be a part of them."""
+        self.T, self.S = T, S
+        self.blocks = math.ceil(S / 16)  # no online softmax has smaller tiles
+        self.chain = self.terms(S) + self.blocks
+
+    def _set_residuals(self, residuals: dense.Residuals) -> None:
+        self.r, keep = residuals, residuals.keep
+        self.z = np.ones((1, 1)) if keep is None else np.broadcast_to(keep, self.r.p.shape)
+
+    def terms(self, n: int) -> int:
+        """Return how many roundings one term of a sum of n may meet: in any order, or in blocks."""
+        block = self.rounding.sum_block
+        return n + 4 if block is None else min(n, block + 3 * math.ceil(n / block)) + 4
+
+    def gamma(self, n: float) -> float:
+        """Return the relative error of n roundings in a row."""
+        return n * self.unit.u / (1 - n * self.unit.u)
+
+    # --- stage by stage ---------------------------------------------------------------------------
+
+    def _score_errors(self) -> tuple[Array, Array]:
+        """Return the final scores and the error of each; keep their slope and its error."""
+        problem, unit = self.problem, self.unit
+        stage = self._product()
+        self.x = stage.s
+        if problem.softcap is not None:
+            stage = self._softcap(stage, problem.softcap)
+        if problem.score_mod is not None:
+            stage = self._score_mod(stage)
+        s, error = stage.s, stage.error
+        if problem.bias_array is not None:
+            s, error = self._add_bias(s, error, problem.bias_array.astype(float))
+            fill = self.conventions.fill(self.original)
+            if self.conventions.softcap == "after_mask" and fill is not None:
+                twin = np.arange(problem.S) >= self.original.S
+                capped = (unit.s.times(2) + unit.exp + 4 * unit.u) * abs(fill)
+                error = error + np.where(twin, capped, 0)
+        self.slope, self.slope_error = stage.slope, np.where(self.r.live, stage.slope_error, 0)
+        return s, error
+
+    def _product(self) -> Stage:
+        """scale · q kᵀ."""
+        unit, u, q, k = self.unit, self.unit.u, self.r.q, self.r.k
+        scale, D = self.scale, self.problem.D
+        aq, ak = abs(q), abs(k)
+        s = self.problem.scale * (q @ k.swapaxes(-1, -2))
+        # D products and sums; the scale may be rounded, its root taken, and put on q and k.
+        reach = scale * (aq @ ak.swapaxes(-1, -2))
+        # q · scale may be stored before the product, and both rounded as they enter it.
+        error = (self.gamma(D + 6) + unit.q.u + unit.operands.times(2)) * reach
+        error = error + ((1 + u + unit.s.u) ** 2 - 1) * (abs(s) + error)
+        error = error + unit.s.eta * (1 + scale)
+        subnormal = aq.sum(-1, keepdims=True) + ak.sum(-1, keepdims=True).swapaxes(-1, -2) + D
+        error = error + scale * (unit.tiny + unit.operands.eta) * subnormal
+        return Stage(s, error, 1.0, 0.0)
+
+    def _softcap(self, stage: Stage, c: float) -> Stage:
+        unit, u, s, error = self.unit, self.unit.u, stage.s, stage.error
+        t = np.tanh(s / c)
+        moved = (error + (u + unit.s.u) * abs(s)) / c
+        # tanh rises by at most (1 − t²) δ + ½ max|tanh″| δ², and by at most δ.
+        moved = np.minimum(moved, (1 - t**2) * moved + 2 / 27**0.5 * moved**2)
+        moved = moved + (unit.s.times(2) + unit.exp + 4 * u) * abs(t)
+        slope_error = 2 * abs(t) * moved + moved**2 + 3 * u + 2 * unit.s.u
+        return Stage(c * t, c * moved + unit.s.eta * (2 * c + 1), 1 - t**2, slope_error)
+
+    def _score_mod(self, stage: Stage) -> Stage:
+        unit, u, problem = self.unit, self.unit.u, self.problem
+        s, error, slope, slope_error = stage
+        f = dense.call_score_mod(problem, s)
+        rate = dense.slope(problem, s)
+        step = swing(problem, s, error)
+        bent = [abs(dense.slope(problem, s + d) - rate) for d in (error, -error)]
+        # The roundings inside score_mod are its own: eight operations on numbers of its size.
+        inside = 8 * u + 4 * unit.s.u
+        rate_error = np.maximum(*bent) + inside * (1 + abs(rate)) + unit.s.eta
+        slope_error = slope_error * (abs(rate) + rate_error) + abs(slope) * rate_error
+        slope = slope * rate
+        error = step + inside * (abs(f) + abs(s * rate)) + unit.s.eta
+        if self.original.softcap is not None and self.caps_late:
+            c = self.original.softcap
+            t = abs(f) / c
+            error = error + (unit.exp + 4 * u) * abs(f)
+            error = error + inside * self._size_before_cap(s) * (1 - t**2)
+            cap_error = 2 * t * (unit.exp + error / c) + (error / c) ** 2 + 3 * u + 2 * unit.s.u
+            self.cap_error = np.where(self.r.live, cap_error, 0)
+            slope_error = slope_error + 2 * t * unit.exp * abs(rate)
+        return Stage(f, error, slope, slope_error)
+
+    def _add_bias(self, x: Array, error: Array, bias: Array) -> tuple[Array, Array]:
+        unit, u = self.unit, self.unit.u
+        s = x + bias
+        # Where the bias itself is a number of the format, no rounding of the sum moves it
+        # further than x does; a padding of −1e9 swallows x, and no more.
+        added = (u + unit.s.u) * (abs(s) + error)
+        if self.rounding.accumulator != "truncated" and self.stores_bias:
+            added = np.minimum(added, 4 * (abs(x) + error))
+        if self.conventions.bias == "before_scale" and not self.caps_late:
+            # The sum is rounded, then its product with a rounded scale; or each product is.
+            size = abs(x) + abs(bias) + error
+            added = ((1 + u + unit.s.u) ** 3 - 1) * size + unit.s.eta * self.scale
+        return s, error + added + unit.s.eta
+
+    @property
+    def stores_bias(self) -> bool:
+        """The format of stored scores holds any bias in the dtype of the inputs."""
+        return self.unit.s.u <= self.unit.low.u
+
+    @property
+    def caps_late(self) -> bool:
+        """The canonical score_mod adds the bias and caps."""
+        return self.original.softcap is not None and self.problem.softcap is None
+
+    def _size_before_cap(self, x: Array) -> Array:
+        """|score_mod(x)| + |bias|, which meet before a late cap."""
+        original, S = self.original, self.original.S
+        x = x[..., :S]
+        size = abs(x) if original.score_mod is None else abs(dense.call_score_mod(original, x))
+        if original.bias_array is not None:
+            factor = self.scale if self.conventions.bias == "before_scale" else 1.0
+            b = abs(original.bias_array.astype(float)) * factor
+            size = size + np.where(np.isfinite(b), b, 0)
+        size = np.broadcast_to(size, x.shape)
+        return size if self.problem.S == S else np.concatenate([size, 0 * size], -1)
+
+    # --- the argument of exp ----------------------------------------------------------------------
+
+    def _argument_error(self) -> tuple[Array, Any]:
+        """A of each key, and of the sink."""
+        s, error = self._score_errors()
+        m = np.max(np.where(self.r.live, s, -np.inf), -1, keepdims=True, initial=-np.inf)
+        sinks = self.problem.sinks
+        sink = None if sinks is None else sinks.astype(float)[:, None, None]
+        m = m if sink is None else np.maximum(m, sink)
+        m = np.where(np.isneginf(m), 0, m)
+        self.s, self.m, self.sink, self.p_sink = s, m, sink, self.r.p_sink
+        return np.where(self.r.live, error + self._shift(s), 0), self._sink_argument_error()
+
+    def _sink_argument_error(self) -> Any:
+        if self.sink is None:
+            return None
+        return np.where(np.isneginf(self.sink), 0, self._shift(self.sink))
+
+    def _shift(self, s: Array) -> Array:
+        """Error of s − m, with or without a factor log₂e, of exp, and of an online softmax.
+
+        Its rescaling hits all earlier keys alike.
+        """
+        u, unit, m = self.unit.u, self.unit, self.m
+        online = unit.exp * (1 + min(self.blocks, 16)) + u * self.blocks
+        # (Multiplied by log₂e one by one, s and m lose their difference beyond 2¹⁴: a defect.)
+        near_m = 2 * u * np.minimum(abs(m), 2.0**14)
+        size = 2 * abs(s - m) + 4 * np.minimum(abs(s), 2.0**14)
+        return np.asarray(u * size + near_m + online)
