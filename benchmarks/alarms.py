@@ -34,18 +34,18 @@ from npattn.api import backward, evaluate
 from npattn.arrays import Array, finfo
 from npattn.conventions import Conventions
 from npattn.problem import Cotangents, Problem
-from npattn.testing.adapters.implementation import ImplementationError
+from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.allowed import BoundTask, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.bounds.variance import DEVIATIONS
-from npattn.testing.capabilities import Probe
+from npattn.testing.capabilities import probe
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools, Space
 from npattn.testing.compare import compare_arrays
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.systematic_error import ErrorSample, chi_square, fits, plain_recipes
-from npattn.testing.trial import Judged, Trial
+from npattn.testing.trial import Evaluation, Trial
 from npattn.zoo.correct import CORRECT, Correct, Kernel
 from npattn.zoo.correct.arithmetic import store_as
 
@@ -215,7 +215,7 @@ def kernels(dtype: str, number: int, seed: int) -> Tallies:
 def drawn(space: Space, number: int, seed: int) -> Iterator[Recipe]:
     """So many of the planned recipes; large ones are seldom."""
     rng = np.random.default_rng([seed, number])
-    planned = Pools(space).planned(seed, number)
+    planned = Pools(space).cases(seed, number)
     kept = (r for r in planned if rng.random() * numbers(r) <= LARGE)
     return itertools.islice(kept, number)
 
@@ -234,9 +234,7 @@ def trial_of(name: str, dtype: str) -> Trial:
     implementation = CORRECT[name].implementation()
     space = Space(implementation.features, dtype=dtype, sizes=CORRECT[name].sizes)
     model = Rounding.undeclared(dtype)
-    trial = Trial(implementation, CORRECT[name].conventions, model, space)
-    Probe(trial, []).run()
-    return trial
+    return probe(Trial(implementation, CORRECT[name].conventions, model, space)).trial
 
 
 def others(name: str, dtype: str, number: int, seed: int) -> Tallies:
@@ -250,7 +248,7 @@ def as_called(name: str, trial: Trial, recipe: Recipe) -> Tallies:
     cotangents = trial.cotangents(recipe, problem)
     dtype, found, where = trial.space.dtype, Tallies(), repr(recipe)
     try:
-        got = trial.results(problem, cotangents, recipe.view)
+        got = trial.results(problem, cotangents, recipe.view).pairs
     except ImplementationError as err:
         failed = Worst(math.inf, f"{where}: {err}")
         return {(name, "undeclared", dtype, "raised"): Tally(1, 1, failed, failed)}
@@ -296,7 +294,7 @@ def aggregate(name: str, dtype: str, seed: int) -> dict[tuple[str, str], Suspect
         sigma = deviations(problem, dtype, model, dout=dout, dlse=dlse)
         got = kernel(problem, cotangents.dout, cotangents.dlse)
         variance = {n: sigma[n] ** 2 + half_ulp(x) ** 2 / 3 for n, x in got.items()}
-        sample = ErrorSample(Judged(problem, cotangents, got, want, {}), variance)
+        sample = ErrorSample(Evaluation(problem, cotangents, got, want, dict), variance)
         found.samples += 1
         told = suspicions(sample, trial)
         found.alarms += bool(told)

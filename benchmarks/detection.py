@@ -41,7 +41,7 @@ from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Space
 from npattn.testing.rules.systematic_error import ErrorSample, chi_square, excessive, fits
-from npattn.testing.trial import Judged, Trial
+from npattn.testing.trial import Evaluation, Trial
 from npattn.zoo.correct import Kernel
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -176,7 +176,7 @@ class Setup:
         """As the rule "aggregate" has it."""
         sigma = self.limits[2]
         variance = {n: sigma[n] ** 2 + half_ulp(x) ** 2 / 3 for n, x in results.items()}
-        judged = Judged(self.problem, Cotangents(self.dout, None), results, self.want, {})
+        judged = Evaluation(self.problem, Cotangents(self.dout, None), results, self.want, dict)
         sample = ErrorSample(judged, variance)
         return bool(suspicions(sample, self.trial))
 

@@ -21,7 +21,7 @@ from npattn.testing import Implementation, check
 from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.compare import compare_arrays
-from npattn.testing.runner.rounds import Search
+from npattn.testing.runner.search import Search
 from npattn.testing.targets import load
 from npattn.testing.trial import Trial
 

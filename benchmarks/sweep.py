@@ -21,8 +21,8 @@ import npattn
 from npattn.testing import Implementation, Rounding
 from npattn.testing.bounds.row_norms import RowNorms
 from npattn.testing.cases.strategies import Space
-from npattn.testing.device import held as held_module
 from npattn.testing.device import sweep as sweep_module
+from npattn.testing.device.judging import held as held_module
 from npattn.testing.device.sweep import Sweep
 from npattn.testing.targets import TARGETS, load
 from npattn.testing.trial import Trial

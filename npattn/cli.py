@@ -17,7 +17,7 @@ try:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
-    from npattn.testing.adapters.base import FRAMEWORKS
+    from npattn.testing.adapters.choose import FRAMEWORKS
     from npattn.testing.adapters.implementation import Implementation
     from npattn.testing.check import DTYPES, SWEEPS, check
     from npattn.testing.report.expected import compare_with_expected, read_expected

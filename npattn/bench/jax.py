@@ -10,7 +10,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.bench.cases import Task
 from npattn.bench.contestants import Calls
-from npattn.testing.targets.jax import JAX
+from npattn.testing.adapters.jax import JAX
 
 __all__ = ["jit"]
 

@@ -1,51 +1,101 @@
-"""What an implementation accepts: structure and options, each tried alone on a plain problem.
+"""Find out what an implementation accepts: structure and options, each tried on a plain problem.
 
-What it refuses with an exception is not applicable, is said so on top of the report, and is never
-drawn again. On accepted structure an option that raises is an error.
+Structure that it refuses with an exception is not applicable, is listed on top of the report, and
+is never sampled. On accepted structure an option that raises is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from npattn.testing.adapters.implementation import ImplementationError, ResultError
+from npattn.problem import Problem
+from npattn.testing.adapters.base import ImplementationError, ResultError
 from npattn.testing.cases.recipe import Recipe, repeat_for_view
 from npattn.testing.cases.strategies import STRUCTURE
-from npattn.testing.report.outcome import outcome_of
-from npattn.testing.report.report import Outcome
 from npattn.testing.trial import Trial, Violation
 
-__all__ = ["Probe"]
+__all__ = ["Capabilities", "Finding", "probe"]
 
 
-@dataclass
-class Probe:
-    """Narrows the space of a trial to what is accepted, and says what is not in `refused`."""
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with what an implementation accepts.
+
+    Attributes
+    ----------
+    rule : str
+        "structure", or "option-" and the option.
+    status : {"failed", "error", "not applicable"}
+    message : str
+    problem : Problem or None
+    recipe : Recipe or None
+    error : Exception or None
+    examples : int
+        Number of problems that show it.
+    """
+
+    rule: str
+    status: Literal["failed", "error", "not applicable"]
+    message: str
+    problem: Problem | None = None
+    recipe: Recipe | None = None
+    error: Exception | None = None
+    examples: int = 0
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an implementation accepts.
+
+    Attributes
+    ----------
+    trial : Trial
+        With its space narrowed to what is accepted.
+    refused : tuple of str
+        What is not, and why, a line each.
+    findings : tuple of Finding
+        Empty if everything that was accepted was also answered.
+    """
 
     trial: Trial
-    refused: list[str]
+    refused: tuple[str, ...]
+    findings: tuple[Finding, ...]
 
-    def run(self) -> list[Outcome]:
-        """What went wrong; nothing, where all that was accepted was also answered."""
-        outcomes = self._structure()
+
+def probe(trial: Trial) -> Capabilities:
+    """Try structure, then each option alone, then gradients and sizes of 0."""
+    probing = _Probe(trial)
+    findings = probing.run()
+    return Capabilities(probing.trial, tuple(probing.refused), tuple(findings))
+
+
+class _Probe:
+    """The steps of `probe`, which narrow a copy of the trial."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = replace(trial)
+        self.refused: list[str] = []
+
+    def run(self) -> list[Finding]:
+        findings = self._structure()
         if self.trial.space.structure:
-            outcomes += self._options()
+            findings += self._options()
             self._gradients()
-            outcomes += self._zeros()
-        return outcomes
+            findings += self._zeros()
+        return findings
 
-    def _structure(self) -> list[Outcome]:
-        space, dtype = self.trial.space, self.trial.space.dtype
+    def _structure(self) -> list[Finding]:
+        space = self.trial.space
         base = space.base()
         accepted: set[str] = set()
-        wrong: list[Outcome] = []
+        wrong: list[Finding] = []
         first = ""
         for rank in RANKS:
             if self.trial.implementation.layout == "BTHD" and rank != "rank 4":
                 continue
-            shape = _of_rank(base, rank)
+            shape = _with_rank(base, rank)
             try:
                 self.trial.implementation.forward(self.trial.problem(shape))
             except ResultError as err:
@@ -62,14 +112,14 @@ class Probe:
             if wrong:
                 return wrong
             self.refused[:] = [f"nothing: even the plainest problem is refused ({first})"]
-            return [outcome_of("structure", dtype, "not applicable", message=first)]
+            return [Finding("structure", "not applicable", first)]
         wrong = wrong or self._forward_only(base)
         accepted |= self._variations(base)
         self.trial.space = replace(space, structure=frozenset(accepted))
         return wrong
 
-    def _forward_only(self, base: Recipe) -> list[Outcome]:
-        """Whether even the plainest problem has no gradient; then the rest is asked without."""
+    def _forward_only(self, base: Recipe) -> list[Finding]:
+        """Mark it forward-only if even the plainest problem has no gradient."""
         implementation, problem = self.trial.implementation, self.trial.problem(base)
         if not implementation.has_gradients:
             return []
@@ -83,19 +133,10 @@ class Probe:
             self.refused.append(f"gradients: refused ({err})")
         return []
 
-    def _unreadable(self, recipe: Recipe, err: ResultError) -> Outcome:
-        """It took the problem, and answered with something that is not a result."""
-        trial = self.trial
-        return outcome_of(
-            "structure",
-            trial.space.dtype,
-            "error",
-            message=str(err),
-            problem=trial.problem(recipe),
-            recipe=recipe,
-            trial=trial,
-            error=err,
-        )
+    def _unreadable(self, recipe: Recipe, err: ResultError) -> Finding:
+        """Report that it took the problem, and answered with something that is not a result."""
+        problem = self.trial.problem(recipe)
+        return Finding("structure", "error", str(err), problem, recipe, err)
 
     def _variations(self, base: Recipe) -> set[str]:
         accepted = set()
@@ -114,9 +155,9 @@ class Probe:
                 accepted.add(name)
         return accepted
 
-    def _options(self) -> list[Outcome]:
-        """Each named option alone, on accepted structure: an exception is an error."""
-        trial, outcomes = self.trial, []
+    def _options(self) -> list[Finding]:
+        """Try each option alone, on accepted structure: an exception is an error."""
+        trial, findings = self.trial, []
         space = trial.space
         base = self._base()
         for feature, change in OPTION_PROBES.items():
@@ -130,25 +171,17 @@ class Probe:
                     trial.implementation.gradients(problem, trial.cotangents(recipe, problem))
             except ImplementationError as err:
                 err.cotangents = trial.cotangents(recipe, problem)
-                outcomes.append(
-                    outcome_of(
-                        f"option-{feature}",
-                        space.dtype,
-                        "error",
-                        message=f"{feature} alone: {err}",
-                        problem=problem,
-                        recipe=recipe,
-                        trial=trial,
-                        error=err,
-                    )
+                message = f"{feature} alone: {err}"
+                findings.append(
+                    Finding(f"option-{feature}", "error", message, problem, recipe, err)
                 )
                 space = replace(space, features=space.features - {feature})
                 self.refused.append(f"{feature}: raised, so it is not drawn again ({err})")
         trial.space = space
-        return outcomes
+        return findings
 
     def _gradients(self) -> None:
-        """Which gradients there are: a backward may return fewer than there are inputs."""
+        """Find the gradients that it returns: a backward may leave some inputs out."""
         trial = self.trial
         if not trial.implementation.has_gradients:
             return
@@ -157,26 +190,28 @@ class Probe:
         recipe = replace(base, bias=bias, sinks="sinks" in trial.space.features)
         problem = trial.problem(recipe)
         try:
-            found = trial.implementation.gradients(problem, trial.cotangents(recipe, problem))
+            returned = trial.implementation.gradients(problem, trial.cotangents(recipe, problem))
         except ImplementationError as err:
             self.refused.append(f"gradients: refused ({err})")
             return
-        trial.gradients = frozenset(found)
-        asked = {"dq": True, "dk": True, "dv": True, "dbias": bias, "dsinks": recipe.sinks}
-        for name, there in asked.items():
-            if there and name not in found:
+        trial.gradients = frozenset(returned)
+        expected = {"dq": True, "dk": True, "dv": True, "dbias": bias, "dsinks": recipe.sinks}
+        for name, there in expected.items():
+            if there and name not in returned:
                 self.refused.append(f"{name}: backward does not return it")
 
-    def _zeros(self) -> list[Outcome]:
-        """Sizes of 0 that are accepted must be right; where they are not, none is drawn again."""
+    def _zeros(self) -> list[Finding]:
+        """Check accepted sizes of 0; if one is wrong, none is sampled."""
         trial, wrong = self.trial, []
         base = self._base()
         changes: dict[str, dict[str, Any]] = {"": {}} | _variations(base, trial.space.sizes)
+        # With E = D a result as wide as q, and not as v, would go unnoticed.
+        wide = changes.get("E != D", {}) if "E != D" in trial.space.structure else {}
         for name, change in changes.items():
             if name and (not name.endswith("= 0") or name not in trial.space.structure):
                 continue
             sinks = name == "S = 0" and "sinks" in trial.space.features  # which are left alone
-            recipe = replace(base, **change, sinks=sinks)
+            recipe = replace(base, **(wide | change), sinks=sinks)
             problem = trial.problem(recipe)
             cotangents = trial.cotangents(recipe, problem)
             try:
@@ -191,30 +226,18 @@ class Probe:
         trial.space = replace(trial.space, structure=trial.space.structure - set(names))
         self.refused.append(f"{', '.join(names)}: accepted and wrong, so not drawn again")
         _, recipe, problem, first = wrong[0]
-        return [
-            outcome_of(
-                "structure",
-                trial.space.dtype,
-                "failed",
-                worst=float("inf"),
-                examples=len(wrong),
-                message="\n".join(f"{name}: {told}" for name, _, _, told in wrong),
-                problem=problem,
-                recipe=recipe,
-                trial=trial,
-                error=first,
-            )
-        ]
+        message = "\n".join(f"{name}: {err}" for name, _, _, err in wrong)
+        return [Finding("structure", "failed", message, problem, recipe, first, len(wrong))]
 
     def _base(self) -> Recipe:
         base = self.trial.space.base()
-        return _of_rank(base, next(rank for rank in RANKS if rank in self.trial.space.structure))
+        return _with_rank(base, next(rank for rank in RANKS if rank in self.trial.space.structure))
 
 
 RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
 
 
-def _of_rank(base: Recipe, rank: str) -> Recipe:
+def _with_rank(base: Recipe, rank: str) -> Recipe:
     if rank == "rank 2":
         return replace(base, lead=None, H=1, K=1)
     return replace(base, lead={"rank 3": (), "rank 4": base.lead, "rank 5": (2, 3)}[rank])
@@ -235,9 +258,9 @@ OPTION_PROBES: dict[str, dict[str, Any]] = {
 
 
 def _variations(base: Recipe, sizes: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:
-    """Structure to probe, each alone: what changes in the plainest problem.
+    """Return the structure to probe, by name: changes of the plainest problem.
 
-    Sizes that were restricted by the user are left alone.
+    Sizes that the user restricts stay.
     """
     free = {letter: letter not in sizes for letter in "BHKTSDE"}
     tests: dict[str, dict[str, Any]] = {}

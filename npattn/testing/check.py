@@ -1,4 +1,4 @@
-"""check: probe what an implementation accepts, hold it against every rule, shrink what fails."""
+"""Check an implementation against every rule of the semantics."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.options import FEATURES
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.bounds.allowed import Rounding
+from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.strategies import Space
-from npattn.testing.report.report import Outcome, Report
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.report import Report
 from npattn.testing.rules import PROPERTIES, Property
 from npattn.testing.runner.rounds import ROBUSTNESS, Judge, Progress
-from npattn.testing.runner.schedule import Here, Processes
+from npattn.testing.runner.schedule import InProcess, Processes
 from npattn.testing.trial import Trial
 
 __all__ = ["check"]
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-SWEEPS = ("sweep", "long")  # asked with sweep=: they draw on the device
+SWEEPS = ("sweep", "long")
+"""Rules asked with ``sweep=``, which sample on the device."""
 DEFAULTS = {"framework": "auto", "layout": "BHTD"}
 
 
@@ -57,40 +59,42 @@ def check(
     Parameters
     ----------
     f : callable or Implementation
-        ``f(q, k, v, <options it has>)``; the options that it names are what it is tested on.
+        ``f(q, k, v, <options it has>)``; it is tested on the options that it names.
     backward : callable, optional
-        Of a NumPy function: ``backward(dout, q, k, v, *, out, lse, ...)``.
-    framework : {"auto", "numpy", "torch"}
+        Gradients of a NumPy function: ``backward(dout, q, k, v, *, out, lse, ...)``.
+    framework : {"auto", "numpy", "torch", "jax"}
+        Arrays that it takes; "auto" finds out by its module, annotations or a tiny call.
     layout : {"BHTD", "BTHD"}
+        Axes of q, k, v, o, dout and their gradients; "BTHD" is for rank 4.
     conventions : Conventions, optional
-        What it promises where systems disagree; default: docs/semantics.md.
+        Its promises where systems disagree; default: docs/semantics.md.
     features : iterable of str, optional
-        Instead of what its signature says.
+        Its options, instead of those of its signature.
     sizes : mapping, optional
-        Restricts what is drawn to what a kernel takes: ``{"D": (64, 128)}``.
+        Sizes to sample, for a kernel that takes no others: ``{"D": (64, 128)}``.
     dtypes : sequence of str, default ("float32",)
     device : str, optional
-        Of torch tensors.
+        Device of its tensors.
     examples : int, default 100
-        Different problems a rule.
+        Number of different problems per rule.
     seed : int, default 0
-        Everything random comes from it.
+        Seed of everything random.
     rounding : Rounding or str, optional
-        What it rounds: "upcast", "fused", "eager"; default: the loosest that the dtype explains.
+        Rounding model: "upcast", "fused", "eager"; default: the loosest that the dtype explains.
     strict : bool
         A suspect counts as failed.
     only : iterable of str, optional
         Rules, or beginnings of their names; "robustness" for notes on wrong input.
     shrink : bool
-        Look for the smallest problem that fails, and not just for one.
+        Search for the smallest failing problem.
     processes : int, default 1
-        Rules are shared out to so many, with one thread each; the report is the same. They have to
-        import `f`: a function of a module, or an Implementation with a `spec`.
+        Number of processes, with one thread each; the report is the same. They have to import `f`:
+        a function of a module, or an Implementation with a `spec`.
     progress : callable, optional
-        Told ``(dtype, rule, done, total)``.
+        Called with ``(dtype, rule, done, total)``.
     sweep : int, default 0
-        With so many problems of every length up to 4096, of torch functions: drawn, computed and
-        judged on the device, which they do not leave; and with a few very long ones.
+        For torch functions: number of problems of every length up to 4096 that are sampled,
+        computed and judged on the device; a few very long ones are added.
 
     Returns
     -------
@@ -98,8 +102,11 @@ def check(
 
     Raises
     ------
-    OptionError, DtypeError
-        Before any work, where an argument is not legal.
+    DtypeError
+        If `dtypes` has an unknown dtype.
+    OptionError
+        If another argument is not legal, `f` cannot be called with q, k, v alone, or other
+        processes cannot import it. Both are raised before any work.
 
     Examples
     --------
@@ -110,12 +117,12 @@ def check(
     False
     """
     if isinstance(f, Implementation):
-        named = [n for n, x in (("backward", backward), ("features", features)) if x is not None]
-        named += [n for n, x in (("framework", framework), ("layout", layout)) if x != DEFAULTS[n]]
-        if named:
+        beside = [n for n, x in (("backward", backward), ("features", features)) if x is not None]
+        beside += [n for n, x in (("framework", framework), ("layout", layout)) if x != DEFAULTS[n]]
+        if beside:
             raise OptionError(
-                f"{', '.join(named)} is given beside an Implementation, must be said when it is "
-                "made: Implementation(f, ...)"
+                f"got {', '.join(beside)} beside an Implementation: pass it to "
+                "Implementation(f, ...) instead"
             )
         implementation = f
     else:
@@ -134,43 +141,44 @@ def check(
         raise OptionError(f"dtypes is {dtypes!r} and examples {examples}, must be 1 or more each")
     check_conventions(conventions)
     processes = check_integer("processes", processes)
-    rules, robust = _chosen(only), ROBUSTNESS in (only or ())
-    meaning, progress = conventions or Conventions(), progress or (lambda *_: None)
-    swept = _sweeps(implementation, sweep, only)
+    rules, robust = _choose_rules(only), ROBUSTNESS in (only or ())
+    progress = progress or (lambda *_: None)
+    sweeps = _choose_sweeps(implementation, sweep, only)
     space = Space(features=implementation.features, sizes=dict(sizes or {}))
     behaves: dict[str, str] = {}
     untested = [
         f"{name}: unknown to the judge, keeps its default" for name in implementation.untested
     ]
     untested += _missing(implementation)
-    untested.append(f"sizes above {space.largest} (others: sizes={'' if swept else ', sweep='})")
+    untested.append(f"sizes above {space.largest} (others: sizes={'' if sweeps else ', sweep='})")
     judges = []
     for dtype in dtypes:
-        trial = Trial(implementation, meaning, _model(rounding, dtype), replace(space, dtype=dtype))
+        model, own = _model(rounding, dtype), replace(space, dtype=dtype)
+        trial = Trial(implementation, conventions or Conventions(), model, own)
         judges.append(Judge(trial, examples, seed, progress, shrink))
-    way = Processes(processes, implementation) if processes > 1 else Here()
-    with way:
+    executor = Processes(processes, implementation) if processes > 1 else InProcess()
+    with executor:
         rounds = []
         for judge in judges:
             with implementation.framework.one_thread():
                 rounds.append(judge.begin(rules, robust))
-                way.ask(rounds[-1])
-        way.finish()
+                executor.ask(rounds[-1])
+        executor.finish()
     outcomes: list[Outcome] = []
-    for dtype, found in zip(dtypes, rounds, strict=True):
-        outcomes += found.outcomes()
-        if found.judge.trial.space.structure:
-            outcomes += [found.judge.sweep(rule, sweep) for rule in swept]
-        if found.behaves is not None:
-            behaves[dtype] = found.behaves
-        untested += [f"{dtype}: {line}" for line in found.judge.refused]
-    facts = {
+    for dtype, done in zip(dtypes, rounds, strict=True):
+        outcomes += done.outcomes()
+        if done.judge.trial.space.structure:
+            outcomes += [done.judge.sweep(rule, sweep) for rule in sweeps]
+        if done.behaves is not None:
+            behaves[dtype] = done.behaves
+        untested += [f"{dtype}: {line}" for line in done.judge.refused]
+    settings = {
         "seed": seed,
         "examples": examples,
-        **({"sweep": sweep} if swept else {}),
+        **({"sweep": sweep} if sweeps else {}),
         "features": ", ".join(sorted(implementation.features)) or "none",
         "rounding": rounding.name if isinstance(rounding, Rounding) else rounding or "undeclared",
-        "conventions": _said(conventions),
+        "conventions": _describe(conventions),
         **({"behaves as": behaves} if behaves else {}),
         "versions": {
             "npattn": npattn.__version__,
@@ -179,20 +187,21 @@ def check(
             **({"torch": sys.modules["torch"].__version__} if "torch" in sys.modules else {}),
         },
     }
-    return Report(implementation.name, tuple(outcomes), tuple(untested), facts, strict)
+    return Report(implementation.name, tuple(outcomes), tuple(untested), settings, strict)
 
 
-def _chosen(only: Iterable[str] | None) -> list[Property]:
+def _choose_rules(only: Iterable[str] | None) -> list[Property]:
+    """Return the rules that `only` names, in its order; all for None."""
     if only is None:
         return list(PROPERTIES.values())
     chosen: list[Property] = []
     for wanted in only:
-        found = [p for name, p in PROPERTIES.items() if name.startswith(wanted)]
-        found = [PROPERTIES[wanted]] if wanted in PROPERTIES else found  # the whole name wins
-        if not found and wanted not in ("structure", ROBUSTNESS, *SWEEPS):  # the first: always
+        matches = [p for name, p in PROPERTIES.items() if name.startswith(wanted)]
+        matches = [PROPERTIES[wanted]] if wanted in PROPERTIES else matches  # the whole name wins
+        if not matches and wanted not in ("structure", ROBUSTNESS, *SWEEPS):  # the first: always
             rules = ", ".join([*PROPERTIES, ROBUSTNESS, *SWEEPS])
             raise OptionError(f"{wanted!r} is not a rule, must be one of {rules}")
-        chosen += [p for p in found if p not in chosen]
+        chosen += [p for p in matches if p not in chosen]
     return chosen
 
 
@@ -202,23 +211,25 @@ def _model(rounding: Rounding | str | None, dtype: str) -> Rounding:
     return Rounding.undeclared(dtype) if rounding is None else Rounding.from_name(rounding)
 
 
-def _sweeps(
+def _choose_sweeps(
     implementation: Implementation, sweep: int, only: Iterable[str] | None
 ) -> tuple[str, ...]:
-    """Which of the two rules are asked that draw on the device."""
+    """Return the rules to ask that sample on the device."""
     named = tuple(rule for rule in SWEEPS if rule in (only or ()))
     if named and not sweep:
-        raise OptionError(f"sweep is 0, must be how many problems {' and '.join(named)} may draw")
+        raise OptionError(
+            f"sweep is 0: pass the number of problems that {' and '.join(named)} may sample"
+        )
     if sweep and implementation.framework.name != "torch":
         raise OptionError(
             f"sweep is {sweep}, must be 0 for functions of {implementation.framework.name} "
-            "arrays: it draws torch tensors"
+            "arrays: it samples torch tensors"
         )
     return (named or SWEEPS) if sweep else ()
 
 
 def _missing(implementation: Implementation) -> list[str]:
-    """What the implementation does not have."""
+    """Describe options and results that the implementation does not have."""
     lines = []
     absent = [n for n in FEATURES if n not in implementation.features]
     if absent:
@@ -232,7 +243,7 @@ def _missing(implementation: Implementation) -> list[str]:
     return lines
 
 
-def _said(conventions: Conventions | None) -> str:
+def _describe(conventions: Conventions | None) -> str:
     default = Conventions()
     changed = {
         name: value
@@ -240,6 +251,3 @@ def _said(conventions: Conventions | None) -> str:
         if value != getattr(default, name)
     }
     return ", ".join(f"{n}={v!r}" for n, v in changed.items()) or "default"
-
-
-SWEEPS = ("sweep", "long")  # asked with sweep=: they draw on the device

@@ -15,7 +15,8 @@ from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import OptionError, ShapeError
 from npattn.problem import Problem
-from npattn.testing.bounds.allowed import Rounding, tolerance
+from npattn.testing.bounds.allowed import tolerance
+from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess_of, largest, real
 
 __all__ = ["Comparison", "compare", "compare_arrays"]

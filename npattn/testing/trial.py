@@ -1,50 +1,56 @@
-"""One implementation under judgement: asked for all it gives, and held against the oracle."""
+"""One implementation under test in one dtype: its results beside exact values and tolerances."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import tee
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from npattn.api import backward, evaluate
-from npattn.arrays import Array, finfo
+from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
-from npattn.testing.adapters.implementation import Implementation, ImplementationError
-from npattn.testing.bounds.allowed import Rounding, tolerance
-from npattn.testing.bounds.ulp import excess, half_ulp
+from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.bounds.allowed import tolerance
+from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools, Space
 from npattn.testing.compare import Comparison, compare_arrays
 
-__all__ = ["GRADIENTS", "Judged", "Suspicion", "Trial", "Violation"]
+__all__ = ["GRADIENTS", "Evaluation", "Suspicion", "Trial", "Violation"]
 
-CHEAP = 2**20  # scores, from which the cheap form of the bound is asked first
+LARGE = 2**20
+"""Number of scores from which the cheap form of the bound is tried first."""
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
+
+Value = TypeVar("Value")
 
 
 class Violation(NpattnError):
-    """An implementation broke a rule, on this problem.
+    """An implementation broke a rule on a problem.
 
     Attributes
     ----------
     problem : Problem
     cotangents : Cotangents or None
     kind : {"value", "shape", "change", "bits", "moves", "range", "after"}
-        What a script must do to show it.
+        How a script shows it.
+    ratio : float
+        Largest error / tolerance.
     view : str
-        How the arrays lay in memory.
+        Memory layout of the arrays.
     before : Problem or None
-        Whose results should not have moved, where the kind is "moves".
-    limits : pair of array, optional
-        The least and the largest that o may be, where the kind is "range".
+        Problem whose results should be the same, if the kind is "moves" or "after".
+    limits : (array, array) or None
+        Least and largest legal o, if the kind is "range".
     """
 
     def __init__(
@@ -58,158 +64,152 @@ class Violation(NpattnError):
         limits: tuple[Array, Array] | None = None,
     ) -> None:
         super().__init__(text)
-        self.before, self.limits = before, limits
-        self.view = "contiguous"
         self.problem, self.cotangents = problem, cotangents
         self.kind, self.ratio = kind, ratio
+        self.before, self.limits = before, limits
+        self.view = "contiguous"
 
 
 class Suspicion(Violation):
-    """What chance hardly explains, though no single number is wrong."""
-
-
-class Later(Mapping[str, Array]):
-    """Made when it is first looked into: what is allowed costs more than all else.
-
-    Attributes
-    ----------
-    made : bool
-        Whether it has been.
-    asked : bool
-        Whether it has been, or would have been if results had not been the same anyway.
-    """
-
-    def __init__(self, make: Callable[[], dict[str, Array]]) -> None:
-        self._make = make
-        self.made = self.asked = False
-
-    @cached_property
-    def _found(self) -> dict[str, Array]:
-        self.made = self.asked = True
-        return self._make()
-
-    def __getitem__(self, name: str) -> Array:
-        return self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
+    """Errors that chance hardly explains, though each of them is within its tolerance."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """All that an implementation gave for a problem, beside what is exact and what is allowed.
+class Evaluation:
+    """Results of an implementation for a problem, beside exact values and tolerances.
 
     Attributes
     ----------
     problem : Problem
     cotangents : Cotangents
-    results : dict
-        Those that are real floats, in the dtype delivered; of several ways to call it, the first.
-    want, allowed : mapping
-        By the same names, float64.
+    results : mapping
+        Results that are real floats, in the dtype delivered; the first of each name.
+    exact : mapping
+        Exact values by the same names, float64.
+    bound : callable
+        Returns the tolerances by the same names, float64.
     """
 
     problem: Problem
     cotangents: Cotangents
-    results: dict[str, Array]
-    want: dict[str, Array]
-    allowed: Mapping[str, Array]
+    results: Mapping[str, Array]
+    exact: Mapping[str, Array]
+    bound: Callable[[], Mapping[str, Array]]
 
-
-Across = Mapping[str, Callable[[Array], Array]]
+    @cached_property
+    def tolerance(self) -> Mapping[str, Array]:
+        """Tolerances by name; computed when first needed, since they cost more than all else."""
+        return self.bound()
 
 
 @dataclass
 class Trial:
-    """One implementation, judged under conventions and a rounding model, in one dtype."""
+    """One implementation, judged under conventions and a rounding model, in one dtype.
+
+    Attributes
+    ----------
+    implementation : Implementation
+    conventions : Conventions
+    rounding : Rounding
+    space : Space
+        Problems that it accepts; its dtype is the one tested.
+    gradients : frozenset of str
+        Names among `GRADIENTS` that it returns.
+    skips_empty_rows : bool
+        Fully masked rows are known to be wrong, and only the rule empty-row has them.
+    memo : dict
+        Values computed for recipes, shared by rules that sample alike; see `fresh`.
+    """
 
     implementation: Implementation
     conventions: Conventions
     rounding: Rounding
     space: Space
     gradients: frozenset[str] = frozenset()
-    shuns_empty_rows: bool = False
-    _agreements: dict[Recipe, dict[str, Comparison]] = field(default_factory=dict)
-    _judged: dict[Recipe, Judged] = field(default_factory=dict)
-    _problems: dict[Recipe, Problem] = field(default_factory=dict)
-    _pulls: dict[tuple[Recipe, bool], Cotangents] = field(default_factory=dict)
-    _planned: dict[Any, Iterator[Recipe]] = field(default_factory=dict)
+    skips_empty_rows: bool = False
+    memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
-    def planned(self, pools: Pools, seed: int, examples: int) -> Iterator[Recipe]:
-        """`Pools.planned`; what was drawn is remembered, for many rules draw alike."""
-        key = (pools.key, seed, examples)
-        if key not in self._planned:
-            (self._planned[key],) = tee(pools.planned(seed, examples), 1)
-        return copy(self._planned[key])
+    def fresh(self) -> Trial:
+        """Return the same trial with an empty memo."""
+        return replace(self, memo={})
 
-    def forget(self) -> None:
-        """What was remembered of recipes that no rule to come asks for."""
-        for known in (self._agreements, self._judged, self._problems, self._pulls):
-            known.clear()
+    def _remember(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        if key not in self.memo:
+            self.memo[key] = make()
+        value: Value = self.memo[key]
+        return value
+
+    # --- problems ---
+
+    def cases(self, pools: Pools, seed: int, examples: int) -> Iterator[Recipe]:
+        """Return an iterator over `Pools.cases`; memoized, for many rules sample alike."""
+        key = ("cases", pools.key, seed, examples)
+        (recipes,) = self._remember(key, lambda: tee(pools.cases(seed, examples), 1))
+        return copy(recipes)
 
     def problem(self, recipe: Recipe) -> Problem:
-        """The recipe's problem in the terms of the conventions; remembered, and nobody's to write
-        to."""
-        if recipe not in self._problems:
-            meaning = self.conventions
-            self._problems[recipe] = self.asked(recipe).problem(meaning.causal, meaning.mask_true)
-        return self._problems[recipe]
+        """Return the problem of a recipe in the terms of the conventions; memoized, read-only."""
+        conventions = self.conventions
+        return self._remember(
+            ("problem", recipe),
+            lambda: self.translate(recipe).problem(conventions.causal, conventions.mask_true),
+        )
 
-    def asked(self, recipe: Recipe) -> Recipe:
-        """The recipe with its window in the terms of the conventions."""
+    def translate(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with its window in the terms of the conventions."""
         left, right = recipe.window or (None, None)
         if self.conventions.window == "inclusive" and left is not None:
             return replace(recipe, window=(left + 1, right))
         return recipe
 
     def cotangents(self, recipe: Recipe, problem: Problem, weights: bool = False) -> Cotangents:
-        """Random ones, of o, of what lse there is and, where it is said, of the weights; 0 for the
-        lse of empty rows. Those of the recipe's own problem are remembered."""
-        if problem is not self._problems.get(recipe):
+        """Return random cotangents of o, of lse if it returns one, and on request of the weights.
+
+        The cotangent of the lse of fully masked rows is 0. Memoized for the recipe's own problem.
+        """
+        if problem is not self.memo.get(("problem", recipe)):
             return self._cotangents(recipe, problem, weights)
-        if (recipe, weights) not in self._pulls:
-            self._pulls[recipe, weights] = self._cotangents(recipe, problem, weights)
-        return self._pulls[recipe, weights]
+        key = ("cotangents", recipe, weights)
+        return self._remember(key, lambda: self._cotangents(recipe, problem, weights))
 
     def _cotangents(self, recipe: Recipe, problem: Problem, weights: bool) -> Cotangents:
-        found = recipe.cotangents(
+        random = recipe.cotangents(
             problem, lse=self.takes_dlse, weights=weights and self.takes_dweights
         )
-        dlse = found.dlse
+        dlse = random.dlse
         if dlse is not None:
             dlse = np.where(self.empty(problem), np.zeros_like(dlse), dlse)
-        return Cotangents(found.dout, dlse, found.dweights)
+        return Cotangents(random.dout, dlse, random.dweights)
 
     @property
     def takes_dlse(self) -> bool:
+        """True if it has gradients through lse."""
         f = self.implementation
         return f.returns_lse and (f.backward is None or "dlse" in f.backward_takes)
 
     @property
     def takes_dweights(self) -> bool:
+        """True if it has gradients through the weights."""
         f = self.implementation
         return f.returns_weights and (f.backward is None or "dweights" in f.backward_takes)
 
     @cached_property
-    def _leaving(self) -> Conventions:
-        """The conventions, but hidden keys leave the softmax."""
+    def _without_fill(self) -> Conventions:
+        """Conventions under which hidden keys leave the softmax."""
         late = self.conventions.softcap == "after_mask"
         softcap = "after_bias" if late else self.conventions.softcap
         return replace(self.conventions, hidden_fill=None, softcap=softcap)
 
     def visible(self, problem: Problem) -> Array:
-        """What is visible, broadcast to (..., H, T, S) (rank 2: (T, S))."""
-        canonical = self._leaving.canonical(problem)
+        """Return the visible positions, broadcast to (..., H, T, S) (rank 2: (T, S))."""
+        canonical = self._without_fill.canonical(problem)
         heads = () if problem.headless else (problem.H,)
         whole = (*problem.lead, *heads, problem.T, problem.S)
         return np.broadcast_to(True if canonical.visible is None else canonical.visible, whole)
 
     def empty(self, problem: Problem) -> Array:
-        """Rows that see nothing, (..., H, T), a score of −inf not being seen."""
-        plain = self._leaving.canonical(problem)
+        """Return the fully masked rows, (..., H, T); a score of −inf is not visible."""
+        plain = self._without_fill.canonical(problem)
         plain = plain if plain.sinks is None else plain.replace(sinks=None)
         arrays = (plain.q, plain.k, *([] if plain.bias_array is None else [plain.bias_array]))
         if plain.S and plain.visible is None and all(np.isfinite(x).all() for x in arrays):
@@ -217,218 +217,106 @@ class Trial:
             return np.zeros((*plain.lead, *heads, plain.T), bool)
         return np.asarray(evaluate(plain, engine="dense").lse == -np.inf)
 
-    def shuns(self, recipe: Recipe, rule: str) -> bool:
-        """Whether the rule is not asked of this recipe, since empty rows are known to be wrong."""
-        if not self.shuns_empty_rows or rule == "empty-row":
+    def skips(self, recipe: Recipe, rule: str) -> bool:
+        """Return True if the recipe has fully masked rows, which are known to be wrong."""
+        if not self.skips_empty_rows or rule == "empty-row":
             return False
         return bool(self.empty(self.problem(recipe)).any())
 
-    # --- the implementation against the oracle ---
+    # --- results beside the oracle ---
 
     def agreement(self, recipe: Recipe) -> dict[str, Comparison]:
-        """Every result of a plain problem against the oracle; remembered, for many rules ask."""
-        if recipe not in self._agreements:
+        """Compare every result of a plain problem with the oracle; memoized."""
+
+        def compare() -> dict[str, Comparison]:
             problem = self.problem(recipe)
             cotangents = self.cotangents(recipe, problem, weights=True)
-            self._agreements[recipe] = self.against_oracle(problem, cotangents, recipe.view)
-        return self._agreements[recipe]
+            return self.against_oracle(problem, cotangents, recipe.view)
 
-    def wrong_anyway(self, recipe: Recipe) -> bool:
-        """Whether the plain problem, contiguous and not altered, is wrong or raises."""
+        return self._remember(("agreement", recipe), compare)
+
+    def fails_unaltered(self, recipe: Recipe) -> bool:
+        """Return True if the plain, contiguous problem is wrong or raises."""
         try:
-            found = self.agreement(replace(recipe, view="contiguous"))
+            comparisons = self.agreement(replace(recipe, view="contiguous"))
         except (Violation, ImplementationError):
             return True
-        return not all(c.passed for c in found.values())
+        return not all(c.passed for c in comparisons.values())
 
     def against_oracle(
         self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
     ) -> dict[str, Comparison]:
-        """Compare all that the implementation gives."""
-        got = self.results(problem, cotangents, view)
-        cheap = math.prod((*problem.lead, problem.H, problem.T, problem.S)) > CHEAP
-        found = self._compared(got, *self.oracle(problem, cotangents, cheap=cheap))
-        if cheap and not all(c.passed for c in found.values()):
-            return self._compared(got, *self.oracle(problem, cotangents))
-        return found
+        """Compare every result with the oracle."""
+        results = self.results(problem, cotangents, view)
+        large = math.prod((*problem.lead, problem.H, problem.T, problem.S)) > LARGE
+        comparisons = _worst_by_name(results, *self.oracle(problem, cotangents, cheap=large))
+        if large and not all(c.passed for c in comparisons.values()):
+            return _worst_by_name(results, *self.oracle(problem, cotangents))
+        return comparisons
 
-    def _compared(
-        self, got: list[tuple[str, Array]], want: dict[str, Array], allowed: dict[str, Array]
-    ) -> dict[str, Comparison]:
-        found: dict[str, Comparison] = {}
-        for name, array in got:
-            if name not in want:
-                continue
-            if array.shape != want[name].shape:
-                told = f"{name} has shape {array.shape}, want {want[name].shape}"
-                found[name] = Comparison(name, math.inf, (), 0.0, 0.0, 0.0, 1, 1, told)
-                continue
-            seen = compare_arrays(name, array, want[name], allowed[name])
-            if name not in found or seen.ratio > found[name].ratio:
-                found[name] = seen
-        return found
+    def evaluation(self, recipe: Recipe) -> Evaluation:
+        """Evaluate the plain problem, contiguous; memoized."""
 
-    # --- the implementation against itself ---
-
-    def judged(self, recipe: Recipe) -> Judged:
-        """What it gives for the plain problem, contiguous; remembered, for many rules ask."""
-        if recipe not in self._judged:
+        def evaluate_plain() -> Evaluation:
             problem = self.problem(recipe)
-            self._judged[recipe] = self.judge(problem, self.cotangents(recipe, problem))
-        return self._judged[recipe]
+            return self.evaluate(problem, self.cotangents(recipe, problem))
 
-    def judge(self, problem: Problem, cotangents: Cotangents) -> Judged:
-        """What it gives for any problem."""
-        given = reversed(self.results(problem, cotangents))
-        # What is no real float is the business of shape-dtype.
-        results = {name: array for name, array in given if array.dtype.kind not in "biuc"}
-        want = self.exact(problem, cotangents)
-        allowed = Later(lambda: self.room(problem, cotangents, want))
-        return Judged(problem, cotangents, results, want, allowed)
+        return self._remember(("evaluation", recipe), evaluate_plain)
 
-    def relate(
-        self,
-        first: Judged,
-        second: Judged,
-        across: Across,
-        shift: Mapping[str, Array] | None = None,
-    ) -> float:
-        """The worst ratio; a Violation where results of `second` are not those of `first`, carried
-        across.
-
-        Parameters
-        ----------
-        first, second : Judged
-        across : mapping
-            Name of a result → how an array of `first` becomes that of `second`: linear, and with no
-            negative factor, for what is allowed is carried likewise. Names that either has not, or
-            not in its right shape, are left out.
-        shift : mapping, optional
-            What is added to it.
-
-        Notes
-        -----
-        Both are within what is allowed of exact results for which the relation holds, so that they
-        differ by no more than both together, and the rounding of the first on delivery. Where they
-        differ by less than is allowed of one of them, the other's is not asked for; where they do
-        not differ, neither is.
-        """
-        of_second = isinstance(second.allowed, Later) and second.allowed.asked
-        one: tuple[str, ...] = ("second",) if of_second else ("first",)
-        if self._same(first, second, across, shift or {}):
-            if not of_second and isinstance(first.allowed, Later):
-                first.allowed.asked = True
-            return 0.0
-        for rooms in (one, ("first", "second")):
-            found = self._related(first, second, across, shift or {}, rooms)
-            if all(c.passed for c in found.values()):
-                return max((c.ratio for c in found.values()), default=0.0)
-        # One of the two is beyond what is allowed; that is the one to show.
-        wrong = [c for c in found.values() if not c.passed]
-        shown = second if self._is_wrong(second) else first
-        text = "\n".join(str(c) for c in sorted(wrong, key=lambda c: -c.ratio))
-        worst = max(c.ratio for c in wrong)
-        raise Violation(text, shown.problem, shown.cotangents, ratio=worst)
-
-    def _pairs(
-        self, first: Judged, second: Judged, across: Across
-    ) -> Iterator[tuple[str, Array, Array]]:
-        """The results that both have, in their right shapes."""
-        for name in across:
-            if name not in first.want or name not in second.want:
-                continue
-            here, there = first.results.get(name), second.results.get(name)
-            if here is None or here.shape != first.want[name].shape:
-                continue
-            if there is None or there.shape != second.want[name].shape:
-                continue
-            yield name, here, there
-
-    def _same(
-        self, first: Judged, second: Judged, across: Across, shift: Mapping[str, Array]
-    ) -> bool:
-        """Whether there is no excess at all, so that the ratio is 0 whatever is allowed."""
-        return not any(
-            excess(there, across[name](here.astype(np.float64)) + shift.get(name, 0.0)).any()
-            for name, here, there in self._pairs(first, second, across)
-        )
-
-    def _related(
-        self,
-        first: Judged,
-        second: Judged,
-        across: Across,
-        shift: Mapping[str, Array],
-        rooms: tuple[str, ...],
-    ) -> dict[str, Comparison]:
-        """What is allowed of these two, or of one of them, is allowed."""
-        found = {}
-        for name, here, there in self._pairs(first, second, across):
-            carry, own = across[name], half_ulp(here)
-            if "first" in rooms:
-                # Where the first may overflow, it says nothing about the second.
-                top = float(finfo(here.dtype).max)
-                over = ~np.isfinite(here.astype(np.float64))
-                over = over & (abs(first.want[name]) + first.allowed[name] > top)
-                here = np.where(over, np.zeros_like(here), here)
-                own = np.where(over, np.inf, first.allowed[name] + half_ulp(here))
-            want = carry(here.astype(np.float64)) + shift.get(name, 0.0)
-            room = carry(own) + (second.allowed[name] if "second" in rooms else 0.0)
-            found[name] = compare_arrays(name, there, want, room)
-        return found
-
-    def _is_wrong(self, judged: Judged) -> bool:
-        return any(
-            not compare_arrays(name, x, judged.want[name], judged.allowed[name]).passed
-            for name, x in judged.results.items()
-            if name in judged.want and x.shape == judged.want[name].shape
-        )
+    def evaluate(self, problem: Problem, cotangents: Cotangents) -> Evaluation:
+        """Run the implementation on any problem."""
+        results = self.results(problem, cotangents)
+        # Results of another kind are the business of shape-dtype.
+        floats = {n: x for n, x in results.items() if x.dtype.kind not in "biuc"}
+        exact = self.exact(problem, cotangents)
+        bound = cache(lambda: self.tolerance(problem, cotangents, exact))
+        return Evaluation(problem, cotangents, floats, exact, bound)
 
     def results(
         self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
-    ) -> list[tuple[str, Array]]:
-        """All that the implementation gives: a name comes once for each way to call it."""
+    ) -> Results:
+        """Return every result of the implementation, of each way to call it."""
         f = self.implementation
-        got = list(f.forward(problem, view).items())
+        results = f.forward(problem, view)
         if self.gradients:
-            got += f.gradients(problem, cotangents, view).items()
-            # Kernels dispatch on whether the gradient of the bias is asked.
+            results += f.gradients(problem, cotangents, view)
+            # Kernels dispatch on whether the gradient of the bias is wanted.
             if problem.bias_array is not None and f.backward is None:
-                got += f.gradients(problem, cotangents, view, bias_gradient=False).items()
-        return [(name.removesuffix(" too"), array) for name, array in got]
+                results += f.gradients(problem, cotangents, view, bias_gradient=False)
+        return results
 
     def oracle(
         self, problem: Problem, cotangents: Cotangents, *, cheap: bool = False
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Exact values and allowed errors."""
-        want = self.exact(problem, cotangents)
-        return want, self.room(problem, cotangents, want, cheap=cheap)
+        """Return exact values and tolerances, by name."""
+        exact = self.exact(problem, cotangents)
+        return exact, self.tolerance(problem, cotangents, exact, cheap=cheap)
 
     def exact(self, problem: Problem, cotangents: Cotangents) -> dict[str, Array]:
-        """Exact values of what the implementation gives."""
+        """Return the exact values of what the implementation returns."""
         fwd = evaluate(problem, self.conventions, engine="dense")
-        want: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
+        exact: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
         if self.implementation.returns_weights:
-            want["weights"] = fwd.weights
+            exact["weights"] = fwd.weights
         if self.gradients:
             grads = backward(fwd, *_float64(cotangents))
             for name in GRADIENTS:
                 value = getattr(grads, name[1:])
                 if value is not None and name in self.gradients:
-                    want[name] = value
-        return want
+                    exact[name] = value
+        return exact
 
-    def room(
+    def tolerance(
         self,
         problem: Problem,
         cotangents: Cotangents,
-        want: Mapping[str, Array],
+        exact: Mapping[str, Array],
         *,
         cheap: bool = False,
     ) -> dict[str, Array]:
-        """What it may err by."""
+        """Return the allowed error of each result, by name."""
         dout, dlse, dweights = _float64(cotangents)
-        room = tolerance(
+        allowed = tolerance(
             problem,
             problem.q.dtype,
             self.rounding,
@@ -440,18 +328,36 @@ class Trial:
         )
         if self.conventions.empty_row == "nan":
             for name in GRADIENTS:  # undefined where a NaN row adds to it, says the convention
-                if name in want:
-                    room[name] = np.where(np.isnan(want[name]), np.inf, room[name])
-        return room
+                if name in exact:
+                    allowed[name] = np.where(np.isnan(exact[name]), np.inf, allowed[name])
+        return allowed
 
     def check(self, found: Mapping[str, Comparison], problem: Problem, cot: Cotangents) -> float:
-        """The worst ratio; a Violation if one is above 1."""
+        """Return the largest ratio; raise a `Violation` if one is above 1."""
         wrong = [c for c in found.values() if not c.passed]
         if wrong:
             worst = max(wrong, key=lambda c: c.ratio)
             text = "\n".join(str(c) for c in sorted(wrong, key=lambda c: -c.ratio))
             raise Violation(text, problem, cot, ratio=worst.ratio)
         return max((c.ratio for c in found.values()), default=0.0)
+
+
+def _worst_by_name(
+    results: Results, exact: Mapping[str, Array], tolerance: Mapping[str, Array]
+) -> dict[str, Comparison]:
+    """Compare all arrays with the exact ones; of several with one name keep the worst."""
+    comparisons: dict[str, Comparison] = {}
+    for name, array in results.pairs:
+        if name not in exact:
+            continue
+        if array.shape != exact[name].shape:
+            message = f"{name} has shape {array.shape}, want {exact[name].shape}"
+            comparisons[name] = Comparison(name, math.inf, (), 0.0, 0.0, 0.0, 1, 1, message)
+            continue
+        comparison = compare_arrays(name, array, exact[name], tolerance[name])
+        if name not in comparisons or comparison.ratio > comparisons[name].ratio:
+            comparisons[name] = comparison
+    return comparisons
 
 
 def _float64(cotangents: Cotangents) -> tuple[Array, Array | None, Array | None]:

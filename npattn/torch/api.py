@@ -21,9 +21,9 @@ from npattn.options import Alignment, Window, reject_unknown_options
 from npattn.problem import Forward, Gradients
 from npattn.torch import kernels
 from npattn.torch.autograd import AttentionCall, attend, pull_back
-from npattn.torch.engine import Saved
 from npattn.torch.engine import jvp as engine_jvp
-from npattn.torch.engine import weights as engine_weights
+from npattn.torch.engine.operations import Saved
+from npattn.torch.engine.outputs import weights as engine_weights
 from npattn.torch.flags import exact
 from npattn.torch.problem import Problem
 from npattn.torch.score_mod import check_closes_over_nothing

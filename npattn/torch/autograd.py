@@ -16,7 +16,7 @@ from npattn.errors import OptionError
 from npattn.problem import Gradients
 from npattn.torch import engine
 from npattn.torch.bias_terms import bias_gradient
-from npattn.torch.engine import Saved
+from npattn.torch.engine.operations import Saved
 from npattn.torch.flags import exact
 from npattn.torch.problem import Problem
 

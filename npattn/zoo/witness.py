@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterable, Iterator
 
 from npattn.conventions import Conventions
-from npattn.testing.adapters.implementation import Implementation, ImplementationError
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.capabilities import Probe
+from npattn.testing.capabilities import probe
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools, Space
 from npattn.testing.rules import PROPERTIES, Property
@@ -33,8 +34,10 @@ def witness(mutant: Mutant, *, seed: int = 0, tries: int = 300) -> tuple[Recipe,
     model = mutant.rounding or Rounding.undeclared(dtype)
     model = Rounding.from_name(model) if isinstance(model, str) else model
     trial = Trial(implementation, Conventions(), model, space)
-    for outcome in Probe(trial, []).run():
-        if outcome.status == "failed" and outcome.rule in mutant.killed_by:
+    capabilities = probe(trial)
+    trial = capabilities.trial
+    for finding in capabilities.findings:
+        if finding.status == "failed" and finding.rule in mutant.killed_by:
             return space.base(), math.inf
     for rule, recipe in interleave_recipes(trial, mutant.killed_by, seed, tries):
         try:
@@ -55,7 +58,7 @@ def interleave_recipes(
     rules = [rule for rule in rules if rule.unless(trial) is None]
     draws: list[Iterable[Recipe]] = []
     for rule in rules:
-        drawn: Iterable[Recipe] = trial.planned(Pools(trial.space, **rule.draw(trial)), seed, tries)
+        drawn: Iterable[Recipe] = trial.cases(Pools(trial.space, **rule.draw(trial)), seed, tries)
         if rule.recipes is not None:
             drawn = rule.recipes(trial, seed, tries)
         draws.append(itertools.islice(drawn, tries))

@@ -484,7 +484,7 @@ def test_a_declared_rounding_is_a_promise_that_is_held_against_it():
     assert judged(rounds_scores, **words).passed
     strict = judged(rounds_scores, rounding="upcast", **words)
     assert outcome_of(strict, "agreement-o").status == "failed"
-    assert strict.facts["rounding"] == "upcast"
+    assert strict.settings["rounding"] == "upcast"
     assert not judged(rounds_scores, rounding=Rounding.upcast(), **words).passed
 
 
@@ -518,7 +518,7 @@ def test_an_implementation_is_taken_as_it_is():
 
     report = judged(Implementation(f, rename={"is_causal": "causal"}, name="mine"))
     assert report.target == "mine"
-    assert report.facts["features"] == "causal"
+    assert report.settings["features"] == "causal"
     assert report.passed
 
 
@@ -640,7 +640,7 @@ def test_who_means_something_else_passes_under_its_conventions(name):
     words = {"framework": "numpy", "examples": OF_EVERY_RULE}
     report = check(peculiar(**quirks), conventions=Conventions(**meaning), **words)
     assert report.passed, str(report)
-    assert next(iter(meaning)) in str(report.facts["conventions"])
+    assert next(iter(meaning)) in str(report.settings["conventions"])
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
@@ -649,7 +649,7 @@ def test_who_means_something_else_fails_under_those_of_npattn(name):
     only = ["empty-row", "agreement-o", "agreement-lse"]
     report = check(peculiar(**quirks), framework="numpy", examples=30, only=only, shrink=False)
     assert "failed" in statuses(report).values()
-    assert report.facts["conventions"] == "default"
+    assert report.settings["conventions"] == "default"
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
@@ -726,11 +726,11 @@ def test_what_was_not_tested_stands_on_top():
 
 def test_the_facts_say_what_was_run():
     report = check(flash, examples=2, seed=7, only=["agreement-o"])
-    assert report.facts["seed"] == 7
-    assert report.facts["examples"] == 2
-    assert report.facts["rounding"] == "undeclared"
-    assert report.facts["versions"]["npattn"] == npattn.__version__
-    assert report.facts["versions"]["numpy"] == np.__version__
+    assert report.settings["seed"] == 7
+    assert report.settings["examples"] == 2
+    assert report.settings["rounding"] == "undeclared"
+    assert report.settings["versions"]["npattn"] == npattn.__version__
+    assert report.settings["versions"]["numpy"] == np.__version__
 
 
 def test_a_torch_function_without_a_gradient_is_judged_on_its_forward():

@@ -1,4 +1,4 @@
-"""An implementation under test: what it can do, and how it is called.
+"""Implementation under test: its features, and calls of its forward and backward.
 
 Its first three positional parameters are q, k, v; the options that it names are the features it is
 tested on. Options arrive in their plain form: `mask` a boolean array, `bias` a float array,
@@ -20,13 +20,15 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import (
     Framework,
     ImplementationError,
-    NumPy,
     ResultError,
-    framework_of,
-    told,
+    Results,
+    format_exception_line,
 )
-from npattn.testing.adapters.signature import RETURNS, called, parameters, read
-from npattn.testing.targets import load
+from npattn.testing.adapters.choose import choose_framework
+from npattn.testing.adapters.load import load_callable
+from npattn.testing.adapters.numpy import NumPy
+from npattn.testing.adapters.signature import RETURNS, parameters, qualified_name, read_signature
+from npattn.testing.adapters.views import lay_out
 
 __all__ = ["Framework", "Implementation", "ImplementationError", "NumPy", "ResultError"]
 
@@ -47,12 +49,12 @@ class Implementation:
     rename : mapping, optional
         Its parameter names → npattn's: ``{"is_causal": "causal", "attn_mask": "bias"}``.
     features : iterable of str, optional
-        What it has, where the signature cannot be read or says too much.
+        Its options, if the signature cannot be read or names too many.
     framework : {"auto", "numpy", "torch", "jax"}
     layout : {"BHTD", "BTHD"}
         Of q, k, v, o, dout and their gradients; "BTHD" is for rank 4.
     name : str, optional
-        How reports call it.
+        Its name in reports.
     spec, backward_spec : str, optional
         "module:function", "path.py:function" or a known name, from which scripts import it and
         its backward.
@@ -60,14 +62,14 @@ class Implementation:
     Attributes
     ----------
     features : frozenset of str
-        The options on which it is tested.
+        The options that it is tested on.
     untested : tuple of str
         Parameters that keep their default.
 
     Raises
     ------
     OptionError
-        If the callable cannot be called with q, k, v alone, or an argument is not legal.
+        If `f` is no callable, cannot be called with q, k, v alone, or an argument is not legal.
     """
 
     def __init__(
@@ -90,66 +92,70 @@ class Implementation:
         self.f, self.backward, self.layout = f, backward, layout
         self.spec, self.backward_spec = spec, backward_spec
         self.forward_only = False  # until a probe finds that it gives no gradient
-        self.name = name or spec or called(f)
+        self.name = name or spec or qualified_name(f)
         self.rename = {ours: theirs for theirs, ours in (rename or {}).items()}
-        has = read(f, self.name, rename or {}, features)
-        self.features, self.returns, self.untested = has.features, has.returns, has.untested
+        signature = read_signature(f, self.name, rename or {}, features)
+        self.features, self.returns = signature.features, signature.returns
+        self.untested = signature.untested
         self.backward_takes = parameters(backward)
-        self.framework = framework_of(f, self.name, framework)
+        self.framework = choose_framework(f, self.name, framework)
         self.device: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Functions by a spec that finds them: other processes may not import them by name."""
+        """Replace functions by a spec that finds them: processes may not import them by name."""
         left_out = ("f", "backward", "backward_takes", "framework")
         state = {name: value for name, value in vars(self).items() if name not in left_out}
         state["framework"] = self.framework.name
-        state["f"] = _place(self.f, (self.spec, 0))
-        state["backward"] = _place(self.backward, (self.backward_spec, 0), (self.spec, 1))
+        state["f"] = _by_spec(self.f, self.spec)
+        state["backward"] = _by_spec(self.backward, self.backward_spec)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name in ("f", "backward"):
-            if isinstance(state[name], _Place):
-                spec, which = state[name]
-                state[name] = load(spec)[which]
+            if isinstance(state[name], _Spec):
+                state[name] = load_callable(state[name].spec)
         self.__dict__.update(state)
         self.backward_takes = parameters(self.backward)
-        self.framework = framework_of(self.f, self.name, state["framework"], self.device)
+        self.framework = choose_framework(self.f, self.name, state["framework"], self.device)
 
     @property
     def has_gradients(self) -> bool:
+        """True if it has a backward, or its framework differentiates it."""
         return not self.forward_only and (
             self.backward is not None or self.framework.differentiates
         )
 
     @property
     def returns_lse(self) -> bool:
+        """True if it has a parameter ``return_lse``."""
         return "return_lse" in self.returns
 
     @property
     def returns_weights(self) -> bool:
+        """True if it has a parameter ``return_weights``."""
         return "return_weights" in self.returns
 
     def on(self, device: str) -> None:
-        """Put arrays on a device of the framework."""
-        self.framework = framework_of(self.f, self.name, self.framework.name, device)
+        """Put the arrays of later calls on a device of the framework."""
+        self.framework = choose_framework(self.f, self.name, self.framework.name, device)
         self.device = device
 
     # --- calling ----------------------------------------------------------------------------------
 
     def inputs(self, problem: Problem, view: str = "contiguous") -> dict[str, Any]:
-        """Fresh, writable arrays of the framework, by npattn's names."""
-        problem, given = problem.materialised(), {}
+        """Return fresh, writable arrays of the framework, by npattn's names."""
+        problem, arrays = problem.materialised(), {}
         with self.framework.allowing(problem.q.dtype):
             for name in ("q", "k", "v", "mask", "bias", "sinks", "dropout_mask"):
                 array = getattr(problem, name)
                 if array is not None:
-                    laid = view if name in "qkv" else "contiguous"
-                    given[name] = self.framework.give(_lay(array, laid, self._swaps(name, problem)))
-        return given
+                    own_view = view if name in "qkv" else "contiguous"
+                    laid_out = lay_out(array, own_view, self._swaps(name, problem))
+                    arrays[name] = self.framework.give(laid_out)
+        return arrays
 
     def options(self, problem: Problem) -> dict[str, Any]:
-        """The options that are not arrays and not at their default."""
+        """Return the options that are not arrays and not at their default."""
         default = 1 / math.sqrt(problem.D) if problem.D else 1.0
         options = {
             "causal": bool(problem.causal),
@@ -164,16 +170,15 @@ class Implementation:
 
     def forward(
         self, problem: Problem, view: str = "contiguous", inputs: dict[str, Any] | None = None
-    ) -> dict[str, Array]:
-        """o as plainly called and, where it has them, lse and weights ("o too" beside them)."""
+    ) -> Results:
+        """Call it plainly and, if it returns lse or weights on request, once more with them."""
         inputs = self.inputs(problem, view) if inputs is None else inputs
         options = self.options(problem)
         with self.framework.allowing(problem.q.dtype):
-            results = self._call(inputs, options, ())
+            pairs = [*self._call(inputs, options, ()).items()]
             if self.returns:
-                more = self._call(inputs, options, self.returns)
-                results |= {"o too" if name == "o" else name: x for name, x in more.items()}
-            return self._taken(results)
+                pairs += self._call(inputs, options, self.returns).items()
+            return self._read(pairs)
 
     def gradients(
         self,
@@ -185,39 +190,49 @@ class Implementation:
         inputs: dict[str, Any] | None = None,
         given: dict[str, Any] | None = None,
         meanwhile: Callable[[], object] = lambda: None,
-    ) -> dict[str, Array]:
-        """dq, dk, dv and, where it has them, dbias and dsinks.
-
-        `given` are its cotangents, made by `taken_back`; `meanwhile` is called between an explicit
-        backward and the forward before it.
-        """
-        inputs = self.inputs(problem, view) if inputs is None else inputs
-        options = self.options(problem)
-        with self.framework.allowing(problem.q.dtype):
-            given = self.taken_back(problem, cotangents, view) if given is None else given
-            return self._taken(
-                self._differentiated(inputs, options, given, bias_gradient, meanwhile)[1]
-            )
-
-    def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
-        """o of arrays and options as they are, right or wrong."""
-        given = {name: self.framework.give(array) for name, array in arrays.items()}
-        return self._taken(self._call(given, options, ()))["o"]
-
-    def where_they_are(
-        self, problem: Problem, inputs: Mapping[str, Any], cotangents: Mapping[str, Any] | None
-    ) -> list[tuple[str, Any]]:
-        """All that it gives, as arrays of its framework: nothing is read, moved or copied, but for
-        the layout.
+    ) -> Results:
+        """Return dq, dk, dv and, where it has them, dbias and dsinks.
 
         Parameters
         ----------
         problem : Problem
-            Whose options are asked.
+        cotangents : Cotangents
+        view : str
+            Memory layout of q, k, v and dout.
+        bias_gradient : bool
+            False asks autograd for no gradient of the bias.
+        inputs, given : dict, optional
+            Arrays of the framework, from `inputs` and `give_cotangents`; default: fresh ones.
+        meanwhile : callable
+            Called between the forward and an explicit backward.
+        """
+        inputs = self.inputs(problem, view) if inputs is None else inputs
+        options = self.options(problem)
+        with self.framework.allowing(problem.q.dtype):
+            given = self.give_cotangents(problem, cotangents, view) if given is None else given
+            _, gradients = self._differentiate(inputs, options, given, bias_gradient, meanwhile)
+            return self._read(gradients.items())
+
+    def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
+        """Return o of arrays and options as they are, legal or not."""
+        given = {name: self.framework.give(array) for name, array in arrays.items()}
+        return self._read(self._call(given, options, ()).items())["o"]
+
+    def results_on_device(
+        self, problem: Problem, inputs: Mapping[str, Any], cotangents: Mapping[str, Any] | None
+    ) -> list[tuple[str, Any]]:
+        """Return every result as an array of the framework, left on its device.
+
+        Nothing is copied, but for the layout.
+
+        Parameters
+        ----------
+        problem : Problem
+            For its options.
         inputs : mapping
             Arrays of the framework by npattn's names, laid out as npattn has them.
         cotangents : mapping or None
-            Of o and, where it returns it, lse; None asks for no gradients.
+            Cotangents of o and, if it returns it, lse; None asks for no gradients.
 
         Returns
         -------
@@ -225,39 +240,36 @@ class Implementation:
             A name comes once for each way to call it.
         """
         options = self.options(problem)
-        inputs = {n: self._laid(x) if n in "qkv" else x for n, x in inputs.items()}
-        found = list(self._call(inputs, options, ()).items())
+        inputs = {n: self._to_layout(x) if n in "qkv" else x for n, x in inputs.items()}
+        pairs = list(self._call(inputs, options, ()).items())
         if cotangents is None:
             more = self._call(inputs, options, ("return_lse",)) if self.returns_lse else {}
         else:
-            given = {n: self._laid(x) if n == "o" else x for n, x in cotangents.items()}
-            results, grads = self._differentiated(inputs, options, given, True, lambda: None)
+            given = {n: self._to_layout(x) if n == "o" else x for n, x in cotangents.items()}
+            results, grads = self._differentiate(inputs, options, given, True, lambda: None)
             more = {n: x for n, x in results.items() if n in ("o", "lse")} | grads
-        with _foreign("raised"):
+        with _catch("raised"):
             self.framework.finish()
-        return [(n, self._turned(n, x)) for n, x in [*found, *more.items()]]
+        return [(n, self._from_layout(n, x)) for n, x in [*pairs, *more.items()]]
 
     def raw(self, problem: Problem) -> Any:
-        """o as it was returned: not copied."""
+        """Return o without copying it."""
         with self.framework.allowing(problem.q.dtype):
             return self._call(self.inputs(problem), self.options(problem), ())["o"]
 
-    def taken_back(
+    def give_cotangents(
         self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
     ) -> dict[str, Any]:
-        """The cotangents as arrays of the framework."""
-        return self._cotangents(cotangents, view, self._swaps("q", problem))
-
-    def _cotangents(self, cotangents: Cotangents, view: str, swap: bool) -> dict[str, Any]:
-        """Those of what it returns, by the name of that."""
-        given = {"o": self.framework.give(_lay(cotangents.dout, view, swap))}
+        """Return the cotangents of its results as arrays of the framework, by result."""
+        swap = self._swaps("q", problem)
+        given = {"o": self.framework.give(lay_out(cotangents.dout, view, swap))}
         if cotangents.dlse is not None and self.returns_lse:
             given["lse"] = self.framework.give(np.array(cotangents.dlse))
         if cotangents.dweights is not None and self.returns_weights:
             given["weights"] = self.framework.give(np.array(cotangents.dweights))
         return given
 
-    def _differentiated(
+    def _differentiate(
         self,
         inputs: dict[str, Any],
         options: dict[str, Any],
@@ -265,7 +277,7 @@ class Implementation:
         bias: bool,
         meanwhile: Callable[[], object],
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What it returns on the way, and the gradients by name."""
+        """Return the results of the forward call, and the gradients by name."""
         if self.backward is None:
             return self._autograd(inputs, options, given, bias)
         return self._explicit(inputs, options, given, meanwhile)
@@ -274,13 +286,13 @@ class Implementation:
         self, inputs: dict[str, Any], options: dict[str, Any], given: dict[str, Any], bias: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         returns = tuple(n for n in RETURNS if n.removeprefix("return_") in given)
-        asked = [n for n in INPUTS if n in inputs and (bias or n != "bias")]
+        names = [n for n in INPUTS if n in inputs and (bias or n != "bias")]
 
         def call(**arrays: Any) -> dict[str, Any]:
             return self._call({**inputs, **arrays}, options, returns)
 
-        with _foreign("its gradient raised"):
-            results, grads = self.framework.gradients(call, inputs, given, asked)
+        with _catch("its gradient raised"):
+            results, grads = self.framework.gradients(call, inputs, given, names)
         return results, {f"d{name}": grad for name, grad in grads.items()}
 
     def _explicit(
@@ -295,55 +307,55 @@ class Implementation:
         meanwhile()
         extra = {"out": results["o"], "lse": results.get("lse")}
         extra |= {"dlse": given.get("lse"), "dweights": given.get("weights")}
-        words = {n: x for n, x in extra.items() if n in self.backward_takes}
-        words |= self._words(inputs, options)
-        with _foreign("backward raised"), np.errstate(all="ignore"):
-            found = self.backward(given["o"], inputs["q"], inputs["k"], inputs["v"], **words)
-        if isinstance(found, Mapping):
-            unknown = [str(n) for n in found if n not in INPUTS]
+        kwargs = {n: x for n, x in extra.items() if n in self.backward_takes}
+        kwargs |= self._kwargs(inputs, options)
+        with _catch("backward raised"), np.errstate(all="ignore"):
+            grads = self.backward(given["o"], inputs["q"], inputs["k"], inputs["v"], **kwargs)
+        if isinstance(grads, Mapping):
+            unknown = [str(n) for n in grads if n not in INPUTS]
             if unknown:
                 raise ResultError(
                     f"backward returned {', '.join(unknown)}, must be among {', '.join(INPUTS)}"
                 )
-            return results, {f"d{name}": grad for name, grad in found.items() if grad is not None}
-        if not isinstance(found, (tuple, list)) or len(found) != 3:
+            return results, {f"d{name}": grad for name, grad in grads.items() if grad is not None}
+        if not isinstance(grads, (tuple, list)) or len(grads) != 3:
             raise ResultError("backward must return (dq, dk, dv) or a mapping")
-        return results, dict(zip(("dq", "dk", "dv"), found, strict=True))
+        return results, dict(zip(("dq", "dk", "dv"), grads, strict=True))
 
     def _call(
         self, inputs: dict[str, Any], options: dict[str, Any], returns: tuple[str, ...]
     ) -> dict[str, Any]:
-        words = self._words(inputs, options | dict.fromkeys(returns, True))
-        with _foreign("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
-            found = self.f(inputs["q"], inputs["k"], inputs["v"], **words)
+        kwargs = self._kwargs(inputs, options | dict.fromkeys(returns, True))
+        with _catch("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
+            value = self.f(inputs["q"], inputs["k"], inputs["v"], **kwargs)
         names = ["o", *(n.removeprefix("return_") for n in RETURNS if n in returns)]
         if len(names) == 1:
-            return {"o": found}
-        if not isinstance(found, (tuple, list)) or len(found) != len(names):
-            got = f"{len(found)} results" if isinstance(found, (tuple, list)) else "one result"
-            asked = ", ".join(f"{self.rename.get(n, n)}=True" for n in returns)
-            raise ResultError(f"returned {got} for {asked}, must return ({', '.join(names)})")
-        return dict(zip(names, found, strict=True))
+            return {"o": value}
+        if not isinstance(value, (tuple, list)) or len(value) != len(names):
+            got = f"{len(value)} results" if isinstance(value, (tuple, list)) else "one result"
+            flags = ", ".join(f"{self.rename.get(n, n)}=True" for n in returns)
+            raise ResultError(f"returned {got} for {flags}, must return ({', '.join(names)})")
+        return dict(zip(names, value, strict=True))
 
-    def _words(self, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-        """All but q, k, v, by the implementation's own names."""
-        words = {n: x for n, x in {**inputs, **options}.items() if n not in "qkv"}
-        return {self.rename.get(n, n): x for n, x in words.items()}
+    def _kwargs(self, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+        """Return everything but q, k, v, by the implementation's own names."""
+        kwargs = {n: x for n, x in {**inputs, **options}.items() if n not in "qkv"}
+        return {self.rename.get(n, n): x for n, x in kwargs.items()}
 
-    def _taken(self, results: dict[str, Any]) -> dict[str, Array]:
-        taken = {}
-        for name, value in results.items():
-            with _foreign(f"{name} could not be read:"):
-                taken[name] = self._turned(name, self.framework.take(value))
-        return taken
+    def _read(self, pairs: Iterable[tuple[str, Any]]) -> Results:
+        arrays = []
+        for name, value in pairs:
+            with _catch(f"{name} could not be read:"):
+                arrays.append((name, self._from_layout(name, self.framework.take(value))))
+        return Results(tuple(arrays))
 
-    def _turned(self, name: str, array: Any) -> Any:
-        """A result as npattn lays it out."""
-        swaps = self.layout == "BTHD" and name in ("o", "o too", "dq", "dk", "dv")
+    def _from_layout(self, name: str, array: Any) -> Any:
+        """Return a result in npattn's layout."""
+        swaps = self.layout == "BTHD" and name in ("o", "dq", "dk", "dv")
         return array.swapaxes(-2, -3) if swaps and array.ndim == 4 else array
 
-    def _laid(self, array: Any) -> Any:
-        """A tensor as the implementation lays it out."""
+    def _to_layout(self, array: Any) -> Any:
+        """Return a tensor in the implementation's layout."""
         swaps = self.layout == "BTHD" and array.ndim == 4
         return array.swapaxes(-2, -3).contiguous() if swaps else array
 
@@ -351,57 +363,28 @@ class Implementation:
         return self.layout == "BTHD" and name in "qkv" and problem.q.ndim == 4
 
 
-class _Place(NamedTuple):
-    """Where a function is found: of what `load` gives for a spec, the first or the second."""
+class _Spec(NamedTuple):
+    """Spec of a function that `load_callable` finds."""
 
     spec: str
-    which: int
 
 
-def _place(function: Any, *places: tuple[str | None, int]) -> Any:
-    """The first of these places where it is; else the function itself."""
-    for spec, which in places:
-        try:
-            if spec is not None and function is not None and load(spec)[which] is function:
-                return _Place(spec, which)
-        except (NpattnError, ImportError):
-            continue  # a spec that is only a name
+def _by_spec(function: Any, spec: str | None) -> Any:
+    """Return the spec if it finds just this function, else the function itself."""
+    try:
+        if spec is not None and function is not None and load_callable(spec) is function:
+            return _Spec(spec)
+    except (NpattnError, ImportError):
+        pass  # a spec that is only a name
     return function
 
 
 @contextmanager
-def _foreign(what: str) -> Iterator[None]:
-    """Foreign code may raise anything, and exit; it goes into the report."""
+def _catch(prefix: str) -> Iterator[None]:
+    """Turn whatever foreign code raises, exits included, into an `ImplementationError`."""
     try:
         yield
     except ImplementationError:
         raise
     except (Exception, SystemExit) as err:
-        raise ImplementationError(f"{what} {told(err)}") from err
-
-
-def _lay(array: Array, view: str, swap: bool) -> Array:
-    """A copy of `array` that lies in memory as `view` says, seen with its axes -2 and -3 swapped
-    if `swap`."""
-    if swap:
-        array = np.ascontiguousarray(array.swapaxes(-2, -3))
-    if view == "transposed" and array.ndim > 2:
-        return array.swapaxes(-2, -3).copy().swapaxes(-2, -3)
-    if view == "transposed":
-        return array.copy("F")
-    if view == "stepped":
-        buffer = np.zeros(
-            (*array.shape[:-2], 2 * array.shape[-2], 2 * array.shape[-1]), array.dtype
-        )
-        buffer[..., ::2, ::2] = array
-        return buffer[..., ::2, ::2]
-    if view == "reversed":
-        return array[..., ::-1, :].copy()[..., ::-1, :]
-    if view == "expanded" and array.ndim > 2 and array.shape[0] > 1 and _constant(array):
-        return np.broadcast_to(array[:1].copy(), array.shape)
-    return array.copy()
-
-
-def _constant(array: Array) -> bool:
-    """Whether the first axis repeats one value, so that a stride of 0 can hold it."""
-    return bool((array == array[:1]).all())
+        raise ImplementationError(f"{prefix} {format_exception_line(err)}") from err

@@ -1,4 +1,4 @@
-"""What the signature of a callable says about it: which options it has, and which are not known."""
+"""Read the signature of a callable: its options, and the parameters that npattn does not know."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from npattn.errors import OptionError
 from npattn.options import FEATURES
 
-__all__ = ["RETURNS", "Signature", "called", "parameters", "read"]
+__all__ = ["RETURNS", "Signature", "parameters", "qualified_name", "read_signature"]
 
 RETURNS = ("return_lse", "return_weights")
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a callable has.
+    """Options of a callable.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Signature:
 
 
 def parameters(f: Callable[..., Any] | None) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a callable; none where there is none, or they cannot be read."""
+    """Return the parameters of a callable; empty if `f` is None or they cannot be read."""
     if f is None:
         return {}
     try:
@@ -44,33 +44,34 @@ def parameters(f: Callable[..., Any] | None) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def called(f: Callable[..., Any]) -> str:
-    """The name of a callable, or of its class."""
+def qualified_name(f: Callable[..., Any]) -> str:
+    """Return the qualified name of a callable, or of its class."""
     return getattr(f, "__qualname__", None) or type(f).__qualname__
 
 
-def read(
+def read_signature(
     f: Callable[..., Any],
     name: str,
     rename: Mapping[str, str],
     features: Iterable[str] | None,
 ) -> Signature:
-    """Which options a callable has.
+    """Read the options that a callable has.
 
     Parameters
     ----------
     f : callable
     name : str
-        How errors call it.
+        Its name in error messages.
     rename : mapping
         Its parameter names → npattn's.
     features : iterable of str, optional
-        What it has, where the signature cannot be read or says too much.
+        Its options, if the signature cannot be read or names too many.
 
     Raises
     ------
     OptionError
-        If it cannot be called with q, k, v alone, or `rename` or `features` names nothing.
+        If it cannot be called with q, k, v alone, if its signature cannot be read and `features`
+        is None, or if `rename` or `features` has a name that does not exist.
     """
     named = parameters(f)
     _check_names(f, named, rename, features)
@@ -96,12 +97,12 @@ def _check_names(
     rename: Mapping[str, str],
     features: Iterable[str] | None,
 ) -> None:
-    """Whether `rename` and `features` name what there is."""
+    """Check that `rename` and `features` name existing parameters and options."""
     starred = any(p.kind is p.VAR_KEYWORD for p in named.values())
     absent = [theirs for theirs in rename if theirs not in named]
     if named and absent and not starred:
         raise OptionError(
-            f"rename has {', '.join(absent)}, must be parameters of {called(f)} "
+            f"rename has {', '.join(absent)}, must be parameters of {qualified_name(f)} "
             f"({', '.join(named)}): rename={{theirs: ours}}"
         )
     known = (*FEATURES, *RETURNS)
@@ -113,7 +114,7 @@ def _check_names(
 def _options(
     name: str, named: Mapping[str, inspect.Parameter], rename: Mapping[str, str]
 ) -> tuple[set[str], list[str]]:
-    """npattn's names of the options that the parameters are, and those that are none."""
+    """Return npattn's names of the options, and the parameters that npattn does not know."""
     kinds = {p.kind for p in named.values()}
     positional = [
         n for n, p in named.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)

@@ -24,6 +24,7 @@ __all__ = [
     "SCORE_MODS",
     "VIEWS",
     "Recipe",
+    "are_identical",
     "repeat_for_view",
 ]
 
@@ -190,6 +191,21 @@ class Recipe:
 
     def _cast(self, x: Array) -> Array:
         return np.asarray(x).astype(self.dtype)
+
+
+def are_identical(a: Problem, b: Problem) -> bool:
+    """Return True if two problems have the same options and, bit by bit, the same arrays."""
+    arrays = ("q", "k", "v", "mask_array", "bias_array", "sinks", "dropout_mask")
+    options = ("causal", "window", "scale", "softcap", "score_mod", "dropout_rate", "alignment")
+    return all(getattr(a, name) == getattr(b, name) for name in options) and all(
+        _same_bits(getattr(a, name), getattr(b, name)) for name in arrays
+    )
+
+
+def _same_bits(x: Array | None, y: Array | None) -> bool:
+    if x is None or y is None:
+        return x is y
+    return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
 
 
 def repeat_for_view(

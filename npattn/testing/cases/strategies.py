@@ -19,8 +19,9 @@ import numpy as np
 from npattn.errors import MissingExtraError, OptionError
 from npattn.options import FEATURES, OPTIONS
 from npattn.problem import Problem
+from npattn.testing.cases.distributions import SCORE_MODS
 from npattn.testing.cases.pairwise import BY_SAMPLE, CROWD, covering, options_on
-from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
+from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, Recipe
 
 try:
     from hypothesis import strategies as st
@@ -246,7 +247,7 @@ class Pools:
             chosen |= {n: x for n, x in changed if x is not KEEP}
         return _assemble(self.space, frozenset(self.force), seed, chosen)
 
-    def planned(self, seed: int, examples: int) -> Iterator[Recipe]:
+    def cases(self, seed: int, examples: int) -> Iterator[Recipe]:
         """Recipes to judge with: first those in which every pair of options meets and no third,
         up to half of the examples; then those in which every option meets every kind of structure,
         and each kind is there; then, in turn, one of the beaten path and one of as many options at

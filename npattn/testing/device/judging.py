@@ -127,7 +127,7 @@ def _given(
         do = torch.zeros_like(_wide(given.dout)).index_copy(-2, rows, _wide(do)).to(kind)
         dlse = torch.zeros_like(given.dlse).index_copy(-1, rows, dlse)
     cotangents = {"o": do} | ({"lse": dlse} if trial.takes_dlse else {})
-    gave = trial.implementation.where_they_are(
+    gave = trial.implementation.results_on_device(
         problem, inputs, cotangents if trial.gradients else None
     )
     found = [(name, _tensor(name, x, given.dout.device)) for name, x in gave]

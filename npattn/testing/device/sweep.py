@@ -17,7 +17,8 @@ import torch
 
 from npattn.conventions import Conventions
 from npattn.problem import Cotangents, Problem
-from npattn.testing.adapters.implementation import Implementation, ImplementationError
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.log_uniform import Plan, simpler
 from npattn.testing.cases.recipe import Recipe
@@ -25,7 +26,7 @@ from npattn.testing.cases.strategies import Space
 from npattn.testing.device.judging import Held, held
 from npattn.testing.device.sampling import Drawn, drawn
 from npattn.testing.device.tensors import computes_in
-from npattn.testing.report.report import Outcome, Status
+from npattn.testing.report.outcome import Outcome, Status
 from npattn.testing.report.reproducer import redraw, script
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
@@ -80,7 +81,7 @@ class Sweep:
             trial.space,
             trial.conventions,
             _cells(self.device),
-            empty_rows=not trial.shuns_empty_rows,
+            empty_rows=not trial.skips_empty_rows,
         )
         self.unbounded = self.large = 0
 
@@ -129,7 +130,7 @@ class Sweep:
 
     def draw(self, recipe: Recipe) -> Drawn:
         return drawn(
-            self.trial.asked(recipe),
+            self.trial.translate(recipe),
             self.device,
             alignment=self.trial.conventions.causal,
             mask_true=self.trial.conventions.mask_true,
@@ -238,7 +239,7 @@ class Sweep:
 
     def _line(self, recipe: Recipe, rule: str) -> str:
         """The line that draws it; `drawn` is in npattn.testing.device.sampling."""
-        words = [repr(self.trial.asked(recipe)), repr(str(self.device))]
+        words = [repr(self.trial.translate(recipe)), repr(str(self.device))]
         if self.trial.conventions.causal != "bottom_right":
             words.append(f"alignment={self.trial.conventions.causal!r}")
         if self.trial.conventions.mask_true != "attend":

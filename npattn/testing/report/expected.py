@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from npattn.errors import OptionError
-from npattn.testing.report.report import Outcome, Report
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.report import Report
 
 __all__ = ["compare_with_expected", "read_expected"]
 

@@ -1,76 +1,93 @@
-"""An `Outcome` of what became of a rule, with the line and the script that show it."""
+"""Outcome of one rule in one dtype, with the line and the script that show a failure."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from npattn.testing.cases.recipe import Recipe
-from npattn.testing.report.report import Outcome, Status
+from npattn.problem import Problem
+from npattn.testing.cases.recipe import Recipe, are_identical
 from npattn.testing.report.reproducer import script
-from npattn.testing.rules import Property
 from npattn.testing.trial import Trial
 
-__all__ = ["outcome_of"]
+__all__ = ["Outcome", "Status", "add_reproducer"]
+
+Status = Literal["passed", "failed", "error", "suspect", "not applicable"]
 
 
-ALTERED = (
-    "hidden-",
-    "nan-",
-    "rows-sum",
-    "bias-shift",
-    "one-key",
-    "value-linear",
-    "sink-key",
-    "equal-scores",
-    "lse-gradient",
-    "directional",
-    "offset-bias",
-    "large-products",
-)
-"""Rules that change a problem before they ask."""
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one rule in one dtype.
+
+    Attributes
+    ----------
+    rule : str
+    semantics : str
+        Numbers of the rule in docs/semantics.md.
+    about : str
+        The rule in a line.
+    dtype : str
+    status : {"passed", "failed", "error", "suspect", "not applicable"}
+    worst : float
+        Largest error / tolerance in problems that passed; of the smallest failing one, if one
+        failed.
+    examples : int
+        Number of problems tried.
+    message : str
+        Values got and expected, tolerance and place; the reason if not applicable; "" if passed.
+    problem : Problem or None
+        The smallest failing problem.
+    recipe : str
+        Line that makes it.
+    """
+
+    rule: str
+    semantics: str
+    about: str
+    dtype: str
+    status: Status
+    worst: float = 0.0
+    examples: int = 0
+    message: str = ""
+    problem: Problem | None = None
+    recipe: str = ""
+    script_text: str = field(default="", repr=False)
+
+    def script(self) -> str:
+        """Return a standalone Python file that shows the failure; "" if nothing failed."""
+        return self.script_text
+
+    @property
+    def failed(self) -> bool:
+        """True if it counts against the implementation."""
+        return self.status in ("failed", "error")
+
+    @property
+    def id(self) -> str:
+        """Name in a file of expected failures."""
+        return f"{self.rule}[{self.dtype}]"
 
 
-def outcome_of(
-    rule: Property | str,
-    dtype: str,
-    status: Status,
-    *,
-    worst: float = 0.0,
-    examples: int = 0,
-    message: str = "",
-    problem: Any = None,
-    recipe: Recipe | None = None,
-    trial: Trial | None = None,
-    error: Exception | None = None,
+def add_reproducer(
+    outcome: Outcome, trial: Trial, problem: Problem, recipe: Recipe, error: Exception | None
 ) -> Outcome:
-    name = rule if isinstance(rule, str) else rule.rule
-    changed = name.startswith(ALTERED)
-    text = ""
-    if problem is not None and trial is not None:
-        text = script(trial, name, problem, error)
-    return Outcome(
-        rule=name,
-        section="12, 14" if isinstance(rule, str) else rule.section,
-        about="What it accepts it answers rightly, sizes of 0 and each option alone."
-        if isinstance(rule, str)
-        else rule.about,
-        dtype=dtype,
-        status=status,
-        worst=worst,
-        examples=examples,
-        message=message,
+    """Return the outcome with the problem, the line that makes it and a script that shows it."""
+    return replace(
+        outcome,
         problem=problem,
-        recipe="" if recipe is None or trial is None else _line(recipe, trial, changed),
-        script_text=text,
+        recipe=_line(recipe, trial, problem),
+        script_text=script(trial, outcome.rule, problem, error),
     )
 
 
-def _line(recipe: Recipe, trial: Trial, changed: bool) -> str:
-    """The recipe as a line to paste, with `from npattn.testing import Recipe`."""
-    words = []
+def _line(recipe: Recipe, trial: Trial, problem: Problem) -> str:
+    """Format the recipe as a line to paste, with ``from npattn.testing import Recipe``."""
+    kwargs = []
     if trial.conventions.causal != "bottom_right":
-        words.append(f"alignment={trial.conventions.causal!r}")
+        kwargs.append(f"alignment={trial.conventions.causal!r}")
     if trial.conventions.mask_true != "attend":
-        words.append(f"mask_true={trial.conventions.mask_true!r}")
-    line = f"{trial.asked(recipe)!r}.problem({', '.join(words)})"
-    return line if not changed else f"{line}, then changed: script() has the arrays"
+        kwargs.append(f"mask_true={trial.conventions.mask_true!r}")
+    line = f"{trial.translate(recipe)!r}.problem({', '.join(kwargs)})"
+    if are_identical(problem, trial.problem(recipe)):
+        return line
+    return f"{line}, then changed: script() has the arrays"

@@ -1,15 +1,15 @@
-"""What `check` found: one `Outcome` a rule and dtype, and the `Report` of all of them."""
+"""Report of a check: one `Outcome` per rule and dtype, as text, JSON and HTML."""
 
 from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from npattn.errors import MissingExtraError
-from npattn.problem import Problem
+from npattn.testing.report.outcome import Outcome
 
 try:
     from rich.console import Console
@@ -22,100 +22,46 @@ except ImportError as err:
         "pip install 'npattn[check]'"
     ) from err
 
-__all__ = ["Outcome", "Report", "Status"]
+__all__ = ["Report"]
 
-Status = Literal["passed", "failed", "error", "suspect", "not applicable"]
 COLOURS = {"passed": "green", "failed": "bold red", "error": "bold red", "suspect": "yellow"}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one rule in one dtype.
-
-    Attributes
-    ----------
-    rule : str
-    section : str
-        Its numbers in docs/semantics.md.
-    about : str
-        The rule in a line.
-    dtype : str
-    status : {"passed", "failed", "error", "suspect", "not applicable"}
-    worst : float
-        The largest error / allowed error seen in problems that passed; of the smallest failing
-        one, where one failed.
-    examples : int
-        How many problems were tried.
-    message : str
-        What was got, wanted, allowed, and where; why it does not apply; "" where it passed.
-    problem : Problem or None
-        The smallest failing problem.
-    recipe : str
-        The line that makes it.
-    """
-
-    rule: str
-    section: str
-    about: str
-    dtype: str
-    status: Status
-    worst: float = 0.0
-    examples: int = 0
-    message: str = ""
-    problem: Problem | None = None
-    recipe: str = ""
-    script_text: str = field(default="", repr=False)
-
-    def script(self) -> str:
-        """A standalone Python file that shows the failure; "" where there is none."""
-        return self.script_text
-
-    @property
-    def failed(self) -> bool:
-        """Whether it counts against the implementation."""
-        return self.status in ("failed", "error")
-
-    @property
-    def id(self) -> str:
-        """How a file of expected failures names it."""
-        return f"{self.rule}[{self.dtype}]"
 
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What `check` found.
+    """Result of a check.
 
     Attributes
     ----------
     target : str
     outcomes : tuple of Outcome
     untested : tuple of str
-        What was not tested, and why.
-    facts : dict
+        Untested options, sizes and results, each with the reason.
+    settings : dict
         Seed, examples, conventions, rounding, features, versions.
     strict : bool
-        Whether a suspect counts as failed.
+        A suspect counts as failed.
     """
 
     target: str
     outcomes: tuple[Outcome, ...]
     untested: tuple[str, ...]
-    facts: dict[str, Any]
+    settings: dict[str, Any]
     strict: bool = False
 
     @property
     def passed(self) -> bool:
-        """Nothing failed (nor raised; nor, with `strict`, is suspect), and something was tested."""
+        """True if something was tested, and nothing failed, raised or (if `strict`) is suspect."""
         bad = {"failed", "error"} | ({"suspect"} if self.strict else set())
         return self.tested and not any(o.status in bad for o in self.outcomes)
 
     @property
     def tested(self) -> bool:
-        """Whether any problem was accepted."""
+        """True if any problem was accepted."""
         return any(o.status != "not applicable" for o in self.outcomes)
 
     def __repr__(self) -> str:
-        """Short, for it is what an assertion prints; `str` has it all."""
+        """Return a short form, which an assertion prints; `str` has the whole report."""
         bad = [f"{o.id}: {o.message.splitlines()[0]}" for o in self.outcomes if o.failed]
         return "\n".join([f"<Report of {self.target}: {self._verdict()}>", *bad])
 
@@ -125,14 +71,14 @@ class Report:
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
     def print_to(self, console: Console) -> None:
-        """Print what was not tested, the table, the failures."""
+        """Print the untested parts, the table and the failures."""
         for part in self._parts():
             # Lines that are to be pasted must not be broken.
             console.print(part, soft_wrap=isinstance(part, Text))
 
     def _parts(self) -> list[Any]:
-        parts: list[Any] = [Text(f"npattn check {self.target}", style="bold"), self._facts()]
-        for dtype, model in self.facts.get("behaves as", {}).items():
+        parts: list[Any] = [Text(f"npattn check {self.target}", style="bold"), self._settings()]
+        for dtype, model in self.settings.get("behaves as", {}).items():
             parts.append(Text(f"{dtype} behaves as {model}", "dim"))
         if self.untested:
             parts += [Text("\nnot tested", style="bold yellow")]
@@ -143,9 +89,11 @@ class Report:
                 parts += [Text(""), self._failure(outcome)]
         return [*parts, Text("\n" + self._verdict(), style="bold")]
 
-    def _facts(self) -> Text:
+    def _settings(self) -> Text:
         apart = ("versions", "behaves as")
-        return Text("  ".join(f"{k} {v}" for k, v in self.facts.items() if k not in apart), "dim")
+        return Text(
+            "  ".join(f"{k} {v}" for k, v in self.settings.items() if k not in apart), "dim"
+        )
 
     def _table(self) -> Table:
         dtypes = list(dict.fromkeys(o.dtype for o in self.outcomes))
@@ -155,12 +103,12 @@ class Report:
         for rule in dict.fromkeys(o.rule for o in self.outcomes):
             row = {o.dtype: o for o in self.outcomes if o.rule == rule}
             cells = [_cell(row[d]) if d in row else "" for d in dtypes]
-            table.add_row(rule, next(iter(row.values())).section, *cells)
+            table.add_row(rule, next(iter(row.values())).semantics, *cells)
         return table
 
     def _failure(self, outcome: Outcome) -> Text:
         lines = [
-            f"{outcome.id} {outcome.status}: {outcome.about} [semantics {outcome.section}]",
+            f"{outcome.id} {outcome.status}: {outcome.about} [semantics {outcome.semantics}]",
             *(f"  {line}" for line in outcome.message.splitlines()),
         ]
         if outcome.recipe:
@@ -177,16 +125,16 @@ class Report:
         Path(path).write_text(json.dumps(self.as_dict(), indent=1, default=str) + "\n")
 
     def as_dict(self) -> dict[str, Any]:
-        """What `to_json` writes."""
+        """Return the content of `to_json`."""
         return {
             "target": self.target,
             "passed": self.passed,
             "untested": list(self.untested),
-            "facts": {k: str(v) for k, v in self.facts.items()},
+            "facts": {k: str(v) for k, v in self.settings.items()},
             "outcomes": [
                 {
                     "rule": o.rule,
-                    "section": o.section,
+                    "section": o.semantics,
                     "dtype": o.dtype,
                     "status": o.status,
                     "worst": o.worst if o.worst < float("inf") else "inf",

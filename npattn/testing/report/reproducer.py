@@ -11,7 +11,8 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.problem import Problem
-from npattn.testing.adapters.implementation import Implementation, ImplementationError
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.targets import TARGETS
 from npattn.testing.trial import Suspicion, Trial, Violation
 
@@ -124,10 +125,10 @@ def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
             '    print(name, "unchanged" if old.tobytes() == new.tobytes() else "WAS WRITTEN TO")',
         ]
     laid = "" if view == "contiguous" else f", {view!r}"
-    gather = ["def results(problem=problem):", f"    found = f.forward(problem{laid})"]
+    gather = ["def results(problem=problem):", f"    found = dict(f.forward(problem{laid}))"]
     if with_gradients:
         gather += [f"    found |= f.gradients(problem, Cotangents(dout, dlse, dweights){laid})"]
-    gather += ["    return {n: x for n, x in found.items() if n != 'o too'}", "", ""]
+    gather += ["    return found", "", ""]
     if kind == "bits":
         return [
             *gather,
@@ -169,7 +170,7 @@ def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
 
 def _in_turn(view: str, with_gradients: bool) -> list[str]:
     """Two calls, twice: a plan may be made by the first of its shape, or by the last."""
-    lines = ["def results(problem, view):", "    found = f.forward(problem, view)"]
+    lines = ["def results(problem, view):", "    found = dict(f.forward(problem, view))"]
     if with_gradients:
         lines += [
             "    dtype = problem.q.dtype",
@@ -177,7 +178,7 @@ def _in_turn(view: str, with_gradients: bool) -> list[str]:
             "    more = (None if x is None else x.astype(wide) for x in (dlse, dweights))",
             "    found |= f.gradients(problem, Cotangents(dout.astype(dtype), *more), view)",
         ]
-    lines += ["    return {n: x for n, x in found.items() if n != 'o too'}", "", ""]
+    lines += ["    return found", "", ""]
     return [
         *lines,
         f"other, got = results(before, {view!r}), results(problem, 'contiguous')",
@@ -279,7 +280,7 @@ def _arguments(problem: Problem) -> str:
         if (x not in (None, False) and x != 0.0) or n == "scale"
     ]
     if problem.score_mod is not None:
-        from npattn.testing.cases.recipe import SCORE_MODS
+        from npattn.testing.cases.distributions import SCORE_MODS
 
         name = next(n for n, mod in SCORE_MODS.items() if mod is problem.score_mod)
         words.append(f"\n    score_mod=npattn.testing.cases.recipe.SCORE_MODS[{name!r}]")

@@ -31,7 +31,7 @@ def shape_and_dtype(trial: Trial, recipe: Recipe) -> float:
     }
     own = problem.q.dtype
     least = min(finfo(own).bits, 32)
-    for name, array in trial.results(problem, cotangents):
+    for name, array in trial.results(problem, cotangents).pairs:
         if array.shape != shapes[name]:
             text = f"{name} has shape {array.shape}, expected {shapes[name]}"
             raise Violation(text, problem, cotangents, "shape")

@@ -14,7 +14,7 @@ from npattn.testing.rules.estimates import Estimate, agree, exact, forward_only,
 from npattn.testing.rules.register import rule
 from npattn.testing.rules.requirements import few_queries, no_gradients
 from npattn.testing.rules.terms import sum_over_group
-from npattn.testing.trial import Judged, Trial
+from npattn.testing.trial import Evaluation, Trial
 
 # Axes of the units of an input that change separate results: rows of q and of the bias change rows
 # of o, heads of k and sinks change heads, columns of the values of a head columns of o. So each
@@ -40,7 +40,7 @@ def directional(trial: Trial, recipe: Recipe) -> float | None:
     mask, scale or head split, without a term of softmax or softcap, without dlse in dsinks
     (Dao-AILab/flash-attention#2706).
     """
-    judged = trial.judged(recipe)
+    judged = trial.evaluation(recipe)
     names = [name for name in UNITS if Estimate.of(judged, f"d{name}") is not None]
     if not names:
         return None
@@ -62,7 +62,7 @@ class VariedInput:
     """One input of a judged problem, to take steps to both sides of."""
 
     trial: Trial
-    judged: Judged
+    judged: Evaluation
     name: str
 
     @property
@@ -73,7 +73,7 @@ class VariedInput:
     def check(self, step: Array) -> float | None:
         """Compare the rise of o and lse from −step to +step with the gradient."""
         ends = self.replace(self.round(self.x + step)), self.replace(self.round(self.x - step))
-        up, down = (forward_only(self.trial).judge(p, self.judged.cotangents) for p in ends)
+        up, down = (forward_only(self.trial).evaluate(p, self.judged.cotangents) for p in ends)
         rise, run = self.rise(up, down), self.run(*ends)
         if rise is None:
             return None
@@ -99,7 +99,7 @@ class VariedInput:
         best = np.clip(np.where(np.isnan(best), PROBES[0], best), 2.0**-40, PROBES[0])
         return np.asarray(2.0 ** np.floor(np.log2(best)))
 
-    def rise(self, up: Judged, down: Judged) -> Estimate | None:
+    def rise(self, up: Evaluation, down: Evaluation) -> Estimate | None:
         """Difference of Σ dout·o + Σ dlse·lse between the ends, for each unit."""
         dout, dlse = self.judged.cotangents
         total = exact(0)
@@ -116,14 +116,14 @@ class VariedInput:
             total = part.over(self.sum_results).plus(total)
         return total
 
-    def slope(self, judged: Judged, run: Array) -> Estimate:
+    def slope(self, judged: Evaluation, run: Array) -> Estimate:
         """Gradient times the way from one end to the other, for each unit."""
         gradient = Estimate.of(judged, f"d{self.name}")
         assert gradient is not None  # or the input had not been chosen
         value, error = (x.reshape(run.shape) for x in gradient)
         return Estimate(value, error).times(run).over(self.sum_units)
 
-    def remainder(self, up: Judged, down: Judged, run: Array) -> Estimate:
+    def remainder(self, up: Evaluation, down: Evaluation, run: Array) -> Estimate:
         """Difference of the oracle less its own gradient."""
         rise = self.rise(up, down)
         assert rise is not None
@@ -162,14 +162,14 @@ class VariedInput:
         run = self.read(up) - self.read(down)
         return np.where(np.isfinite(run), run, 0)
 
-    def oracle(self, problem: Problem) -> Judged:
+    def oracle(self, problem: Problem) -> Evaluation:
         """Evaluate the oracle, as if it were the implementation."""
         fwd = evaluate(problem, self.trial.conventions, engine="dense")
         exact = {"o": fwd.out, "lse": fwd.lse}
-        return _ideal(Judged(problem, self.judged.cotangents, exact, exact, exact))
+        return _ideal(Evaluation(problem, self.judged.cotangents, exact, exact, lambda: exact))
 
 
-def _ideal(judged: Judged) -> Judged:
+def _ideal(judged: Evaluation) -> Evaluation:
     """Replace the results by the exact ones."""
-    zero = {name: np.zeros_like(x) for name, x in judged.want.items()}
-    return replace(judged, results=judged.want, allowed=zero)
+    zero = {name: np.zeros_like(x) for name, x in judged.exact.items()}
+    return replace(judged, results=judged.exact, bound=lambda: zero)

@@ -13,6 +13,7 @@ from npattn.problem import Problem
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import WINDOWS
 from npattn.testing.rules.register import rule
+from npattn.testing.rules.relate import relate
 from npattn.testing.rules.relations import SAME, generator, relate_restated
 from npattn.testing.rules.requirements import (
     first,
@@ -26,7 +27,7 @@ from npattn.testing.rules.terms import (
     scale,
     translate_mask,
 )
-from npattn.testing.trial import Judged, Trial
+from npattn.testing.trial import Evaluation, Trial
 
 __all__: list[str] = []
 
@@ -142,11 +143,11 @@ def mask_as_bias(trial: Trial, recipe: Recipe) -> float | None:
     bias = zero if problem.bias_array is None else problem.bias_array
     hidden = ~translate_mask(trial, problem.mask_array)
     other = problem.replace(mask=None, bias=np.where(hidden, np.array(-np.inf, bias.dtype), bias))
-    masked = trial.judged(recipe)
+    masked = trial.evaluation(recipe)
     across = dict(SAME)
     if problem.bias_array is not None:
         across["dbias"] = partial(sum_to, shape=problem.bias_array.shape)
-    return trial.relate(trial.judge(other, masked.cotangents), masked, across)
+    return relate(trial.evaluate(other, masked.cotangents), masked, across, plain="second")
 
 
 def _sample_scaled(trial: Trial) -> dict[str, Any]:
@@ -168,20 +169,20 @@ def scale_of_query(trial: Trial, recipe: Recipe) -> float:
     half = (q / 2).astype(q.dtype)
     cotangents = trial.cotangents(recipe, plain)
     if (2 * half == q).all():
-        whole = trial.judged(recipe)
+        whole = trial.evaluation(recipe)
     else:  # half of the least number of the dtype is none of its numbers
-        whole = trial.judge(plain.replace(q=2 * half), cotangents)
+        whole = trial.evaluate(plain.replace(q=2 * half), cotangents)
     other = plain.replace(q=-half, scale=-2 * scale(plain))
     across = dict(SAME) | {"dq": lambda x: 2 * x}
-    return trial.relate(whole, _negate_dq(trial.judge(other, cotangents)), across)
+    return relate(whole, _negate_dq(trial.evaluate(other, cotangents)), across)
 
 
-def _negate_dq(judged: Judged) -> Judged:
+def _negate_dq(judged: Evaluation) -> Evaluation:
     """Negate dq, since results are carried across by factors that are not negative."""
-    if "dq" not in judged.results or "dq" not in judged.want:
+    if "dq" not in judged.results or "dq" not in judged.exact:
         return judged
     return replace(
         judged,
-        results=judged.results | {"dq": -judged.results["dq"]},
-        want=judged.want | {"dq": -judged.want["dq"]},
+        results={**judged.results} | {"dq": -judged.results["dq"]},
+        exact={**judged.exact} | {"dq": -judged.exact["dq"]},
     )

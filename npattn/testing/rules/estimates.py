@@ -17,7 +17,8 @@ from npattn.arrays import Array, finfo
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.trial import Judged, Trial, Violation
+from npattn.testing.rules.relate import is_wrong
+from npattn.testing.trial import Evaluation, Trial, Violation
 
 __all__ = [
     "Estimate",
@@ -39,16 +40,16 @@ class Estimate(NamedTuple):
     error: Array  # inf if nothing is required; then value is 0
 
     @classmethod
-    def of(cls, judged: Judged, name: str) -> Estimate | None:
+    def of(cls, judged: Evaluation, name: str) -> Estimate | None:
         """Estimate of a result; None if it is missing, or has the wrong shape or kind."""
-        result, exact = judged.results.get(name), judged.want.get(name)
+        result, exact = judged.results.get(name), judged.exact.get(name)
         if result is None or exact is None:
             return None
         if result.shape != exact.shape or result.dtype.kind in "biuc":
             return None
-        value, error = result.astype(np.float64), judged.allowed[name] + half_ulp(result)
+        value, error = result.astype(np.float64), judged.tolerance[name] + half_ulp(result)
         # Nothing is required if the dtype may overflow, or a convention leaves it undefined.
-        beyond = abs(exact) + judged.allowed[name] > float(finfo(result.dtype).max)
+        beyond = abs(exact) + judged.tolerance[name] > float(finfo(result.dtype).max)
         free = ~np.isfinite(exact) | (~np.isfinite(value) & beyond)
         return cls(value, error).where(~free)
 
@@ -100,7 +101,7 @@ def agree(name: str, left: Estimate, right: Estimate) -> Comparison:
 
 
 def agree_all(
-    first: Judged, second: Judged, across: Mapping[str, Callable[[Array], Array]]
+    first: Evaluation, second: Evaluation, across: Mapping[str, Callable[[Array], Array]]
 ) -> list[Comparison]:
     """Compare the results of `second` with those of `first`, carried across by name."""
     comparisons = []
@@ -111,7 +112,7 @@ def agree_all(
     return comparisons
 
 
-def settle(comparisons: Iterable[Comparison], *judged: Judged) -> float | None:
+def settle(comparisons: Iterable[Comparison], *judged: Evaluation) -> float | None:
     """Return the worst ratio, None if nothing was compared; raise Violation if it is above 1.
 
     The violation shows the first problem whose results are themselves out of tolerance: there must
@@ -122,17 +123,9 @@ def settle(comparisons: Iterable[Comparison], *judged: Judged) -> float | None:
     if worst is None or worst <= 1:
         return worst
     wrong = sorted((c for c in comparisons if not c.passed), key=lambda c: -c.ratio)
-    shown = next((j for j in judged if _is_wrong(j)), judged[0])
+    shown = next((j for j in judged if is_wrong(j)), judged[0])
     text = "\n".join(map(str, wrong))
     raise Violation(text, shown.problem, shown.cotangents, ratio=worst)
-
-
-def _is_wrong(judged: Judged) -> bool:
-    return any(
-        not compare_arrays(name, x, judged.want[name], judged.allowed[name]).passed
-        for name, x in judged.results.items()
-        if name in judged.want and x.shape == judged.want[name].shape
-    )
 
 
 def forward_only(trial: Trial) -> Trial:

@@ -31,13 +31,13 @@ from npattn.testing.rules.requirements import (
     nothing_hides,
 )
 from npattn.testing.rules.terms import bias_slope, live, lse_per_nat, scale, sum_over_group
-from npattn.testing.trial import GRADIENTS, Judged, Trial
+from npattn.testing.trial import GRADIENTS, Evaluation, Trial
 
 ROWS = ("full", "matrix", "heads", "keys", "one for all heads", "one a row", "one for all samples",
         "alibi", "-inf padding")  # fmt: skip
 
 
-def _natural_dlse(trial: Trial, judged: Judged) -> Array:
+def _natural_dlse(trial: Trial, judged: Evaluation) -> Array:
     """Cotangent of a natural lse, (..., H, T, 1); 0 without one."""
     dlse = judged.cotangents.dlse
     if dlse is None:
@@ -48,7 +48,7 @@ def _natural_dlse(trial: Trial, judged: Judged) -> Array:
 # --- sums of gradients ----------------------------------------------------------------------------
 
 
-def _compare_bias_rows(trial: Trial, judged: Judged) -> list[Comparison]:
+def _compare_bias_rows(trial: Trial, judged: Evaluation) -> list[Comparison]:
     """Compare rows of dbias with dlse, both summed over the rows that share a row of the bias."""
     dbias = Estimate.of(judged, "dbias")
     if dbias is None:
@@ -77,7 +77,7 @@ def dbias_rows(trial: Trial, recipe: Recipe) -> float | None:
     on, by a backward with another mask, window or dropout than the forward, by rows of dbias that
     are overwritten where they should be summed (HKUSTDial/flash-sparse-attention#194).
     """
-    judged = trial.judged(recipe)
+    judged = trial.evaluation(recipe)
     return settle(_compare_bias_rows(trial, judged), judged)
 
 
@@ -112,7 +112,7 @@ def unseen_keys(trial: Trial, recipe: Recipe) -> float | None:
     dout, dlse = trial.cotangents(recipe, problem)
     if trial.conventions.empty_row == "mean":  # such a row takes all values, and no keys
         dout = np.where(empty[..., None], np.zeros_like(dout), dout)
-    judged = trial.judge(problem, Cotangents(dout, dlse))
+    judged = trial.evaluate(problem, Cotangents(dout, dlse))
     queries = live(trial, problem).sum(-2)[..., None]  # (..., H, S, 1) for which a key is visible
     visible = {"dq": ~empty[..., None]}
     for name in ("dk", "dv"):
@@ -145,7 +145,7 @@ def key_gradient_sum(trial: Trial, recipe: Recipe) -> float | None:
     Broken by a Jacobian without its rank-1 term, by a wrong delta, by dlse that is not passed on,
     by dk that lacks the scale, or a query head of its group.
     """
-    judged = trial.judged(recipe)
+    judged = trial.evaluation(recipe)
     dk, problem = Estimate.of(judged, "dk"), judged.problem
     if dk is None:
         return None
@@ -176,7 +176,7 @@ def value_euler(trial: Trial, recipe: Recipe) -> float | None:
     with another mask, window, dropout or head split than the forward, by dv that is not summed
     over shared heads, or is of another layout.
     """
-    judged = trial.judged(recipe)
+    judged = trial.evaluation(recipe)
     problem, dout = judged.problem, judged.cotangents.dout.astype(np.float64)
     dv, o = Estimate.of(judged, "dv"), Estimate.of(judged, "o")
     if dv is None or o is None:
@@ -200,7 +200,7 @@ def query_key_euler(trial: Trial, recipe: Recipe) -> float | None:
     Broken by a scale, or its log₂ e, that one of dq and dk lacks, by dk that is not summed over
     shared heads or is of another head split, by dq or dk of another mask.
     """
-    judged = trial.judged(recipe)
+    judged = trial.evaluation(recipe)
     problem = judged.problem
     dq, dk = Estimate.of(judged, "dq"), Estimate.of(judged, "dk")
     if dq is None or dk is None:
@@ -246,7 +246,7 @@ def cotangent_linear(trial: Trial, recipe: Recipe) -> float | None:
     kept from another call.
     """
     problem = trial.problem(recipe)
-    one, two, both = (trial.judge(problem, c) for c in _split_cotangents(trial, recipe, problem))
+    one, two, both = (trial.evaluate(problem, c) for c in _split_cotangents(trial, recipe, problem))
     comparisons = []
     for name in GRADIENTS:
         a, b, c = (Estimate.of(judged, name) for judged in (one, two, both))
@@ -278,7 +278,7 @@ def lse_gradient(trial: Trial, recipe: Recipe) -> float | None:
     """
     problem = trial.problem(recipe)
     dout, dlse = trial.cotangents(recipe, problem)
-    judged = trial.judge(problem, Cotangents(np.zeros_like(dout), dlse))
+    judged = trial.evaluate(problem, Cotangents(np.zeros_like(dout), dlse))
     comparisons = _compare_bias_rows(trial, judged) if problem.sinks is None else []
     dv, dq = Estimate.of(judged, "dv"), Estimate.of(judged, "dq")
     if dv is not None:
@@ -286,7 +286,7 @@ def lse_gradient(trial: Trial, recipe: Recipe) -> float | None:
     problems = [judged]
     if dq is not None and problem.D in trial.space.sizes.get("E", (problem.D,)):
         of_keys = problem.replace(v=problem.k)
-        means = forward_only(trial).judge(of_keys, trial.cotangents(recipe, of_keys))
+        means = forward_only(trial).evaluate(of_keys, trial.cotangents(recipe, of_keys))
         o = Estimate.of(means, "o")
         if o is not None:
             expected = o.times(_natural_dlse(trial, judged)).times(scale(problem))

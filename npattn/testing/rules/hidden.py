@@ -74,7 +74,8 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
         None if dlse is None else np.where(exposed, np.zeros_like(dlse), dlse),
     )
     before = trial.results(problem, quiet)
-    for (name, old), (_, new) in zip(before, trial.results(changed, quiet), strict=True):
+    after = trial.results(changed, quiet)
+    for (name, old), (_, new) in zip(before.pairs, after.pairs, strict=True):
         if name in ("o", "lse", "weights") and old.shape[: exposed.ndim] == exposed.shape:
             old, new = old[~exposed], new[~exposed]
         change = _describe_change(old, new)
@@ -228,7 +229,7 @@ def nan_query(trial: Trial, recipe: Recipe) -> float:
     poisoned, cotangents, rows = _nan_query(trial, recipe)
     exact, allowed = trial.oracle(poisoned, cotangents)
     comparisons: dict[str, Comparison] = {}
-    for name, result in trial.results(poisoned, cotangents):
+    for name, result in trial.results(poisoned, cotangents).pairs:
         if name in ("o", "lse") and result.shape == exact[name].shape:
             query = rows[..., None] if name == "o" else rows
             stays = query & ~np.isfinite(exact[name])
@@ -252,7 +253,7 @@ def nan_query_alone(trial: Trial, recipe: Recipe) -> float:
     }
     comparisons = {
         str(i): compare_arrays(name, result, exact[name], tolerances[name])
-        for i, (name, result) in enumerate(trial.results(poisoned, cotangents))
+        for i, (name, result) in enumerate(trial.results(poisoned, cotangents).pairs)
         if name in exact and result.shape == exact[name].shape
     }
     return trial.check(comparisons, poisoned, cotangents)

@@ -69,7 +69,7 @@ def bias_shift(trial: Trial, recipe: Recipe) -> float | None:
     rows = 4 * rng.standard_normal((*plain.bias_array.shape[:-1], 1))
     bias, shift, shifted = round_to_grid(plain.bias_array, rows.astype(plain.bias_array.dtype))
     cotangents = trial.cotangents(recipe, plain)
-    before, after = (trial.judge(plain.replace(bias=b), cotangents) for b in (bias, shifted))
+    before, after = (trial.evaluate(plain.replace(bias=b), cotangents) for b in (bias, shifted))
     names = ("o", "weights", *GRADIENTS)
     comparisons = agree_all(before, after, dict.fromkeys(names, identity))
     here, there = Estimate.of(before, "lse"), Estimate.of(after, "lse")
@@ -150,7 +150,7 @@ def one_key(trial: Trial, recipe: Recipe) -> float | None:
         np.where(alone[..., None], dout, np.zeros_like(dout)),
         None if dlse is None else np.zeros_like(dlse),
     )
-    judged = trial.judge(problem, quiet)
+    judged = trial.evaluate(problem, quiet)
     value = visible.astype(np.float64) @ expand_heads(trial, problem, problem.v)
     score = np.where(visible, _scores(trial, problem), 0).sum(-1)
     o, lse = Estimate.of(judged, "o"), Estimate.of(judged, "lse")
@@ -182,7 +182,7 @@ def convex_hull(trial: Trial, recipe: Recipe) -> float | None:
     rescaling of an online softmax the wrong way, by memory that is never written.
     """
     problem = trial.problem(recipe)
-    judged = forward_only(trial).judge(problem, trial.cotangents(recipe, problem))
+    judged = forward_only(trial).evaluate(problem, trial.cotangents(recipe, problem))
     o, visible = Estimate.of(judged, "o"), live(trial, problem)
     if o is None or not visible.any():
         return None
@@ -209,7 +209,7 @@ def value_linear(trial: Trial, recipe: Recipe) -> float | None:
     twin = recipe if recipe.seed // 2 % 3 == 0 else replace(recipe, seed=recipe.seed + 1)
     cotangents = trial.cotangents(recipe, problem)
     first, second, both = (
-        forward_only(trial).judge(problem.replace(v=v), cotangents)
+        forward_only(trial).evaluate(problem.replace(v=v), cotangents)
         for v in round_to_grid(problem.v, trial.problem(twin).v)
     )
     parts = [Estimate.of(judged, "o") for judged in (first, second, both)]
@@ -270,8 +270,8 @@ def sink_key(trial: Trial, recipe: Recipe) -> float | None:
     """
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)
-    sink = trial.judge(problem, cotangents)
-    key = trial.judge(_sink_as_key(trial, problem), cotangents)
+    sink = trial.evaluate(problem, cotangents)
+    key = trial.evaluate(_sink_as_key(trial, problem), cotangents)
     across = dict.fromkeys(("o", "lse", "dq"), identity)
     across |= dict.fromkeys(("dk", "dv"), lambda x: x[..., :-1, :])
     across["weights"] = lambda x: x[..., :-1]
@@ -305,7 +305,7 @@ def equal_scores(trial: Trial, recipe: Recipe) -> float | None:
     """
     problem = trial.problem(recipe)
     problem = problem.replace(q=np.zeros_like(problem.q))
-    judged = forward_only(trial).judge(problem, trial.cotangents(recipe, problem))
+    judged = forward_only(trial).evaluate(problem, trial.cotangents(recipe, problem))
     visible = live(trial, problem)
     count = visible.sum(-1)
     rows, n = count > 0, np.maximum(count, 1)

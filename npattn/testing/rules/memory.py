@@ -9,13 +9,11 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
-from npattn.testing.adapters.implementation import ImplementationError
+from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.cases.recipe import VIEWS, Recipe, repeat_for_view
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.register import rule
 from npattn.testing.trial import Trial, Violation
-
-Results = list[tuple[str, Array]]
 
 
 @rule("inputs-unchanged", "15")
@@ -27,7 +25,7 @@ def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
     f = trial.implementation
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)
-    inputs, given = f.inputs(problem), f.taken_back(problem, cotangents)
+    inputs, given = f.inputs(problem), f.give_cotangents(problem, cotangents)
     passed = inputs | {"dout" if n == "o" else f"d{n}": x for n, x in given.items()}
     before = {name: f.framework.take(x) for name, x in passed.items()}
     f.forward(problem, inputs=inputs)
@@ -81,7 +79,7 @@ def _same_bits(x: Array, y: Array) -> bool:
 
 def _changes(old: Results, new: Results) -> list[str]:
     """Names of the results that have other bits."""
-    return [n for (n, x), (_, y) in zip(old, new, strict=True) if not _same_bits(x, y)]
+    return [n for (n, x), (_, y) in zip(old.pairs, new.pairs, strict=True) if not _same_bits(x, y)]
 
 
 @rule("repeatable", "15")
@@ -97,7 +95,7 @@ def repeatable(trial: Trial, recipe: Recipe) -> float:
     second = trial.results(other, between)
     same = {
         name
-        for (name, x), (_, y) in zip(first, second, strict=True)
+        for (name, x), (_, y) in zip(first.pairs, second.pairs, strict=True)
         if x.size and np.isfinite(x).all() and _same_bits(x, y)
     }
     # Other arrays, the same result: correct only by coincidence. If the first was wrong already,
@@ -108,15 +106,15 @@ def repeatable(trial: Trial, recipe: Recipe) -> float:
         comparisons = trial.against_oracle(other, between)
         kept = {name: c for name, c in comparisons.items() if name in correct}
         trial.check(kept, other, between)
-    _check_kept_results(trial, problem, cotangents, dict(reversed(first)), other)
+    _check_kept_results(trial, problem, cotangents, dict(first), other)
     # A lone forward between them: a mistake of every n-th call must not meet the same call.
-    again = [*trial.implementation.forward(problem).items()]
+    again = trial.implementation.forward(problem)
     # Nor may it depend on the call before: the other problem, after one of other sizes.
     trial.implementation.forward(trial.problem(trial.space.base()))
     for (name, old), (_, new) in [
-        *zip(second, trial.results(other, between), strict=True),
-        *zip(first, again, strict=False),  # the gradients come later
-        *zip(first, trial.results(problem, cotangents), strict=True),
+        *zip(second.pairs, trial.results(other, between).pairs, strict=True),
+        *zip(first.pairs, again.pairs, strict=False),  # the gradients come later
+        *zip(first.pairs, trial.results(problem, cotangents).pairs, strict=True),
     ]:
         if not _same_bits(old, new):
             gap = float(np.max(abs(old.astype(float) - new.astype(float)), initial=0))
@@ -244,7 +242,7 @@ def _check_after(
     same = between.problem is call.problem and not _changes(other, first)
     comparisons = [] if same else _compare(trial, first, call)  # both correct, or both wrong
     messages = [str(c) for c in comparisons if not c.passed]
-    if messages and trial.wrong_anyway(_resize(recipe)):
+    if messages and trial.fails_unaltered(_resize(recipe)):
         return None  # other rules report it
     changes = _changes(other, again) + _changes(first, second)
     if changes and not messages:
@@ -272,6 +270,6 @@ def _compare(trial: Trial, results: Results, call: CallArguments) -> list[Compar
     exact, allowed = trial.oracle(call.problem, call.cotangents)
     return [
         compare_arrays(name, result, exact[name], allowed[name])
-        for name, result in results
+        for name, result in results.pairs
         if name in exact and result.shape == exact[name].shape
     ]

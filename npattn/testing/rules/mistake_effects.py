@@ -10,14 +10,14 @@ from npattn.api import backward, evaluate
 from npattn.arrays import Array
 from npattn.problem import Problem
 from npattn.testing.rules.terms import lse_unit, scale
-from npattn.testing.trial import Judged, Trial
+from npattn.testing.trial import Evaluation, Trial
 
 __all__ = ["mistake_effects"]
 
 
-def mistake_effects(judged: Judged, trial: Trial, name: str) -> Iterator[tuple[str, Array]]:
+def mistake_effects(judged: Evaluation, trial: Trial, name: str) -> Iterator[tuple[str, Array]]:
     """First-order effect of each mistake on a tensor, at size 1."""
-    exact = judged.want[name]
+    exact = judged.exact[name]
     yield "mean", np.ones_like(exact)
     if name != "lse":
         yield "gain", exact
@@ -30,14 +30,14 @@ def mistake_effects(judged: Judged, trial: Trial, name: str) -> Iterator[tuple[s
         yield from _key_effects(judged.problem, trial)
 
 
-def _scale_effect(judged: Judged, trial: Trial, name: str) -> Array:
+def _scale_effect(judged: Evaluation, trial: Trial, name: str) -> Array:
     """Derivative of a result by a factor of the scale that its weights are computed with."""
     problem = judged.problem
     slope = _derivative(judged, trial, name, lambda x: problem.replace(scale=scale(problem) * x))
-    return slope - judged.want[name] if name in ("dq", "dk") else slope
+    return slope - judged.exact[name] if name in ("dq", "dk") else slope
 
 
-def _bias_effect(judged: Judged, trial: Trial, name: str) -> Array:
+def _bias_effect(judged: Evaluation, trial: Trial, name: str) -> Array:
     """Derivative of a result by a factor of the bias."""
     problem = judged.problem
     assert problem.bias_array is not None
@@ -45,7 +45,9 @@ def _bias_effect(judged: Judged, trial: Trial, name: str) -> Array:
     return _derivative(judged, trial, name, lambda x: problem.replace(bias=bias * x))
 
 
-def _derivative(judged: Judged, trial: Trial, name: str, at: Callable[[float], Problem]) -> Array:
+def _derivative(
+    judged: Evaluation, trial: Trial, name: str, at: Callable[[float], Problem]
+) -> Array:
     """Central difference in a factor of the problem."""
     cot, h = judged.cotangents, 2.0**-16
     dlse = None if cot.dlse is None else cot.dlse.astype(float)
@@ -59,7 +61,7 @@ def _derivative(judged: Judged, trial: Trial, name: str, at: Callable[[float], P
     return np.asarray((ends[0] - ends[1]) / (2 * h))
 
 
-def _delta_effect(judged: Judged, trial: Trial, name: str) -> Array:
+def _delta_effect(judged: Evaluation, trial: Trial, name: str) -> Array:
     """Derivative of dq or dk by a factor of D = Σ do·out, which dP loses as it gains dlse."""
     fwd = evaluate(judged.problem, trial.conventions, engine="dense")
     dout = judged.cotangents.dout.astype(float)

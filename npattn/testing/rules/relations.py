@@ -18,7 +18,8 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.trial import GRADIENTS, Across, Judged, Later, Trial
+from npattn.testing.rules.relate import Across, relate
+from npattn.testing.trial import GRADIENTS, Evaluation, Trial
 
 __all__ = [
     "SAME",
@@ -142,7 +143,7 @@ SAME: Across = dict.fromkeys(RESULTS, identity)
 
 def relate_reordered(trial: Trial, recipe: Recipe, picks: Sequence[Pick]) -> float:
     """Compare the recipe's problem with the one whose entries are picked in another order."""
-    plain = trial.judged(recipe)
+    plain = trial.evaluation(recipe)
     across = {name: partial(pick, name, picks=picks) for name in RESULTS}
     problem, cotangents = (
         pick_problem(plain.problem, picks),
@@ -153,42 +154,43 @@ def relate_reordered(trial: Trial, recipe: Recipe, picks: Sequence[Pick]) -> flo
 
 def relate_restated(trial: Trial, recipe: Recipe, other: Problem) -> float:
     """Compare the recipe's problem with another statement of the same problem."""
-    plain = trial.judged(recipe)
+    plain = trial.evaluation(recipe)
     return _relate_exact(trial, plain, other, plain.cotangents, SAME)
 
 
 def _relate_exact(
-    trial: Trial, plain: Judged, problem: Problem, cotangents: Cotangents, across: Across
+    trial: Trial, plain: Evaluation, problem: Problem, cotangents: Cotangents, across: Across
 ) -> float:
     """Compare with a problem whose exact results are those of `plain`, carried across.
 
     So are its bounds, which depend on the inputs as the results do.
     """
-    results = dict(reversed(trial.results(problem, cotangents)))
+    results = dict(trial.results(problem, cotangents))
 
     def carry(arrays: Mapping[str, Array]) -> dict[str, Array]:
         return {n: across[n](x) for n, x in arrays.items() if n in across}
 
-    allowed = Later(lambda: carry(plain.allowed))
-    other = Judged(problem, cotangents, results, carry(plain.want), allowed)
-    return trial.relate(plain, other, across)
+    other = Evaluation(
+        problem, cotangents, results, carry(plain.exact), lambda: carry(plain.tolerance)
+    )
+    return relate(plain, other, across)
 
 
 def relate_part(
     trial: Trial,
-    whole: Judged,
-    part: Judged,
+    whole: Evaluation,
+    part: Evaluation,
     picks: Sequence[Pick],
     zero_elsewhere: Sequence[str] = GRADIENTS,
 ) -> float:
     """Compare the results of a part with those of the whole, some of which are 0 elsewhere."""
     cut = {n: partial(pick, n, picks=picks) for n in FORWARD}
     back = {
-        name: partial(put_back, name, picks=picks, shape=whole.want[name].shape)
+        name: partial(put_back, name, picks=picks, shape=whole.exact[name].shape)
         for name in zero_elsewhere
-        if name in whole.want
+        if name in whole.exact
     }
-    return max(trial.relate(whole, part, cut), trial.relate(part, whole, back))
+    return max(relate(whole, part, cut), relate(part, whole, back, plain="second"))
 
 
 # --- chance ---

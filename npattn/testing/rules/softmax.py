@@ -85,7 +85,7 @@ def empty_row(trial: Trial, recipe: Recipe) -> float | None:
     cotangents = Cotangents(dout, None if dlse is None else np.where(rows, dlse, 0 * dlse))
     exact, allowed = trial.oracle(problem, cotangents)
     comparisons: dict[str, Comparison] = {}
-    for name, result in trial.results(problem, cotangents):
+    for name, result in trial.results(problem, cotangents).pairs:
         if name not in exact or result.shape != exact[name].shape:
             continue
         tolerance = _only_rows(rows, name, allowed[name])

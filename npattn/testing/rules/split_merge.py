@@ -13,6 +13,7 @@ from npattn.conventions import Conventions
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.register import rule
+from npattn.testing.rules.relate import is_wrong, relate
 from npattn.testing.rules.relations import (
     generator,
     identity,
@@ -28,7 +29,7 @@ from npattn.testing.rules.requirements import (
     without_positions,
 )
 from npattn.testing.rules.terms import fits_sizes, lse_unit
-from npattn.testing.trial import Judged, Trial
+from npattn.testing.trial import Evaluation, Trial
 
 __all__ = ["merge"]
 
@@ -58,27 +59,27 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
     picks = [[pick_keys(problem, keys)] for keys in np.split(np.arange(S), [cut])]
     problems = [pick_problem(problem, pick) for pick in picks]
     problems[1] = problems[1].replace(sinks=None)
-    if trial.shuns_empty_rows and any(trial.empty(part).any() for part in problems):
+    if trial.skips_empty_rows and any(trial.empty(part).any() for part in problems):
         return None
-    whole, forward = trial.judged(recipe), replace(trial, gradients=frozenset())
+    whole, forward = trial.evaluation(recipe), replace(trial, gradients=frozenset())
     parts = [
-        forward.judge(part, pick_cotangents(whole.cotangents, pick))
+        forward.evaluate(part, pick_cotangents(whole.cotangents, pick))
         for part, pick in zip(problems, picks, strict=True)
     ]
     if not all(_has_shape(part, name) for part in parts for name in ("o", "lse")):
         return None  # left to rule shape-dtype
     # If the whole is right, a part is wrong: the script must show that part.
-    shown = next((part for part in parts if trial._is_wrong(part)), parts[1])
+    shown = next((part for part in parts if is_wrong(part)), parts[1])
     canonical = map(trial.conventions.canonical, problems)
     empty = [evaluate(part, engine="dense").lse == -np.inf for part in canonical]
     merged, tolerance = merge(trial.conventions, parts, np.stack(empty))
-    both = replace(shown, results=merged, want=whole.want, allowed=tolerance)
-    return trial.relate(both, whole, {"o": identity, "lse": identity})
+    both = replace(shown, results=merged, exact=whole.exact, bound=lambda: tolerance)
+    return relate(both, whole, {"o": identity, "lse": identity}, plain="second")
 
 
-def _has_shape(judged: Judged, name: str) -> bool:
+def _has_shape(judged: Evaluation, name: str) -> bool:
     result = judged.results.get(name)
-    return result is not None and result.shape == judged.want[name].shape
+    return result is not None and result.shape == judged.exact[name].shape
 
 
 U = 2.0**-53  # unit roundoff of float64, in which the parts are merged
@@ -86,7 +87,7 @@ U = 2.0**-53  # unit roundoff of float64, in which the parts are merged
 
 @np.errstate(all="ignore")  # −inf if a part is hidden from a query
 def merge(
-    conventions: Conventions, parts: Sequence[Judged], empty: Array
+    conventions: Conventions, parts: Sequence[Evaluation], empty: Array
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Merge two parts; return o and lse, and how far each may be from the exact result.
 
@@ -111,10 +112,10 @@ def merge(
     lse = base * np.stack([x.results["lse"].astype(np.float64) for x in parts])
     if conventions.lse_empty != -np.inf:  # callers that merge know the lse of a fully masked row
         lse = np.where(empty, -np.inf, lse)
-    beta = base * np.stack([x.allowed["lse"] + half_ulp(x.results["lse"]) for x in parts])
+    beta = base * np.stack([x.tolerance["lse"] + half_ulp(x.results["lse"]) for x in parts])
     beta = np.where(empty, 0, beta + base_error * abs(lse))
     o = np.stack([x.results["o"].astype(np.float64) for x in parts])
-    alpha = np.stack([x.allowed["o"] + half_ulp(x.results["o"]) for x in parts])
+    alpha = np.stack([x.tolerance["o"] + half_ulp(x.results["o"]) for x in parts])
 
     x = _differences(lse)
     w = expit(x)

@@ -11,6 +11,7 @@ from npattn.arrays import Array
 from npattn.problem import Problem
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.register import rule
+from npattn.testing.rules.relate import relate
 from npattn.testing.rules.relations import (
     SAME,
     generator,
@@ -67,8 +68,8 @@ def batch_alone(trial: Trial, recipe: Recipe) -> float | None:
         return None
     picks = [choices[rng.integers(len(choices))]]
     cotangents = pick_cotangents(trial.cotangents(recipe, problem), picks)
-    part = trial.judge(pick_problem(problem, picks), cotangents)
-    whole = trial.judge(problem, put_back_cotangents(cotangents, picks, problem))
+    part = trial.evaluate(pick_problem(problem, picks), cotangents)
+    whole = trial.evaluate(problem, put_back_cotangents(cotangents, picks, problem))
     return relate_part(trial, whole, part, picks)
 
 
@@ -85,13 +86,13 @@ def shared_heads(trial: Trial, recipe: Recipe) -> float | None:
         return None
     used = head_of(trial, plain)
     repeated = plain.replace(k=plain.k[..., used, :, :], v=plain.v[..., used, :, :])
-    shared = trial.judged(recipe)
+    shared = trial.evaluation(recipe)
 
     def sum_groups(x: Array) -> Array:
         return np.stack([x[..., used == head, :, :].sum(-3) for head in range(plain.K)], -3)
 
     across = dict(SAME) | {"dk": sum_groups, "dv": sum_groups}
-    return trial.relate(trial.judge(repeated, shared.cotangents), shared, across)
+    return relate(trial.evaluate(repeated, shared.cotangents), shared, across, plain="second")
 
 
 @rule(
@@ -121,9 +122,9 @@ def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
     if not last:
         padding, keys = np.roll(padding, n), np.roll(keys, n)
     padded = _pad(trial, problem, padding, keys)
-    plain = trial.judged(recipe)
+    plain = trial.evaluation(recipe)
     picks = [pick_keys(padded, np.flatnonzero(~padding))]
-    whole = trial.judge(padded, put_back_cotangents(plain.cotangents, picks, padded))
+    whole = trial.evaluate(padded, put_back_cotangents(plain.cotangents, picks, padded))
     return relate_part(trial, whole, plain, picks, ("weights", *GRADIENTS))
 
 
@@ -162,6 +163,6 @@ def causal_prefix(trial: Trial, recipe: Recipe) -> float | None:
     t, s = cuts[generator(recipe).integers(len(cuts))]
     picks = [pick_queries(problem, np.arange(t)), pick_keys(problem, np.arange(s))]
     cotangents = pick_cotangents(trial.cotangents(recipe, problem), picks)
-    part = trial.judge(pick_problem(problem, picks), cotangents)
-    whole = trial.judge(problem, put_back_cotangents(cotangents, picks, problem))
+    part = trial.evaluate(pick_problem(problem, picks), cotangents)
+    whole = trial.evaluate(problem, put_back_cotangents(cotangents, picks, problem))
     return relate_part(trial, whole, part, picks)

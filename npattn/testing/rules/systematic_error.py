@@ -22,7 +22,7 @@ from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Space
 from npattn.testing.rules.mistake_effects import mistake_effects
-from npattn.testing.trial import Judged, Trial
+from npattn.testing.trial import Evaluation, Trial
 
 __all__ = [
     "ErrorSample",
@@ -92,24 +92,24 @@ class ErrorSample:
 
     Attributes
     ----------
-    judged : Judged
+    judged : Evaluation
     variance : dict
         Variance of each element as delivered, under the rounding model.
     """
 
-    judged: Judged
+    judged: Evaluation
     variance: dict[str, Array]
 
     def names(self) -> Iterator[str]:
         for name in TENSORS:
-            result, exact = self.judged.results.get(name), self.judged.want.get(name)
+            result, exact = self.judged.results.get(name), self.judged.exact.get(name)
             if result is None or exact is None or result.shape != exact.shape:
                 continue
             if result.size:
                 yield name
 
     def errors(self, name: str) -> Array:
-        return np.asarray(self.judged.results[name].astype(float) - self.judged.want[name])
+        return np.asarray(self.judged.results[name].astype(float) - self.judged.exact[name])
 
 
 def plain_recipes(space: Space, seed: int) -> list[Recipe]:
@@ -153,7 +153,7 @@ def _of_rank(recipe: Recipe, space: Space, B: int | None) -> Recipe:
 
 def measure_errors(trial: Trial, recipe: Recipe, rounding: Rounding | None = None) -> ErrorSample:
     """Evaluate the implementation on a plain problem, with the variance of every element."""
-    judged = trial.judged(recipe)
+    judged = trial.evaluation(recipe)
     cot = judged.cotangents
     sigma = deviations(
         judged.problem,
@@ -263,7 +263,7 @@ def tightest_model(trial: Trial, recipes: list[Recipe]) -> tuple[Rounding, float
 def _within_bounds(trial: Trial, sample: ErrorSample, model: Rounding) -> bool:
     judged = sample.judged
     required = {"o", *(["lse"] if trial.implementation.returns_lse else ()), *trial.gradients}
-    if {n for n in required & set(TENSORS) if judged.want[n].size} - set(sample.names()):
+    if {n for n in required & set(TENSORS) if judged.exact[n].size} - set(sample.names()):
         return False  # a result is not real, or has the wrong shape
     cot: Any = judged.cotangents
     hard = bounds(
@@ -275,5 +275,5 @@ def _within_bounds(trial: Trial, sample: ErrorSample, model: Rounding) -> bool:
         conventions=trial.conventions,
     )
     return all(
-        bool((excess(judged.results[n], judged.want[n]) <= hard[n]).all()) for n in sample.names()
+        bool((excess(judged.results[n], judged.exact[n]) <= hard[n]).all()) for n in sample.names()
     )

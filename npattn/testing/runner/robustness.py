@@ -1,8 +1,8 @@
-"""What an implementation does with wrong input: a note each, never a verdict.
+"""Describe what an implementation does with wrong input: a note each, never a verdict.
 
-Nobody promises anything here, but whoever calls a kernel wants to know: is a mistake answered with
-an exception, with a number, or with a crash? Every case runs in a child process of its own, since
-a kernel that reads beyond an array may take its process with it. Only ``--only robustness`` asks.
+Nothing is promised here, but a caller wants to know whether a mistake gives an exception, a number
+or a crash. Every case runs in a child process, since a kernel that reads beyond an array may take
+its process with it. Only ``--only robustness`` asks.
 """
 
 from __future__ import annotations
@@ -16,33 +16,35 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.testing.adapters.implementation import Implementation, ImplementationError
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Space
 
-__all__ = ["CASES", "notes"]
+__all__ = ["MISTAKES", "describe_wrong_input"]
 
-PATIENCE = 60.0  # seconds, after which a case is said to hang
+PATIENCE = 60.0
+"""Seconds after which a case counts as hanging."""
 
 Arrays = dict[str, Array]
 Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Case:
+class CallerMistake:
     """One mistake of a caller.
 
     Attributes
     ----------
-    told : str
-        What is wrong.
+    about : str
+        The mistake in words.
     needs : str or None
         The option that it is made in.
     change : callable
-        (arrays, options) → the same, with the mistake in them.
+        (arrays, options) → the same with the mistake in them.
     """
 
-    told: str
+    about: str
     needs: str | None
     change: Callable[[Arrays, Options], tuple[Arrays, Options]]
 
@@ -85,28 +87,30 @@ def _mask(*axes: str) -> Callable[[Arrays, Options], tuple[Arrays, Options]]:
     return change
 
 
-CASES = (
-    Case("v is one key shorter than k", None, _without_last("v", -2)),
-    Case("k is one channel narrower than q", None, _without_last("k", -1)),
-    Case("3 query heads, 2 key/value heads", None, _heads),
-    Case("v has one head less than k", None, _without_last("v", -3)),
-    Case("k, v of one sample less than q", None, _without_last("k", -4)),
-    Case("k in another dtype than q and v", None, _mixed),
-    Case("q, k, v of integers", None, _integers),
-    Case("mask of shape (S,)", "mask", _mask("S")),
-    Case("mask of shape (B, S), where B = T: it fits by accident", "mask", _mask("B", "S")),
-    Case("mask of one key too many", "mask", _mask("T", "S+1")),
-    Case("mask of one head too many", "mask", _mask("H+1", "T", "S")),
-    Case("window of −2 keys to the left", "window", _with("window", (-2, 0))),
-    Case("softcap of 0", "softcap", _with("softcap", 0.0)),
-    Case("softcap of −1", "softcap", _with("softcap", -1.0)),
-    Case("scale NaN", "scale", _with("scale", float("nan"))),
+MISTAKES = (
+    CallerMistake("v is one key shorter than k", None, _without_last("v", -2)),
+    CallerMistake("k is one channel narrower than q", None, _without_last("k", -1)),
+    CallerMistake("3 query heads, 2 key/value heads", None, _heads),
+    CallerMistake("v has one head less than k", None, _without_last("v", -3)),
+    CallerMistake("k, v of one sample less than q", None, _without_last("k", -4)),
+    CallerMistake("k in another dtype than q and v", None, _mixed),
+    CallerMistake("q, k, v of integers", None, _integers),
+    CallerMistake("mask of shape (S,)", "mask", _mask("S")),
+    CallerMistake(
+        "mask of shape (B, S), where B = T: it fits by accident", "mask", _mask("B", "S")
+    ),
+    CallerMistake("mask of one key too many", "mask", _mask("T", "S+1")),
+    CallerMistake("mask of one head too many", "mask", _mask("H+1", "T", "S")),
+    CallerMistake("window of −2 keys to the left", "window", _with("window", (-2, 0))),
+    CallerMistake("softcap of 0", "softcap", _with("softcap", 0.0)),
+    CallerMistake("softcap of −1", "softcap", _with("softcap", -1.0)),
+    CallerMistake("scale NaN", "scale", _with("scale", float("nan"))),
 )
-"""The mistakes that are tried."""
+"""The mistakes tried."""
 
 
-def notes(implementation: Implementation, space: Space) -> list[str]:
-    """What became of each case, a line each.
+def describe_wrong_input(implementation: Implementation, space: Space) -> list[str]:
+    """Describe what becomes of each mistake, a line each.
 
     Parameters
     ----------
@@ -123,27 +127,27 @@ def notes(implementation: Implementation, space: Space) -> list[str]:
     base = replace(Recipe(dtype=space.dtype), lead=(5,), H=3, K=3, T=5, S=7, D=16, E=16)
     problem = base.problem()
     lines = []
-    for case in CASES:
+    for case in MISTAKES:
         if case.needs is None or case.needs in implementation.features:
             arrays, options = case.change({n: getattr(problem, n).copy() for n in "qkv"}, {})
-            lines.append(f"{case.told}: {_answer(implementation, arrays, options)}")
+            lines.append(f"{case.about}: {_describe_call(implementation, arrays, options)}")
     return lines
 
 
-def _answer(implementation: Implementation, arrays: Arrays, options: Options) -> str:
-    """What it does, in a child process."""
+def _describe_call(implementation: Implementation, arrays: Arrays, options: Options) -> str:
+    """Describe one call, made in a child process."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     args = (theirs, implementation, arrays, options)
-    child = context.Process(target=_child, args=args, daemon=True)
+    child = context.Process(target=_run_child, args=args, daemon=True)
     child.start()
     theirs.close()
     try:
         if not ours.poll(PATIENCE):
             return "no answer within a minute: it hangs"
-        said = str(ours.recv())
+        answer = str(ours.recv())
         child.join(PATIENCE)  # it ends by itself, with all that it has to do then
-        return said
+        return answer
     except EOFError:
         child.join()
         code = child.exitcode or 0
@@ -154,12 +158,12 @@ def _answer(implementation: Implementation, arrays: Arrays, options: Options) ->
         ours.close()
 
 
-def _child(pipe: Any, implementation: Implementation, arrays: Arrays, options: Options) -> None:
+def _run_child(pipe: Any, implementation: Implementation, arrays: Arrays, options: Options) -> None:
     try:
         out = implementation.call(arrays, options)
     except ImplementationError as err:
-        said = " ".join(str(err).split())
-        pipe.send(f"an exception ({said[:160]})")
+        message = " ".join(str(err).split())
+        pipe.send(f"an exception ({message[:160]})")
         return
     kind = "finite" if np.isfinite(out.astype(np.float64)).all() else "with NaN or inf"
     pipe.send(f"ANSWERED without a word: {out.dtype} {out.shape}, {kind}")

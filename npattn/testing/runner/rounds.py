@@ -1,39 +1,32 @@
-"""The judge of one dtype: rules over planned problems, and what fails shrunk."""
+"""Judge one dtype: probe what is accepted, then ask each rule."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as hypothesis_seed
-from hypothesis.errors import Flaky
-
-from npattn.testing.adapters.implementation import ImplementationError
-from npattn.testing.capabilities import Probe
-from npattn.testing.cases.recipe import Recipe
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.capabilities import Finding, probe
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.report.outcome import outcome_of
-from npattn.testing.report.report import Outcome, Status
+from npattn.testing.report.outcome import Outcome, Status, add_reproducer
 from npattn.testing.rules import PROPERTIES, Property
 from npattn.testing.rules.systematic_error import plain_recipes, tightest_model
-from npattn.testing.runner.robustness import notes
+from npattn.testing.runner.robustness import describe_wrong_input
+from npattn.testing.runner.search import Search
 from npattn.testing.trial import Suspicion, Trial, Violation
 
-__all__ = ["BEHAVIOUR", "ROBUSTNESS", "Answers", "Judge", "Progress", "Round", "Search"]
+__all__ = ["BEHAVIOUR", "ROBUSTNESS", "Answers", "Judge", "Progress", "Round"]
 
 BEHAVIOUR = "behaves as"
 ROBUSTNESS = "robustness"  # asked only by name: it gives notes, and needs child processes
-SHRINK_SECONDS = 8.0  # per failing rule; the smallest problem found by then is reported
 Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
 Answers = dict[str, Outcome | str]
 
 
 @dataclass
 class Judge:
-    """One dtype's worth of `check`: narrows the space to what is accepted, then asks each rule.
+    """Judge of one dtype: narrows the space to what is accepted, then asks each rule.
 
     Attributes
     ----------
@@ -51,92 +44,115 @@ class Judge:
         self.refused: list[str] = []
 
     def begin(self, rules: Sequence[Property], robust: bool = False) -> Round:
-        """Probe what is accepted; then all that is to be asked, of which empty-row is answered.
+        """Probe what is accepted, and list the rules to ask; empty-row is answered at once.
 
-        It comes first: where empty rows are wrong, the other rules are asked without them, so
-        that one defect does not hide the others, nor look like them.
+        If fully masked rows are wrong, the other rules are asked without them, so that one defect
+        does not hide the others, nor look like them.
         """
-        trial = self.trial
-        wrong = Probe(trial, self.refused).run()
-        names = [rule.rule for rule in rules] if trial.space.structure else []
+        capabilities = probe(self.trial)
+        self.trial, self.refused = capabilities.trial, [*capabilities.refused]
+        wrong = [self._from_finding(finding) for finding in capabilities.findings]
+        names = [rule.rule for rule in rules] if self.trial.space.structure else []
         names += [ROBUSTNESS] if robust else []
         names += [BEHAVIOUR] if "aggregate" in names else []
         begun = Round(self, wrong, names)
         if "empty-row" in names:
-            begun.tell("empty-row")
-            empty = self.judge(PROPERTIES["empty-row"])
+            begun.report_progress("empty-row")
+            empty = self.judge(PROPERTIES["empty-row"], self.trial)
             begun.answers["empty-row"] = empty
             if empty.status in ("failed", "error"):
-                trial.shuns_empty_rows = True
-                self.refused.append("queries that see nothing: wrong, so only empty-row has them")
+                self.trial.skips_empty_rows = True
+                self.refused.append(
+                    "fully masked queries are wrong; only rule empty-row still tests them"
+                )
         return begun
 
+    def _from_finding(self, finding: Finding) -> Outcome:
+        outcome = Outcome(
+            finding.rule,
+            "12, 14",
+            "What it accepts it answers rightly, sizes of 0 and each option alone.",
+            self.trial.space.dtype,
+            finding.status,
+            worst=float("inf") if finding.status == "failed" else 0.0,
+            examples=finding.examples,
+            message=finding.message,
+        )
+        if finding.problem is None or finding.recipe is None:
+            return outcome
+        return add_reproducer(outcome, self.trial, finding.problem, finding.recipe, finding.error)
+
     def answer(self, names: Sequence[str]) -> Iterator[tuple[str, Outcome | str]]:
-        """The outcome of each rule, or of `ROBUSTNESS`; of `BEHAVIOUR` what it says.
+        """Yield the outcome of each rule, or of `ROBUSTNESS`; for `BEHAVIOUR` its text.
 
-        Rules that draw alike share what they find out, others nothing, so that it does not matter
-        which were asked before.
+        These rules sample alike and share one memo. Others start with an empty one, so that it
+        does not matter which were asked before.
         """
-        self.trial.forget()
+        trial = self.trial.fresh()
         for name in names:
-            yield name, self._answer(name)
-
-    def _answer(self, name: str) -> Outcome | str:
-        if name == ROBUSTNESS:
-            return _robustness(self.trial)
-        if name == BEHAVIOUR:
-            return _behaviour(self.trial, self.seed)
-        return self.judge(PROPERTIES[name])
+            if name == ROBUSTNESS:
+                yield name, _robustness(trial)
+            elif name == BEHAVIOUR:
+                yield name, _behaviour(trial, self.seed)
+            else:
+                yield name, self.judge(PROPERTIES[name], trial)
 
     def sweep(self, rule: str, count: int) -> Outcome:
-        """One of the rules that draw on the device."""
+        """Return the outcome of "sweep" or "long", which sample on the device."""
         from npattn.testing.device.sweep import Sweep  # and with it torch
 
         sweep = Sweep(self.trial, self.seed, self.progress, self.shrinks)
         return sweep.run(count) if rule == "sweep" else sweep.long()
 
-    def judge(self, rule: Property) -> Outcome:
-        """One rule over the planned problems, the failing one shrunk."""
-        trial, dtype = self.trial, self.trial.space.dtype
+    def judge(self, rule: Property, trial: Trial) -> Outcome:
+        """Search for a failing problem of one rule."""
+        dtype = trial.space.dtype
         reason = rule.unless(trial)
         if reason is not None:
-            return outcome_of(rule, dtype, "not applicable", message=reason)
+            return _outcome(rule, dtype, "not applicable", message=reason)
         search = Search(rule, trial, self.examples, self.shrinks)
         search.run(self.seed)
         if search.failure is not None:
-            recipe, err = search.failure
-            status: Status = "failed"
-            if isinstance(err, (ImplementationError, Suspicion)):
-                status = "error" if isinstance(err, ImplementationError) else "suspect"
-            return outcome_of(
-                rule,
-                dtype,
-                status,
-                worst=getattr(err, "ratio", 0.0),
-                examples=search.tried,
-                message=str(err) + search.note,
-                problem=getattr(err, "problem", None) or trial.problem(recipe),
-                recipe=recipe,
-                trial=trial,
-                error=err,
-            )
+            return _failed(rule, trial, search)
         if search.tried == 0:
-            told = "no problem drawn could show it, or all were wrong before"
-            return outcome_of(rule, dtype, "not applicable", message=told)
-        return outcome_of(rule, dtype, "passed", worst=search.worst, examples=search.tried)
+            message = "no generated problem exercises this rule"
+            return _outcome(rule, dtype, "not applicable", message=message)
+        return _outcome(rule, dtype, "passed", worst=search.worst, examples=search.tried)
+
+
+def _outcome(rule: Property, dtype: str, status: Status, **details: Any) -> Outcome:
+    return Outcome(rule.rule, rule.section, rule.about, dtype, status, **details)
+
+
+def _failed(rule: Property, trial: Trial, search: Search) -> Outcome:
+    assert search.failure is not None
+    recipe, err = search.failure.recipe, search.failure.error
+    status: Status = "failed"
+    if isinstance(err, (ImplementationError, Suspicion)):
+        status = "error" if isinstance(err, ImplementationError) else "suspect"
+    outcome = _outcome(
+        rule,
+        trial.space.dtype,
+        status,
+        worst=getattr(err, "ratio", 0.0),
+        examples=search.tried,
+        message=str(err) + search.note,
+    )
+    problem = err.problem if isinstance(err, Violation) else trial.problem(recipe)
+    return add_reproducer(outcome, trial, problem, recipe, err)
 
 
 @dataclass
 class Round:
-    """What one dtype is asked, and the answers.
+    """Rules asked of one dtype, and the answers.
 
     Attributes
     ----------
     judge : Judge
     wrong : list of Outcome
-        Of the probe.
+        Findings of the probe.
     names : list of str
-        The rules, and what else `Judge.answer` takes.
+        The rules, and other names that `Judge.answer` takes.
     answers : dict
         By name.
     """
@@ -148,29 +164,32 @@ class Round:
 
     @property
     def left(self) -> list[str]:
+        """Names without an answer."""
         return [name for name in self.names if name not in self.answers]
 
     @property
     def behaves(self) -> str | None:
-        said = self.answers.get(BEHAVIOUR)
-        return said if isinstance(said, str) else None
+        """Rounding model that explains the errors, in words."""
+        text = self.answers.get(BEHAVIOUR)
+        return text if isinstance(text, str) else None
 
     def outcomes(self) -> list[Outcome]:
+        """Return the findings of the probe, and the outcomes in the order of the names."""
         answers = (self.answers[name] for name in self.names)
-        return self.wrong + [found for found in answers if isinstance(found, Outcome)]
+        return self.wrong + [answer for answer in answers if isinstance(answer, Outcome)]
 
-    def tell(self, name: str) -> None:
-        """Tell how far it is, and which rule it is at."""
+    def report_progress(self, name: str) -> None:
+        """Pass the current rule and the number of rules done to the progress callback."""
         if self.judge.trial.space.structure:
             done, total = (sum(n in PROPERTIES for n in x) for x in (self.answers, self.names))
             self.judge.progress(self.judge.trial.space.dtype, name, done, total)
 
     def groups(self) -> list[list[str]]:
-        """What is left, together if it draws alike, the largest group first."""
+        """Return the names left, those that sample alike together, the largest group first."""
         groups: dict[Any, list[str]] = {}
         trial = self.judge.trial
         for name in self.left:
-            key: Any = "aggregate" if name == BEHAVIOUR else name  # they ask for the same
+            key: Any = "aggregate" if name == BEHAVIOUR else name  # they need the same samples
             rule = PROPERTIES.get(name)
             if rule is not None and rule.recipes is None and rule.unless(trial) is None:
                 key = Pools(trial.space, **rule.draw(trial)).key
@@ -178,89 +197,13 @@ class Round:
         return sorted(groups.values(), key=len, reverse=True)
 
 
-class Search:
-    """One rule over different recipes; what fails is shrunk."""
-
-    def __init__(self, rule: Property, trial: Trial, examples: int, shrinks: bool = True) -> None:
-        self.rule, self.trial, self.examples, self.shrinks = rule, trial, examples, shrinks
-        self.worst, self.tried, self.note = 0.0, 0, ""
-        self.failure: tuple[Recipe, Violation | ImplementationError] | None = None
-        self._seen: dict[Recipe, Violation | ImplementationError | None] = {}
-        self._deadline = float("inf")
-
-    def run(self, seed: int) -> None:
-        pools = Pools(self.trial.space, **self.rule.draw(self.trial))
-        chosen = self.rule.recipes
-        try:
-            if chosen is not None:
-                for recipe in chosen(self.trial, seed, self.examples):
-                    self.one(recipe)
-                return
-            for recipe in self.trial.planned(pools, seed, self.examples):
-                self.one(recipe)
-                if self.tried >= self.examples:
-                    return
-        except (Violation, ImplementationError):
-            pass  # what failed is in self.failure
-        # Not where it is caught: Hypothesis tells errors apart by what was being handled, too.
-        if self.failure is not None and chosen is None and self.shrinks:
-            self._shrink(pools, seed)
-
-    def _shrink(self, pools: Pools, seed: int) -> None:
-        """Let Hypothesis find the simplest failing recipe that is like the one that failed."""
-        assert self.failure is not None
-        self._deadline = time.monotonic() + SHRINK_SECONDS
-        profile = settings(
-            max_examples=200,
-            database=None,
-            deadline=None,
-            phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-            print_blob=False,
-        )
-        near = pools.near(self.failure[0].seed)
-        test = hypothesis_seed(seed)(profile(given(near)(self.one)))
-        try:
-            test()
-        except (Violation, ImplementationError):
-            pass  # the last one, the simplest, is in self.failure
-        except Flaky:
-            self.note = "\n(it did not fail every time that the same problem was tried)"
-
-    def one(self, recipe: Recipe) -> None:
-        if recipe in self._seen:
-            err = self._seen[recipe]
-            if err is not None:
-                self.failure = recipe, err
-                raise err
-            return
-        if time.monotonic() > self._deadline:
-            return
-        self._seen[recipe] = None
-        if self.trial.shuns(recipe, self.rule.rule):
-            return
-        try:
-            ratio = self.rule.check(self.trial, recipe)
-        except (Violation, ImplementationError) as err:
-            if self.rule.alters and self.trial.wrong_anyway(recipe):
-                return
-            self._seen[recipe] = err
-            self.failure = recipe, err
-            raise
-        if ratio is not None and self.failure is None:
-            self.tried += 1
-            self.worst = max(self.worst, ratio)
-
-
 def _robustness(trial: Trial) -> Outcome:
-    """Notes on what becomes of wrong input; they pass, whatever they say."""
-    lines = notes(trial.implementation, trial.space)
-    about = "What it does with wrong input: notes, and no verdict."
+    """Describe the reaction to wrong input; such notes always pass."""
+    lines = describe_wrong_input(trial.implementation, trial.space)
     return Outcome(
         ROBUSTNESS,
         "—",
-        about,
+        "What it does with wrong input: notes, and no verdict.",
         trial.space.dtype,
         "passed",
         examples=len(lines),
@@ -269,7 +212,7 @@ def _robustness(trial: Trial) -> Outcome:
 
 
 def _behaviour(trial: Trial, seed: int) -> str:
-    """The tightest rounding model that explains what it does on plain inputs."""
+    """Name the tightest rounding model that explains its errors on plain inputs."""
     try:
         model = tightest_model(trial, plain_recipes(trial.space, seed))
     except ImplementationError as err:

@@ -1,6 +1,6 @@
-"""Rules asked in turn, or shared out to processes that each load the implementation.
+"""Ask rules in turn, or share them out to processes that each load the implementation.
 
-Rules that draw alike stay together, for they share what they find out. Processes are spawned (a
+Rules that sample alike stay together, for they share a memo. Processes are spawned (a
 fork of threads may hang), have one thread each, and take the next group when they are done with
 one; the largest group comes first.
 """
@@ -20,14 +20,14 @@ from multiprocessing.process import BaseProcess
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.testing.adapters.base import told
-from npattn.testing.adapters.implementation import Implementation, ImplementationError
+from npattn.testing.adapters.base import ImplementationError, format_exception_line
+from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.strategies import Space
 from npattn.testing.runner.rounds import Answers, Judge, Round
 from npattn.testing.trial import Trial
 
-__all__ = ["Here", "Processes"]
+__all__ = ["InProcess", "Processes"]
 
 # Read when BLAS and its like are loaded, so they are set before a process begins.
 THREADS = (
@@ -39,46 +39,46 @@ THREADS = (
 )
 
 
-class Here:
-    """One after the other, in this process."""
+class InProcess:
+    """Ask one rule after the other, in this process."""
 
-    def __enter__(self) -> Here:
+    def __enter__(self) -> InProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def ask(self, asked: Round) -> None:
-        for names in asked.groups():
-            asked.tell(names[0])
-            for name, found in asked.judge.answer(names):
-                asked.answers[name] = found
-                asked.tell(name)
-        asked.tell("")
+    def ask(self, work: Round) -> None:
+        for names in work.groups():
+            work.report_progress(names[0])
+            for name, answer in work.judge.answer(names):
+                work.answers[name] = answer
+                work.report_progress(name)
+        work.report_progress("")
 
     def finish(self) -> None:
         pass
 
 
 class Processes:
-    """Shared out to `n` processes.
+    """Share rules out to `n` processes.
 
     Raises
     ------
     OptionError
-        When it is entered, if they cannot load the implementation.
+        On entry, if they cannot load the implementation.
     """
 
     def __init__(self, n: int, implementation: Implementation) -> None:
         self.name = implementation.name
         self.pending: dict[Future[Answers], Round] = {}
         self.before: set[BaseProcess] = set()
-        self.n, self.asked, self.packed = n, 0, _packed(implementation)
+        self.n, self.rounds, self.pickled = n, 0, _pickle(implementation)
 
     def __enter__(self) -> Processes:
         self.before = set(multiprocessing.active_children())
         context = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(self.n, context, _begin, (self.packed,))
+        self.pool = ProcessPoolExecutor(self.n, context, _begin, (self.pickled,))
         with ExitStack() as unless_ready:  # an interrupt too ends what was started
             unless_ready.callback(self._end)
             failure = self._failure()
@@ -88,7 +88,7 @@ class Processes:
         return self
 
     def _failure(self) -> str:
-        """Why a process cannot load the implementation; empty if all can."""
+        """Say why a process cannot load the implementation; "" if all can."""
         try:
             with _one_thread_each():
                 ready = [self.pool.submit(_load) for _ in range(self.n)]
@@ -106,28 +106,28 @@ class Processes:
         self.pool.shutdown(cancel_futures=True)
 
     def _end(self) -> None:
-        """Nobody waits for what they are at, which may take long."""
+        """End the processes without waiting for their work, which may take long."""
         for process in set(multiprocessing.active_children()) - self.before:
             process.terminate()
         self.pool.shutdown(cancel_futures=True)
 
-    def ask(self, asked: Round) -> None:
-        """Share out what is asked; `finish` waits for the answers."""
-        self.asked += 1
-        setting = _Setting.of(asked.judge, self.asked)
-        with _one_thread_each(), self._alive():
-            for names in asked.groups():
-                self.pending[self.pool.submit(_answer, setting, names)] = asked
+    def ask(self, work: Round) -> None:
+        """Share out the rules of a round; `finish` waits for the answers."""
+        self.rounds += 1
+        setting = _Setting.of(work.judge, self.rounds)
+        with _one_thread_each(), self._catch_crash():
+            for names in work.groups():
+                self.pending[self.pool.submit(_answer, setting, names)] = work
 
     def finish(self) -> None:
-        with self._alive():
+        with self._catch_crash():
             for future in as_completed(self.pending):
-                asked, found = self.pending[future], future.result()
-                asked.answers |= found
-                asked.tell(next(iter(found)))
+                work, answers = self.pending[future], future.result()
+                work.answers |= answers
+                work.report_progress(next(iter(answers)))
 
     @contextmanager
-    def _alive(self) -> Iterator[None]:
+    def _catch_crash(self) -> Iterator[None]:
         try:
             yield
         except BrokenProcessPool:
@@ -137,11 +137,11 @@ class Processes:
             ) from None
 
 
-def _packed(implementation: Implementation) -> bytes:
+def _pickle(implementation: Implementation) -> bytes:
     try:
         return pickle.dumps(implementation)
     except (pickle.PicklingError, AttributeError, TypeError) as err:
-        raise OptionError(_cannot(implementation.name, told(err))) from err
+        raise OptionError(_cannot(implementation.name, format_exception_line(err))) from err
 
 
 def _cannot(name: str, why: str) -> str:
@@ -154,7 +154,7 @@ def _cannot(name: str, why: str) -> str:
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Processes that are spawned here have one thread for BLAS."""
+    """Give processes that are spawned here one thread for BLAS."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:
@@ -169,14 +169,14 @@ def _one_thread_each() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Setting:
-    """All of a judge but the implementation."""
+    """A judge without its implementation."""
 
-    number: int  # of the dtype
+    number: int  # of the round
     conventions: Conventions
     rounding: Rounding
     space: Space
     gradients: frozenset[str]
-    shuns_empty_rows: bool
+    skips_empty_rows: bool
     forward_only: bool
     examples: int
     seed: int
@@ -191,7 +191,7 @@ class _Setting:
             trial.rounding,
             trial.space,
             trial.gradients,
-            trial.shuns_empty_rows,
+            trial.skips_empty_rows,
             trial.implementation.forward_only,
             judge.examples,
             judge.seed,
@@ -200,7 +200,7 @@ class _Setting:
 
     def judge(self, implementation: Implementation) -> Judge:
         trial = Trial(implementation, self.conventions, self.rounding, self.space, self.gradients)
-        trial.shuns_empty_rows = self.shuns_empty_rows
+        trial.skips_empty_rows = self.skips_empty_rows
         return Judge(trial, self.examples, self.seed, lambda *_: None, self.shrinks)
 
 
@@ -208,35 +208,35 @@ class _Setting:
 
 
 class _Process:
-    """What one of them holds: judges of the dtypes, for rules share what trials remember."""
+    """State of one process: the implementation, and a judge per round."""
 
-    packed = b""
+    pickled = b""
     implementation: Implementation
     judges: dict[int, Judge] = {}  # noqa: RUF012  there is one
 
 
-def _begin(packed: bytes) -> None:
+def _begin(pickled: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
-    _Process.packed = packed
+    _Process.pickled = pickled
 
 
 def _load() -> str:
-    """Why the implementation cannot be loaded; "" where it can."""
+    """Say why the implementation cannot be loaded; "" if it can."""
     try:
-        _Process.implementation = pickle.loads(_Process.packed)
+        _Process.implementation = pickle.loads(_Process.pickled)
     except (Exception, SystemExit) as err:  # noqa: BLE001  what it imports may raise anything
-        return told(err)
+        return format_exception_line(err)
     return ""
 
 
-def _loaded() -> Implementation:
+def _get_implementation() -> Implementation:
     if not hasattr(_Process, "implementation"):  # another process has answered for this one
-        _Process.implementation = pickle.loads(_Process.packed)
+        _Process.implementation = pickle.loads(_Process.pickled)
     return _Process.implementation
 
 
 def _answer(setting: _Setting, names: Sequence[str]) -> Answers:
-    implementation = _loaded()
+    implementation = _get_implementation()
     if setting.number not in _Process.judges:
         _Process.judges[setting.number] = setting.judge(implementation)
     judge = _Process.judges[setting.number]

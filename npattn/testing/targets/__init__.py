@@ -1,36 +1,34 @@
-"""Implementations that are known by name, and whether they can run here."""
+"""Implementations known by name, and whether they can run here."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from npattn.conventions import PROFILES, Conventions
 from npattn.errors import MissingExtraError, OptionError
+from npattn.testing.adapters.load import load_callable
 
 __all__ = ["TARGETS", "Target", "load"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """An implementation that is known by name.
+    """An implementation known by name.
 
     Attributes
     ----------
     name : str
     module, function : str
-        Where it is.
+        Its import path.
     backward : str or None
-        Its backward, in the same module; None: autograd, or none.
+        Name of its backward in the same module; None for autograd, or no gradients.
     needs : str or None
-        The package without which it cannot run.
+        The package that it needs.
     conventions : Conventions
     about : str
     """
@@ -45,10 +43,11 @@ class Target:
 
     @property
     def runs_here(self) -> bool:
+        """True if the package that it needs is installed."""
         return self.needs is None or importlib.util.find_spec(self.needs) is not None
 
     def load(self) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
-        """The callable and its backward."""
+        """Import the callable and its backward."""
         module = importlib.import_module(self.module)
         backward = None if self.backward is None else getattr(module, self.backward)
         return getattr(module, self.function), backward
@@ -143,7 +142,7 @@ TARGETS = {target.name: target for target in _ALL}
 
 
 def load(spec: str) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
-    """The callable that a target names, and its backward where it is known.
+    """Return the callable that a target names, and its backward where it is known.
 
     Parameters
     ----------
@@ -153,9 +152,9 @@ def load(spec: str) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
     Raises
     ------
     OptionError
-        If there is no such thing, with what there is.
+        If there is no such target; the message says what there is.
     MissingExtraError
-        If a package that it needs is not installed.
+        If the target needs a package that is not installed.
     """
     if spec in TARGETS:
         target = TARGETS[spec]
@@ -173,39 +172,4 @@ def load(spec: str) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
             f"TARGET is {spec!r}, must be module:function, path/file.py:function, or one of "
             f"{', '.join(TARGETS)}{hint}"
         )
-    module = _module(home)
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        public = [n for n, x in vars(module).items() if callable(x) and n[0] != "_"]
-        raise OptionError(f"{home} has no callable {name!r}, it has {', '.join(public[:20])}")
-    return found, None
-
-
-def _module(home: str) -> ModuleType:
-    """A module by its name or its path; what it raises while it is imported goes through."""
-    if home.endswith(".py"):
-        path = Path(home).resolve()
-        if not path.is_file():
-            raise OptionError(f"TARGET has file {home!r}, which does not exist [in {Path.cwd()}]")
-        loaded = sys.modules.get(path.stem)
-        if loaded is not None and getattr(loaded, "__file__", None) == str(path):
-            return loaded
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(path.stem, module)
-        spec.loader.exec_module(module)
-        return module
-    if str(Path.cwd()) not in sys.path:  # as python -m does
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(home)
-    except ModuleNotFoundError as err:
-        if err.name is None or not home.startswith(err.name):
-            raise
-        raise OptionError(
-            f"TARGET has module {home!r}, which cannot be found [in {Path.cwd()} and sys.path]"
-        ) from err
+    return load_callable(spec), None

@@ -10,7 +10,8 @@ from typing import Any
 from npattn.conventions import Conventions
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.report.report import Outcome, Report
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.report import Report
 from npattn.testing.rules import PROPERTIES
 
 __all__ = ["CORRECT", "Correct", "correct"]

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 
 import npattn
 from npattn.testing import Recipe
-from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, VIEWS
+from npattn.testing.cases.distributions import SCORE_MODS
+from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, VIEWS
 from npattn.testing.cases.strategies import Space, recipes
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13

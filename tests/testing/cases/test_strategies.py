@@ -14,8 +14,9 @@ from npattn.options import FEATURES
 from npattn.problem import Problem
 from npattn.testing.cases import pairwise as cover
 from npattn.testing.cases import strategies
+from npattn.testing.cases.distributions import SCORE_MODS
 from npattn.testing.cases.pairwise import OPTIONS, covering, traits
-from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS, Recipe
+from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, Recipe
 from npattn.testing.cases.strategies import (
     EDGES,
     RATES,
@@ -310,7 +311,7 @@ def switched_on(recipe):
 
 
 def test_the_first_half_of_what_is_planned_has_every_pair_of_options_and_no_third():
-    planned = list(itertools.islice(Pools(Space()).planned(0, 100), 46))
+    planned = list(itertools.islice(Pools(Space()).cases(0, 100), 46))
     met = {switched_on(recipe) for recipe in planned}
     pairs = {frozenset(pair) for pair in itertools.combinations(OPTIONS, 2)}
     assert pairs <= met
@@ -320,7 +321,7 @@ def test_the_first_half_of_what_is_planned_has_every_pair_of_options_and_no_thir
 
 
 def test_what_is_planned_depends_on_the_seed_alone():
-    first, again, other = (list(Pools(Space()).planned(seed, 60)) for seed in (3, 3, 5))
+    first, again, other = (list(Pools(Space()).cases(seed, 60)) for seed in (3, 3, 5))
     assert first == again
     assert not set(first) & set(other)
 
@@ -330,19 +331,19 @@ def test_what_is_planned_does_not_depend_on_what_was_planned_before():
     turned = dict(reversed(forced.items()))
     one, other = (Pools(Space(features=frozenset()), force=x) for x in (forced, turned))
     assert one == other  # though what a seed chooses differs
-    after = list(one.planned(3, 10)), list(other.planned(3, 10))
+    after = list(one.cases(3, 10)), list(other.cases(3, 10))
     strategies._after_pairs.cache_clear()
-    assert list(other.planned(3, 10)) == after[1] != after[0]
+    assert list(other.cases(3, 10)) == after[1] != after[0]
 
 
 def test_pairs_of_options_are_planned_without_drawing_what_comes_after(monkeypatch):
     monkeypatch.setattr(strategies, "_after_pairs", None)
     pools = Pools(Space())
-    assert len({*itertools.islice(pools.planned(0, 100), 46)}) == 46
+    assert len({*itertools.islice(pools.cases(0, 100), 46)}) == 46
 
 
-def planned(seed, space=None, **words):
-    return list(itertools.islice(Pools(space or Space(), **words).planned(seed, 100), 100))
+def cases(seed, space=None, **words):
+    return list(itertools.islice(Pools(space or Space(), **words).cases(seed, 100), 100))
 
 
 # Which kinds of structure there are; one of each group in every problem that is not empty.
@@ -374,13 +375,13 @@ def pairs_that_can_meet():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_within_100_examples_every_option_meets_every_other_and_every_kind_of_structure(seed):
-    met = {frozenset(p) for r in planned(seed) for p in itertools.combinations(traits(r), 2)}
+    met = {frozenset(p) for r in cases(seed) for p in itertools.combinations(traits(r), 2)}
     assert pairs_that_can_meet() == met
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_within_100_examples_every_kind_is_there(seed):
-    plan = planned(seed)
+    plan = cases(seed)
     for field, kinds in [
         ("mask", MASKS),
         ("bias", BIASES),
@@ -405,7 +406,7 @@ def test_within_100_examples_every_kind_is_there(seed):
 def test_pairs_meet_in_what_the_implementation_has_and_accepts():
     features = frozenset({"causal", "bias", "scale"})
     space = Space(features=features, structure=EVERYTHING - {"rank 2", "rank 5", "K < H"})
-    met = {frozenset(p) for r in planned(0, space) for p in itertools.combinations(traits(r), 2)}
+    met = {frozenset(p) for r in cases(0, space) for p in itertools.combinations(traits(r), 2)}
     gone = {"rank 2", "rank 5", "K = 1", "1 < K < H"} | (set(OPTIONS) - features)
     assert {pair for pair in pairs_that_can_meet() if not pair & gone} == met
 
@@ -419,16 +420,16 @@ def test_what_covers_pairs_is_chosen_with_few_options_on_and_not_twice():
 
 
 def test_long_rows_are_cheap_and_only_where_sizes_are_free():
-    long = [r for seed in range(20) for r in planned(seed) if r.S == 4096]
+    long = [r for seed in range(20) for r in cases(seed) if r.S == 4096]
     assert 10 < len(long) < 100
     assert max(r.T * r.H for r in long) <= 12
     for sizes in ({"S": (64,)}, {"T": (64,)}, {"B": (2,)}):
-        assert all(r.S != 4096 for r in planned(0, Space(sizes=sizes)))
-    assert all(r.S != 4096 for r in planned(0, without("T != S")))
+        assert all(r.S != 4096 for r in cases(0, Space(sizes=sizes)))
+    assert all(r.S != 4096 for r in cases(0, without("T != S")))
 
 
 def test_no_problem_holds_many_more_numbers_than_it_is_allowed():
-    for recipe in planned(0) + planned(1):
+    for recipe in cases(0) + cases(1):
         heads = math.prod(recipe.lead or ()) * recipe.H
         assert heads * recipe.T * recipe.S <= 2**16, recipe
         assert heads * (recipe.T + recipe.S) * max(recipe.D, recipe.E) <= 2**18, recipe

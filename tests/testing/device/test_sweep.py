@@ -18,6 +18,7 @@ from npattn import Conventions, Problem  # noqa: E402
 from npattn.conventions import PROFILES  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
 from npattn.testing import Implementation, Rounding, check, compare  # noqa: E402
+from npattn.testing.adapters.torch import Torch  # noqa: E402
 from npattn.testing.bounds.row_norms import RowNorms  # noqa: E402
 from npattn.testing.cases.log_uniform import Plan, simpler  # noqa: E402
 from npattn.testing.cases.recipe import Recipe  # noqa: E402
@@ -28,7 +29,7 @@ from npattn.testing.device import sweep as sweep_module  # noqa: E402
 from npattn.testing.device.sampling import BIASES, DISTRIBUTIONS, MASKS, drawn  # noqa: E402
 from npattn.testing.device.sweep import Sweep, shown  # noqa: E402
 from npattn.testing.device.tensors import Tensors, compared, ratios  # noqa: E402
-from npattn.testing.targets.torch import Torch, sdpa  # noqa: E402
+from npattn.testing.targets.torch import sdpa  # noqa: E402
 from npattn.testing.trial import Trial  # noqa: E402
 
 TOP_LEFT = PROFILES["torch.sdpa"]
@@ -78,7 +79,7 @@ def test_torch_sdpa_passes(dtype):
 def test_npattn_torch_passes_with_lse_and_windows(dtype):
     report = swept(ours, only=SWEEPS, conventions=None, dtypes=(dtype,))
     assert report.passed, str(report)
-    assert report.facts["sweep"] == 30
+    assert report.settings["sweep"] == 30
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])

@@ -280,7 +280,7 @@ def vary(name, **options):
     """Return an input of the base in float64, and a direction."""
     recipe = Recipe(lead=(2,), H=6, K=3, T=5, S=7, D=11, E=13, dtype="float64", seed=3, **options)
     trial = trial_of(base, base_backward, "float64")
-    line = VariedInput(trial, trial.judged(recipe), name)
+    line = VariedInput(trial, trial.evaluation(recipe), name)
     return line, np.random.default_rng(5).standard_normal(line.x.shape)
 
 
@@ -312,7 +312,7 @@ def test_steps_of_units_are_powers_of_two(name, units):
 def test_difference_of_one_head_without_batch(name):
     recipe = Recipe(lead=None, T=5, S=7, D=11, E=13, seed=3, bias="matrix", sinks=True)
     trial = trial_of(base, base_backward)
-    line = VariedInput(trial, trial.judged(recipe), name)
+    line = VariedInput(trial, trial.evaluation(recipe), name)
     step = np.ones_like(line.x)
     assert line.check(line.lengths(step) * step) <= 1
 
@@ -320,7 +320,7 @@ def test_difference_of_one_head_without_batch(name):
 def test_bias_of_minus_inf_stays():
     recipe = Recipe(lead=(2,), T=5, S=7, seed=3, bias="-inf padding")
     trial = trial_of(base, base_backward)
-    line = VariedInput(trial, trial.judged(recipe), "bias")
+    line = VariedInput(trial, trial.evaluation(recipe), "bias")
     step = np.ones_like(line.x)
     ends = line.replace(line.round(line.x + step)), line.replace(line.round(line.x - step))
     assert np.isneginf(line.x).any()
@@ -331,7 +331,7 @@ def test_bias_of_minus_inf_stays():
 def test_step_is_clipped_to_the_dtype():
     recipe = Recipe(seed=3, dtype="float16")
     trial = trial_of(base, base_backward, "float16")
-    line = VariedInput(trial, trial.judged(recipe), "q")
+    line = VariedInput(trial, trial.evaluation(recipe), "q")
     assert line.round(np.full(line.x.shape, 1e9)).max() == 65504
     assert line.round(np.full(line.x.shape, 1e9)).dtype == np.float16
 
@@ -349,7 +349,7 @@ def test_remainder_shrinks_with_square_of_step():
 def test_fully_masked_rows_leave_others_of_the_head():
     recipe = Recipe(lead=(2,), H=3, K=1, T=5, S=7, D=3, seed=3, mask="empty rows")
     trial = trial_of(base, base_backward)
-    line = VariedInput(trial, trial.judged(recipe), "k")
+    line = VariedInput(trial, trial.evaluation(recipe), "k")
     assert np.isinf(Estimate.of(line.judged, "lse").error).any()
     rise = line.rise(line.judged, line.judged)
     assert np.isfinite(rise.error).all()

@@ -23,7 +23,7 @@ from npattn.testing.report.reproducer import script
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.estimates import Estimate, agree, exact, round_to_grid, settle
 from npattn.testing.targets.numpy import flash, flash_backward
-from npattn.testing.trial import GRADIENTS, Judged, Trial, Violation
+from npattn.testing.trial import GRADIENTS, Evaluation, Trial, Violation
 from npattn.zoo.mutants import MUTANTS
 
 RULES = ("bias-shift", "one-key", "convex-hull", "value-linear", "sink-key", "equal-scores")
@@ -68,7 +68,7 @@ def ratios(rule, trial, examples):
     """Ratios of the first problems that exercise the rule."""
     rule = PROPERTIES[rule]
     assert rule.unless(trial) is None
-    recipes = Pools(trial.space, **rule.draw(trial)).planned(7, 60)
+    recipes = Pools(trial.space, **rule.draw(trial)).cases(7, 60)
     quick = (r for r in recipes if math.prod(r.whole) * (r.D + r.E) < 2**14)
     values = (rule.check(trial, recipe) for recipe in quick)
     return list(itertools.islice((x for x in values if x is not None), examples))
@@ -312,7 +312,7 @@ def test_one_key_without_hiding_options_needs_s_of_1():
 
 
 def recipes_of(rule, trial):
-    return list(Pools(trial.space, **PROPERTIES[rule].draw(trial)).planned(7, 20))
+    return list(Pools(trial.space, **PROPERTIES[rule].draw(trial)).cases(7, 20))
 
 
 def test_identities_keep_to_the_sizes_of_the_user():
@@ -347,7 +347,7 @@ def one_result(value, exact, allowed, dtype="float32"):
     """Judge one result o."""
     o, exact, allowed = np.array(value, dtype), np.array(exact, float), np.array(allowed, float)
     problem = Recipe(seed=1).problem()
-    return Judged(
+    return Evaluation(
         problem, Recipe(seed=1).cotangents(problem), {"o": o}, {"o": exact}, {"o": allowed}
     )
 

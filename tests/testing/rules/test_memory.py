@@ -119,4 +119,4 @@ def test_no_other_rule_samples_their_shapes(rule):
     space = Space(features=f.features)
     trial = Trial(f, Conventions(), Rounding.eager(), space)
     pools = Pools(space, **PROPERTIES[rule].draw(trial))
-    assert not {r.T for r in itertools.islice(pools.planned(0, 50), 50)} & set(POOLS["T"])
+    assert not {r.T for r in itertools.islice(pools.cases(0, 50), 50)} & set(POOLS["T"])

@@ -9,14 +9,14 @@ from npattn.problem import Problem
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.split_merge import merge
-from npattn.testing.trial import Judged, Violation
+from npattn.testing.trial import Evaluation, Violation
 from tests.testing.rules.relations import trial_of
 
 
 @pytest.mark.parametrize("shuns", [False, True])
 def test_no_part_has_fully_masked_rows_if_those_are_wrong(shuns, monkeypatch):
     trial, problems = trial_of(), []
-    trial.shuns_empty_rows = shuns
+    trial.skips_empty_rows = shuns
     forward = trial.implementation.forward
     record = lambda problem, *view: problems.append(problem) or forward(problem, *view)  # noqa: E731
     monkeypatch.setattr(trial.implementation, "forward", record)
@@ -42,7 +42,7 @@ def parts_of(rng, spread, error):
     o, lse = exact_o + signs[..., None] * alpha, exact_lse + signs[::-1] * beta
     nothing = Problem(np.zeros((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)))
     parts = [
-        Judged(nothing, None, {"o": o[i], "lse": lse[i]},
+        Evaluation(nothing, None, {"o": o[i], "lse": lse[i]},
                {"o": exact_o[i], "lse": exact_lse[i]}, {"o": alpha[i], "lse": beta[i]})
         for i in range(2)
     ]  # fmt: skip

@@ -238,7 +238,7 @@ def fit_errors(error: Any, T: int = 11, mistake: str = "mean") -> list[Any]:
     trial = trial_of(Attention(), rounding=Rounding.upcast())
     recipe = Recipe(lead=(3,), H=2, K=2, T=T, S=7, D=5, E=13)
     judged = measure_errors(trial, recipe).judged
-    exact = judged.want["o"]
+    exact = judged.exact["o"]
     sample = ErrorSample(replace(judged, results={"o": exact + error}), {"o": np.ones_like(exact)})
     return [fit for fit in fits(sample, trial) if fit.mistake == mistake]
 

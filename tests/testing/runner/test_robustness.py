@@ -10,7 +10,7 @@ import pytest
 import npattn.testing.runner.robustness as robustness
 from npattn.testing import Implementation, check
 from npattn.testing.cases.strategies import Space
-from npattn.testing.runner.robustness import CASES, notes
+from npattn.testing.runner.robustness import MISTAKES, describe_wrong_input
 from npattn.testing.targets.numpy import flash
 
 
@@ -33,13 +33,21 @@ def hanging(q, k, v):
 
 def of(f):
     implementation = Implementation(f, framework="numpy")  # which is not tried here
-    return dict(line.split(": ", 1) for line in notes(implementation, Space(dtype="float32")))
+    return dict(
+        line.split(": ", 1) for line in describe_wrong_input(implementation, Space(dtype="float32"))
+    )
 
 
 def test_every_case_of_an_option_that_it_has_is_tried():
     told = of(flash)
-    wanted = {c.told for c in CASES if c.needs is None or c.needs in Implementation(flash).features}
-    assert len(told) == len(notes(Implementation(flash), Space(dtype="float32"))) == len(wanted)
+    wanted = {
+        c.about for c in MISTAKES if c.needs is None or c.needs in Implementation(flash).features
+    }
+    assert (
+        len(told)
+        == len(describe_wrong_input(Implementation(flash), Space(dtype="float32")))
+        == len(wanted)
+    )
 
 
 def test_an_exception_is_told_with_its_words():

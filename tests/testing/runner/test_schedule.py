@@ -32,7 +32,7 @@ def told(report):
         )
         for o in report.outcomes
     ]
-    return str(report), outcomes, report.untested, report.facts
+    return str(report), outcomes, report.untested, report.settings
 
 
 def of_file(tmp_path, source, name="kernel"):

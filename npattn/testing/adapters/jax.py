@@ -1,0 +1,87 @@
+"""JAX arrays on a device as a framework.
+
+They cannot be written to and have no strides, so that the rules on inputs and views find little to
+ask; a buffer that is given away (``donate_argnums``) is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.errors import MissingExtraError, OptionError
+from npattn.testing.adapters.base import ImplementationError, ResultError
+
+try:
+    import jax  # type: ignore[import-not-found, unused-ignore]
+    import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
+except ImportError as err:
+    raise MissingExtraError(
+        "JAX targets need jax; npattn itself does not: pip install 'npattn[jax]'"
+    ) from err
+
+__all__ = ["JAX"]
+
+
+class JAX:
+    """JAX arrays on a device; gradients by ``jax.vjp``."""
+
+    name = "jax"
+    differentiates = True
+
+    def __init__(self, device: str | None = None) -> None:
+        platform, _, number = (device or "").partition(":")
+        try:
+            self.device = jax.devices(platform or None)[int(number or 0)]
+        except (RuntimeError, IndexError, ValueError) as err:
+            told = str(err).splitlines()[0]
+            raise OptionError(f"device is {device!r}, which JAX cannot use here: {told}") from err
+
+    def one_thread(self) -> AbstractContextManager[None]:
+        return nullcontext()  # XLA takes its number of threads when the process starts
+
+    def finish(self) -> None:
+        pass  # what is taken is waited for
+
+    def allowing(self, dtype: Any) -> AbstractContextManager[None]:
+        """Without it JAX makes float32 of float64; with it, float64 of Python's numbers."""
+        wide: AbstractContextManager[None] = jax.enable_x64(True)
+        return wide if dtype == np.float64 else nullcontext()
+
+    def give(self, array: Array) -> jax.Array:
+        if not array.flags.c_contiguous:
+            raise ImplementationError("JAX arrays have no strides")
+        given = jnp.array(array, device=self.device)
+        if given.dtype != array.dtype:
+            raise ImplementationError(f"JAX made {given.dtype} of {array.dtype}")
+        return given
+
+    def take(self, value: Any) -> Array:
+        if not isinstance(value, jax.Array):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise ResultError(f"returned {kind}, must be a JAX array (or framework=)")
+        if value.is_deleted():
+            raise ImplementationError("the buffer of an array was given away (donate_argnums)")
+        return np.array(value)
+
+    def gradients(
+        self,
+        call: Callable[..., dict[str, Any]],
+        inputs: Mapping[str, Any],
+        cotangents: Mapping[str, Any],
+        asked: Iterable[str],
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        asked = tuple(asked)
+
+        def reached(*leaves: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            results = call(**dict(zip(asked, leaves, strict=True)))
+            return {name: results[name] for name in cotangents}, results
+
+        outputs, pull, results = jax.vjp(reached, *(inputs[n] for n in asked), has_aux=True)
+        # A cotangent must have the dtype of its result.
+        given = {name: x.astype(outputs[name].dtype) for name, x in cotangents.items()}
+        return results, dict(zip(asked, pull(given), strict=True))

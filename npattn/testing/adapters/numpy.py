@@ -1,0 +1,50 @@
+"""Plain NumPy arrays as a framework."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.errors import OptionError
+from npattn.testing.adapters.base import ImplementationError, ResultError
+
+__all__ = ["NumPy"]
+
+
+class NumPy:
+    """Plain NumPy arrays; gradients come from an explicit backward."""
+
+    name = "numpy"
+    differentiates = False
+
+    def __init__(self, device: str | None = None) -> None:
+        if device is not None:
+            raise OptionError(f"device is {device!r}, must be None for NumPy arrays")
+
+    def one_thread(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        pass
+
+    def allowing(self, dtype: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def give(self, array: Array) -> Array:
+        return array
+
+    def take(self, value: Any) -> Array:
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise ResultError(
+                f"returned {type(value).__module__}.{type(value).__qualname__}, "
+                "must be a NumPy array (or name framework=)"
+            )
+        if value.dtype.hasobject or value.dtype.kind in "SUMm":
+            raise ResultError(f"returned an array of dtype {value.dtype}, must hold numbers")
+        return np.array(value)
+
+    def gradients(self, *_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        raise ImplementationError("a NumPy function is differentiated by its backward=")

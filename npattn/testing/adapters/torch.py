@@ -1,0 +1,105 @@
+"""torch tensors on a device as a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.errors import MissingExtraError, OptionError
+from npattn.testing.adapters.base import ImplementationError, ResultError
+
+try:
+    import torch
+except ImportError as err:
+    raise MissingExtraError(
+        "torch targets need torch; npattn itself does not: pip install 'npattn[torch]'"
+    ) from err
+
+__all__ = ["Torch"]
+
+# torch has dtypes that NumPy has only through ml_dtypes: they travel as integers of their size.
+DISGUISES = {
+    torch.bfloat16: (ml_dtypes.bfloat16, torch.int16, np.int16),
+    torch.float8_e4m3fn: (ml_dtypes.float8_e4m3fn, torch.int8, np.int8),
+    torch.float8_e5m2: (ml_dtypes.float8_e5m2, torch.int8, np.int8),
+}
+
+
+class Torch:
+    """torch tensors on a device; gradients by autograd."""
+
+    name = "torch"
+    differentiates = True
+
+    def __init__(self, device: str | None = None) -> None:
+        self.device = device or "cpu"
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as err:
+            told = str(err).splitlines()[0]
+            raise OptionError(f"device is {device!r}, which torch cannot use here: {told}") from err
+
+    @contextmanager
+    def one_thread(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def finish(self) -> None:
+        if torch.device(self.device).type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def allowing(self, dtype: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def give(self, array: Array) -> torch.Tensor:
+        if any(stride < 0 for stride in array.strides):
+            raise ImplementationError("torch tensors have no negative strides")
+        if not array.flags.writeable:  # a view of stride 0: expanded on torch's side instead
+            first = self.give(np.array(array[:1]))
+            return first.expand(array.shape)
+        for tensor_dtype, (dtype, bits, np_bits) in DISGUISES.items():
+            if array.dtype == dtype:
+                tensor = torch.from_numpy(array.view(np_bits)).to(self.device)
+                assert tensor.dtype == bits
+                return tensor.view(tensor_dtype)
+        return torch.from_numpy(array).to(self.device)
+
+    def take(self, value: Any) -> Array:
+        if not isinstance(value, torch.Tensor):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise ResultError(f"returned {kind}, must be a torch tensor (or framework=)")
+        value = value.detach().cpu()
+        if value.dtype in DISGUISES:
+            dtype, bits, _ = DISGUISES[value.dtype]
+            return np.array(value.contiguous().view(bits).numpy().view(dtype))
+        return np.array(value.numpy())
+
+    def gradients(
+        self,
+        call: Callable[..., dict[str, Any]],
+        inputs: Mapping[str, Any],
+        cotangents: Mapping[str, Any],
+        asked: Iterable[str],
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        asked = tuple(asked)
+        leaves = {name: inputs[name].detach().requires_grad_() for name in asked}
+        results = call(**leaves)
+        reached = [name for name in cotangents if results[name].requires_grad]
+        if not reached and any(results[name].numel() for name in cotangents):
+            raise ImplementationError("its result does not require grad: autograd cannot reach it")
+        grads: Iterable[torch.Tensor | None] = [None] * len(asked)
+        if reached:
+            outputs, dout = zip(*((results[n], cotangents[n]) for n in reached), strict=True)
+            grads = torch.autograd.grad(outputs, list(leaves.values()), dout, allow_unused=True)
+        pairs = zip(asked, grads, strict=True)
+        # None is how autograd says zero.
+        return results, {n: torch.zeros_like(leaves[n]) if g is None else g for n, g in pairs}
