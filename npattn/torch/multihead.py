@@ -97,7 +97,7 @@ device, dtype
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
         num_kv_heads: int | None = None,
@@ -113,10 +113,10 @@ device, dtype
             "num_kv_heads", H if num_kv_heads is None else num_kv_heads
         )
         if H % K:
-            raise OptionError(f"num_kv_heads is {K}, must divide the {H} query heads")
+            raise OptionError(f"num_kv_heads is {K}, which does not divide num_heads = {H}")
         if head_dim is None and embed_dim % H:
             raise OptionError(
-                f"embed_dim is {embed_dim}, must be a multiple of {H}, or give head_dim"
+                f"embed_dim is {embed_dim}, not a multiple of num_heads = {H}: pass head_dim"
             )
         self.head_dim = D = check_integer(
             "head_dim", embed_dim // H if head_dim is None else head_dim
@@ -160,17 +160,17 @@ device, dtype
                 nn.init.xavier_normal_(extra)
 
     def extra_repr(self) -> str:
-        words = [f"{self.embed_dim}, {self.num_heads}"]
+        parts = [f"{self.embed_dim}, {self.num_heads}"]
         for name, default in (
             ("num_kv_heads", self.num_heads), ("kdim", self.embed_dim), ("vdim", self.embed_dim),
             ("dropout", 0.0), ("add_zero_attn", False), ("batch_first", False),
             ("compute_dtype", None), ("engine", "auto"), ("empty_row", "zero"),
         ):  # fmt: skip
             if getattr(self, name) != default:
-                words.append(f"{name}={getattr(self, name)!r}")
+                parts.append(f"{name}={getattr(self, name)!r}")
         if self.head_dim * self.num_heads != self.embed_dim:
-            words.append(f"head_dim={self.head_dim}")
-        return ", ".join(words)
+            parts.append(f"head_dim={self.head_dim}")
+        return ", ".join(parts)
 
     # --- forward ----------------------------------------------------------------------------------
 

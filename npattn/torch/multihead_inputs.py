@@ -32,10 +32,10 @@ def read_inputs(module: Any, inputs: dict[str, Any], masks: dict[str, Any]) -> M
     widths = (module.embed_dim, module.kdim, module.vdim)
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in inputs.items())
     if len(ranks) > 1 or query.ndim not in (2, 3):
-        raise ShapeError(f"query has rank {query.ndim}, must have 2 or 3 as all [{shapes}]")
+        raise ShapeError(f"query, key, value must all have rank 2, or all rank 3 [{shapes}]")
     for (name, x), width in zip(inputs.items(), widths, strict=True):
         if x.shape[-1] != width:
-            raise ShapeError(f"{name} has size {x.shape[-1]}, must have {width} [{shapes}]")
+            raise ShapeError(f"{name} has size {x.shape[-1]}, must have size {width} [{shapes}]")
     if not batched:
         inputs = {name: x[None] for name, x in inputs.items()}
     elif not module.batch_first:
@@ -43,7 +43,7 @@ def read_inputs(module: Any, inputs: dict[str, Any], masks: dict[str, Any]) -> M
     query, key, value = inputs.values()
     B, T, S, H = query.shape[0], query.shape[1], key.shape[1], module.num_heads
     if key.shape[:2] != (B, S) or value.shape[:2] != (B, S):
-        raise ShapeError(f"key and value must be of {B} samples and as long [{shapes}]")
+        raise ShapeError(f"key and value must have {B} samples and the same length [{shapes}]")
     of_keys: Any = {(B, S) if batched else (S,): (B, 1, 1, S)}
     of_scores: Any = {(T, S): (1, 1, T, S), (B * H, T, S): (B, H, T, S)}
     padding = _reshape_mask("key_padding_mask", masks["key_padding_mask"], of_keys)

@@ -88,7 +88,7 @@ class Problem(numpy_problem.Problem):
 
     def __post_init__(self) -> None:
         own = self.__dict__
-        given = (self.causal, self.scale, self.dtype, self.alignment)
+        arguments = (self.causal, self.scale, self.dtype, self.alignment)
         for name in ("q", "k", "v"):
             if not isinstance(own[name], Tensor):
                 raise DtypeError(
@@ -113,7 +113,7 @@ class Problem(numpy_problem.Problem):
             raise OptionError(f"engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
         arrays = {n: _check_device_of(n, own[n], device) for n in ARRAYS}
         own.update(_fields(arrays, {n: own[n] for n in OPTIONS}, device))
-        own["_given"] = given
+        own["_given"] = arguments
         heads = ((self.q, self.H), (self.k, self.K), (self.v, self.K))
         own["straight"] = len(self.lead) == 1 and all(
             x.shape[:-2] == (*self.lead, n) for x, n in heads
@@ -124,14 +124,14 @@ class Problem(numpy_problem.Problem):
         own["_shared"] = {}  # the same without tensors, for all problems of this kind
 
     def __repr__(self) -> str:
-        words = []
+        parts = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name) if field.init else None
             if isinstance(value, Tensor):
-                words.append(f"{field.name}={value.dtype} {tuple(value.shape)}")
+                parts.append(f"{field.name}={value.dtype} {tuple(value.shape)}")
             elif field.init and field.name != "_" and value != field.default:
-                words.append(f"{field.name}={value!r}")
-        return f"Problem({', '.join(words)})"
+                parts.append(f"{field.name}={value!r}")
+        return f"Problem({', '.join(parts)})"
 
     @property
     def xp(self) -> Namespace:

@@ -117,7 +117,7 @@ def test_import_loads_no_dynamo():
     assert done.stdout.strip() == "False"
 
 
-# --- what is asked --------------------------------------------------------------------------------
+# --- wrong arguments ------------------------------------------------------------------------------
 
 x = normal(2, 3, 5, 4)
 WRONG = {
@@ -149,12 +149,12 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_errors_have_the_messages_of_npattn(case, backend):
-    words = {"q": x, "k": x, "v": x, **WRONG[case]}
+    options = {"q": x, "k": x, "v": x, **WRONG[case]}
     with pytest.raises((ShapeError, DtypeError, OptionError)) as expected:
-        npattn.attention(**words)
-    nt.attention(*(backend.array(x) for _ in "qkv"), causal=True)  # what is known stays known
+        npattn.attention(**options)
+    nt.attention(*(backend.array(x) for _ in "qkv"), causal=True)  # a legal call is cached
     with pytest.raises(type(expected.value)) as result:
-        nt.attention(**{name: backend.array(value) for name, value in words.items()})
+        nt.attention(**{name: backend.array(value) for name, value in options.items()})
     assert str(result.value) == str(expected.value)
 
 
@@ -230,8 +230,8 @@ def test_mask_and_bias_may_be_arrays(backend):
 
 def test_repr_of_a_problem():
     q, k, v = tiny()
-    shown = repr(nt.Problem(q, k, v, causal="top_left", dtype=torch.float32))
-    assert shown == (
+    text = repr(nt.Problem(q, k, v, causal="top_left", dtype=torch.float32))
+    assert text == (
         "Problem(q=torch.float64 (1, 4, 3, 2), k=torch.float64 (1, 2, 5, 2), v=torch.float64 "
         f"(1, 2, 5, 3), causal='top_left', scale={1 / 2**0.5}, dtype=torch.float32, "
         "alignment='top_left')"
@@ -308,18 +308,18 @@ def test_results_of_the_other_package_are_refused():
 
 # --- autograd -------------------------------------------------------------------------------------
 
-seen = torch.rand(1, 1, 3, 5, generator=torch.Generator().manual_seed(0)) < 0.6
-seen[:, :, 0] = False
-kept = torch.rand(1, 4, 3, 5, generator=torch.Generator().manual_seed(1)) < 0.7
+visible = torch.rand(1, 1, 3, 5, generator=torch.Generator().manual_seed(0)) < 0.6
+visible[:, :, 0] = False
+keep = torch.rand(1, 4, 3, 5, generator=torch.Generator().manual_seed(1)) < 0.7
 TINY = {
     "plain": {},
-    "mask": {"mask": seen},
+    "mask": {"mask": visible},
     "mask object": {"mask": masks.window(1, 1) | masks.lengths(1)},
     "causal": {"causal": "bottom_right"},
     "window": {"window": (1, 0)},
     "scale": {"scale": -0.7},
     "softcap": {"softcap": 1.5},
-    "dropout": {"dropout_mask": kept, "dropout_rate": 0.3},
+    "dropout": {"dropout_mask": keep, "dropout_rate": 0.3},
     "alibi": {"bias": biases.alibi(4)},
     "T5": {"bias": biases.relative(normal(4, 4), max_distance=4)},
     "dense engine": {"engine": "dense"},
@@ -351,7 +351,7 @@ def test_gradgradcheck(case, tile, monkeypatch):
 @pytest.mark.parametrize("result", ["out", "lse"])
 def test_derivatives_of_bias_and_sinks(result):
     def attend(q, k, v, bias, sinks):
-        return getattr(nt.forward(q, k, v, seen, bias=bias, sinks=sinks), result)
+        return getattr(nt.forward(q, k, v, visible, bias=bias, sinks=sinks), result)
 
     inputs = (*tiny(), sample(4, 1, 5, seed=3), sample(4, seed=4))
     assert torch.autograd.gradcheck(attend, inputs, check_forward_ad=True)
@@ -369,7 +369,7 @@ CONVENTIONS = nt.conventions.PROFILES | {
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_autograd_under_conventions(name):
     def attend(q, k, v, bias):
-        return nt.attention(q, k, v, seen, bias=bias, softcap=1.5, conventions=CONVENTIONS[name])
+        return nt.attention(q, k, v, visible, bias=bias, softcap=1.5, conventions=CONVENTIONS[name])
 
     inputs = (*tiny(), sample(4, 3, 5, seed=3))
     assert torch.autograd.gradcheck(attend, inputs)
@@ -405,11 +405,11 @@ def test_score_mod_has_no_second_derivative():
 
 def test_score_mod_closing_over_a_parameter_is_refused():
     table = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    words = {"score_mod": lambda s, b, h, t, j: s + table[h]}
+    options = {"score_mod": lambda s, b, h, t, j: s + table[h]}
     with pytest.raises(OptionError, match="closes over a tensor that requires grad"):
-        nt.attention(*tiny(), **words)
+        nt.attention(*tiny(), **options)
     with torch.no_grad():
-        assert nt.attention(*tiny(), **words).shape == (1, 4, 3, 3)
+        assert nt.attention(*tiny(), **options).shape == (1, 4, 3, 3)
 
 
 @pytest.mark.parametrize("broken", [lambda s, *_: s.detach() * 2, lambda s, *_: s.softmax(-1)])
@@ -459,8 +459,8 @@ def test_second_derivative_of_a_bias_under_conventions():
 
 def test_infinite_cotangents_stop_at_fully_masked_rows():
     q, k, v = tiny()
-    fwd = nt.forward(q, k, v, seen)
-    loss = (fwd.lse**2).sum()  # lse is −inf where nothing is seen, and so is what comes back
+    fwd = nt.forward(q, k, v, visible)
+    loss = (fwd.lse**2).sum()  # lse is −inf in fully masked rows, and so is its cotangent
     first = torch.autograd.grad(loss, (q, k, v), create_graph=True)
     second = torch.autograd.grad(sum(g.sum() for g in first[:2]), (q, k))
     assert all(torch.isfinite(x).all() for x in (*first[:2], *second))
@@ -525,7 +525,7 @@ def test_last_thread_restores_the_precision_flag():
     assert leaf.fp32_precision == "bf16"
 
 
-# --- what is kept from call to call ---------------------------------------------------------------
+# --- caches ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -566,7 +566,7 @@ def test_cached_checks_keep_no_tensors(options):
 
 
 @pytest.mark.parametrize("window", [None, (1, None)])
-@pytest.mark.parametrize("n", [3, 71])  # of few scores bands are kept, of many made anew
+@pytest.mark.parametrize("n", [3, 71])  # small bands are cached
 def test_inference_mode_leaves_no_tensor_behind(n, window):
     q, k, v = (sample(1, 2, n, 2, seed=i) for i in range(3))
     options = {"causal": "bottom_right", "window": window}
@@ -604,8 +604,8 @@ def test_two_runs_give_the_same_bits(options, backend, monkeypatch):
     def bits():
         fwd = nt.api.evaluate(backend.problem(given))
         grads = nt.backward(fwd, do)
-        found = (fwd.out, fwd.lse, grads.q, grads.k, grads.v, grads.bias)
-        return [x.cpu().numpy().tobytes() for x in found if x is not None]
+        results = (fwd.out, fwd.lse, grads.q, grads.k, grads.v, grads.bias)
+        return [x.cpu().numpy().tobytes() for x in results if x is not None]
 
     assert bits() == bits()
 
@@ -628,10 +628,10 @@ def test_no_tensor_holds_all_scores(backend, monkeypatch):
 
     class Watched(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            found = func(*args, **(kwargs or {}))
-            if isinstance(found, torch.Tensor):
-                sizes.append(found.numel())
-            return found
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                sizes.append(result.numel())
+            return result
 
     with Watched():
         nt.backward(nt.forward(q, k, v, causal=True), torch.ones_like(q))
@@ -669,8 +669,8 @@ def test_strips_cover_each_visible_score_once(options):
         for strip in rows.strips:
             at = (*rows.at, slice(strip.s0, strip.s1))
             count[at] += 1
-            shown = plan.visible(rows, strip).numpy() if strip.partial else True
-            assert np.array_equal(np.broadcast_to(shown, count[at].shape), visible[at])
+            tile = plan.visible(rows, strip).numpy() if strip.partial else True
+            assert np.array_equal(np.broadcast_to(tile, count[at].shape), visible[at])
     assert count.max() == 1
     assert not (visible & (count == 0)).any()
 
@@ -683,8 +683,8 @@ READ = [
 ]
 FLAGS = {
     "as it is": lambda: None,
-    "old words": lambda: torch.set_float32_matmul_precision("medium"),
-    "new words": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+    "old names": lambda: torch.set_float32_matmul_precision("medium"),
+    "new names": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
     "of everything": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
 }
 
@@ -817,12 +817,12 @@ def test_masks_compose_with_tensors():
         assert torch.equal(nt.attention(q, k, v, mask), expected)
 
 
-@pytest.mark.parametrize("words", [{"bias": "before_scale"}, {"hidden_fill": -3.0}])
+@pytest.mark.parametrize("fields", [{"bias": "before_scale"}, {"hidden_fill": -3.0}])
 @pytest.mark.parametrize("shape", [(2, 1, 1, 3, 5), (1, 2, 4, 1, 5), (3, 5), (2, 2, 4, 3, 5)])
-def test_broadcast_bias_counts_once_under_conventions(shape, words):
+def test_broadcast_bias_counts_once_under_conventions(shape, fields):
     arrays = [normal(2, 2, h, n, 2, seed=i) for i, (h, n) in enumerate([(4, 3), (2, 5), (2, 5)])]
     bias, do = normal(*shape, seed=4), normal(2, 2, 4, 3, 2, seed=5)
-    conventions = Conventions(**words)
+    conventions = Conventions(**fields)
     options = {"causal": "top_left", "conventions": conventions}
     tensors = [torch.from_numpy(x) for x in arrays]
     for given in (biases.dense(bias), biases.dense(bias) + biases.dense(2 * bias)):
@@ -834,8 +834,8 @@ def test_broadcast_bias_counts_once_under_conventions(shape, words):
 
 def test_gradients_of_no_queries_with_a_late_softcap():
     q, k, v = torch.zeros(2, 1, 0, 1), torch.zeros(2, 1, 3, 1), torch.zeros(2, 1, 3, 2)
-    words = {"softcap": 3.0, "conventions": Conventions(softcap="after_bias")}
-    fwd = nt.forward(q, k, v, bias=torch.zeros(0, 3), **words)
+    options = {"softcap": 3.0, "conventions": Conventions(softcap="after_bias")}
+    fwd = nt.forward(q, k, v, bias=torch.zeros(0, 3), **options)
     grads = nt.backward(fwd, torch.ones_like(fwd.out))
     assert grads.q.shape == q.shape
     assert not grads.k.any()

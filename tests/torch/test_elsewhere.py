@@ -36,11 +36,11 @@ def results(device, given, conventions=None):
     run = Torch(device).evaluate(given, conventions)
     do, dlse, dweights = normal(B, H, T, E), normal(B, H, T, seed=1), normal(B, H, T, S, seed=2)
     grads = run.backward(do, dlse, None if conventions else dweights)
-    found = [run.out, run.lse, run.weights, *(getattr(grads, name) for name in NAMES)]
+    arrays = [run.out, run.lse, run.weights, *(getattr(grads, name) for name in NAMES)]
     if conventions is None:
         along = {f"d{name}": normal(*getattr(given, name).shape, seed=3) for name in "qkv"}
-        found += run.jvp(**along)
-    return [x for one in found for x in (one if isinstance(one, tuple) else (one,))]
+        arrays += run.jvp(**along)
+    return [x for one in arrays for x in (one if isinstance(one, tuple) else (one,))]
 
 
 def assert_same(one, other):

@@ -53,14 +53,14 @@ def both_agree(given, *more, **options):
 NOT_PROMISED = {"hidden-nan-k", "hidden-nan-v", "hidden-nan-kv", "nan-query", "nan-query-alone"}
 
 
-ASKED = ["agreement-", "empty-row", "hidden-nan-", "nan-query", "offset-bias"]
+ONLY = ["agreement-", "empty-row", "hidden-nan-", "nan-query", "offset-bias"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_judge_fails_only_unpromised_rules(dtype):
     target = TARGETS["npattn.torch-fused"]
     report = check(
-        target.load()[0], conventions=target.conventions, dtypes=(dtype,), examples=4, only=ASKED
+        target.load()[0], conventions=target.conventions, dtypes=(dtype,), examples=4, only=ONLY
     )
     failed = {o.rule for o in report.outcomes if o.status in ("failed", "error")}
     passed = {o.rule for o in report.outcomes if o.status == "passed"}
@@ -71,7 +71,7 @@ def test_judge_fails_only_unpromised_rules(dtype):
 
 
 def test_judge_passes_the_exact_engine():
-    report = check(TARGETS["npattn.torch"].load()[0], examples=4, only=ASKED)
+    report = check(TARGETS["npattn.torch"].load()[0], examples=4, only=ONLY)
     assert report.passed
     assert "agreement-dsinks" in {o.rule for o in report.outcomes if o.status == "passed"}
 
@@ -207,13 +207,13 @@ def test_unsupported_options_are_refused(reason):
 
 def test_unsupported_operands_are_refused():
     q, k, v = operands()
-    for given, word in (
+    for given, message in (
         ((q, k.float(), v), "float64, float32, float64, must be one of"),
         ([x.to(torch.float8_e5m2) for x in (q, k, v)], "float8_e5m2"),
         ((q, k[..., :0, :], v[..., :0, :]), "S is 0"),
         ([x[:0] for x in (q, k, v)], "the batch is 0"),
     ):
-        with pytest.raises(OptionError, match=word):
+        with pytest.raises(OptionError, match=message):
             attention(*given, engine="fused")
 
 
@@ -227,13 +227,13 @@ def test_conventions_are_translated_or_refused():
         (Conventions(empty_row="nan"), {}),
     ):
         both_agree(given, conventions=conventions, **options)
-    for conventions, options, word in (
+    for conventions, options, message in (
         (Conventions(hidden_fill=-1e9), {"mask": hidden}, "hidden scores are filled"),
         (Conventions(empty_row="nan"), {"mask": hidden}, "empty_row is 'nan'"),
         (Conventions(bias="before_scale"), {"bias": normal(T, S)}, "bias is 'before_scale'"),
         (Conventions(softcap="after_bias"), {"softcap": 2.0}, "softcap is 'after_bias'"),
     ):
-        with pytest.raises(OptionError, match=word):
+        with pytest.raises(OptionError, match=message):
             attention(*given, engine="fused", conventions=conventions, **options)
 
 
@@ -316,14 +316,14 @@ def test_route_on_a_gpu():
 def test_each_kind_of_call_compiles_once(monkeypatch):
     """After eight compilations of a function torch computes it eagerly: T × S numbers."""
     requests = []
-    monkeypatch.setattr(torch, "compile", lambda f, **words: requests.append(words) or object())
+    monkeypatch.setattr(torch, "compile", lambda f, **kwargs: requests.append(kwargs) or object())
     monkeypatch.setattr(flex, "_compile", lru_cache(flex._compile.__wrapped__))
     calls = [{"window": (n, 0), "S": 128 * n} for n in range(1, 11)] * 2
     calls += [{"softcap": 2.0}, {"softcap": 3.0}, {"softcap": 2.0, "dtype": torch.float16}]
     calls += [{"softcap": 2.0, "grad": True}]
     functions = {flex._compile(None, flex._kind(on_cuda(**options))) for options in calls}
     assert len(requests) == len(functions) == 14
-    assert all(words.get("isolate_recompiles", False) == flex.ISOLATES for words in requests)
+    assert all(kwargs.get("isolate_recompiles", False) == flex.ISOLATES for kwargs in requests)
 
 
 @pytest.mark.parametrize(
@@ -356,13 +356,13 @@ def test_kernels_that_mishandle_masks_are_excluded():
 
 def _enabled_backends():
     cuda = torch.backends.cuda
-    found = {
-        SDPBackend.MATH: cuda.math_sdp_enabled_backends(),
-        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled_backends(),
-        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled_backends(),
-        SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled_backends(),
+    enabled_by_backend = {
+        SDPBackend.MATH: cuda.math_sdp_enabled(),
+        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled(),
+        SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled(),
     }
-    return {backend for backend, enabled in found.items() if enabled}
+    return {backend for backend, enabled in enabled_by_backend.items() if enabled}
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5])

@@ -237,9 +237,9 @@ def test_dropout_is_seeded_and_only_in_training():
     assert_close(first, again, rtol=0, atol=0)
     assert not torch.equal(first[0], other[0])
     expected, p = exact(*given, average_attn_weights=False)
-    kept = first[1] != 0
-    assert 0 < kept.sum() < kept.numel()
-    assert_close(first[1], torch.where(kept, 2 * p, 0))
+    keep = first[1] != 0
+    assert 0 < keep.sum() < keep.numel()
+    assert_close(first[1], torch.where(keep, 2 * p, 0))
     v = nn.functional.linear(
         given[2], *(x.chunk(3)[2] for x in (exact.in_proj_weight, exact.in_proj_bias))
     )
@@ -459,7 +459,7 @@ def test_unsupported_conversions_are_refused():
         MultiHeadAttention(12, 3).prune([0]).to_torch()
     init = npattn.MultiHeadAttention.init
     plain = init(12, 3, seed=0)
-    for mha, word in (
+    for mha, message in (
         (plain.replace(wo=None, bo=None), "wo is None"),
         (plain.replace(merge="reshape"), "merge is 'reshape'"),
         (plain.replace(qk_norm="rms"), "qk_norm is 'rms'"),
@@ -468,7 +468,7 @@ def test_unsupported_conversions_are_refused():
         (plain.replace(bq=None), "only some of bq, bk, bv, bo"),
         (plain.replace(wq=plain.wq.astype(np.float32)), "must be float32 as wq"),
     ):
-        with pytest.raises(OptionError, match=word):
+        with pytest.raises(OptionError, match=message):
             MultiHeadAttention.from_numpy(mha)
     with pytest.raises(OptionError, match=r"must be a torch\.nn\.MultiheadAttention"):
         MultiHeadAttention.from_torch(nn.Linear(2, 3))
@@ -534,28 +534,28 @@ def test_transformer_encoder_layer_calls_it(training):
 
 
 def test_wrong_arguments_are_refused():
-    for options, word in (
-        ({"embed_dim": 13}, "embed_dim is 13, must be a multiple of 3"),
-        ({"num_kv_heads": 2}, "num_kv_heads is 2, must divide"),
+    for options, message in (
+        ({"embed_dim": 13}, "embed_dim is 13, not a multiple of num_heads = 3"),
+        ({"num_kv_heads": 2}, "num_kv_heads is 2, which does not divide num_heads = 3"),
         ({"dropout": 1.5}, "dropout is 1.5"),
         ({"engine": "flash"}, "engine is 'flash'"),
         ({"compute_dtype": torch.int8}, "compute_dtype is torch.int8"),
         ({"engine": "fused", "compute_dtype": torch.float64}, "must be None: the kernels"),
         ({"empty_row": "one"}, "empty_row is 'one'"),
     ):
-        with pytest.raises(OptionError, match=word):
+        with pytest.raises(OptionError, match=message):
             MultiHeadAttention(**({"embed_dim": EMBED, "num_heads": H} | options))
     module = make(MultiHeadAttention)
     q, k, v = inputs(module)
-    for error, given, call, word in (
-        (ShapeError, (q, k[0], v), {}, "must have 2 or 3 as all"),
-        (ShapeError, (q[..., 1:], k, v), {}, "query has size 11, must have 12"),
-        (ShapeError, (q, k, v[1:]), {}, "must be of 2 samples and as long"),
+    for error, given, call, message in (
+        (ShapeError, (q, k[0], v), {}, "must all have rank 2, or all rank 3"),
+        (ShapeError, (q[..., 1:], k, v), {}, "query has size 11, must have size 12"),
+        (ShapeError, (q, k, v[1:]), {}, "must have 2 samples and the same length"),
         (ShapeError, (q, k, v), {"attn_mask": triangle()}, r"shape \(5, 5\), must have \(5, 7\)"),
         (DtypeError, (q, k, v), {"attn_mask": torch.ones(T, S).int()}, "must be bool"),
         (DtypeError, (q.detach().numpy(), k, v), {}, "query is a ndarray"),
     ):
-        with pytest.raises(error, match=word):
+        with pytest.raises(error, match=message):
             module(*given, **call)
 
 
