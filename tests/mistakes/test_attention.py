@@ -1,7 +1,7 @@
-"""The zoo's base keeps every rule, and every mutant in float32 is wrong by far, in float64 already.
+"""The base keeps every rule, and every mutant is wrong by far, in float64 already.
 
 Exact values and bounds are those of tests/testing/targets/test_numpy.py; the judge's own cases,
-bounds and rules have no part in it.
+bounds and rules are not used.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ Array = np.ndarray[Any, Any]
 U = 2.0**-53
 BASE = Mutant("base", "", "", "", base, base_backward, killed_by=())
 
-REQUIRED = 120  # the least that the zoo must not fall below
+REQUIRED = 120  # mutants
 
 
 def results(mutant: Mutant, case: Case, do: Array, dlse: Array | None) -> dict[str, Array]:
     arrays, options = case
     out, lse, weights = mutant.forward(*arrays, **options, return_lse=True, return_weights=True)
     grads = mutant.backward(do, *arrays, out=out, lse=lse, dlse=dlse, **options)
-    found = {"o": out, "lse": lse, "weights": weights}
-    return found | {f"d{name}": x for name, x in grads.items()}
+    arrays = {"o": out, "lse": lse, "weights": weights}
+    return arrays | {f"d{name}": x for name, x in grads.items()}
 
 
-def off(
-    got: dict[str, Array], want: dict[str, Array], allowed: dict[str, Array], times: float
+def beyond(
+    got: dict[str, Array], reference: dict[str, Array], allowed: dict[str, Array], times: float
 ) -> set[str]:
-    """The names of what is further off than `times` what one rounding of each step allows."""
+    """Return the names of results in error by more than `times` the bound."""
     names = set()
     for name, x in got.items():
-        ref = want[name]
-        room = times * allowed[name] + np.finfo(np.float64).tiny
+        ref = reference[name]
+        tolerance = times * allowed[name] + np.finfo(np.float64).tiny
         if x.shape != ref.shape:
             names.add(name)
             continue
         finite = np.isfinite(ref)
         wrong = np.isfinite(x) if name != "lse" else ~np.isnan(ref) & (x != ref)
         gap = abs(np.where(finite, x, 0) - np.where(finite, ref, 0))
-        if (wrong & ~finite).any() or not (gap <= np.where(finite, room, 0)).all():
+        if (wrong & ~finite).any() or not (gap <= np.where(finite, tolerance, 0)).all():
             names.add(name)
     return names
 
 
 def wrong(mutant: Mutant, case: Case, seed: int = 0, times: float = 10.0) -> set[str]:
-    """What of a case's results differs from npattn's; dlse is 0 on rows that see nothing."""
+    """Return the names of results that differ from npattn's; dlse is 0 on fully masked rows."""
     do, dlse = rows_cotangents(case, seed)
     got = results(mutant, case, do, dlse)
-    return off(got, oracle(*case, do, dlse), bound(*case, do, dlse, U), times)
+    return beyond(got, oracle(*case, do, dlse), bound(*case, do, dlse, U), times)
 
 
 def rows_cotangents(case: Case, seed: int = 0) -> tuple[Array, Array]:
@@ -67,7 +67,7 @@ def rows_cotangents(case: Case, seed: int = 0) -> tuple[Array, Array]:
 
 
 def masked_case(hidden: Any, **options: Any) -> Case:
-    """T ≠ S, two of three key/value heads shared, keys `hidden` hidden from all."""
+    """Return a case with T ≠ S, shared heads, and the keys `hidden` hidden from all queries."""
     arrays, _ = draw(0, SIZES[0], ())
     mask = np.ones((1, 7), bool)
     mask[0, hidden] = False
@@ -75,7 +75,7 @@ def masked_case(hidden: Any, **options: Any) -> Case:
 
 
 def special(sizes: tuple[Any, ...], mask: Any = None, bias: Any = None, **options: Any) -> Case:
-    """A problem of these sizes, with a mask and a bias of these shapes."""
+    """Return a case of these sizes, with a mask and a bias of these shapes."""
     arrays, _ = draw(0, sizes, ())
     rng = np.random.default_rng(1)
     options |= {} if mask is None else {"mask": rng.random(mask) < 0.6}
@@ -83,8 +83,8 @@ def special(sizes: tuple[Any, ...], mask: Any = None, bias: Any = None, **option
     return arrays, options
 
 
-def shared(arrays: list[Array]) -> list[Array]:
-    """All samples have the keys and values of the first."""
+def share_keys(arrays: list[Array]) -> list[Array]:
+    """Let all batch entries share the keys and values of the first."""
     q, k, v = arrays
     return [q, k[:1], v[:1]]
 
@@ -106,13 +106,13 @@ SPECIAL = [
     special(LONG, window=(3, 1)),
     special(LONG, dropout_mask=np.arange(157) % 5 != np.ones((37, 1)), dropout_rate=0.3),
     (special(LONG)[0], {"mask": MIDDLE, "bias": np.full((1, 1), -1e5)}),  # scores ≪ 0
-    (shared(special(LONG)[0]), {}),
+    (share_keys(special(LONG)[0]), {}),
     (HARD[0], {"scale": -1.0}),
 ]
 CASES = [*PLAIN, *DRAWN, HARD, *SPECIAL]
 
 
-# --- one function a rule: does it find the mutant out? --------------------------------------------
+# --- one function a rule: does it detect the mutant? --------------------------------------------
 
 
 def agreement(name: str) -> Callable[[Mutant], bool]:
@@ -127,11 +127,11 @@ def shape_dtype(mutant: Mutant) -> bool:
     for dtype in (np.float16, np.float32, np.float64):
         case = draw(1, SIZES[0], ("bias", "sinks"), dtype)
         do, dlse = rows_cotangents(case)
-        got, want = results(mutant, case, do, dlse), oracle(*case, do, dlse)
+        got, reference = results(mutant, case, do, dlse), oracle(*case, do, dlse)
         for name, x in got.items():
             narrow = name in ("o", "dq", "dk", "dv")
             right = x.dtype == dtype if narrow else x.dtype == max(dtype, np.float32, key=bits)
-            if not right or x.shape != want[name].shape:
+            if not right or x.shape != reference[name].shape:
                 return True
     return False
 
@@ -145,27 +145,27 @@ def rows_sum_to_one(mutant: Mutant) -> bool:
         if "sinks" not in case[1]:
             arrays, options = case
             *_, weights = mutant.forward(*arrays, **options, return_lse=True, return_weights=True)
-            want = oracle(*case, *rows_cotangents(case))["weights"].sum(-1)
+            reference = oracle(*case, *rows_cotangents(case))["weights"].sum(-1)
             if not (
-                abs(weights.sum(-1) - np.round(want)) <= 10 * (weights.shape[-1] + 4) * U
+                abs(weights.sum(-1) - np.round(reference)) <= 10 * (weights.shape[-1] + 4) * U
             ).all():
                 return True
     return False
 
 
 def empty_row(mutant: Mutant) -> bool:
-    """Query 2 is hidden from all by the mask; queries 0 to 4 of 9 stand before key 0 of 4."""
+    """Fully masked rows by the mask (query 2), and by causal (queries 0 to 4 of 9, with 4 keys)."""
     mask = np.arange(5)[:, None] != np.full((1, 7), 2)
     masked, late = special(SIZES[0]), special(SIZES[2], causal=True)
     masked[1]["mask"] = mask
     sunk = masked[0], {"mask": mask, "sinks": np.linspace(-1, 1, 6)}
-    found = set()
+    names: set[str] = set()
     for case, empty in ((masked, [2]), (sunk, [2]), (late, range(5))):
         do, dlse = rows_cotangents(case)
-        want, allowed = oracle(*case, do, dlse), bound(*case, do, dlse, U)
+        reference, allowed = oracle(*case, do, dlse), bound(*case, do, dlse, U)
         dlse[..., empty] = dlse[..., empty] if "sinks" in case[1] else 1e3  # must be ignored
-        found |= off(results(mutant, case, do, dlse), want, allowed, 10)
-    return bool(found)
+        names |= beyond(results(mutant, case, do, dlse), reference, allowed, 10)
+    return bool(names)
 
 
 def hidden_finite(mutant: Mutant) -> bool:
@@ -178,8 +178,8 @@ def hidden_finite(mutant: Mutant) -> bool:
     return any(not (clean[name] == got[name]).all() for name in clean)
 
 
-def poisoned(case: Case, where: str, *values: float) -> Case:
-    """NaN at key 2, and inf at key 5."""
+def with_values(case: Case, where: str, *values: float) -> Case:
+    """Put values at keys 2 and 5: NaN and inf, or those given."""
     (q, k, v), options = case
     k, v = k.copy(), v.copy()
     for name, x in (("k", k), ("v", v)):
@@ -188,11 +188,11 @@ def poisoned(case: Case, where: str, *values: float) -> Case:
     return [q, k, v], options
 
 
-def seen_nan_lost(mutant: Mutant, where: str) -> bool:
-    """Query 1 sees the NaN at keys 2 and 5, and nobody else does."""
+def visible_nan_lost(mutant: Mutant, where: str) -> bool:
+    """Return True unless NaN at keys 2 and 5 reaches query 1, and only query 1."""
     case = masked_case([])
     case[1]["mask"] = (np.arange(5)[:, None] == 1) | (np.arange(7) % 3 != 2)
-    out = mutant.forward(*poisoned(case, where, np.nan, np.nan)[0], **case[1])
+    out = mutant.forward(*with_values(case, where, np.nan, np.nan)[0], **case[1])
     return bool((np.isnan(out).any(-1) != (np.arange(5) == 1)).any())
 
 
@@ -200,19 +200,19 @@ def hidden_nan(where: str) -> Callable[[Mutant], bool]:
     def check(mutant: Mutant) -> bool:
         case = masked_case([2, 5])
         do, dlse = rows_cotangents(case)
-        want, allowed = oracle(*case, do, dlse), bound(*case, do, dlse, U)
-        got = results(mutant, poisoned(case, where), do, dlse)
-        return bool(off(got, want, allowed, 10)) or seen_nan_lost(mutant, where)
+        reference, allowed = oracle(*case, do, dlse), bound(*case, do, dlse, U)
+        got = results(mutant, with_values(case, where), do, dlse)
+        return bool(beyond(got, reference, allowed, 10)) or visible_nan_lost(mutant, where)
 
     return check
 
 
 def nan_query(mutant: Mutant) -> bool:
-    """Head 3 uses key/value head 1; query 1 of 5 stands at key 3 of 7 and sees 2 to 4."""
+    """NaN in query 1 of head 3, which uses key/value head 1 and sees keys 2 to 4 of 7."""
     case = draw(0, SIZES[0], ())
     case[1]["window"] = (1, 1)
     do, dlse = rows_cotangents(case)
-    results(mutant, case, do, dlse)  # whoever keeps them must not give them again
+    results(mutant, case, do, dlse)  # results that are kept must not be returned again
     case[0][0][0, 3, 1] = np.nan
     touched: dict[str, Any] = dict.fromkeys(("o", "lse", "dq"), (0, 3, 1))
     touched |= dict.fromkeys(("dk", "dv"), (0, 1, slice(2, 5)))
@@ -228,15 +228,15 @@ def nan_query(mutant: Mutant) -> bool:
 def inputs_unchanged(mutant: Mutant) -> bool:
     case = special(SIZES[0], mask=(5, 7), bias=(5, 7), causal=True, sinks=np.ones(6))
     do, dlse = rows_cotangents(case)
-    given = (*case[0], *case[1].values(), do, dlse)
-    arrays = [x for x in given if isinstance(x, np.ndarray)]
+    inputs = (*case[0], *case[1].values(), do, dlse)
+    arrays = [x for x in inputs if isinstance(x, np.ndarray)]
     before = [x.copy() for x in arrays]
     results(mutant, case, do, dlse)
     return any(not (x == y).all() for x, y in zip(arrays, before, strict=True))
 
 
 def across(x: Array) -> Array:
-    """The same array (B, H, T, n), stored as (B, T, H, n)."""
+    """Return the same array (B, H, T, n), stored as (B, T, H, n)."""
     return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
 
 
@@ -246,16 +246,16 @@ def views(mutant: Mutant) -> bool:
     expanded = [q, np.broadcast_to(k[:, :1], k.shape), v]
     stepped = [np.repeat(x, 2, axis=-1)[..., ::2] for x in (q, k, v)]
     backwards = [x[..., ::-1, :].copy()[..., ::-1, :] for x in (q, k, v)]
-    laid = (transposed, expanded, stepped, backwards)
+    layouts = (transposed, expanded, stepped, backwards)
     do, dlse = rows_cotangents(([q, k, v], options))
     straight, turned = (results(mutant, ([q, k, v], options), x, dlse) for x in (do, across(do)))
-    return any(wrong(mutant, (arrays, options)) for arrays in laid) or any(
+    return any(wrong(mutant, (arrays, options)) for arrays in layouts) or any(
         (straight[name] != turned[name]).any() for name in straight
     )
 
 
 def repeatable(mutant: Mutant) -> bool:
-    """Calls with other arrays of the same shapes in between are right, and change nothing."""
+    """Return True if a call with other arrays in between is wrong, or changes earlier results."""
     case = draw(0, SIZES[0], ())
     other: Case = [x + 1 for x in case[0]], {}
     do, dlse = rows_cotangents(case)
@@ -271,7 +271,7 @@ def repeatable(mutant: Mutant) -> bool:
     return bool(between) or changed or differ
 
 
-FINDS: dict[str, Callable[[Mutant], bool]] = {
+DETECTS: dict[str, Callable[[Mutant], bool]] = {
     **{f"agreement-{n}": agreement(n) for n in ("o", "lse", "weights")},
     **{f"agreement-d{n}": agreement(f"d{n}") for n in ("q", "k", "v", "bias", "sinks")},
     **{f"hidden-nan-{where}": hidden_nan(where) for where in ("k", "v", "kv")},
@@ -292,52 +292,52 @@ FINDS: dict[str, Callable[[Mutant], bool]] = {
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_the_base_agrees_with_the_oracle(sizes: tuple[Any, ...], seed: int) -> None:
+def test_base_agrees_with_the_oracle(sizes: tuple[Any, ...], seed: int) -> None:
     assert wrong(BASE, draw(seed, sizes), seed, times=2) == set()  # two that round, one bound each
 
 
 @pytest.mark.parametrize(
     "leads", [((2, 1), (3,), (1, 1)), ((), (2,), ()), ((1,), (1,), (3,)), ((2,), (), (2, 1))]
 )
-def test_the_base_sums_over_leading_axes_that_broadcast(leads: Any) -> None:
+def test_base_sums_over_broadcast_axes(leads: Any) -> None:
     rng = np.random.default_rng(1)
     shapes = [(*leads[0], 4, 5, 3), (*leads[1], 2, 7, 3), (*leads[2], 2, 7, 6)]
     arrays = [rng.standard_normal(shape) for shape in shapes]
     assert wrong(BASE, (arrays, {"sinks": rng.standard_normal(4)}), times=2) == set()
 
 
-def test_the_base_takes_one_head_of_rank_2() -> None:
+def test_base_takes_rank_2() -> None:
     (q, k, v), _ = draw(5, ((), 1, 1, 5, 7, 11, 13), ())
     options = {"sinks": np.array([0.3]), "bias": np.ones((1, 7)), "causal": True}
     assert wrong(BASE, ([q[0], k[0], v[0]], options), times=2) == set()
 
 
-def test_the_base_passes_gradients_of_the_weights() -> None:
+def test_base_passes_dweights() -> None:
     (q, k, v), options = draw(2, SIZES[0], ("sinks", "bias", "dropout"))
     fwd = npattn.forward(q, k, v, **options)
     dweights = np.asarray(np.random.default_rng(0).standard_normal(fwd.weights.shape))
     do = np.zeros_like(fwd.out)
-    want = npattn.backward(fwd, do, None, dweights)
+    reference = npattn.backward(fwd, do, None, dweights)
     got = base_backward(do, q, k, v, out=fwd.out, lse=fwd.lse, dweights=dweights, **options)
     # With v the identity, of keep = 1, o is the weights: the bound for that loss is this one's.
     plain = {name: x for name, x in options.items() if "dropout" not in name}
     eye = np.broadcast_to(np.eye(7), (2, 3, 7, 7))
     allowed = bound([q, k, eye], plain, dweights, None, U)
     for name in ("q", "k"):
-        assert (abs(got[name] - getattr(want, name)) <= 2 * allowed[f"d{name}"]).all()
+        assert (abs(got[name] - getattr(reference, name)) <= 2 * allowed[f"d{name}"]).all()
 
 
-@pytest.mark.parametrize("rule", sorted(FINDS))
-def test_the_base_keeps_every_rule(rule: str) -> None:
-    assert not FINDS[rule](BASE)
+@pytest.mark.parametrize("rule", sorted(DETECTS))
+def test_base_keeps_every_rule(rule: str) -> None:
+    assert not DETECTS[rule](BASE)
 
 
 # --- the mutants ----------------------------------------------------------------------------------
 
 
-# What rounds in fewer bits only is no more wrong here than the base is.
-PLAINLY = [name for name, mutant in MUTANTS.items() if mutant.dtypes[0] == "float32"]
-# No case above shows these; tests/zoo/test_mutants.py does, with the judge's own cases.
+# Mistakes in 16-bit rounding are no more wrong in float64 than the base is.
+EXACTLY_WRONG = [name for name, mutant in MUTANTS.items() if mutant.dtypes[0] == "float32"]
+# Not shown by the cases above, but by the judge's own in tests/zoo/test_mutants.py: they need
 NOT_HERE = {
     "blind-batch-modulo": "leading axes that broadcast in two places",
     "blind-bias-far-below-hides": "a bias below -1e30",
@@ -357,16 +357,16 @@ NOT_HERE = {
 }
 
 
-@pytest.mark.parametrize("name", PLAINLY)
-def test_a_mutant_is_wrong_by_far(name: str) -> None:
+@pytest.mark.parametrize("name", EXACTLY_WRONG)
+def test_mutant_is_wrong_by_far(name: str) -> None:
     mutant = MUTANTS[name]
-    found = any(FINDS[rule](mutant) for rule in mutant.killed_by if rule in FINDS)
-    assert found == (name not in NOT_HERE)
+    detected = any(DETECTS[rule](mutant) for rule in mutant.killed_by if rule in DETECTS)
+    assert detected == (name not in NOT_HERE)
 
 
-def test_the_zoo_is_well_formed() -> None:
-    assert len(PLAINLY) >= REQUIRED
-    assert set(FINDS) <= {*PROPERTIES, "structure"}
+def test_register_is_well_formed() -> None:
+    assert len(EXACTLY_WRONG) >= REQUIRED
+    assert set(DETECTS) <= {*PROPERTIES, "structure"}
     families = [mutant.family for mutant in MUTANTS.values()]
     assert families == sorted(families)
     features = inspect.signature(base).parameters

@@ -1,4 +1,4 @@
-"""Correct implementations: nothing is said against them, whatever they round and in which order."""
+"""Correct implementations pass, whatever they round and in whichever order they compute."""
 
 import functools
 import inspect
@@ -42,7 +42,7 @@ def here(name):
 # --- against the oracle ---------------------------------------------------------------------------
 
 
-# More than 32 queries and keys, so that tiles and blocks have a rest.
+# More than 32 queries and keys, so that tiles and blocks have a remainder.
 SIZES = {"lead": (2,), "H": 2, "K": 1, "T": 35, "S": 37, "D": 11, "E": 5}
 OPTIONS = (
     {},
@@ -63,13 +63,13 @@ def exact(recipe):
     dout, dlse = recipe.cotangents(problem)
     dlse = np.where(np.isneginf(fwd.lse), 0, dlse).astype(dlse.dtype)
     grads = npattn.backward(fwd, dout.astype(float), dlse.astype(float))
-    want = {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
-    want |= {f"d{n}": x for n in GRADIENTS if (x := getattr(grads, n)) is not None}
-    return problem, Cotangents(dout, dlse), want
+    reference = {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
+    reference |= {f"d{n}": x for n in GRADIENTS if (x := getattr(grads, n)) is not None}
+    return problem, Cotangents(dout, dlse), reference
 
 
 @functools.cache
-def allowed(recipe, rounding):
+def tolerances(recipe, rounding):
     problem, (dout, dlse), _ = exact(recipe)
     return bounds(problem, recipe.dtype, rounding, dout=dout.astype(float), dlse=dlse.astype(float))
 
@@ -80,24 +80,24 @@ def results(one, problem, cotangents):
 
 
 @pytest.mark.parametrize(("name", "dtype"), EVERY)
-def test_it_stays_within_what_it_declares_and_within_what_is_allowed_to_anybody(name, dtype):
+def test_correct_stays_within_its_models(name, dtype):
     one = CORRECT[name]
-    takes = one.implementation().features
+    features = one.implementation().features
     for options in OPTIONS:
         recipe = Recipe(**(SIZES | options), dtype=dtype, seed=1)
-        if recipe.score_mod and "score_mod" not in takes:
+        if recipe.score_mod and "score_mod" not in features:
             continue
-        problem, cotangents, want = exact(recipe)
+        problem, cotangents, reference = exact(recipe)
         got = results(one, problem, cotangents)
-        assert {n for n, _ in got} >= set(want) - {"weights"}
+        assert {n for n, _ in got} >= set(reference) - {"weights"}
         for rounding in one.models:
-            room = allowed(recipe, rounding)
-            found = [compare_arrays(n, x, want[n], room[n]) for n, x in got]
-            assert all(c.passed for c in found), (recipe, rounding, *map(str, found))
+            tolerance = tolerances(recipe, rounding)
+            comparisons = [compare_arrays(n, x, reference[n], tolerance[n]) for n, x in got]
+            assert all(c.passed for c in comparisons), (recipe, rounding, *map(str, comparisons))
 
 
-# What was once taken for an error, and is none: the kernel, what it was about, and where.
-ONCE = {
+# Former false alarms: the kernel and the problem.
+FORMER_ALARMS = {
     "scores that err by hundreds": (
         "eager",
         Recipe(
@@ -127,14 +127,14 @@ ONCE = {
             sinks=True, dropout=0.5,
         ),
     ),
-    "sums that are cut off": (
+    "truncated sums": (
         "truncated accumulators",
         Recipe(
             lead=(3,), H=2, K=1, T=16, S=16, D=64, E=64, dtype="bfloat16", seed=92004113,
             distribution="near-uniform", bias="-1e9 rows", softcap=2.0,
         ),
     ),
-    "D from what weights are asked about": (
+    "D and the cotangent of the weights": (
         "fused",
         Recipe(
             lead=(2, 3), H=1, K=1, T=257, S=7, D=5, E=5, dtype="float32", seed=2256124620,
@@ -145,31 +145,31 @@ ONCE = {
 
 
 @pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize("about", ONCE)
-def test_what_was_once_taken_for_an_error_passes(about, weights):
-    name, recipe = ONCE[about]
+@pytest.mark.parametrize("about", FORMER_ALARMS)
+def test_former_false_alarm_passes(about, weights):
+    name, recipe = FORMER_ALARMS[about]
     problem = recipe.problem()
-    given = vars(recipe.cotangents(problem, weights=weights))
-    exactly = {n: None if x is None else x.astype(float) for n, x in given.items()}
+    cotangents = vars(recipe.cotangents(problem, weights=weights))
+    exact_cotangents = {n: None if x is None else x.astype(float) for n, x in cotangents.items()}
     fwd = evaluate(problem)
-    grads = npattn.backward(fwd, **exactly)
-    want = {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
-    want |= {f"d{n}": x for n in GRADIENTS if (x := getattr(grads, n)) is not None}
-    got = CORRECT[name].forward.__self__(problem, **given)
+    grads = npattn.backward(fwd, **exact_cotangents)
+    reference = {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
+    reference |= {f"d{n}": x for n in GRADIENTS if (x := getattr(grads, n)) is not None}
+    got = CORRECT[name].forward.__self__(problem, **cotangents)
     for model in CORRECT[name].models:
-        room = judged_by(problem, recipe.dtype, model, **exactly)
-        found = [compare_arrays(n, x, want[n], room[n]) for n, x in got.items()]
-        assert all(c.passed for c in found), (model, *map(str, found))
+        tolerance = judged_by(problem, recipe.dtype, model, **exact_cotangents)
+        comparisons = [compare_arrays(n, x, reference[n], tolerance[n]) for n, x in got.items()]
+        assert all(c.passed for c in comparisons), (model, *map(str, comparisons))
 
 
-def test_a_score_may_be_moved_to_where_a_cap_is_steeper_than_it_is():
+def test_rounded_query_may_reach_steeper_part_of_softcap():
     q, k = np.array([[171.0, 187.0]]), np.array([[27.125, -24.75], [0.0, 0.0]])
     v = np.array([[1.0], [-1.0]])
     low = [x.astype(ml_dtypes.bfloat16) for x in (q, k, v)]
     problem = Problem(*low, scale=0.7, softcap=1.0)
     one = CORRECT["eager, scale on q"]
     stored_q = (q * 0.7).astype(ml_dtypes.bfloat16).astype(float)
-    assert (0.7 * q @ k.T)[0, 0] > 7  # where tanh has no slope that counts
+    assert (0.7 * q @ k.T)[0, 0] > 7  # where tanh is flat
     assert (stored_q @ k.T)[0, 0] < 0
     got = one.forward(*low, scale=0.7, softcap=1.0)
     gap = excess(got, evaluate(problem).out)
@@ -178,7 +178,7 @@ def test_a_score_may_be_moved_to_where_a_cap_is_steeper_than_it_is():
 
 
 @pytest.mark.parametrize("name", [name for name in CORRECT if not CORRECT[name].needs])
-def test_the_judge_passes_it(name):
+def test_judge_passes_it(name):
     one = CORRECT[name]
     report = check(
         one.implementation(),
@@ -209,18 +209,18 @@ def test_frameworks_pass_in_their_dtypes(name, dtype):
 
 
 @pytest.mark.parametrize("name", [n for n, one in CORRECT.items() if one.beyond])
-def test_who_rounds_more_than_is_allowed_to_anybody_is_found_out_where_nothing_is_declared(name):
+def test_rounding_beyond_the_undeclared_model_fails(name):
     one = CORRECT[name]
     plain = Recipe(H=2, K=2, T=37, S=67, D=11, E=13, dtype=one.dtypes[-1], seed=1)
     steep = replace(plain, distribution="large logits", bias="full")
     swallowed = replace(plain, distribution="near-uniform", bias="-1e9 rows")
-    found = []
+    comparisons = []
     for recipe in (plain, steep, swallowed):
-        problem, cotangents, want = exact(recipe)
-        room = allowed(recipe, None)
+        problem, cotangents, reference = exact(recipe)
+        tolerance = tolerances(recipe, None)
         got = results(one, problem, cotangents)
-        found += [compare_arrays(n, x, want[n], room[n]) for n, x in got]
-    assert any(not c.passed for c in found), max(c.ratio for c in found)
+        comparisons += [compare_arrays(n, x, reference[n], tolerance[n]) for n, x in got]
+    assert any(not c.passed for c in comparisons), max(c.ratio for c in comparisons)
 
 
 def test_loops_pass_in_every_dtype():
@@ -239,7 +239,7 @@ def test_loops_pass_in_every_dtype():
 # --- the register ---------------------------------------------------------------------------------
 
 
-def test_there_are_many_and_each_says_how_it_differs():
+def test_register_is_well_formed():
     assert len(CORRECT) >= 25
     assert len({one.sentence for one in CORRECT.values()}) == len(CORRECT)
     for name, one in CORRECT.items():
@@ -250,8 +250,8 @@ def test_there_are_many_and_each_says_how_it_differs():
         assert one.dtypes
 
 
-def test_no_two_of_ours_give_the_same_bits_everywhere():
-    """Or one of them is there for nothing."""
+def test_no_two_kernels_give_the_same_bits():
+    """Otherwise one of them is superfluous."""
     recipe = Recipe(
         H=6, K=2, T=37, S=67, D=11, E=13, dtype="bfloat16", seed=5, mask="empty rows", bias="full",
         sinks=True, distribution="large logits",
@@ -259,7 +259,7 @@ def test_no_two_of_ours_give_the_same_bits_everywhere():
     seen = {}
     for name in OWN:
         if "bfloat16" not in CORRECT[name].dtypes or CORRECT[name].breaks:
-            continue  # who breaks a rule differs there
+            continue  # it differs by the rule that it breaks
         problem, cotangents, _ = exact(recipe)
         got = results(CORRECT[name], problem, cotangents)
         bits = b"".join(x.astype(np.float64).tobytes() for _, x in got)
@@ -267,22 +267,22 @@ def test_no_two_of_ours_give_the_same_bits_everywhere():
         seen[bits] = name
 
 
-def test_a_name_is_taken_once():
-    with pytest.raises(KeyError, match="rows is twice"):
+def test_duplicate_name_is_an_error():
+    with pytest.raises(KeyError, match="two correct implementations are named rows"):
         correct("rows", "Again.", lambda q, k, v: q)
 
 
-def test_what_it_is_known_to_break_is_no_alarm():
+def test_known_break_is_no_alarm():
     one = CORRECT["mask as bias"]
     rules = ["hidden-nan-k", "hidden-nan-kv"]
-    words = {"examples": 10, "only": rules, "sizes": {"T": (3,), "S": (5,)}}
-    report = check(one.implementation(), **words)
+    arguments = {"examples": 10, "only": rules, "sizes": {"T": (3,), "S": (5,)}}
+    report = check(one.implementation(), **arguments)
     assert [o.rule for o in report.outcomes if o.failed] == rules
     assert one.alarms(report) == []
     assert replace(one, breaks=("hidden-nan-k",)).alarms(report)[0].rule == "hidden-nan-kv"
 
 
-def test_models_are_the_declared_one_and_none_each_once():
+def test_models_are_the_declared_one_and_none():
     assert CORRECT["fused"].models == (Rounding.fused(), None)
     assert CORRECT["torch eager"].models == (None,)
     assert CORRECT["tf32"].models == (CORRECT["tf32"].rounding,)
@@ -296,14 +296,14 @@ def small(dtype="float32", **options):
 
 
 def worst(kernel, recipe, rounding):
-    problem, (dout, dlse), want = exact(recipe)
-    room = allowed(recipe, rounding)
+    problem, (dout, dlse), reference = exact(recipe)
+    tolerance = tolerances(recipe, rounding)
     got = kernel(problem, dout, dlse)
-    return {n: compare_arrays(n, x, want[n], room[n]).ratio for n, x in got.items()}
+    return {n: compare_arrays(n, x, reference[n], tolerance[n]).ratio for n, x in got.items()}
 
 
 @pytest.mark.parametrize("storage", ["scores", "weights", "dweights", "dscores", "queries"])
-def test_what_a_kernel_stores_low_is_beyond_the_model_that_does_not_say_so(storage):
+def test_undeclared_storage_exceeds_the_tolerance(storage):
     rounding = Rounding(name="one", **{storage: "input"})
     kernel = Kernel(rounding=rounding, scaled="queries")
     recipe = replace(small("bfloat16"), T=37, S=67, D=11)
@@ -312,7 +312,7 @@ def test_what_a_kernel_stores_low_is_beyond_the_model_that_does_not_say_so(stora
 
 
 @pytest.mark.parametrize(
-    ("words", "models"),
+    ("fields", "models"),
     [
         ({"gradient_block": 8}, Rounding.upcast()),
         ({"shared": "input"}, Rounding.upcast()),
@@ -322,25 +322,25 @@ def test_what_a_kernel_stores_low_is_beyond_the_model_that_does_not_say_so(stora
         ({"row_sum": "input"}, Rounding.upcast()),
         ({"out_roundings": 2}, Rounding.upcast()),
     ],
-    ids=lambda words: next(iter(words)) if isinstance(words, dict) else "",
+    ids=lambda fields: next(iter(fields)) if isinstance(fields, dict) else "",
 )
-def test_every_word_of_a_model_changes_what_a_kernel_does(words, models):
-    rounding = Rounding(name="one", **words)
+def test_every_field_of_a_model_changes_the_kernel(fields, models):
+    rounding = Rounding(name="one", **fields)
     kernel = Kernel(rounding=rounding, scaled="queries", tile=16)
     recipe = replace(small("bfloat16"), T=37, S=67, D=11)
     assert max(worst(kernel, recipe, rounding).values()) <= 1
     assert max(worst(kernel, recipe, models).values()) > 1
 
 
-def test_d_may_come_from_an_out_whose_weights_are_stored_lower_than_itself():
+def test_delta_from_out_with_low_weights_is_allowed():
     rounding = Rounding(name="one", weights="bfloat16", delta_from="out", fuses=True)
-    found = worst(Kernel(rounding=rounding, tile=16), replace(small(), T=37, S=67), rounding)
-    assert max(found.values()) <= 1, found
+    ratios = worst(Kernel(rounding=rounding, tile=16), replace(small(), T=37, S=67), rounding)
+    assert max(ratios.values()) <= 1, ratios
 
 
 LONG = Recipe(lead=(2,), H=2, K=1, T=37, S=257, D=13, E=5, seed=1)
-# One word of a model alone, in rows so long that chance is what allows it: the dtype, the model,
-# how else the kernel goes, and what the problem has.
+# One field of a model alone, in rows so long that only the statistical bound allows it: dtype,
+# model, other choices of the kernel, options of the problem.
 ALONE = {
     "S": ("float32", {"scores": "bfloat16"}, {}, {}),
     "S and a bias": ("float32", {"scores": "bfloat16"}, {}, {"bias": "full"}),
@@ -363,28 +363,28 @@ ALONE = {
 
 
 @pytest.mark.parametrize("about", ALONE)
-def test_what_alone_is_stored_is_allowed_in_long_rows_too(about):
-    dtype, words, how, options = ALONE[about]
-    rounding, recipe = Rounding(name="one", **words), replace(LONG, dtype=dtype, **options)
-    problem, (dout, dlse), want = exact(recipe)
-    got = Kernel(rounding=rounding, **how)(problem, dout, dlse)
+def test_single_rounding_is_allowed_in_long_rows(about):
+    dtype, fields, choices, options = ALONE[about]
+    rounding, recipe = Rounding(name="one", **fields), replace(LONG, dtype=dtype, **options)
+    problem, (dout, dlse), reference = exact(recipe)
+    got = Kernel(rounding=rounding, **choices)(problem, dout, dlse)
     cotangents = {"dout": dout.astype(float), "dlse": dlse.astype(float)}
-    room = judged_by(problem, dtype, rounding, **cotangents)
-    found = [compare_arrays(n, x, want[n], room[n]) for n, x in got.items()]
-    assert all(c.passed for c in found), [*map(str, found)]
-    assert (room["dq"] < bounds(problem, dtype, rounding, **cotangents)["dq"]).any()
+    tolerance = judged_by(problem, dtype, rounding, **cotangents)
+    comparisons = [compare_arrays(n, x, reference[n], tolerance[n]) for n, x in got.items()]
+    assert all(c.passed for c in comparisons), [*map(str, comparisons)]
+    assert (tolerance["dq"] < bounds(problem, dtype, rounding, **cotangents)["dq"]).any()
 
 
-def test_dk_meets_the_query_that_was_stored():
+def test_dk_uses_the_rounded_query():
     rounding = Rounding(name="one", queries="bfloat16")
     problem, (dout, _), _ = exact(replace(LONG, scale=0.05))
     got = Kernel(rounding=rounding, scaled="queries")(problem, dout)["dk"]
-    want = npattn.backward(evaluate(problem), dout.astype(float)).k
-    room = judged_by(problem, "float32", rounding, dout=dout.astype(float))
-    assert (excess(got, want) <= room["dk"]).all()
+    reference = npattn.backward(evaluate(problem), dout.astype(float)).k
+    tolerance = judged_by(problem, "float32", rounding, dout=dout.astype(float))
+    assert (excess(got, reference) <= tolerance["dk"]).all()
 
 
-def test_parts_of_dscores_that_are_stored_apart_may_cancel():
+def test_separately_rounded_parts_of_dscores_may_cancel():
     rounding, rng = (
         Rounding(name="one", dscores="bfloat16", dweights="float32"),
         np.random.default_rng(0),
@@ -396,34 +396,34 @@ def test_parts_of_dscores_that_are_stored_apart_may_cancel():
     dlse = (-x[..., 0] * (1 + rng.standard_normal((101, 1, 1)) / 100)).astype(np.float32)
     got = Kernel(rounding=rounding, apart=True)(problem, x, dlse)["dbias"]
     cotangents = {"dout": x.astype(float), "dlse": dlse.astype(float)}
-    want = npattn.backward(evaluate(problem), **cotangents).bias
+    reference = npattn.backward(evaluate(problem), **cotangents).bias
     for limit in (bounds, judged_by):
         assert (
-            excess(got, want) <= limit(problem, "float32", rounding, **cotangents)["dbias"]
+            excess(got, reference) <= limit(problem, "float32", rounding, **cotangents)["dbias"]
         ).all()
 
 
-def test_a_bias_that_is_no_number_of_what_scores_are_stored_in_may_move_by_more_than_they_do():
+def test_unrepresentable_bias_gets_extra_tolerance():
     # −10⁴ + s is stored as −9984 for every s: bfloat16 has no −10⁴.
     rounding = Rounding(name="one", scores="bfloat16")
     recipe = replace(small(), T=37, S=67, bias="-1e4 rows")
-    problem, (dout, dlse), want = exact(recipe)
+    problem, (dout, dlse), reference = exact(recipe)
     got = Kernel(rounding=rounding)(problem, dout, dlse)
     cotangents = {"dout": dout.astype(float), "dlse": dlse.astype(float)}
     for limit in (bounds, judged_by):
-        room = limit(problem, "float32", rounding, **cotangents)
-        found = [compare_arrays(n, x, want[n], room[n]) for n, x in got.items()]
-        assert all(c.passed for c in found), [*map(str, found)]
+        tolerance = limit(problem, "float32", rounding, **cotangents)
+        comparisons = [compare_arrays(n, x, reference[n], tolerance[n]) for n, x in got.items()]
+        assert all(c.passed for c in comparisons), [*map(str, comparisons)]
 
 
-def test_a_kernel_that_forgets_the_rank_one_term_is_wrong():
-    found = worst(Kernel(forgets_delta=True), small(), Rounding.upcast())
-    assert found["dq"] > 1
-    assert found["o"] <= 1
+def test_kernel_without_rank_one_term_is_wrong():
+    ratios = worst(Kernel(forgets_delta=True), small(), Rounding.upcast())
+    assert ratios["dq"] > 1
+    assert ratios["o"] <= 1
 
 
 @pytest.mark.parametrize(
-    "words",
+    "choices",
     [
         {"tile": 3},
         {"tile": 2, "splits": 3, "sink": "last"},
@@ -440,22 +440,22 @@ def test_a_kernel_that_forgets_the_rank_one_term_is_wrong():
     ids=str,
 )
 @pytest.mark.parametrize("scale", [None, -0.75, 0.0])
-def test_whatever_the_order_the_mathematics_is_the_same(words, scale):
+def test_choices_do_not_change_the_mathematics(choices, scale):
     recipe = small(
         "float64", mask="empty rows", bias="-inf padding", sinks=True, dropout=0.3, scale=scale
     )
-    problem, (dout, dlse), want = exact(recipe)
+    problem, (dout, dlse), reference = exact(recipe)
     dweights = np.random.default_rng(0).standard_normal((2, 2, 5, 7))
-    got = Kernel(**words)(problem, dout, dlse, dweights)
+    got = Kernel(**choices)(problem, dout, dlse, dweights)
     grads = npattn.backward(evaluate(problem), dout, dlse, dweights)
-    want = want | {f"d{n}": getattr(grads, n) for n in GRADIENTS}
-    assert set(got) == set(want)
+    reference = reference | {f"d{n}": getattr(grads, n) for n in GRADIENTS}
+    assert set(got) == set(reference)
     for name, array in got.items():
-        np.testing.assert_allclose(array, want[name], atol=1e-13, err_msg=name)
+        np.testing.assert_allclose(array, reference[name], atol=1e-13, err_msg=name)
 
 
 @pytest.mark.parametrize(
-    "meaning",
+    "conventions",
     [
         Conventions(hidden_fill=-1e4, lse_base="2"),
         Conventions(hidden_fill=0.0),
@@ -464,26 +464,26 @@ def test_whatever_the_order_the_mathematics_is_the_same(words, scale):
     ids=str,
 )
 @pytest.mark.parametrize("tile", [None, 3])
-def test_a_kernel_keeps_the_conventions_that_it_is_given(meaning, tile):
+def test_kernel_keeps_its_conventions(conventions, tile):
     problem, (dout, dlse), _ = exact(small("float64", mask="empty rows", bias="full"))
-    fwd = evaluate(problem, meaning)
+    fwd = evaluate(problem, conventions)
     dlse = np.where(np.isneginf(evaluate(problem).lse), 0, dlse)
     grads = npattn.backward(fwd, dout, dlse)
-    want = {"o": fwd.out, "lse": fwd.lse}
-    want |= {f"d{n}": x for n in GRADIENTS if (x := getattr(grads, n)) is not None}
-    got = Kernel(conventions=meaning, tile=tile)(problem, dout, dlse)
-    for name, exactly in want.items():
-        np.testing.assert_allclose(got[name], exactly, atol=1e-12, err_msg=name)
+    reference = {"o": fwd.out, "lse": fwd.lse}
+    reference |= {f"d{n}": x for n in GRADIENTS if (x := getattr(grads, n)) is not None}
+    got = Kernel(conventions=conventions, tile=tile)(problem, dout, dlse)
+    for name, exact_array in reference.items():
+        np.testing.assert_allclose(got[name], exact_array, atol=1e-12, err_msg=name)
 
 
-def test_a_kernel_has_every_option_of_npattn():
+def test_kernel_has_every_option():
     own = set(inspect.signature(Kernel().forward).parameters)
     theirs = set(inspect.signature(npattn.attention).parameters)
     assert own - theirs == {"return_lse", "return_weights"}
     assert theirs - own == {"dtype", "engine", "conventions"}
 
 
-def test_results_have_the_dtypes_that_are_promised():
+def test_dtypes_of_results():
     for dtype, wide in [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")]:
         problem, cotangents, _ = exact(small(dtype, bias="full", sinks=True))
         for name, array in Kernel()(problem, cotangents.dout, cotangents.dlse).items():
@@ -494,7 +494,7 @@ def test_results_have_the_dtypes_that_are_promised():
 # --- arithmetic -----------------------------------------------------------------------------------
 
 
-def same(x):
+def identity(x):
     return x
 
 
@@ -503,28 +503,29 @@ def same(x):
 def test_every_order_gives_the_product(order: Order, n):
     rng = np.random.default_rng(n)
     a, b = rng.integers(-8, 8, (2, 3, 5, n)), rng.integers(-8, 8, (3, n, 2))
-    found = dot(a.astype(float), b.astype(float), order, None, same)
-    np.testing.assert_array_equal(found, a @ b)
+    product = dot(a.astype(float), b.astype(float), order, None, identity)
+    np.testing.assert_array_equal(product, a @ b)
     np.testing.assert_array_equal(
-        sum_last(a.astype(float), order, None, same), a.sum(-1, keepdims=True)
+        sum_last(a.astype(float), order, None, identity), a.sum(-1, keepdims=True)
     )
 
 
 def test_orders_round_differently():
     u = 2.0**-24
     x = np.array([[1, u, u]], np.float32)
-    found = {order: sum_last(x, order, None, same).item() for order in ("first", "last", "kahan")}
-    assert found == {"first": 1, "last": 1 + 2 * u, "kahan": 1 + 2 * u}
+    orders: tuple[Order, ...] = ("first", "last", "kahan")
+    sums = {order: sum_last(x, order, None, identity).item() for order in orders}
+    assert sums == {"first": 1, "last": 1 + 2 * u, "kahan": 1 + 2 * u}
     x = np.array([[1, u, u, u]], np.float32)
-    assert sum_last(x, "first", None, same).item() == 1
-    assert sum_last(x, "first", 2, same).item() == 1 + 2 * u  # (1 + u) + (u + u)
-    assert sum_last(x, "pairwise", None, same).item() == 1 + 2 * u
+    assert sum_last(x, "first", None, identity).item() == 1
+    assert sum_last(x, "first", 2, identity).item() == 1 + 2 * u  # (1 + u) + (u + u)
+    assert sum_last(x, "pairwise", None, identity).item() == 1 + 2 * u
 
 
-def test_kahan_has_nothing_to_keep_beyond_an_overflow():
+def test_kahan_stops_compensating_after_overflow():
     x = np.array([[3e38, 3e38, 1.0]], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        assert sum_last(x, "kahan", None, same).item() == np.inf
+        assert sum_last(x, "kahan", None, identity).item() == np.inf
 
 
 def test_subnormal_results_are_flushed():
@@ -540,9 +541,9 @@ def test_truncation_goes_towards_zero():
 
 def test_tf32_has_ten_bits_and_ties_to_even():
     x = np.array([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-10, 3e38, np.nan], np.float32)
-    want = np.array([1, 1 + 2.0**-9, 1 + 2.0**-10, store_as(x, "tf32")[3], np.nan], np.float32)
-    np.testing.assert_array_equal(store_as(x, "tf32"), want)
-    assert abs(want[3] - x[3]) <= 2.0**-11 * x[3]
+    reference = np.array([1, 1 + 2.0**-9, 1 + 2.0**-10, store_as(x, "tf32")[3], np.nan], np.float32)
+    np.testing.assert_array_equal(store_as(x, "tf32"), reference)
+    assert abs(reference[3] - x[3]) <= 2.0**-11 * x[3]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float16"])
@@ -555,7 +556,7 @@ def test_float64_is_rounded_once(dtype):
     np.testing.assert_array_equal(cast(np.nextafter(middle, 8), low.dtype).astype(float), above)
 
 
-def test_what_a_problem_refuses_a_kernel_refuses():
+def test_kernel_refuses_wrong_shapes():
     f = CORRECT["rows"].implementation()
     wrong = Problem(*(np.ones((1, 2, 3), np.float32) for _ in range(3)))
     inputs = f.inputs(wrong)
