@@ -1,10 +1,10 @@
-"""What `spot_check` costs on long sequences: seconds, and memory in a process of its own.
+"""Cost of `spot_check` on long sequences: seconds, and memory in a process of its own.
 
     python benchmarks/spot.py [KEYS ...]
 
-k and v are files that are mapped into memory; q, out and lse are too, but only the rows that the
-check draws are filled. Peak memory is that of the process; pages of the files, which the system can
-drop at any time, are part of it and are shown apart.
+k and v are files that are mapped into memory; q, out and lse are too, but only the sampled rows are
+filled. Peak memory is that of the process; pages of the files, which the system can drop at any
+time, are part of it and are shown apart.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ H, D, SAMPLES, STEP = 8, 64, 64, 2**14
 GIB = 2**30
 
 
-def mapped(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def map_file(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.memmap(folder / name, np.float32, "w+", shape=shape)
 
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, float]:
-    """One row in float32, a tile of keys at a time."""
+    """Compute one row in float32, a tile of keys at a time."""
     q = q * np.float32(D**-0.5)
     m, total, o = np.float32(-np.inf), np.float32(0), np.zeros(D, np.float32)
     for s in range(0, len(k), STEP):
@@ -43,10 +43,10 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, flo
     return o / total, float(m + np.log(total))
 
 
-def prepared(folder: Path, S: int) -> dict[str, np.ndarray]:
+def write_arrays(folder: Path, S: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    q, k, v, out = (mapped(folder, name, (H, S, D)) for name in ("q", "k", "v", "out"))
-    lse = mapped(folder, "lse", (H, S))
+    q, k, v, out = (map_file(folder, name, (H, S, D)) for name in ("q", "k", "v", "out"))
+    lse = map_file(folder, "lse", (H, S))
     for x in (k, v):
         for h in range(H):
             x[h] = rng.standard_normal((S, D), dtype=np.float32)
@@ -65,14 +65,14 @@ def child(folder: Path, S: int) -> None:
         for name in ("out", "lse", "q", "k", "v")
     }
     start, used = time.perf_counter(), time.process_time()
-    found = spot_check(**arrays, samples=SAMPLES)
+    result = spot_check(**arrays, samples=SAMPLES)
     seconds, used = time.perf_counter() - start, time.process_time() - used
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
     status = Path("/proc/self/status").read_text()
     files = int(status.split("RssFile:")[1].split()[0]) * 1024 / GIB
     print(
         f"S {S:8d}: {seconds:6.1f} s ({used:.1f} s of one processor), peak {peak:.2f} GiB, without "
-        f"pages of the files {peak - files:.2f} GiB\n{found}"
+        f"pages of the files {peak - files:.2f} GiB\n{result}"
     )
 
 
@@ -82,7 +82,7 @@ def main() -> None:
         return
     for S in [int(n) for n in sys.argv[1:]] or [2**16, 2**18, 2**20]:
         with tempfile.TemporaryDirectory() as name:
-            prepared(Path(name), S)
+            write_arrays(Path(name), S)
             command = [sys.executable, __file__, "--child", name, str(S)]
             subprocess.run(command, check=True)
 

@@ -1,12 +1,12 @@
-"""How tight the bounds are, how large, and what they cost.
+"""Tightness, size and cost of the bounds.
 
     python benchmarks/tolerance.py --problems 300 --write docs/detection.md
 
 Tightness: the largest and the median error / worst case of the kernels of `npattn.zoo.correct`,
-each by the model that it declares and, with ``--undeclared``, by what is allowed to whoever
-declares nothing. A ratio above 1 is a wrong bound (exit code 1); a small one is what the bound
-gives away. The median is over problems, of the largest ratio in a tensor. Size: the worst case and
-eight standard deviations beside the results themselves. Cost: processor time beside the oracle's.
+each by the model that it declares and, with ``--undeclared``, by the undeclared model. A ratio
+above 1 is a wrong bound (exit code 1); a small one is a loose bound. The median is over problems,
+of the largest ratio in a tensor. Size: the worst case and eight standard
+deviations beside the results themselves. Cost: processor time beside the oracle's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from npattn.api import backward, evaluate
 from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.problem import Problem
-from npattn.testing.bounds.allowed import allowed, bounds, deviations
+from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.cases.recipe import Recipe
@@ -58,11 +58,11 @@ Ratios = dict[tuple[str, str, str, str], list[tuple[float, Recipe]]]  # kernel, 
 # --- tightness ------------------------------------------------------------------------------------
 
 
-def judge(recipe: Recipe, undeclared: bool, found: Ratios) -> None:
-    """Run every kernel on one problem, and note the largest ratio of each tensor."""
+def measure_kernels(recipe: Recipe, undeclared: bool, ratios: Ratios) -> None:
+    """Run every kernel on one problem, and record the largest ratio of each tensor."""
     problem = recipe.problem()
     cotangents = recipe.cotangents(problem)
-    want = exact(problem, cotangents, Conventions())
+    reference = exact(problem, cotangents, Conventions())
     dout, dlse = cotangents.dout.astype(float), cotangents.dlse.astype(float)
     limits: dict[Rounding, dict[str, Array]] = {}
     for name in SHOWN:
@@ -78,17 +78,17 @@ def judge(recipe: Recipe, undeclared: bool, found: Ratios) -> None:
             if model not in limits:
                 limits[model] = bounds(problem, recipe.dtype, model, dout=dout, dlse=dlse)
             for tensor, array in got.items():
-                seen = compare_arrays(tensor, array, want[tensor], limits[model][tensor])
-                found[name, label, recipe.dtype, tensor].append((seen.ratio, recipe))
+                comparison = compare_arrays(tensor, array, reference[tensor], limits[model][tensor])
+                ratios[name, label, recipe.dtype, tensor].append((comparison.ratio, recipe))
 
 
-def tightness(found: Ratios) -> str:
+def tightness(ratios: Ratios) -> str:
     rows = []
-    for row in sorted({key[:3] for key in found}, key=lambda r: (r[2], r[0], r[1])):
+    for row in sorted({key[:3] for key in ratios}, key=lambda r: (r[2], r[0], r[1])):
         cells = []
         for tensor in TENSORS:
-            ratios = [ratio for ratio, _ in found.get((*row, tensor), [])]
-            cells.append(f"{max(ratios):.2g} ({np.median(ratios):.1g})" if ratios else "—")
+            column = [ratio for ratio, _ in ratios.get((*row, tensor), [])]
+            cells.append(f"{max(column):.2g} ({np.median(column):.1g})" if column else "—")
         rows.append([*row, *cells])
     return markdown(["kernel", "judged by", "dtype", *TENSORS], rows)
 
@@ -96,8 +96,10 @@ def tightness(found: Ratios) -> str:
 # --- size -----------------------------------------------------------------------------------------
 
 
-def plain(dtype: str, T: int, S: int, D: int, H: int = 4, seed: int = 0) -> tuple[Problem, Array]:
-    """Normal inputs, and dout."""
+def normal_problem(
+    dtype: str, T: int, S: int, D: int, H: int = 4, seed: int = 0
+) -> tuple[Problem, Array]:
+    """Return a problem with normal inputs, and dout."""
     recipe = Recipe(lead=(), H=H, K=max(H // 2, 1), T=T, S=S, D=D, E=D, dtype=dtype, seed=seed)
     problem = recipe.problem()
     return problem, recipe.cotangents(problem).dout
@@ -108,21 +110,24 @@ def rms(x: Array) -> float:
 
 
 def sizes(dtypes: tuple[str, ...], lengths: tuple[int, ...]) -> str:
-    """The median worst case, 8σ and half ulp relative to the results, model fused."""
+    """Tabulate the median worst case, 8σ and half ulp relative to the results, model fused."""
     rows, model = [], Rounding.fused()
     for dtype in dtypes:
         for T, S in ((64 if S <= 256 else 32, S) for S in lengths):
-            problem, dout = plain(dtype, T, S, 64)
-            words: dict[str, Any] = {"dout": dout.astype(float)}
-            hard = bounds(problem, dtype, model, **words)
-            sigma = deviations(problem, dtype, model, **words)
+            problem, dout = normal_problem(dtype, T, S, 64)
+            kwargs: dict[str, Any] = {"dout": dout.astype(float)}
+            worst = bounds(problem, dtype, model, **kwargs)
+            sigma = deviations(problem, dtype, model, **kwargs)
             got = Kernel(rounding=model, tile=64)(problem, dout)
             fwd = evaluate(problem)
-            want = {"o": fwd.out} | {f"d{n}": x for n, x in vars(backward(fwd, dout)).items()}
+            reference = {"o": fwd.out} | {f"d{n}": x for n, x in vars(backward(fwd, dout)).items()}
             cells = []
             for name in SIZED:
-                size, error = rms(want[name]), rms(got[name].astype(float) - want[name])
-                numbers = [np.median(hard[name]), 8 * np.median(sigma[name])]
+                size, error = (
+                    rms(reference[name]),
+                    rms(got[name].astype(float) - reference[name]),
+                )
+                numbers = [np.median(worst[name]), 8 * np.median(sigma[name])]
                 numbers += [np.median(half_ulp(got[name])), error]
                 cells.append(" / ".join(f"{x / size:.1e}" for x in numbers))
             rows.append([dtype, f"{T} × {S}", *cells])
@@ -136,7 +141,7 @@ JUDGED = (("float32", "upcast"), ("bfloat16", "fused"), ("bfloat16", "eager"))
 
 
 def seconds(f: Callable[[], Any], repeats: int) -> float:
-    """The least of several."""
+    """Return the least processor time of several calls."""
     best = np.inf
     for _ in range(repeats):
         start = time.process_time()
@@ -146,26 +151,26 @@ def seconds(f: Callable[[], Any], repeats: int) -> float:
 
 
 def cost(shapes: tuple[tuple[int, int, int, int], ...], repeats: int) -> str:
-    """Of the worst case, forward and backward, in full and cheap; and how much looser that is."""
+    """Tabulate the cost of the worst case in full and by row norms, and the ratio of the two."""
     heads = ["T × S × D, H", "dtype, model", "oracle", "full / oracle", "cheap / oracle"]
     heads.append("cheap t / full t (median): o, dq, dk, dv")
-    return markdown(heads, (priced(shape, *by, repeats) for shape in shapes for by in JUDGED))
+    return markdown(heads, (cost_of(shape, *by, repeats) for shape in shapes for by in JUDGED))
 
 
-def priced(shape: tuple[int, int, int, int], dtype: str, name: str, repeats: int) -> list[str]:
+def cost_of(shape: tuple[int, int, int, int], dtype: str, name: str, repeats: int) -> list[str]:
     T, S, D, H = shape
-    problem, dout = plain(dtype, T, S, D, H)
-    words: dict[str, Any] = {"rounding": Rounding.from_name(name), "dout": dout.astype(float)}
-    full = bounds(problem, dtype, **words)
-    cheap = allowed(problem, dtype, cheap=True, **words)
-    looser = " / ".join(f"{np.median(cheap[n] / full[n]):.2f}" for n in SIZED)
+    problem, dout = normal_problem(dtype, T, S, D, H)
+    kwargs: dict[str, Any] = {"rounding": Rounding.from_name(name), "dout": dout.astype(float)}
+    full = bounds(problem, dtype, **kwargs)
+    row_norms = tolerance(problem, dtype, row_norms=True, **kwargs)
+    looser = " / ".join(f"{np.median(row_norms[n] / full[n]):.2f}" for n in SIZED)
     times = [
-        seconds(lambda: backward(evaluate(problem), words["dout"]), repeats),
-        seconds(lambda: bounds(problem, dtype, **words), repeats),
-        seconds(lambda: allowed(problem, dtype, cheap=True, **words), repeats),
+        seconds(lambda: backward(evaluate(problem), kwargs["dout"]), repeats),
+        seconds(lambda: bounds(problem, dtype, **kwargs), repeats),
+        seconds(lambda: tolerance(problem, dtype, row_norms=True, **kwargs), repeats),
     ]
-    told = [f"{1e3 * times[0]:.0f} ms", *(f"{x / times[0]:.1f}" for x in times[1:])]
-    return [f"{T} × {S} × {D}, {H}", f"{dtype}, {name}", *told, looser]
+    times_text = [f"{1e3 * times[0]:.0f} ms", *(f"{x / times[0]:.1f}" for x in times[1:])]
+    return [f"{T} × {S} × {D}, {H}", f"{dtype}, {name}", *times_text, looser]
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -174,18 +179,18 @@ def priced(shape: tuple[int, int, int, int], dtype: str, name: str, repeats: int
 def tables(
     problems: int, dtypes: tuple[str, ...], seed: int, undeclared: bool, quick: bool
 ) -> Iterator[tuple[str, str, list[str]]]:
-    """Name and text of each, and what is wrong."""
-    found: Ratios = defaultdict(list)
+    """Yield the name and text of each table, and its violations."""
+    ratios: Ratios = defaultdict(list)
     for dtype in dtypes:
         for recipe in drawn(Space(dtype=dtype), problems, seed):
-            judge(recipe, undeclared, found)
-    worst = {key: max(pairs, key=lambda pair: pair[0]) for key, pairs in found.items()}
+            measure_kernels(recipe, undeclared, ratios)
+    worst = {key: max(pairs, key=lambda pair: pair[0]) for key, pairs in ratios.items()}
     wrong = [
         f"{', '.join(key)}: {ratio:.3g} of the worst case on {recipe}"
         for key, (ratio, recipe) in worst.items()
         if not ratio <= 1
     ]
-    yield "tightness", f"{problems} problems a dtype, seed {seed}.\n\n{tightness(found)}", wrong
+    yield "tightness", f"{problems} problems a dtype, seed {seed}.\n\n{tightness(ratios)}", wrong
     yield "sizes", sizes(dtypes[:3], (256,) if quick else (256, 4096)), []
     yield "cheap", cost(SHAPES[:1] if quick else SHAPES, 1 if quick else 5), []
 

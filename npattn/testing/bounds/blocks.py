@@ -154,9 +154,9 @@ class Blocks:
         whole = self.problem
         b = int(np.ravel_multi_index(lead, whole.lead)) if lead else 0
 
-        def shifted(x: Array, _: Array, __: Array, query: Array, key: Array) -> Array:
+        def modify(x: Array, _: Array, __: Array, query: Array, key: Array) -> Array:
             assert whole.score_mod is not None
             heads, queries = h[query], t[query]
             return np.asarray(whole.score_mod(x, np.full_like(heads, b), heads, queries, keys[key]))
 
-        return shifted
+        return modify
