@@ -1,7 +1,7 @@
-"""What a caller can do wrong: one class a kind of mistake.
+"""Errors: one class for each kind of mistake of a caller.
 
-Every message reads ``<name> is/has <found>, <what it must be> [<shapes>]``, so that it can be
-acted on without looking at the source.
+Every message names the argument, its value and the way out, so that nobody needs the source:
+``<name> is/has <value>, must be <legal values> [<shapes>]``.
 """
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
 
 
 class NpattnError(Exception):
-    """The parent of every error that npattn raises on purpose."""
+    """Parent of every error that npattn raises on purpose."""
 
 
 class ShapeError(NpattnError, ValueError):
@@ -23,11 +23,11 @@ class ShapeError(NpattnError, ValueError):
 
 
 class DtypeError(NpattnError, TypeError):
-    """An array has a dtype that cannot be meant here."""
+    """An array has a dtype that is not legal here."""
 
 
 class OptionError(NpattnError, ValueError):
-    """An option has a value that is not legal, or not together with another option."""
+    """An option has an illegal value, or does not go with another option."""
 
 
 class UnknownOptionError(OptionError, TypeError):
@@ -35,4 +35,4 @@ class UnknownOptionError(OptionError, TypeError):
 
 
 class MissingExtraError(NpattnError, ImportError):
-    """A part of npattn was used whose optional packages are not installed."""
+    """Optional packages that a part of npattn needs are not installed."""

@@ -367,7 +367,7 @@ class _Task:
     """A problem and its meaning, with its numbers as Python floats where they are asked for."""
 
     def __init__(self, problem: Problem, meaning: Meaning) -> None:
-        problem = problem.materialised()
+        problem = problem.materialise()
         self.problem = problem
         self.meaning = meaning
         self.mask = problem.mask_array

@@ -1,10 +1,10 @@
-"""One attention problem: arrays and options, checked and normalised once, when made.
+"""An attention problem: arrays and options, checked and normalised once, on construction.
 
     B batch   H query heads   K key/value heads (K divides H)   T queries   S keys
     D query/key size   E value size
     q (..., H, T, D)   k (..., K, S, D)   v (..., K, S, E)   out (..., H, T, E)   lse (..., H, T)
 
-`Problem` is the only judge of shapes, dtypes and options; the engines trust it and contain only
+`Problem` alone decides on shapes, dtypes and options; the engines trust it and contain only
 mathematics. Numbers in brackets are the rules of docs/semantics.md.
 """
 
@@ -27,22 +27,22 @@ __all__ = ["Cotangents", "Forward", "Gradients", "Problem"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Problem:
-    """Arrays and options of one attention call, checked and normalised when made.
+    """Arrays and options of one attention call, checked and normalised on construction.
 
     Parameters
     ----------
-    q, k, v : array
+    q, k, v : array_like
         (..., H, T, D), (..., K, S, D), (..., K, S, E). Any real or complex floating dtype that
         NumPy or ml_dtypes knows, or an object with DLPack or ``__array__``. Leading axes
-        broadcast; rank 2 (all three) is one head without batch. Kept exactly as given.
-    mask : bool array or one of `npattn.masks`, optional
+        broadcast; rank 2 (all three) is one head without batch. Kept without a change of dtype.
+    mask : bool array_like or one of `npattn.masks`, optional
         True = may attend. Rank ≥ 2, broadcasts against (..., H, T, S).  [5, 14]
     causal : bool, "bottom_right" or "top_left", default False
         Query t sees keys s ≤ t + (S − T), or s ≤ t. True: only where T == S, or with
         `alignment`.  [6]
     window : (left, right), optional
         Keys beside the aligned diagonal, inclusive; None = unlimited on that side.  [7]
-    bias : float array or one of `npattn.biases`, optional
+    bias : float array_like or one of `npattn.biases`, optional
         Added to the scores after scale and softcap. Rank ≥ 2, broadcasts as `mask` does.  [4]
     scale : float, optional
         Multiplies q·k. Default 1/√D (1 where D = 0). Any finite number.  [1]
@@ -50,38 +50,42 @@ class Problem:
         c > 0: scores become c·tanh(s/c).  [2]
     score_mod : callable, optional
         Elementwise and analytic, f(s, b, h, t, s_index) on arrays that broadcast with s.  [3]
-    sinks : float array (H,), optional
-        One more logit a head, without a value.  [8]
-    dropout_mask : bool array, optional
+    sinks : float array_like (H,), optional
+        One more logit per head, without a value.  [8]
+    dropout_mask : bool array_like, optional
         True = keep. Broadcasts as `mask` does.  [9]
     dropout_rate : float, default 0.0
         In [0, 1); kept weights are divided by 1 − rate.  [9]
     dtype : dtype, optional
-        Computed in and returned: float64 unless said, complex128 for complex arrays. bfloat16 and
-        float16 emulate mixed precision: computed in float32, and what enters a product or is
-        returned is rounded.  [15]
+        Dtype of the computation and of the results; default float64, complex128 for complex
+        arrays. bfloat16 and float16 emulate mixed precision: sums are float32; operands of products
+        and results are rounded.  [15]
     engine : {"auto", "dense", "tiled"}
-        What computes it; "tiled" no complex arrays and no mixed precision.
+        "tiled" supports neither complex arrays nor mixed precision.
     alignment : {"bottom_right", "top_left"}, optional
-        What ``causal=True`` means where T ≠ S, and where a window without causal lies.
+        Alignment of ``causal=True`` where T ≠ S, and of a window without causal.
 
     Attributes
     ----------
     lead : tuple of int
         The broadcast leading axes.
     H, K, T, S, D, E : int
-        The sizes.
+        Sizes.
     visible : bool array or None
-        What mask, causal and window leave to see; None where that is everything.
+        Intersection of mask, causal and window; None if every key is visible.
     mask_array, bias_array : array or None
-        mask and bias as arrays, whatever they were given as.
+        mask and bias as arrays, also where they are objects.
     storage : dtype or None
-        The narrow dtype that mixed precision stores in; then `dtype` is float32.
+        The narrow dtype of mixed precision; then `dtype` is float32.
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError
-        Before any work, naming the argument, what it is and what it must be.
+    ShapeError
+        If an array has a shape that does not fit q, k, v.
+    DtypeError
+        If an array or `dtype` has a dtype that is not legal here.
+    OptionError
+        If an option has an illegal value, or does not go with another one.
     """
 
     q: Array
@@ -154,17 +158,17 @@ class Problem:
 
     @property
     def xp(self) -> Any:
-        """Where functions on these arrays come from; of tensors, npattn.torch has another."""
+        """Module of functions on these arrays; npattn.torch has its own for tensors."""
         return np
 
     @property
     def headless(self) -> bool:
-        """Whether q, k, v have rank 2: one head, which the results do not show."""
+        """True if q, k, v have rank 2: one head, without an axis in the results."""
         return self.q.ndim == 2
 
     @cached_property
     def visible(self) -> Array | None:
-        """What mask, causal and window leave to see, broadcasting against (..., H, T, S). [5-7]"""
+        """Visible keys by mask, causal and window; broadcasts against (..., H, T, S).  [5-7]"""
         left, right = self.window or (None, None)
         if self.causal:
             right = 0 if right is None else min(right, 0)
@@ -177,48 +181,48 @@ class Problem:
 
     @cached_property
     def mask_array(self) -> Array | None:
-        """The mask as an array."""
+        """Mask as an array."""
         return self._as_array(self.mask)
 
     @cached_property
     def bias_array(self) -> Array | None:
-        """The bias as an array."""
+        """Bias as an array."""
         return self._as_array(self.bias)
 
-    def materialised(self) -> Problem:
-        """The same problem with arrays where mask and bias are objects; itself where none is."""
+    def materialise(self) -> Problem:
+        """Return the problem with arrays for mask and bias; itself if they are no objects."""
         if self.mask is self.mask_array and self.bias is self.bias_array:
             return self
         return self.replace(mask=self.mask_array, bias=self.bias_array)
 
     def bias_gradient(self, ds: Array) -> Any:
-        """The gradient of the bias from that of the scores (..., H, T, S).  [13]"""
+        """Gradient of the bias from that of the scores (..., H, T, S).  [13]"""
         if self.bias is None or self.bias_array is None:
             return None
         ds = sum_to(ds, self.bias_array.shape)
         return ds if isinstance(self.bias, np.ndarray) else self.bias.gradient(ds)
 
     def to_compute_dtype(self, x: Array) -> Array:
-        """x in the dtype computed in."""
+        """Convert x to the dtype of the computation."""
         return x.astype(self.dtype)
 
     def round_to_storage(self, x: Array) -> Array:
-        """x as it is kept beside what computes: rounded, in mixed precision.  [15]"""
+        """Round x to the storage dtype of mixed precision, if there is one.  [15]"""
         return x if self.storage is None else self.to_output_dtype(x).astype(self.dtype)
 
     def to_output_dtype(self, x: Array) -> Array:
-        """x in the dtype that is returned.  [15]"""
+        """Convert x to the dtype of the results.  [15]"""
         if self.storage is None:
             return x
-        with np.errstate(over="ignore"):  # that is what the dtype does
+        with np.errstate(over="ignore"):  # numbers beyond the range become inf
             return x.astype(self.storage)
 
     def replace(self, **changes: Any) -> Problem:
-        """The same problem with other arrays or options, checked again."""
-        # What was left to its default takes the default of the new problem.
+        """Return the problem with other arrays or options, checked again."""
+        # Defaults that depend on the arrays are computed again.
         names = ("causal", "scale", "dtype", "alignment")
-        given = dict(zip(names, self.__dict__["_given"], strict=True))
-        return dataclasses.replace(self, **(given | changes))
+        arguments = dict(zip(names, self.__dict__["_given"], strict=True))
+        return dataclasses.replace(self, **(arguments | changes))
 
     def _as_array(self, value: Array | MaskLike | BiasLike | None) -> Array | None:
         if value is None or isinstance(value, np.ndarray):
@@ -228,19 +232,18 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """What a forward pass gives, and what its backward needs.
+    """Results of a forward pass, with the intermediates that backward needs.
 
     Attributes
     ----------
     out : array (..., H, T, E)
     lse : array (..., H, T)
-        Natural logarithm of the sum of exp(scores), sink included; −inf where nothing is seen.
+        Natural logarithm of the sum of exp(scores), sink included; −inf in empty rows.
     weights : array (..., H, T, S)
-        The softmax, before dropout. Computed on demand where the engine does not keep it.
+        The softmax, before dropout. Computed on demand if the engine does not keep it.
     problem : Problem
-        What was asked.
     engine : str
-        What computed it.
+        The engine that computed them.
     """
 
     out: Array
@@ -270,7 +273,7 @@ class Gradients:
 class Cotangents:
     """Cotangents of out and, where the implementation returns them, of lse and of the weights.
 
-    ``dout, dlse = cotangents`` takes the two apart that most rules alter.
+    ``dout, dlse = cotangents`` unpacks the two that most rules alter.
     """
 
     dout: Array

@@ -472,7 +472,7 @@ def test_a_problem_keeps_the_object_and_has_its_array():
     assert problem.bias is bias
     assert isinstance(bias, BiasLike)
     np.testing.assert_array_equal(problem.bias_array, bias.to_array(5, 7))
-    plain = problem.materialised()
+    plain = problem.materialise()
     assert plain.bias is problem.bias_array
     assert plain.mask is problem.mask_array
     assert problem.replace(scale=2.0).bias is bias

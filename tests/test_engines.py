@@ -73,7 +73,7 @@ def assert_parameter_allowed(got, given, do, dlse):
     """What is allowed of each score, summed as the gradient of a parameter sums scores."""
     exact = npattn.api.evaluate(given.replace(dtype="float64"), engine="dense")
     want = npattn.backward(exact, do, dlse).bias
-    room = tolerance(given.materialised(), given.q.dtype, None, dout=do, dlse=dlse)["dbias"]
+    room = tolerance(given.materialise(), given.q.dtype, None, dout=do, dlse=dlse)["dbias"]
     with np.errstate(invalid="ignore"):  # a room of inf, times a distance of 0
         room = given.bias.gradient(room)
     terms = (x if isinstance(x, tuple) else (x,) for x in (got, want, room))

@@ -517,9 +517,9 @@ def test_a_problem_keeps_the_object_and_has_its_array():
     assert problem.mask is mask
     assert isinstance(mask, MaskLike)
     np.testing.assert_array_equal(problem.mask_array, mask.to_array(5, 7))
-    plain = problem.materialised()
+    plain = problem.materialise()
     assert plain.mask is problem.mask_array
-    assert plain.materialised() is plain
+    assert plain.materialise() is plain
     np.testing.assert_array_equal(plain.visible, problem.visible)
     assert problem.replace(scale=2.0).mask is mask
     source = "(masks.window(2, 1, alignment='bottom_right') & masks.lengths([3, 7]))"

@@ -607,7 +607,7 @@ X = np.zeros((2, 5, 6))
         ((X.astype(int),), {}, DtypeError, "query is int64, must be floating"),
         ((X, np.zeros((2, 4, 5))), {}, ShapeError, r"key has shape \(2, 4, 5\)"),
         ((X, X, np.zeros((2, 4, 6))), {}, ShapeError, "v has 4 keys, but k has 5"),
-        ((X, X[:, :3]), {"causal": True}, OptionError, "causal is True with T = 5 queries"),
+        ((X, X[:, :3]), {"causal": True}, OptionError, "causal=True is ambiguous for T = 5"),
         ((X,), {"mask": np.ones((2, 5), bool)}, ShapeError, r"mask\[:, None, None, :\]"),
         ((X,), {"mask": np.ones((5, 5))}, DtypeError, "pass it as bias"),
         ((X,), {"keep": "nothing"}, OptionError, "keep is 'nothing'"),

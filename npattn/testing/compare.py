@@ -185,7 +185,7 @@ def compare(
     results: dict[str, Any] = dict(got) if isinstance(got, Mapping) else {"o": got}
     if isinstance(rounding, str):
         rounding = Rounding.from_name(rounding)
-    problem = problem.materialised()
+    problem = problem.materialise()
     cotangents: dict[str, Any] = {"dout": dout, "dlse": dlse, "dweights": dweights}
     exact = _exact(problem, conventions, "weights" in results, **cotangents)
     dtype = problem.q.dtype

@@ -390,7 +390,7 @@ def test_who_raises_is_shrunk_too_and_is_not_called_fickle():
 
     outcome = outcome_of(judged(f, examples=40), "agreement-o")
     assert outcome.status == "error"
-    assert "raised OptionError: causal is True with T = 2 queries" in outcome.message
+    assert "raised OptionError: causal=True is ambiguous for T = 2 queries" in outcome.message
     assert "did not fail every time" not in outcome.message
 
 

@@ -657,7 +657,7 @@ def test_the_report_shows_the_first_failures_and_counts_the_rest() -> None:
         ({"seed": -1}, "seed is -1, must be an integer ≥ 0"),
         ({"rounding": "loose"}, "rounding is 'loose', must be one of"),
         ({"conventions": "torch"}, "conventions is 'torch', must be a Conventions"),
-        ({"causal": True}, "causal is True with T = 53 queries and S = 61 keys"),
+        ({"causal": True}, "causal=True is ambiguous for T = 53 queries and S = 61 keys"),
         ({"window": (-1, 0)}, "window is"),
         ({"mask": np.ones(S, bool)}, "mask has shape"),
         (

@@ -144,7 +144,7 @@ class Implementation:
 
     def inputs(self, problem: Problem, view: str = "contiguous") -> dict[str, Any]:
         """Return fresh, writable arrays of the framework, by npattn's names."""
-        problem, arrays = problem.materialised(), {}
+        problem, arrays = problem.materialise(), {}
         with self.framework.allowing(problem.q.dtype):
             for name in ("q", "k", "v", "mask", "bias", "sinks", "dropout_mask"):
                 array = getattr(problem, name)

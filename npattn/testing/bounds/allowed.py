@@ -137,7 +137,7 @@ class BoundTask:
         dweights: Array | None,
         conventions: Conventions | None,
     ) -> None:
-        self.problem = problem = problem.materialised()
+        self.problem = problem = problem.materialise()
         self.conventions = conventions or Conventions()
         self.canonical = self.conventions.canonical(problem)
         self.rounding, self.dtype = rounding or Rounding.undeclared(dtype), dtype

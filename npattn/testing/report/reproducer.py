@@ -260,7 +260,7 @@ def _number(value: Any) -> str:
 
 
 def _arguments(problem: Problem) -> str:
-    problem = problem.materialised()
+    problem = problem.materialise()
     words = [f"\n    {_literal(getattr(problem, n))}" for n in ("q", "k", "v")]
     for name in ("mask", "bias", "sinks", "dropout_mask"):
         array = getattr(problem, name)
