@@ -37,7 +37,7 @@ DEFAULT_TARGET = "numpy.flash"
 @click.group()
 @click.version_option(package_name="npattn")
 def cli() -> None:
-    """Is this attention implementation right?"""
+    """Judge whether an attention implementation is right."""
 
 
 @cli.command("check")

@@ -35,8 +35,8 @@ ATTENTION = ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")
 EPS = 1e-5
 BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8
 DECAY = 0.5
-"""Of the projections, by lr × this a step."""
-TEST_SHARE = 5  # one image in five is kept for the test
+"""Weight decay of the projections: by lr × this per step."""
+TEST_SHARE = 5  # one image in five is for the test
 FORMAT = 1
 
 Parameters = dict[str, Array]
@@ -44,12 +44,12 @@ Parameters = dict[str, Array]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run depends on.
+    """Settings of a run, checked when made.
 
     Parameters
     ----------
     tokens : {"rows", "pixels"}
-        Whether a row or a pixel of the image is a token.
+        Parts of the image that are tokens.
     embed_dim, num_heads : int
         embed_dim is a multiple of num_heads.
     epochs, batch_size : int
@@ -83,7 +83,7 @@ class Settings:
 
 
 class Data(NamedTuple):
-    """Images as tokens, and which digit each is."""
+    """Images as tokens, and their digits."""
 
     x: Array  # (N, T, n) between 0 and 1
     y: Array  # (N,)
@@ -92,7 +92,7 @@ class Data(NamedTuple):
 
 
 def digits(tokens: str = "rows") -> Data:
-    """scikit-learn's 1797 handwritten digits of 8×8 pixels; a fifth of them is for the test."""
+    """Load scikit-learn's 1797 handwritten digits of 8×8 pixels, a fifth of them for the test."""
     try:
         # Optional, slow to load, and without types.
         from sklearn.datasets import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
@@ -102,19 +102,19 @@ def digits(tokens: str = "rows") -> Data:
         raise MissingExtraError(
             "npattn train needs scikit-learn for its images: pip install 'npattn[train]'"
         ) from err
-    found = load_digits()
-    images = found.images / 16.0
+    dataset = load_digits()
+    images = dataset.images / 16.0
     x = images if tokens == "rows" else images.reshape(len(images), 64, 1)
     order = np.random.default_rng(0).permutation(len(x))  # the same split for every seed
     test, rest = np.split(order, [len(x) // TEST_SHARE])
-    return Data(x[rest], found.target[rest], x[test], found.target[test])
+    return Data(x[rest], dataset.target[rest], x[test], dataset.target[test])
 
 
 # --- the model ------------------------------------------------------------------------------------
 
 
-def drawn(settings: Settings, T: int, n: int, classes: int = 10) -> Parameters:
-    """Random parameters."""
+def random_parameters(settings: Settings, T: int, n: int, classes: int = 10) -> Parameters:
+    """Sample the parameters of the model."""
     rng, d = np.random.default_rng([settings.seed, 0]), settings.embed_dim
     mha = MultiHeadAttention.init(d, settings.num_heads, seed=settings.seed)
 
@@ -130,8 +130,8 @@ def drawn(settings: Settings, T: int, n: int, classes: int = 10) -> Parameters:
     }  # fmt: skip
 
 
-class Steps(NamedTuple):
-    """What the backward needs."""
+class ModelSteps(NamedTuple):
+    """Logits, and the intermediate results that the gradients need."""
 
     n1: NormResiduals
     attention: MultiHeadForward
@@ -142,8 +142,8 @@ class Steps(NamedTuple):
     logits: Array
 
 
-def forward(p: Parameters, num_heads: int, x: Array) -> Steps:
-    """The logits of images (B, T, n), and what is on the way."""
+def forward(p: Parameters, num_heads: int, x: Array) -> ModelSteps:
+    """Compute the logits of images (B, T, n)."""
     h = linear(x, p["we"], p["be"]) + p["pos"]
     n1 = normalise(h, "layer", p["g1"], p["c1"], EPS)
     attention = _attention(p, num_heads).forward(n1.y)
@@ -153,7 +153,7 @@ def forward(p: Parameters, num_heads: int, x: Array) -> Steps:
     h = h + linear(np.maximum(inner, 0), p["w2"], p["b2"])
     n3 = normalise(h, "layer", p["g3"], p["c3"], EPS)
     pooled = n3.y.mean(-2)
-    return Steps(n1, attention, n2, inner, n3, pooled, linear(pooled, p["wc"], p["bc"]))
+    return ModelSteps(n1, attention, n2, inner, n3, pooled, linear(pooled, p["wc"], p["bc"]))
 
 
 def _attention(p: Parameters, num_heads: int) -> MultiHeadAttention:
@@ -163,7 +163,7 @@ def _attention(p: Parameters, num_heads: int) -> MultiHeadAttention:
 
 def loss_and_gradients(
     p: Parameters, num_heads: int, x: Array, y: Array
-) -> tuple[float, Parameters, Steps]:
+) -> tuple[float, Parameters, ModelSteps]:
     """Mean cross entropy, and its gradient in every parameter."""
     s, rows = forward(p, num_heads, x), np.arange(len(y))
     shifted = s.logits - s.logits.max(-1, keepdims=True)
@@ -191,7 +191,7 @@ def loss_and_gradients(
 
 
 def decays(name: str, x: Array) -> bool:
-    """Whether a parameter is a projection."""
+    """Return True for projections, the parameters with weight decay."""
     return x.ndim == 2 and name != "pos"
 
 
@@ -206,14 +206,14 @@ class Adam:
     def update(self, p: Parameters, d: Parameters, lr: float) -> Parameters:
         self.step += 1
         rise, spread = 1 - BETA1**self.step, 1 - BETA2**self.step
-        found = {}
+        updated = {}
         for name, x in p.items():
             self.m[name] = BETA1 * self.m[name] + (1 - BETA1) * d[name]
             self.v[name] = BETA2 * self.v[name] + (1 - BETA2) * d[name] ** 2
             size = np.sqrt(self.v[name]) / np.sqrt(spread) + ADAM_EPS
-            kept = x * (1 - lr * DECAY) if decays(name, x) else x
-            found[name] = kept - lr / rise * self.m[name] / size
-        return found
+            shrunk = x * (1 - lr * DECAY) if decays(name, x) else x
+            updated[name] = shrunk - lr / rise * self.m[name] / size
+        return updated
 
 
 # --- a run ----------------------------------------------------------------------------------------
@@ -221,14 +221,14 @@ class Adam:
 
 @dataclass
 class Run:
-    """A run as far as it has come.
+    """State of a run.
 
     Attributes
     ----------
     settings : Settings
     parameters : dict
     losses : list of float
-        Of every step.
+        One per step.
     accuracies : list of float
         On the test images, after every epoch.
     """
@@ -245,11 +245,11 @@ class Run:
 
     @property
     def attention(self) -> MultiHeadAttention:
-        """The module that was trained."""
+        """The trained module."""
         return _attention(self.parameters, self.settings.num_heads)
 
     def weights(self, x: Array) -> Array:
-        """What the heads look at in images: (B, H, T, T)."""
+        """Compute the weights of the heads on images: (B, H, T, T)."""
         return forward(self.parameters, self.settings.num_heads, x).attention.weights
 
     def accuracy(self, x: Array, y: Array) -> float:
@@ -257,7 +257,7 @@ class Run:
         return float((logits.argmax(-1) == y).mean())
 
     def save(self, path: str | Path) -> None:
-        """Into one file, which is replaced only by a whole one."""
+        """Write one file; an existing one is replaced by a complete one or stays."""
         arrays: dict[str, Any] = {f"p.{n}": x for n, x in self.parameters.items()}
         arrays |= {f"m.{n}": x for n, x in self.adam.m.items()}
         arrays |= {f"v.{n}": x for n, x in self.adam.v.items()}
@@ -269,22 +269,28 @@ class Run:
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
-        """As it was saved; OptionError where the file is no whole checkpoint."""
+        """Read a saved run.
+
+        Raises
+        ------
+        OptionError
+            If the file is not a complete checkpoint of this version.
+        """
         try:
             with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
-                given = json.loads(str(file["settings"]))
-                if given.pop("format") != FORMAT or set(given) != {
+                values = json.loads(str(file["settings"]))
+                if values.pop("format") != FORMAT or set(values) != {
                     f.name for f in fields(Settings)
                 }:
                     raise OptionError(f"{path} is a checkpoint of another version of npattn train")
-                whole = {name: file[name] for name in file.files}
+                arrays = {name: file[name] for name in file.files}
             p, m, v = (
-                {n[2:]: x for n, x in whole.items() if n.startswith(f"{kind}.")} for kind in "pmv"
+                {n[2:]: x for n, x in arrays.items() if n.startswith(f"{kind}.")} for kind in "pmv"
             )
             adam = Adam(p)
-            adam.m, adam.v, adam.step = m, v, int(whole["step"])
-            settings = Settings(**given)
-            return cls(settings, p, adam, whole["losses"].tolist(), whole["accuracies"].tolist())
+            adam.m, adam.v, adam.step = m, v, int(arrays["step"])
+            settings = Settings(**values)
+            return cls(settings, p, adam, arrays["losses"].tolist(), arrays["accuracies"].tolist())
         except (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as err:
             if isinstance(err, OptionError):
                 raise
@@ -302,7 +308,7 @@ def train(
     progress: Progress | None = None,
     max_steps: int | None = None,
 ) -> Run:
-    """Train, from the start or from where a checkpoint is.
+    """Train a classifier, from the start or from a checkpoint.
 
     Parameters
     ----------
@@ -310,11 +316,11 @@ def train(
     data : Data, optional
         Default: `digits`.
     checkpoint : path, optional
-        Read where it exists, written after every epoch.
+        Read if it exists, written after every epoch.
     progress : callable, optional
         Called with (step, steps, loss, test accuracy or None) after every step.
     max_steps : int, optional
-        Stop after so many, also within an epoch, which then is not saved.
+        Stop after so many steps, even within an epoch, which then is not saved.
 
     Returns
     -------
@@ -323,23 +329,23 @@ def train(
     Raises
     ------
     OptionError
-        If the checkpoint is not one, or of other settings.
+        If the file is no checkpoint, or one of other settings.
     MissingExtraError
-        Without scikit-learn, where no data is given.
+        If data is None and scikit-learn is not installed.
     """
     settings = settings or Settings()
     data = digits(settings.tokens) if data is None else data
-    run = _begun(settings, data, checkpoint)
+    run = _resume_or_start(settings, data, checkpoint)
     size = settings.batch_size
     batches = -(-len(data.x) // size)
     steps = settings.epochs * batches
     while run.epoch < settings.epochs:
         order = np.random.default_rng([settings.seed, 1, run.epoch]).permutation(len(data.x))
         for start in range(0, len(data.x), size):
-            picked = order[start : start + size]
+            batch = order[start : start + size]
             lr = settings.lr * (1 + np.cos(np.pi * run.adam.step / steps)) / 2
             loss, grads, _ = loss_and_gradients(
-                run.parameters, settings.num_heads, data.x[picked], data.y[picked]
+                run.parameters, settings.num_heads, data.x[batch], data.y[batch]
             )
             run.parameters = run.adam.update(run.parameters, grads, float(lr))
             run.losses.append(loss)
@@ -353,20 +359,20 @@ def train(
     return run
 
 
-def _begun(settings: Settings, data: Data, checkpoint: str | Path | None) -> Run:
+def _resume_or_start(settings: Settings, data: Data, checkpoint: str | Path | None) -> Run:
     if checkpoint is not None and Path(checkpoint).exists():
         run = Run.load(checkpoint)
         if run.settings != settings:
-            other = [
+            differences = [
                 f"{f.name} {getattr(run.settings, f.name)}, not {getattr(settings, f.name)}"
                 for f in fields(Settings)
                 if getattr(run.settings, f.name) != getattr(settings, f.name)
             ]
             raise OptionError(
-                f"{checkpoint} is of a run with {', '.join(other)}: give the same settings to "
-                "resume it, or another file"
+                f"{checkpoint} is of a run with {', '.join(differences)}; pass the same settings "
+                "to resume it, or another file"
             )
         return run
     classes = int(max(data.y.max(), data.test_y.max())) + 1
-    p = drawn(settings, data.x.shape[1], data.x.shape[2], classes)
+    p = random_parameters(settings, data.x.shape[1], data.x.shape[2], classes)
     return Run(settings, p, Adam(p), [], [])

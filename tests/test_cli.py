@@ -71,18 +71,18 @@ def told(output):
 # --- what is judged -------------------------------------------------------------------------------
 
 
-def test_without_a_target_it_judges_numpy_flash():
+def test_default_target_is_numpy_flash():
     output = check("--only", "agreement-o")
     assert "npattn check numpy.flash" in output
     assert "1 passed" in output
 
 
-def test_a_known_target_comes_with_its_backward():
+def test_known_target_comes_with_its_backward():
     output = check("numpy.flash", "--only", "agreement-d")
     assert "5 passed" in output
 
 
-def test_a_known_target_that_is_wrong_has_exit_code_1():
+def test_failing_target_has_exit_code_1():
     output = check("numpy.naive", "--only", "empty-row", code=1)
     assert "empty-row[float32] failed" in output
     assert "\nFAILED: " in output
@@ -90,7 +90,7 @@ def test_a_known_target_that_is_wrong_has_exit_code_1():
 
 
 @pytest.mark.parametrize("spec", ["{}:good", "{}.py:good"])
-def test_a_function_is_found_by_its_module_or_its_path(mine, spec):
+def test_function_is_loaded_by_module_or_path(mine, spec):
     assert "passed: 1 passed" in check(spec.format(mine), "--only", "agreement-o")
     other = spec.format(mine).replace("good", "doubled")
     assert "FAILED" in check(other, "--only", "agreement-o", code=1)
@@ -120,7 +120,7 @@ def test_sizes_seed_examples_rounding_and_strict_are_passed_on(tmp_path):
     assert facts["rounding"] == "eager"
 
 
-def test_sizes_restrict_what_a_failing_problem_has(mine):
+def test_sizes_restrict_failing_problems(mine):
     words = ("--sizes", "D=8", "--sizes", "T=4", "--sizes", "S=6")
     output = check(f"{mine}:doubled", *words, "--only", "agreement-o", code=1)
     assert "T=4, S=6, D=8" in output
@@ -132,12 +132,12 @@ def test_layout_is_passed_on(mine):
     assert "FAILED" in check(*words, code=1)
 
 
-def test_only_may_be_given_twice_and_takes_beginnings():
+def test_only_takes_several_prefixes():
     output = check("--only", "hidden-nan", "--only", "views")
     assert "4 passed" in output
 
 
-def test_json_and_html_hold_the_report(tmp_path):
+def test_json_and_html_have_the_report(tmp_path):
     paths = tmp_path / "report.json", tmp_path / "report.html"
     check("numpy.naive", "--only", "empty-row", "--json", paths[0], "--html", paths[1], code=1)
     report = json.loads(paths[0].read_text())
@@ -151,7 +151,7 @@ def test_json_and_html_hold_the_report(tmp_path):
     assert "empty-row" in page
 
 
-def test_a_torch_target_is_judged_under_its_conventions():
+def test_torch_target_is_judged_under_its_conventions():
     pytest.importorskip("torch")
     output = run("check", "torch.sdpa-math", "--dtype", "float64", "--only", "agreement-o",
                  "--examples", 5)  # fmt: skip
@@ -176,13 +176,13 @@ def test_device_is_passed_on(mine):
 # --- nothing tested, wrong usage ------------------------------------------------------------------
 
 
-def test_where_nothing_was_accepted_the_exit_code_is_2(mine):
+def test_exit_code_is_2_if_nothing_was_accepted(mine):
     output = check(f"{mine}:refuses", code=2)
     assert "nothing could be tested" in output
     assert "even the plainest problem is refused (raised ValueError: never)" in output
 
 
-def test_where_no_rule_applied_the_exit_code_is_2(mine):
+def test_exit_code_is_2_if_no_rule_applied(mine):
     assert "nothing could be tested" in check(f"{mine}:good", "--only", "agreement-weights", code=2)
 
 
@@ -211,7 +211,7 @@ def test_where_no_rule_applied_the_exit_code_is_2(mine):
         (["numpy.flash", "--convention", "causal=diagonal"], "causal is 'diagonal'"),
     ],
 )
-def test_wrong_usage_says_what_is_wrong_with_exit_code_2(words, message):
+def test_wrong_usage_is_explained_with_exit_code_2(words, message):
     assert message in told(run("check", *words, code=2))
 
 
@@ -229,25 +229,25 @@ ZERO = '"structure" = "0 / 0 where D = 0"\n'
 
 
 @pytest.mark.parametrize("name", ["empty-row[float32]", "empty-row"])
-def test_a_failure_that_was_expected_is_no_failure(tmp_path, name):
+def test_expected_failure_passes(tmp_path, name):
     output = check(*NAIVE, *expecting(tmp_path, f'{ZERO}"{name}" = "it has no guard"'), code=0)
     assert "expected: empty-row[float32]: it has no guard" in output
     assert "FAILED" in output  # the report says what it found all the same
 
 
-def test_an_expected_failure_that_passes_is_stale(tmp_path):
+def test_expected_failure_that_passes_is_stale(tmp_path):
     text = f'{ZERO}"empty-row" = "it has no guard"\n"nan-query[float32]" = "it is old"'
     output = check(*NAIVE, *expecting(tmp_path, text), code=1)
     assert "expected failure nan-query[float32] did not fail: remove it" in output
 
 
-def test_an_expected_failure_of_a_rule_that_there_is_not_is_stale(tmp_path):
+def test_expected_failure_of_unknown_rule_is_stale(tmp_path):
     text = f'{ZERO}"empty-row" = "it has no guard"\n"empty-rows" = "a slip"'
     output = check(*NAIVE, *expecting(tmp_path, text), code=1)
     assert "expected failure empty-rows matches no rule that was checked: remove it" in output
 
 
-def test_a_failure_that_was_not_expected_is_a_failure(tmp_path):
+def test_unexpected_failure_fails(tmp_path):
     output = check("numpy.naive", "--only", "empty-row", *expecting(tmp_path, ""), code=1)
     assert "expected" not in output.split("FAILED")[1]
 
@@ -262,14 +262,14 @@ def test_a_failure_that_was_not_expected_is_a_failure(tmp_path):
         ("empty-row: no guard", "is not TOML"),
     ],
 )
-def test_an_entry_without_a_reason_is_an_error(tmp_path, text, message):
+def test_expected_failure_without_reason_is_an_error(tmp_path, text, message):
     assert message in told(check(*NAIVE, *expecting(tmp_path, text), code=2))
 
 
 # --- list, version, start -------------------------------------------------------------------------
 
 
-def test_expectations_that_are_no_toml_are_an_error_that_shows_the_form(tmp_path):
+def test_expected_failures_that_are_no_toml_are_an_error(tmp_path):
     path = tmp_path / "expected.toml"
     path.write_text("agreement-o: I know")
     output = told(check("numpy.flash", "--only", "agreement-o", "--expect", path, code=2))
@@ -284,7 +284,7 @@ def test_list_names_every_target_and_every_rule():
     assert set(PROPERTIES) <= set(words)
 
 
-def test_list_says_what_a_target_needs_that_cannot_run_here(monkeypatch):
+def test_list_names_the_missing_extra_of_a_target(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("COLUMNS", "200")
     assert "pip install 'npattn[torch]'" in told(run("list"))
@@ -302,23 +302,23 @@ def few_rules(monkeypatch):
     monkeypatch.setitem(CORRECT, "tf32", replace(CORRECT["tf32"], breaks=breaks))
 
 
-def test_the_zoo_prints_who_was_killed_and_can_be_written(few_rules, tmp_path):
+def test_zoo_prints_kills_and_writes_json(few_rules, tmp_path):
     path = tmp_path / "zoo.json"
     output = run(*KILL, "--json", path)
     assert "1 of 1 mutants killed (100 %), 0 false alarms on 1 correct" in output
     assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["scale-twice", "tf32"]
 
 
-def test_one_kind_of_the_zoo_can_be_had_alone(few_rules):
+def test_zoo_restricted_to_one_kind(few_rules):
     assert "0 of 0 mutants killed, 0 false alarms on 1" in run(*KILL, "--kind", "correct")
 
 
-def test_a_survivor_has_exit_code_1():
+def test_surviving_mutant_has_exit_code_1():
     words = ("zoo", "bias-scaled", "--rules", "killers", "--examples", 1)
     assert "SURVIVED: none of agreement-o failed" in run(*words, code=1)
 
 
-def test_the_zoo_lists_everything_that_is_in_it(monkeypatch):
+def test_zoo_list_names_everything(monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     from npattn.zoo.mutants import MUTANTS
 
@@ -326,7 +326,7 @@ def test_the_zoo_lists_everything_that_is_in_it(monkeypatch):
     assert names >= {*MUTANTS, *CORRECT}
 
 
-def test_what_is_not_in_the_zoo_is_wrong_usage():
+def test_unknown_zoo_name_is_wrong_usage():
     assert "unicorn" in told(run("zoo", "unicorn", code=2))
 
 
@@ -350,7 +350,7 @@ def python(code_or_module, *words):
     )
 
 
-def test_python_m_npattn_works_too():
+def test_python_m_npattn():
     done = python(["-m", "npattn"], "list")
     assert done.returncode == 0, done.stderr
     assert "numpy.flash" in done.stdout
@@ -360,7 +360,7 @@ def test_python_m_npattn_works_too():
 
 
 @pytest.mark.parametrize("package", ["click", "rich", "hypothesis"])
-def test_without_an_extra_it_says_which_to_install(package):
+def test_missing_extra_is_named(package):
     block = f"import sys; sys.modules[{package!r}] = None; "
     done = python(["-c", block + "from npattn.__main__ import main; main()"], "list")
     assert done.returncode == 2
@@ -369,7 +369,7 @@ def test_without_an_extra_it_says_which_to_install(package):
     assert "Traceback" not in done.stderr
 
 
-def test_without_torch_its_targets_say_what_to_install():
+def test_torch_targets_name_the_missing_extra():
     block = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: "
     block += "None if n == 'torch' else f(n, *a); from npattn.__main__ import main; main()"
     done = python(["-c", block], "check", "torch.sdpa")
@@ -378,11 +378,11 @@ def test_without_torch_its_targets_say_what_to_install():
     assert "pip install 'npattn[torch]'" in done.stderr
 
 
-def test_two_processes_print_what_one_prints(mine):
+def test_number_of_processes_does_not_change_the_report(mine):
     words = ("check", f"{mine}.py:doubled", "--only", "agreement-o", "--only", "views", *FAST)
     assert run(*words, "-n", 2, code=1) == run(*words, code=1)
 
 
-def test_a_target_that_is_found_by_its_module_is_judged_in_processes_too(mine):
+def test_target_loaded_by_module_is_judged_in_processes(mine):
     words = ("check", f"{mine}:good", "--backward", f"{mine}:good_backward", *FAST)
     assert "agreement-dq" in run(*words, "--only", "agreement-d", "--processes", 2)

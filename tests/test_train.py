@@ -30,8 +30,8 @@ def few():
 # --- gradients ------------------------------------------------------------------------------------
 
 
-def test_every_gradient_is_the_slope_of_the_loss(few):
-    p, rng = train_module.drawn(SMALL, 5, 3, 4), np.random.default_rng(1)
+def test_gradients_are_slopes_of_the_loss(few):
+    p, rng = train_module.random_parameters(SMALL, 5, 3, 4), np.random.default_rng(1)
     p = {name: x + 0.1 * rng.standard_normal(x.shape) for name, x in p.items()}
     p["b1"] = p["b1"] + 9 * rng.choice([-1, 1], p["b1"].shape)  # no relu is near its kink
     _, grads, steps = loss_and_gradients(p, 3, few.x, few.y)
@@ -53,12 +53,12 @@ def torch_losses(settings, data, steps):
     """The same model, written with torch and its Adam, in float64."""
     torch = pytest.importorskip("torch")
     f = torch.nn.functional
-    drawn = train_module.drawn(settings, *data.x.shape[1:])
-    p = {name: torch.tensor(x, requires_grad=True) for name, x in drawn.items()}
-    decayed = {name for name, x in drawn.items() if train_module.decays(name, x)}
+    parameters = train_module.random_parameters(settings, *data.x.shape[1:])
+    p = {name: torch.tensor(x, requires_grad=True) for name, x in parameters.items()}
+    decaying = {name for name, x in parameters.items() if train_module.decays(name, x)}
     groups = [
-        {"params": [p[n] for n in decayed], "weight_decay": train_module.DECAY},
-        {"params": [x for n, x in p.items() if n not in decayed], "weight_decay": 0.0},
+        {"params": [p[n] for n in decaying], "weight_decay": train_module.DECAY},
+        {"params": [x for n, x in p.items() if n not in decaying], "weight_decay": 0.0},
     ]
     adam = torch.optim.AdamW(groups, lr=settings.lr)
     d, H = settings.embed_dim, settings.num_heads
@@ -89,19 +89,19 @@ def torch_losses(settings, data, steps):
     return losses
 
 
-def test_the_losses_of_fifty_steps_are_those_of_torch():
+def test_losses_of_fifty_steps_agree_with_torch():
     pytest.importorskip("sklearn")
     data, settings = digits(), Settings(epochs=40)
-    want = torch_losses(settings, data, 50)
+    expected = torch_losses(settings, data, 50)
     run = train(Settings(epochs=40), data=data, max_steps=50)
     assert len(run.losses) == 50
-    np.testing.assert_allclose(run.losses, want, rtol=1e-10)
+    np.testing.assert_allclose(run.losses, expected, rtol=1e-10)
 
 
 # --- what it learns -------------------------------------------------------------------------------
 
 
-def test_it_learns_what_can_be_learned(few):
+def test_training_learns_a_simple_task(few):
     run = train(Settings(embed_dim=6, num_heads=3, epochs=60, batch_size=7, lr=2e-2), data=few)
     assert np.mean(run.losses[-5:]) < 0.2 * np.mean(run.losses[:5])
     assert run.epoch == 60
@@ -112,7 +112,7 @@ def test_it_learns_what_can_be_learned(few):
     assert run.attention.parameters.keys() == set(ATTENTION)
 
 
-def test_the_digits_are_split_once_for_all_and_hold_every_digit():
+def test_split_of_digits_is_fixed_and_complete():
     pytest.importorskip("sklearn")
     rows, pixels = digits(), digits("pixels")
     assert (len(rows.x), len(rows.test_x)) == (1438, 359)
@@ -123,7 +123,7 @@ def test_the_digits_are_split_once_for_all_and_hold_every_digit():
     assert rows.x.max() == 1
 
 
-def test_the_same_seed_gives_the_same_losses_and_another_gives_others(few):
+def test_losses_depend_on_the_seed_alone(few):
     one, again = train(SMALL, data=few), train(SMALL, data=few)
     assert one.losses == again.losses
     other = train(Settings(embed_dim=6, num_heads=3, epochs=3, batch_size=7, seed=1), data=few)
@@ -133,7 +133,7 @@ def test_the_same_seed_gives_the_same_losses_and_another_gives_others(few):
 # --- killed and resumed ---------------------------------------------------------------------------
 
 
-def test_a_run_that_stops_anywhere_goes_on_with_the_same_losses(few, tmp_path):
+def test_resumed_run_has_the_same_losses(few, tmp_path):
     whole = train(SMALL, data=few)
 
     class Killed(Exception):
@@ -156,12 +156,12 @@ def test_a_run_that_stops_anywhere_goes_on_with_the_same_losses(few, tmp_path):
             np.testing.assert_array_equal(resumed.parameters[name], x)
 
 
-def test_a_process_that_is_killed_while_it_writes_leaves_a_whole_checkpoint(tmp_path):
+def test_process_killed_while_writing_leaves_complete_checkpoint(tmp_path):
     pytest.importorskip("sklearn")
     path = tmp_path / "run.npz"
-    words = ["--epochs", "400", "--embed-dim", "4", "--num-heads", "2", "--checkpoint", str(path)]
+    flags = ["--epochs", "400", "--embed-dim", "4", "--num-heads", "2", "--checkpoint", str(path)]
     child = subprocess.Popen(
-        [sys.executable, "-m", "npattn", "train", *words],
+        [sys.executable, "-m", "npattn", "train", *flags],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -176,18 +176,18 @@ def test_a_process_that_is_killed_while_it_writes_leaves_a_whole_checkpoint(tmp_
     assert len(run.losses) == run.adam.step == 23 * run.epoch
 
 
-def test_a_checkpoint_of_other_settings_is_an_error_that_names_them(few, tmp_path):
+def test_checkpoint_of_other_settings_raises(few, tmp_path):
     path = tmp_path / "run.npz"
     train(SMALL, data=few, checkpoint=path)
     before = path.read_bytes()
     with pytest.raises(
-        OptionError, match=r"is of a run with lr 0.004, not 0.1, seed 0, not 5: give"
+        OptionError, match=r"is of a run with lr 0.004, not 0.1, seed 0, not 5; pass"
     ):
         train(Settings(**(vars(SMALL) | {"lr": 0.1, "seed": 5})), data=few, checkpoint=path)
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_whole_checkpoint_is_an_error(few, tmp_path):
+def test_incomplete_checkpoint_raises(few, tmp_path):
     path = tmp_path / "run.npz"
     train(SMALL, data=few, checkpoint=path)
     whole = path.read_bytes()
@@ -208,7 +208,7 @@ def test_a_file_that_is_no_whole_checkpoint_is_an_error(few, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("kwargs", "message"),
     [
         ({"embed_dim": 7}, "embed_dim is 7, must be a multiple of the 4 heads"),
         ({"tokens": "words"}, "tokens is 'words'"),
@@ -218,19 +218,19 @@ def test_a_file_that_is_no_whole_checkpoint_is_an_error(few, tmp_path):
         ({"seed": -1}, "seed is -1"),
     ],
 )
-def test_settings_that_cannot_be_are_an_error(words, message):
+def test_illegal_settings_raise(kwargs, message):
     with pytest.raises(OptionError, match=message):
-        Settings(**words)
+        Settings(**kwargs)
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
+def test_missing_scikit_learn_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'npattn\[train\]'"):
         digits()
 
 
-def run(*words, code=0, **given):
-    result = CliRunner().invoke(cli, ["train", *map(str, words)], **given)
+def run(*flags, code=0, **kwargs):
+    result = CliRunner().invoke(cli, ["train", *map(str, flags)], **kwargs)
     assert result.exit_code == code, result.output + repr(result.exception)
     return " ".join(result.output.split())
 
@@ -238,7 +238,7 @@ def run(*words, code=0, **given):
 FAST = ("--epochs", 1, "--embed-dim", 4, "--num-heads", 2)
 
 
-def test_the_command_trains_and_draws_what_the_heads_look_at(tmp_path):
+def test_command_trains_and_draws_weights(tmp_path):
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
     out = tmp_path / "heads.png"
@@ -249,7 +249,7 @@ def test_the_command_trains_and_draws_what_the_heads_look_at(tmp_path):
     assert Run.load(tmp_path / "run.npz").epoch == 1
 
 
-def test_interactive_asks_for_everything(tmp_path):
+def test_interactive_prompts_for_every_setting(tmp_path):
     pytest.importorskip("sklearn")
     answers = "rows\n4\n2\n1\n128\n0.01\n3\n"
     output = run("--interactive", "--checkpoint", tmp_path / "run.npz", input=answers)

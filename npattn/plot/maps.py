@@ -277,7 +277,7 @@ def _labels(argument: str, word: Any, labels: Any, n: int, where: str) -> Labels
 
 
 def _one_line(label: str) -> str:
-    """Format a token: "\\n" for a newline, ␣ for blanks alone, … for the rest of a long one."""
+    r"""Format a token: "\n" for a newline, ␣ for blanks alone, … for the rest of a long one."""
     text = "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in label
     )

@@ -11,7 +11,7 @@ from torch import nn
 from npattn import multihead
 from npattn.errors import OptionError
 from npattn.multihead_build import remaining_heads
-from npattn.weights.reading import check_kind, optional, read, transposed
+from npattn.weights.reading import check_kind, optional, read, transpose
 from npattn.weights.torch import tensor_of
 
 __all__ = [
@@ -169,8 +169,8 @@ def to_numpy(module: Any) -> multihead.MultiHeadAttention:
         weights = [read("in_proj_weight", w) for w in torch.split(module.in_proj_weight, rows)]
     else:
         weights = [read(name, getattr(module, name)) for name in SEPARATE]
-    arrays: dict[str, Any] = dict(zip(("wq", "wk", "wv"), map(transposed, weights), strict=True))
-    arrays["wo"] = transposed(read("out_proj.weight", module.out_proj.weight))
+    arrays: dict[str, Any] = dict(zip(("wq", "wk", "wv"), map(transpose, weights), strict=True))
+    arrays["wo"] = transpose(read("out_proj.weight", module.out_proj.weight))
     arrays["bo"] = optional("out_proj.bias", module.out_proj.bias)
     if module.in_proj_bias is not None:
         biases = [read("in_proj_bias", b) for b in torch.split(module.in_proj_bias, rows)]

@@ -1,4 +1,4 @@
-"""`MultiHeadAttention` in and out of other frameworks and files, to the bit.
+"""Conversion of `MultiHeadAttention` from other frameworks, to torch and to files, to the bit.
 
     ours      wq (in_q, H·D)        wo (H·E, out)       weights multiply from the right
     torch     q (H·D, in_q)         out (out, H·E)      transposed; q, k, v in one if all inputs are
@@ -6,10 +6,10 @@
     keras     query (in_q, H, D)    output (H, E, out)  heads have an axis
     flax      query (in_q, H, D)    out (H, E, out)     heads have an axis; norms are a scale (D,)
 
-All of them lie head by head, scale the scores by 1/√D and put the heads side by side, as ours do.
-Every array is copied: what happens to the other afterwards does not reach it. A part of a module
-that `MultiHeadAttention` has no place for is an `OptionError`, never left out; so is a module that
-would drop weights at random as it stands. Importing this loads no framework.
+All of them order columns head by head, scale the scores by 1/√D and put the heads side by side, as
+ours do. Every array is copied, so that later changes of the source do not reach it. A part that
+`MultiHeadAttention` cannot represent is an `OptionError`, never left out; so is a module that would
+drop weights at random as it stands. Importing this loads no framework.
 """
 
 from npattn.weights.equinox import from_equinox

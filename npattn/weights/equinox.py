@@ -1,23 +1,30 @@
-"""equinox.nn.MultiheadAttention, in."""
+"""Reading equinox.nn.MultiheadAttention."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from npattn.multihead import MultiHeadAttention
-from npattn.weights.reading import check_kind, drops, loaded, optional, read, transposed
+from npattn.weights.reading import (
+    check_kind,
+    dropout_error,
+    loaded_package,
+    optional,
+    read,
+    transpose,
+)
 
 __all__ = ["from_equinox"]
 
 
 def from_equinox(module: Any) -> MultiHeadAttention:
-    """The weights of an ``equinox.nn.MultiheadAttention``.
+    """Read the weights of an ``equinox.nn.MultiheadAttention``.
 
     Parameters
     ----------
     module : equinox.nn.MultiheadAttention
-        Of any sizes, with any of its four biases. Its call takes one sequence, (T, query_size), and
-        a ``process_heads`` that is given to it then is no part of the module.
+        Of any sizes, with any of its four biases. Its call takes one sequence, (T, query_size). A
+        ``process_heads`` passed to that call is no part of the module.
 
     Returns
     -------
@@ -26,8 +33,10 @@ def from_equinox(module: Any) -> MultiHeadAttention:
     Raises
     ------
     OptionError
-        If it is something else, a subclass with a call of its own, has another thing than an
-        ``equinox.nn.Linear`` for a projection, or would drop as it stands.
+        If module is something else, a subclass with its own call, has a projection that is no
+        ``equinox.nn.Linear``, or would drop weights as it stands.
+    DtypeError
+        If a weight is not floating.
     MissingExtraError
         If equinox is not installed.
 
@@ -39,16 +48,16 @@ def from_equinox(module: Any) -> MultiHeadAttention:
     >>> mha.wq.shape, mha.wv.shape, mha.wo.shape
     ((7, 6), (7, 10), (10, 7))
     """
-    nn = loaded("equinox", "from_equinox").nn
+    nn = loaded_package("equinox", "from_equinox").nn
     kinds = {"equinox.nn.MultiheadAttention": nn.MultiheadAttention}
     check_kind("module", module, kinds, ("__call__", "_project"))
     if module.dropout.p and not module.dropout.inference:
         cure = "equinox.nn.inference_mode(module)"
-        raise drops("module", module.dropout.p, "is not in inference mode", cure)
-    given: dict[str, Any] = {"num_heads": module.num_heads}
+        raise dropout_error("module", module.dropout.p, "is not in inference mode", cure)
+    arguments: dict[str, Any] = {"num_heads": module.num_heads}
     for letter, name in zip("qkvo", ("query", "key", "value", "output"), strict=True):
         linear = getattr(module, f"{name}_proj")
         check_kind(f"{name}_proj", linear, {"equinox.nn.Linear": nn.Linear}, ("__call__",))
-        given[f"w{letter}"] = transposed(read(f"{name}_proj.weight", linear.weight))
-        given[f"b{letter}"] = optional(f"{name}_proj.bias", linear.bias)
-    return MultiHeadAttention(**given)
+        arguments[f"w{letter}"] = transpose(read(f"{name}_proj.weight", linear.weight))
+        arguments[f"b{letter}"] = optional(f"{name}_proj.bias", linear.bias)
+    return MultiHeadAttention(**arguments)

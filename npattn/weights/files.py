@@ -18,7 +18,7 @@ from npattn.arrays import Array
 from npattn.errors import NpattnError, OptionError, ShapeError
 from npattn.multihead import MultiHeadAttention
 from npattn.multihead_build import PARAMETERS
-from npattn.weights.reading import check_names, listed, missing
+from npattn.weights.reading import check_names, join_names, missing
 
 __all__ = ["load", "save"]
 
@@ -34,15 +34,15 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 def save(mha: MultiHeadAttention, path: str | os.PathLike[str]) -> None:
-    """Write it to a safetensors file: every array to the bit, its options in the metadata.
+    """Write a module to a safetensors file: arrays to the bit, options in the metadata.
 
-    It is written beside `path` under another name first, so that a file that is there is replaced
-    by a whole one or stays as it is.
+    The file is written beside `path` under another name first, so that an existing file is either
+    replaced by a complete one or stays as it is.
 
     Parameters
     ----------
     mha : MultiHeadAttention
-        In float64, float32, float16 or bfloat16.
+        With arrays in float64, float32, float16 or bfloat16.
     path : str or path
 
     Raises
@@ -50,14 +50,14 @@ def save(mha: MultiHeadAttention, path: str | os.PathLike[str]) -> None:
     OptionError
         If an array has another dtype.
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     MissingExtraError
         If safetensors is not installed.
 
     Notes
     -----
     The metadata hold ``kind``, ``version`` ("1"), ``options`` and ``shapes`` (both JSON), and
-    ``sha256`` of all of it: whatever changes a bit is found by `load`.
+    ``sha256`` of all of it, by which `load` detects any change.
 
     Examples
     --------
@@ -73,7 +73,9 @@ def save(mha: MultiHeadAttention, path: str | os.PathLike[str]) -> None:
     for name, array in mha.parameters.items():
         plain = array.dtype.newbyteorder("=")
         if plain not in DTYPES.values():
-            raise OptionError(f"{name} is {array.dtype}, must be one of {listed(DTYPES.values())}")
+            raise OptionError(
+                f"{name} is {array.dtype}, must be one of {join_names(DTYPES.values())}"
+            )
         arrays[name] = np.array(array, plain, order="C")
     options = {name: _plain(value) for name, value in mha.options.items()}
     metadata = {
@@ -87,7 +89,7 @@ def save(mha: MultiHeadAttention, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> MultiHeadAttention:
-    """What `save` wrote, to the bit, or an error and nothing.
+    """Read a module from a file of `save`, to the bit.
 
     Parameters
     ----------
@@ -99,10 +101,12 @@ def load(path: str | os.PathLike[str]) -> MultiHeadAttention:
 
     Raises
     ------
-    OptionError, ShapeError
-        If the file is no safetensors file, cut short, changed, or not one of `save`'s.
+    OptionError
+        If the file is no safetensors file, truncated, changed, or not one of `save`'s.
+    ShapeError
+        If the shape of an array is not that of the metadata.
     OSError
-        If it cannot be read; FileNotFoundError if there is none.
+        If the file cannot be read; FileNotFoundError if it does not exist.
     MissingExtraError
         If safetensors is not installed.
 
@@ -114,50 +118,52 @@ def load(path: str | os.PathLike[str]) -> MultiHeadAttention:
     from safetensors import SafetensorError, deserialize
 
     data = Path(path).read_bytes()
-    must = "must be one that npattn.weights.save wrote"
+    must = "must be a file of npattn.weights.save"
     try:
-        found = dict(deserialize(data))  # type: ignore[no-untyped-call, unused-ignore]
+        tensors = dict(deserialize(data))  # type: ignore[no-untyped-call, unused-ignore]
     except SafetensorError as err:
         raise OptionError(f"{path} is no whole safetensors file ({err}), {must}") from err
-    # deserialize has held the header against the format, but does not give its metadata.
+    # deserialize has checked the header, but does not return its metadata.
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     metadata = header.get("__metadata__") or {}
     if metadata.get("kind") != KIND:
-        raise OptionError(f"{path} is a safetensors file of {listed(found) or 'nothing'}, {must}")
+        raise OptionError(
+            f"{path} is a safetensors file of {join_names(tensors) or 'nothing'}, {must}"
+        )
     try:
-        return _rebuilt(metadata, found)
+        return _build(metadata, tensors)
     except NpattnError as err:
         raise type(err)(f"{path} cannot be loaded: {err}") from err
 
 
-def _rebuilt(metadata: Mapping[str, str], found: Mapping[str, Any]) -> MultiHeadAttention:
-    """Of the parts of a file, after holding each against the others."""
+def _build(metadata: Mapping[str, str], tensors: Mapping[str, Any]) -> MultiHeadAttention:
+    """Build a module from the parts of a file, after checking them against each other."""
     names = {"kind", "version", "options", "shapes", "sha256"}
     if metadata.get("version") != VERSION:
         raise OptionError(f"version is {metadata.get('version')!r}, must be {VERSION!r}")
     check_names("metadata", metadata, names, names)
     options, shapes = (_json_object(name, metadata[name]) for name in ("options", "shapes"))
     check_names("options", options, set(OPTIONS), set(OPTIONS))
-    check_names("the file", found, set(shapes), set(shapes))
-    check_names("the file", found, {"wq", "wk", "wv"}, set(PARAMETERS))
+    check_names("the file", tensors, set(shapes), set(shapes))
+    check_names("the file", tensors, {"wq", "wk", "wv"}, set(PARAMETERS))
     arrays = {}
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if list(tensor["shape"]) != shapes[name]:
             raise ShapeError(
                 f"{name} has shape {tuple(tensor['shape'])}, must have that of the metadata, "
                 f"{shapes[name]}"
             )
         if tensor["dtype"] not in DTYPES:
-            raise OptionError(f"{name} is {tensor['dtype']}, must be one of {listed(DTYPES)}")
+            raise OptionError(f"{name} is {tensor['dtype']}, must be one of {join_names(DTYPES)}")
         dtype = DTYPES[tensor["dtype"]]
         arrays[name] = np.array(np.frombuffer(tensor["data"], dtype)).reshape(tensor["shape"])
     digest = _digest(options, arrays)
     if metadata["sha256"] != digest:
         raise OptionError(
-            f"sha256 is {metadata['sha256']}, must be {digest}: something was changed afterwards"
+            f"sha256 is {metadata['sha256']}, must be {digest}: the file was changed afterwards"
         )
-    given: dict[str, Any] = {**arrays, **options}
-    return MultiHeadAttention(**given)
+    arguments: dict[str, Any] = {**arrays, **options}
+    return MultiHeadAttention(**arguments)
 
 
 def _digest(options: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
@@ -170,7 +176,7 @@ def _digest(options: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write data to path, whole or not at all: what was there stays until then."""
+    """Write data to path, whole or not at all; an existing file stays until then."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(beside, "xb") as file:
@@ -181,7 +187,7 @@ def write_whole(path: Path, data: bytes) -> None:
             shutil.copymode(path, beside)
         os.replace(beside, path)
     finally:
-        beside.unlink(missing_ok=True)  # it has its new name, or it is half written
+        beside.unlink(missing_ok=True)  # still there if writing or renaming failed
 
 
 def _json_object(name: str, text: str) -> dict[str, Any]:
@@ -198,9 +204,9 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _safetensors(asked: str) -> Any:
+def _safetensors(function: str) -> Any:
     try:
         import safetensors.numpy
     except ImportError as err:
-        raise missing(asked, "safetensors", "weights") from err
+        raise missing(function, "safetensors", "weights") from err
     return safetensors.numpy

@@ -1,4 +1,4 @@
-"""flax's multi-head attention, nnx and linen, in."""
+"""Reading flax's multi-head attention, nnx and linen."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from npattn.multihead import MultiHeadAttention
 from npattn.weights.reading import (
     check_kind,
     check_names,
-    drops,
-    listed,
-    loaded,
-    of_kernels,
+    dropout_error,
+    from_kernels,
+    join_names,
+    loaded_package,
     optional,
     read,
     refuse,
@@ -24,16 +24,16 @@ __all__ = ["from_flax"]
 
 
 def from_flax(source: Any, params: Mapping[str, Any] | None = None) -> MultiHeadAttention:
-    """The weights of flax's multi-head attention, nnx or linen.
+    """Read the weights of flax's multi-head attention, nnx or linen.
 
     Parameters
     ----------
     source : nnx.MultiHeadAttention, linen.MultiHeadDotProductAttention, or params of the latter
         With or without bias and ``normalize_qk``; nnx also with ``num_kv_heads``, and with RMSNorm
-        in the place of LayerNorm. Params alone cannot say which options the module has: they are
-        read as those of one with the default options.
+        in place of LayerNorm. Params alone do not hold the options of the module: they are read
+        with the default options.
     params : mapping, optional
-        Those of a linen module that is not bound: ``{"query": ...}`` or ``{"params": {...}}``.
+        Params of a linen module that is not bound: ``{"query": ...}`` or ``{"params": {...}}``.
 
     Returns
     -------
@@ -42,10 +42,10 @@ def from_flax(source: Any, params: Mapping[str, Any] | None = None) -> MultiHead
     Raises
     ------
     OptionError
-        If it is something else, a subclass with a call of its own, has an attention_fn, einsum or
-        dot_general of its own, decodes, drops as it stands, or params has other names.
+        If source is something else, a subclass with its own call, has its own attention_fn, einsum
+        or dot_general, decodes, would drop weights as it stands, or params has other names.
     ShapeError
-        If params are not of one attention, but of several stacked, say.
+        If params are not those of one attention, but of several stacked, say.
     MissingExtraError
         If source is a module and flax is not installed.
 
@@ -59,27 +59,29 @@ def from_flax(source: Any, params: Mapping[str, Any] | None = None) -> MultiHead
     """
     if isinstance(source, Mapping):
         if params is not None:
-            raise OptionError("params are given twice, must be once: in the place of source")
-        return _of_params(source)
-    loaded("flax", "from_flax")
+            raise OptionError("got params twice; pass them once, as source")
+        return _from_params(source)
+    loaded_package("flax", "from_flax")
     linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
     kinds = {}
     if linen is not None:
         kinds["linen.MultiHeadDotProductAttention"] = linen.MultiHeadDotProductAttention
-        kinds["linen.SelfAttention"] = linen.SelfAttention  # the same of one input
+        kinds["linen.SelfAttention"] = linen.SelfAttention  # the same with one input
     if nnx is not None:
         kinds["nnx.MultiHeadAttention"] = nnx.MultiHeadAttention
     check_kind("source", source, kinds, ("__call__",))
     if linen is not None and isinstance(source, linen.Module):
-        return _of_linen(linen, source, params)
+        return _from_linen(linen, source, params)
     if params is not None:
-        raise OptionError("params are given with an nnx module, must be None: it has its own")
-    return _of_nnx(nnx, source)
+        raise OptionError("got params with an nnx module, which has its own; pass None")
+    return _from_nnx(nnx, source)
 
 
 def _check_flax(module: Any, attention: Any) -> None:
     if module.dropout_rate and module.deterministic is False:
-        raise drops("source", module.dropout_rate, "is not deterministic", "deterministic=True")
+        raise dropout_error(
+            "source", module.dropout_rate, "is not deterministic", "deterministic=True"
+        )
     own = module.attention_fn if module.attention_fn is not attention else None
     einsums = ("qkv_dot_general", "out_dot_general", "qkv_dot_general_cls", "out_dot_general_cls",
                "qk_attn_weights_einsum_cls", "attn_weights_value_einsum_cls")  # fmt: skip
@@ -90,39 +92,39 @@ def _check_flax(module: Any, attention: Any) -> None:
     )
 
 
-def _of_linen(linen: Any, module: Any, params: Mapping[str, Any] | None) -> MultiHeadAttention:
+def _from_linen(linen: Any, module: Any, params: Mapping[str, Any] | None) -> MultiHeadAttention:
     _check_flax(module, linen.dot_product_attention)
     if params is None:
         if module.scope is None:
             raise OptionError("source is not bound, must be, or come with its params")
         params = {"params": module.variables.get("params", {})}
-    mha = _of_params(params)
-    for option, found in (
+    mha = _from_params(params)
+    for option, actual in (
         ("num_heads", mha.num_heads),
         ("normalize_qk", mha.qk_norm is not None),
         ("use_bias", mha.bq is not None),
     ):
-        if getattr(module, option) != found:
-            given = getattr(module, option)
-            raise OptionError(f"source has {option} {given}, must have {found} as its params")
+        if getattr(module, option) != actual:
+            value = getattr(module, option)
+            raise OptionError(f"source has {option} {value}, but its params have {actual}")
     return mha
 
 
-def _of_nnx(nnx: Any, module: Any) -> MultiHeadAttention:
+def _from_nnx(nnx: Any, module: Any) -> MultiHeadAttention:
     _check_flax(module, nnx.dot_product_attention)
     linear = {name: getattr(module, name) for name in ("query", "key", "value", "out")}
     for name, part in linear.items():
         check_kind(name, part, {"nnx.LinearGeneral": nnx.LinearGeneral}, ("__call__",))
     kernels = {n: x.kernel for n, x in linear.items()}
     norms = _nnx_norms(nnx, module) if module.normalize_qk else {}
-    return of_kernels(kernels, {n: x.bias for n, x in linear.items()}, **norms)
+    return from_kernels(kernels, {n: x.bias for n, x in linear.items()}, **norms)
 
 
 def _nnx_norms(nnx: Any, module: Any) -> dict[str, Any]:
-    """qk_norm and what belongs to it."""
+    """Read qk_norm and its parameters."""
     kinds = {"nnx.LayerNorm": nnx.LayerNorm, "nnx.RMSNorm": nnx.RMSNorm}
     options: dict[str, Any] = {}
-    found = set()
+    settings = set()
     for name in ("query_ln", "key_ln"):
         norm = getattr(module, name)
         check_kind(name, norm, kinds, ("__call__",))
@@ -134,15 +136,15 @@ def _nnx_norms(nnx: Any, module: Any) -> dict[str, Any]:
         options[f"norm_{name[0]}"] = optional(f"{name}.scale", norm.scale)
         # RMSNorm has none.
         options[f"norm_{name[0]}_bias"] = optional(f"{name}.bias", getattr(norm, "bias", None))
-        found.add(("rms" if isinstance(norm, nnx.RMSNorm) else "layer", float(norm.epsilon)))
-    if len(found) > 1:
-        raise OptionError(f"query_ln and key_ln are {listed(found)}, must be the same")
-    options["qk_norm"], options["norm_eps"] = found.pop()
+        settings.add(("rms" if isinstance(norm, nnx.RMSNorm) else "layer", float(norm.epsilon)))
+    if len(settings) > 1:
+        raise OptionError(f"query_ln and key_ln are {join_names(settings)}, must be the same")
+    options["qk_norm"], options["norm_eps"] = settings.pop()
     return options
 
 
-def _of_params(params: Mapping[str, Any]) -> MultiHeadAttention:
-    """Of the params of one linen module: kernels, biases, and the two norms where it has them."""
+def _from_params(params: Mapping[str, Any]) -> MultiHeadAttention:
+    """Read the params of one linen module: kernels, biases, and the two norms if any."""
     if set(params) == {"params"}:
         params = params["params"]
     dense, norms = ("query", "key", "value", "out"), ("query_ln", "key_ln")
@@ -157,4 +159,4 @@ def _of_params(params: Mapping[str, Any]) -> MultiHeadAttention:
             options[f"norm_{name[0]}"] = read(f"{name}.scale", params[name]["scale"])
         options |= {"qk_norm": "layer", "norm_eps": 1e-6}
     kernels = {name: params[name]["kernel"] for name in dense}
-    return of_kernels(kernels, {name: params[name].get("bias") for name in dense}, **options)
+    return from_kernels(kernels, {name: params[name].get("bias") for name in dense}, **options)

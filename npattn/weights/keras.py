@@ -1,4 +1,4 @@
-"""keras.layers.MultiHeadAttention and GroupQueryAttention, in."""
+"""Reading keras.layers.MultiHeadAttention and GroupQueryAttention."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
-from npattn.weights.reading import check_kind, loaded, of_kernels, refuse
+from npattn.weights.reading import check_kind, from_kernels, loaded_package, refuse
 
 __all__ = ["from_keras"]
 
 
 def from_keras(layer: Any) -> MultiHeadAttention:
-    """The weights of a ``keras.layers.MultiHeadAttention`` or ``GroupQueryAttention``.
+    """Read the weights of a ``keras.layers.MultiHeadAttention`` or ``GroupQueryAttention``.
 
     Parameters
     ----------
     layer : keras.layers.Layer
         Keras 3, on any backend, built: called once, or ``layer.build(query_shape, value_shape)``.
         Its call takes (query, value, key), `MultiHeadAttention.forward` (query, key, value).
-        Dropout is what its call says; without ``training=True`` there is none.
+        Its call decides on dropout; without ``training=True`` there is none.
 
     Returns
     -------
@@ -28,7 +28,7 @@ def from_keras(layer: Any) -> MultiHeadAttention:
     Raises
     ------
     OptionError
-        If it is something else, a subclass with a call of its own, not built, quantised, or has a
+        If layer is something else, a subclass with its own call, not built, quantised, or has a
         gate, a sliding window or attention over several axes.
     ShapeError
         If its output has several axes.
@@ -44,7 +44,7 @@ def from_keras(layer: Any) -> MultiHeadAttention:
     >>> mha.wq.shape, mha.wv.shape, mha.wo.shape
     ((7, 6), (11, 10), (10, 7))
     """
-    layers = loaded("keras", "from_keras").layers
+    layers = loaded_package("keras", "from_keras").layers
     kinds = {
         f"keras.layers.{name}": getattr(layers, name)
         for name in ("MultiHeadAttention", "GroupQueryAttention")
@@ -66,4 +66,4 @@ def from_keras(layer: Any) -> MultiHeadAttention:
     # A variable's value is a tensor of the backend; a kernel with LoRA is one already.
     kernels = {n: getattr(d.kernel, "value", d.kernel) for n, d in dense.items()}
     biases = {n: getattr(d.bias, "value", d.bias) for n, d in dense.items()}
-    return of_kernels(kernels, biases)
+    return from_kernels(kernels, biases)

@@ -1,4 +1,4 @@
-"""torch.nn.MultiheadAttention, in and out."""
+"""Reading and writing torch.nn.MultiheadAttention."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
 from npattn.weights.reading import (
     check_kind,
-    drops,
+    dropout_error,
     missing,
     optional,
     read,
     torch_bits,
-    transposed,
+    transpose,
 )
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ EXTRA = ("bias_k", "bias_v")
 
 
 def from_torch(module: torch.nn.MultiheadAttention) -> MultiHeadAttention:
-    """The weights of a ``torch.nn.MultiheadAttention``, from any device, in their own dtype.
+    """Read the weights of a ``torch.nn.MultiheadAttention`` of any device, in their own dtype.
 
     Parameters
     ----------
     module : torch.nn.MultiheadAttention
         With or without bias, ``kdim``, ``vdim``, ``add_bias_kv``, ``add_zero_attn``. Whatever its
-        ``batch_first``, `MultiHeadAttention.forward` takes (..., T, in_q); masks of torch are True
-        where they hide, ours where they show.
+        ``batch_first``, `MultiHeadAttention.forward` takes (..., T, in_q); True in a mask hides in
+        torch, and shows in npattn.
 
     Returns
     -------
@@ -44,10 +44,10 @@ def from_torch(module: torch.nn.MultiheadAttention) -> MultiHeadAttention:
     Raises
     ------
     OptionError
-        If it is something else, a subclass with a forward of its own, on the meta device, or in
+        If module is something else, a subclass with its own forward, on the meta device, or in
         training mode with dropout.
     DtypeError
-        If it holds what is not floating.
+        If a weight is not floating.
     MissingExtraError
         If torch is not installed.
 
@@ -62,33 +62,33 @@ def from_torch(module: torch.nn.MultiheadAttention) -> MultiHeadAttention:
     parent = torch.nn.MultiheadAttention
     check_kind("module", module, {"torch.nn.MultiheadAttention": parent}, ("forward",))
     if module.dropout and module.training:
-        raise drops("module", module.dropout, "is in training mode", "module.eval()")
+        raise dropout_error("module", module.dropout, "is in training mode", "module.eval()")
     if module.in_proj_weight is not None:
         weights = np.split(read("in_proj_weight", module.in_proj_weight), 3)
     else:
         names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
         weights = [read(name, getattr(module, name)) for name in names]
-    given: dict[str, Any] = dict(zip(("wq", "wk", "wv"), map(transposed, weights), strict=True))
-    given["wo"] = transposed(read("out_proj.weight", module.out_proj.weight))
-    given["bo"] = optional("out_proj.bias", module.out_proj.bias)
+    arguments: dict[str, Any] = dict(zip(("wq", "wk", "wv"), map(transpose, weights), strict=True))
+    arguments["wo"] = transpose(read("out_proj.weight", module.out_proj.weight))
+    arguments["bo"] = optional("out_proj.bias", module.out_proj.bias)
     if module.in_proj_bias is not None:
         biases = np.split(read("in_proj_bias", module.in_proj_bias), 3)
-        given |= dict(zip(("bq", "bk", "bv"), biases, strict=True))
+        arguments |= dict(zip(("bq", "bk", "bv"), biases, strict=True))
     for name in EXTRA:
         extra = optional(name, getattr(module, name))  # (1, 1, H·D)
-        given[name] = None if extra is None else extra.reshape(-1)
+        arguments[name] = None if extra is None else extra.reshape(-1)
     options = {"num_heads": module.num_heads, "add_zero_attn": module.add_zero_attn}
-    return MultiHeadAttention(**given, **options)
+    return MultiHeadAttention(**arguments, **options)
 
 
 def to_torch(mha: MultiHeadAttention, *, batch_first: bool = True) -> torch.nn.MultiheadAttention:
-    """A ``torch.nn.MultiheadAttention`` on the CPU with the same bits in the same dtype.
+    """Write a ``torch.nn.MultiheadAttention`` on the CPU, with the same bits in the same dtype.
 
     Parameters
     ----------
     mha : MultiHeadAttention
     batch_first : bool, default True
-        Whether it takes (B, T, in_q), as ours, or torch's (T, B, in_q).
+        Let it take (B, T, in_q), as in npattn, instead of torch's (T, B, in_q).
 
     Returns
     -------
@@ -97,8 +97,8 @@ def to_torch(mha: MultiHeadAttention, *, batch_first: bool = True) -> torch.nn.M
     Raises
     ------
     OptionError
-        Says what torch has no place for: shared key/value heads, heads whose sizes do not add up to
-        in_q, another output size than that, no output projection, some biases without the others,
+        If torch cannot represent the module: shared key/value heads, heads whose sizes do not add
+        up to in_q, another output size, no output projection, some biases without the others,
         ``merge="reshape"``, qk_norm, several dtypes, or one that torch does not have.
     MissingExtraError
         If torch is not installed.
@@ -113,8 +113,8 @@ def to_torch(mha: MultiHeadAttention, *, batch_first: bool = True) -> torch.nn.M
     _check_fits_torch(mha, torch)
     p, embed = mha.parameters, mha.wq.shape[0]
     kdim, vdim = mha.wk.shape[0], mha.wv.shape[0]
-    weights = [transposed(p[name]) for name in ("wq", "wk", "wv")]
-    state = {"out_proj.weight": transposed(p["wo"])}
+    weights = [transpose(p[name]) for name in ("wq", "wk", "wv")]
+    state = {"out_proj.weight": transpose(p["wo"])}
     if kdim == vdim == embed:
         state["in_proj_weight"] = np.concatenate(weights)
     else:
@@ -123,7 +123,7 @@ def to_torch(mha: MultiHeadAttention, *, batch_first: bool = True) -> torch.nn.M
         state["in_proj_bias"] = np.concatenate([p[name] for name in ("bq", "bk", "bv")])
         state["out_proj.bias"] = p["bo"]
     state |= {name: p[name].reshape(1, 1, -1) for name in EXTRA if name in p}
-    # Made on the meta device, nothing is drawn: torch's random state stays as it is.
+    # On the meta device torch initialises nothing, so that its random state stays as it is.
     module = torch.nn.MultiheadAttention(
         embed,
         mha.num_heads,
@@ -148,7 +148,7 @@ def _check_fits_torch(mha: MultiHeadAttention, torch: Any) -> None:
     first = dtypes["wq"]
     wrong = None
     if mha.wo is None:
-        wrong = "wo is None, must be given: torch always projects the heads"
+        wrong = "wo is None; torch always projects the heads"
     elif K != H:
         wrong = f"num_kv_heads is {K}, must be {H} as num_heads: torch shares none (mha.unshared())"
     elif mha.merge != "concat":
@@ -164,7 +164,7 @@ def _check_fits_torch(mha: MultiHeadAttention, torch: Any) -> None:
     elif mha.wo.shape != (embed, embed):
         wrong = f"wo has shape {mha.wo.shape}, {square}"
     elif len(set(biases)) > 1:
-        wrong = "bq, bk, bv, bo are given in part, must be all or none: a missing one can be zeros"
+        wrong = "got some of bq, bk, bv, bo; torch has all or none (a missing one can be zeros)"
     elif len(set(dtypes.values())) > 1:
         name = next(name for name, dtype in dtypes.items() if dtype != first)
         wrong = f"{name} is {dtypes[name]}, must be {first} as wq"
@@ -174,18 +174,18 @@ def _check_fits_torch(mha: MultiHeadAttention, torch: Any) -> None:
         raise OptionError(f"{wrong} [to_torch of {mha!r}]")
 
 
-def _torch(asked: str) -> Any:
+def _torch(function: str) -> Any:
     try:
         import torch
     except ImportError as err:
-        raise missing(asked, "torch", "torch") from err
+        raise missing(function, "torch", "torch") from err
     return torch
 
 
 def tensor_of(array: Array) -> Any:
-    """A tensor of its own with the bits of an array."""
+    """Copy an array to a tensor with the same bits."""
     torch = _torch("to_torch")
-    plain = np.array(array, array.dtype.newbyteorder("="), order="C")  # a copy of its own
+    plain = np.array(array, array.dtype.newbyteorder("="), order="C")  # a copy
     bits = torch.from_numpy(plain.view(f"i{plain.itemsize}"))
     assert bits.dtype == torch_bits(torch, plain.itemsize)
     return bits.view(getattr(torch, plain.dtype.name))

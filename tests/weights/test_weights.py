@@ -1,4 +1,4 @@
-"""Weights in and out: each framework's own forward and gradients, bits, files, refusals."""
+"""Weights: forward and gradients of each framework, bits, files, refusals."""
 
 import copy
 import dataclasses
@@ -28,7 +28,7 @@ B, H, T, S, D, E, IN_Q, IN_K, IN_V, OUT = 2, 3, 5, 29, 7, 11, 13, 17, 19, 23
 K, G = 3, 2  # key/value heads, and query heads that share one
 RNG = np.random.default_rng(0)
 MASK = np.random.default_rng(1).random((B, 1, T, S)) < 0.7
-MASK[..., 0] = True  # a query that sees nothing is not the same everywhere
+MASK[..., 0] = True  # systems differ on fully masked rows
 INPUTS = ("query", "key", "value")
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -157,7 +157,7 @@ def test_torch_agrees_in_self_attention(unbatched):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *FLOAT8, "float8_e4m3fnuz", "float8_e5m2fnuz"])
 @pytest.mark.parametrize("options", TORCH_MODULES)
-def test_what_torch_holds_comes_back_to_the_bit(options, dtype):
+def test_round_trip_through_torch_keeps_every_bit(options, dtype):
     torch = pytest.importorskip("torch")
     module = torch_module(**TORCH_MODULES[options]).to(getattr(torch, dtype))
     for parameter in module.parameters():
@@ -176,7 +176,7 @@ def test_what_torch_holds_comes_back_to_the_bit(options, dtype):
     assert_same_bits(weights.from_torch(back), mha)
 
 
-def test_a_module_made_for_torch_trains_there_and_draws_nothing():
+def test_to_torch_module_trains_and_keeps_random_state():
     torch = pytest.importorskip("torch")
     mha = MultiHeadAttention.init(EMBED, H, seed=0, key_size=IN_K, value_in=IN_V, add_bias_kv=True)
     state = torch.random.get_rng_state()
@@ -191,7 +191,7 @@ def test_a_module_made_for_torch_trains_there_and_draws_nothing():
     assert all(p.grad is not None for p in module.parameters())
 
 
-def test_arrays_of_ours_and_tensors_of_torch_are_apart():
+def test_arrays_and_tensors_share_no_memory():
     module = torch_module()
     mha = weights.from_torch(module)
     kept = mha.replace(**{n: x.copy() for n, x in mha.parameters.items()})
@@ -203,7 +203,7 @@ def test_arrays_of_ours_and_tensors_of_torch_are_apart():
     assert_same_bits(mha, kept)
 
 
-def test_any_memory_layout_goes_to_torch():
+def test_any_memory_layout_converts_to_torch():
     torch = pytest.importorskip("torch")
     mha = weights.from_torch(torch_module())
     odd = mha.replace(wq=np.asfortranarray(mha.wq), wk=mha.wk[::-1, ::-1][::-1, ::-1],
@@ -213,7 +213,7 @@ def test_any_memory_layout_goes_to_torch():
     assert torch.is_tensor(weights.to_torch(odd).in_proj_weight)
 
 
-def test_a_parametrised_module_is_read_as_it_computes():
+def test_parametrised_weights_are_read_as_computed():
     torch = pytest.importorskip("torch")
     module = torch_module()
     torch.nn.utils.parametrize.register_parametrization(module, "in_proj_weight", torch.nn.Tanh())
@@ -258,11 +258,11 @@ def torch_word(make):
             OptionError,
             r"is a torch\S*Linear, must",
         ),
-        (own_forward, OptionError, "Own with a forward of its own, must be a torch.nn.Multihead"),
+        (own_forward, OptionError, "Own with its own forward, must be a torch.nn.Multihead"),
         (
             torch_word(lambda torch: torch.ao.nn.quantizable.MultiheadAttention(6, 2)),
             OptionError,
-            "quantizable.* with a forward of its own",
+            "quantizable.* with its own forward",
         ),
         (lambda: torch_module(dropout=0.25), OptionError, r"has dropout 0.25 and is in training m"),
         (
@@ -274,12 +274,12 @@ def torch_word(make):
         (complex_module, DtypeError, "in_proj_weight is torch.complex128"),
     ],
 )
-def test_a_module_that_is_not_held_is_refused(make, error, message):
+def test_unsupported_torch_module_is_refused(make, error, message):
     with pytest.raises(error, match=message):
         weights.from_torch(make())
 
 
-def test_dropout_that_is_off_is_none():
+def test_inactive_dropout_is_ignored():
     module = torch_module(dropout=0.25).eval()
     inputs, dout = drawn(True, sizes=(EMBED,) * 3, out=EMBED)
     assert_agrees(weights.from_torch(module), inputs, dout, *run_torch(module, inputs, dout))
@@ -298,7 +298,7 @@ NO_BIAS = dict.fromkeys(("bq", "bk", "bv", "bo"))
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"wo": None, "bo": None}, "wo is None, must be given"),
+        ({"wo": None, "bo": None}, "wo is None; torch always projects the heads"),
         ({"num_kv_heads": 1, "wk": np.ones((6, 3)), "wv": np.ones((6, 3))} | NO_BIAS,
          r"num_kv_heads is 1, must be 2 as num_heads: torch shares none \(mha.unshared\(\)\)"),
         ({"merge": "reshape"}, "merge is 'reshape', must be \"concat\""),
@@ -306,8 +306,8 @@ NO_BIAS = dict.fromkeys(("bq", "bk", "bv", "bo"))
         ({"wq": np.ones((5, 6))}, r"wq has shape \(5, 6\), must be \(5, 5\): torch has H·D"),
         ({"wv": np.ones((5, 4)), "wo": np.ones((4, 6)), "bv": None}, r"wv has shape \(5, 4\), mus"),
         ({"wo": np.ones((6, 5)), "bo": None}, r"wo has shape \(6, 5\), must be \(6, 6\)"),
-        ({"bk": None}, "bq, bk, bv, bo are given in part, must be all or none"),
-        ({"bo": None}, "bq, bk, bv, bo are given in part, must be all or none"),
+        ({"bk": None}, "got some of bq, bk, bv, bo; torch has all or none"),
+        ({"bo": None}, "got some of bq, bk, bv, bo; torch has all or none"),
         ({"bv": np.ones(6, np.float32)}, "bv is float32, must be float64 as wq"),
         (dict.fromkeys(("wq", "wk", "wv", "wo"), np.ones((6, 6), complex)) | NO_BIAS,
          "wq is complex128, must be a real floating"),
@@ -317,7 +317,7 @@ NO_BIAS = dict.fromkeys(("bq", "bk", "bv", "bo"))
          r"wq has shape \(0, 0\), must be .* = out ≥ 1"),
     ],
 )  # fmt: skip
-def test_what_torch_has_no_place_for_is_said(changes, message):
+def test_to_torch_refuses_unsupported_modules(changes, message):
     pytest.importorskip("torch")
     with pytest.raises(OptionError, match=message + r".*\[to_torch of MultiHeadAttention\("):
         weights.to_torch(ours(**changes))
@@ -391,7 +391,7 @@ def test_keras_agrees_forward_and_backward(keras, options, asked, mask):
 @pytest.mark.parametrize("mask", [None, MASK], ids=["all seen", "mask"])
 @pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize("asked", FUSED_AND_SCORES, ids=["fused", "scores"])
-def test_keras_agrees_where_heads_are_shared(keras, asked, use_bias, mask):
+def test_keras_agrees_with_shared_heads(keras, asked, use_bias, mask):
     layer = keras_layer(keras, "GroupQueryAttention", use_bias=use_bias)
     mha = weights.from_keras(layer)
     assert (mha.num_heads, mha.num_kv_heads) == (K * G, K)
@@ -407,14 +407,14 @@ def test_keras_agrees_in_self_attention(keras):
     assert_agrees(weights.from_keras(layer), inputs, dout, *run_keras(layer, inputs, dout))
 
 
-def test_keras_agrees_along_the_last_of_several_axes(keras):
+def test_keras_agrees_along_last_of_several_axes(keras):
     layer = keras.layers.MultiHeadAttention(H, D, attention_axes=2, dtype="float64")
     inputs, dout = (normal(B, 3, T, IN_Q),), normal(B, 3, T, IN_Q)
     layer.build((None, None, None, IN_Q), (None, None, None, IN_Q))
     assert_agrees(weights.from_keras(layer), inputs, dout, *run_keras(layer, inputs, dout))
 
 
-def test_keras_weights_with_lora_are_read_as_it_computes(keras):
+def test_keras_lora_weights_are_read_as_computed(keras):
     torch = pytest.importorskip("torch")
     layer = keras_layer(keras)
     layer.query_dense.enable_lora(2)
@@ -465,13 +465,13 @@ def quantised(keras):
         (lambda keras: keras.layers.MultiHeadAttention(H, D), r"layer is not built, must be: lay"),
         (lambda keras: keras_layer(keras, use_gate=True), "use_gate is True, which MultiHeadAtte"),
         (lambda keras: keras_layer(keras, sliding_window=3), "sliding_window is 3, which"),
-        (lambda keras: own_keras(keras, "call"), "with a call of its own"),
-        (lambda keras: own_keras(keras, "_compute_attention"), "_compute_attention of its own"),
+        (lambda keras: own_keras(keras, "call"), "with its own call"),
+        (lambda keras: own_keras(keras, "_compute_attention"), "with its own _compute_attention"),
         (quantised, "value.quantization_mode is 'int8'"),
         (lambda keras: keras_layer(keras, output_shape=(2, 3)), r"'out': \(3, 7, 2, 3\).*three"),
     ],
 )
-def test_a_layer_that_is_not_held_is_refused(keras, make, message):
+def test_unsupported_keras_layer_is_refused(keras, make, message):
     layer = make(keras)
     with pytest.raises((OptionError, ShapeError), match=message):
         weights.from_keras(layer)
@@ -541,7 +541,7 @@ def test_linen_agrees_forward_and_backward(jax, options, mask):
 
 
 @pytest.mark.filterwarnings("ignore:SelfAttention will be deprecated:DeprecationWarning")
-def test_linen_agrees_in_self_attention_and_with_frozen_or_boxed_params(jax):
+def test_linen_agrees_with_frozen_or_boxed_params(jax):
     linen = pytest.importorskip("flax.linen")
     flax = pytest.importorskip("flax")
     inputs, dout = drawn(True, out=IN_Q)
@@ -605,7 +605,7 @@ def test_nnx_agrees_forward_and_backward(jax, options, mask):
 
 @SOW
 @pytest.mark.parametrize("norm", ["RMSNorm", "LayerNorm", "LayerNorm without scale"])
-def test_nnx_agrees_with_norms_of_ones_own(jax, norm):
+def test_nnx_agrees_with_replaced_norms(jax, norm):
     nnx = pytest.importorskip("flax.nnx")
     module = nnx_module(jax, normalize_qk=True)
     kind, *bare = norm.split()
@@ -623,7 +623,7 @@ def test_nnx_agrees_with_norms_of_ones_own(jax, norm):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_of_jax_are_read_to_the_bit(jax, dtype):
+def test_jax_weights_are_read_to_the_bit(jax, dtype):
     params = linen_params(dtype=dtype)
     mha = weights.from_flax(jax.tree.map(jax.numpy.asarray, params))
     assert_same_bits(mha, weights.from_flax(params))
@@ -686,7 +686,7 @@ def changed(*path, **values):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norms", [False, True])
-def test_params_of_linen_are_read_without_flax(norms, dtype):
+def test_linen_params_are_read_without_flax(norms, dtype):
     params = linen_params(norms, dtype)
     mha = weights.from_flax({"params": params})
     assert_same_bits(mha, weights.from_flax(params))
@@ -722,13 +722,13 @@ def test_params_of_linen_are_read_without_flax(norms, dtype):
         (changed("key", bias=np.ones((H, D), int)), "the bias of key is int64, must be floating"),
     ],
 )
-def test_params_that_are_not_of_one_linen_attention_are_refused(params, message):
+def test_illegal_linen_params_are_refused(params, message):
     with pytest.raises(NpattnError, match=message):
         weights.from_flax(params)
 
 
-def test_params_are_given_once():
-    with pytest.raises(OptionError, match="params are given twice"):
+def test_params_passed_twice_are_refused():
+    with pytest.raises(OptionError, match="got params twice"):
         weights.from_flax({}, {})
 
 
@@ -740,20 +740,20 @@ def nothing(*_):
     ("make", "message"),
     [
         (lambda jax: (3,), "source is a builtins.int, must be a linen.MultiHeadDotProductAttentio"),
-        (own_linen, "Own with a __call__ of its own"),
+        (own_linen, "Own with its own __call__"),
         (lambda jax: linen_default()(jax)[:1], "source is not bound, must be, or come with"),
-        (linen_default(decode=True), "decode is True, which MultiHeadAttention does not hold"),
+        (linen_default(decode=True), "decode is True, which MultiHeadAttention does not have"),
         (linen_default(dropout_rate=0.5, deterministic=False), "has dropout 0.5 and is not determ"),
         (linen_default(attention_fn=lambda q, k, v: q), "attention_fn is <function"),
         (linen_default(qkv_dot_general=nothing), "qkv_dot_general is <function"),
-        (linen_default(num_heads=1), f"source has num_heads 1, must have {H} as its params"),
-        (linen_default(use_bias=False), "source has use_bias False, must have True as its params"),
-        (linen_default(normalize_qk=True), "source has normalize_qk True, must have False as its"),
+        (linen_default(num_heads=1), f"source has num_heads 1, but its params have {H}"),
+        (linen_default(use_bias=False), "source has use_bias False, but its params have True"),
+        (linen_default(normalize_qk=True), "source has normalize_qk True, but its params"),
         (nnx_with(nothing, decode=True), "decode is True"),
         (nnx_with(nothing, dropout_rate=0.5, deterministic=False), "has dropout 0.5 and is not de"),
         (nnx_with(nothing, attention_fn=nothing), "attention_fn is <function nothing"),
         (nnx_with(nothing, out_dot_general_cls=nothing), "out_dot_general_cls is <function"),
-        (lambda jax: (nnx_module(jax), {}), "params are given with an nnx module"),
+        (lambda jax: (nnx_module(jax), {}), "got params with an nnx module"),
         (nnx_with(replaced("key", lambda nnx: nnx.Linear(3, 5, rngs=nnx.Rngs(0)))),
          r"key is a flax.nnx\S+Linear, must be a nnx.LinearGeneral"),
         (nnx_with(replaced("key_ln", lambda nnx: nnx.RMSNorm(D, rngs=nnx.Rngs(0))),
@@ -765,7 +765,7 @@ def nothing(*_):
          r"axes of query_ln is \(\(-2, -1\), -1\), which"),
     ],
 )  # fmt: skip
-def test_a_flax_module_that_is_not_held_is_refused(jax, make, message):
+def test_unsupported_flax_module_is_refused(jax, make, message):
     pytest.importorskip("flax.linen")
     pytest.importorskip("flax.nnx")
     given = make(jax)
@@ -773,7 +773,7 @@ def test_a_flax_module_that_is_not_held_is_refused(jax, make, message):
         weights.from_flax(*given)
 
 
-def test_weights_that_jax_is_tracing_are_refused(jax):
+def test_traced_jax_weights_are_refused(jax):
     pytest.importorskip("flax.linen")
     _, params = linen_module(jax, drawn(True)[0])
     with pytest.raises(DtypeError, match=r"the kernel of query is a jax.*Tracer"):
@@ -838,12 +838,12 @@ def equinox_with_identity(jax):
     ("make", "message"),
     [
         (lambda jax: jax.numpy.ones(3), "must be a equinox.nn.MultiheadAttention"),
-        (own_equinox, "Own with a __call__ of its own"),
+        (own_equinox, "Own with its own __call__"),
         (equinox_with_identity, "value_proj is a equinox.*Identity, must be a equinox.nn.Linear"),
         (lambda jax: equinox_module(jax, dropout_p=0.5), "has dropout 0.5 and is not in inference"),
     ],
 )
-def test_an_equinox_module_that_is_not_held_is_refused(jax, make, message):
+def test_unsupported_equinox_module_is_refused(jax, make, message):
     pytest.importorskip("equinox")
     with pytest.raises(OptionError, match=message):
         weights.from_equinox(make(jax))
@@ -872,7 +872,7 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_file_gives_back_every_bit_and_option(path, dtype):
+def test_file_keeps_every_bit_and_option(path, dtype):
     mha = full(dtype)
     weights.save(mha, path)
     found = weights.load(path)
@@ -881,13 +881,13 @@ def test_a_file_gives_back_every_bit_and_option(path, dtype):
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_a_file_holds_every_parameter_and_option_that_there_is():
+def test_file_has_every_parameter_and_option():
     fields = {f.name for f in dataclasses.fields(MultiHeadAttention) if f.init and f.name != "_"}
     assert fields == set(FULL_SHAPES) | set(files.OPTIONS)
     assert set(full().options) == set(files.OPTIONS) == set(FULL_OPTIONS)
 
 
-def test_any_memory_layout_byte_order_and_mixture_of_dtypes_is_saved(path):
+def test_memory_layouts_byte_orders_and_mixed_dtypes_are_saved(path):
     mha = full()
     odd = mha.replace(
         wq=np.asfortranarray(mha.wq),
@@ -932,7 +932,7 @@ def modules(draw):
 
 
 @given(mha=modules())
-def test_whatever_there_is_survives_a_file(tmp_path_factory, mha):
+def test_generated_modules_survive_a_file(tmp_path_factory, mha):
     pytest.importorskip("safetensors")
     path = tmp_path_factory.mktemp("any") / "mha"
     weights.save(mha, path)
@@ -968,7 +968,7 @@ def assert_whole_or_refused(path, mha):
     return True
 
 
-def test_a_file_cut_short_anywhere_is_refused(path):
+def test_truncated_file_is_refused(path):
     mha = small()
     weights.save(mha, path)
     data = path.read_bytes()
@@ -982,7 +982,7 @@ def test_a_file_cut_short_anywhere_is_refused(path):
 
 
 @pytest.mark.parametrize("flip", [0x01, 0x08, 0x20, 0x80, 0xFF])
-def test_a_file_with_one_byte_changed_anywhere_is_refused_or_the_same(path, flip):
+def test_file_with_one_changed_byte_is_refused(path, flip):
     mha = small()
     weights.save(mha, path)
     data = path.read_bytes()
@@ -1033,8 +1033,8 @@ SHAPES = '{"wq": [2, 2], "wk": [2, 2], "wv": [2, 3]}'
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"kind": None}, OptionError, "is a safetensors file of wk, wq, wv, must be one that"),
-        ({"kind": "other"}, OptionError, "is a safetensors file of wk, wq, wv, must be one that"),
+        ({"kind": None}, OptionError, "is a safetensors file of wk, wq, wv, must be a file"),
+        ({"kind": "other"}, OptionError, "is a safetensors file of wk, wq, wv, must be a file"),
         ({"version": "2"}, OptionError, "version is '2', must be '1'"),
         ({"version": None}, OptionError, "version is None, must be '1'"),
         ({"shapes": None}, OptionError, "metadata has no shapes, must have kind, options, sha256"),
@@ -1063,24 +1063,24 @@ SHAPES = '{"wq": [2, 2], "wk": [2, 2], "wv": [2, 3]}'
         ({"arrays": arrays_with(wk=np.ones((2, 2), int))}, OptionError, "wk is I64, must be one"),
         ({"arrays": arrays_with(wx=np.ones(3))}, OptionError, "has wx, must have no more than"),
         ({"arrays": arrays_with(wq=None)}, OptionError, "has no wq, must have"),
-        ({"digest": False}, OptionError, r"sha256 is 0, must be \w{64}: something was ch"),
+        ({"digest": False}, OptionError, r"sha256 is 0, must be \w{64}: the file was ch"),
     ],
 )  # fmt: skip
-def test_a_file_that_does_not_fit_itself_is_refused(path, given, error, message):
+def test_inconsistent_file_is_refused(path, given, error, message):
     write(path, **given)
     with pytest.raises(error, match=message) as caught:
         weights.load(path)
     assert str(path) in str(caught.value)
 
 
-def test_a_whole_file_of_the_test_itself_is_loaded(path):
+def test_consistent_handmade_file_is_loaded(path):
     mha = small()
     write(path, mha)
     assert_same_bits(weights.load(path), mha)
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
-def test_the_safetensors_file_of_another_is_refused(path, metadata):
+def test_foreign_safetensors_file_is_refused(path, metadata):
     tensors = {"model.layers.0.weight": np.ones((3, 5))}
     pytest.importorskip("safetensors.numpy").save_file(tensors, path, metadata)
     with pytest.raises(
@@ -1090,13 +1090,13 @@ def test_the_safetensors_file_of_another_is_refused(path, metadata):
 
 
 @pytest.mark.parametrize("header", [b"{}", b'{"__metadata__":null}', b'{"__metadata__":{}}'])
-def test_a_safetensors_file_of_nothing_is_refused(path, header):
+def test_empty_safetensors_file_is_refused(path, header):
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(OptionError, match="safetensors file"):
         weights.load(path)
 
 
-def test_a_file_that_is_not_there_is_the_systems_error(path):
+def test_missing_file_raises_file_not_found(path):
     with pytest.raises(FileNotFoundError):
         weights.load(path)
     with pytest.raises(IsADirectoryError):
@@ -1106,7 +1106,7 @@ def test_a_file_that_is_not_there_is_the_systems_error(path):
 
 
 @pytest.mark.parametrize("dtype", [complex, np.longdouble, ml_dtypes.float8_e4m3fn])
-def test_a_dtype_that_no_file_holds_is_refused_before_anything_is_written(path, dtype):
+def test_unsupported_dtype_is_refused_before_writing(path, dtype):
     mha = small()
     weights.save(mha, path)
     with pytest.raises(OptionError, match=r"wv is .*, must be one of bfloat16, float16, float32"):
@@ -1115,9 +1115,7 @@ def test_a_dtype_that_no_file_holds_is_refused_before_anything_is_written(path, 
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_the_file_that_was_there_and_nothing_else(
-    path, monkeypatch, call
-):
+def test_failed_write_keeps_the_old_file(path, monkeypatch, call):
     mha = small()
     weights.save(mha, path)
 
@@ -1131,7 +1129,7 @@ def test_a_write_that_fails_leaves_the_file_that_was_there_and_nothing_else(
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_a_file_is_replaced_behind_its_link_and_with_its_permissions(path):
+def test_replaced_file_keeps_link_and_permissions(path):
     weights.save(small(), path)
     path.chmod(0o640)
     link = path.with_name("link")
@@ -1158,25 +1156,25 @@ def test_a_file_is_replaced_behind_its_link_and_with_its_permissions(path):
         ("safetensors", lambda: weights.load("never read")),
     ],
 )
-def test_a_package_that_is_not_there_is_named_with_its_extra(monkeypatch, package, call):
+def test_missing_package_is_named_with_its_extra(monkeypatch, package, call):
     monkeypatch.setitem(sys.modules, package, None)
     extra = "weights" if package == "safetensors" else package
-    told = rf"npattn.weights.\w+ needs {package}; .*: pip install 'npattn\[{extra}\]'"
-    with pytest.raises(MissingExtraError, match=told):
+    message = rf"npattn.weights.\w+ needs {package}; .*: pip install 'npattn\[{extra}\]'"
+    with pytest.raises(MissingExtraError, match=message):
         call()
 
 
 @pytest.mark.parametrize("package", ["keras", "flax", "equinox"])
-def test_a_framework_that_nobody_imported_is_not_imported_to_look(monkeypatch, package):
+def test_unimported_framework_is_not_imported(monkeypatch, package):
     pytest.importorskip(package)
     monkeypatch.delitem(sys.modules, package, raising=False)
-    told = f"{package} is not imported, so that nothing can be of {package}: from_{package}"
-    with pytest.raises(OptionError, match=told):
+    message = f"from_{package} takes an object of {package}, which is not imported"
+    with pytest.raises(OptionError, match=message):
         getattr(weights, f"from_{package}")(3)
     assert package not in sys.modules
 
 
-def test_one_half_of_flax_is_enough(jax, monkeypatch):
+def test_either_half_of_flax_suffices(jax, monkeypatch):
     module, params = linen_module(jax, drawn(True)[0])
     modern = nnx_module(jax)
     with monkeypatch.context() as patch:
