@@ -1,6 +1,6 @@
-"""What attention costs here: npattn's engines beside NumPy, torch, JAX and ONNX, in one run.
+"""Cost of attention here: npattn's engines beside NumPy, torch, JAX and ONNX, in one run.
 
-``npattn bench`` on the command line; docs/performance.md says what is measured and how to read it.
+``npattn bench`` on the command line; docs/performance.md explains the figures.
 """
 
 from npattn.bench.cases import CASES, Case, Task

@@ -1,4 +1,4 @@
-"""What is computed: the cases by name, and the arrays of one of them at one length.
+"""Cases by name, and the arrays of a case at one length.
 
 B = 1 batch   H query heads   K key/value heads   T queries, as many keys   D size
 """
@@ -18,7 +18,7 @@ from npattn.biases import Bias
 from npattn.masks import Mask
 from npattn.problem import Problem
 
-__all__ = ["CASES", "Case", "Task", "made"]
+__all__ = ["CASES", "Case", "Task", "make_task"]
 
 WINDOW = 256
 DOCUMENTS = 8
@@ -37,7 +37,7 @@ class Case:
     window : (int, int) or None
         As `npattn.attention` takes it.
     documents : int
-        How many are packed into the sequence; 0: none are.
+        Number of documents that are packed into the sequence, or 0.
     alibi : bool
     """
 
@@ -66,7 +66,7 @@ CASES = {case.name: case for case in _ALL}
 
 
 class Task(NamedTuple):
-    """A case at one length: what every contestant is given.
+    """A case at one length: the input of every contestant.
 
     Attributes
     ----------
@@ -74,9 +74,9 @@ class Task(NamedTuple):
     q, k, v, dout : array
         (1, H, T, D), k and v (1, K, T, D), in the dtype of the task.
     mask, bias : one of npattn.masks, npattn.biases, or None
-        As npattn takes them; causal is not in the mask.
+        In the form of npattn; causal is not in the mask.
     arrays : Arrays
-        The same as arrays, made when they are first asked for.
+        The same as arrays, made on first use.
     """
 
     case: Case
@@ -98,12 +98,12 @@ class Task(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of `npattn.attention`."""
+        """Options of `npattn.attention`."""
         return {"mask": self.mask, "bias": self.bias, "causal": self.case.causal}
 
     @property
     def bytes(self) -> int:
-        """Of q, k, v and dout."""
+        """Size of q, k, v and dout."""
         return sum(x.nbytes for x in (self.q, self.k, self.v, self.dout))
 
     def problem(self) -> Problem:
@@ -111,31 +111,31 @@ class Task(NamedTuple):
 
 
 class Arrays:
-    """Mask and bias as the arrays that systems without such objects are given."""
+    """Mask and bias as arrays, for systems without such objects."""
 
     def __init__(self, make: Callable[[], Problem]) -> None:
         self._make = make
 
     @cached_property
     def mask(self) -> Array | None:
-        """(T, S) of bool, without causal."""
+        """Bool array (T, S), without causal."""
         return self._make().mask_array
 
     @cached_property
     def visible(self) -> Array | None:
-        """(T, S) of bool, causal included."""
+        """Bool array (T, S), causal included."""
         return self._make().visible
 
     @cached_property
     def bias(self) -> Array | None:
-        """(1, H, T, S) in the dtype of q."""
+        """Array (1, H, T, S) in the dtype of q."""
         problem = self._make()
         array = problem.bias_array
         return None if array is None else array[None].astype(problem.q.dtype)
 
 
-def made(case: Case, T: int, dtype: str, seed: int) -> Task:
-    """The arrays of a case: normal numbers, the same for the same seed."""
+def make_task(case: Case, T: int, dtype: str, seed: int) -> Task:
+    """Make the arrays of a case: normal numbers, the same for the same seed."""
     rng = np.random.default_rng([seed, T])
     shape = (1, case.H, T, case.D)
     shared = (1, case.K, T, case.D)
@@ -144,16 +144,16 @@ def made(case: Case, T: int, dtype: str, seed: int) -> Task:
     if case.window is not None:
         mask = masks.window(*case.window)
     if case.documents:
-        mask = masks.documents(_packed(rng, T, case.documents))
+        mask = masks.documents(_sample_documents(rng, T, case.documents))
     bias = biases.alibi(case.H) if case.alibi else None
-    words: dict[str, Any] = {"mask": mask, "bias": bias, "causal": case.causal}
-    arrays = Arrays(lambda: Problem(q, k, v, dtype=q.dtype, **words))
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "causal": case.causal}
+    arrays = Arrays(lambda: Problem(q, k, v, dtype=q.dtype, **options))
     return Task(case, q, k, v, dout, mask, bias, arrays)
 
 
-def _packed(rng: np.random.Generator, T: int, documents: int) -> Array:
-    """The document of each token: (T,), the borders drawn without replacement."""
+def _sample_documents(rng: np.random.Generator, T: int, documents: int) -> Array:
+    """Sample the document of each token: (T,), borders without replacement."""
     borders = rng.choice(np.arange(1, T), min(documents, T) - 1, replace=False)
-    marks = np.zeros(T, int)
-    marks[borders] = 1
-    return np.cumsum(marks)
+    starts = np.zeros(T, int)
+    starts[borders] = 1
+    return np.cumsum(starts)

@@ -1,4 +1,4 @@
-"""The process in which `npattn.bench.memory.probe` measures: one contestant, one task."""
+"""Child process of `npattn.bench.memory.probe`: measure one contestant on one task."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 
 import numpy as np
 
-from npattn.bench.limits import limited
-from npattn.bench.memory import WARM, measured
+from npattn.bench.limits import limit_threads
+from npattn.bench.memory import WARM, measure
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Print a Probe as JSON, of what the first argument names."""
+    """Measure the task named by the first argument, and print the Probe as JSON."""
     contestant, case, dtype, T, seed, threads = json.loads(sys.argv[1])
-    with suppress(OSError):  # if somebody must go for lack of memory, then this process
+    with suppress(OSError):  # if memory runs out, kill this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
-    with limited(threads):
+    with limit_threads(threads):
         _warm_blas(dtype)
-        print(json.dumps(asdict(measured(contestant, case, dtype, T, seed, threads))))
+        print(json.dumps(asdict(measure(contestant, case, dtype, T, seed, threads))))
 
 
 def _warm_blas(dtype: str) -> None:
-    """Its buffers are made once, and are no part of what a call needs."""
+    """Let BLAS allocate its buffers, which are no part of the memory of a call."""
     square = np.ones((2 * WARM, 2 * WARM), dtype)
     np.matmul(square, square)
 

@@ -1,4 +1,4 @@
-"""Seconds of a call, beside other calls whose threads may still be awake."""
+"""Seconds of a call, next to other calls whose threads may still be awake."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from typing import Any
 __all__ = ["Clock", "turn"]
 
 TURN = 0.02
-"""Seconds that a turn lasts at least: shorter calls are repeated."""
+"""Least seconds of a turn: shorter calls are repeated."""
 MOST = 1000
-"""Calls in a turn, at most."""
+"""Most calls in a turn."""
 STEP = 0.005
-"""Seconds between two looks at whether all threads rest."""
+"""Seconds between two checks for idle threads."""
 REST = 0.1
-"""The share of a processor below which they do."""
+"""Share of a processor below which threads count as idle."""
 PATIENCE = 1.0
-"""Seconds after which nobody is waited for any longer."""
+"""Most seconds to wait for idle threads."""
 
 
 class Clock:
-    """The time on the clock, and that of the processors that this process uses."""
+    """Wall-clock time, and processor time of this process."""
 
     def now(self) -> float:
         return time.perf_counter()
 
-    def used(self) -> float:
+    def processor_time(self) -> float:
         return time.process_time()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
     def settle(self) -> None:
-        """Wait until no thread of this process computes any more.
+        """Wait until all threads of this process are idle.
 
         Threads of OpenBLAS, OpenMP and XLA spin for 5 to 100 ms after a call, in case another one
-        comes, and would take a core from whoever is next.
+        comes, and would take a core from the next contestant.
         """
         end = self.now() + PATIENCE
         while self.now() < end:
-            start, before = self.now(), self.used()
+            start, before = self.now(), self.processor_time()
             self.sleep(STEP)
-            if self.used() - before < REST * (self.now() - start):
+            if self.processor_time() - before < REST * (self.now() - start):
                 return
 
 
 def turn(call: Callable[[], Any], clock: Clock) -> float:
-    """Seconds of one call: of a short one the mean of several, after one that is not counted."""
+    """Measure seconds of one call; a short one is repeated, and the first does not count."""
     clock.settle()
     start = clock.now()
     call()

@@ -1,4 +1,4 @@
-"""Who takes part: by name, in files of their own that are loaded where they can run."""
+"""Contestants by name; their files are loaded only if they can run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CONTESTANTS", "Calls", "Contestant"]
 
 
 class Calls(NamedTuple):
-    """One contestant on one task, ready to run: converted, and compiled.
+    """One contestant on one task, ready to run: converted and compiled.
 
     Attributes
     ----------
@@ -25,10 +25,10 @@ class Calls(NamedTuple):
     both : callable or None
         Computes out, dq, dk and dv; None where there is no gradient.
     read : callable or None
-        What they returned → (out,) or (out, dq, dk, dv), as NumPy arrays shaped as npattn's. None
-        where nothing is computed that could be right.
+        Converts their results to (out,) or (out, dq, dk, dv), NumPy arrays with npattn's shapes.
+        None for the bounds, whose results are not attention.
     bytes : int
-        Of what it was given, masks and biases included.
+        Size of its inputs, masks and biases included.
     """
 
     forward: Callable[[], Any]
@@ -39,17 +39,17 @@ class Calls(NamedTuple):
 
 @dataclass(frozen=True)
 class Contestant:
-    """Something that is timed.
+    """An implementation to measure, or a bound.
 
     Attributes
     ----------
     name : str
     role : str
-        "npattn", "peer", "ceiling" (what no engine of such tiles can beat) or "floor".
+        "npattn", "peer", "ceiling" (no engine with such tiles can be faster) or "floor".
     module, function : str
-        Where it is: (task, threads) → Calls.
+        Location of a function (task, threads) → Calls.
     needs : str or None
-        The package without which it cannot run.
+        Package that it needs.
     about : str
     """
 
@@ -66,11 +66,11 @@ class Contestant:
 
     @property
     def version(self) -> str:
-        """Of the package that it needs."""
+        """Version of the package that it needs."""
         return "" if self.needs is None else importlib.metadata.version(self.needs)
 
     def start(self, task: Task, threads: int) -> Calls:
-        """Make it ready to run."""
+        """Convert and compile it for a task."""
         begin: Callable[[Task, int], Calls] = getattr(
             importlib.import_module(self.module), self.function
         )
@@ -80,18 +80,23 @@ class Contestant:
 _HERE = "npattn.bench"
 _ALL = (
     Contestant(
-        "npattn.tiled", "npattn", f"{_HERE}.engines", "tiled", None, 'npattn, engine="tiled"'
+        "npattn.tiled", "npattn", f"{_HERE}.engines", "tiled_engine", None, 'npattn, engine="tiled"'
     ),
     Contestant(
-        "npattn.dense", "npattn", f"{_HERE}.engines", "dense", None, 'npattn, engine="dense"'
+        "npattn.dense", "npattn", f"{_HERE}.engines", "dense_engine", None, 'npattn, engine="dense"'
     ),
     Contestant(
         "numpy.naive", "peer", f"{_HERE}.naive", "naive", None, "the textbook lines, in NumPy"
     ),
     Contestant(
-        "torch.fused", "peer", f"{_HERE}.torch", "fused", "torch", "SDPA, FLASH_ATTENTION backend"
+        "torch.fused",
+        "peer",
+        f"{_HERE}.torch",
+        "fused_sdpa",
+        "torch",
+        "SDPA, FLASH_ATTENTION backend",
     ),
-    Contestant("torch.math", "peer", f"{_HERE}.torch", "math", "torch", "SDPA, MATH backend"),
+    Contestant("torch.math", "peer", f"{_HERE}.torch", "math_sdpa", "torch", "SDPA, MATH backend"),
     Contestant(
         "jax.jit", "peer", f"{_HERE}.jax", "jit", "jax", "jax.nn.dot_product_attention, compiled"
     ),

@@ -1,4 +1,4 @@
-"""npattn's own engines, called as users call them."""
+"""Contestants npattn.dense and npattn.tiled, called as users call them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from npattn.arrays import Array
 from npattn.bench.cases import Task
 from npattn.bench.contestants import Calls
 
-__all__ = ["dense", "tiled"]
+__all__ = ["dense_engine", "tiled_engine"]
 
 
-def dense(task: Task, threads: int) -> Calls:
+def dense_engine(task: Task, threads: int) -> Calls:
     return _calls(task, "dense")
 
 
-def tiled(task: Task, threads: int) -> Calls:
+def tiled_engine(task: Task, threads: int) -> Calls:
     return _calls(task, "tiled")
 
 
@@ -33,8 +33,8 @@ def _calls(task: Task, engine: str) -> Calls:
     return Calls(forward, both, _read, task.bytes)
 
 
-def _read(found: Any) -> tuple[Array, ...]:
-    if not isinstance(found, tuple):
-        return (found.out,)
-    fwd, grads = found
+def _read(results: Any) -> tuple[Array, ...]:
+    if not isinstance(results, tuple):
+        return (results.out,)
+    fwd, grads = results
     return fwd.out, grads.q, grads.k, grads.v

@@ -1,4 +1,4 @@
-"""How many threads, and how much memory, there are."""
+"""Limits on threads, and the available memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["available", "limited"]
+__all__ = ["available", "limit_threads"]
 
 MEMINFO = Path("/proc/meminfo")
 
 
 @contextmanager
-def limited(threads: int) -> Iterator[None]:
-    """Let BLAS use so many, and with it npattn; JAX, where it is not loaded yet."""
+def limit_threads(threads: int) -> Iterator[None]:
+    """Limit the threads of BLAS, and so of npattn; of JAX, if it is not loaded yet."""
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     before = os.environ.get("NPROC")
@@ -30,7 +30,7 @@ def limited(threads: int) -> Iterator[None]:
 
 
 def available() -> int:
-    """Bytes of memory that are free for use."""
+    """Bytes of available memory."""
     if MEMINFO.exists():
         return int(MEMINFO.read_text().split("MemAvailable:")[1].split()[0]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

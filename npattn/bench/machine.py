@@ -1,4 +1,4 @@
-"""What the figures were measured with and on."""
+"""Versions and hardware behind the figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def description(threads: int, contestants: tuple[str, ...], memory: str) -> dict[str, Any]:
-    """Versions, processor, threads, and how memory is measured."""
+    """Describe versions, processor, threads, and the measurement of memory."""
     versions = {"npattn": npattn.__version__, "numpy": np.__version__, "BLAS": _blas()}
     for name in contestants:
         needs = CONTESTANTS[name].needs
@@ -38,22 +38,23 @@ def description(threads: int, contestants: tuple[str, ...], memory: str) -> dict
 
 
 def load() -> float | None:
-    """Of the last minute, other processes included."""
+    """Load average of the last minute, other processes included."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def _blas() -> str:
     from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
-    found = ThreadpoolController().select(user_api="blas").info()
+    libraries = ThreadpoolController().select(user_api="blas").info()
     names = {
-        f"{x['internal_api']} {x['version']} {x.get('architecture') or ''}".strip() for x in found
+        f"{x['internal_api']} {x['version']} {x.get('architecture') or ''}".strip()
+        for x in libraries
     }
     return ", ".join(sorted(names)) or "unknown"
 
 
 def _field(name: str) -> str:
-    """Of the first processor."""
+    """Field of /proc/cpuinfo of the first processor."""
     if not CPUINFO.exists():
         return ""
     lines = (line.partition(":") for line in CPUINFO.read_text().splitlines())

@@ -1,7 +1,7 @@
 """Peak memory, and seconds, of one contestant on one task, in a process of its own.
 
-The process is warmed up with a small task, then makes its inputs, notes what it holds, computes,
-and notes the most that it held in between.
+The process warms up with a small task, makes its inputs, notes the memory that it holds, computes,
+and notes the peak in between.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npattn.bench.cases import CASES, made
+from npattn.bench.cases import CASES, make_task
 from npattn.bench.contestants import CONTESTANTS
 
-__all__ = ["REFUSALS", "WARM", "Probe", "how", "measured", "probe", "told"]
+__all__ = ["REFUSALS", "WARM", "Probe", "describe_method", "first_line", "measure", "probe"]
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 WARM = 256
-"""Queries of the small task."""
+"""Queries of the warm-up task."""
 
 REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
-"""What systems raise for what they do not have; RuntimeError includes NotImplementedError."""
+"""Raised by systems for unsupported options; RuntimeError includes NotImplementedError."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What one process found.
+    """Measurements of one process.
 
     Attributes
     ----------
     inputs : int
-        Bytes of what the contestant was given.
+        Bytes of the inputs.
     forward, both : int or None
-        Peak of bytes above that; results are part of it.
+        Peak of bytes above the inputs; results are part of it.
     seconds : float
-        Of one call of either, together.
+        One call of either, together.
     refused : str
-        Why it did not compute; empty where it did.
+        Reason for not computing, or "".
     """
 
     inputs: int = 0
@@ -53,8 +53,8 @@ class Probe:
     refused: str = ""
 
 
-def how() -> str:
-    """How the peak is measured here."""
+def describe_method() -> str:
+    """Describe how the peak is measured here."""
     if CLEAR.exists():
         return "VmHWM, reset through /proc/self/clear_refs, − VmRSS before the call"
     return "ru_maxrss after − ru_maxrss before the call"
@@ -63,11 +63,11 @@ def how() -> str:
 def probe(
     contestant: str, case: str, dtype: str, T: int, seed: int, threads: int, timeout: float
 ) -> Probe:
-    """Run a contestant in a process of its own."""
-    words = json.dumps([contestant, case, dtype, T, seed, threads])
-    # Blocks that are freed go back to the system, and are not kept for the next call.
+    """Measure a contestant in a process of its own."""
+    task = json.dumps([contestant, case, dtype, T, seed, threads])
+    # Freed blocks go back to the system at once, and are not kept for the next call.
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-    command = [sys.executable, "-m", "npattn.bench.child", words]
+    command = [sys.executable, "-m", "npattn.bench.child", task]
     try:
         done = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=timeout, check=False
@@ -81,46 +81,46 @@ def probe(
     return Probe(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def measured(contestant: str, case: str, dtype: str, T: int, seed: int, threads: int) -> Probe:
-    """The same, in this process."""
+def measure(contestant: str, case: str, dtype: str, T: int, seed: int, threads: int) -> Probe:
+    """Measure a contestant in this process."""
     entry, kind = CONTESTANTS[contestant], CASES[case]
     try:
-        small = entry.start(made(kind, min(T, WARM), dtype, seed), threads)
+        small = entry.start(make_task(kind, min(T, WARM), dtype, seed), threads)
         for call in (small.forward, small.both, small.forward):
             _ = None if call is None else call()
-        task = made(kind, T, dtype, seed)
+        task = make_task(kind, T, dtype, seed)
         ready = entry.start(task, threads)
         start = time.perf_counter()
         forward = _peak(ready.forward)
         both = None if ready.both is None else _peak(ready.both)
         return Probe(ready.bytes, forward, both, time.perf_counter() - start)
     except REFUSALS as err:
-        return Probe(refused=told(err))
+        return Probe(refused=first_line(err))
 
 
-def told(err: BaseException) -> str:
-    """The first line of what was raised."""
+def first_line(err: BaseException) -> str:
+    """Format the type and the first line of an exception."""
     lines = str(err).strip().splitlines()
     return f"{type(err).__name__}: {lines[0] if lines else 'no word'}"
 
 
 def _peak(call: Callable[[], Any]) -> int:
-    """The most that was held while it ran, above what was held before: bytes."""
+    """Peak of bytes while `call` runs, above those before."""
     with suppress(OSError):
         CLEAR.write_text("5")
-    before = _held("VmRSS") if CLEAR.exists() else _most()
+    before = _status_bytes("VmRSS") if CLEAR.exists() else _peak_rss()
     result = call()
-    after = _held("VmHWM") if CLEAR.exists() else _most()
+    after = _status_bytes("VmHWM") if CLEAR.exists() else _peak_rss()
     del result
     return max(after - before, 0)
 
 
-def _held(field: str) -> int:
+def _status_bytes(field: str) -> int:
     return int(STATUS.read_text().split(f"{field}:")[1].split()[0]) * 1024
 
 
-def _most() -> int:
-    import resource  # which not every system has
+def _peak_rss() -> int:
+    import resource  # not on every system
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

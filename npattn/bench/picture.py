@@ -21,7 +21,7 @@ __all__ = ["check_path", "draw"]
 
 PANEL = (3.4, 2.9)  # inches
 DPI = 130
-# Okabe and Ito's colours, which the colour-blind tell apart, and marks for those who see no colour.
+# Okabe and Ito's colours, which the colour-blind tell apart, and marks for readers without colour.
 COLOURS = ("#0072b2", "#56b4e9", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#999999")
 MARKS = "os^vDPX"
 BOUNDS: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ def check_path(path: str) -> None:
 
 
 def draw(report: Report) -> Figure:
-    """The picture; what is wrong is not in it.
+    """Draw the picture, without wrong results.
 
     Parameters
     ----------
@@ -78,8 +78,8 @@ def draw(report: Report) -> Figure:
 
 
 def _lines(ax: Any, cells: list[Cell], name: str) -> dict[str, Any]:
-    """One of each contestant that has times there; its handles by name."""
-    found = {}
+    """Draw one line per contestant with times; return the handles by name."""
+    handles = {}
     for contestant in dict.fromkeys(cell.contestant for cell in cells):
         own = [c for c in cells if c.contestant == contestant and c.counts]
         points = [(c.T, t) for c in own if (t := c.times(name)) is not None]
@@ -88,15 +88,15 @@ def _lines(ax: Any, cells: list[Cell], name: str) -> dict[str, Any]:
         lengths, times = zip(*points, strict=True)
         medians = [t.median for t in times]
         style = BOUNDS.get(contestant.role) or _style(contestant.name)
-        (found[contestant.name],) = ax.plot(lengths, medians, label=contestant.name, **style)
+        (handles[contestant.name],) = ax.plot(lengths, medians, label=contestant.name, **style)
         if contestant.role not in BOUNDS:
             least, most = [t.least for t in times], [t.most for t in times]
             ax.fill_between(lengths, least, most, color=style["color"], alpha=0.15, linewidth=0)
-    return found
+    return handles
 
 
 def _style(name: str) -> dict[str, Any]:
-    """The same in every picture."""
+    """Style of a contestant, the same in every picture."""
     i = list(CONTESTANTS).index(name) if name in CONTESTANTS else 0
     own = {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)]}
     return own | {"markersize": 3, "linewidth": 1.6 if name.startswith("npattn") else 1}

@@ -1,6 +1,6 @@
-"""What cannot be saved: the matrix products of npattn.tiled, of its shapes, on its threads.
+"""Bounds: the matrix products of npattn.tiled alone, with its shapes, on its threads.
 
-Only the tiles count of which anything is visible. `products` is the ceiling of any engine of such
+Only tiles with a visible element are computed. `products` is the ceiling of any engine with such
 tiles; `products_and_exp` adds the exponential of each score, which NumPy computes in a pass of its
 own: the floor of any such engine in NumPy.
 """
@@ -36,17 +36,17 @@ def _calls(task: Task, exp: bool) -> Calls:
     q1, k1, v1, do1 = (_with_column(x) for x in (q, k, v, do))
 
     def forward() -> None:
-        def work(block: Any, space: _Space) -> None:
+        def work(block: Any, space: _Buffers) -> None:
             for head, kv, t0, t1, s0, s1 in block:
                 s = np.matmul(q[head, t0:t1], k[kv, s0:s1].T, out=space.scores(t1 - t0, s1 - s0))
                 if exp:
                     np.exp(s, out=s)
                 np.matmul(s, v[kv, s0:s1], out=space.queries(t1 - t0))
 
-        pool.each(tiles, lambda: _Space.of(task), work)
+        pool.each(tiles, lambda: _Buffers.of(task), work)
 
     def backward() -> None:
-        def work(block: Any, space: _Space) -> None:
+        def work(block: Any, space: _Buffers) -> None:
             for head, kv, t0, t1, s0, s1 in block:
                 n, m = t1 - t0, s1 - s0
                 p = np.matmul(q1[head, t0:t1], k1[kv, s0:s1].T, out=space.scores(n, m))
@@ -57,7 +57,7 @@ def _calls(task: Task, exp: bool) -> Calls:
                 np.matmul(ds.T, q[head, t0:t1], out=space.keys(m))
                 np.matmul(ds, k[kv, s0:s1], out=space.queries(n))
 
-        pool.each(tiles, lambda: _Space.of(task), work)
+        pool.each(tiles, lambda: _Buffers.of(task), work)
 
     def both() -> None:
         forward()
@@ -66,8 +66,8 @@ def _calls(task: Task, exp: bool) -> Calls:
     return Calls(forward, both, None, task.bytes)
 
 
-class _Space(NamedTuple):
-    """Where one thread computes."""
+class _Buffers(NamedTuple):
+    """Memory that one thread computes in."""
 
     s: Array
     ds: Array
@@ -75,7 +75,7 @@ class _Space(NamedTuple):
     k: Array
 
     @classmethod
-    def of(cls, task: Task) -> _Space:
+    def of(cls, task: Task) -> _Buffers:
         Q, S, D = tiled.QUERIES, tiled.KEYS, task.case.D
         return cls(*(np.empty(n, task.q.dtype) for n in (Q * S, Q * S, Q * D, S * D)))
 

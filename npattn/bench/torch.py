@@ -13,14 +13,14 @@ from npattn.bench.cases import Task
 from npattn.bench.contestants import Calls
 from npattn.testing.targets.torch import sdpa
 
-__all__ = ["fused", "math"]
+__all__ = ["fused_sdpa", "math_sdpa"]
 
 
-def fused(task: Task, threads: int) -> Calls:
+def fused_sdpa(task: Task, threads: int) -> Calls:
     return _calls(task, threads, SDPBackend.FLASH_ATTENTION)
 
 
-def math(task: Task, threads: int) -> Calls:
+def math_sdpa(task: Task, threads: int) -> Calls:
     return _calls(task, threads, SDPBackend.MATH)
 
 
@@ -42,15 +42,15 @@ def _calls(task: Task, threads: int, backend: SDPBackend) -> Calls:
         out = attend(*leaves)
         return out, *torch.autograd.grad(out, leaves, dout)
 
-    given = sum(x.nbytes for x in (mask, bias) if x is not None)
-    return Calls(forward, both, _read, task.bytes + given)
+    size = sum(x.nbytes for x in (mask, bias) if x is not None)
+    return Calls(forward, both, _read, task.bytes + size)
 
 
 def _tensor(array: Array | None) -> torch.Tensor | None:
-    # As users make a mask: an array of its own, whose memory torch shares.
-    read: Callable[[Array], torch.Tensor] = torch.from_numpy
-    return None if array is None else read(array if array.flags.writeable else array.copy())
+    # As users make a mask: a separate array, whose memory torch shares.
+    convert: Callable[[Array], torch.Tensor] = torch.from_numpy
+    return None if array is None else convert(array if array.flags.writeable else array.copy())
 
 
-def _read(found: Any) -> tuple[Array, ...]:
-    return tuple(x.detach().numpy() for x in found)
+def _read(results: Any) -> tuple[Array, ...]:
+    return tuple(x.detach().numpy() for x in results)

@@ -1,4 +1,4 @@
-"""Whether what a contestant computed is right: a benchmark of wrong results is worthless."""
+"""Verification of results: a benchmark of wrong results is worthless."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from npattn.arrays import Array
 from npattn.bench.cases import Task
 from npattn.testing import spot_check
 
-__all__ = ["Judge"]
+__all__ = ["Verifier"]
 
 SCORES = 2**16
-"""Scores that are looked at of each result; of short sequences, `ROWS` rows."""
+"""Scores to compute for each result."""
 ROWS = (8, 64)
+"""Fewest and most rows."""
 
 
-class Judge:
-    """Holds results of one task against the exact ones, in rows and keys drawn at random.
+class Verifier:
+    """Compares results of one task with the exact ones, in random rows and keys.
 
-    dk and dv are judged with the lse of npattn.tiled, which other systems do not return.
+    dk and dv are compared with the lse of npattn.tiled, as other systems return none.
     """
 
     def __init__(self, task: Task, seed: int) -> None:
@@ -33,21 +34,21 @@ class Judge:
     def lse(self) -> Array:
         if self._lse is None:
             task = self.task
-            words: dict[str, Any] = {"dtype": task.q.dtype, "engine": "tiled"}
-            self._lse = npattn.forward(task.q, task.k, task.v, **words, **task.options).lse
+            options: dict[str, Any] = {"dtype": task.q.dtype, "engine": "tiled"}
+            self._lse = npattn.forward(task.q, task.k, task.v, **options, **task.options).lse
         return self._lse
 
     def verdict(self, results: tuple[Array, ...]) -> str:
-        """What is wrong with (out,) or (out, dq, dk, dv); empty where nothing is."""
+        """Describe the first error in (out,) or (out, dq, dk, dv); "" if there is none."""
         task = self.task
         shapes = (task.q.shape, task.q.shape, task.k.shape, task.v.shape)
         for name, array, shape in zip(("out", "dq", "dk", "dv"), results, shapes, strict=False):
             if array.shape != shape or array.dtype != task.q.dtype:
                 return f"{name} is {array.dtype} {array.shape}, not {task.q.dtype} {shape}"
         out, *grads = results
-        words: dict[str, Any] = dict(zip(("dq", "dk", "dv"), grads, strict=False))
-        words |= {"dout": task.dout} if grads else {}
-        found = spot_check(
+        results_by_name: dict[str, Any] = dict(zip(("dq", "dk", "dv"), grads, strict=False))
+        results_by_name |= {"dout": task.dout} if grads else {}
+        check = spot_check(
             out,
             self.lse if grads else None,
             task.q,
@@ -55,7 +56,7 @@ class Judge:
             task.v,
             samples=self.samples,
             seed=self.seed,
-            **words,
+            **results_by_name,
             **task.options,
         )
-        return "" if found.passed else str(found.failures[0])
+        return "" if check.passed else str(check.failures[0])

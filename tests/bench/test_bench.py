@@ -1,4 +1,4 @@
-"""npattn bench: who runs, what is said of it, and what its ratios are. No test is about speed."""
+"""npattn bench: turns, statuses, ratios and reports. No test is about speed."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ from npattn import masks, tiled
 from npattn.bench import CASES, CONTESTANTS, Calls, Cell, Contestant, Report, Settings, Times, bench
 
 from npattn.bench import limits, machine, memory, report as reports, run as runs  # isort: skip
-from npattn.bench.cases import made
+from npattn.bench.cases import make_task
 from npattn.bench.clock import PATIENCE, TURN, Clock, turn
 from npattn.bench.memory import Probe
 from npattn.cli import cli
@@ -31,7 +31,7 @@ class FakeClock(Clock):
     def now(self):
         return self.time
 
-    def used(self):
+    def processor_time(self):
         return self.busy
 
     def sleep(self, seconds):
@@ -63,7 +63,7 @@ def costs(seconds=0.0, inputs=0, forward=0, both=0, refused=""):
 
 
 def small(*names, probing=None, **options):
-    """A run of one case, one dtype and one length, unless said."""
+    """Run one case, one dtype and one length by default."""
     words = {"cases": ("plain",), "dtypes": ("float32",), "lengths": (T,), "rounds": 2} | options
     return bench(
         Settings(contestants=names, **words), clock=SlowClock(), probing=probing or costs()
@@ -135,26 +135,26 @@ def raising(task, threads):
 def fake(monkeypatch):
     """Makes a function of this file a contestant."""
 
-    def known(function, needs=None):
+    def make(function, needs=None):
         name = function.__name__
         entry = Contestant(name, "peer", __name__, name, needs, "of a test")
         monkeypatch.setitem(CONTESTANTS, name, entry)
         return name
 
-    return known
+    return make
 
 
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def test_times_are_a_median_and_what_lies_around_it():
+def test_times_are_median_least_and_most():
     times = Times.of([5.0, 2.0, 3.0])
     assert (times.median, times.least, times.most) == (3.0, 2.0, 5.0)
     assert times.rounds == (5.0, 2.0, 3.0)
     assert Times.of([]) is None
 
 
-def test_ratios_are_to_the_best_peer_and_to_the_bounds():
+def test_ratios_are_to_best_peer_and_bounds():
     cells = [
         cell("mine", "npattn", forward=[6.0], both=[12.0]),
         cell("slow", forward=[8.0], both=[3.0]),
@@ -170,19 +170,19 @@ def test_ratios_are_to_the_best_peer_and_to_the_bounds():
     assert row_of(cells, "fast")["forward"]["to_best_peer"] == 1.0
 
 
-def test_npattn_is_no_peer_of_its_own():
+def test_npattn_is_no_peer_of_itself():
     cells = [cell("mine", "npattn"), cell("other", "npattn", forward=[0.5])]
     assert row_of(cells, "mine")["forward"]["to_best_peer"] is None
 
 
 @pytest.mark.parametrize("status", ["wrong", "refused", "skipped"])
-def test_what_is_not_right_has_no_ratio_and_gives_none(status):
+def test_wrong_results_have_no_ratio(status):
     cells = [cell("mine", "npattn"), cell("bad", forward=[0.1], status=status), cell("good")]
     assert row_of(cells, "mine")["forward"]["to_best_peer"] == 1.0
     assert row_of(cells, "bad")["forward"]["to_best_peer"] is None
 
 
-def test_lengths_are_not_compared_with_each_other():
+def test_lengths_are_not_compared():
     cells = [cell("mine", "npattn", length=11), cell("peer", length=13)]
     assert row_of(cells, "mine")["forward"]["to_best_peer"] is None
 
@@ -190,7 +190,7 @@ def test_lengths_are_not_compared_with_each_other():
 # --- time -----------------------------------------------------------------------------------------
 
 
-def test_a_long_call_is_called_once():
+def test_long_call_runs_once():
     clock, calls = FakeClock(), []
 
     def call():
@@ -201,34 +201,34 @@ def test_a_long_call_is_called_once():
     assert len(calls) == 1
 
 
-def test_a_short_call_is_repeated_and_the_first_one_does_not_count():
+def test_short_call_is_repeated_without_counting_the_first():
     clock, seconds = FakeClock(), iter([TURN / 2.5, *[TURN / 5] * 9])
     assert turn(lambda: clock.call(next(seconds)), clock) == pytest.approx(TURN / 5)
     assert len(list(seconds)) == 9 - 3
 
 
-def test_nobody_begins_while_threads_spin():
+def test_turn_waits_for_spinning_threads():
     clock = FakeClock(awake=0.05)
     clock.settle()
     assert clock.awake == 0
     assert clock.now() < 0.07
 
 
-def test_threads_that_never_rest_are_not_waited_for_forever():
+def test_waiting_for_busy_threads_ends():
     clock = FakeClock(awake=1e9)
     clock.settle()
     assert clock.now() == pytest.approx(PATIENCE, rel=0.01)
 
 
-def test_the_real_clock_goes_forward():
+def test_clock_goes_forward():
     clock = Clock()
-    before, used = clock.now(), clock.used()
+    before, used = clock.now(), clock.processor_time()
     clock.settle()
     assert clock.now() > before
-    assert clock.used() >= used
+    assert clock.processor_time() >= used
 
 
-def test_everybody_has_a_turn_in_every_round_and_another_one_begins(monkeypatch, fake):
+def test_every_round_has_every_turn_in_rotated_order(monkeypatch, fake):
     order = []
     monkeypatch.setattr(runs, "turn", lambda call, clock: order.append(call) or 1.0)
     small("numpy.naive", fake(forward_only), rounds=3)
@@ -243,7 +243,7 @@ def statuses(report):
     return {c.T: (c.status, c.note) for c in report.cells}
 
 
-def test_what_would_take_too_long_is_skipped_and_said():
+def test_slow_contestant_is_skipped_with_a_note():
     report = small("numpy.naive", lengths=(7, 11), seconds=10, probing=costs(seconds=4.0))
     status, note = statuses(report)[7]
     assert status == "ok"
@@ -253,14 +253,14 @@ def test_what_would_take_too_long_is_skipped_and_said():
     assert "skipped: would take about 20 s, may take 10" in str(report)
 
 
-def test_what_has_time_for_few_rounds_has_few():
+def test_slow_contestant_has_fewer_rounds():
     report = small("numpy.naive", rounds=9, seconds=10, probing=costs(seconds=2.0))
     assert len(report.cells[0].forward.rounds) == 5
     report = small("numpy.naive", rounds=9, seconds=9, probing=costs(seconds=2.9))
     assert len(report.cells[0].forward.rounds) == 3
 
 
-def test_what_would_hold_too_much_is_skipped_and_said():
+def test_contestant_beyond_memory_is_skipped_with_a_note():
     probing = costs(inputs=MIB, both=5 * MIB, forward=MIB)
     report = small("numpy.naive", lengths=(7, 14), memory=10 * MIB, probing=probing)
     assert statuses(report)[7][0] == "ok"
@@ -268,13 +268,13 @@ def test_what_would_hold_too_much_is_skipped_and_said():
     assert "GiB" in statuses(report)[14][1]
 
 
-def test_inputs_of_all_that_run_together_count():
+def test_inputs_of_all_contestants_count_together():
     probing = costs(inputs=4 * MIB, forward=MIB, both=MIB)
     report = small("npattn.dense", "numpy.naive", memory=8 * MIB, probing=probing)
     assert [c.status for c in report.cells] == ["ok", "skipped"]
 
 
-def test_a_long_first_sequence_is_estimated_from_a_shorter_one():
+def test_long_first_sequence_is_estimated_from_shorter_one():
     asked = []
 
     def probing(name, case, dtype, length, *rest):
@@ -286,7 +286,7 @@ def test_a_long_first_sequence_is_estimated_from_a_shorter_one():
     assert report.cells[0].status == "skipped"
 
 
-def test_what_is_refused_is_said_and_not_asked_again():
+def test_refusal_is_noted_and_not_tried_again():
     asked = []
 
     def probing(name, case, dtype, length, *rest):
@@ -299,7 +299,7 @@ def test_what_is_refused_is_said_and_not_asked_again():
     assert all(c.forward is None for c in report.cells)
 
 
-def test_what_raises_here_is_refused_with_the_first_line(fake):
+def test_exception_is_refusal_with_first_line(fake):
     report = small(fake(raising), "numpy.naive")
     by_name = {c.contestant.name: c for c in report.cells}
     assert by_name["raising"].note == "NotImplementedError: no kernel"
@@ -307,7 +307,7 @@ def test_what_raises_here_is_refused_with_the_first_line(fake):
     assert by_name["numpy.naive"].forward is not None
 
 
-def test_an_interrupted_run_reports_what_there_is():
+def test_interrupted_run_reports_cells_so_far():
     def stop(what, done, total):
         if done == 1:
             raise KeyboardInterrupt
@@ -320,7 +320,7 @@ def test_an_interrupted_run_reports_what_there_is():
     assert "INTERRUPTED" in str(report)
 
 
-def test_every_length_is_saved_when_it_is_done():
+def test_report_is_saved_after_every_length():
     seen = []
     settings = Settings(
         cases=("plain",), lengths=(7, 11), contestants=("numpy.naive",), dtypes=("float32",)
@@ -337,7 +337,7 @@ def test_every_length_is_saved_when_it_is_done():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_npattn_and_the_textbook_lines_are_right(case):
+def test_npattn_and_naive_results_are_right(case):
     names = ("npattn.tiled", "npattn.dense", "numpy.naive", "products", "products+exp")
     report = small(*names, cases=(case,), dtypes=("float32", "float64"), rounds=1)
     assert {(c.contestant.name, c.status) for c in report.cells} == {(n, "ok") for n in names}
@@ -355,7 +355,7 @@ def test_npattn_and_the_textbook_lines_are_right(case):
         *(("jax.jit", case) for case in ("window", "alibi", "gqa")),  # which take long to compile
     ],
 )
-def test_the_systems_that_are_installed_are_right(case, name):
+def test_results_of_installed_systems_are_right(case, name):
     pytest.importorskip(CONTESTANTS[name].needs)
     (found,) = small(name, cases=(case,), rounds=1).cells
     assert (found.status, found.note) == ("ok", "")
@@ -363,19 +363,19 @@ def test_the_systems_that_are_installed_are_right(case, name):
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "note"),
     [(doubled, "o["), (wrong_dk, "dk["), (wide, "out is float64 (1, 8, 7, 64), not float32")],
 )
-def test_wrong_results_are_said_and_give_no_ratio(fake, function, said):
+def test_wrong_results_are_noted_without_ratio(fake, function, note):
     report = small(fake(function), "numpy.naive")
     row = next(r for r in report.rows() if r["contestant"] == function.__name__)
     assert row["status"] == "wrong"
-    assert row["note"].startswith(said)
+    assert row["note"].startswith(note)
     assert row["forward"]["to_best_peer"] is None
-    assert f"wrong: {said}" in str(report)
+    assert f"wrong: {note}" in str(report)
 
 
-def test_results_are_judged_with_long_sequences_too(fake):
+def test_results_of_long_sequences_are_verified(fake):
     (found,) = small(fake(wrong_dk), lengths=(1031,), cases=("window",)).cells
     assert found.status == "wrong"
 
@@ -383,23 +383,23 @@ def test_results_are_judged_with_long_sequences_too(fake):
 # --- cases ----------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_numbers():
-    first, same, other = (made(CASES["documents"], 31, "float32", seed) for seed in (3, 3, 5))
+def test_seed_determines_the_arrays():
+    first, same, other = (make_task(CASES["documents"], 31, "float32", seed) for seed in (3, 3, 5))
     assert np.array_equal(first.q, same.q)
     assert np.array_equal(first.arrays.mask, same.arrays.mask)
     assert not np.array_equal(first.q, other.q)
 
 
-def test_a_window_is_of_256_keys_and_documents_are_eight():
-    window = made(CASES["window"], 601, "float32", 0).arrays.visible
+def test_cases_window_and_documents():
+    window = make_task(CASES["window"], 601, "float32", 0).arrays.visible
     assert set(window.sum(-1)) == set(range(1, 257))
-    documents = made(CASES["documents"], 61, "float32", 0).arrays.visible
+    documents = make_task(CASES["documents"], 61, "float32", 0).arrays.visible
     assert len({tuple(row) for row in documents}) == 8
 
 
 @pytest.mark.parametrize("case", ["causal", "window", "documents"])
-def test_the_products_are_those_of_tiles_of_which_something_is_visible(case):
-    task = made(CASES[case], 1103, "float32", 0)
+def test_products_are_those_of_visible_tiles(case):
+    task = make_task(CASES[case], 1103, "float32", 0)
     problem = task.problem()
     visible = problem.visible
     counted = np.zeros((problem.H, problem.T, problem.S), int)
@@ -413,7 +413,7 @@ def test_the_products_are_those_of_tiles_of_which_something_is_visible(case):
     assert counted.mean() < 1
 
 
-def test_products_of_shared_heads_use_them():
+def test_products_of_shared_heads():
     q, k = np.ones((1, 6, 5, 3)), np.ones((1, 2, 7, 3))
     problem = Problem(q, k, k, mask=masks.window(3, 3))
     pairs = {tile[:2] for tiles in tiled.computed(problem) for tile in tiles}
@@ -423,7 +423,7 @@ def test_products_of_shared_heads_use_them():
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def test_a_process_of_its_own_measures_what_the_textbook_lines_hold():
+def test_child_process_measures_memory_of_naive():
     length, H = 509, 8
     seen = memory.probe("numpy.naive", "plain", "float32", length, 0, 1, timeout=300)
     scores = 4 * H * length**2
@@ -434,15 +434,15 @@ def test_a_process_of_its_own_measures_what_the_textbook_lines_hold():
     assert seen.seconds > 0
 
 
-def test_a_process_that_does_not_end_is_said():
+def test_endless_process_is_refused():
     seen = memory.probe("numpy.naive", "plain", "float32", T, 0, 1, timeout=0.01)
     assert seen.refused == "did not end within 0 s"
 
 
-def test_a_process_that_fails_or_is_killed_is_said(monkeypatch, tmp_path):
+def test_failed_or_killed_process_is_refused(monkeypatch, tmp_path):
     program = tmp_path / "program"
     monkeypatch.setattr(memory.sys, "executable", str(program))
-    for line, said in [
+    for line, refusal in [
         ("kill -9 $$", "ended by signal 9, perhaps for its memory"),
         ("echo no such thing >&2; exit 3", "failed: no such thing"),
         ("exit 3", "failed: no word"),
@@ -451,18 +451,18 @@ def test_a_process_that_fails_or_is_killed_is_said(monkeypatch, tmp_path):
         program.write_text(f"#!/bin/sh\n{line}\n")
         program.chmod(0o755)
         seen = memory.probe("numpy.naive", "plain", "float32", T, 0, 1, timeout=60)
-        assert seen.refused == said
+        assert seen.refused == refusal
 
 
-def test_a_contestant_that_raises_in_its_process_is_refused(fake):
-    seen = memory.measured(fake(raising), "plain", "float32", T, 0, 1)
+def test_exception_in_child_process_is_refusal(fake):
+    seen = memory.measure(fake(raising), "plain", "float32", T, 0, 1)
     assert seen.refused == "NotImplementedError: no kernel"
 
 
-def test_without_proc_the_peak_is_that_of_the_whole_process(monkeypatch, tmp_path):
+def test_without_proc_peak_is_that_of_the_process(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "CLEAR", tmp_path / "none" / "clear_refs")
     monkeypatch.setattr(limits, "MEMINFO", tmp_path / "none")
-    assert "ru_maxrss" in memory.how()
+    assert "ru_maxrss" in memory.describe_method()
     assert memory._peak(lambda: None) == 0
     assert limits.available() > MIB
 
@@ -487,28 +487,28 @@ def test_without_proc_the_peak_is_that_of_the_whole_process(monkeypatch, tmp_pat
         {"memory": 0},
     ],
 )
-def test_settings_that_cannot_be_meant_are_errors(options):
+def test_illegal_settings_raise(options):
     with pytest.raises(OptionError, match=next(iter(options))):
         Settings(**options)
 
 
-def test_a_contestant_that_is_not_installed_says_how_to_install_it(fake):
+def test_missing_contestant_names_the_extra(fake):
     name = fake(doubled, needs="no_such_package")
     with pytest.raises(MissingExtraError, match="pip install 'npattn\\[no_such_package\\]'"):
         Settings(contestants=(name,))
     assert name not in Settings().contestants
 
 
-def test_threads_are_limited_while_it_runs_and_not_after(monkeypatch):
+def test_threads_are_limited_during_the_run_only(monkeypatch):
     monkeypatch.delenv("NPROC", raising=False)
     before = runs.pool.count()
-    with limits.limited(1):
+    with limits.limit_threads(1):
         assert runs.pool.count() == 1
         assert limits.os.environ["NPROC"] == "1"
     assert runs.pool.count() == before
     assert "NPROC" not in limits.os.environ
     monkeypatch.setenv("NPROC", "5")
-    with limits.limited(1):
+    with limits.limit_threads(1):
         pass
     assert limits.os.environ["NPROC"] == "5"
 
@@ -522,7 +522,7 @@ def measured():
     return small(*names, cases=("plain", "causal"), lengths=(7, 11))
 
 
-def test_the_table_has_a_line_for_every_cell(measured):
+def test_table_has_a_line_for_every_cell(measured):
     lines = str(measured).splitlines()
     for row in measured.rows():
         own = [x for x in lines if x.split()[:2] == [str(row["T"]), row["contestant"]]]
@@ -530,7 +530,7 @@ def test_the_table_has_a_line_for_every_cell(measured):
     assert {"plain, float32", "causal, float32"} <= set(lines)
 
 
-def test_the_summary_has_a_number_for_every_case_pass_and_length(measured):
+def test_summary_has_every_case_pass_and_length(measured):
     lines = [line.split() for line in str(measured).splitlines()]
     at = lines.index(["case", "npattn.tiled", "/", "best", "peer,", "T", "=", "7", "11"])
     ratios = {
@@ -544,27 +544,27 @@ def test_the_summary_has_a_number_for_every_case_pass_and_length(measured):
     assert len(lines[at + 1 :]) == 2 * 2
 
 
-def test_the_json_has_all_that_the_table_has(measured, tmp_path):
+def test_json_has_the_numbers_of_the_table(measured, tmp_path):
     path = tmp_path / "found.json"
     measured.to_json(path)
     found = json.loads(path.read_text())
     assert reports.head(found["about"]) == reports.head(measured.about)
     table = str(measured)
     for row in found["rows"]:
-        for word in reports._words(row):
+        for word in reports._format_row(row):
             assert word in table
-    assert [reports._words(r) for r in found["rows"]] == [
-        reports._words(r) for r in measured.rows()
+    assert [reports._format_row(r) for r in found["rows"]] == [
+        reports._format_row(r) for r in measured.rows()
     ]
 
 
-def test_the_head_says_what_it_was_measured_with(measured):
+def test_head_names_versions_and_hardware(measured):
     head = str(measured).split("\n\n")[0]
     for word in ("numpy", "BLAS", "AVX-512", "threads", "seed 0", "load", "clear_refs"):
         assert word in head
 
 
-def test_a_machine_that_does_not_tell_is_unknown(monkeypatch, tmp_path):
+def test_unreadable_hardware_is_unknown(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "none")
     about = machine.description(1, ("numpy.naive",), "")
     assert about["avx512"] is None
@@ -574,13 +574,13 @@ def test_a_machine_that_does_not_tell_is_unknown(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(12.0, "12 s"), (0.0123, "12.3 ms"), (4.56e-7, "0.456 µs")]
+    ("seconds", "text"), [(12.0, "12 s"), (0.0123, "12.3 ms"), (4.56e-7, "0.456 µs")]
 )
-def test_seconds_have_the_unit_that_suits(seconds, said):
-    assert reports._seconds(seconds) == said
+def test_format_of_seconds(seconds, text):
+    assert reports._format_seconds(seconds) == text
 
 
-def test_the_picture_is_written_with_a_panel_a_case_and_pass(measured, tmp_path):
+def test_picture_has_a_panel_per_case_and_pass(measured, tmp_path):
     pytest.importorskip("matplotlib")
     from npattn.bench.picture import draw
 
@@ -594,7 +594,7 @@ def test_the_picture_is_written_with_a_panel_a_case_and_pass(measured, tmp_path)
         assert len(ax.lines) == 4
 
 
-def test_what_is_wrong_is_not_in_the_picture():
+def test_wrong_results_are_not_in_the_picture():
     pytest.importorskip("matplotlib")
     from npattn.bench.picture import draw
 
@@ -612,7 +612,7 @@ def command(*words, code=0):
     return result.output
 
 
-def test_the_command_prints_the_table_and_writes_the_files(tmp_path, monkeypatch):
+def test_command_prints_table_and_writes_files(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(runs.bench, "__kwdefaults__", runs.bench.__kwdefaults__ | fast())
     found, picture = tmp_path / "found.json", tmp_path / "found.svg"
@@ -640,11 +640,11 @@ def fast():
         (("--picture", "x.abc"), "must end in one of"),
     ],
 )
-def test_wrong_usage_is_said_before_any_work(words, said, monkeypatch):
-    monkeypatch.setattr(runs, "made", None)  # would raise if any work began
+def test_wrong_usage_is_reported_before_any_work(words, said, monkeypatch):
+    monkeypatch.setattr(runs, "make_task", None)  # would raise if any work began
     assert said in " ".join(command(*words, code=2).replace("│", " ").split())
 
 
-def test_the_list_names_all_cases_and_contestants():
+def test_list_names_all_cases_and_contestants():
     output = command("--list")
     assert all(name in output for name in (*CASES, *CONTESTANTS))
