@@ -140,7 +140,7 @@ def finfo(dtype: Any) -> Any:
 
 
 def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
-    """Sum x over the axes along which an array of `shape` was broadcast to it.  [13]"""
+    """Sum x over the axes along which an array of `shape` was broadcast to it [13]."""
     if x.shape == shape:
         return x
     extra = x.ndim - len(shape)
@@ -152,7 +152,7 @@ def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def diagonal(T: int, S: int, alignment: str | None) -> int:
-    """Index of the key beside query 0; query t is beside the t-th key after it.  [6, 7]"""
+    """Index of the key beside query 0; query t is beside the t-th key after it [6, 7]."""
     return S - T if alignment == "bottom_right" else 0
 
 
@@ -181,7 +181,7 @@ def plane_of(array: Array, plane: tuple[int, ...], rank: int = 2) -> Array:
 
 
 def tile_of(array: Array, tile: Tile) -> Array:
-    """Cut a tile out of an array that broadcasts against the scores; axes of 1 stay.  [14]"""
+    """Cut a tile out of an array that broadcasts against the scores; axes of 1 stay [14]."""
     plane = plane_of(array, tile.plane)
     m, n = plane.shape
     rows = slice(None) if m == 1 else slice(tile.t0, tile.t1)

@@ -57,7 +57,7 @@ def read_floating(name: str, value: Any) -> Array:
 
 
 def check_sizes(q: Array, k: Array, v: Array) -> tuple[Any, ...]:
-    """Check that q, k, v fit each other, and return lead, H, K, T, S, D, E.  [12, 14]"""
+    """Check that q, k, v fit each other, and return lead, H, K, T, S, D, E [12, 14]."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim < 2 or (array.ndim == 2) != (q.ndim == 2):
             raise ShapeError(
@@ -138,7 +138,7 @@ def _bias(value: Any) -> Array:
 def check_score_shape(
     name: str, shape: tuple[int, ...], lead: tuple[int, ...], H: int, T: int, S: int
 ) -> tuple[int, ...]:
-    """Check that `shape` broadcasts against (*lead, H, T, S) without enlarging it.  [14]"""
+    """Check that `shape` broadcasts against (*lead, H, T, S) without enlarging it [14]."""
     whole = (*lead, H, T, S)
     tail = whole[max(len(whole) - len(shape), 0) :]
     fits = len(shape) == len(tail) and all(n in (1, w) for n, w in zip(shape, tail, strict=True))
@@ -178,7 +178,7 @@ def check_beside_scores(
     sizes: tuple[tuple[int, ...], int, int, int],
     arrays: tuple[Array, Array, Array],
 ) -> None:
-    """Check that a mask or bias broadcasts against the scores without enlarging them.  [14]"""
+    """Check that a mask or bias broadcasts against the scores without enlarging them [14]."""
     try:
         shape = value.shape if isinstance(value, np.ndarray) else value.shape(*sizes)
         check_score_shape(name, shape, *sizes)
@@ -187,7 +187,7 @@ def check_beside_scores(
 
 
 def read_sinks(value: Any, arrays: tuple[Array, Array, Array]) -> Array:
-    """Return sinks as a floating array with one entry per query head.  [8]"""
+    """Return sinks as a floating array with one entry per query head [8]."""
     sinks = read_floating("sinks", value)
     H = 1 if arrays[0].ndim == 2 else arrays[0].shape[-3]
     if sinks.shape == (H,):
@@ -200,7 +200,7 @@ def read_sinks(value: Any, arrays: tuple[Array, Array, Array]) -> Array:
 def check_causal(
     causal: Any, alignment: Any, T: int, S: int
 ) -> tuple[Literal[False] | Alignment, Alignment]:
-    """Return causal as False or an alignment, and the alignment of a window.  [6, 7]"""
+    """Return causal as False or an alignment, and the alignment of a window [6, 7]."""
     if alignment is not None:
         check_alignment(alignment)
     if isinstance(causal, (bool, np.bool_)):
@@ -282,7 +282,7 @@ def check_dropout_rate(rate: Any, dropout_mask: Array | None) -> float:
 
 
 def check_score_mod(score_mod: Any) -> None:
-    """Check that score_mod can be called.  [3]"""
+    """Check that score_mod can be called [3]."""
     if score_mod is not None and not callable(score_mod):
         raise OptionError(f"score_mod is {score_mod!r}, must be a callable f(s, b, h, t, s_index)")
 
@@ -296,7 +296,7 @@ def check_engine(engine: Any) -> None:
 def check_dtype(
     value: Any, engine: str, arrays: tuple[Any, ...]
 ) -> tuple[np.dtype[Any], np.dtype[Any] | None]:
-    """Return the dtype to compute in, and the narrow one to store in or None.  [15]"""
+    """Return the dtype to compute in, and the narrow one to store in or None [15]."""
     dtype = _requested_dtype(value, any(a is not None and a.dtype.kind == "c" for a in arrays))
     narrow = dtype in STORAGE
     if engine == "tiled" and (narrow or dtype.kind == "c"):

@@ -1,8 +1,8 @@
-"""Attention and its gradients, o = softmax(scale · q kᵀ + bias) v: one line an equation.
+"""Attention and its gradients, o = softmax(scale · q kᵀ + bias) v: one line per equation.
 
     B batch   H query heads   K key/value heads   T queries   S keys
     D query/key size   E value size
-    The softmax runs over the keys that a query may see; a query that sees none gives o = 0,
+    The softmax runs over the visible keys of a query; a query that sees none gives o = 0,
     lse = −inf, and passes no gradient. Numbers in brackets are the rules of docs/semantics.md.
     Source: Vaswani et al. 2017, eq. 1. Gradients: docs/derivations/attention.md.
 
@@ -22,27 +22,27 @@ from npattn.problem import Gradients, Problem
 
 __all__ = ["Residuals", "backward", "forward", "jvp", "weights"]
 
-# Hidden scores may be anything, and a row that sees nothing takes log(0): both are meant.
+# Hidden scores may be anything, and a fully masked row takes log(0): both are intended.
 QUIET = {"divide": "ignore", "invalid": "ignore", "over": "ignore", "under": "ignore"}
 
 
 class Residuals(NamedTuple):
-    """What backward and jvp need, and nothing that they can rebuild from these."""
+    """Intermediates that backward and jvp need and cannot rebuild from each other."""
 
     q: Array  # (..., H, T, D)
     k: Array  # (..., H, S, D) shared heads repeated
     v: Array  # (..., H, S, E) shared heads repeated
     tanh: Array | None  # (..., H, T, S) of s / softcap
-    capped: Array | None  # (..., H, T, S) what score_mod was called on
+    capped: Array | None  # (..., H, T, S) the argument of score_mod
     live: Array  # (..., H, T, S) True where a key is visible and its score is not −inf
     p: Array  # (..., H, T, S) the weights: each row sums to 1 (with a sink to less), or to 0
-    p_sink: Array | None  # (..., H, T, 1) what the sink takes
+    p_sink: Array | None  # (..., H, T, 1) the weight of the sink
     keep: Array | None  # (..., H, T, S) 1 / (1 − rate) where kept, 0 where dropped
 
 
 @np.errstate(**QUIET)  # type: ignore[arg-type]  # a dict of literals
 def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
-    """out (..., H, T, E), lse (..., H, T) and what backward needs."""
+    """Compute out (..., H, T, E), lse (..., H, T) and the residuals for backward."""
     q, k, v = operands(problem)
     s = problem.scale * (q @ k.swapaxes(-1, -2))  # (..., H, T, S)  [1]
     tanh = capped = None
@@ -58,7 +58,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
     live = s.real != -np.inf  # [4] a score of −inf leaves the softmax, wherever it comes from
 
     p, p_sink, lse = _softmax(s, live, _sinks(problem))  # [8, 11]
-    keep = kept(problem)
+    keep = dropout_factor(problem)
     w = p if keep is None else p * keep  # [9]
     o = sum_live(problem.round_to_storage(w), v, live)  # (..., H, T, E)  [10, 15]
 
@@ -118,7 +118,7 @@ def jvp(
     dbias: Array | None = None,
     dsinks: Array | None = None,
 ) -> tuple[Array, Array]:
-    """The change (do, dlse) of (out, lse) along a direction: forward, line by line."""
+    """Directional derivative (do, dlse) of (out, lse): forward, line by line."""
     q, k, v, tanh, capped, live, p, p_sink, keep = residuals
     dx = np.zeros_like(p)
     if dq is not None:
@@ -141,7 +141,7 @@ def jvp(
 
 
 def weights(_: Problem, residuals: Residuals) -> Array:
-    """The weights (..., H, T, S), with a head axis."""
+    """Weights (..., H, T, S), with a head axis."""
     return residuals.p
 
 
@@ -149,9 +149,9 @@ def weights(_: Problem, residuals: Residuals) -> Array:
 
 
 def operands(problem: Problem) -> tuple[Array, Array, Array]:
-    """q, k, v in the dtype computed in, with a head axis, shared heads repeated.  [1, 15]"""
-    given = (problem.q, problem.k, problem.v)
-    q, k, v = (problem.round_to_storage(x.astype(problem.dtype, copy=False)) for x in given)
+    """Return q, k, v in the dtype of the computation, with a head axis, heads repeated [1, 15]."""
+    inputs = (problem.q, problem.k, problem.v)
+    q, k, v = (problem.round_to_storage(x.astype(problem.dtype, copy=False)) for x in inputs)
     if problem.headless:
         return q[None], k[None], v[None]
     whole = (*problem.lead, problem.H, problem.T, problem.D)
@@ -160,14 +160,14 @@ def operands(problem: Problem) -> tuple[Array, Array, Array]:
 
 
 def _repeat(x: Array, problem: Problem) -> Array:
-    """(..., K, S, n) → (..., H, S, n): query head h uses key/value head h // (H / K).  [1]"""
+    """Repeat shared heads, (..., K, S, n) → (..., H, S, n): head h uses h // (H / K) [1]."""
     if problem.K == problem.H:
         return x
     return np.repeat(x, problem.H // problem.K, axis=-3)
 
 
 def sum_shared(dx: Array, K: int, shape: tuple[int, ...]) -> Array:
-    """(..., H, S, n) → `shape`: sum over the query heads that share a head, and broadcasting."""
+    """Sum over the query heads that share a head, and over broadcast axes, to `shape`."""
     H = dx.shape[-3]
     if H != K:
         dx = dx.reshape(*dx.shape[:-3], K, H // K, *dx.shape[-2:]).sum(-3)
@@ -175,7 +175,7 @@ def sum_shared(dx: Array, K: int, shape: tuple[int, ...]) -> Array:
 
 
 def _softmax(s: Array, live: Array, sinks: Array | None) -> tuple[Array, Array | None, Array]:
-    """p, p_sink and lse of the scores and one sink a head.  [8, 11]"""
+    """Compute p, p_sink and lse from the scores and one sink per head [8, 11]."""
     m = s.real.max(-1, keepdims=True, initial=-np.inf)  # (..., H, T, 1)
     if sinks is not None:
         m = np.maximum(m, sinks.real)
@@ -194,7 +194,7 @@ def _softmax(s: Array, live: Array, sinks: Array | None) -> tuple[Array, Array |
 def _less_mean(
     x: Array, x_sink: Array | int, p: Array, p_sink: Array | None
 ) -> tuple[Array, Array]:
-    """x and x_sink less the mean of their row, Σ p x + p_sink x_sink.
+    """Subtract the mean of each row, Σ p x + p_sink x_sink, from x and x_sink.
 
     Where one weight is almost 1, the mean is almost its x, and of their difference little is left
     but the rounding of the mean. That rounding is common to the row, so a second pass takes it off.
@@ -207,7 +207,7 @@ def _less_mean(
 
 
 def sum_live(w: Array, x: Array, live: Array) -> Array:
-    """w @ x in which x counts only where it is live: 0 · NaN is NaN.  [10]"""
+    """Compute w @ x, in which x counts only where it is live: 0 · NaN is NaN [10]."""
     finite = np.isfinite(x)
     if finite.all():
         return np.asarray(w @ x)
@@ -219,14 +219,15 @@ def _sinks(problem: Problem) -> Array | None:
     return None if problem.sinks is None else problem.sinks.astype(problem.dtype)[:, None, None]
 
 
-def kept(problem: Problem) -> Array | None:
+def dropout_factor(problem: Problem) -> Array | None:
+    """Factor of the weights: 1 / (1 − rate) where kept, 0 where dropped [9]."""
     if problem.dropout_mask is None:
         return None
     return problem.dropout_mask.astype(problem.dtype) / (1 - problem.dropout_rate)
 
 
 def call_score_mod(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
-    """score_mod of all scores, or of those of one tile (t1 − t0, s1 − s0).  [3]"""
+    """Call score_mod on all scores, or on those of one tile (t1 − t0, s1 − s0) [3]."""
     assert problem.score_mod is not None
     if tile is None:
         batch = np.arange(int(np.prod(problem.lead))).reshape(*problem.lead, 1, 1, 1)
@@ -242,14 +243,14 @@ def call_score_mod(problem: Problem, s: Array, tile: Tile | None = None) -> Arra
         return np.broadcast_to(modified, x.shape).reshape(s.shape)
     except ValueError:
         raise OptionError(
-            f"score_mod returned shape {modified.shape}, must return that of s, {x.shape}"
+            f"score_mod returned shape {modified.shape}, must return the shape {x.shape} of s"
         ) from None
 
 
 def slope(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
-    """The derivative of score_mod at s by complex step, held against a difference.  [3]"""
+    """Derivative of score_mod at s by complex step, checked against a difference [3]."""
     if s.dtype.kind == "c":
-        raise OptionError("score_mod has no gradient for complex scores: pass real q, k, bias")
+        raise OptionError("score_mod has no gradient for complex scores; pass real q, k, bias")
     tiny = np.finfo(s.dtype).tiny ** 0.5
     rate = np.asarray(call_score_mod(problem, s + 1j * tiny, tile)).imag / tiny
     u = np.finfo(s.dtype).eps
@@ -260,14 +261,14 @@ def slope(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
         differs = differs & _differs(problem, s, rate, u**power * np.maximum(1, abs(s)), tile)
     if differs.any():
         raise OptionError(
-            "score_mod has a complex-step derivative that differs from its difference quotient: "
+            "score_mod has a complex-step derivative that differs from its difference quotient; "
             "it must be analytic in s (np.abs and .real are not; write np.where(s.real > 0, s, -s))"
         )
     return np.asarray(rate)
 
 
 def _differs(problem: Problem, s: Array, rate: Array, h: Array, tile: Tile | None) -> Array:
-    """Where rate is not between the difference quotients over steps of h to either side."""
+    """Return True where rate is not between the difference quotients over steps of ±h."""
     here, up, down = (call_score_mod(problem, s + d, tile) for d in (0, h, -h))
     rise, fall = (up - here) / h, (here - down) / h
     # The two bracket the derivative of a smooth function; a kink between them widens the bracket.

@@ -9,10 +9,10 @@
     lse = −inf, and passes no gradient. Numbers in brackets are the rules of docs/semantics.md.
     Source: Vaswani et al. 2017, eq. 1. Gradients: docs/derivations/attention.md.
 
-This file shares nothing with dense.py on purpose: it works one query at a time, decides itself what
-a query sees and where an array broadcasts, differentiates softcap as 1/cosh², and adds with
-math.fsum. Conventions are computed as they read, not by way of another problem. NumPy only
-carries numbers in and out, and is what score_mod expects.
+This file shares nothing with dense.py on purpose: it works one query at a time, decides itself
+which keys are visible and where an array broadcasts, differentiates softcap as 1/cosh², and adds
+with math.fsum. Conventions are computed as they read, not by way of another problem. NumPy only
+carries numbers in and out, and score_mod expects it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STEP = 1e-200  # of the complex step: its square vanishes, so that only rounding
 
 
 class Meaning(Protocol):
-    """What loops reads of a `Conventions`: any object with these attributes will do.
+    """Attributes of a `Conventions` that loops reads; any object with them will do.
 
     The alignment of causal and window is not among them: a `Problem` carries it.
     """
@@ -65,7 +65,7 @@ class Meaning(Protocol):
 
 
 class _Default(NamedTuple):
-    """The meaning of docs/semantics.md."""
+    """Conventions of docs/semantics.md."""
 
     mask_true: str = "attend"
     window: str = "exclusive"
@@ -80,7 +80,7 @@ class _Default(NamedTuple):
 
 
 class _Score(NamedTuple):
-    """The score of one key for one query."""
+    """Score of one key for one query."""
 
     value: float
     slope: float = 0.0  # its derivative by scale · q·k
@@ -89,9 +89,9 @@ class _Score(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """One query of one head: forward's result, and what backward needs."""
+    """One query of one head: results of forward, with the numbers that backward needs."""
 
-    scores: dict[int, _Score]  # by key; only keys that have a part in the row
+    scores: dict[int, _Score]  # by key; only keys in the softmax
     p: dict[int, float]  # the weights of these keys, before dropout
     w: dict[int, float]  # after dropout
     p_sink: float
@@ -100,12 +100,12 @@ class _Row(NamedTuple):
 
 
 def forward(problem: Problem, conventions: Meaning | None = None) -> tuple[Array, Array, Array]:
-    """What a query at a time gives.
+    """Compute attention one query at a time.
 
     Parameters
     ----------
     problem : Problem
-        Real. Its mask and window are in the terms of `conventions`.
+        Real. Its mask and window follow `conventions`.
     conventions : Conventions, optional
         Default: docs/semantics.md.
 
@@ -147,7 +147,7 @@ def backward(
     problem, conventions
         As in `forward`.
     dout, dlse, dweights : array, optional but dout
-        Shaped as what `forward` returns.
+        Shaped as the results of `forward`.
 
     Returns
     -------
@@ -161,14 +161,14 @@ def backward(
         If an array is complex.
     """
     task = _Task(problem, conventions or _Default())
-    given = (_real("dout", dout), _real("dlse", dlse), _real("dweights", dweights))
+    cotangents = (_real("dout", dout), _real("dlse", dlse), _real("dweights", dweights))
     sums = {
         name: _Sums(array.shape)
         for name in ("q", "k", "v", "bias", "sinks")
         if (array := getattr(task.problem, name)) is not None
     }
     for b, at in task.queries():
-        do, dl, dw = _cotangents(task, at, *given)
+        do, dl, dw = _cotangents(task, at, *cotangents)
         _add_row(task, sums, at, _row(task, b, at), do, dl, dw)
     return Gradients(**{name: total.array() for name, total in sums.items()})
 
@@ -177,13 +177,13 @@ def backward(
 
 
 def _row(task: _Task, b: int, at: Index) -> _Row:
-    """The query at `at` = (..., h, t) with all keys."""
+    """Compute the query at `at` = (..., h, t) with all keys."""
     scores = {}
     for s in range(task.problem.S):
         if _sees(task, at, s):
             scores[s] = _score(task, b, at, s)
         else:
-            scores[s] = _Score(_hidden(task), free=False)
+            scores[s] = _Score(_hidden_score(task), free=False)
     scores = {s: score for s, score in scores.items() if score.value != -math.inf}  # [4]
     sink = task.value("sinks", at[-2:-1], -math.inf)
     if not scores and sink == -math.inf:
@@ -197,12 +197,12 @@ def _row(task: _Task, b: int, at: Index) -> _Row:
 
 
 def _sees(task: _Task, at: Index, s: int) -> bool:
-    """Whether mask, causal and window all let the query at `at` see key s.  [5-7]"""
+    """Return True if mask, causal and window all show key s to the query at `at` [5-7]."""
     problem, t = task.problem, at[-1]
     from_end = t + problem.S - problem.T  # the key beside t when the last query is beside the last
     if task.mask is not None:
-        said = bool(task.mask[_within(task.mask.shape, (*at, s))])
-        if said == (task.meaning.mask_true == "hide"):
+        value = bool(task.mask[_within(task.mask.shape, (*at, s))])
+        if value == (task.meaning.mask_true == "hide"):
             return False
     if problem.causal == "top_left" and s > t:
         return False
@@ -219,8 +219,8 @@ def _sees(task: _Task, at: Index, s: int) -> bool:
     return True
 
 
-def _hidden(task: _Task) -> float:
-    """The score of a key that a query does not see; −inf leaves the softmax."""
+def _hidden_score(task: _Task) -> float:
+    """Score of a hidden key; −inf leaves the softmax."""
     fill, cap = task.meaning.hidden_fill, task.problem.softcap
     score = -math.inf if fill is None else fill
     if cap is not None and task.meaning.softcap == "after_mask":
@@ -229,20 +229,20 @@ def _hidden(task: _Task) -> float:
 
 
 def _score(task: _Task, b: int, at: Index, s: int) -> _Score:
-    """scale · q·k, capped, modified, biased, in the order that is meant.  [1-4]"""
+    """Compute scale · q·k, with cap, score_mod and bias in the order of the conventions [1-4]."""
     q, k = task.vector("q", at), task.vector("k", task.key(at, s))
     score = _Score(task.scale * _sum(a * b for a, b in zip(q, k, strict=True)), slope=1.0)
     if task.meaning.softcap == "before_bias":
-        score = _capped(task, score)
-    score = _modified(task, b, (*at, s), score)
-    score = _biased(task, (*at, s), score)
+        score = _cap(task, score)
+    score = _modify(task, b, (*at, s), score)
+    score = _add_bias(task, (*at, s), score)
     if task.meaning.softcap != "before_bias":
-        score = _capped(task, score)
+        score = _cap(task, score)
     return score
 
 
-def _capped(task: _Task, score: _Score) -> _Score:
-    """c · tanh(score / c).  [2]"""
+def _cap(task: _Task, score: _Score) -> _Score:
+    """Cap a score: c · tanh(score / c) [2]."""
     c = task.problem.softcap
     if c is None:
         return score
@@ -251,27 +251,27 @@ def _capped(task: _Task, score: _Score) -> _Score:
     return _Score(value, rate * score.slope, rate * score.bias_slope)
 
 
-def _modified(task: _Task, b: int, at: Index, score: _Score) -> _Score:
-    """What score_mod makes of the score at (..., h, t, s).  [3]"""
+def _modify(task: _Task, b: int, at: Index, score: _Score) -> _Score:
+    """Apply score_mod to the score at (..., h, t, s) [3]."""
     mod = task.problem.score_mod
     if mod is None:
         return score
     where = tuple(np.int64(i) for i in (b, *at[-3:]))
     with np.errstate(all="ignore"):
-        changed = mod(np.float64(score.value), *where)  # type: ignore[arg-type]  # 0-d
-        stepped = mod(np.complex128(complex(score.value, STEP)), *where)  # type: ignore[arg-type]
-    return _Score(float(changed), score.slope * (complex(stepped).imag / STEP))
+        value = mod(np.float64(score.value), *where)  # type: ignore[arg-type]  # 0-d
+        step = mod(np.complex128(complex(score.value, STEP)), *where)  # type: ignore[arg-type]
+    return _Score(float(value), score.slope * (complex(step).imag / STEP))
 
 
-def _biased(task: _Task, at: Index, score: _Score) -> _Score:
-    """The score with its bias, which may be multiplied by scale.  [4]"""
+def _add_bias(task: _Task, at: Index, score: _Score) -> _Score:
+    """Add the bias to a score; some conventions multiply it by scale [4]."""
     factor = task.scale if task.meaning.bias == "before_scale" else 1.0
     bias = task.value("bias", at, 0.0)
     return _Score(score.value + factor * bias, score.slope, factor)
 
 
 def _softmax(scores: dict[int, float], sink: float) -> tuple[dict[int, float], float, float]:
-    """The weights, the sink's weight and the lse of scores that are not all −inf.  [8, 11]"""
+    """Weights, the weight of the sink and lse of scores that are not all −inf [8, 11]."""
     everything = [*scores.values(), sink]
     top = math.nan if any(map(math.isnan, everything)) else max(everything)
     e = {s: math.exp(score - top) for s, score in scores.items()}
@@ -281,7 +281,7 @@ def _softmax(scores: dict[int, float], sink: float) -> tuple[dict[int, float], f
 
 
 def _empty_row(task: _Task, at: Index) -> _Row:
-    """A query without a score: what it gives is a convention.  [8]"""
+    """Result of a query without a score, by convention [8]."""
     S, E, lse = task.problem.S, task.problem.E, task.meaning.lse_empty
     if task.meaning.empty_row == "zero" or (task.meaning.empty_row == "mean" and S == 0):
         return _Row({}, {}, {}, 0.0, lse, [0.0] * E)
@@ -293,13 +293,13 @@ def _empty_row(task: _Task, at: Index) -> _Row:
 
 
 def _out(task: _Task, at: Index, w: dict[int, float]) -> list[float]:
-    """o = w v over the keys of one row: (E,).  [10]"""
+    """o = w v over the keys of one row: (E,) [10]."""
     values = {s: task.vector("v", task.key(at, s)) for s in w}
     return [_sum(_times(w[s], values[s][e]) for s in w) for e in range(task.problem.E)]
 
 
 def _keep(task: _Task, at: Index, s: int) -> float:
-    """What dropout multiplies a weight by.  [9]"""
+    """Factor of a weight by dropout [9]."""
     kept = task.value("dropout_mask", (*at, s), 1.0)
     return kept / (1 - task.problem.dropout_rate)
 
@@ -316,7 +316,7 @@ def _add_row(
     dlse: float,
     dweights: list[float],
 ) -> None:
-    """Add what one query passes to every gradient."""
+    """Add the share of one query to every gradient."""
     scale, q = task.scale, task.vector("q", at)
     dp = {}  # the gradient of each weight before dropout
     for s in row.p:
@@ -324,7 +324,7 @@ def _add_row(
         for e, x in enumerate(do):
             sums["v"].add((*key, e), _times(row.w[s], x))  # from o = w v
         dw = _sum(a * b for a, b in zip(do, v, strict=True))  # from o = w v
-        # From w = p · keep, of which p or w is returned.
+        # From w = p · keep; p or w is returned.
         dropped = task.meaning.weights == "after_dropout"
         direct = dweights[s] * _keep(task, at, s) if dropped else dweights[s]
         dp[s] = dw * _keep(task, at, s) + direct
@@ -364,7 +364,7 @@ def _cotangents(
 
 
 class _Task:
-    """A problem and its meaning, with its numbers as Python floats where they are asked for."""
+    """A problem under conventions, with its numbers as Python floats on request."""
 
     def __init__(self, problem: Problem, meaning: Meaning) -> None:
         problem = problem.materialise()
@@ -378,7 +378,7 @@ class _Task:
         self.arrays = {name: _real(name, getattr(problem, name)) for name in names}
 
     def queries(self) -> Iterator[tuple[int, Index]]:
-        """The flat leading index b and the index (..., h, t) of every query."""
+        """Yield the flat leading index b and the index (..., h, t) of every query."""
         problem = self.problem
         leads = itertools.product(*(range(n) for n in problem.lead))
         for b, lead in enumerate(leads):
@@ -386,27 +386,27 @@ class _Task:
                 yield b, (*lead, h, t)
 
     def key(self, at: Index, s: int) -> Index:
-        """The index (..., K head, s) of key s for the query at (..., h, t).  [1]"""
+        """Index (..., K head, s) of key s for the query at (..., h, t) [1]."""
         h, K = at[-2], self.problem.K
         if self.meaning.kv_head == "tile":
             return (*at[:-2], h % K, s)
         return (*at[:-2], h // (self.problem.H // K), s)
 
     def vector(self, name: str, at: Index) -> list[float]:
-        """The last axis of q, k or v at an index of the whole."""
+        """Last axis of q, k or v at an index of the whole."""
         array = self.arrays[name]
         assert array is not None
         vector: list[float] = array[_within(array.shape[:-1], at)].tolist()
         return vector
 
     def value(self, name: str, at: Index, default: float) -> float:
-        """The number of bias, sinks or dropout_mask at an index of the whole."""
+        """Element of bias, sinks or dropout_mask at an index of the whole."""
         array = self.arrays[name]
         return default if array is None else float(array[_within(array.shape, at)])
 
 
 class _Sums:
-    """The terms of a gradient, by the element of its input that they belong to.  [13]"""
+    """Terms of a gradient, by the element of its input [13]."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -417,7 +417,7 @@ class _Sums:
         self.terms[_within(self.shape, at)].append(term)
 
     def array(self) -> Array:
-        """The gradient, 0 where nothing was added."""
+        """Return the gradient, 0 where nothing was added."""
         array = np.zeros(self.shape)
         for at, terms in self.terms.items():
             array[at] = _sum(terms)
@@ -425,7 +425,7 @@ class _Sums:
 
 
 def _within(shape: tuple[int, ...], at: Index) -> Index:
-    """Where an array of `shape` has what broadcasts to the index `at` of the whole.  [14]"""
+    """Index into an array of `shape` of the element that broadcasts to `at` [14]."""
     tail = at[len(at) - len(shape) :]
     return tuple(0 if n == 1 else i for n, i in zip(shape, tail, strict=True))
 
@@ -448,11 +448,11 @@ def _sum(terms: Iterable[float]) -> float:
 
 
 def _times(weight: float, x: float) -> float:
-    """weight · x, but NaN for an x that is not finite, whatever the weight.  [10]"""
+    """Multiply weight and x; NaN for an x that is not finite, whatever the weight [10]."""
     return weight * x if math.isfinite(x) else math.nan
 
 
 def _sech2(x: float) -> float:
-    """1 / cosh(x)², which 1 − tanh(x)² loses to cancellation."""
+    """Compute 1 / cosh(x)² without the cancellation of 1 − tanh(x)²."""
     e = math.exp(-2 * abs(x))
     return 4 * e / (1 + e) ** 2

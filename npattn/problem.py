@@ -168,7 +168,7 @@ class Problem:
 
     @cached_property
     def visible(self) -> Array | None:
-        """Visible keys by mask, causal and window; broadcasts against (..., H, T, S).  [5-7]"""
+        """Visible keys by mask, causal and window; broadcasts against (..., H, T, S) [5-7]."""
         left, right = self.window or (None, None)
         if self.causal:
             right = 0 if right is None else min(right, 0)
@@ -196,7 +196,7 @@ class Problem:
         return self.replace(mask=self.mask_array, bias=self.bias_array)
 
     def bias_gradient(self, ds: Array) -> Any:
-        """Gradient of the bias from that of the scores (..., H, T, S).  [13]"""
+        """Gradient of the bias from that of the scores (..., H, T, S) [13]."""
         if self.bias is None or self.bias_array is None:
             return None
         ds = sum_to(ds, self.bias_array.shape)
@@ -207,11 +207,11 @@ class Problem:
         return x.astype(self.dtype)
 
     def round_to_storage(self, x: Array) -> Array:
-        """Round x to the storage dtype of mixed precision, if there is one.  [15]"""
+        """Round x to the storage dtype of mixed precision, if there is one [15]."""
         return x if self.storage is None else self.to_output_dtype(x).astype(self.dtype)
 
     def to_output_dtype(self, x: Array) -> Array:
-        """Convert x to the dtype of the results.  [15]"""
+        """Convert x to the dtype of the results [15]."""
         if self.storage is None:
             return x
         with np.errstate(over="ignore"):  # numbers beyond the range become inf

@@ -1,4 +1,4 @@
-"""Work shared out to threads, each with one thread of BLAS.
+"""Parallel loops over threads, each with one thread of BLAS.
 
 NumPy leaves Python's lock while it computes, so that threads use all cores. As many run as BLAS
 would have used: OMP_NUM_THREADS and threadpoolctl say so for both.
@@ -20,10 +20,10 @@ Space = TypeVar("Space")
 
 
 class _Blas:
-    """How many threads the matrix products of NumPy use: one, while any call shares out work."""
+    """Control the threads of NumPy's matrix products: one, while any loop here runs."""
 
     def __init__(self) -> None:
-        # Here, for it takes time to load.
+        # Imported here because it is slow to load.
         from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
         self.libraries = ThreadpoolController().select(user_api="blas").lib_controllers
@@ -34,8 +34,8 @@ class _Blas:
     @property
     def threads(self) -> int:
         with self.lock:
-            known = self.before or [library.num_threads for library in self.libraries]
-        return max([n or 1 for n in known], default=os.cpu_count() or 1)
+            counts = self.before or [library.num_threads for library in self.libraries]
+        return max([n or 1 for n in counts], default=os.cpu_count() or 1)
 
     def __enter__(self) -> None:
         with self.lock:
@@ -69,20 +69,20 @@ def _forget() -> None:
     _blas.cache_clear()
 
 
-# A forked child has none of its parent's threads, and maybe a lock that nobody will open.
+# A forked child has none of its parent's threads, and maybe a lock that nobody will release.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
 def count() -> int:
-    """How many threads work is shared out to."""
+    """Return the number of threads that `each` uses."""
     return _blas().threads
 
 
 def each(items: Sequence[Item], make_space: Callable[[], Space], work: Callable[..., Any]) -> None:
-    """work(item, space) for each item, on all threads; each has a space of its own.
+    """Call work(item, space) for each item, on all threads, each with its own space.
 
-    An exception ends what has not begun and is raised here.
+    After an exception no further item begins; the exception is raised here.
     """
     threads = min(_blas().threads, len(items))
     if not items:

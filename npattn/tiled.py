@@ -1,4 +1,4 @@
-"""Attention tile by tile: what `dense` computes, without T × S numbers at once, on all cores.
+"""Attention tile by tile: the results of `dense` on all cores, never holding T × S numbers.
 
     B batch   H query heads   K key/value heads   T queries   S keys
     D query/key size   E value size
@@ -26,7 +26,7 @@ from npattn import biases, dense, masks, threads
 from npattn.arrays import Array, Tile, sum_to, tile_of
 from npattn.problem import Gradients, Problem
 
-__all__ = ["Saved", "backward", "choice", "computed", "forward", "jvp", "weights"]
+__all__ = ["Saved", "backward", "choice", "forward", "jvp", "visible_tiles", "weights"]
 
 QUERIES = 512
 """Queries in a block, half as many where there would be fewer blocks than ENOUGH."""
@@ -37,23 +37,23 @@ ENOUGH = 16
 CELL = 256
 """Keys in the smallest part of a strip that a mask is asked about."""
 LARGE = {4: 2**18, 8: 2**19}
-"""From how many scores on this engine is the faster one, by bytes of a number.
+"""Number of scores from which this engine is the faster one, by bytes of a number.
 
 Source: benchmarks/engines.py.
 """
 
 
 class Saved(NamedTuple):
-    """What backward and jvp need: both in the dtype computed in, with a head axis."""
+    """Results that backward and jvp need, in the dtype of the computation, with a head axis."""
 
     out: Array  # (..., H, T, E)
-    shift: Array  # (..., H, T) what was subtracted before exp: of lse alone, little would be left
+    shift: Array  # (..., H, T) subtracted before exp: lse alone would lose the small terms
     log: Array  # (..., H, T) of the sum of exp(s − shift): lse is the sum of the two
 
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]  # a dict of literals
 def forward(problem: Problem) -> tuple[Array, Array, Saved]:
-    """out (..., H, T, E), lse (..., H, T) and what backward needs."""
+    """Compute out (..., H, T, E), lse (..., H, T) and the results that backward needs."""
     call = _Call(problem)
     out = np.empty((*problem.lead, problem.H, problem.T, problem.E), problem.dtype)
     shift, log = np.zeros(out.shape[:-1], problem.dtype), np.empty(out.shape[:-1], problem.dtype)
@@ -94,7 +94,7 @@ def jvp(
     dbias: Array | None = None,
     dsinks: Array | None = None,
 ) -> tuple[Array, Array]:
-    """The change (do, dlse) of (out, lse) along a direction: forward, line by line."""
+    """Directional derivative (do, dlse) of (out, lse): forward, line by line."""
     call = _Call(problem)
     call.careful = call.careful or not all(_finite(x) for x in (dq, dk, dv) if x is not None)
     do, dlse = np.zeros_like(saved.out), np.zeros_like(saved.log)
@@ -104,19 +104,19 @@ def jvp(
     }
 
     def work(block: Block, space: _Space) -> None:
-        _moved(call, saved, block, space, along, dbias, dsinks, do, dlse)
+        _add_jvp(call, saved, block, space, along, dbias, dsinks, do, dlse)
 
     threads.each(call.blocks(), lambda: _Space(call), work)
     return (do[0], dlse[0]) if problem.headless else (do, dlse)
 
 
 def weights(problem: Problem, saved: Saved) -> Array:
-    """The weights (..., H, T, S), which are as large as everything that this module avoids."""
+    """Weights (..., H, T, S), as large as everything that this module avoids."""
     return dense.forward(problem)[2].p
 
 
 def choice(problem: Problem) -> str:
-    """The faster engine: "dense" or "tiled"."""
+    """Return the faster engine: "dense" or "tiled"."""
     least = LARGE.get(problem.dtype.itemsize)
     if problem.dtype.kind != "f" or problem.storage is not None or least is None:
         return "dense"
@@ -124,14 +124,14 @@ def choice(problem: Problem) -> str:
     return "tiled" if scores >= least else "dense"
 
 
-def computed(problem: Problem) -> list[list[tuple[int, int, int, int, int, int]]]:
-    """The tiles of each block of queries that are computed at all, of a problem with one batch.
+def visible_tiles(problem: Problem) -> list[list[tuple[int, int, int, int, int, int]]]:
+    """Tiles of each block of queries that are computed at all, for a problem with one batch.
 
-    Each is (query head, key/value head, t0, t1, s0, s1). It is what benchmarks compare with.
+    Each is (query head, key/value head, t0, t1, s0, s1). The benchmarks compare with them.
     """
     call = _Call(problem)
     return [
-        [(plane[-1], call.shared(plane)[-1], *part[:4]) for part in call.parts(plane, t0, t1)]
+        [(plane[-1], call.kv_plane(plane)[-1], *part[:4]) for part in call.parts(plane, t0, t1)]
         for plane, t0, t1 in call.blocks()
     ]
 
@@ -144,7 +144,7 @@ Part = tuple[int, int, int, int, bool]
 
 
 class _Call:
-    """Operands in the dtype computed in, and what is seen of them."""
+    """Operands in the dtype of the computation, and their visible parts."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -169,7 +169,7 @@ class _Call:
         self.careful = not all(math.isfinite(x) for x in self.largest.values())
 
     def operand(self, x: Array, heads: int) -> Array:
-        """An array in the dtype computed in, with every leading axis."""
+        """Convert an array to the dtype of the computation, with every leading axis."""
         x = x.astype(self.dtype, copy=False)
         if x.strides[-1] != x.itemsize:
             x = np.ascontiguousarray(x)  # once, not in each product
@@ -177,38 +177,38 @@ class _Call:
         return np.broadcast_to(x, (*self.problem.lead, heads, *x.shape[-2:]))
 
     def blocks(self) -> list[Block]:
-        """The blocks of queries, (plane, t0, t1); under causal, the longest first."""
+        """List the blocks of queries, (plane, t0, t1); under causal, the longest first."""
         T, n = self.problem.T, self.queries
         starts = list(range(0, T, n))[::-1]
         return [(plane, t0, min(t0 + n, T)) for plane in self.planes for t0 in starts]
 
-    def shared(self, plane: Plane) -> Plane:
-        """The key/value head of a query head.  [1]"""
+    def kv_plane(self, plane: Plane) -> Plane:
+        """Index of the key/value head that a query head uses [1]."""
         return (*plane[:-1], plane[-1] * self.problem.K // self.problem.H)
 
     def tile(self, plane: Plane, t0: int, t1: int, s0: int, s1: int) -> Tile:
         return Tile(*self.sizes, plane, t0, t1, s0, s1)
 
     def parts(self, plane: Plane, t0: int, t1: int) -> list[Part]:
-        """The parts (t0, t1, s0, s1, partial) that a block of queries sees anything of."""
+        """List the parts (t0, t1, s0, s1, partial) that a block of queries sees anything of."""
         S = self.problem.S
         if self.mask is None:
             return [(t0, t1, s0, min(s0 + KEYS, S), False) for s0 in range(0, S, KEYS)]
         own = plane[len(plane) - len(self.mask_lead) :]
         own = tuple(i if n > 1 else 0 for i, n in zip(own, self.mask_lead, strict=True))
-        found = self.known.get((own, t0))
-        if found is None:
-            found = self.known[own, t0] = self._parts(plane, t0, t1)
-        return found
+        parts = self.known.get((own, t0))
+        if parts is None:
+            parts = self.known[own, t0] = self._parts(plane, t0, t1)
+        return parts
 
     def _parts(self, plane: Plane, t0: int, t1: int) -> list[Part]:
-        """Cells, each without the rows and keys at its edges that show nothing of it.
+        """List cells, each without the hidden rows and keys at its edges.
 
-        What is seen whole is joined to strips.
+        Cells that are visible as a whole are joined to strips.
         """
         assert self.mask is not None
         lo, hi = self.mask.hull(self.tile(plane, t0, t1, 0, self.problem.S))
-        found: list[Part] = []
+        parts: list[Part] = []
         for c0 in range(lo, hi, CELL):
             c1 = min(c0 + CELL, hi)
             seen = self.mask.tile(self.tile(plane, t0, t1, c0, c1))
@@ -219,15 +219,15 @@ class _Call:
                 rows, keys = (_extent(np.asarray(seen.any(axis))) for axis in (1, 0))
                 partial = not seen[rows, keys].all()
             part = (t0 + rows.start, t0 + rows.stop, c0 + keys.start, c0 + keys.stop, partial)
-            last = found[-1] if found else None
-            if last and _joined(last, part):
-                found[-1] = (*last[:3], part[3], False)
+            last = parts[-1] if parts else None
+            if last and _are_adjacent(last, part):
+                parts[-1] = (*last[:3], part[3], False)
             else:
-                found.append(part)
-        return found
+                parts.append(part)
+        return parts
 
-    def scaled(self, plane: Plane, t0: int, t1: int, space: _Space) -> Array:
-        """scale · q of a block of queries."""
+    def scaled_queries(self, plane: Plane, t0: int, t1: int, space: _Space) -> Array:
+        """Multiply a block of queries by scale."""
         q = self.q[plane][t0:t1]
         scaled: Array = np.multiply(q, self.scale, out=space("q", *q.shape))
         return scaled
@@ -235,8 +235,8 @@ class _Call:
     def hide(self, tile: Tile, s: Array, space: _Space) -> None:
         """Turn hidden scores into −inf, in place, and a visible NaN into inf.
 
-        The row is NaN with either. The least of a score and ±inf takes a tenth of the time that a
-        masked copy takes.
+        The row is NaN with either. The minimum of a score and ±inf takes a tenth of the time of a
+        masked copy.
         """
         assert self.mask is not None
         if isinstance(self.mask, masks.Band):  # all tiles on its edges are alike
@@ -248,10 +248,10 @@ class _Call:
             limit = _limit(self.mask.tile(tile), space("limit", *s.shape))
         np.fmin(s, limit, out=s)
 
-    def modified(
+    def finish_scores(
         self, tile: Tile, s: Array, partial: bool, space: _Space, slope: bool = False
     ) -> Array | None:
-        """Turn scale · q kᵀ into the final scores, in place, and give the slope of that.  [2-7]"""
+        """Turn scale · q kᵀ into the final scores, in place, and return the slope [2-7]."""
         problem, rate = self.problem, None
         if problem.softcap is not None:
             s /= problem.softcap
@@ -269,25 +269,25 @@ class _Call:
             self.hide(tile, s, space)
         return rate
 
-    def kept(self, tile: Tile) -> Array | float:
-        """What the weights are multiplied by.  [9]"""
+    def dropout_factor(self, tile: Tile) -> Array | float:
+        """Factor of the weights [9]."""
         if self.keep is None:
             return 1.0
         return np.asarray(self.keep.tile(tile), self.dtype) / (1 - self.problem.dropout_rate)
 
     def sum(self, w: Array, x: Array, live: Array | None, out: Array) -> Array:
-        """w @ x, in which x counts only where it is live."""
+        """Compute w @ x, in which x counts only where it is live."""
         if live is None:
             return np.matmul(w, x, out=out)
         return dense.sum_live(w, x, live)
 
     def live(self, s: Array) -> Array | None:
-        """Which scores are in the softmax, where it is not enough that others have weight 0."""
+        """Mask of the scores in the softmax; None if it is enough that others have weight 0."""
         return s != -np.inf if self.careful else None
 
 
 class _Space:
-    """Where one thread computes: nothing is allocated for a tile."""
+    """Work space of one thread: nothing is allocated for a tile."""
 
     def __init__(self, call: _Call):
         self.dtype = call.dtype
@@ -302,7 +302,7 @@ class _Space:
 
 
 def _limit(visible: bool | Array, out: Array) -> Array:
-    """inf where a key is visible, −inf where it is hidden."""
+    """Fill `out` with inf where a key is visible, −inf where it is hidden."""
     np.copyto(out, visible)
     out -= 0.5
     out *= np.inf
@@ -310,7 +310,7 @@ def _limit(visible: bool | Array, out: Array) -> Array:
 
 
 def _visible(problem: Problem) -> masks.Mask | None:
-    """mask, causal and window as one.  [5-7]"""
+    """Combine mask, causal and window [5-7]."""
     mask = None if problem.mask is None else masks.of(problem.mask)
     left, right = problem.window or (None, None)
     if problem.causal:
@@ -321,20 +321,20 @@ def _visible(problem: Problem) -> masks.Mask | None:
     return band if mask is None else mask & band
 
 
-def _extent(shown: Array) -> slice:
-    """From the first that is True to the last, of which there is one."""
-    at = np.flatnonzero(shown)
-    return slice(int(at[0]), int(at[-1]) + 1)
+def _extent(visible: Array) -> slice:
+    """Range from the first True to the last; there is at least one."""
+    indices = np.flatnonzero(visible)
+    return slice(int(indices[0]), int(indices[-1]) + 1)
 
 
-def _joined(one: Part, other: Part) -> bool:
-    """Whether two parts are one strip: all seen, by the same rows, side by side."""
+def _are_adjacent(one: Part, other: Part) -> bool:
+    """Return True if two parts are one strip: all visible, in the same rows, side by side."""
     whole = not one[-1] and not other[-1]
     return whole and one[:2] == other[:2] and one[3] == other[2] and other[3] - one[2] <= KEYS
 
 
 def _largest(x: Array) -> float:
-    """The largest |x|, NaN where there is a NaN."""
+    """Largest |x|, or NaN if there is one."""
     return float(np.maximum(x.max(initial=0), -x.min(initial=0)))
 
 
@@ -357,7 +357,7 @@ def _block(
     log: Array,
 ) -> None:
     """Fill out (n, E), shift (n,) and log (n,) of a block of queries."""
-    q = call.scaled(plane, t0, t1, space)
+    q = call.scaled_queries(plane, t0, t1, space)
     sink = None if call.sinks is None else call.sinks[plane[-1]]
     total = _sums(call, plane, q, t0, t1, space, None, out)
     total = total if sink is None else total + np.exp(sink)
@@ -366,7 +366,7 @@ def _block(
     if not good.all():
         m = _maxima(call, plane, q, t0, t1, space)
         m = m if sink is None else np.maximum(m, sink)
-        shift[...] = np.where(good | (m == -np.inf), 0, m)  # no row depends on what others see
+        shift[...] = np.where(good | (m == -np.inf), 0, m)  # no row depends on other rows
         total = _sums(call, plane, q, t0, t1, space, shift, out)
         total = total if sink is None else total + np.exp(sink - shift)
     np.log(total, out=log)
@@ -377,25 +377,25 @@ def _block(
 def _scores(
     call: _Call, plane: Plane, q: Array, t0: int, t1: int, space: _Space
 ) -> Iterator[tuple[Tile, slice, Array]]:
-    """The final scores of each part of a block, with its rows in the block."""
-    k = call.k[call.shared(plane)]
+    """Yield the final scores of each part of a block, with its rows in the block."""
+    k = call.k[call.kv_plane(plane)]
     for r0, r1, s0, s1, partial in call.parts(plane, t0, t1):
         rows = slice(r0 - t0, r1 - t0)
         s = np.matmul(q[rows], k[s0:s1].T, out=space("s", r1 - r0, s1 - s0))  # [1]
         tile = call.tile(plane, r0, r1, s0, s1)
-        call.modified(tile, s, partial, space)
+        call.finish_scores(tile, s, partial, space)
         yield tile, rows, s
 
 
-def _unseen(call: _Call) -> Array:
-    """Which queries see no key: (..., H, T)."""
+def _empty_rows(call: _Call) -> Array:
+    """Mask of the queries that see no key: (..., H, T)."""
     problem, space = call.problem, _Space(call)
-    unseen = np.ones((*problem.lead, problem.H, problem.T), bool)
+    empty = np.ones((*problem.lead, problem.H, problem.T), bool)
     for plane, t0, t1 in call.blocks():
-        q = call.scaled(plane, t0, t1, space)
+        q = call.scaled_queries(plane, t0, t1, space)
         for _, rows, s in _scores(call, plane, q, t0, t1, space):
-            unseen[plane][t0:t1][rows] &= (s == -np.inf).all(-1)
-    return unseen
+            empty[plane][t0:t1][rows] &= (s == -np.inf).all(-1)
+    return empty
 
 
 def _sums(
@@ -408,8 +408,8 @@ def _sums(
     shift: Array | None,
     out: Array,
 ) -> Array:
-    """Σ exp(s − shift) of each row, and into out Σ exp(s − shift) v."""
-    v = call.v[call.shared(plane)]
+    """Return Σ exp(s − shift) of each row, and write Σ exp(s − shift) v to out."""
+    v = call.v[call.kv_plane(plane)]
     total = np.zeros(t1 - t0, call.dtype)
     out[...] = 0
     for tile, rows, s in _scores(call, plane, q, t0, t1, space):
@@ -419,7 +419,7 @@ def _sums(
         p = np.exp(s, out=s)
         total[rows] += p @ np.ones(p.shape[1], call.dtype)
         if call.keep is not None:
-            p *= call.kept(tile)
+            p *= call.dropout_factor(tile)
         out[rows] += call.sum(p, v[tile.s0 : tile.s1], live, space("o", *out[rows].shape))
     return total
 
@@ -432,7 +432,7 @@ def _maxima(call: _Call, plane: Plane, q: Array, t0: int, t1: int, space: _Space
 
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
-def _moved(
+def _add_jvp(
     call: _Call,
     saved: Saved,
     block: Block,
@@ -443,19 +443,19 @@ def _moved(
     do: Array,
     dlse: Array,
 ) -> None:
-    """Into dlse Σ p ds of each row, into do Σ w (ds − dlse) v + Σ w dv."""
+    """Add Σ p ds of each row to dlse, and Σ w (ds − dlse) v + Σ w dv to do."""
     plane, t0, t1 = block
-    own, scale = call.shared(plane), call.scale
+    own, scale = call.kv_plane(plane), call.scale
     k, v = call.k[own], call.v[own]
     dq, dk, dv = along["q"], along["k"], along["v"]
-    # The mean of ds first, then what is left of ds: where one weight is almost 1, that is little.
+    # The mean of ds first, then ds less it: where one weight is almost 1, that is little.
     for centred in (False, True):
         for r0, r1, s0, s1, partial in call.parts(plane, t0, t1):
             tile = call.tile(plane, r0, r1, s0, s1)
             rows: Any = (*plane, slice(r0, r1))
             q = call.q[rows] * scale
             s = np.matmul(q, k[s0:s1].T, out=space("s", r1 - r0, s1 - s0))
-            slope = call.modified(tile, s, partial, space, slope=True)
+            slope = call.finish_scores(tile, s, partial, space, slope=True)
             live = s != -np.inf
             p = np.exp(s - saved.shift[rows][:, None] - saved.log[rows][:, None])
             p = np.where(live, p, 0)
@@ -470,7 +470,7 @@ def _moved(
                 dlse[rows] += np.where(live, p * ds, 0).sum(-1)
                 continue
             ds = np.where(live, p * (ds - dlse[rows][:, None]), 0)
-            keep, asked = call.kept(tile), live if call.careful else None
+            keep, asked = call.dropout_factor(tile), live if call.careful else None
             o = space("o", r1 - r0, v.shape[1])
             do[rows] += call.sum(ds * keep, v[s0:s1], asked, o)
             if dv is not None:
@@ -486,7 +486,7 @@ def _moved(
 
 
 class _Pull:
-    """Cotangents in, gradients out."""
+    """Backward pass: cotangents in, gradients out."""
 
     def __init__(
         self, call: _Call, saved: Saved, do: Array, dlse: Array | None, dweights: Array | None
@@ -499,7 +499,7 @@ class _Pull:
         largest = _largest(do)
         # A query that sees nothing has 0, whatever its cotangent is.  [8]
         asked = call.sinks is not None and not math.isfinite(largest)
-        unseen = _unseen(call) if asked else empty
+        unseen = _empty_rows(call) if asked else empty
         # Σ p dp of each row, without p: from o = w v.
         self.delta = np.where(unseen, 0, np.einsum("...e,...e->...", do, saved.out))
         if dlse is not None:  # from lse = log Σ exp(s)
@@ -518,14 +518,16 @@ class _Pull:
         self._share_out()
 
     def _share_out(self) -> None:
-        """Items that no two threads write to the same number of: heads, and where there are fewer
-        of them than threads, ranges of keys, which add to a dq of their own.
+        """Divide the work into items that write to different numbers.
+
+        They are heads, or ranges of keys with a dq of their own if there are fewer heads than
+        threads.
         """
         groups: dict[Plane, list[Plane]] = {}
         bias = self.call.bias
         leads = [] if bias is None else [p.shape(*self.call.sizes)[:-2] for p in bias.parts]
         for plane in self.call.planes:
-            key = self.call.shared(plane)
+            key = self.call.kv_plane(plane)
             for lead in leads:  # heads that share a bias add to the same gradient
                 own = (1,) * (len(key) - len(lead)) + tuple(lead)
                 key = tuple(i if n > 1 else 0 for i, n in zip(key, own, strict=True))
@@ -547,10 +549,10 @@ class _Pull:
 
     @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
     def add_mean_of_dweights(self, block: Block, space: _Space) -> None:
-        """Add Σ p dweights of each row to delta: what the weights that were returned add to it."""
+        """Add Σ p dweights of each row to delta: the share of the returned weights."""
         assert self.dweights is not None
         plane, t0, t1 = block
-        q = self.call.scaled(plane, t0, t1, space)
+        q = self.call.scaled_queries(plane, t0, t1, space)
         delta = self.delta[plane][t0:t1]
         for tile, rows, s in _scores(self.call, plane, q, t0, t1, space):
             p = self._weights(tile, s, s != -np.inf)
@@ -559,10 +561,10 @@ class _Pull:
 
     @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
     def gradients(self, item: tuple[int, list[Plane], int, int], space: _Space) -> None:
-        """Add what the keys lo ≤ s < hi of some heads give."""
+        """Add the gradients through the keys lo ≤ s < hi of some heads."""
         piece, planes, lo, hi = item
         for plane in planes:
-            own = self.call.shared(plane)
+            own = self.call.kv_plane(plane)
             k, v = self.call.k[own], self.call.v[own]
             if self.fast:
                 k, v = (_with_column(x[lo:hi], 1, space(n, hi - lo, x.shape[1] + 1))
@@ -581,11 +583,11 @@ class _Pull:
                         step(tile, partial, late, q[rows], do[rows], k[at], v[at], dq, dbias, space)
 
     def _rows(self, plane: Plane, t0: int, t1: int, space: _Space) -> tuple[Array, Array, bool]:
-        """q · scale and do of a block of queries, in the fast path with −log and −delta beside.
+        """Return q · scale and do of a block of queries, in the fast path with −log and −delta.
 
-        Of a row that was shifted, lse is left to be subtracted last, shift first.
+        In a row with a shift, lse is subtracted later, shift first.
         """
-        q, do = self.call.scaled(plane, t0, t1, space), self.do[plane][t0:t1]
+        q, do = self.call.scaled_queries(plane, t0, t1, space), self.do[plane][t0:t1]
         if not self.fast:
             return q, do, True
         log, delta = self.log[plane][t0:t1], self.delta[plane][t0:t1]
@@ -599,7 +601,7 @@ class _Pull:
         self, tile: Tile, partial: bool, late: bool, q: Array, do: Array, k: Array, v: Array,
         dq: Array, dbias: Any, space: _Space,
     ) -> None:  # fmt: skip
-        """Nothing but products, exp and one multiplication."""
+        """Add the gradients of a tile by products, exp and one multiplication."""
         call, n, m = self.call, len(q), len(k)
         p = np.matmul(q, k.T, out=space("s", n, m))  # scale · q kᵀ − lse
         if call.bias is not None:
@@ -612,7 +614,7 @@ class _Pull:
             call.hide(tile, p, space)
         np.exp(p, out=p)
         E, D = v.shape[1] - 1, k.shape[1] - 1
-        own = call.shared(tile.plane)
+        own = call.kv_plane(tile.plane)
         dv, dk = self.dv[own], self.dk[own]
         dv[tile.s0 : tile.s1] += np.matmul(p.T, do[:, :E], out=space("dv", m, E))
         dp = np.matmul(do, v.T, out=space("dp", n, m))  # do vᵀ − delta
@@ -629,15 +631,15 @@ class _Pull:
         self, tile: Tile, partial: bool, late: bool, q: Array, do: Array, k: Array, v: Array,
         dq: Array, dbias: Any, space: _Space,
     ) -> None:  # fmt: skip
-        """Every option, line by line as in dense.backward."""
+        """Add the gradients of a tile with every option, line by line as in dense.backward."""
         call, n, m = self.call, len(q), len(k)
         s = np.matmul(q, k.T, out=space("s", n, m))
-        slope = call.modified(tile, s, partial, space, slope=True)
+        slope = call.finish_scores(tile, s, partial, space, slope=True)
         live = s != -np.inf
         asked = live if call.careful else None
         turned = None if asked is None else asked.T
-        p, keep = self._weights(tile, s, live), call.kept(tile)
-        own = call.shared(tile.plane)
+        p, keep = self._weights(tile, s, live), call.dropout_factor(tile)
+        own = call.kv_plane(tile.plane)
         dv, dk = self.dv[own], self.dk[own]
         dv[tile.s0 : tile.s1] += call.sum((p * keep).T, do, turned, space("dv", m, v.shape[1]))
         dp = np.matmul(do, v.T, out=space("dp", n, m)) * keep
@@ -668,7 +670,7 @@ class _Pull:
             q=sum_to(self.dq, problem.q.shape),
             k=sum_to(self.dk, problem.k.shape),
             v=sum_to(self.dv, problem.v.shape),
-            bias=None if bias is None else _added(self.dbias),
+            bias=None if bias is None else _sum_accumulators(self.dbias),
             sinks=dsinks,
         )
 
@@ -679,11 +681,11 @@ def _with_column(x: Array, column: Array | int, out: Array) -> Array:
     return out
 
 
-def _added(accumulators: list[Any]) -> Any:
-    """The sum of what pieces gave, each an array or a tuple of them; one that all share, once."""
+def _sum_accumulators(accumulators: list[Any]) -> Any:
+    """Sum the per-thread accumulators, arrays or tuples of them (a shared one counts once)."""
     first, *others = accumulators
     if isinstance(first, tuple):
-        return tuple(_added(list(parts)) for parts in zip(*accumulators, strict=True))
+        return tuple(_sum_accumulators(list(parts)) for parts in zip(*accumulators, strict=True))
     for other in others:
         if other is not first:
             first += other

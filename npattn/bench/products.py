@@ -29,7 +29,7 @@ def products_and_exp(task: Task, threads: int) -> Calls:
 
 
 def _calls(task: Task, exp: bool) -> Calls:
-    tiles = tiled.computed(task.problem())
+    tiles = tiled.visible_tiles(task.problem())
     q = task.q[0] * np.asarray(task.scale, task.q.dtype)
     k, v, do = task.k[0], task.v[0], task.dout[0]
     # The backward pass has lse and Σ do·out as one more column of its operands.

@@ -403,7 +403,7 @@ def test_products_are_those_of_visible_tiles(case):
     problem = task.problem()
     visible = problem.visible
     counted = np.zeros((problem.H, problem.T, problem.S), int)
-    for tiles in tiled.computed(problem):
+    for tiles in tiled.visible_tiles(problem):
         for head, kv, t0, t1, s0, s1 in tiles:
             assert kv == head
             assert visible[t0:t1, s0:s1].any()
@@ -416,7 +416,7 @@ def test_products_are_those_of_visible_tiles(case):
 def test_products_of_shared_heads():
     q, k = np.ones((1, 6, 5, 3)), np.ones((1, 2, 7, 3))
     problem = Problem(q, k, k, mask=masks.window(3, 3))
-    pairs = {tile[:2] for tiles in tiled.computed(problem) for tile in tiles}
+    pairs = {tile[:2] for tiles in tiled.visible_tiles(problem) for tile in tiles}
     assert pairs == {(h, h // 3) for h in range(6)}
 
 

@@ -63,7 +63,7 @@ class KeyBlock(WorstCase):
         problem = block.canonical
         live = np.ones((1, 1), bool) if problem.visible is None else problem.visible
         none = np.broadcast_to(0.0, (1, problem.T, problem.S))
-        keep = dense.kept(problem)
+        keep = dense.dropout_factor(problem)
         self._set_residuals(
             dense.Residuals(*dense.operands(problem), None, None, live, none, self.p_sink, keep)
         )
