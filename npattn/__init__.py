@@ -1,4 +1,4 @@
-"""npattn: is this attention implementation right?
+"""npattn tells whether an attention implementation is right.
 
 An oracle (`attention`, `forward`, `backward`: exact values and gradients, pure NumPy, float64) and
 a judge (`npattn.testing`, and ``npattn check`` on the command line).
@@ -39,7 +39,7 @@ def __dir__() -> list[str]:
     return [*__all__, *LATER]  # not the modules that are not for users
 
 
-if not TYPE_CHECKING:  # which would take any name for one of npattn's
+if not TYPE_CHECKING:  # type checkers would take any name for one of npattn's
 
     def __getattr__(name: str) -> Any:
         if name in LATER:
