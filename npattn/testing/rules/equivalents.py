@@ -12,9 +12,9 @@ from npattn.arrays import Array, sum_to
 from npattn.problem import Problem
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import WINDOWS
+from npattn.testing.rules.picks import SAME, generator, relate_restated
 from npattn.testing.rules.register import rule
 from npattn.testing.rules.relate import relate
-from npattn.testing.rules.relations import SAME, generator, relate_restated
 from npattn.testing.rules.requirements import (
     first,
     hidden_keys_matter,

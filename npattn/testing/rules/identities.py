@@ -23,8 +23,8 @@ from npattn.testing.rules.estimates import (
     round_to_grid,
     settle,
 )
+from npattn.testing.rules.picks import identity
 from npattn.testing.rules.register import rule
-from npattn.testing.rules.relations import identity
 from npattn.testing.rules.requirements import (
     few_queries,
     first,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.relations import (
+from npattn.testing.rules.picks import (
     another_order,
     generator,
     pick_heads,
@@ -15,6 +14,7 @@ from npattn.testing.rules.relations import (
     pick_samples,
     relate_reordered,
 )
+from npattn.testing.rules.register import rule
 from npattn.testing.rules.requirements import (
     first,
     nonempty,

@@ -12,15 +12,15 @@ from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.relate import is_wrong, relate
-from npattn.testing.rules.relations import (
+from npattn.testing.rules.picks import (
     generator,
     identity,
     pick_cotangents,
     pick_keys,
     pick_problem,
 )
+from npattn.testing.rules.register import rule
+from npattn.testing.rules.relate import is_wrong, relate
 from npattn.testing.rules.requirements import (
     first,
     fixed_size,

@@ -10,9 +10,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.problem import Problem
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.relate import relate
-from npattn.testing.rules.relations import (
+from npattn.testing.rules.picks import (
     SAME,
     generator,
     pick_cotangents,
@@ -23,6 +21,8 @@ from npattn.testing.rules.relations import (
     put_back_cotangents,
     relate_part,
 )
+from npattn.testing.rules.register import rule
+from npattn.testing.rules.relate import relate
 from npattn.testing.rules.requirements import (
     first,
     fixed_size,

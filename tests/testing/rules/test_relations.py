@@ -13,7 +13,7 @@ from npattn.testing import Implementation, check
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.report.reproducer import PLACEHOLDER, script
 from npattn.testing.rules import PROPERTIES, equivalents, permutations, split_merge, subproblems
-from npattn.testing.rules.relations import another_order, pick, pick_keys, pick_queries, put_back
+from npattn.testing.rules.picks import another_order, pick, pick_keys, pick_queries, put_back
 from npattn.testing.rules.terms import head_of
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.mutants import MUTANTS
