@@ -51,6 +51,6 @@ def aggregate(trial: Trial, recipe: Recipe) -> float:
     significant = (fit for fit in fits(sample, trial) if fit.significant)
     messages += map(str, sorted(significant, key=lambda fit: -fit.certainty)[:4])
     if messages:
-        judged = sample.judged
-        raise Suspicion("\n".join(messages), judged.problem, judged.cotangents)
+        evaluation = sample.evaluation
+        raise Suspicion("\n".join(messages), evaluation.problem, evaluation.cotangents)
     return 0.0

@@ -40,17 +40,17 @@ def directional(trial: Trial, recipe: Recipe) -> float | None:
     mask, scale or head split, without a term of softmax or softcap, without dlse in dsinks
     (Dao-AILab/flash-attention#2706).
     """
-    judged = trial.evaluation(recipe)
-    names = [name for name in UNITS if Estimate.of(judged, f"d{name}") is not None]
+    evaluation = trial.evaluation(recipe)
+    names = [name for name in UNITS if Estimate.of(evaluation, f"d{name}") is not None]
     if not names:
         return None
     rng = np.random.default_rng([recipe.seed, 23])
     rare = [name for name in names if name in ("bias", "sinks")]  # few problems have them
     pool = rare if rare and rng.random() < 0.5 else names
-    varied = VariedInput(trial, judged, pool[int(rng.integers(len(pool)))])
-    if varied.rise(judged, judged) is None:
+    varied = VariedInput(trial, evaluation, pool[int(rng.integers(len(pool)))])
+    if varied.rise(evaluation, evaluation) is None:
         return None  # o or lse has the wrong shape, which is left to rule shape-dtype
-    down = judged.results[f"d{varied.name}"].astype(np.float64).reshape(varied.x.shape) < 0
+    down = evaluation.results[f"d{varied.name}"].astype(np.float64).reshape(varied.x.shape) < 0
     step = np.where(down, -1, 1) * abs(rng.standard_normal(varied.x.shape))
     if varied.name == "v":
         return varied.check(step * abs(varied.x).max())  # o is linear in v: no step is too long
@@ -62,25 +62,25 @@ class VariedInput:
     """One input of a judged problem, to take steps to both sides of."""
 
     trial: Trial
-    judged: Evaluation
+    base: Evaluation
     name: str
 
     @property
     def x(self) -> Array:
         """The input in float64; sinks are (H, 1, 1)."""
-        return self.read(self.judged.problem)
+        return self.read(self.base.problem)
 
     def check(self, step: Array) -> float | None:
         """Compare the rise of o and lse from −step to +step with the gradient."""
         ends = self.replace(self.round(self.x + step)), self.replace(self.round(self.x - step))
-        up, down = (forward_only(self.trial).evaluate(p, self.judged.cotangents) for p in ends)
+        up, down = (forward_only(self.trial).evaluate(p, self.base.cotangents) for p in ends)
         rise, run = self.rise(up, down), self.run(*ends)
         if rise is None:
             return None
         remainder = self.remainder(_ideal(up), _ideal(down), run)
         allowed = Estimate(np.zeros_like(remainder.value), abs(remainder.value) + remainder.error)
-        slope = self.slope(self.judged, run).plus(allowed)
-        return settle([agree(f"rise along {self.name}", rise, slope)], self.judged, up, down)
+        slope = self.slope(self.base, run).plus(allowed)
+        return settle([agree(f"rise along {self.name}", rise, slope)], self.base, up, down)
 
     @np.errstate(all="ignore")  # without a remainder, the step is the longest
     def lengths(self, step: Array) -> Array:
@@ -89,7 +89,7 @@ class VariedInput:
         Errors count as A / h in the slope, the remainder as c h². Their sum is least at
         h³ = A / 2c; a quarter of that costs little, and is safe if c is larger than measured.
         """
-        errors, c = self.rise(self.judged, self.judged), np.zeros(())
+        errors, c = self.rise(self.base, self.base), np.zeros(())
         assert errors is not None  # there is an o
         for h in PROBES:
             ends = self.replace(self.x + h * step), self.replace(self.x - h * step)
@@ -101,7 +101,7 @@ class VariedInput:
 
     def rise(self, up: Evaluation, down: Evaluation) -> Estimate | None:
         """Difference of Σ dout·o + Σ dlse·lse between the ends, for each unit."""
-        dout, dlse = self.judged.cotangents
+        dout, dlse = self.base.cotangents
         total = exact(0)
         # lse does not depend on v.
         for name, cotangent in {"o": dout, "lse": None if self.name == "v" else dlse}.items():
@@ -116,9 +116,9 @@ class VariedInput:
             total = part.over(self.sum_results).plus(total)
         return total
 
-    def slope(self, judged: Evaluation, run: Array) -> Estimate:
+    def slope(self, evaluation: Evaluation, run: Array) -> Estimate:
         """Gradient times the way from one end to the other, for each unit."""
-        gradient = Estimate.of(judged, f"d{self.name}")
+        gradient = Estimate.of(evaluation, f"d{self.name}")
         assert gradient is not None  # or the input had not been chosen
         value, error = (x.reshape(run.shape) for x in gradient)
         return Estimate(value, error).times(run).over(self.sum_units)
@@ -127,7 +127,7 @@ class VariedInput:
         """Difference of the oracle less its own gradient."""
         rise = self.rise(up, down)
         assert rise is not None
-        return rise.minus(self.slope(_ideal(self.judged), run))
+        return rise.minus(self.slope(_ideal(self.base), run))
 
     def sum_units(self, x: Array) -> Array:
         """Sum over each unit of the input."""
@@ -135,7 +135,7 @@ class VariedInput:
 
     def sum_results(self, x: Array) -> Array:
         """Sum results, (..., H, T, n), over those that each unit changes."""
-        problem, units = self.judged.problem, self.sum_units(self.x).shape
+        problem, units = self.base.problem, self.sum_units(self.x).shape
         x = self.sum_units(x)
         if self.name in "kv":
             return sum_over_group(self.trial, problem, x, units)
@@ -147,14 +147,14 @@ class VariedInput:
 
     def round(self, x: Array) -> Array:
         """Round to the dtype of the input."""
-        dtype = getattr(self.judged.problem, self.name).dtype
+        dtype = getattr(self.base.problem, self.name).dtype
         most = float(finfo(dtype).max)
         return np.where(np.isfinite(x), np.clip(x, -most, most), x).astype(dtype)
 
     def replace(self, x: Array) -> Problem:
         """Replace the input in the problem."""
-        shape = getattr(self.judged.problem, self.name).shape
-        return self.judged.problem.replace(**{self.name: x.reshape(shape)})
+        shape = getattr(self.base.problem, self.name).shape
+        return self.base.problem.replace(**{self.name: x.reshape(shape)})
 
     @np.errstate(invalid="ignore")  # −inf in a bias stays where it is
     def run(self, up: Problem, down: Problem) -> Array:
@@ -166,10 +166,10 @@ class VariedInput:
         """Evaluate the oracle, as if it were the implementation."""
         fwd = evaluate(problem, self.trial.conventions, engine="dense")
         exact = {"o": fwd.out, "lse": fwd.lse}
-        return _ideal(Evaluation(problem, self.judged.cotangents, exact, exact, lambda: exact))
+        return _ideal(Evaluation(problem, self.base.cotangents, exact, exact, lambda: exact))
 
 
-def _ideal(judged: Evaluation) -> Evaluation:
+def _ideal(evaluation: Evaluation) -> Evaluation:
     """Replace the results by the exact ones."""
-    zero = {name: np.zeros_like(x) for name, x in judged.exact.items()}
-    return replace(judged, results=judged.exact, bound=lambda: zero)
+    zero = {name: np.zeros_like(x) for name, x in evaluation.exact.items()}
+    return replace(evaluation, results=evaluation.exact, bound=lambda: zero)

@@ -177,12 +177,12 @@ def scale_of_query(trial: Trial, recipe: Recipe) -> float:
     return relate(whole, _negate_dq(trial.evaluate(other, cotangents)), across)
 
 
-def _negate_dq(judged: Evaluation) -> Evaluation:
+def _negate_dq(evaluation: Evaluation) -> Evaluation:
     """Negate dq, since results are carried across by factors that are not negative."""
-    if "dq" not in judged.results or "dq" not in judged.exact:
-        return judged
+    if "dq" not in evaluation.results or "dq" not in evaluation.exact:
+        return evaluation
     return replace(
-        judged,
-        results={**judged.results} | {"dq": -judged.results["dq"]},
-        exact={**judged.exact} | {"dq": -judged.exact["dq"]},
+        evaluation,
+        results={**evaluation.results} | {"dq": -evaluation.results["dq"]},
+        exact={**evaluation.exact} | {"dq": -evaluation.exact["dq"]},
     )

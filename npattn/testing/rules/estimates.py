@@ -40,16 +40,16 @@ class Estimate(NamedTuple):
     error: Array  # inf if nothing is required; then value is 0
 
     @classmethod
-    def of(cls, judged: Evaluation, name: str) -> Estimate | None:
+    def of(cls, evaluation: Evaluation, name: str) -> Estimate | None:
         """Estimate of a result; None if it is missing, or has the wrong shape or kind."""
-        result, exact = judged.results.get(name), judged.exact.get(name)
+        result, exact = evaluation.results.get(name), evaluation.exact.get(name)
         if result is None or exact is None:
             return None
         if result.shape != exact.shape or result.dtype.kind in "biuc":
             return None
-        value, error = result.astype(np.float64), judged.tolerance[name] + half_ulp(result)
+        value, error = result.astype(np.float64), evaluation.tolerance[name] + half_ulp(result)
         # Nothing is required if the dtype may overflow, or a convention leaves it undefined.
-        beyond = abs(exact) + judged.tolerance[name] > float(finfo(result.dtype).max)
+        beyond = abs(exact) + evaluation.tolerance[name] > float(finfo(result.dtype).max)
         free = ~np.isfinite(exact) | (~np.isfinite(value) & beyond)
         return cls(value, error).where(~free)
 
@@ -112,7 +112,7 @@ def agree_all(
     return comparisons
 
 
-def settle(comparisons: Iterable[Comparison], *judged: Evaluation) -> float | None:
+def settle(comparisons: Iterable[Comparison], *evaluations: Evaluation) -> float | None:
     """Return the worst ratio, None if nothing was compared; raise Violation if it is above 1.
 
     The violation shows the first problem whose results are themselves out of tolerance: there must
@@ -123,7 +123,7 @@ def settle(comparisons: Iterable[Comparison], *judged: Evaluation) -> float | No
     if worst is None or worst <= 1:
         return worst
     wrong = sorted((c for c in comparisons if not c.passed), key=lambda c: -c.ratio)
-    shown = next((j for j in judged if is_wrong(j)), judged[0])
+    shown = next((x for x in evaluations if is_wrong(x)), evaluations[0])
     text = "\n".join(map(str, wrong))
     raise Violation(text, shown.problem, shown.cotangents, ratio=worst)
 

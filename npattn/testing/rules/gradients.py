@@ -37,24 +37,24 @@ ROWS = ("full", "matrix", "heads", "keys", "one for all heads", "one a row", "on
         "alibi", "-inf padding")  # fmt: skip
 
 
-def _natural_dlse(trial: Trial, judged: Evaluation) -> Array:
+def _natural_dlse(trial: Trial, evaluation: Evaluation) -> Array:
     """Cotangent of a natural lse, (..., H, T, 1); 0 without one."""
-    dlse = judged.cotangents.dlse
+    dlse = evaluation.cotangents.dlse
     if dlse is None:
-        return np.zeros((*judged.cotangents.dout.shape[:-1], 1))
+        return np.zeros((*evaluation.cotangents.dout.shape[:-1], 1))
     return dlse.astype(np.float64)[..., None] * lse_per_nat(trial)
 
 
 # --- sums of gradients ----------------------------------------------------------------------------
 
 
-def _compare_bias_rows(trial: Trial, judged: Evaluation) -> list[Comparison]:
+def _compare_bias_rows(trial: Trial, evaluation: Evaluation) -> list[Comparison]:
     """Compare rows of dbias with dlse, both summed over the rows that share a row of the bias."""
-    dbias = Estimate.of(judged, "dbias")
+    dbias = Estimate.of(evaluation, "dbias")
     if dbias is None:
         return []
     rows = dbias.over(lambda x: x.sum(-1, keepdims=True))
-    dlse = exact(_natural_dlse(trial, judged)).times(bias_slope(trial, judged.problem))
+    dlse = exact(_natural_dlse(trial, evaluation)).times(bias_slope(trial, evaluation.problem))
     expected = dlse.over(lambda x: sum_to(x, rows.value.shape))
     return [agree("dbias summed over keys", rows, expected)]
 
@@ -77,8 +77,8 @@ def dbias_rows(trial: Trial, recipe: Recipe) -> float | None:
     on, by a backward with another mask, window or dropout than the forward, by rows of dbias that
     are overwritten where they should be summed (HKUSTDial/flash-sparse-attention#194).
     """
-    judged = trial.evaluation(recipe)
-    return settle(_compare_bias_rows(trial, judged), judged)
+    evaluation = trial.evaluation(recipe)
+    return settle(_compare_bias_rows(trial, evaluation), evaluation)
 
 
 def _sample_unseen(trial: Trial) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def unseen_keys(trial: Trial, recipe: Recipe) -> float | None:
     dout, dlse = trial.cotangents(recipe, problem)
     if trial.conventions.empty_row == "mean":  # such a row takes all values, and no keys
         dout = np.where(empty[..., None], np.zeros_like(dout), dout)
-    judged = trial.evaluate(problem, Cotangents(dout, dlse))
+    evaluation = trial.evaluate(problem, Cotangents(dout, dlse))
     queries = live(trial, problem).sum(-2)[..., None]  # (..., H, S, 1) for which a key is visible
     visible = {"dq": ~empty[..., None]}
     for name in ("dk", "dv"):
@@ -120,12 +120,12 @@ def unseen_keys(trial: Trial, recipe: Recipe) -> float | None:
         visible[name] = sum_over_group(trial, problem, queries, (*shape[:-1], 1)) > 0
     comparisons = []
     for name, elsewhere in visible.items():
-        gradient = Estimate.of(judged, name)
+        gradient = Estimate.of(evaluation, name)
         if gradient is not None and not elsewhere.all():
             zero = np.zeros_like(gradient.value)
             tolerance = np.where(elsewhere, np.inf, zero)
-            comparisons.append(compare_arrays(name, judged.results[name], zero, tolerance))
-    return settle(comparisons, judged)
+            comparisons.append(compare_arrays(name, evaluation.results[name], zero, tolerance))
+    return settle(comparisons, evaluation)
 
 
 @rule(
@@ -145,19 +145,19 @@ def key_gradient_sum(trial: Trial, recipe: Recipe) -> float | None:
     Broken by a Jacobian without its rank-1 term, by a wrong delta, by dlse that is not passed on,
     by dk that lacks the scale, or a query head of its group.
     """
-    judged = trial.evaluation(recipe)
-    dk, problem = Estimate.of(judged, "dk"), judged.problem
+    evaluation = trial.evaluation(recipe)
+    dk, problem = Estimate.of(evaluation, "dk"), evaluation.problem
     if dk is None:
         return None
     total = dk.over(lambda x: x.sum(-2, keepdims=True))
     each = (
         exact(problem.q.astype(np.float64))
-        .times(_natural_dlse(trial, judged))
+        .times(_natural_dlse(trial, evaluation))
         .times(scale(problem))
     )
     rows = each.over(lambda x: x.sum(-2, keepdims=True))
     expected = rows.over(lambda x: sum_over_group(trial, problem, x, total.value.shape))
-    return settle([agree("dk summed over keys", total, expected)], judged)
+    return settle([agree("dk summed over keys", total, expected)], evaluation)
 
 
 # --- invariance under scaling ---------------------------------------------------------------------
@@ -176,15 +176,15 @@ def value_euler(trial: Trial, recipe: Recipe) -> float | None:
     with another mask, window, dropout or head split than the forward, by dv that is not summed
     over shared heads, or is of another layout.
     """
-    judged = trial.evaluation(recipe)
-    problem, dout = judged.problem, judged.cotangents.dout.astype(np.float64)
-    dv, o = Estimate.of(judged, "dv"), Estimate.of(judged, "o")
+    evaluation = trial.evaluation(recipe)
+    problem, dout = evaluation.problem, evaluation.cotangents.dout.astype(np.float64)
+    dv, o = Estimate.of(evaluation, "dv"), Estimate.of(evaluation, "o")
     if dv is None or o is None:
         return None
     keys = dv.times(problem.v.astype(np.float64)).over(lambda x: x.sum(-2, keepdims=True))
     rows = o.times(dout).over(lambda x: x.sum(-2, keepdims=True))
     expected = rows.over(lambda x: sum_over_group(trial, problem, x, keys.value.shape))
-    return settle([agree("v · dv", keys, expected)], judged)
+    return settle([agree("v · dv", keys, expected)], evaluation)
 
 
 @rule(
@@ -200,9 +200,9 @@ def query_key_euler(trial: Trial, recipe: Recipe) -> float | None:
     Broken by a scale, or its log₂ e, that one of dq and dk lacks, by dk that is not summed over
     shared heads or is of another head split, by dq or dk of another mask.
     """
-    judged = trial.evaluation(recipe)
-    problem = judged.problem
-    dq, dk = Estimate.of(judged, "dq"), Estimate.of(judged, "dk")
+    evaluation = trial.evaluation(recipe)
+    problem = evaluation.problem
+    dq, dk = Estimate.of(evaluation, "dq"), Estimate.of(evaluation, "dk")
     if dq is None or dk is None:
         return None
     q, k = problem.q.astype(np.float64), problem.k.astype(np.float64)
@@ -210,7 +210,7 @@ def query_key_euler(trial: Trial, recipe: Recipe) -> float | None:
         x.over(lambda x: x.sum((-2, -1), keepdims=True)) for x in (dq.times(q), dk.times(k))
     )
     expected = rows.over(lambda x: sum_over_group(trial, problem, x, keys.value.shape))
-    return settle([agree("k · dk", keys, expected)], judged)
+    return settle([agree("k · dk", keys, expected)], evaluation)
 
 
 # --- cotangents -----------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def cotangent_linear(trial: Trial, recipe: Recipe) -> float | None:
     one, two, both = (trial.evaluate(problem, c) for c in _split_cotangents(trial, recipe, problem))
     comparisons = []
     for name in GRADIENTS:
-        a, b, c = (Estimate.of(judged, name) for judged in (one, two, both))
+        a, b, c = (Estimate.of(evaluation, name) for evaluation in (one, two, both))
         if a is not None and b is not None and c is not None:
             comparisons.append(agree(name, c, a.plus(b)))
     return settle(comparisons, one, two, both)
@@ -278,18 +278,18 @@ def lse_gradient(trial: Trial, recipe: Recipe) -> float | None:
     """
     problem = trial.problem(recipe)
     dout, dlse = trial.cotangents(recipe, problem)
-    judged = trial.evaluate(problem, Cotangents(np.zeros_like(dout), dlse))
-    comparisons = _compare_bias_rows(trial, judged) if problem.sinks is None else []
-    dv, dq = Estimate.of(judged, "dv"), Estimate.of(judged, "dq")
+    evaluation = trial.evaluate(problem, Cotangents(np.zeros_like(dout), dlse))
+    comparisons = _compare_bias_rows(trial, evaluation) if problem.sinks is None else []
+    dv, dq = Estimate.of(evaluation, "dv"), Estimate.of(evaluation, "dq")
     if dv is not None:
         comparisons.append(agree("dv", dv, exact(0)))
-    problems = [judged]
+    problems = [evaluation]
     if dq is not None and problem.D in trial.space.sizes.get("E", (problem.D,)):
         of_keys = problem.replace(v=problem.k)
         means = forward_only(trial).evaluate(of_keys, trial.cotangents(recipe, of_keys))
         o = Estimate.of(means, "o")
         if o is not None:
-            expected = o.times(_natural_dlse(trial, judged)).times(scale(problem))
+            expected = o.times(_natural_dlse(trial, evaluation)).times(scale(problem))
             comparisons.append(agree("dq", dq, expected))
             problems.append(means)
     return settle(comparisons, *problems)

@@ -150,18 +150,18 @@ def one_key(trial: Trial, recipe: Recipe) -> float | None:
         np.where(alone[..., None], dout, np.zeros_like(dout)),
         None if dlse is None else np.zeros_like(dlse),
     )
-    judged = trial.evaluate(problem, quiet)
+    evaluation = trial.evaluate(problem, quiet)
     value = visible.astype(np.float64) @ expand_heads(trial, problem, problem.v)
     score = np.where(visible, _scores(trial, problem), 0).sum(-1)
-    o, lse = Estimate.of(judged, "o"), Estimate.of(judged, "lse")
+    o, lse = Estimate.of(evaluation, "o"), Estimate.of(evaluation, "lse")
     comparisons = [] if o is None else [agree("o", o.where(alone[..., None]), exact(value))]
     if lse is not None:
         comparisons.append(agree("lse", lse.where(alone), exact(score).times(lse_per_nat(trial))))
     for name in ("dq", "dk", "dbias"):
-        gradient = Estimate.of(judged, name)
+        gradient = Estimate.of(evaluation, name)
         if gradient is not None:
             comparisons.append(agree(name, gradient, exact(0)))
-    return settle(comparisons, judged)
+    return settle(comparisons, evaluation)
 
 
 @rule(
@@ -182,8 +182,8 @@ def convex_hull(trial: Trial, recipe: Recipe) -> float | None:
     rescaling of an online softmax the wrong way, by memory that is never written.
     """
     problem = trial.problem(recipe)
-    judged = forward_only(trial).evaluate(problem, trial.cotangents(recipe, problem))
-    o, visible = Estimate.of(judged, "o"), live(trial, problem)
+    evaluation = forward_only(trial).evaluate(problem, trial.cotangents(recipe, problem))
+    o, visible = Estimate.of(evaluation, "o"), live(trial, problem)
     if o is None or not visible.any():
         return None
     v = expand_heads(trial, problem, problem.v)[..., None, :, :]
@@ -194,7 +194,7 @@ def convex_hull(trial: Trial, recipe: Recipe) -> float | None:
     rows = visible.sum(-1, keepdims=True) > 0
     low, high = np.where(rows, low, 0), np.where(rows, high, 0)
     inside = np.where(np.isnan(o.value), low, np.clip(o.value, low, high))
-    return settle([agree("o", o.where(rows), exact(inside))], judged)
+    return settle([agree("o", o.where(rows), exact(inside))], evaluation)
 
 
 @rule("value-linear", "9, 10", draw=lambda t: {"force": few_queries(t), "nonempty": True})
@@ -212,7 +212,7 @@ def value_linear(trial: Trial, recipe: Recipe) -> float | None:
         forward_only(trial).evaluate(problem.replace(v=v), cotangents)
         for v in round_to_grid(problem.v, trial.problem(twin).v)
     )
-    parts = [Estimate.of(judged, "o") for judged in (first, second, both)]
+    parts = [Estimate.of(evaluation, "o") for evaluation in (first, second, both)]
     comparisons = agree_all(first, both, {"lse": identity, "weights": identity})
     if parts[0] is not None and parts[1] is not None and parts[2] is not None:
         comparisons.append(agree("o", parts[2], parts[0].plus(parts[1])))
@@ -305,16 +305,16 @@ def equal_scores(trial: Trial, recipe: Recipe) -> float | None:
     """
     problem = trial.problem(recipe)
     problem = problem.replace(q=np.zeros_like(problem.q))
-    judged = forward_only(trial).evaluate(problem, trial.cotangents(recipe, problem))
+    evaluation = forward_only(trial).evaluate(problem, trial.cotangents(recipe, problem))
     visible = live(trial, problem)
     count = visible.sum(-1)
     rows, n = count > 0, np.maximum(count, 1)
     v, weights = expand_heads(trial, problem, problem.v), visible / n[..., None]
     u = unit_roundoff(np.float64)
     mean = Estimate(weights @ v, (problem.S + 2) * u * (weights @ abs(v)))
-    o, lse = Estimate.of(judged, "o"), Estimate.of(judged, "lse")
+    o, lse = Estimate.of(evaluation, "o"), Estimate.of(evaluation, "lse")
     comparisons = [] if o is None else [agree("o", o.where(rows[..., None]), mean)]
     if lse is not None:
         log = Estimate(np.log(n), u * np.log(n))
         comparisons.append(agree("lse", lse.where(rows), log.times(lse_per_nat(trial))))
-    return settle(comparisons, judged) if rows.any() else None
+    return settle(comparisons, evaluation) if rows.any() else None

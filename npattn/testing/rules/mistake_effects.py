@@ -15,41 +15,43 @@ from npattn.testing.trial import Evaluation, Trial
 __all__ = ["mistake_effects"]
 
 
-def mistake_effects(judged: Evaluation, trial: Trial, name: str) -> Iterator[tuple[str, Array]]:
+def mistake_effects(evaluation: Evaluation, trial: Trial, name: str) -> Iterator[tuple[str, Array]]:
     """First-order effect of each mistake on a tensor, at size 1."""
-    exact = judged.exact[name]
+    exact = evaluation.exact[name]
     yield "mean", np.ones_like(exact)
     if name != "lse":
         yield "gain", exact
-    yield "scale", _scale_effect(judged, trial, name)
+    yield "scale", _scale_effect(evaluation, trial, name)
     if name in ("dq", "dk"):
-        yield "delta", _delta_effect(judged, trial, name)
-    if judged.problem.bias_array is not None:
-        yield "bias", _bias_effect(judged, trial, name)
+        yield "delta", _delta_effect(evaluation, trial, name)
+    if evaluation.problem.bias_array is not None:
+        yield "bias", _bias_effect(evaluation, trial, name)
     if name == "o":
-        yield from _key_effects(judged.problem, trial)
+        yield from _key_effects(evaluation.problem, trial)
 
 
-def _scale_effect(judged: Evaluation, trial: Trial, name: str) -> Array:
+def _scale_effect(evaluation: Evaluation, trial: Trial, name: str) -> Array:
     """Derivative of a result by a factor of the scale that its weights are computed with."""
-    problem = judged.problem
-    slope = _derivative(judged, trial, name, lambda x: problem.replace(scale=scale(problem) * x))
-    return slope - judged.exact[name] if name in ("dq", "dk") else slope
+    problem = evaluation.problem
+    slope = _derivative(
+        evaluation, trial, name, lambda x: problem.replace(scale=scale(problem) * x)
+    )
+    return slope - evaluation.exact[name] if name in ("dq", "dk") else slope
 
 
-def _bias_effect(judged: Evaluation, trial: Trial, name: str) -> Array:
+def _bias_effect(evaluation: Evaluation, trial: Trial, name: str) -> Array:
     """Derivative of a result by a factor of the bias."""
-    problem = judged.problem
+    problem = evaluation.problem
     assert problem.bias_array is not None
     bias = problem.bias_array.astype(float)
-    return _derivative(judged, trial, name, lambda x: problem.replace(bias=bias * x))
+    return _derivative(evaluation, trial, name, lambda x: problem.replace(bias=bias * x))
 
 
 def _derivative(
-    judged: Evaluation, trial: Trial, name: str, at: Callable[[float], Problem]
+    evaluation: Evaluation, trial: Trial, name: str, at: Callable[[float], Problem]
 ) -> Array:
     """Central difference in a factor of the problem."""
-    cot, h = judged.cotangents, 2.0**-16
+    cot, h = evaluation.cotangents, 2.0**-16
     dlse = None if cot.dlse is None else cot.dlse.astype(float)
     ends = []
     for factor in (1 + h, 1 - h):
@@ -61,10 +63,10 @@ def _derivative(
     return np.asarray((ends[0] - ends[1]) / (2 * h))
 
 
-def _delta_effect(judged: Evaluation, trial: Trial, name: str) -> Array:
+def _delta_effect(evaluation: Evaluation, trial: Trial, name: str) -> Array:
     """Derivative of dq or dk by a factor of D = Σ do·out, which dP loses as it gains dlse."""
-    fwd = evaluate(judged.problem, trial.conventions, engine="dense")
-    dout = judged.cotangents.dout.astype(float)
+    fwd = evaluate(evaluation.problem, trial.conventions, engine="dense")
+    dout = evaluation.cotangents.dout.astype(float)
     delta = lse_unit(trial.conventions) * (dout * fwd.out).sum(-1)
     dlse = np.where(np.isfinite(fwd.lse), -delta, 0)
     return np.asarray(getattr(backward(fwd, 0 * dout, dlse), name[1:]))

@@ -77,9 +77,9 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
     return relate(both, whole, {"o": identity, "lse": identity}, plain="second")
 
 
-def _has_shape(judged: Evaluation, name: str) -> bool:
-    result = judged.results.get(name)
-    return result is not None and result.shape == judged.exact[name].shape
+def _has_shape(evaluation: Evaluation, name: str) -> bool:
+    result = evaluation.results.get(name)
+    return result is not None and result.shape == evaluation.exact[name].shape
 
 
 U = 2.0**-53  # unit roundoff of float64, in which the parts are merged

@@ -92,24 +92,24 @@ class ErrorSample:
 
     Attributes
     ----------
-    judged : Evaluation
+    evaluation : Evaluation
     variance : dict
         Variance of each element as delivered, under the rounding model.
     """
 
-    judged: Evaluation
+    evaluation: Evaluation
     variance: dict[str, Array]
 
     def names(self) -> Iterator[str]:
         for name in TENSORS:
-            result, exact = self.judged.results.get(name), self.judged.exact.get(name)
+            result, exact = self.evaluation.results.get(name), self.evaluation.exact.get(name)
             if result is None or exact is None or result.shape != exact.shape:
                 continue
             if result.size:
                 yield name
 
     def errors(self, name: str) -> Array:
-        return np.asarray(self.judged.results[name].astype(float) - self.judged.exact[name])
+        return np.asarray(self.evaluation.results[name].astype(float) - self.evaluation.exact[name])
 
 
 def plain_recipes(space: Space, seed: int) -> list[Recipe]:
@@ -153,22 +153,22 @@ def _of_rank(recipe: Recipe, space: Space, B: int | None) -> Recipe:
 
 def measure_errors(trial: Trial, recipe: Recipe, rounding: Rounding | None = None) -> ErrorSample:
     """Evaluate the implementation on a plain problem, with the variance of every element."""
-    judged = trial.evaluation(recipe)
-    cot = judged.cotangents
+    evaluation = trial.evaluation(recipe)
+    cot = evaluation.cotangents
     sigma = deviations(
-        judged.problem,
-        judged.problem.q.dtype,
+        evaluation.problem,
+        evaluation.problem.q.dtype,
         rounding or trial.rounding,
         dout=cot.dout.astype(float) if trial.gradients else None,
         dlse=None if cot.dlse is None else cot.dlse.astype(float),
         conventions=trial.conventions,
     )
     variance = {}
-    for name, result in judged.results.items():
+    for name, result in evaluation.results.items():
         if name in sigma and sigma[name].shape == result.shape:
             # Delivery adds an error that is uniform within half the gap to the neighbours.
             variance[name] = sigma[name] ** 2 + half_ulp(result) ** 2 / 3
-    return ErrorSample(judged, variance)
+    return ErrorSample(evaluation, variance)
 
 
 def chi_square(sample: ErrorSample, name: str) -> Array:
@@ -197,12 +197,12 @@ def excessive(heads: Array) -> float | None:
 
 def fits(sample: ErrorSample, trial: Trial) -> list[Fit]:
     """Fit every known mistake to every tensor that it would show in."""
-    problem = sample.judged.problem
+    problem = sample.evaluation.problem
     unit = Units.of(trial.rounding, problem.q.dtype)
     shared = COMMON * unit.u + unit.exp
     results = []
     for name in sample.names():
-        effects = dict(mistake_effects(sample.judged, trial, name))
+        effects = dict(mistake_effects(sample.evaluation, trial, name))
         common = [effects[x] for x in ("gain", "scale") if x in effects]
         for mistake, effect in effects.items():
             fit = _fit(sample, name, mistake, effect, common, shared)
@@ -261,19 +261,20 @@ def tightest_model(trial: Trial, recipes: list[Recipe]) -> tuple[Rounding, float
 
 
 def _within_bounds(trial: Trial, sample: ErrorSample, model: Rounding) -> bool:
-    judged = sample.judged
+    evaluation = sample.evaluation
     required = {"o", *(["lse"] if trial.implementation.returns_lse else ()), *trial.gradients}
-    if {n for n in required & set(TENSORS) if judged.exact[n].size} - set(sample.names()):
+    if {n for n in required & set(TENSORS) if evaluation.exact[n].size} - set(sample.names()):
         return False  # a result is not real, or has the wrong shape
-    cot: Any = judged.cotangents
+    cot: Any = evaluation.cotangents
     hard = bounds(
-        judged.problem,
-        judged.problem.q.dtype,
+        evaluation.problem,
+        evaluation.problem.q.dtype,
         model,
         dout=cot.dout.astype(float) if trial.gradients else None,
         dlse=None if cot.dlse is None else cot.dlse.astype(float),
         conventions=trial.conventions,
     )
     return all(
-        bool((excess(judged.results[n], judged.exact[n]) <= hard[n]).all()) for n in sample.names()
+        bool((excess(evaluation.results[n], evaluation.exact[n]) <= hard[n]).all())
+        for n in sample.names()
     )

@@ -290,7 +290,7 @@ def test_difference_agrees_with_gradient_of_each_input(name):
     lengths = line.lengths(step)
     assert line.check(lengths * step) <= 1
     ends = line.replace(line.x + lengths * step), line.replace(line.x - lengths * step)
-    slope = line.slope(line.judged, line.run(*ends))
+    slope = line.slope(line.base, line.run(*ends))
     remainder = line.remainder(*(line.oracle(p) for p in ends), line.run(*ends))
     assert (abs(remainder.value) < 1e-5 * abs(slope.value)).all()
 
@@ -350,6 +350,6 @@ def test_fully_masked_rows_leave_others_of_the_head():
     recipe = Recipe(lead=(2,), H=3, K=1, T=5, S=7, D=3, seed=3, mask="empty rows")
     trial = trial_of(base, base_backward)
     line = VariedInput(trial, trial.evaluation(recipe), "k")
-    assert np.isinf(Estimate.of(line.judged, "lse").error).any()
-    rise = line.rise(line.judged, line.judged)
+    assert np.isinf(Estimate.of(line.base, "lse").error).any()
+    rise = line.rise(line.base, line.base)
     assert np.isfinite(rise.error).all()

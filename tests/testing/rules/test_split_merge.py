@@ -1,5 +1,7 @@
 """Two parts of the keys merge to the whole, within the derived tolerance."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -43,7 +45,7 @@ def parts_of(rng, spread, error):
     nothing = Problem(np.zeros((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)))
     parts = [
         Evaluation(nothing, None, {"o": o[i], "lse": lse[i]},
-               {"o": exact_o[i], "lse": exact_lse[i]}, {"o": alpha[i], "lse": beta[i]})
+               {"o": exact_o[i], "lse": exact_lse[i]}, partial(dict, o=alpha[i], lse=beta[i]))
         for i in range(2)
     ]  # fmt: skip
     with mp.workdps(40):

@@ -237,9 +237,11 @@ def fit_errors(error: Any, T: int = 11, mistake: str = "mean") -> list[Any]:
     """Fit a mistake to errors of o, of variance 1; 3 · 2 · T rows, 13 columns."""
     trial = trial_of(Attention(), rounding=Rounding.upcast())
     recipe = Recipe(lead=(3,), H=2, K=2, T=T, S=7, D=5, E=13)
-    judged = measure_errors(trial, recipe).judged
-    exact = judged.exact["o"]
-    sample = ErrorSample(replace(judged, results={"o": exact + error}), {"o": np.ones_like(exact)})
+    evaluation = measure_errors(trial, recipe).evaluation
+    exact = evaluation.exact["o"]
+    sample = ErrorSample(
+        replace(evaluation, results={"o": exact + error}), {"o": np.ones_like(exact)}
+    )
     return [fit for fit in fits(sample, trial) if fit.mistake == mistake]
 
 
