@@ -1,17 +1,19 @@
-"""Parameters of `MultiHeadAttention`: checks, packed weights, random weights, selected heads.
+"""Parameters of `MultiHeadAttention`: checks, packed weights, random weights, pruning.
 
     H query heads   K key/value heads   D query/key size of a head   E value size of a head
     wq (in_q, H·D)   wk (in_k, K·D)   wv (in_v, K·E)   wo (H·E, out)
 
-Each function takes and returns the arguments of a module by name, and knows nothing of modules.
+Functions take and return the arguments of a module by name.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -19,16 +21,9 @@ from numpy.typing import ArrayLike, DTypeLike
 from npattn.arrays import Array
 from npattn.checks import check_integer, read_floating
 from npattn.errors import OptionError, ShapeError
+from npattn.projections import Merge, Norm
 
-__all__ = [
-    "PARAMETERS",
-    "Order",
-    "random_parameters",
-    "remaining_heads",
-    "select_heads",
-    "split_packed",
-    "validate",
-]
+__all__ = ["PARAMETERS", "MultiHeadParameters", "Order", "remaining_heads"]
 
 PARAMETERS = (
     "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "bias_k", "bias_v",
@@ -38,10 +33,212 @@ PARAMETERS = (
 Order = Literal["qkv", "per_head"]
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class MultiHeadParameters:
+    """Base of `MultiHeadAttention`: its parameters and options, and the ways to build one."""
+
+    wq: Array
+    wk: Array
+    wv: Array
+    wo: Array | None = None
+    _: dataclasses.KW_ONLY
+    num_heads: int
+    num_kv_heads: int | None = None
+    bq: Array | None = None
+    bk: Array | None = None
+    bv: Array | None = None
+    bo: Array | None = None
+    bias_k: Array | None = None
+    bias_v: Array | None = None
+    add_zero_attn: bool = False
+    merge: Merge = "concat"
+    qk_norm: Norm | None = None
+    norm_q: Array | None = None
+    norm_k: Array | None = None
+    norm_q_bias: Array | None = None
+    norm_k_bias: Array | None = None
+    norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        self.__dict__.update(_validate(vars(self)))
+
+    def __repr__(self) -> str:
+        words = [f"{n}={x.dtype} {x.shape}" for n, x in self.parameters.items()]
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        for name, value in self.options.items():
+            if value != defaults[name] and not (name == "num_kv_heads" and value == self.num_heads):
+                words.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(words)})"
+
+    # --- built from something else ----------------------------------------------------------------
+
+    @classmethod
+    def from_packed(
+        cls,
+        w: ArrayLike,
+        b: ArrayLike | None = None,
+        wo: ArrayLike | None = None,
+        bo: ArrayLike | None = None,
+        *,
+        num_heads: int,
+        order: Order,
+        merge: Merge = "concat",
+        **options: Any,
+    ) -> Self:
+        """Build a module from one weight for queries, keys and values together.
+
+        Parameters
+        ----------
+        w : float array (in, 3·H·D)
+        b : float array (3·H·D,), optional
+        wo, bo, num_heads, merge, **options
+            As in `MultiHeadAttention`.
+        order : {"qkv", "per_head"}
+            Columns are [Q | K | V], or [q | k | v] head by head.
+
+        Raises
+        ------
+        ShapeError
+            If w is not (in, 3·H·D), or another array does not fit it.
+        DtypeError
+            If an array is not floating.
+        OptionError
+            If order or another option has an illegal value.
+        """
+        parameters: dict[str, Any] = {**_split_packed(w, b, num_heads, order), "wo": wo, "bo": bo}
+        return cls(**parameters, num_heads=num_heads, merge=merge, **options)
+
+    @classmethod
+    def init(
+        cls,
+        in_size: int,
+        num_heads: int,
+        *,
+        seed: int,
+        head_size: int | None = None,
+        value_size: int | None = None,
+        num_kv_heads: int | None = None,
+        key_size: int | None = None,
+        value_in: int | None = None,
+        out_size: int | None = None,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        dtype: DTypeLike = np.float64,
+        **options: Any,
+    ) -> Self:
+        """Sample random weights from the distribution of torch.nn.MultiheadAttention.
+
+        Xavier uniform, ±√(6 / (rows + columns)): where keys and values have the size of queries,
+        of the three weights side by side; else of each. wo is uniform in ±1/√(H·E), bias_k and
+        bias_v are Xavier normal, the other biases 0. torch draws other numbers for the same seed.
+
+        Parameters
+        ----------
+        in_size : int
+            Size of a query.
+        num_heads : int
+        seed : int
+            The same seed gives the same weights.
+        head_size : int, optional
+            D; default in_size / num_heads, which then must be whole.
+        value_size : int, optional
+            E; default D.
+        num_kv_heads, key_size, value_in, out_size : int, optional
+            K, in_k, in_v, out; default H, in_size, in_k, in_size.
+        bias : bool, default True
+            Give every projection a bias of zeros.
+        add_bias_kv : bool, default False
+            Sample bias_k and bias_v.
+        dtype : dtype
+        **options
+            As in `MultiHeadAttention`.
+
+        Raises
+        ------
+        OptionError
+            If a size is no integer ≥ 1, seed no integer ≥ 0, num_heads does not divide in_size
+            and head_size is None, or another option has an illegal value.
+        """
+        parameters = _random_parameters(
+            in_size, num_heads, seed=seed, head_size=head_size, value_size=value_size,
+            num_kv_heads=num_kv_heads, key_size=key_size, value_in=value_in, out_size=out_size,
+            bias=bias, add_bias_kv=add_bias_kv, dtype=dtype,
+        )  # fmt: skip
+        return cls(**parameters, **options)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other parameters or options, checked again."""
+        return dataclasses.replace(self, **changes)
+
+    # --- parameters and sizes ---------------------------------------------------------------------
+
+    @property
+    def _kv_heads(self) -> int:
+        assert self.num_kv_heads is not None  # `_validate` has replaced None by a number
+        return self.num_kv_heads
+
+    @property
+    def head_size(self) -> int:
+        """D."""
+        return int(self.wq.shape[1] // self.num_heads)
+
+    @property
+    def value_size(self) -> int:
+        """E."""
+        return int(self.wv.shape[1] // self._kv_heads)
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """Every array that is not None, by name."""
+        return {n: getattr(self, n) for n in PARAMETERS if getattr(self, n) is not None}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every other argument, by name."""
+        names = ("num_heads", "num_kv_heads", "add_zero_attn", "merge", "qk_norm", "norm_eps")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of elements of all parameters."""
+        return sum(x.size for x in self.parameters.values())
+
+    def prune(self, heads: Sequence[int]) -> Self:
+        """Remove query heads: exactly the result of zeroing their outputs.
+
+        A key/value head goes with the last query head that uses it.
+
+        Parameters
+        ----------
+        heads : sequence of int
+            Indices of query heads, negative ones from the end.
+
+        Raises
+        ------
+        OptionError
+            If heads holds no indices of query heads, none would remain, the remaining key/value
+            heads would be shared by unequal numbers of query heads, or merge is "reshape", which
+            mixes heads.
+        """
+        query_heads, kv_heads = remaining_heads(heads, self.num_heads, self._kv_heads)
+        if len(query_heads) < self.num_heads and self.merge == "reshape":
+            raise OptionError('cannot prune heads with merge="reshape", which mixes them')
+        return self._select_heads(query_heads, kv_heads)
+
+    def unshared(self) -> Self:
+        """Repeat the key/value heads, one for each query head: K = H."""
+        group = self.num_heads // self._kv_heads
+        kv_heads = [h // group for h in range(self.num_heads)]
+        return self._select_heads(range(self.num_heads), kv_heads)
+
+    def _select_heads(self, query_heads: Sequence[int], kv_heads: Sequence[int]) -> Self:
+        return self.replace(**_copy_heads(vars(self), query_heads, kv_heads))
+
+
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def validate(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _validate(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a module with counts as int and parameters as arrays.
 
     Raises OptionError, DtypeError or ShapeError if one is illegal or does not fit the others.
@@ -108,7 +305,7 @@ def _check_shapes(arrays: Mapping[str, Array], H: int, K: int) -> None:
 # --- packed and random weights --------------------------------------------------------------------
 
 
-def split_packed(
+def _split_packed(
     w: ArrayLike, b: ArrayLike | None, num_heads: int, order: Order
 ) -> dict[str, Array]:
     """Split w (in, 3·H·D) and b (3·H·D,) into wq, wk, wv and bq, bk, bv."""
@@ -134,7 +331,7 @@ def split_packed(
     return parameters
 
 
-def random_parameters(
+def _random_parameters(
     in_size: int,
     num_heads: int,
     *,
@@ -182,7 +379,7 @@ def random_parameters(
 # --- selected heads -------------------------------------------------------------------------------
 
 
-def select_heads(
+def _copy_heads(
     arguments: Mapping[str, Any], query_heads: Sequence[int], kv_heads: Sequence[int]
 ) -> dict[str, Any]:
     """Copy the parameters of these heads, in this order; a head may be repeated."""
