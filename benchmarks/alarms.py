@@ -1,14 +1,14 @@
-"""False alarms: what is right must pass, on problems of every kind and on inputs that seek to fail.
+"""False alarms: correct implementations must pass all problems, adversarial inputs included.
 
     python benchmarks/alarms.py --problems 50000 --aggregate 5 --climb 100000 -j 2 --seed 1
 
-``--problems``: each problem, drawn from the whole option space, goes to three kernels of
-`npattn.zoo.correct`, in turn; and a fortieth as many, from the space of each, to every
-implementation that is called as a user's is (the oracles, frameworks where they are installed).
-Each is judged under the models that it must pass, by the hard and by the sharp verdict.
-``--aggregate``: plain problems of so many seeds, and the aggregate verdict. ``--climb``: a search
-by mutation and selection for the inputs on which a kernel comes closest to the hard bound. Any
-violation makes the exit code 1.
+``--problems``: each problem, sampled from the whole option space, goes to three kernels of
+`npattn.zoo.correct` in turn; a fortieth as many, from their own spaces, go to the implementations
+that are called as a user's are (the oracles, and frameworks if they are installed). Each is judged
+under the models that it must pass, by the hard and by the sharp verdict. ``--aggregate``: plain
+problems of this many seeds, and the aggregate verdict. ``--climb``: a search by mutation and
+selection for inputs on which a kernel comes closest to the hard bound. Any violation makes the exit
+code 1.
 """
 
 from __future__ import annotations
@@ -50,43 +50,43 @@ from npattn.zoo.correct import CORRECT, Correct, Kernel
 from npattn.zoo.correct.arithmetic import store_as
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
-BATCH = 100  # problems that a process takes at a time
-EACH = 3  # kernels that get the same problem
-SHARE = {"jax": 4000}  # of how many problems such a one gets 1: each new shape is compiled anew
-LARGE = 2**11  # numbers in a problem, beyond which it is kept as seldom as it is larger
+BATCH = 100  # problems per job
+EACH = 3  # kernels per problem
+SHARE = {"jax": 4000}  # it gets one problem in 4000: each new shape is compiled
+LARGE = 2**11  # a problem of n > LARGE numbers is kept with probability LARGE / n
 
 
-# --- what was found -------------------------------------------------------------------------------
+# --- records -------------------------------------------------------------------------------
 
 
 @dataclass
 class Worst:
-    """The largest of some number, and where it was found."""
+    """Largest value of a number, and its place."""
 
     value: float = 0.0
     where: str = ""
 
-    def see(self, value: float, where: str) -> None:
+    def update(self, value: float, where: str) -> None:
         if value > self.value or not self.where:
             self.value, self.where = value, where
 
 
 @dataclass
 class Tally:
-    """What one implementation, under one model in one dtype, came to in one tensor."""
+    """Counts of one implementation, under one model in one dtype, for one tensor."""
 
     results: int = 0
     alarms: int = 0
     hard: Worst = field(default_factory=Worst)  # error / worst case
-    sharp: Worst = field(default_factory=Worst)  # error / what is allowed
-    z: Worst = field(default_factory=Worst)  # error / σ, where roundings are as good as random
+    sharp: Worst = field(default_factory=Worst)  # error / tolerance
+    z: Worst = field(default_factory=Worst)  # error / σ, for roundings that behave as random
 
     def add(self, other: Tally) -> None:
         self.results += other.results
         self.alarms += other.alarms
         for name in ("hard", "sharp", "z"):
             worst = getattr(other, name)
-            getattr(self, name).see(worst.value, worst.where)
+            getattr(self, name).update(worst.value, worst.where)
 
 
 Key = tuple[str, str, str, str]  # implementation, model, dtype, tensor
@@ -106,7 +106,7 @@ def merge(parts: Iterable[Tallies]) -> Tallies:
 
 @dataclass(frozen=True, eq=False)
 class Limits:
-    """By name: the worst case, and eight deviations where they count."""
+    """Limits by tensor: the worst case, and eight deviations if they apply."""
 
     hard: dict[str, Array]
     sharp: dict[str, Array]
@@ -124,16 +124,16 @@ class Limits:
             task.add_oracle_error(task.worst_case()), task.add_oracle_error(task.deviations())
         )
 
-    def judge(self, name: str, got: Array, want: Array, gap: Array, where: str) -> Tally:
-        """One result; `gap` is its excess."""
+    def judge(self, name: str, got: Array, reference: Array, gap: Array, where: str) -> Tally:
+        """Judge one result; `gap` is its excess."""
         hard, sharp = self.hard[name], self.sharp[name]
         if np.isfinite(gap).all():
             with np.errstate(all="ignore"):
                 worst, z = (float(np.nanmax(gap / t, initial=0)) for t in (hard, sharp))
-            values = (worst, max(worst, z), z)  # 0 / 0 is no error where none is allowed
-        else:  # an overflow, rightly or not
+            values = (worst, max(worst, z), z)  # 0 / 0: no error, and none allowed
+        else:  # an overflow, right or wrong
             limits = (hard, np.minimum(hard, sharp), sharp)
-            values = tuple(compare_arrays(name, got, want, t).ratio for t in limits)
+            values = tuple(compare_arrays(name, got, reference, t).ratio for t in limits)
         worst, ruling, z = values
         return Tally(
             1,
@@ -148,19 +148,19 @@ def exact(
     problem: Problem, cotangents: Cotangents, conventions: Conventions, gradients: bool = True
 ) -> dict[str, Array]:
     fwd = evaluate(problem, conventions)
-    want = {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
+    reference = {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
     if not gradients:
-        return want
-    found = vars(backward(fwd, *map(_float, vars(cotangents).values()))).items()
-    return want | {f"d{n}": x for n, x in found if x is not None}
+        return reference
+    grads = vars(backward(fwd, *map(as_float64, vars(cotangents).values()))).items()
+    return reference | {f"d{n}": x for n, x in grads if x is not None}
 
 
-def _float(x: Array | None) -> Any:
+def as_float64(x: Array | None) -> Any:
     return None if x is None else x.astype(float)
 
 
-def declared(implementation: Correct, dtype: str) -> dict[str, Rounding]:
-    """The models under which it must pass, by what they are called."""
+def models_of(implementation: Correct, dtype: str) -> dict[str, Rounding]:
+    """Return the rounding models under which it must pass, by name."""
     return {
         "undeclared" if m is None else m.name: m or Rounding.undeclared(dtype)
         for m in implementation.models
@@ -171,18 +171,18 @@ def declared(implementation: Correct, dtype: str) -> dict[str, Rounding]:
 
 
 def kernel_of(implementation: Correct) -> Kernel | None:
-    """A kernel gives all its results in one call."""
+    """Return the kernel of an implementation, if it is one."""
     owner = getattr(implementation.forward, "__self__", None)
     return owner if isinstance(owner, Kernel) else None
 
 
 def on_problem(recipe: Recipe, names: tuple[str, ...]) -> Tallies:
-    """Every kernel on one problem; those with the same model share its limits."""
+    """Judge kernels on one problem; those with the same model share its limits."""
     problem = recipe.problem()
     cotangents = recipe.cotangents(problem, weights=recipe.seed % 4 == 0)
-    want = exact(problem, cotangents, Conventions())
+    reference = exact(problem, cotangents, Conventions())
     limits: dict[Rounding, Limits] = {}
-    found, where = Tallies(), repr(recipe)
+    tallies, where = Tallies(), repr(recipe)
     for name in names:
         kernel = kernel_of(CORRECT[name])
         assert kernel is not None
@@ -191,36 +191,37 @@ def on_problem(recipe: Recipe, names: tuple[str, ...]) -> Tallies:
         except Exception as err:
             err.add_note(f"{name} on {where}")
             raise
-        gaps = {n: excess(x, want[n]) for n, x in got.items()}
-        for label, model in declared(CORRECT[name], recipe.dtype).items():
+        gaps = {n: excess(x, reference[n]) for n, x in got.items()}
+        for label, model in models_of(CORRECT[name], recipe.dtype).items():
             if model not in limits:
                 limits[model] = Limits.of(problem, model, cotangents, Conventions())
             for tensor, array in got.items():
-                found[name, label, recipe.dtype, tensor] = limits[model].judge(
-                    tensor, array, want[tensor], gaps[tensor], where
+                tallies[name, label, recipe.dtype, tensor] = limits[model].judge(
+                    tensor, array, reference[tensor], gaps[tensor], where
                 )
-    return found
+    return tallies
 
 
-def kernels(dtype: str, number: int, seed: int) -> Tallies:
-    """A batch of problems."""
+def judge_kernels(dtype: str, number: int, seed: int) -> Tallies:
+    """Judge a batch of problems, three kernels each."""
     names = [n for n, c in CORRECT.items() if kernel_of(c) and dtype in c.dtypes]
     turn = itertools.cycle(np.random.default_rng(seed).permutation(names).tolist())
     return merge(
         on_problem(recipe, tuple(itertools.islice(turn, EACH)))
-        for recipe in drawn(Space(dtype=dtype), number, seed)
+        for recipe in sample_recipes(Space(dtype=dtype), number, seed)
     )
 
 
-def drawn(space: Space, number: int, seed: int) -> Iterator[Recipe]:
-    """So many of the planned recipes; large ones are seldom."""
+def sample_recipes(space: Space, number: int, seed: int) -> Iterator[Recipe]:
+    """Yield `number` recipes of the space; large ones are rare."""
     rng = np.random.default_rng([seed, number])
-    planned = Pools(space).cases(seed, number)
-    kept = (r for r in planned if rng.random() * numbers(r) <= LARGE)
-    return itertools.islice(kept, number)
+    cases = Pools(space).cases(seed, number)
+    small = (r for r in cases if rng.random() * size(r) <= LARGE)
+    return itertools.islice(small, number)
 
 
-def numbers(recipe: Recipe) -> int:
+def size(recipe: Recipe) -> int:
+    """Count the numbers in a problem."""
     length = recipe.T * recipe.S + (recipe.T + recipe.S) * (recipe.D + recipe.E)
     return math.prod(recipe.lead or ()) * recipe.H * length
 
@@ -230,38 +231,42 @@ def numbers(recipe: Recipe) -> int:
 
 @cache
 def trial_of(name: str, dtype: str) -> Trial:
-    """With the space that it accepts."""
+    """Return a trial with the space that the implementation accepts."""
     implementation = CORRECT[name].implementation()
     space = Space(implementation.features, dtype=dtype, sizes=CORRECT[name].sizes)
     model = Rounding.undeclared(dtype)
     return probe(Trial(implementation, CORRECT[name].conventions, model, space)).trial
 
 
-def others(name: str, dtype: str, number: int, seed: int) -> Tallies:
+def judge_others(name: str, dtype: str, number: int, seed: int) -> Tallies:
     trial = trial_of(name, dtype)
     with trial.implementation.framework.one_thread():
-        return merge(as_called(name, trial, r) for r in drawn(trial.space, number, seed))
+        return merge(judge_call(name, trial, r) for r in sample_recipes(trial.space, number, seed))
 
 
-def as_called(name: str, trial: Trial, recipe: Recipe) -> Tallies:
+def judge_call(name: str, trial: Trial, recipe: Recipe) -> Tallies:
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)
-    dtype, found, where = trial.space.dtype, Tallies(), repr(recipe)
+    dtype, tallies, where = trial.space.dtype, Tallies(), repr(recipe)
     try:
         got = trial.results(problem, cotangents, recipe.view).pairs
     except ImplementationError as err:
         failed = Worst(math.inf, f"{where}: {err}")
         return {(name, "undeclared", dtype, "raised"): Tally(1, 1, failed, failed)}
-    want = exact(problem, cotangents, trial.conventions, bool(trial.gradients))
-    for label, model in declared(CORRECT[name], dtype).items():
+    reference = exact(problem, cotangents, trial.conventions, bool(trial.gradients))
+    for label, model in models_of(CORRECT[name], dtype).items():
         limits = Limits.of(problem, model, cotangents, trial.conventions)
         parts = [
-            {(name, label, dtype, n): limits.judge(n, x, want[n], excess(x, want[n]), where)}
+            {
+                (name, label, dtype, n): limits.judge(
+                    n, x, reference[n], excess(x, reference[n]), where
+                )
+            }
             for n, x in got
-            if n in want and not np.isnan(want[n]).any()
+            if n in reference and not np.isnan(reference[n]).any()
         ]
-        found = merge([found, *parts])
-    return found
+        tallies = merge([tallies, *parts])
+    return tallies
 
 
 # --- many errors together -------------------------------------------------------------------------
@@ -269,18 +274,18 @@ def as_called(name: str, trial: Trial, recipe: Recipe) -> Tallies:
 
 @dataclass
 class Suspects:
-    """What the aggregate verdict made of one implementation under the model that it declares."""
+    """Aggregate verdict on one implementation under its declared model."""
 
     samples: int = 0
     alarms: int = 0
     square: Worst = field(default_factory=Worst)  # χ² of a tensor
     head: Worst = field(default_factory=Worst)  # χ² of one head of o, dq, dk, dv
-    fit: Worst = field(default_factory=Worst)  # size of a mistake / what is not suspected
-    told: list[str] = field(default_factory=list)
+    fit: Worst = field(default_factory=Worst)  # size of a fitted mistake / threshold
+    lines: list[str] = field(default_factory=list)
 
 
 def aggregate(name: str, dtype: str, seed: int) -> dict[tuple[str, str], Suspects]:
-    found, kernel = Suspects(), kernel_of(CORRECT[name])
+    suspects, kernel = Suspects(), kernel_of(CORRECT[name])
     assert kernel is not None
     model = CORRECT[name].rounding or Rounding.undeclared(dtype)
     trial = replace(trial_of(name, dtype), rounding=model)
@@ -289,30 +294,30 @@ def aggregate(name: str, dtype: str, seed: int) -> dict[tuple[str, str], Suspect
     for recipe in plain_recipes(Space(dtype=dtype), 100 * seed):
         problem = recipe.problem()
         cotangents = recipe.cotangents(problem)
-        want = exact(problem, cotangents, Conventions())
-        dout, dlse = _float(cotangents.dout), _float(cotangents.dlse)
+        reference = exact(problem, cotangents, Conventions())
+        dout, dlse = as_float64(cotangents.dout), as_float64(cotangents.dlse)
         sigma = deviations(problem, dtype, model, dout=dout, dlse=dlse)
         got = kernel(problem, cotangents.dout, cotangents.dlse)
         variance = {n: sigma[n] ** 2 + half_ulp(x) ** 2 / 3 for n, x in got.items()}
-        sample = ErrorSample(Evaluation(problem, cotangents, got, want, dict), variance)
-        found.samples += 1
-        told = suspicions(sample, trial)
-        found.alarms += bool(told)
-        found.told += [f"{line} on {recipe}" for line in told]
+        sample = ErrorSample(Evaluation(problem, cotangents, got, reference, dict), variance)
+        suspects.samples += 1
+        lines = suspicions(sample, trial)
+        suspects.alarms += bool(lines)
+        suspects.lines += [f"{line} on {recipe}" for line in lines]
         for tensor in sample.names():
             heads = chi_square(sample, tensor)
-            found.square.see(float(np.nanmean(heads)), f"{tensor} {recipe}")
+            suspects.square.update(float(np.nanmean(heads)), f"{tensor} {recipe}")
             if tensor != "lse":
-                found.head.see(float(np.nanmax(heads)), f"{tensor} {recipe}")
+                suspects.head.update(float(np.nanmax(heads)), f"{tensor} {recipe}")
         for fit in fits(sample, trial):
             limit = abs(fit.size) / (8 * fit.error + fit.allowed)
-            found.fit.see(limit, f"{fit} on {recipe}")
-    return {(name, dtype): found}
+            suspects.fit.update(limit, f"{fit} on {recipe}")
+    return {(name, dtype): suspects}
 
 
 # --- the search for the worst inputs --------------------------------------------------------------
 
-CLIMBED = {
+CLIMB_KERNELS = {
     "fused": Kernel(rounding=Rounding.fused(), tile=16),
     "fused, last key first": Kernel(rounding=Rounding.fused(), tile=16, order="last"),
     "eager": Kernel(rounding=Rounding.eager()),
@@ -324,24 +329,24 @@ RESULTS = ("o", "lse", "dq", "dk", "dv", "dbias")
 ARRAYS = ("q", "k", "v", "bias", "dout", "dlse")
 
 
-def mutated(arrays: dict[str, Array], rng: np.random.Generator, errors: Array) -> dict[str, Array]:
-    """Each array of each climber changed in one way, or left as it is.
+def mutate(arrays: dict[str, Array], rng: np.random.Generator, errors: Array) -> dict[str, Array]:
+    """Change each array of each climber in one way, or leave it unchanged.
 
     `errors` (climbers, 1, T, S) are rounding errors of the weights: v, and dout, may take on their
     signs, so that they add up.
     """
-    found = {}
+    mutants = {}
     for name, x in arrays.items():
         one = (len(x), *(1,) * (x.ndim - 1))
         size = 10.0 ** rng.uniform(-3, 1, one)
-        some = rng.random(x.shape) < 0.3
+        subset = rng.random(x.shape) < 0.3
         changes = [
-            np.where(some, x + size * rng.standard_normal(x.shape), x),
+            np.where(subset, x + size * rng.standard_normal(x.shape), x),
             x * 2.0 ** rng.integers(-3, 4, one),
-            np.where(some, -x, x),
+            np.where(subset, -x, x),
             x + 4 * size * rng.choice([-1, 1], one),
-            np.where(some, x[:, :, :1], x),  # duplicates
-            np.where(some, np.round(x), x),
+            np.where(subset, x[:, :, :1], x),  # duplicates
+            np.where(subset, np.round(x), x),
         ]
         if name in ("v", "dout"):
             signs = errors[:, :, 0, :, None] if name == "v" else errors[..., 0, None]
@@ -349,12 +354,12 @@ def mutated(arrays: dict[str, Array], rng: np.random.Generator, errors: Array) -
         kind = rng.integers(0, 2 * len(changes), one)
         for i, change in enumerate(changes):
             x = np.where(kind == i, change, x)
-        found[name] = x
-    return found
+        mutants[name] = x
+    return mutants
 
 
 def errors_of(arrays: dict[str, Array], dtype: str) -> Array:
-    """What storing the weights, relative to the row's largest, rounds off."""
+    """Return the rounding errors of storing the weights relative to the largest in the row."""
     s = arrays["q"] @ arrays["k"].swapaxes(-1, -2) / arrays["q"].shape[-1] ** 0.5 + arrays["bias"]
     p = np.exp(s - s.max(-1, keepdims=True))
     return np.asarray(store_as(p.astype(np.float32), dtype) - p)
@@ -362,20 +367,20 @@ def errors_of(arrays: dict[str, Array], dtype: str) -> Array:
 
 @np.errstate(all="ignore")
 def climb(name: str, dtype: str, shape: int, steps: int, seed: int) -> dict[Key, Worst]:
-    """The largest error / worst case that climbers reach, `CLIMBERS` of them on a leading axis."""
+    """Return the largest error / worst case that `CLIMBERS` climbers on a leading axis reach."""
     rng, (T, S, D, E) = np.random.default_rng([seed, shape]), SHAPES[shape]
     shapes = ((T, D), (S, D), (S, E), (T, S), (T, E), (T,))
     best = {n: rng.standard_normal((CLIMBERS, 1, *x)) for n, x in zip(ARRAYS, shapes, strict=True)}
     aim, height = np.arange(CLIMBERS) % len(RESULTS), np.full(CLIMBERS, -1.0)
-    # dk is a sum of T products of q and dS, which is one of v and dout: no more than 128 of three.
+    # dk sums T products of q and dS, itself of v and dout: at most 128 products of three numbers.
     top = (float(finfo(dtype).max) / 128) ** (1 / 3)
     dropout: dict[str, Any] = {}
     if shape % 2:
         dropout = {"dropout_mask": rng.random((T, S)) < 0.7, "dropout_rate": 0.3}
     for _ in range(steps):
-        tried = mutated(best, rng, errors_of(best, dtype)) if height.max() >= 0 else best
+        tried = mutate(best, rng, errors_of(best, dtype)) if height.max() >= 0 else best
         low = {n: np.clip(x, -top, top).astype(dtype) for n, x in tried.items() if n != "dlse"}
-        now = heights(CLIMBED[name], low, tried["dlse"].astype(np.float32), dropout)[
+        now = heights(CLIMB_KERNELS[name], low, tried["dlse"].astype(np.float32), dropout)[
             aim, np.arange(CLIMBERS)
         ]
         better = now > height
@@ -390,20 +395,20 @@ def climb(name: str, dtype: str, shape: int, steps: int, seed: int) -> dict[Key,
 
 
 def heights(kernel: Kernel, low: dict[str, Array], dlse: Array, dropout: dict[str, Any]) -> Array:
-    """error / worst case, (results, climbers)."""
+    """Return error / worst case, (results, climbers)."""
     dout = low["dout"]
     problem = Problem(**{n: x for n, x in low.items() if n != "dout"}, **dropout)
-    want = exact(problem, Cotangents(dout, dlse), Conventions())
+    reference = exact(problem, Cotangents(dout, dlse), Conventions())
     limit = bounds(
         problem, dout.dtype, kernel.rounding, dout=dout.astype(float), dlse=dlse.astype(float)
     )
     got = kernel(problem, dout, dlse)
     rows = []
     for name in RESULTS:
-        gap = excess(got[name], want[name])
-        # Overflow is right where the exact value, give or take what is allowed, is too large.
+        gap = excess(got[name], reference[name])
+        # Overflow is right if the exact value, plus the tolerance, is too large.
         top = float(finfo(got[name].dtype).max)
-        over = np.isinf(got[name].astype(float)) & (abs(want[name]) + limit[name] > top)
+        over = np.isinf(got[name].astype(float)) & (abs(reference[name]) + limit[name] > top)
         ratio = np.where((gap == 0) | over, 0, gap / limit[name]).reshape(len(dout), -1).max(-1)
         rows.append(np.where(np.isnan(ratio), np.inf, ratio))
     return np.stack(rows)
@@ -413,7 +418,7 @@ def heights(kernel: Kernel, low: dict[str, Array], dlse: Array, dropout: dict[st
 
 
 def alarms_table(tallies: Tallies) -> str:
-    """By implementation and dtype: the largest over tensors."""
+    """Table by implementation and dtype: largest values over tensors."""
     rows = []
     for name, model, dtype in sorted(
         {key[:3] for key in tallies}, key=lambda k: (k[2], k[1], k[0])
@@ -429,7 +434,7 @@ def alarms_table(tallies: Tallies) -> str:
 
 
 def z_table(tallies: Tallies) -> str:
-    """By dtype and tensor: the largest over implementations, and whose."""
+    """Table by dtype and tensor: largest z over implementations."""
     rows = []
     for dtype, tensor in sorted({(k[2], k[3]) for k in tallies}):
         own = {k: t for k, t in tallies.items() if k[2:] == (dtype, tensor)}
@@ -441,7 +446,7 @@ def z_table(tallies: Tallies) -> str:
     return markdown(["dtype", "tensor", "largest z", "implementation", "on"], rows)
 
 
-def suspects_table(found: dict[tuple[str, str], Suspects]) -> str:
+def suspects_table(suspects: dict[tuple[str, str], Suspects]) -> str:
     heads = [
         "implementation",
         "dtype",
@@ -455,15 +460,15 @@ def suspects_table(found: dict[tuple[str, str], Suspects]) -> str:
         [name, dtype, str(x.samples), str(x.alarms)]
         + [f"{worst.value:.2f} ({worst.where.split()[0]})" for worst in (x.square, x.head)]
         + [f"{x.fit.value:.2f} ({x.fit.where.split(' on ')[0]})"]
-        for (name, dtype), x in found.items()
+        for (name, dtype), x in suspects.items()
     ]
     return markdown(heads, rows)
 
 
-def climb_table(found: dict[Key, Worst]) -> str:
+def climb_table(worst: dict[Key, Worst]) -> str:
     rows = []
-    for name, dtype in sorted({key[:2] for key in found}):
-        cells = [f"{found[name, dtype, n, ''].value:.2f}" for n in RESULTS]
+    for name, dtype in sorted({key[:2] for key in worst}):
+        cells = [f"{worst[name, dtype, n, ''].value:.2f}" for n in RESULTS]
         rows.append([name, dtype, *cells])
     return markdown(["kernel", "dtype", *RESULTS], rows)
 
@@ -474,16 +479,16 @@ Job = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def run(jobs: list[Job], processes: int) -> Iterator[Any]:
-    """Their results, in order; how far it is goes to stderr."""
+    """Yield the results of the jobs in order; print progress to stderr."""
     start = time.perf_counter()
-    for number, result in enumerate(_run(jobs, processes), 1):
+    for number, result in enumerate(execute(jobs, processes), 1):
         if number * 10 // len(jobs) > (number - 1) * 10 // len(jobs):
             seconds = time.perf_counter() - start
             print(f"{100 * number // len(jobs)} % after {seconds:.0f} s", file=sys.stderr)
         yield result
 
 
-def _run(jobs: list[Job], processes: int) -> Iterator[Any]:
+def execute(jobs: list[Job], processes: int) -> Iterator[Any]:
     if processes == 1:
         yield from (f(*arguments) for f, arguments in jobs)
         return
@@ -493,22 +498,22 @@ def _run(jobs: list[Job], processes: int) -> Iterator[Any]:
 
 
 def problem_jobs(problems: int, dtypes: tuple[str, ...], seed: int) -> list[Job]:
-    """Batches for the kernels, and a fortieth as many problems for each of the others."""
+    """Return the jobs of the kernels, and a fortieth as many problems for each of the others."""
     jobs: list[Job] = []
     for dtype in dtypes:
         count = math.ceil(problems / len(dtypes) / BATCH)
-        jobs += [(kernels, (dtype, BATCH, seed * 10**6 + n)) for n in range(count)]
+        jobs += [(judge_kernels, (dtype, BATCH, seed * 10**6 + n)) for n in range(count)]
         for name, implementation in CORRECT.items():
             if kernel_of(implementation) or not implementation.runs_here:
                 continue
             if dtype in implementation.dtypes:
                 few = range(math.ceil(count / SHARE.get(implementation.framework, 40)))
-                jobs += [(others, (name, dtype, BATCH, seed * 10**6 + n)) for n in few]
+                jobs += [(judge_others, (name, dtype, BATCH, seed * 10**6 + n)) for n in few]
     return jobs
 
 
-def told(tallies: Tallies) -> list[str]:
-    """The alarms."""
+def alarm_lines(tallies: Tallies) -> list[str]:
+    """Return a line for each alarm."""
     return [
         f"{', '.join(key)}: {t.alarms} of {t.results} results; {t.sharp.value:.4g} of the allowed, "
         f"{t.hard.value:.4g} of the worst case on {t.sharp.where}"
@@ -539,7 +544,7 @@ def main(
     start = time.perf_counter()
     if problems:
         tallies = merge(run(problem_jobs(problems, dtypes, seed), processes))
-        wrong += told(tallies)
+        wrong += alarm_lines(tallies)
         total = sum(t.results for t in tallies.values())
         count = f"{problems} problems, {total} results, {len(wrong)} alarms, seed {seed}"
         sections["alarms"] = f"{count}.\n\n{alarms_table(tallies)}"
@@ -557,24 +562,24 @@ def main(
             for key, x in part.items():
                 own = suspects.setdefault(key, Suspects())
                 own.samples, own.alarms = own.samples + x.samples, own.alarms + x.alarms
-                own.told += x.told
+                own.lines += x.lines
                 for name in ("square", "head", "fit"):
                     worst = getattr(x, name)
-                    getattr(own, name).see(worst.value, worst.where)
-        wrong += [f"{', '.join(key)}: {line}" for key, x in suspects.items() for line in x.told]
+                    getattr(own, name).update(worst.value, worst.where)
+        wrong += [f"{', '.join(key)}: {line}" for key, x in suspects.items() for line in x.lines]
         sections["suspects"] = suspects_table(suspects)
     if evaluations:
-        each = evaluations / (len(CLIMBED) * len(dtypes) * len(SHAPES) * CLIMBERS)
+        each = evaluations / (len(CLIMB_KERNELS) * len(dtypes) * len(SHAPES) * CLIMBERS)
         jobs = [
             (climb, (name, dtype, shape, math.ceil(each), seed))
-            for name in CLIMBED
+            for name in CLIMB_KERNELS
             for dtype in dtypes
             for shape in range(len(SHAPES))
         ]
         climbed: dict[Key, Worst] = {}
         for part in run(jobs, processes):
             for key, worst in part.items():
-                climbed.setdefault(key, Worst()).see(worst.value, worst.where)
+                climbed.setdefault(key, Worst()).update(worst.value, worst.where)
         wrong += [
             f"{', '.join(key[:3])}: {worst.value:.4g} of the worst case, {worst.where}"
             for key, worst in climbed.items()

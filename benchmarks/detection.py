@@ -1,10 +1,10 @@
-"""Which mistakes each verdict finds: hard, sharp and aggregate, beside the tolerances in use.
+"""Detection of mistakes by each verdict (hard, sharp, aggregate), beside tolerances in use.
 
     python benchmarks/detection.py --write docs/detection.md
 
 Forty-eight mistakes in a flash-like kernel (flawed.py) in three dtypes, on normal inputs and on
-inputs with outlier channels; and twelve mistakes of any size, of which the smallest that is found
-is looked for. Everything is judged as `Rounding.fused`. Beside the three verdicts:
+inputs with outlier channels; and the smallest size at which each of twelve mistakes of any size is
+found. Everything is judged as `Rounding.fused`. Beside the three verdicts:
 
     ac×  torch.testing.assert_close with its default tolerances, times the least factor without a
          false alarm on the right kernel (× 1.2)
@@ -27,7 +27,7 @@ from typing import Any
 import click
 import earlier
 import numpy as np
-from flawed import CONTINUOUS, DISCRETE, Flash, Given, Mistake
+from flawed import CONTINUOUS, DISCRETE, Flash, KernelInputs, Mistake
 from tables import markdown, put
 
 from npattn.api import backward, evaluate
@@ -61,7 +61,7 @@ DIRECTIONS = {False: ("o",), True: ("dq", "dk", "dv")}
 
 
 def _alibi(problem: Problem) -> Array:
-    """Slopes 2⁻² to 2⁻⁸: every bias is a number of 8 bits."""
+    """Return the ALiBi bias with slopes 2⁻² to 2⁻⁸, exact in 8 bits."""
     distance = abs(np.arange(problem.T)[:, None] + problem.S - problem.T - np.arange(problem.S))
     slopes = 2.0 ** (-8 * np.arange(1, problem.H + 1) / problem.H)
     return (-slopes[:, None, None] * distance).astype(problem.q.dtype)
@@ -90,8 +90,8 @@ PROBLEMS: dict[str, tuple[tuple[int, int, int, int], Options]] = {
 """(H, K, T, S) and the options, by name; D = E = 64."""
 
 
-def made(name: str, inputs: str, dtype: str, seed: int) -> tuple[Problem, Array]:
-    """A problem, and dout."""
+def make_problem(name: str, inputs: str, dtype: str, seed: int) -> tuple[Problem, Array]:
+    """Return a problem, and dout."""
     (H, K, T, S), options = PROBLEMS[name]
     recipe = Recipe(lead=(), H=H, K=K, T=T, S=S, D=64, E=64, dtype=dtype, seed=seed)
     problem = recipe.problem()
@@ -102,7 +102,7 @@ def made(name: str, inputs: str, dtype: str, seed: int) -> tuple[Problem, Array]
 
 
 def _with_outliers(problem: Problem) -> Problem:
-    """One channel of q and of k is 8 times as large, one of v 64 times: scores of about 8."""
+    """Multiply one channel of q and k by 8 and one of v by 64: scores of about 8."""
     q, k, v = problem.q.copy(), problem.k.copy(), problem.v.copy()
     q[..., 0] *= 8
     k[..., 0] *= 8
@@ -112,14 +112,14 @@ def _with_outliers(problem: Problem) -> Problem:
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """One problem, and all that answers to it are held against."""
+    """A problem with its exact results, limits and baselines."""
 
     problem: Problem
     dout: Array
 
     @classmethod
     def of(cls, name: str, inputs: str, dtype: str, seed: int) -> Setup:
-        return cls(*made(name, inputs, dtype, seed))
+        return cls(*make_problem(name, inputs, dtype, seed))
 
     @property
     def dtype(self) -> str:
@@ -127,16 +127,16 @@ class Setup:
 
     @cached_property
     def trial(self) -> Trial:
-        """What the aggregate verdict asks: the conventions and the model."""
-        judged = Implementation(lambda q, k, v: q, framework="numpy", name="a mistake")
-        return Trial(judged, Conventions(), Rounding.fused(), Space(dtype=self.dtype))
+        """Trial for the aggregate verdict, which needs the conventions and the model."""
+        implementation = Implementation(lambda q, k, v: q, framework="numpy", name="a mistake")
+        return Trial(implementation, Conventions(), Rounding.fused(), Space(dtype=self.dtype))
 
     @cached_property
-    def given(self) -> Given:
-        return Given.of(self.problem)
+    def kernel_inputs(self) -> KernelInputs:
+        return KernelInputs.of(self.problem)
 
     @cached_property
-    def want(self) -> dict[str, Array]:
+    def reference(self) -> dict[str, Array]:
         fwd = evaluate(self.problem)
         grads = backward(fwd, self.dout.astype(float))
         gradients = {f"d{n}": x for n, x in vars(grads).items() if x is not None}
@@ -144,7 +144,7 @@ class Setup:
 
     @cached_property
     def limits(self) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
-        """Of the hard verdict, of the sharp, and the standard deviations."""
+        """Limits of the hard and the sharp verdict, and the standard deviations."""
         hard, sharp, sigma = (
             limit(self.problem, self.dtype, Rounding.fused(), dout=self.dout.astype(float))
             for limit in (bounds, tolerance, deviations)
@@ -153,58 +153,64 @@ class Setup:
 
     @cached_property
     def right(self) -> dict[str, Array]:
-        """What the kernel gives that makes no mistake."""
-        out, lse = Flash().forward(self.given)
-        return {"o": out, "lse": lse} | Flash().backward(self.given, out, lse, self.dout)
+        """Results of the kernel without a mistake."""
+        out, lse = Flash().forward(self.kernel_inputs)
+        return {"o": out, "lse": lse} | Flash().backward(self.kernel_inputs, out, lse, self.dout)
 
     @cached_property
     def eager(self) -> dict[str, float]:
-        """The largest error of every intermediate stored in the dtype, by tensor."""
-        found = Kernel(rounding=Rounding.eager())(self.problem, self.dout)
-        return {n: _largest(found[n], self.want[n]) for n in ("o", "dq", "dk", "dv")}
+        """Largest error of a kernel that stores every intermediate in the dtype, by tensor."""
+        results = Kernel(rounding=Rounding.eager())(self.problem, self.dout)
+        return {n: largest_error(results[n], self.reference[n]) for n in ("o", "dq", "dk", "dv")}
 
     def wrong(self, mistake: Mistake) -> dict[str, Array]:
         right = self.right
-        return mistake.results(self.given, right["o"], right["lse"], self.dout)
+        return mistake.results(self.kernel_inputs, right["o"], right["lse"], self.dout)
 
     # --- the verdicts ---
 
     def beyond(self, results: dict[str, Array], limits: dict[str, Array]) -> bool:
-        return any(bool((excess(x, self.want[n]) > limits[n]).any()) for n, x in results.items())
+        return any(
+            bool((excess(x, self.reference[n]) > limits[n]).any()) for n, x in results.items()
+        )
 
     def suspect(self, results: dict[str, Array]) -> bool:
-        """As the rule "aggregate" has it."""
+        """Return True if the rule "aggregate" suspects a mistake."""
         sigma = self.limits[2]
         variance = {n: sigma[n] ** 2 + half_ulp(x) ** 2 / 3 for n, x in results.items()}
-        judged = Evaluation(self.problem, Cotangents(self.dout, None), results, self.want, dict)
-        sample = ErrorSample(judged, variance)
+        evaluation = Evaluation(
+            self.problem, Cotangents(self.dout, None), results, self.reference, dict
+        )
+        sample = ErrorSample(evaluation, variance)
         return bool(suspicions(sample, self.trial))
 
     def scores(self, results: dict[str, Array]) -> dict[str, float]:
-        """What each baseline looks at: it finds a mistake where that is beyond its threshold."""
-        want, rtol = self.want, RTOL[self.dtype]
-        found = {"atol": max(_largest(x, want[n]) for n, x in results.items())}
+        """Return the score of each baseline, which finds a mistake if it exceeds its threshold."""
+        reference, rtol = self.reference, RTOL[self.dtype]
+        scores = {"atol": max(largest_error(x, reference[n]) for n, x in results.items())}
         relative = []
         for name, x in results.items():
-            exact = want[name].astype(self.dtype).astype(float)
+            exact = reference[name].astype(self.dtype).astype(float)
             relative.append((abs(x.astype(float) - exact) / (ATOL + rtol * abs(exact))).max())
-        found["assert_close"] = max(relative)
-        ratios = [_largest(x, want[n]) / (2 * self.eager[n] + 1e-5) for n, x in results.items()]
-        return found | {"flash-attention": max(ratios)}
+        scores["assert_close"] = max(relative)
+        ratios = [
+            largest_error(x, reference[n]) / (2 * self.eager[n] + 1e-5) for n, x in results.items()
+        ]
+        return scores | {"flash-attention": max(ratios)}
 
 
 def suspicions(sample: ErrorSample, trial: Trial) -> list[str]:
-    """What the rule "aggregate" says."""
+    """Return the suspicions of the rule "aggregate"."""
     squares = {n: excessive(chi_square(sample, n)) for n in sample.names()}
-    found = [f"χ² of {n} {x:.3g}" for n, x in squares.items() if x is not None]
-    return found + [str(fit) for fit in fits(sample, trial) if fit.significant]
+    lines = [f"χ² of {n} {x:.3g}" for n, x in squares.items() if x is not None]
+    return lines + [str(fit) for fit in fits(sample, trial) if fit.significant]
 
 
-def _largest(x: Array, want: Array) -> float:
-    return float(abs(x.astype(float) - want).max())
+def largest_error(x: Array, reference: Array) -> float:
+    return float(abs(x.astype(float) - reference).max())
 
 
-# --- what is found --------------------------------------------------------------------------------
+# --- detection --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -224,8 +230,8 @@ class Bench:
 
     @cached_property
     def thresholds(self) -> dict[bool, dict[str, float]]:
-        """Forward and backward, by baseline."""
-        found: dict[bool, dict[str, float]] = {}
+        """Thresholds by direction (True: backward) and baseline."""
+        thresholds: dict[bool, dict[str, float]] = {}
         for direction, names in DIRECTIONS.items():
             clean = [
                 setup.scores({n: setup.right[n] for n in names})
@@ -233,48 +239,48 @@ class Bench:
                 for setup in setups
             ]
             worst = {rule: SPARE * max(x[rule] for x in clean) for rule in BASELINES}
-            found[direction] = worst | {"flash-attention": 1.0}
-        return found
+            thresholds[direction] = worst | {"flash-attention": 1.0}
+        return thresholds
 
     def alarms(self) -> Counter[str]:
-        """On the kernel without a mistake, by rule; `runs` among them."""
-        found: Counter[str] = Counter()
+        """Count alarms on the kernel without a mistake, by rule, and `runs`."""
+        counts: Counter[str] = Counter()
         for setups, (direction, names) in product(self.setups.values(), DIRECTIONS.items()):
             for setup in setups:
                 results = {n: setup.right[n] for n in names}
-                found.update(rule for rule, hit in self.judged(setup, results, direction) if hit)
-                found["assert_close default"] += setup.scores(results)["assert_close"] > 1
-                found["runs"] += 1
-        return found
+                counts.update(rule for rule, hit in self.judge(setup, results, direction) if hit)
+                counts["assert_close default"] += setup.scores(results)["assert_close"] > 1
+                counts["runs"] += 1
+        return counts
 
-    def judged(
+    def judge(
         self, setup: Setup, results: dict[str, Array], direction: bool
     ) -> Iterator[tuple[str, bool]]:
         hard, sharp, _ = setup.limits
-        told = {n: x for n, x in results.items() if n != "lse"}
-        yield "hard", setup.beyond(told, hard)
-        yield "sharp", setup.beyond(told, sharp)
-        yield "aggregate", setup.suspect(told)
-        scores, thresholds = setup.scores(told), self.thresholds[direction]
+        outputs = {n: x for n, x in results.items() if n != "lse"}
+        yield "hard", setup.beyond(outputs, hard)
+        yield "sharp", setup.beyond(outputs, sharp)
+        yield "aggregate", setup.suspect(outputs)
+        scores, thresholds = setup.scores(outputs), self.thresholds[direction]
         for rule in BASELINES:
             yield rule, scores[rule] > thresholds[rule]
         yield "lse", "lse" in results and setup.beyond({"lse": results["lse"]}, sharp)
 
-    def found(self, mistake: Mistake) -> dict[str, int]:
-        """In how many draws each rule finds it."""
+    def count_hits(self, mistake: Mistake) -> dict[str, int]:
+        """Count the draws in which each rule finds the mistake."""
         hits = chain.from_iterable(self.draws(mistake))
         return Counter(rule for rule, hit in hits if hit)
 
     def draws(self, mistake: Mistake) -> Iterator[list[tuple[str, bool]]]:
         for setup in self.setups[mistake.problem]:
-            yield list(self.judged(setup, setup.wrong(mistake), mistake.backward))
+            yield list(self.judge(setup, setup.wrong(mistake), mistake.backward))
 
     def smallest(self, sized: Callable[[float], Mistake]) -> dict[str, list[float]]:
-        """The smallest size, in half decades, down to which a rule finds all; of every draw."""
+        """Return, per rule and draw, the smallest size down to which it finds every size tried."""
         least = {rule: [np.inf] * self.seeds for rule in VERDICTS + BASELINES}
         still = set(product(least, range(self.seeds)))
         for size in SIZES:
-            draws = [dict(found) for found in self.draws(sized(size))]
+            draws = [dict(hits) for hits in self.draws(sized(size))]
             still = {(rule, draw) for rule, draw in still if draws[draw][rule]}
             for rule, draw in still:
                 least[rule][draw] = size
@@ -285,22 +291,22 @@ class Bench:
 
 # --- tables ---------------------------------------------------------------------------------------
 
-Found = dict[str, int]
-Cells = dict[str, dict[tuple[str, str], Found | None]]  # mistake → (inputs, dtype) → in how many
-Sizes = dict[str, dict[str, dict[str, list[float]]]]  # mistake → dtype → rule → the smallest
+Hits = dict[str, int]
+Cells = dict[str, dict[tuple[str, str], Hits | None]]  # mistake → (inputs, dtype) → draws
+Sizes = dict[str, dict[str, dict[str, list[float]]]]  # mistake → dtype → rule → smallest size
 
 
 def letter(hits: int, seeds: int) -> str:
     return "n" if hits == 0 else "Y" if hits == seeds else "y"
 
 
-def cell(found: Found | None, seeds: int) -> str:
-    if found is None:
+def cell(hits: Hits | None, seeds: int) -> str:
+    if hits is None:
         return "—"
     ours, theirs = (
-        "".join(letter(found[x], seeds) for x in rules) for rules in (VERDICTS, BASELINES)
+        "".join(letter(hits[x], seeds) for x in rules) for rules in (VERDICTS, BASELINES)
     )
-    return f"{ours}{'+' * (ours == 'nnn' and found['lse'] == seeds)} {theirs}"
+    return f"{ours}{'+' * (ours == 'nnn' and hits['lse'] == seeds)} {theirs}"
 
 
 def discrete_table(cells: Cells, columns: list[tuple[str, str]], seeds: int) -> str:
@@ -310,7 +316,7 @@ def discrete_table(cells: Cells, columns: list[tuple[str, str]], seeds: int) -> 
 
 
 def counts_table(cells: Cells, columns: list[tuple[str, str]], seeds: int) -> str:
-    """How many mistakes each rule finds in all draws, and in some."""
+    """Count the mistakes that each rule finds in all draws, and in some."""
     any_of = {"any of them": VERDICTS, "or in lse": (*VERDICTS, "lse")}
     rules = {x: (x,) for x in VERDICTS} | any_of | {x: (x,) for x in BASELINES}
     rows = []
@@ -318,30 +324,32 @@ def counts_table(cells: Cells, columns: list[tuple[str, str]], seeds: int) -> st
         real = {name: row[at] for name, row in cells.items() if row[at] is not None}
         row = [at[0], SHORT[at[1]], str(len(real))]
         for names in rules.values():
-            best = [max(found[x] for x in names) for found in real.values() if found is not None]
+            best = [max(hits[x] for x in names) for hits in real.values() if hits is not None]
             always, ever = sum(n == seeds for n in best), sum(n > 0 for n in best)
             row.append(str(always) if always == ever else f"{always} to {ever}")
         before = [before_of(name, at) for name in real]
-        told = [sum(x[i] == "Y" for x in before) for i in range(3)]
-        rows.append([*row, "/".join(map(str, [*told, sum("Y" in x for x in before)]))])
+        earlier_counts = [sum(x[i] == "Y" for x in before) for i in range(3)]
+        rows.append([*row, "/".join(map(str, [*earlier_counts, sum("Y" in x for x in before)]))])
     earlier_head = "earlier prototype: hard/sharp/aggregate/any"
     return markdown(["inputs", "dtype", "mistakes", *rules, earlier_head], rows)
 
 
 def before_of(name: str, at: tuple[str, str]) -> str:
-    """The prototype's cell."""
+    """Return the cell of the prototype."""
     return earlier.DISCRETE[name].split()[3 * INPUTS.index(at[0]) + DTYPES.index(at[1])]
 
 
-def compared(cells: Cells, columns: list[tuple[str, str]], seeds: int) -> tuple[list[str], ...]:
-    """Found by the prototype and in no draw here, in some draws, and the reverse in all draws."""
+def compare_verdicts(
+    cells: Cells, columns: list[tuple[str, str]], seeds: int
+) -> tuple[list[str], ...]:
+    """List verdicts found by the prototype in no and in some draws here, and the reverse in all."""
     lost, doubtful, won = [], [], []
     for (name, row), at in product(cells.items(), columns):
-        found = row[at]
-        if found is None:
+        counts = row[at]
+        if counts is None:
             continue
         for verdict, then in zip(VERDICTS, before_of(name, at), strict=True):
-            hits = found[verdict]
+            hits = counts[verdict]
             line = f"{name}, {SHORT[at[1]]} {at[0]}, {verdict}"
             lost += [line] * (then == "Y" and hits == 0)
             doubtful += [f"{line}: {hits} of {seeds}"] * (then == "Y" and 0 < hits < seeds)
@@ -349,8 +357,8 @@ def compared(cells: Cells, columns: list[tuple[str, str]], seeds: int) -> tuple[
     return lost, doubtful, won
 
 
-def told(sizes: list[float]) -> str:
-    """The one in the middle of the draws."""
+def format_median(sizes: list[float]) -> str:
+    """Format the median of the draws."""
     middle = sizes[len(sizes) // 2]
     return "—" if middle == np.inf else f"{middle:.0e}".replace("e-0", "e-")
 
@@ -362,7 +370,7 @@ def sized_table(least: Sizes, dtypes: Iterable[str]) -> str:
         row = [name]
         for dtype in dtypes:
             ours, theirs = (
-                " / ".join(told(by_dtype[dtype][x]) for x in rules)
+                " / ".join(format_median(by_dtype[dtype][x]) for x in rules)
                 for rules in (VERDICTS, BASELINES)
             )
             row.append(f"{ours} · {theirs} ({before[dtype]})")
@@ -370,14 +378,14 @@ def sized_table(least: Sizes, dtypes: Iterable[str]) -> str:
     return markdown(["mistake", *(SHORT[d] for d in dtypes)], rows)
 
 
-def sized_compared(least: Sizes) -> tuple[list[str], ...]:
+def compare_sizes(least: Sizes) -> tuple[list[str], ...]:
     lost, doubtful, won = [], [], []
     for name, by_dtype in least.items():
         before = dict(zip(DTYPES, earlier.CONTINUOUS[name].split(), strict=True))
-        for dtype, found in by_dtype.items():
+        for dtype, by_verdict in by_dtype.items():
             for verdict, then in zip(VERDICTS, map(float, before[dtype].split("/")), strict=True):
-                sizes = found[verdict]
-                line = f"{name}, {SHORT[dtype]}, {verdict}: {told(sizes)}, was {then:.0e}"
+                sizes = by_verdict[verdict]
+                line = f"{name}, {SHORT[dtype]}, {verdict}: {format_median(sizes)}, was {then:.0e}"
                 lost += [line] * (sizes[0] > 1.1 * then)
                 doubtful += [line] * (sizes[0] < 1.1 * then < sizes[-1] / 1.1)
                 won += [line] * (sizes[-1] < 0.9 * then)
@@ -388,15 +396,15 @@ def alarms_table(alarms: dict[tuple[str, str], Counter[str]]) -> str:
     rules = (*VERDICTS, "assert_close default", "flash-attention")
     heads = ["inputs", "dtype", "runs", *rules]
     rows = [
-        [inputs, SHORT[dtype], *(str(found[x]) for x in ("runs", *rules))]
-        for (inputs, dtype), found in alarms.items()
+        [inputs, SHORT[dtype], *(str(counts[x]) for x in ("runs", *rules))]
+        for (inputs, dtype), counts in alarms.items()
     ]
     return markdown(heads, rows)
 
 
-def listed(title: str, lines: list[str]) -> str:
-    told = "".join(f"\n* {line}" for line in lines)
-    return f"{title}: {len(lines)}.{told and chr(10)}{told}"
+def format_list(title: str, lines: list[str]) -> str:
+    items = "".join(f"\n* {line}" for line in lines)
+    return f"{title}: {len(lines)}.{items and chr(10)}{items}"
 
 
 COMPARISONS = (
@@ -429,17 +437,17 @@ def main(
     if quick:
         seeds, dtypes, inputs = 1, DTYPES[:1], INPUTS[:1]
     start, columns = time.perf_counter(), list(product(inputs, dtypes))
-    chosen = [m for m in DISCRETE if only in m.name and not (quick and m.problem == "long")]
+    selected = [m for m in DISCRETE if only in m.name and not (quick and m.problem == "long")]
     sized = {n: m for n, m in CONTINUOUS.items() if only in n and not quick}
-    cells: Cells = {m.name: {} for m in chosen}
+    cells: Cells = {m.name: {} for m in selected}
     least: Sizes = {n: {} for n in sized}
     alarms: dict[tuple[str, str], Counter[str]] = {}
     for at in columns:
         names = tuple(n for n in PROBLEMS if not (quick and n == "long"))
         bench = Bench(at[1], at[0], seeds, names)
-        for m in chosen:
+        for m in selected:
             idle = m.narrow and at[1] == "float32"
-            cells[m.name][at] = None if idle else bench.found(m)
+            cells[m.name][at] = None if idle else bench.count_hits(m)
         alarms[at] = bench.alarms()
         for name, make in sized.items() if at[0] == "normal" else ():
             least[name][at[1]] = bench.smallest(make)
@@ -450,10 +458,10 @@ def main(
         "counts": counts_table(cells, columns, seeds),
         "smallest": sized_table(least, dtypes if "normal" in inputs else ()),
     }
-    both = zip(compared(cells, columns, seeds), sized_compared(least), strict=True)
+    both = zip(compare_verdicts(cells, columns, seeds), compare_sizes(least), strict=True)
     sections["lost and won"] = "\n\n".join(
-        listed(title, [*made_or_not, *of_any_size])
-        for title, (made_or_not, of_any_size) in zip(COMPARISONS, both, strict=True)
+        format_list(title, [*discrete, *continuous])
+        for title, (discrete, continuous) in zip(COMPARISONS, both, strict=True)
     )
     for name, text in sections.items():
         print(f"\n{text}")

@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 import numpy as np
-from alarms import declared, drawn, exact, kernel_of
+from alarms import exact, kernel_of, models_of, sample_recipes
 from tables import markdown, put
 
 from npattn.api import backward, evaluate
@@ -68,7 +68,7 @@ def measure_kernels(recipe: Recipe, undeclared: bool, ratios: Ratios) -> None:
     for name in SHOWN:
         kernel = kernel_of(CORRECT[name])
         assert kernel is not None
-        models = declared(CORRECT[name], recipe.dtype)
+        models = models_of(CORRECT[name], recipe.dtype)
         if recipe.dtype not in CORRECT[name].dtypes:
             continue
         got = kernel(problem, cotangents.dout, cotangents.dlse)
@@ -182,7 +182,7 @@ def tables(
     """Yield the name and text of each table, and its violations."""
     ratios: Ratios = defaultdict(list)
     for dtype in dtypes:
-        for recipe in drawn(Space(dtype=dtype), problems, seed):
+        for recipe in sample_recipes(Space(dtype=dtype), problems, seed):
             measure_kernels(recipe, undeclared, ratios)
     worst = {key: max(pairs, key=lambda pair: pair[0]) for key, pairs in ratios.items()}
     wrong = [
