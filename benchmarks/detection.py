@@ -39,7 +39,7 @@ from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import Space
+from npattn.testing.cases.space import Space
 from npattn.testing.rules.systematic_error import ErrorSample, chi_square, excessive, fits
 from npattn.testing.trial import Evaluation, Trial
 from npattn.zoo.correct import Kernel

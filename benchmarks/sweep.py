@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import npattn
 from npattn.testing import Implementation, Rounding
 from npattn.testing.bounds.row_norms import RowNorms
-from npattn.testing.cases.strategies import Space
+from npattn.testing.cases.space import Space
 from npattn.testing.device import sweep as sweep_module
 from npattn.testing.device.judging import held as held_module
 from npattn.testing.device.sweep import Sweep

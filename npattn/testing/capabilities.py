@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from npattn.options import OPTIONS
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError, ResultError
 from npattn.testing.cases.recipe import Recipe, repeat_for_view
-from npattn.testing.cases.strategies import STRUCTURE
+from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.trial import Trial, Violation
 
 __all__ = ["Capabilities", "Finding", "probe"]
@@ -160,10 +161,10 @@ class _Probe:
         trial, findings = self.trial, []
         space = trial.space
         base = self._base()
-        for feature, change in OPTION_PROBES.items():
+        for feature in OPTIONS:
             if feature not in space.features:
                 continue
-            recipe = replace(base, **change)
+            recipe = replace(base, **_probe_of(feature))
             problem = trial.problem(recipe)
             try:
                 trial.implementation.forward(problem)
@@ -243,18 +244,21 @@ def _with_rank(base: Recipe, rank: str) -> Recipe:
     return replace(base, lead={"rank 3": (), "rank 4": base.lead, "rank 5": (2, 3)}[rank])
 
 
-OPTION_PROBES: dict[str, dict[str, Any]] = {
+PROBES: dict[str, dict[str, Any]] = {
     "mask": {"mask": "full"},
-    "causal": {"causal": True},
     "window": {"window": (2, 3)},
     "bias": {"bias": "full"},
-    "scale": {"scale": 0.5},
-    "softcap": {"softcap": 2.0},
     "score_mod": {"score_mod": "distance"},
     "sinks": {"sinks": True},
     "dropout_mask": {"dropout": 0.0},
     "dropout_rate": {"dropout": 0.5},
 }
+"""Fields of a recipe that probe an option, if not its first example or True."""
+
+
+def _probe_of(feature: str) -> dict[str, Any]:
+    examples = OPTIONS[feature].examples
+    return PROBES.get(feature, {feature: examples[0] if examples else True})
 
 
 def _variations(base: Recipe, sizes: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ from npattn.errors import DtypeError, OptionError
 from npattn.options import FEATURES
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.cases.strategies import Space
+from npattn.testing.cases.space import Space
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 from npattn.testing.rules import PROPERTIES, Property

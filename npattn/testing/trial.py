@@ -22,7 +22,8 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import Pools, Space
+from npattn.testing.cases.space import Space
+from npattn.testing.cases.strategies import Pools
 from npattn.testing.compare import Comparison, compare_arrays
 
 __all__ = ["GRADIENTS", "Evaluation", "Suspicion", "Trial", "Violation"]

@@ -12,7 +12,8 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities import probe
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import Pools, Space
+from npattn.testing.cases.space import Space
+from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import PROPERTIES, Property
 from npattn.testing.trial import Trial, Violation
 from npattn.zoo.mutants import Mutant

@@ -239,7 +239,7 @@ def test_an_exception_on_structure_that_was_accepted_is_an_error():
     assert outcome_of(report, "empty-row").status == "error"
     assert "raised FloatingPointError: a row sees nothing" in str(report)
     assert statuses(report)["agreement-o"] == "passed"  # asked without empty rows
-    assert any("queries that see nothing: wrong" in line for line in report.untested)
+    assert any("fully masked queries are wrong" in line for line in report.untested)
     assert not report.passed
 
 
@@ -417,6 +417,18 @@ def test_only_takes_rules_and_beginnings_of_their_names_once_each():
     report = judged(flash, "hidden-nan", "hidden-nan-v", "agreement-o", examples=3)
     rules = [o.rule for o in report.outcomes]
     assert rules == ["hidden-nan-k", "hidden-nan-v", "hidden-nan-kv", "agreement-o"]
+
+
+@pytest.mark.parametrize("letter", "BHTS")
+def test_sizes_of_0_are_probed_with_different_widths(letter):
+    """A result that is as wide as q, and not as v, is wrong where it is empty, too."""
+
+    def as_wide_as_q(q, k, v):
+        empty = 0 in (*q.shape[:-1], *k.shape[:-1])
+        return np.zeros_like(q) if empty else flash(q, k, v)
+
+    report = check(as_wide_as_q, only=["structure"])
+    assert f"{letter} = 0: o has shape" in outcome_of(report, "structure").message
 
 
 def test_only_structure_probes_and_judges_no_rule():

@@ -31,7 +31,8 @@ from npattn.sizes import Sized
 from npattn.testing import SpotCheck, spot_check
 from npattn.testing.bounds import by_row
 from npattn.testing.bounds.allowed import tolerance
-from npattn.testing.cases.strategies import STRUCTURE, Space, recipes
+from npattn.testing.cases.space import STRUCTURE, Space
+from npattn.testing.cases.strategies import recipes
 from npattn.testing.spot import sample_indices
 
 BF16 = ml_dtypes.bfloat16

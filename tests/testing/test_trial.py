@@ -6,7 +6,8 @@ import numpy as np
 
 from npattn.conventions import Conventions
 from npattn.testing import Implementation, Recipe, Rounding
-from npattn.testing.cases.strategies import Pools, Space
+from npattn.testing.cases.space import Space
+from npattn.testing.cases.strategies import Pools
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import Trial
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.errors import NpattnError, OptionError
+from npattn.options import OPTIONS
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import (
     Framework,
@@ -33,6 +34,8 @@ from npattn.testing.adapters.views import lay_out
 __all__ = ["Framework", "Implementation", "ImplementationError", "NumPy", "ResultError"]
 
 INPUTS = ("q", "k", "v", "bias", "sinks")
+"""Inputs that have a gradient."""
+ARRAYS = ("q", "k", "v", *(o.name for o in OPTIONS.values() if o.kind == "array"))
 
 
 class Implementation:
@@ -146,7 +149,7 @@ class Implementation:
         """Return fresh, writable arrays of the framework, by npattn's names."""
         problem, arrays = problem.materialise(), {}
         with self.framework.allowing(problem.q.dtype):
-            for name in ("q", "k", "v", "mask", "bias", "sinks", "dropout_mask"):
+            for name in ARRAYS:
                 array = getattr(problem, name)
                 if array is not None:
                     own_view = view if name in "qkv" else "contiguous"
@@ -156,17 +159,11 @@ class Implementation:
 
     def options(self, problem: Problem) -> dict[str, Any]:
         """Return the options that are not arrays and not at their default."""
-        default = 1 / math.sqrt(problem.D) if problem.D else 1.0
-        options = {
-            "causal": bool(problem.causal),
-            "window": problem.window,
-            "scale": None if problem.scale == default else problem.scale,
-            "softcap": problem.softcap,
-            "score_mod": problem.score_mod,
-            "dropout_rate": problem.dropout_rate,
-        }
-        at_default = {"causal": False, "dropout_rate": 0.0}  # the others: None
-        return {name: x for name, x in options.items() if x != at_default.get(name)}
+        values = {o.name: getattr(problem, o.name) for o in OPTIONS.values() if o.kind != "array"}
+        values["causal"] = bool(problem.causal)  # which alignment it means, the conventions say
+        if problem.scale == (1 / math.sqrt(problem.D) if problem.D else 1.0):
+            del values["scale"]
+        return {name: x for name, x in values.items() if x != OPTIONS[name].default}
 
     def forward(
         self, problem: Problem, view: str = "contiguous", inputs: dict[str, Any] | None = None

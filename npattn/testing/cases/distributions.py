@@ -1,66 +1,91 @@
-"""What the arrays of a problem look like: distributions, masks, biases, by name.
+"""Distributions of q, k, v, masks, biases and score modifications, by name.
 
-Each is a function of a generator and of the recipe, which knows the sizes and the dtype. Each makes
-some mistake visible that others hide: sums of thousands of equal weights, one score beyond all
-others, a row or a tile that is hidden, numbers at the ends of the dtype.
+Each is a function of a generator and of the structure of a problem. Each makes some mistake visible
+that others hide: sums of thousands of equal weights, one score beyond all others, a row or a tile
+that is hidden, numbers at the ends of the dtype.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from npattn.arrays import Array, finfo
 
-if TYPE_CHECKING:
-    from npattn.testing.cases.recipe import Recipe
-
 __all__ = ["BIASES", "DISTRIBUTIONS", "MASKS", "SCORE_MODS"]
 
-Draw = Callable[[np.random.Generator, "Recipe"], tuple[Array, Array, Array]]
-Make = Callable[[np.random.Generator, "Recipe"], Array]
 
-# --- what q, k, v look like ---
+class Structure(Protocol):
+    """Sizes and dtype of a problem; a `Recipe` is one."""
+
+    @property
+    def lead(self) -> tuple[int, ...] | None: ...
+    @property
+    def H(self) -> int: ...
+    @property
+    def T(self) -> int: ...
+    @property
+    def S(self) -> int: ...
+    @property
+    def D(self) -> int: ...
+    @property
+    def E(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def scale(self) -> float | None: ...
+    @property
+    def whole(self) -> tuple[int, ...]: ...
+
+    def arrays(self, sample: Callable[[tuple[int, ...]], Array]) -> tuple[Array, Array, Array]: ...
+    def normal(self, rng: np.random.Generator) -> tuple[Array, Array, Array]: ...
+    def steepness(self, logit: float) -> float: ...
 
 
-def _normal(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+SampleArrays = Callable[[np.random.Generator, Structure], tuple[Array, Array, Array]]
+SampleArray = Callable[[np.random.Generator, Structure], Array]
+
+# --- q, k, v ---
+
+
+def _normal(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
     return recipe.normal(rng)
 
 
-def _steep(logit: float) -> Draw:
-    def draw(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+def _steep(logit: float) -> SampleArrays:
+    def sample(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
         q, k, v = recipe.normal(rng)
         return q * recipe.steepness(logit), k, v
 
-    return draw
+    return sample
 
 
-def _low(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
-    """All scores far below zero: what a finite running maximum, or none at all, gets wrong."""
+def _low(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    """All scores far below zero, where a running maximum that starts finite is wrong."""
     q, k, v = recipe.normal(rng)
     sign = -1 if recipe.scale is None or recipe.scale >= 0 else 1
     return sign * (abs(q) + 1) * recipe.steepness(150), abs(k) + 0.5, v
 
 
-def _offset(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+def _offset(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
     q, k, v = recipe.normal(rng)
     return q, k, v + 100
 
 
-def _flat(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+def _flat(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
     q, k, v = recipe.normal(rng)
     return 0 * q, k, v
 
 
-def _integers(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+def _integers(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
     q, k, v = recipe.normal(rng)
     return np.round(q), np.round(k), np.round(2 * v)
 
 
-def _outliers(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+def _outliers(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
     q, k, v = recipe.normal(rng)
     if recipe.D and recipe.E:
         k[..., 0] *= 8
@@ -68,24 +93,24 @@ def _outliers(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, A
     return q, k, v
 
 
-def _duplicates(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+def _duplicates(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
     q, k, v = recipe.normal(rng)
     return q, np.repeat(k[..., ::2, :], 2, axis=-2)[..., : recipe.S, :], v
 
 
-def _tiny(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+def _tiny(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
     q, k, v = recipe.normal(rng)
     return q, k, v * 2.0**-10
 
 
-def _faint(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+def _faint(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
     """Scores of about 1/128: rows that are nearly uniform."""
     q, k, v = recipe.normal(rng)
     return q * recipe.steepness(2.0**-7), k, v
 
 
-def _heavy(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
-    """Student's t of 2 degrees, which has no variance: one entry may rule a sum."""
+def _heavy(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    """Student's t with 2 degrees of freedom, without variance: one entry may dominate a sum."""
     q, k, v = recipe.arrays(lambda shape: rng.standard_t(2, shape))
     top = float(finfo(recipe.dtype).max)
     # D products stay within the dtype before they are scaled, and so do gradients.
@@ -93,39 +118,38 @@ def _heavy(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Arra
     return np.clip(q, -most, most), np.clip(k, -most, most), np.clip(v, -most_v, most_v)
 
 
-def _subnormal(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+def _subnormal(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
     """k, v, or both below the least normal number of the dtype."""
     q, k, v = recipe.normal(rng)
     least, which = float(finfo(recipe.dtype).tiny) / 8, rng.integers(3)
     return q, k if which == 1 else k * least, v if which == 2 else v * least
 
 
-def _key_offset(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
-    """A common offset of all keys, which the softmax must cancel; of 1e3, but where that would
-    leave nothing of the keys in the dtype."""
+def _key_offset(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    """A common offset of all keys, which the softmax must cancel: 1e3, or less in a dtype in which
+    nothing of the keys would be left."""
     q, k, v = recipe.normal(rng)
     return q, k + min(1e3, 1 / 8 / float(finfo(recipe.dtype).eps)), v
 
 
-def _mixed_scales(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+def _mixed_scales(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
     """Rows of q and of v of very different size."""
     q, k, v = recipe.normal(rng)
     scores = recipe.steepness(256) * 2.0 ** rng.uniform(-16, 0, (*q.shape[:-1], 1))
     return q * scores, k, v * 2.0 ** rng.uniform(-6, 6, (*v.shape[:-1], 1))
 
 
-def _near_ties(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+def _near_ties(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
     """Keys that differ by a few units in the last place."""
     q, k, v = recipe.normal(rng)
     steps = rng.integers(-2, 3, (*k.shape[:-1], 1)) * float(finfo(recipe.dtype).eps)
     return 4 * q, k[..., :1, :] * (1 + steps), v
 
 
-def _far_keys(logit: Callable[[int], float]) -> Draw:
-    """Beside normal scores one key at +`logit` of S, and one at −`logit`; some rows see them the
-    other way round."""
+def _far_keys(logit: Callable[[int], float]) -> SampleArrays:
+    """Normal scores, but one key at `logit(S)` and one at −`logit(S)`, in some rows swapped."""
 
-    def draw(rng: np.random.Generator, recipe: Recipe) -> tuple[Array, Array, Array]:
+    def sample(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
         q, k, v = recipe.normal(rng)
         if recipe.D and recipe.S:
             far = math.sqrt(recipe.steepness(logit(recipe.S)) * math.sqrt(recipe.D))
@@ -136,10 +160,10 @@ def _far_keys(logit: Callable[[int], float]) -> Draw:
             k[..., near, 0] = far
         return q, k, v
 
-    return draw
+    return sample
 
 
-DISTRIBUTIONS: dict[str, Draw] = {
+DISTRIBUTIONS: dict[str, SampleArrays] = {
     "normal": _normal,
     "large logits": _steep(20),
     "one-hot": _steep(300),
@@ -160,69 +184,69 @@ DISTRIBUTIONS: dict[str, Draw] = {
     "nearly one-hot": _far_keys(lambda S: math.log(1e6 * S)),
     "saturated": _far_keys(lambda S: 1e4),
 }
-"""What q, k, v look like, by name."""
+"""Distributions of q, k, v, by name."""
 
 # --- masks and biases: (rng, recipe) → array ---
 
 
-def _tail(recipe: Recipe, rank: int) -> tuple[int, ...]:
+def _tail(recipe: Structure, rank: int) -> tuple[int, ...]:
     return recipe.whole[-rank:]
 
 
-def _random(rank: int) -> Make:
-    def make(rng: np.random.Generator, recipe: Recipe) -> Array:
+def _random(rank: int) -> SampleArray:
+    def sample(rng: np.random.Generator, recipe: Structure) -> Array:
         return rng.random(_tail(recipe, rank)) < 0.7
 
-    return make
+    return sample
 
 
-def _padding(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """(B, 1, 1, S): a length for each sample, as padding masks have it; at least one key."""
+def _padding(rng: np.random.Generator, recipe: Structure) -> Array:
+    """Padding mask (B, 1, 1, S): one length per sample, at least one key."""
     lead = recipe.lead or ()
     heads = (1,) if recipe.lead is not None else ()
     lengths = rng.integers(1, max(recipe.S, 1) + 1, size=(*lead, *heads, 1, 1))
     return np.arange(recipe.S) < lengths
 
 
-def _left_padding(rng: np.random.Generator, recipe: Recipe) -> Array:
+def _left_padding(rng: np.random.Generator, recipe: Structure) -> Array:
     return np.ascontiguousarray(_padding(rng, recipe)[..., ::-1])
 
 
-def _empty_rows(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """Some queries see nothing."""
+def _empty_rows(rng: np.random.Generator, recipe: Structure) -> Array:
+    """Every third query is fully masked."""
     mask = rng.random(recipe.whole) < 0.7
     mask[..., rng.integers(0, max(recipe.T, 1)) :: 3, :] = False
     return mask
 
 
-def _empty_head(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """(..., T, S) in which every query of one batch element and head sees nothing."""
+def _empty_head(rng: np.random.Generator, recipe: Structure) -> Array:
+    """Every query of one sample and head is fully masked."""
     mask = rng.random(recipe.whole) < 0.7
     if mask.size:
         mask[(0,) * (mask.ndim - 2)] = False
     return mask
 
 
-def _first_tile(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """Nobody sees the first half of the keys: whole tiles of an online softmax are empty."""
+def _first_tile(rng: np.random.Generator, recipe: Structure) -> Array:
+    """The first half of the keys is hidden: whole tiles of an online softmax are empty."""
     mask = rng.random(recipe.whole) < 0.8
     mask[..., : recipe.S // 2] = False
     return mask
 
 
-def _positions(recipe: Recipe) -> tuple[Array, Array]:
-    """The key at which each query stands, (T, 1), and the keys, (S,)."""
+def _positions(recipe: Structure) -> tuple[Array, Array]:
+    """Return the diagonal key of each query, (T, 1), and the keys, (S,)."""
     return np.arange(recipe.T)[:, None] + recipe.S - recipe.T, np.arange(recipe.S)
 
 
-def _prefix(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """All see the first keys, as many as the sample says; the others are causal."""
+def _prefix(rng: np.random.Generator, recipe: Structure) -> Array:
+    """A visible prefix, of a length per sample, and causal beyond it."""
     at, keys = _positions(recipe)
     return np.asarray(_padding(rng, recipe) | (keys <= at))
 
 
-def _documents(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """Several documents in one row, which end where the row ends: each sees itself alone."""
+def _documents(rng: np.random.Generator, recipe: Structure) -> Array:
+    """Several documents packed into one row, each of which sees only itself."""
     lead = (*recipe.lead, 1) if recipe.lead is not None else ()
     T, S = recipe.T, recipe.S
     document = np.cumsum(rng.random((*lead, max(T, S))) < 0.3, axis=-1)
@@ -230,18 +254,18 @@ def _documents(rng: np.random.Generator, recipe: Recipe) -> Array:
     return np.asarray(own[..., :, None] == keys[..., None, :])
 
 
-def _checkerboard(rng: np.random.Generator, recipe: Recipe) -> Array:
+def _checkerboard(rng: np.random.Generator, recipe: Structure) -> Array:
     at, keys = _positions(recipe)
     return np.asarray((at + keys) % 2 == 0)
 
 
-def _single_key(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """Each query sees one key."""
+def _single_key(rng: np.random.Generator, recipe: Structure) -> Array:
+    """One visible key per query."""
     one = rng.integers(0, max(recipe.S, 1), (*recipe.whole[:-1], 1))
     return np.asarray(np.arange(recipe.S) == one)
 
 
-MASKS: dict[str, Make] = {
+MASKS: dict[str, SampleArray] = {
     "matrix": _random(2),
     "full": _random(5),
     "heads": _random(3),
@@ -258,18 +282,18 @@ MASKS: dict[str, Make] = {
 """Boolean masks, by name (True = may attend)."""
 
 
-def _normal_bias(rank: int, *singletons: int) -> Make:
-    def make(rng: np.random.Generator, recipe: Recipe) -> Array:
+def _normal_bias(rank: int, *singletons: int) -> SampleArray:
+    def sample(rng: np.random.Generator, recipe: Structure) -> Array:
         shape = list(_tail(recipe, rank))
         for axis in singletons:
             if len(shape) >= -axis:
                 shape[axis] = 1
         return 2 * rng.standard_normal(shape)
 
-    return make
+    return sample
 
 
-def _alibi(rng: np.random.Generator, recipe: Recipe) -> Array:
+def _alibi(rng: np.random.Generator, recipe: Structure) -> Array:
     t, s = np.ogrid[: recipe.T, : recipe.S]
     distance = -abs(t + recipe.S - recipe.T - s).astype(float)
     if recipe.lead is None:
@@ -278,8 +302,8 @@ def _alibi(rng: np.random.Generator, recipe: Recipe) -> Array:
     return np.asarray(slopes[:, None, None] * distance)
 
 
-def _relative(rng: np.random.Generator, recipe: Recipe) -> Array:
-    """A number a head and bucket of distances, which widen with the distance, as T5 has them."""
+def _relative(rng: np.random.Generator, recipe: Structure) -> Array:
+    """One number per head and bucket of distances, which widen with the distance, as in T5."""
     at, keys = _positions(recipe)
     ahead = keys - at
     bucket = np.log2(1 + abs(ahead)).astype(int) + 16 * (ahead > 0)
@@ -287,31 +311,31 @@ def _relative(rng: np.random.Generator, recipe: Recipe) -> Array:
     return np.asarray(2 * rng.standard_normal((*heads, 32))[..., bucket])
 
 
-def _additive(hidden: float) -> Make:
-    """A padding mask in additive form: 0, and this where it hides; a key remains."""
+def _additive(hidden: float) -> SampleArray:
+    """An additive padding mask: 0, and `hidden` at hidden keys; at least one key is visible."""
 
-    def make(rng: np.random.Generator, recipe: Recipe) -> Array:
-        return np.where(_padding(rng, recipe), 0, _within(hidden, recipe))
+    def sample(rng: np.random.Generator, recipe: Structure) -> Array:
+        return np.where(_padding(rng, recipe), 0, _limit(hidden, recipe))
 
-    return make
+    return sample
 
 
-def _low_rows(offset: float) -> Make:
-    """The offset is common to a whole row, of every second one or so."""
+def _low_rows(offset: float) -> SampleArray:
+    """A normal bias with an offset on about every second row."""
 
-    def make(rng: np.random.Generator, recipe: Recipe) -> Array:
+    def sample(rng: np.random.Generator, recipe: Structure) -> Array:
         low = rng.random((*recipe.whole[:-1], 1)) < 0.5
-        return 2 * rng.standard_normal(recipe.whole) + np.where(low, _within(offset, recipe), 0)
+        return 2 * rng.standard_normal(recipe.whole) + np.where(low, _limit(offset, recipe), 0)
 
-    return make
+    return sample
 
 
-def _within(offset: float, recipe: Recipe) -> float:
-    """The offset or, where a score beside it would leave the dtype, half of its least number."""
+def _limit(offset: float, recipe: Structure) -> float:
+    """Limit a finite offset to half of the lowest number of the dtype."""
     return offset if offset == -np.inf else max(offset, float(finfo(recipe.dtype).min) / 2)
 
 
-BIASES: dict[str, Make] = {
+BIASES: dict[str, SampleArray] = {
     "matrix": _normal_bias(2),
     "full": _normal_bias(5),
     "heads": _normal_bias(3),
@@ -344,4 +368,4 @@ def _squash_mod(s: Any, b: Any, h: Any, t: Any, s_index: Any) -> Any:
 
 
 SCORE_MODS: dict[str, Callable[..., Any]] = {"distance": _distance_mod, "squash": _squash_mod}
-"""Score modifications, by name: plain arithmetic, so that they take tensors of any framework."""
+"""Score modifications, by name: plain arithmetic, which takes tensors of any framework."""

@@ -1,7 +1,7 @@
-"""Which problems a sweep draws: recipes of every length, from a seed and a number each.
+"""Recipes of every length for sweeps, from a seed and a number each.
 
-T and S are log-uniform from 1 to 4096. Half of the problems have one option at most, for that is
-where fast kernels are; the others have each that there is with an even chance.
+T and S are log-uniform from 1 to 4096. Half of the problems have one option at most, for which
+kernels have their fast paths; the others have each option with an even chance.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from npattn.conventions import Conventions
+from npattn.options import OPTIONS
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import Space
+from npattn.testing.cases.space import Space
 
-__all__ = ["Plan", "simpler"]
+__all__ = ["Plan", "simplify"]
 
 LONGEST = 4096
-OPTIONS = ("mask", "causal", "window", "bias", "scale")
-"""What the cheap form of the bound knows."""
+CHEAP_OPTIONS = tuple(n for n, option in OPTIONS.items() if "row_norms" not in option.refusable)
+"""Options that the cheap form of the bound knows."""
 MASKS = ("matrix", "full", "padding", "left padding", "documents", "empty rows")
 BIASES = ("matrix", "full", "keys", "one for all heads", "one a head", "alibi", "-inf padding")
 DISTRIBUTIONS = (
@@ -35,17 +36,17 @@ ODD = (40, 5, 17, 65, 3)
 
 @dataclass(frozen=True)
 class Plan:
-    """What is drawn for an implementation.
+    """Sampling plan for an implementation.
 
     Parameters
     ----------
     space : Space
-        What it takes.
+        Problems that it accepts.
     conventions : Conventions
     cells : int
-        Scores of a problem, or numbers of its queries and keys, at most, where no size is given.
+        Largest number of scores, or of numbers in queries and keys, if sizes are free.
     empty_rows : bool
-        Whether queries may see nothing.
+        Sample fully masked queries.
     """
 
     space: Space
@@ -54,30 +55,30 @@ class Plan:
     empty_rows: bool = True
 
     def recipe(self, seed: int, number: int) -> Recipe:
-        """The problem of a number: the same, whatever else is drawn."""
+        """Return the recipe of a number, which does not depend on the others."""
         rng = np.random.default_rng([seed, number, 19])
         on = self._options(rng, number)
         recipe = Recipe(
             seed=int(rng.integers(2**31)), dtype=self.space.dtype, **self._sizes(rng, number)
         )
-        words: dict[str, Any] = {"distribution": str(rng.choice(DISTRIBUTIONS))}
+        options: dict[str, Any] = {"distribution": str(rng.choice(DISTRIBUTIONS))}
         if "mask" in on:
-            words["mask"] = str(rng.choice(MASKS if self._empties else MASKS[:4]))
+            options["mask"] = str(rng.choice(MASKS if self._empties else MASKS[:4]))
         if "bias" in on:
-            words["bias"] = str(rng.choice(BIASES if self._empties else BIASES[:-1]))
+            options["bias"] = str(rng.choice(BIASES if self._empties else BIASES[:-1]))
         if "scale" in on:
-            words["scale"] = float(rng.choice(SCALES))
+            options["scale"] = float(rng.choice(SCALES))
         if "window" in on:
             sides = [int(np.exp(rng.uniform(0, math.log(recipe.S + 1)))) for _ in range(2)]
             left, right = sides if rng.integers(4) else (sides[0], None)
-            words["window"] = (left, right)
-        return self.fitting(replace(recipe, causal="causal" in on, **words))
+            options["window"] = (left, right)
+        return self.fit(replace(recipe, causal="causal" in on, **options))
 
     def long(self, seed: int, length: int) -> list[Recipe]:
-        """Problems of T = S = length, plain and with one option each that needs no T × S array."""
+        """Return recipes with T = S = length, with no option or one that needs no T × S array."""
         sizes = self.space.sizes
         T, S = (max(sizes.get(letter, (length,))) for letter in "TS")
-        if self._same:
+        if self.square:
             T = S = min(T, S)
         H, K = max(pair for pair in self.space.heads if pair[0] <= 8 or "H" in sizes)
         D = max(self._pool("D", (64,)))
@@ -88,19 +89,19 @@ class Plan:
         causal: dict[str, Any] = {"causal": True}
         window: dict[str, Any] = {"window": (1000, 500)}
         mask: dict[str, Any] = {"mask": "padding"}
-        asked = [({}, set()), (causal, {"causal"}), (window, {"window"}), (mask, {"mask"})]
-        found = [replace(plain, **words) for words, needs in asked if needs <= self.options]
-        return [self.fitting(replace(x, seed=seed + n), None) for n, x in enumerate(found)]
+        variants = [({}, set()), (causal, {"causal"}), (window, {"window"}), (mask, {"mask"})]
+        recipes = [replace(plain, **x) for x, needs in variants if needs <= self.options]
+        return [self.fit(replace(x, seed=seed + n), None) for n, x in enumerate(recipes)]
 
     @property
     def options(self) -> set[str]:
-        """Those that are drawn."""
-        left_out = set()
+        """Options that are sampled."""
+        left_out: set[str] = set()
         if self.conventions.hidden_fill is not None:
             left_out = {"mask", "causal", "window"}
         if self.conventions.bias != "after_scale":
             left_out |= {"bias"}
-        return set(OPTIONS) & self.space.features - left_out
+        return set(CHEAP_OPTIONS) & self.space.features - left_out
 
     @property
     def _empties(self) -> bool:
@@ -108,21 +109,22 @@ class Plan:
         return plain and self.empty_rows
 
     @property
-    def _same(self) -> bool:
+    def square(self) -> bool:
+        """True if it accepts T = S only."""
         return "T != S" not in self.space.structure
 
     def _options(self, rng: np.random.Generator, number: int) -> set[str]:
-        options = [name for name in OPTIONS if name in self.options]
+        options = [name for name in CHEAP_OPTIONS if name in self.options]
         if number % 2:
             which = int(rng.integers(len(options) + 1))
             return set(options[which : which + 1])
         on = {name for name in options if rng.integers(2)}
-        if not self._empties and "mask" in on:  # together they may leave nothing
+        if not self._empties and "mask" in on:  # together they may hide everything
             on -= {"causal", "window"}
         return on
 
     def _pool(self, letter: str, free: tuple[int, ...]) -> tuple[int, ...]:
-        """Sizes to draw from; 0 is for others to ask."""
+        """Return the sizes to sample from, without 0."""
         return tuple(n for n in self.space.sizes.get(letter, free) if n) or free
 
     def _lead(self, B: int) -> tuple[int, ...] | None:
@@ -153,27 +155,28 @@ class Plan:
             H = K = 1
         return {"lead": lead, "H": H, "K": K, "T": T, "S": S, "D": D, "E": E}
 
-    def fitting(self, recipe: Recipe, cells: int | None = 0) -> Recipe:
-        """The recipe with as many samples and heads, then as long, as may be held, and with no more
-        empty rows than there may be."""
+    def fit(self, recipe: Recipe, cells: int | None = 0) -> Recipe:
+        """Reduce samples, heads, then lengths, until the problem is small enough."""
         sizes = self.space.sizes
-        most = self.cells if cells == 0 else cells
+        limit = self.cells if cells == 0 else cells
         if recipe.lead and "B" not in sizes:
-            recipe = replace(recipe, lead=(max(1, min(recipe.lead[0], _room(recipe, most))),))
-        if _room(recipe, most) == 0 and not set("HK") & set(sizes):
+            recipe = replace(
+                recipe, lead=(max(1, min(recipe.lead[0], _max_samples(recipe, limit))),)
+            )
+        if _max_samples(recipe, limit) == 0 and not set("HK") & set(sizes):
             recipe = replace(recipe, H=1, K=1)
-        while _room(recipe, most) == 0 and not {"T", "S"} <= set(sizes):
+        while _max_samples(recipe, limit) == 0 and not {"T", "S"} <= set(sizes):
             letter = max(set("TS") - set(sizes), key=lambda n: int(getattr(recipe, n)))
             if getattr(recipe, letter) == 1:
                 break
             recipe = replace(recipe, **{letter: getattr(recipe, letter) // 2})
-        return self._allowed(recipe)
+        return self.adapt(recipe)
 
-    def _allowed(self, recipe: Recipe) -> Recipe:
-        """T and S as the implementation takes them, and as its empty rows are wanted."""
+    def adapt(self, recipe: Recipe) -> Recipe:
+        """Change T and S to what the implementation accepts, and avoid empty rows on request."""
         T, S, sizes = recipe.T, recipe.S, self.space.sizes
         banded = recipe.causal or recipe.window is not None
-        if self._same:
+        if self.square:
             T = S = min(T, S)
         elif T > S and ("T > S" not in self.space.structure or (banded and not self._empties)):
             if "S" in sizes:
@@ -185,23 +188,23 @@ class Plan:
         return replace(recipe, T=T, S=S)
 
 
-def _room(recipe: Recipe, cells: int | None) -> int:
-    """How many samples may be held: of scores, or of queries and keys where they are more."""
+def _max_samples(recipe: Recipe, cells: int | None) -> int:
+    """Return the number of samples that fit, by their scores or by their queries and keys."""
     if cells is None:
         return 2**31
     T, S, size = recipe.T, recipe.S, max(recipe.D, recipe.E)
     return cells // (recipe.H * max(T * S, (T + S) * size))
 
 
-def simpler(recipe: Recipe, plan: Plan) -> list[Recipe]:
-    """The recipe with one thing less each, the largest steps first."""
+def simplify(recipe: Recipe, plan: Plan) -> list[Recipe]:
+    """Return simpler recipes, each with one thing less, the largest steps first."""
     changes: list[dict[str, Any]] = []
     sizes = plan.space.sizes
     for letter in "TS":
         n = getattr(recipe, letter)
         less = (n // 8, n // 2, n - n // 4, n - 1) if letter not in sizes else sizes[letter]
         changes += [{letter: m} for m in sorted(set(less)) if 0 < m < n]
-    if plan._same:
+    if plan.square:
         changes = [{"T": c.get("T", c.get("S")), "S": c.get("T", c.get("S"))} for c in changes]
     if recipe.lead and "B" not in sizes and recipe.lead != (1,):
         changes.append({"lead": (1,)})
@@ -212,5 +215,5 @@ def simpler(recipe: Recipe, plan: Plan) -> list[Recipe]:
     for name in ("mask", "bias", "window", "scale"):
         changes.append({name: None})
     changes += [{"causal": False}, {"distribution": "normal"}]
-    found = [replace(recipe, **change) for change in changes]
-    return [x for x in found if x != recipe and plan._allowed(x) == x]
+    recipes = [replace(recipe, **change) for change in changes]
+    return [x for x in recipes if x != recipe and plan.adapt(x) == x]

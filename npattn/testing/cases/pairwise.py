@@ -1,4 +1,4 @@
-"""Which recipes of many to judge with, so that everything meets everything with few of them.
+"""Choose few recipes of many in which every pair of options and structure occurs.
 
 Two options that are right alone may be wrong together, and an option may be wrong in one kind of
 structure only. So every option meets every kind of structure, and every two kinds of structure
@@ -14,39 +14,36 @@ from operator import attrgetter
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 
-__all__ = ["BY_SAMPLE", "OPTIONS", "covering", "kinds", "options_on", "traits"]
+__all__ = ["BY_SAMPLE", "covering", "kinds", "options_on", "traits"]
 
-OPTIONS = ("mask", "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dropout")
-"""The fields of a recipe that are options."""
 BY_SAMPLE = ("padding", "left padding", "prefix", "documents")
-"""Masks that differ by sample and not by head, as batches have them."""
+"""Masks that differ by sample and not by head."""
 STEEP = ("huge logits", "saturated")
-"""Distributions in which one key takes all, so that what is subtracted from scores matters."""
+"""Distributions in which one key takes all weight, so that the row maximum matters."""
 CROWD = 4  # options on at once; a mistake in one hides behind more
-_options = attrgetter(*OPTIONS)  # at once: it is asked of thousands
+_options = attrgetter(*OPTION_FIELDS)  # at once: it is called by the thousand
 OFF = _options(Recipe())
 
 
 def covering(plan: Sequence[Recipe], draws: Sequence[Recipe]) -> Iterator[Recipe]:
-    """Those of the draws that show a pair of traits, or a kind, that is in none before; always the
-    one with most of them.
+    """Yield samples until every pair of traits and every kind among them has occurred.
 
     Parameters
     ----------
     plan : sequence of Recipe
-        What is judged with anyway.
+        Recipes that are used anyway.
     draws : sequence of Recipe
-        To choose from. What is in none of them is not asked for, so that nothing needs to know
-        what a space excludes.
+        Samples to choose from, each time the one with most that is new. Pairs that occur in none
+        of them are not asked for, so that nothing needs to know what a space excludes.
     """
     recipes = [*plan, *(r for r in draws if len(options_on(r)) <= CROWD)]
     has, shows = _table(recipes, traits), _table(recipes, kinds)
     old = np.arange(len(recipes)) < len(plan)
     pairs = (has.T @ has > 0) & ~(has[old].T @ has[old] > 0)
     single = ~shows[old].any(0)
-    left = np.arange(len(recipes))  # of the rest each shows what was shown
+    left = np.arange(len(recipes))  # the rest shows nothing new
     while pairs.any() or single.any():
         new = (has[left] @ pairs * has[left]).sum(-1) / 2 + shows[left] @ single
         best = left[np.argmax(new)]
@@ -57,12 +54,12 @@ def covering(plan: Sequence[Recipe], draws: Sequence[Recipe]) -> Iterator[Recipe
 
 
 def options_on(recipe: Recipe) -> list[str]:
-    """Its options that are not at their default."""
-    return [n for n, on, off in zip(OPTIONS, _options(recipe), OFF, strict=True) if on != off]
+    """Return its options that are not at their default."""
+    return [n for n, on, off in zip(OPTION_FIELDS, _options(recipe), OFF, strict=True) if on != off]
 
 
 def traits(recipe: Recipe) -> list[str]:
-    """What must meet in pairs: options, and kinds of structure. None where there is nothing."""
+    """Return the options and kinds of structure that should occur in pairs; none at sizes of 0."""
     lead = recipe.lead
     if 0 in (*(lead or ()), recipe.H, recipe.T, recipe.S, recipe.D, recipe.E):
         return []
@@ -81,8 +78,8 @@ def traits(recipe: Recipe) -> list[str]:
 
 
 def kinds(recipe: Recipe) -> list[str]:
-    """What must be there once: each kind of an option and of arrays, each size."""
-    fields = ("distribution", *OPTIONS, "T", "S", "D", "E")
+    """Return the values of options, the distribution and the sizes, which should each occur."""
+    fields = ("distribution", *OPTION_FIELDS, "T", "S", "D", "E")
     sizes = [f"B = {n}" for n in (recipe.lead or ())[:1]] + [f"H = {recipe.H} = {recipe.K} G"]
     found = [f"{name} = {getattr(recipe, name)}" for name in fields] + sizes
     found += ["S > 128, D > 64"] if recipe.S > 128 and recipe.D > 64 else []
@@ -102,10 +99,10 @@ def kinds(recipe: Recipe) -> list[str]:
 
 
 def _table(recipes: Sequence[Recipe], names: Callable[[Recipe], list[str]]) -> Array:
-    """Which recipe (rows) has which name (columns), 1.0 or 0.0."""
-    of = [names(recipe) for recipe in recipes]
-    columns = {name: n for n, name in enumerate(dict.fromkeys(chain.from_iterable(of)))}
+    """Return a table of 1.0 if a recipe (row) has a name (column), else 0.0."""
+    lists = [names(recipe) for recipe in recipes]
+    columns = {name: n for n, name in enumerate(dict.fromkeys(chain.from_iterable(lists)))}
     table = np.zeros((len(recipes), len(columns)), np.float32)
-    for row, found in zip(table, of, strict=True):
-        row[[columns[name] for name in found]] = 1
+    for row, present in zip(table, lists, strict=True):
+        row[[columns[name] for name in present]] = 1
     return table

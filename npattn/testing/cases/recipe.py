@@ -1,7 +1,7 @@
-"""A problem as a line of text: structure, options and a seed, from which its arrays are made.
+"""Recipe of a problem: structure, options and a seed, which fit in a line of text.
 
-Hypothesis draws and shrinks recipes, which are small; the arrays come from the seed and from a
-named distribution, so that shrinking is fast and a report can print the whole problem.
+Hypothesis samples and shrinks recipes, which are small; the arrays come from the seed and a named
+distribution, so that shrinking is fast and a report can print the whole problem.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from npattn.arrays import Array, finfo
-from npattn.options import Window
+from npattn.options import OPTIONS, Window
 from npattn.problem import Cotangents, Problem
 from npattn.testing.cases.distributions import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS
 
@@ -21,6 +21,7 @@ __all__ = [
     "BIASES",
     "DISTRIBUTIONS",
     "MASKS",
+    "OPTION_FIELDS",
     "SCORE_MODS",
     "VIEWS",
     "Recipe",
@@ -29,8 +30,19 @@ __all__ = [
 ]
 
 VIEWS = ("contiguous", "transposed", "stepped", "expanded", "reversed")
-"""How arrays lie in memory: as made; (B, T, H, D) storage seen as (B, H, T, D); every second
-element of a larger buffer; k, v and dout repeated by a stride of 0; negative strides."""
+"""Memory layouts: C order; (B, T, H, D) storage viewed as (B, H, T, D); every second element of a
+larger buffer; k, v and dout repeated by a stride of 0; negative strides."""
+OPTION_FIELDS = tuple(
+    dict.fromkeys(n.replace("dropout_mask", "dropout") for n in OPTIONS if n != "dropout_rate")
+)
+"""Fields of a recipe that are options; `dropout` stands for a mask and its rate."""
+ARRAYS = tuple(name for name, option in OPTIONS.items() if option.kind == "array")
+PLAIN = tuple(
+    name
+    for name, option in OPTIONS.items()
+    if option.kind in ("flag", "pair", "number") and name != "dropout_rate"
+)
+"""Options that a recipe has as a problem has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +56,13 @@ class Recipe:
     H, K, T, S, D, E : int
         The sizes.
     dtype : str
-        Of q, k, v, bias, sinks and dout, which are drawn in it.
+        Dtype of q, k, v, bias, sinks and dout, which are sampled in it.
     seed : int
-        Everything random comes from it.
+        Seed of everything random.
     distribution : str
-        One of `DISTRIBUTIONS`: what q, k, v look like.
+        Distribution of q, k, v, one of `DISTRIBUTIONS`.
     broadcast : bool
-        k and v have leading axes of size 1.
+        Give k and v leading axes of size 1.
     mask, bias : str, optional
         One of `MASKS`, `BIASES`.
     causal : bool
@@ -60,9 +72,9 @@ class Recipe:
         One of `SCORE_MODS`.
     sinks : bool
     dropout : float, optional
-        A rate; 0.0 drops without rescaling, None does not drop.
+        Dropout rate; 0.0 drops without rescaling, None does not drop.
     view : str
-        One of `VIEWS`: how the arrays lie in memory when the implementation gets them.
+        Memory layout of the arrays that the implementation gets, one of `VIEWS`.
     """
 
     lead: tuple[int, ...] | None = (2,)
@@ -88,16 +100,16 @@ class Recipe:
     view: str = "contiguous"
 
     def __repr__(self) -> str:
-        words = [
+        kwargs = [
             f"{f.name}={getattr(self, f.name)!r}"
             for f in fields(self)
             if f.name in ("lead", "H", "K", "T", "S", "D", "E", "dtype", "seed")
             or getattr(self, f.name) != f.default
         ]
-        return f"Recipe({', '.join(words)})"
+        return f"Recipe({', '.join(kwargs)})"
 
     def problem(self, alignment: str = "bottom_right", mask_true: str = "attend") -> Problem:
-        """The problem, in the terms of conventions with this alignment and this meaning of True."""
+        """Make the problem, for conventions with this alignment and this meaning of True."""
         rng = np.random.default_rng([self.seed, 1])
         q, k, v = DISTRIBUTIONS[self.distribution](rng, self)
         mask = None if self.mask is None else MASKS[self.mask](self._stream(2), self)
@@ -113,21 +125,21 @@ class Recipe:
             self._cast(k),
             self._cast(v),
             mask,
-            causal=self.causal,
-            window=self.window,
             bias=bias,
-            scale=self.scale,
-            softcap=self.softcap,
             score_mod=None if self.score_mod is None else SCORE_MODS[self.score_mod],
             sinks=sinks,
             dropout_mask=keep,
             dropout_rate=self.dropout or 0.0,
             alignment=alignment,  # type: ignore[arg-type]  # checked by Problem
+            **{name: getattr(self, name) for name in PLAIN},
         )
 
     def cotangents(self, problem: Problem, lse: bool = True, weights: bool = False) -> Cotangents:
-        """Random cotangents: dout in the dtype tested, dlse and dweights in that of an lse (0 on
-        empty rows is the caller's to see to). None of them changes with what else is asked."""
+        """Sample cotangents: dout in the dtype tested, dlse and dweights in that of an lse.
+
+        None of them depends on which others are sampled. The caller sets dlse to 0 in fully masked
+        rows.
+        """
         lead = () if self.lead is None else (*problem.lead, problem.H)
         wide = np.float64 if self.dtype == "float64" else np.float32
         rng = self._stream(6)
@@ -139,18 +151,18 @@ class Recipe:
 
     @property
     def whole(self) -> tuple[int, ...]:
-        """The shape of the scores, as options broadcast against it."""
+        """Shape of the scores, against which options broadcast."""
         return (*(self.lead or ()), self.H, self.T, self.S)[-2 if self.lead is None else 0 :]
 
     def shape(self, heads: int, length: int, size: int, shared: bool = False) -> tuple[int, ...]:
-        """The shape of q, or of k and v (shared)."""
+        """Return the shape of q, or of k and v if `shared`."""
         if self.lead is None:
             return (length, size)
         return (*(self.shared_lead if shared else self.lead), heads, length, size)
 
     @property
     def shared_lead(self) -> tuple[int, ...]:
-        """The leading axes of k and v."""
+        """Leading axes of k and v."""
         lead = self.lead or ()
         if not self.broadcast:
             return lead
@@ -159,27 +171,27 @@ class Recipe:
         return tuple(n if axis + 1 == kept else 1 for axis, n in enumerate(lead))
 
     def _sinks(self) -> Array:
-        """One a head; now and then one is −inf, which is none."""
+        """Sample one sink per head; every fourth seed makes one −inf (no sink)."""
         sinks = 2 * self._stream(4).standard_normal(self.H)
         if self.H and self.seed % 4 == 1:
             sinks[self.seed // 4 % self.H] = -np.inf
         return self._cast(sinks)
 
-    def arrays(self, draw: Callable[[tuple[int, ...]], Array]) -> tuple[Array, Array, Array]:
-        """q, k, v, each drawn by its shape."""
-        q = draw(self.shape(self.H, self.T, self.D))
-        k = draw(self.shape(self.K, self.S, self.D, shared=True))
-        v = draw(self.shape(self.K, self.S, self.E, shared=True))
+    def arrays(self, sample: Callable[[tuple[int, ...]], Array]) -> tuple[Array, Array, Array]:
+        """Sample q, k, v, each by its shape."""
+        q = sample(self.shape(self.H, self.T, self.D))
+        k = sample(self.shape(self.K, self.S, self.D, shared=True))
+        v = sample(self.shape(self.K, self.S, self.E, shared=True))
         return q, k, v
 
     def normal(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-        """Standard normal q, k, v."""
+        """Sample standard normal q, k, v."""
         return self.arrays(rng.standard_normal)
 
     def steepness(self, logit: float) -> float:
-        """What to multiply a standard normal q with for scores of about `logit`.
+        """Return the factor of a standard normal q that makes scores about `logit`.
 
-        Limited so that scores stay within the range of the dtype even before they are scaled.
+        It is limited so that scores stay within the range of the dtype even before the scale.
         """
         scale = 1 / math.sqrt(max(self.D, 1)) if self.scale is None else abs(self.scale)
         raw = float(finfo(self.dtype).max) / 8 / max(self.D, 1) ** 0.5 / 4
@@ -195,10 +207,10 @@ class Recipe:
 
 def are_identical(a: Problem, b: Problem) -> bool:
     """Return True if two problems have the same options and, bit by bit, the same arrays."""
-    arrays = ("q", "k", "v", "mask_array", "bias_array", "sinks", "dropout_mask")
-    options = ("causal", "window", "scale", "softcap", "score_mod", "dropout_rate", "alignment")
+    a, b = a.materialise(), b.materialise()
+    options = ("alignment", *(name for name in OPTIONS if name not in ARRAYS))
     return all(getattr(a, name) == getattr(b, name) for name in options) and all(
-        _same_bits(getattr(a, name), getattr(b, name)) for name in arrays
+        _same_bits(getattr(a, name), getattr(b, name)) for name in ("q", "k", "v", *ARRAYS)
     )
 
 

@@ -20,17 +20,17 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.cases.log_uniform import Plan, simpler
+from npattn.testing.cases.log_uniform import Plan, simplify
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import Space
+from npattn.testing.cases.space import Space
 from npattn.testing.device.judging import Held, held
 from npattn.testing.device.sampling import Drawn, drawn
 from npattn.testing.device.tensors import computes_in
 from npattn.testing.report.outcome import Outcome, Status
-from npattn.testing.report.reproducer import redraw, script
+from npattn.testing.report.reproducer import sampling_script, script
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
-__all__ = ["Sweep", "shown"]
+__all__ = ["Sweep", "show_problem"]
 
 CELLS = {"cpu": 2**19, "mps": 2**22}
 """Scores of a problem, at most, by device: some twenty arrays of them are held at once."""
@@ -219,7 +219,7 @@ class Sweep:
     def _smallest(self, rule: str, recipe: Recipe, failure: Failure) -> tuple[Recipe, Failure]:
         """Smaller as long as it fails in the same way, for a few seconds."""
         end = time.monotonic() + SHRINK_SECONDS
-        smaller = iter(simpler(recipe, self.plan))
+        smaller = iter(simplify(recipe, self.plan))
         while time.monotonic() < end:
             one = next(smaller, None)
             if one is None:
@@ -227,7 +227,7 @@ class Sweep:
             _, found = self.one(one, rule)
             if found is not None and type(found) is type(failure):
                 recipe, failure = one, found
-                smaller = iter(simpler(recipe, self.plan))
+                smaller = iter(simplify(recipe, self.plan))
         return recipe, failure
 
     def _alive(self) -> bool:
@@ -254,13 +254,13 @@ class Sweep:
             return script(self.trial, rule, problem, failure)
         words = [repr(recipe), f"device={str(self.device)!r}", f"rule={rule!r}"]
         words.append(f"gradients={sorted(self.trial.gradients)!r}")
-        return redraw(self.trial, rule, str(failure), ", ".join(words))
+        return sampling_script(self.trial, rule, str(failure), ", ".join(words))
 
     def _outcome(self, rule: str, status: Status, **words: Any) -> Outcome:
         return Outcome(rule, SECTIONS, ABOUT[rule], self.trial.space.dtype, status, **words)
 
 
-def shown(
+def show_problem(
     f: Implementation,
     recipe: Recipe,
     *,

@@ -1,4 +1,4 @@
-"""A standalone Python file that shows a failure with numpy, npattn and the implementation only."""
+"""Write a standalone Python file that shows a failure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.conventions import Conventions
+from npattn.options import OPTIONS
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.cases.distributions import SCORE_MODS
 from npattn.testing.targets import TARGETS
 from npattn.testing.trial import Suspicion, Trial, Violation
 
-__all__ = ["redraw", "script"]
+__all__ = ["sampling_script", "script"]
 
 PLACEHOLDER = "raise SystemExit('TODO: import your implementation here, as `f` (and `f_backward`)')"
 
 
 def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -> str:
-    """The text of the file.
+    """Return the text of the file.
 
     Parameters
     ----------
@@ -31,7 +33,7 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
     problem : Problem
         The smallest failing one.
     error : Exception or None
-        What was raised for it: a `Violation` knows the cotangents and what must be done.
+        Exception raised for it; a `Violation` knows the cotangents and how to show it.
 
     Returns
     -------
@@ -42,9 +44,9 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
     cotangents = error.cotangents if known else None  # type: ignore[union-attr]
     view = getattr(error, "view", "contiguous")
     kind = error.kind if isinstance(error, Violation) else "raise"
-    told = "\n".join(str(error or "").splitlines()).replace('"""', "'''").replace("\\", "/")
+    message = "\n".join(str(error or "").splitlines()).replace('"""', "'''").replace("\\", "/")
     head = [
-        f'"""{f.name} breaks "{rule}".\n\n{told}\n"""',
+        f'"""{f.name} breaks "{rule}".\n\n{message}\n"""',
         "",
         "import numpy as np",
         "",
@@ -71,45 +73,47 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
         low, high = error.limits
         body += [f"low = {_literal(low)}", f"high = {_literal(high)}"]
     body += _show(kind, view, with_gradients)
-    if isinstance(error, Suspicion):  # of thousands of numbers: they are drawn anew
+    if isinstance(error, Suspicion):  # about thousands of numbers: they are sampled anew
         body = [*_import_lines(f), "", _conventions_line(trial.conventions)]
-        body += [f"f = Implementation({_implementation(f)})", *_together(trial)]
+        body += [f"f = Implementation({_implementation(f)})", *_check_aggregate(trial)]
     return "\n".join([*head, *body, ""])
 
 
-def redraw(trial: Trial, rule: str, told: str, words: str) -> str:
-    """The text of a file that draws a problem anew on its device, where its numbers are too many
-    to be written out. `words` are what `npattn.testing.device.sweep.shown` is told of it."""
+def sampling_script(trial: Trial, rule: str, message: str, arguments: str) -> str:
+    """Return the text of a file that samples a problem anew, which is too large to write out.
+
+    `arguments` are those of `npattn.testing.device.sweep.show_problem`, after the implementation.
+    """
     f = trial.implementation
-    told = told.replace('"""', "'''").replace("\\", "/")
+    message = message.replace('"""', "'''").replace("\\", "/")
     lines = [
-        f'"""{f.name} breaks "{rule}".\n\n{told}\n"""',
+        f'"""{f.name} breaks "{rule}".\n\n{message}\n"""',
         "",
         "import npattn",
         "from npattn.testing import Implementation, Recipe",
-        "from npattn.testing.device.sweep import shown",
+        "from npattn.testing.device.sweep import show_problem",
         "",
         *_import_lines(f),
         "",
         _conventions_line(trial.conventions),
         f"rounding = npattn.testing.{trial.rounding!r}",
         f"f = Implementation({_implementation(f)})",
-        f"shown(f, {words}, conventions=conventions, rounding=rounding)",
+        f"show_problem(f, {arguments}, conventions=conventions, rounding=rounding)",
         "",
     ]
     return "\n".join(lines)
 
 
-def _together(trial: Trial) -> list[str]:
-    words = f'only=["aggregate"], dtypes=({trial.space.dtype!r},), conventions=conventions'
-    words += f", rounding=npattn.testing.{trial.rounding!r}"
+def _check_aggregate(trial: Trial) -> list[str]:
+    kwargs = f'only=["aggregate"], dtypes=({trial.space.dtype!r},), conventions=conventions'
+    kwargs += f", rounding=npattn.testing.{trial.rounding!r}"
     if trial.space.sizes:
-        words += f", sizes={dict(trial.space.sizes)!r}"
-    return [f"print(npattn.testing.check(f, {words}))"]
+        kwargs += f", sizes={dict(trial.space.sizes)!r}"
+    return [f"print(npattn.testing.check(f, {kwargs}))"]
 
 
 def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
-    """What the script does once everything is made."""
+    """Return the lines that run the implementation and print the result."""
     if kind == "change":
         lines = [
             "inputs = f.inputs(problem)",
@@ -154,22 +158,22 @@ def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
             "inside = (low <= o) & (o <= high)",
             'print("ok    o" if inside.all() else "WRONG o is beyond what is seen", o[~inside])',
         ]
-    words = ", dout=dout.astype(float), dlse=None if dlse is None else dlse.astype(float)"
-    words += ", dweights=None if dweights is None else dweights.astype(float)"
-    words = (words if with_gradients else "") + ", conventions=conventions, rounding=rounding"
+    kwargs = ", dout=dout.astype(float), dlse=None if dlse is None else dlse.astype(float)"
+    kwargs += ", dweights=None if dweights is None else dweights.astype(float)"
+    kwargs = (kwargs if with_gradients else "") + ", conventions=conventions, rounding=rounding"
     judge = [
         "for name, array in got.items():",
         "    print(name, array.dtype, array.shape)",
-        f"for comparison in compare(got, problem{words}):",
+        f"for comparison in compare(got, problem{kwargs}):",
         '    print("ok   " if comparison.passed else "WRONG", comparison)',
     ]
     if kind == "after":
-        return [*_in_turn(view, with_gradients), *judge, *SAME_BITS]
+        return [*_two_calls(view, with_gradients), *judge, *SAME_BITS]
     return [*gather, "got = results()", *judge]
 
 
-def _in_turn(view: str, with_gradients: bool) -> list[str]:
-    """Two calls, twice: a plan may be made by the first of its shape, or by the last."""
+def _two_calls(view: str, with_gradients: bool) -> list[str]:
+    """Make two calls twice: a plan may be made by the first of its shape, or by the last."""
     lines = ["def results(problem, view):", "    found = dict(f.forward(problem, view))"]
     if with_gradients:
         lines += [
@@ -204,15 +208,15 @@ def _import_lines(f: Implementation) -> list[str]:
 
 
 def _import_object(function: Any, name: str, spec: str | None) -> list[str]:
-    """How to get the function by name: as it was named, or where it says that it lives."""
+    """Import the function by its spec, or by its module and qualified name."""
     if spec is not None:
         return ["from npattn.testing.targets import load", f"{name}, _ = load({spec!r})"]
     home = getattr(function, "__module__", None) or ""
     module = sys.modules.get(home)
     qualname = _name_in(module, function)
     if module is None or qualname is None:
-        told = " ".join(repr(function).split())
-        return [f"# {told} cannot be imported by name.", PLACEHOLDER]
+        description = " ".join(repr(function).split())
+        return [f"# {description} cannot be imported by name.", PLACEHOLDER]
     path = getattr(module, "__file__", None)
     if home == "__main__" and path is None:
         return [PLACEHOLDER]
@@ -222,37 +226,37 @@ def _import_object(function: Any, name: str, spec: str | None) -> list[str]:
 
 
 def _name_in(module: Any, function: Any) -> str | None:
-    """The dotted name by which a module gives just this object (a bound method has none)."""
-    found: Any = module
+    """Return the dotted name of this very object in a module (a bound method has none)."""
+    value: Any = module
     qualname = getattr(function, "__qualname__", "")
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    if found is not None and found == function:
+        value = getattr(value, part, None)
+    if value is not None and value == function:
         return str(qualname)
     return next((n for n, x in vars(module or object).items() if x == function), None)
 
 
 def _implementation(f: Implementation) -> str:
-    words = ["f"]
+    kwargs = ["f"]
     if f.backward is not None:
-        words.append("backward=f_backward")
+        kwargs.append("backward=f_backward")
     if f.rename:
-        words.append(f"rename={ {theirs: ours for ours, theirs in f.rename.items()}!r}")
-    words.append(f"features={sorted(f.features | set(f.returns))!r}")
-    words.append(f"framework={f.framework.name!r}")
+        kwargs.append(f"rename={ {theirs: ours for ours, theirs in f.rename.items()}!r}")
+    kwargs.append(f"features={sorted(f.features | set(f.returns))!r}")
+    kwargs.append(f"framework={f.framework.name!r}")
     if f.layout != "BHTD":
-        words.append(f"layout={f.layout!r}")
-    return ", ".join(words)
+        kwargs.append(f"layout={f.layout!r}")
+    return ", ".join(kwargs)
 
 
 def _conventions_line(conventions: Conventions) -> str:
     default = Conventions()
-    words = [
+    kwargs = [
         f"{name}={_number(value)}"
         for name, value in vars(conventions).items()
         if value != getattr(default, name)
     ]
-    return f"conventions = npattn.Conventions({', '.join(words)})"
+    return f"conventions = npattn.Conventions({', '.join(kwargs)})"
 
 
 def _number(value: Any) -> str:
@@ -260,35 +264,25 @@ def _number(value: Any) -> str:
 
 
 def _arguments(problem: Problem) -> str:
+    """Format the arguments of `npattn.Problem`."""
     problem = problem.materialise()
-    words = [f"\n    {_literal(getattr(problem, n))}" for n in ("q", "k", "v")]
-    for name in ("mask", "bias", "sinks", "dropout_mask"):
-        array = getattr(problem, name)
-        if array is not None:
-            words.append(f"\n    {name}={_literal(array)}")
-    plain = {
-        "causal": problem.causal,
-        "window": problem.window,
-        "scale": problem.scale,
-        "softcap": problem.softcap,
-        "dropout_rate": problem.dropout_rate,
-        "alignment": problem.alignment,
-    }
-    words += [
-        f"\n    {n}={x!r}"
-        for n, x in plain.items()
-        if (x not in (None, False) and x != 0.0) or n == "scale"
-    ]
-    if problem.score_mod is not None:
-        from npattn.testing.cases.distributions import SCORE_MODS
-
-        name = next(n for n, mod in SCORE_MODS.items() if mod is problem.score_mod)
-        words.append(f"\n    score_mod=npattn.testing.cases.recipe.SCORE_MODS[{name!r}]")
-    return ",".join(words) + ",\n"
+    arguments = [f"\n    {_literal(getattr(problem, n))}" for n in ("q", "k", "v")]
+    for option in OPTIONS.values():
+        value = getattr(problem, option.name)
+        if isinstance(value, np.ndarray):
+            arguments.append(f"\n    {option.name}={_literal(value)}")
+        elif option.kind == "callable" and value is not None:
+            name = next(n for n, mod in SCORE_MODS.items() if mod is value)
+            formula = f"npattn.testing.cases.distributions.SCORE_MODS[{name!r}]"
+            arguments.append(f"\n    {option.name}={formula}")
+        elif value != option.default:
+            arguments.append(f"\n    {option.name}={value!r}")
+    arguments.append(f"\n    alignment={problem.alignment!r}")
+    return ",".join(arguments) + ",\n"
 
 
 def _literal(array: Array) -> str:
-    """An array as text that gives back every bit of every number (NaN payloads aside)."""
+    """Format an array as text that gives back every bit of every number (NaN payloads aside)."""
     dtype = repr(array.dtype.name)
     if array.size == 0:
         return f"np.zeros({array.shape}, {dtype})"

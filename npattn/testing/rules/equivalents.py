@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array, sum_to
+from npattn.options import OPTIONS
 from npattn.problem import Problem
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import WINDOWS
 from npattn.testing.rules.picks import SAME, generator, relate_restated
 from npattn.testing.rules.register import rule
 from npattn.testing.rules.relate import relate
@@ -83,7 +83,7 @@ def causal_as_mask(trial: Trial, recipe: Recipe) -> float:
     "window-as-mask",
     "5, 7",
     unless=lacks("window", "mask"),
-    draw=lambda t: {"force": {"window": WINDOWS}, "nonempty": True},
+    draw=lambda t: {"force": {"window": OPTIONS["window"].examples}, "nonempty": True},
 )
 def window_as_mask(trial: Trial, recipe: Recipe) -> float:
     """A window gives the same results as its band passed as a mask.

@@ -20,7 +20,7 @@ from npattn.testing.bounds.allowed import bounds, deviations
 from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import Space
+from npattn.testing.cases.space import Space
 from npattn.testing.rules.mistake_effects import mistake_effects
 from npattn.testing.trial import Evaluation, Trial
 

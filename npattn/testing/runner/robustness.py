@@ -19,7 +19,7 @@ from npattn.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import Space
+from npattn.testing.cases.space import Space
 
 __all__ = ["MISTAKES", "describe_wrong_input"]
 

@@ -23,7 +23,7 @@ from npattn.errors import OptionError
 from npattn.testing.adapters.base import ImplementationError, format_exception_line
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.cases.strategies import Space
+from npattn.testing.cases.space import Space
 from npattn.testing.runner.rounds import Answers, Judge, Round
 from npattn.testing.trial import Trial
 

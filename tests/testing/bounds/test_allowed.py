@@ -27,7 +27,8 @@ from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.bounds.ulp import excess
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import Space, recipes
+from npattn.testing.cases.space import Space
+from npattn.testing.cases.strategies import recipes
 from npattn.testing.compare import Comparison, compare_arrays
 
 Array = np.ndarray[Any, Any]

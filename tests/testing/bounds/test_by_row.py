@@ -26,7 +26,8 @@ from npattn.testing.bounds.by_key import HeadResults, KeyGradients, Slack, sum_h
 from npattn.testing.bounds.by_row import Rows, width
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import STRUCTURE, Space, recipes
+from npattn.testing.cases.space import STRUCTURE, Space
+from npattn.testing.cases.strategies import recipes
 
 SAME = 2.0**-20
 """By which sums of float64 in another order may differ, where they do not cancel."""

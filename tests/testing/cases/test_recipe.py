@@ -11,7 +11,8 @@ import npattn
 from npattn.testing import Recipe
 from npattn.testing.cases.distributions import SCORE_MODS
 from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, VIEWS
-from npattn.testing.cases.strategies import Space, recipes
+from npattn.testing.cases.space import Space
+from npattn.testing.cases.strategies import recipes
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
 SIZES = {"lead": (B,), "H": H, "K": K, "T": T, "S": S, "D": D, "E": E}

@@ -10,25 +10,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 
 from npattn.errors import OptionError
-from npattn.options import FEATURES
+from npattn.options import FEATURES, OPTIONS
 from npattn.problem import Problem
 from npattn.testing.cases import pairwise as cover
 from npattn.testing.cases import strategies
 from npattn.testing.cases.distributions import SCORE_MODS
-from npattn.testing.cases.pairwise import OPTIONS, covering, traits
-from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, Recipe
-from npattn.testing.cases.strategies import (
-    EDGES,
-    RATES,
-    SCALES,
-    SOFTCAPS,
-    STRUCTURE,
-    WINDOWS,
-    Pools,
-    Space,
-    problems,
-    recipes,
-)
+from npattn.testing.cases.pairwise import covering, traits
+from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, OPTION_FIELDS, Recipe
+from npattn.testing.cases.space import EDGES, STRUCTURE, Space
+from npattn.testing.cases.strategies import Pools, problems, recipes
 
 EVERYTHING = frozenset(STRUCTURE)
 LETTERS = "HKTSDE"
@@ -307,13 +297,13 @@ def test_features_and_structure_are_all_there_unless_it_is_said():
 def switched_on(recipe):
     """The options of a recipe that are not at their default."""
     plain = Recipe()
-    return frozenset(n for n in OPTIONS if getattr(recipe, n) != getattr(plain, n))
+    return frozenset(n for n in OPTION_FIELDS if getattr(recipe, n) != getattr(plain, n))
 
 
 def test_the_first_half_of_what_is_planned_has_every_pair_of_options_and_no_third():
     planned = list(itertools.islice(Pools(Space()).cases(0, 100), 46))
     met = {switched_on(recipe) for recipe in planned}
-    pairs = {frozenset(pair) for pair in itertools.combinations(OPTIONS, 2)}
+    pairs = {frozenset(pair) for pair in itertools.combinations(OPTION_FIELDS, 2)}
     assert pairs <= met
     assert max(map(len, met)) == 2
     assert all(len(recipe.lead) == 1 and not recipe.broadcast for recipe in planned)
@@ -365,7 +355,7 @@ NEVER = {
 
 def pairs_that_can_meet():
     kinds = [(kind, group) for group in (*GROUPS, *((kind,) for kind in APART)) for kind in group]
-    kinds += [(option, (option,)) for option in OPTIONS]
+    kinds += [(option, (option,)) for option in OPTION_FIELDS]
     return {
         frozenset((one, other))
         for (one, group), (other, _) in itertools.combinations(kinds, 2)
@@ -387,10 +377,10 @@ def test_within_100_examples_every_kind_is_there(seed):
         ("bias", BIASES),
         ("distribution", DISTRIBUTIONS),
         ("score_mod", SCORE_MODS),
-        ("scale", SCALES),
-        ("softcap", SOFTCAPS),
-        ("window", WINDOWS),
-        ("dropout", RATES),
+        ("scale", OPTIONS["scale"].examples),
+        ("softcap", OPTIONS["softcap"].examples),
+        ("window", OPTIONS["window"].examples),
+        ("dropout", OPTIONS["dropout_rate"].examples),
         ("T", (1, *EDGES)),
         ("S", (1, *EDGES, 4096)),
         ("D", (1, 8, 64, 65, 128)),
@@ -407,7 +397,7 @@ def test_pairs_meet_in_what_the_implementation_has_and_accepts():
     features = frozenset({"causal", "bias", "scale"})
     space = Space(features=features, structure=EVERYTHING - {"rank 2", "rank 5", "K < H"})
     met = {frozenset(p) for r in cases(0, space) for p in itertools.combinations(traits(r), 2)}
-    gone = {"rank 2", "rank 5", "K = 1", "1 < K < H"} | (set(OPTIONS) - features)
+    gone = {"rank 2", "rank 5", "K = 1", "1 < K < H"} | (set(OPTION_FIELDS) - features)
     assert {pair for pair in pairs_that_can_meet() if not pair & gone} == met
 
 

@@ -20,14 +20,14 @@ from npattn.errors import OptionError  # noqa: E402
 from npattn.testing import Implementation, Rounding, check, compare  # noqa: E402
 from npattn.testing.adapters.torch import Torch  # noqa: E402
 from npattn.testing.bounds.row_norms import RowNorms  # noqa: E402
-from npattn.testing.cases.log_uniform import Plan, simpler  # noqa: E402
+from npattn.testing.cases.log_uniform import Plan, simplify  # noqa: E402
 from npattn.testing.cases.recipe import Recipe  # noqa: E402
-from npattn.testing.cases.strategies import STRUCTURE, Space  # noqa: E402
+from npattn.testing.cases.space import STRUCTURE, Space  # noqa: E402
 from npattn.testing.compare import compare_arrays  # noqa: E402
 from npattn.testing.device import judging as held_module  # noqa: E402
 from npattn.testing.device import sweep as sweep_module  # noqa: E402
 from npattn.testing.device.sampling import BIASES, DISTRIBUTIONS, MASKS, drawn  # noqa: E402
-from npattn.testing.device.sweep import Sweep, shown  # noqa: E402
+from npattn.testing.device.sweep import Sweep, show_problem  # noqa: E402
 from npattn.testing.device.tensors import Tensors, compared, ratios  # noqa: E402
 from npattn.testing.targets.torch import sdpa  # noqa: E402
 from npattn.testing.trial import Trial  # noqa: E402
@@ -285,7 +285,7 @@ def test_the_script_of_a_large_failure_draws_it_anew(tmp_path):
     for outcome in report.outcomes:
         text = outcome.script()
         assert len(text) < 4000
-        assert "from npattn.testing.device.sweep import shown" in text
+        assert "from npattn.testing.device.sweep import show_problem" in text
         assert f"rule={outcome.rule!r}" in text
     ran(text, tmp_path, "WRONG o[")
 
@@ -465,14 +465,14 @@ def test_sizes_that_are_given_are_kept_and_others_fit():
     assert {recipe.D for recipe in recipes} == {64}
     assert all(sweep_module._scores(recipe) <= 2**16 for recipe in recipes)
     for recipe in recipes:
-        assert all(one.T in (300, 301) and one.D == 64 for one in simpler(recipe, plan))
+        assert all(one.T in (300, 301) and one.D == 64 for one in simplify(recipe, plan))
 
 
 def test_structure_that_is_refused_is_not_drawn():
     structure = frozenset({"rank 3"})
     plan = Plan(Space(structure=structure), Conventions(), 2**20)
     recipes = [plan.recipe(0, n) for n in range(60)]
-    recipes += [one for recipe in recipes for one in simpler(recipe, plan)]
+    recipes += [one for recipe in recipes for one in simplify(recipe, plan)]
     assert all(recipe.T == recipe.S and recipe.D == recipe.E for recipe in recipes)
     assert all(recipe.H == recipe.K and recipe.lead == () for recipe in recipes)
     assert all(recipe.D % 8 == 0 for recipe in recipes)
@@ -565,10 +565,10 @@ def test_after_a_device_has_died_nothing_is_asked_of_it(monkeypatch):
 
 def test_shown_says_of_every_result_whether_it_is_right(capsys):
     recipe = Recipe(lead=(2,), H=1, K=1, T=9, S=7, D=8, E=5, seed=4)
-    assert shown(Implementation(sdpa), recipe, conventions=TOP_LEFT)
+    assert show_problem(Implementation(sdpa), recipe, conventions=TOP_LEFT)
     lines = capsys.readouterr().out.splitlines()
     assert [line[:7] for line in lines[1:]].count("ok    o") == 2
-    assert not shown(Implementation(WRONG, framework="torch"), recipe)
+    assert not show_problem(Implementation(WRONG, framework="torch"), recipe)
     assert "WRONG o[" in capsys.readouterr().out
 
 

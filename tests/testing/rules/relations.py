@@ -11,7 +11,8 @@ from npattn.mistakes import Attention
 from npattn.problem import Problem
 from npattn.testing import Implementation
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.cases.strategies import STRUCTURE, Pools, Space
+from npattn.testing.cases.space import STRUCTURE, Space
+from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 

@@ -18,7 +18,8 @@ from npattn.conventions import PROFILES, Conventions
 from npattn.mistakes import Attention, base, base_backward
 from npattn.testing import Implementation, Recipe, check
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.cases.strategies import Pools, Space
+from npattn.testing.cases.space import Space
+from npattn.testing.cases.strategies import Pools
 from npattn.testing.report.reproducer import script
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.estimates import Estimate, agree, exact, round_to_grid, settle

@@ -7,7 +7,8 @@ import pytest
 
 from npattn.conventions import PROFILES
 from npattn.mistakes import Attention, base, base_backward
-from npattn.testing.cases.strategies import POOLS, Pools
+from npattn.testing.cases.space import POOLS
+from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.mutants import MUTANTS
@@ -112,7 +113,7 @@ def test_other_bits_the_second_time_fail():
 def test_no_other_rule_samples_their_shapes(rule):
     from npattn.conventions import Conventions
     from npattn.testing import Implementation, Rounding
-    from npattn.testing.cases.strategies import Space
+    from npattn.testing.cases.space import Space
     from npattn.testing.trial import Trial
 
     f = Implementation(flash, backward=flash_backward)

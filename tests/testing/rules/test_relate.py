@@ -5,7 +5,7 @@ import pytest
 
 from npattn.conventions import Conventions
 from npattn.testing import Implementation, Recipe, Rounding
-from npattn.testing.cases.strategies import Space
+from npattn.testing.cases.space import Space
 from npattn.testing.rules.relate import is_wrong, relate
 from npattn.testing.targets.numpy import flash
 from npattn.testing.trial import Evaluation, Trial, Violation

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from npattn.testing import Recipe, check
+from npattn.testing.cases.recipe import are_identical
 from npattn.testing.rules import MODULES, PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.correct import Kernel
@@ -114,6 +115,14 @@ def test_rule_fails_on_its_mutant(rule, name):
     assert outcome.status == ("suspect" if rule == "aggregate" else "failed"), str(report)
     assert outcome.worst > 1
     assert outcome.message
+    assert_recipe_is_true(outcome)
+
+
+def assert_recipe_is_true(outcome):
+    """The recipe that a report prints makes the failing problem, or says that it was changed."""
+    line, changed, _ = outcome.recipe.partition(", then changed")
+    made = eval(line, {"Recipe": Recipe})
+    assert are_identical(made, outcome.problem) is not bool(changed), outcome.recipe
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from npattn.mistakes import Attention
 from npattn.testing import Implementation, check
 from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import Space
+from npattn.testing.cases.space import Space
 from npattn.testing.rules.systematic_error import (
     COMMON,
     ErrorSample,

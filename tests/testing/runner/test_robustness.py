@@ -9,7 +9,7 @@ import pytest
 
 import npattn.testing.runner.robustness as robustness
 from npattn.testing import Implementation, check
-from npattn.testing.cases.strategies import Space
+from npattn.testing.cases.space import Space
 from npattn.testing.runner.robustness import MISTAKES, describe_wrong_input
 from npattn.testing.targets.numpy import flash
 

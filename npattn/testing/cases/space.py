@@ -1,0 +1,158 @@
+"""Space of the problems that an implementation accepts: features, structure, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from npattn.errors import OptionError
+from npattn.options import FEATURES
+from npattn.testing.cases.recipe import Recipe
+
+__all__ = ["LONG", "POOLS", "STRUCTURE", "Space"]
+
+STRUCTURE = (
+    "rank 2",
+    "rank 3",
+    "rank 4",
+    "rank 5",
+    "K < H",
+    "E != D",
+    "T != S",
+    "T > S",
+    "D % 8",
+    "broadcast",
+    "B = 0",
+    "H = 0",
+    "T = 0",
+    "S = 0",
+    "D = 0",
+    "E = 0",
+    "transposed",
+    "stepped",
+    "expanded",
+    "reversed",
+)
+"""Structure, which has no parameter and is probed: ranks, sizes, views."""
+
+EDGES = (15, 17, 31, 33, 63, 65, 127, 129, 257)  # one beside a multiple of a tile
+POOLS = {
+    "B": (2, 1, 3),
+    "K": (1, 2, 3, 5),
+    "G": (1, 2, 3, 4),
+    "T": (2, 1, 3, 5, 7, 11) * 2 + (1, 1) + EDGES,  # decoding asks with one query
+    "S": (3, 1, 2, 5, 7, 13, 19) * 2 + EDGES,
+    "D": (3, 1, 2, 5, 7, 11, 13, 40, 65, 128),
+    "E": (2, 1, 3, 5, 9, 17, 33, 128),
+}
+ROUND_D = (8, 16, 64)
+LONG = 4096  # keys, for a few queries: sums of thousands of nearly equal weights
+
+
+@dataclass(frozen=True)
+class Space:
+    """Features, structure and sizes of the problems that an implementation accepts.
+
+    Parameters
+    ----------
+    features : frozenset of str
+        Among `FEATURES`.
+    structure : frozenset of str
+        Among `STRUCTURE`.
+    dtype : str
+    sizes : mapping of letter to sizes
+        Sizes to sample, ``{"D": (64, 128)}``, instead of those of `POOLS`; letters B H K T S D E.
+    """
+
+    features: frozenset[str] = frozenset(FEATURES)
+    structure: frozenset[str] = frozenset(STRUCTURE)
+    dtype: str = "float32"
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for letter, values in self.sizes.items():
+            legal = (
+                isinstance(values, Sequence)
+                and values
+                and all(isinstance(n, int) and n >= 0 for n in values)
+            )
+            if letter not in "BHKTSDE" or not legal:
+                raise OptionError(
+                    f"sizes has {letter}={values!r}, must be a letter of B H K T S D E with a "
+                    'sequence of integers ≥ 0, as in {"D": (64, 128)}'
+                )
+
+    def __hash__(self) -> int:
+        return hash((self.features, self.structure, self.dtype, frozenset(self.sizes)))
+
+    def pool(self, letter: str) -> tuple[int, ...]:
+        """Return the sizes to sample from; 0 is sampled apart."""
+        if letter in self.sizes:
+            return tuple(self.sizes[letter])
+        if letter in "DE" and "D % 8" not in self.structure:
+            return ROUND_D
+        return POOLS[letter]
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """Pairs (H, K), the simplest first."""
+        shared = "K < H" in self.structure
+        if "H" in self.sizes:
+            pairs = [
+                (H, K)
+                for H in self.sizes["H"]
+                for K in self.sizes.get("K", range(1, H + 1))
+                if K and H % K == 0 and (shared or K == H)
+            ]
+            return pairs or [(H, H) for H in self.sizes["H"]]
+        groups = POOLS["G"] if shared else (1,)
+        return [(K * G, K) for G in groups for K in self.pool("K") if K]
+
+    @property
+    def largest(self) -> str:
+        """Largest sizes that are sampled, in words."""
+        largest = {letter: max(self.pool(letter)) for letter in "TSDE"}
+        if "long" in self.extents(frozenset()):
+            largest["S"] = LONG
+        return ", ".join(f"{letter} {size}" for letter, size in largest.items())
+
+    def base(self) -> Recipe:
+        """Return the plainest problem, with round sizes, on which structure is probed."""
+
+        def first(letter: str, default: int) -> int:
+            return next(iter(self.sizes.get(letter, (default,))))
+
+        D = first("D", 16)
+        E = D if D in self.sizes.get("E", (D,)) else first("E", D)
+        T = first("T", 16)
+        S = T if T in self.sizes.get("S", (T,)) else first("S", T)
+        K = first("K", first("H", 2))
+        H = K if "H" not in self.sizes else first("H", 2)
+        return Recipe(lead=(first("B", 2),), H=H, K=K, T=T, S=S, D=D, E=E, dtype=self.dtype)
+
+    @property
+    def ranks(self) -> list[str]:
+        """Ranks to sample from; the first is the commonest, and that of plain problems."""
+        ranks: list[str] = [
+            r for r in ("rank 4", "rank 3", "rank 2", "rank 5") if r in self.structure
+        ]
+        return [ranks[0]] * 2 + ranks if ranks else ["rank 4"]
+
+    def extents(self, forced: frozenset[str]) -> tuple[str, ...]:
+        """Return extents of T, S and D to sample from: plain, long in S, or wide in S and D."""
+        free = set("BTSD") - set(self.sizes) - forced
+        long = ("long",) if free >= set("BTS") and "T != S" in self.structure else ()
+        wide = ("wide", "wide", "wide") if free >= set("BTSD") else ()
+        return ("",) * 45 + wide + long
+
+    @property
+    def zeros(self) -> list[str]:
+        """Letters whose size may be 0 while the others are not."""
+        tied = {"T": "T != S", "S": "T != S", "D": "E != D", "E": "E != D"}
+        return [
+            letter
+            for letter in "BHTSDE"
+            if f"{letter} = 0" in self.structure
+            and letter not in self.sizes
+            and tied.get(letter, f"{letter} = 0") in self.structure
+        ]
