@@ -1,4 +1,4 @@
-"""A delivered array against the exact one: what counts as an error, and what never passes."""
+"""Comparison of a result with the exact array: what counts as an error, what never passes."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ def one(value: float, dtype: Any) -> Array:
     return np.array([value], np.float64).astype(dtype)
 
 
-def gap(got: float, want: float, dtype: Any) -> float:
-    return float(excess(one(got, dtype), np.array([want]))[0])
+def gap(got: float, expected: float, dtype: Any) -> float:
+    return float(excess(one(got, dtype), np.array([expected]))[0])
 
 
 # --- excess ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-@given(want=st.floats(-6e4, 6e4))
-def test_rounding_the_exact_value_costs_nothing(dtype: Any, want: float) -> None:
-    exact = np.array([want])
+@given(expected=st.floats(-6e4, 6e4))
+def test_rounded_exact_value_has_no_excess(dtype: Any, expected: float) -> None:
+    exact = np.array([expected])
     assert excess(exact.astype(dtype), exact)[0] == 0
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-@given(want=st.floats(-1e3, 1e3), error=st.floats(-1, 1))
-def test_what_was_t_off_before_it_was_rounded_has_an_excess_of_at_most_t(
-    dtype: Any, want: float, error: float
+@given(expected=st.floats(-1e3, 1e3), error=st.floats(-1, 1))
+def test_excess_is_at_most_the_error_before_rounding(
+    dtype: Any, expected: float, error: float
 ) -> None:
-    computed = np.array([want + error])
-    t = abs(computed - want)
-    assert excess(computed.astype(dtype), np.array([want]))[0] <= t * (1 + 2.0**-50)
+    computed = np.array([expected + error])
+    t = abs(computed - expected)
+    assert excess(computed.astype(dtype), np.array([expected]))[0] <= t * (1 + 2.0**-50)
 
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_excess_is_counted_from_the_midpoint_to_the_neighbour(dtype: Any, sign: int) -> None:
+def test_excess_is_counted_from_the_midpoint(dtype: Any, sign: int) -> None:
     u = float(finfo(dtype).eps) / 2
     assert gap(sign, sign * (1 + u), dtype) == 0  # the midpoint itself rounds either way
     assert gap(sign, sign * (1 + 1.5 * u), dtype) == 0.5 * u
@@ -65,7 +65,7 @@ def test_the_excess_is_counted_from_the_midpoint_to_the_neighbour(dtype: Any, si
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_subnormals_and_zero_are_numbers_like_others(dtype: Any) -> None:
+def test_subnormals_and_zero_have_excess_like_others(dtype: Any) -> None:
     least = float(finfo(dtype).smallest_subnormal)
     assert gap(0, least / 2, dtype) == 0
     assert gap(0, -least / 2, dtype) == 0
@@ -75,7 +75,7 @@ def test_subnormals_and_zero_are_numbers_like_others(dtype: Any) -> None:
     assert gap(least, 0, dtype) == least / 2
 
 
-def test_in_float64_the_excess_is_within_a_unit_of_the_distance() -> None:
+def test_float64_excess_is_within_a_unit_of_the_distance() -> None:
     assert gap(1, 1, np.float64) == 0
     assert gap(1, 1 + 2.0**-52, np.float64) <= 2.0**-53
     assert gap(1, 1 + 2.0**-40, np.float64) == pytest.approx(2.0**-40, rel=2.0**-11)
@@ -83,23 +83,21 @@ def test_in_float64_the_excess_is_within_a_unit_of_the_distance() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("got", [np.nan, np.inf, -np.inf])
-def test_a_non_finite_result_of_a_finite_value_is_infinitely_wrong(dtype: Any, got: float) -> None:
+def test_non_finite_result_has_infinite_excess(dtype: Any, got: float) -> None:
     assert gap(got, 1, dtype) == np.inf
     assert gap(got, 0, dtype) == np.inf
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("want", [np.nan, np.inf, -np.inf])
-def test_a_non_finite_value_asks_for_a_non_finite_result_of_any_kind(
-    dtype: Any, want: float
-) -> None:
-    assert gap(1, want, dtype) == np.inf
-    assert gap(0, want, dtype) == np.inf
-    assert [gap(got, want, dtype) for got in (np.nan, np.inf, -np.inf)] == [0, 0, 0]
+@pytest.mark.parametrize("expected", [np.nan, np.inf, -np.inf])
+def test_non_finite_value_accepts_any_non_finite_result(dtype: Any, expected: float) -> None:
+    assert gap(1, expected, dtype) == np.inf
+    assert gap(0, expected, dtype) == np.inf
+    assert [gap(got, expected, dtype) for got in (np.nan, np.inf, -np.inf)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_the_largest_number_has_an_excess_from_below(dtype: Any) -> None:
+def test_largest_number_has_excess_from_below(dtype: Any) -> None:
     top = float(finfo(dtype).max)
     assert gap(top, top, dtype) == 0
     assert gap(top, top / 2, dtype) > top / 4
@@ -107,7 +105,7 @@ def test_the_largest_number_has_an_excess_from_below(dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_largest_number_is_not_near_to_all_that_is_beyond_it(dtype: Any, sign: int) -> None:
+def test_largest_number_has_excess_from_above(dtype: Any, sign: int) -> None:
     top = float(finfo(dtype).max)
     half = top * float(finfo(dtype).eps) / 2
     assert gap(sign * top, sign * (top + half / 4), dtype) == 0
@@ -115,66 +113,66 @@ def test_the_largest_number_is_not_near_to_all_that_is_beyond_it(dtype: Any, sig
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_excess_has_the_shape_of_its_arrays(dtype: Any) -> None:
+def test_excess_has_the_shape_of_its_arrays(dtype: Any) -> None:
     for shape in ((), (0,), (2, 0, 3), (2, 3)):
-        found = excess(np.ones(shape, dtype), np.ones(shape))
-        assert found.shape == shape
-        assert found.dtype == np.float64
+        comparison = excess(np.ones(shape, dtype), np.ones(shape))
+        assert comparison.shape == shape
+        assert comparison.dtype == np.float64
 
 
 # --- compare_arrays -------------------------------------------------------------------------------
 
 
-def arrays(got: Any, want: Any, allowed: Any, dtype: Any = np.float32) -> Comparison:
-    want = np.asarray(want, np.float64)
-    allowed = np.broadcast_to(np.asarray(allowed, np.float64), want.shape)
-    return compare_arrays("o", np.asarray(got, np.float64).astype(dtype), want, allowed)
+def arrays(got: Any, expected: Any, allowed: Any, dtype: Any = np.float32) -> Comparison:
+    expected = np.asarray(expected, np.float64)
+    allowed = np.broadcast_to(np.asarray(allowed, np.float64), expected.shape)
+    return compare_arrays("o", np.asarray(got, np.float64).astype(dtype), expected, allowed)
 
 
-def test_what_is_within_the_allowed_error_passes_and_what_is_beyond_fails() -> None:
+def test_error_within_tolerance_passes_and_beyond_fails() -> None:
     assert arrays([1.0], [1.5], 0.51).passed
-    found = arrays([1.0], [1.5], 0.25)
-    assert not found.passed
-    assert found.ratio == pytest.approx(2, rel=1e-6)
+    comparison = arrays([1.0], [1.5], 0.25)
+    assert not comparison.passed
+    assert comparison.ratio == pytest.approx(2, rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("allowed", [0, 1, 1e300])
-def test_nan_never_passes_where_a_number_belongs(dtype: Any, allowed: float) -> None:
-    found = arrays([1.0, np.nan], [1.0, 1.0], allowed, dtype)
-    assert not found.passed
-    assert found.ratio == np.inf
-    assert found.index == (1,)
-    assert np.isnan(found.got)
+def test_nan_never_passes_for_a_number(dtype: Any, allowed: float) -> None:
+    comparison = arrays([1.0, np.nan], [1.0, 1.0], allowed, dtype)
+    assert not comparison.passed
+    assert comparison.ratio == np.inf
+    assert comparison.index == (1,)
+    assert np.isnan(comparison.got)
 
 
-def test_a_number_never_passes_where_nan_belongs() -> None:
+def test_number_never_passes_for_nan() -> None:
     assert not arrays([0.0], [np.nan], 1.0).passed
     assert arrays([np.nan], [np.nan], 0.0).passed
     assert arrays([np.inf], [np.nan], 0.0).passed
 
 
-def test_an_allowed_error_of_nan_passes_nothing_but_the_exact_value() -> None:
+def test_nan_tolerance_passes_the_exact_value_alone() -> None:
     assert not arrays([1.0], [2.0], np.nan).passed
     assert arrays([2.0], [2.0], np.nan).passed
 
 
-def test_an_allowed_error_of_0_passes_the_rounded_exact_value_alone() -> None:
+def test_zero_tolerance_passes_the_rounded_exact_value_alone() -> None:
     assert arrays([0.1], [0.1], 0).passed
     assert arrays([0.0], [0.0], 0).passed
-    found = arrays([1e-30], [0.0], 0)
-    assert not found.passed
-    assert found.ratio == np.inf
+    comparison = arrays([1e-30], [0.0], 0)
+    assert not comparison.passed
+    assert comparison.ratio == np.inf
 
 
 @pytest.mark.parametrize("got", [0.0, 1e30, np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("want", [1.0, np.nan, np.inf])
-def test_nothing_is_required_where_the_allowed_error_is_infinite(got: float, want: float) -> None:
-    assert arrays([got], [want], np.inf).passed
+@pytest.mark.parametrize("expected", [1.0, np.nan, np.inf])
+def test_infinite_tolerance_passes_everything(got: float, expected: float) -> None:
+    assert arrays([got], [expected], np.inf).passed
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_overflow_passes_where_the_exact_value_is_beyond_the_dtype(sign: int) -> None:
+def test_overflow_passes_beyond_the_range_of_the_dtype(sign: int) -> None:
     inf = sign * np.inf
     assert arrays([inf], [sign * 7e4], 1.0, np.float16).passed
     assert arrays([inf], [sign * 65000], 600.0, np.float16).passed  # or may be
@@ -185,42 +183,44 @@ def test_overflow_passes_where_the_exact_value_is_beyond_the_dtype(sign: int) ->
     assert not arrays([inf], [sign * 7e4], 1.0, BF16).passed
 
 
-def test_overflow_to_the_other_side_does_not_pass() -> None:
+def test_overflow_of_the_wrong_sign_fails() -> None:
     assert not arrays([-np.inf], [7e4], 1.0, np.float16).passed
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3, 0)])
-def test_an_empty_array_passes_and_says_that_it_is_empty(shape: tuple[int, ...]) -> None:
-    found = arrays(np.zeros(shape), np.zeros(shape), 0)
-    assert found.passed
-    assert found.ratio == 0
-    assert (found.wrong, found.size) == (0, 0)
-    assert str(found) == "o is empty"
+def test_empty_array_passes(shape: tuple[int, ...]) -> None:
+    comparison = arrays(np.zeros(shape), np.zeros(shape), 0)
+    assert comparison.passed
+    assert comparison.ratio == 0
+    assert (comparison.wrong, comparison.size) == (0, 0)
+    assert str(comparison) == "o is empty"
 
 
-def test_the_worst_element_is_the_one_that_is_most_beyond_what_it_is_allowed() -> None:
-    want = np.zeros((2, 3, 5))
-    got, allowed = want.copy(), want + 1
+def test_worst_element_has_the_largest_ratio() -> None:
+    expected = np.zeros((2, 3, 5))
+    got, allowed = expected.copy(), expected + 1
     got[0, 1, 2], allowed[0, 1, 2] = 100, 1000  # the largest error, but allowed
     got[1, 2, 3], allowed[1, 2, 3] = 1, 0.25
     got[1, 0, 0] = 2
-    found = arrays(got, want, allowed)
-    assert found.index == (1, 2, 3)
-    assert found.ratio == pytest.approx(4, rel=1e-6)
-    assert (found.got, found.want, found.allowed) == (1, 0, 0.25)
-    assert (found.wrong, found.size) == (2, 30)
+    comparison = arrays(got, expected, allowed)
+    assert comparison.index == (1, 2, 3)
+    assert comparison.ratio == pytest.approx(4, rel=1e-6)
+    assert (comparison.got, comparison.want, comparison.allowed) == (1, 0, 0.25)
+    assert (comparison.wrong, comparison.size) == (2, 30)
 
 
-def test_a_scalar_has_an_empty_index() -> None:
-    found = arrays(1.0, 3.0, 1.0)
-    assert found.index == ()
-    assert not found.passed
-    assert "got 1" in str(found)
+def test_scalar_has_an_empty_index() -> None:
+    comparison = arrays(1.0, 3.0, 1.0)
+    assert comparison.index == ()
+    assert not comparison.passed
+    assert "got 1" in str(comparison)
 
 
-def test_a_comparison_says_where_what_and_how_much() -> None:
-    found = compare_arrays("dq", np.float32([[1, 2]]), np.array([[1.0, 3]]), np.full((1, 2), 0.5))
-    assert str(found) == (
+def test_str_has_index_values_and_ratio() -> None:
+    comparison = compare_arrays(
+        "dq", np.float32([[1, 2]]), np.array([[1.0, 3]]), np.full((1, 2), 0.5)
+    )
+    assert str(comparison) == (
         "dq[0, 1]: got 2, want 3, allowed ±0.5 (2 × tolerance; 1 of 2 elements out of tolerance)"
     )
     assert "out of tolerance" not in str(arrays([1.0], [1.0], 1.0))
@@ -229,7 +229,7 @@ def test_a_comparison_says_where_what_and_how_much() -> None:
 # --- compare --------------------------------------------------------------------------------------
 
 
-def made(dtype: Any = np.float32, **options: Any) -> tuple[Problem, Array, Array]:
+def make_problem(dtype: Any = np.float32, **options: Any) -> tuple[Problem, Array, Array]:
     rng = np.random.default_rng(0)
     q, k, v = (
         rng.standard_normal(s).astype(dtype) for s in ((2, 6, 5, 3), (2, 3, 7, 3), (2, 3, 7, 11))
@@ -240,28 +240,28 @@ def made(dtype: Any = np.float32, **options: Any) -> tuple[Problem, Array, Array
 
 
 def results(problem: Problem, dout: Array, dlse: Array | None) -> dict[str, Array]:
-    """What a correct implementation delivers, in the dtype of q."""
+    """Return the results of a correct implementation, in the dtype of q."""
     low = problem.q.dtype
     exact = npattn.forward(problem.q, problem.k, problem.v, bias=problem.bias, sinks=problem.sinks)
     grads = npattn.backward(exact, dout, dlse)
-    found = {"o": exact.out, "lse": exact.lse, "weights": exact.weights}
-    found |= {f"d{n}": getattr(grads, n) for n in ("q", "k", "v", "bias", "sinks")}
-    return {n: x.astype(low) for n, x in found.items() if x is not None}
+    comparison = {"o": exact.out, "lse": exact.lse, "weights": exact.weights}
+    comparison |= {f"d{n}": getattr(grads, n) for n in ("q", "k", "v", "bias", "sinks")}
+    return {n: x.astype(low) for n, x in comparison.items() if x is not None}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_lone_array_is_o(dtype: Any) -> None:
-    problem, dout, dlse = made(dtype)
+def test_array_is_o(dtype: Any) -> None:
+    problem, dout, dlse = make_problem(dtype)
     o = results(problem, dout, dlse)["o"]
-    (found,) = compare(o, problem)
-    assert found.name == "o"
-    assert found.passed
+    (comparison,) = compare(o, problem)
+    assert comparison.name == "o"
+    assert comparison.passed
     (wrong,) = compare(-o, problem)
     assert not wrong.passed
 
 
-def test_a_pair_is_o_and_lse() -> None:
-    problem, dout, dlse = made()
+def test_pair_is_o_and_lse() -> None:
+    problem, dout, dlse = make_problem()
     got = results(problem, dout, dlse)
     o, lse = compare((got["o"], got["lse"]), problem)
     assert (o.name, lse.name) == ("o", "lse")
@@ -272,68 +272,68 @@ def test_a_pair_is_o_and_lse() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_mapping_names_its_results_and_keeps_their_order(dtype: Any) -> None:
+def test_mapping_keeps_its_order(dtype: Any) -> None:
     rng = np.random.default_rng(1)
     bias, sinks = rng.standard_normal((5, 7)).astype(dtype), rng.standard_normal(6).astype(dtype)
-    problem, dout, dlse = made(dtype, bias=bias, sinks=sinks)
+    problem, dout, dlse = make_problem(dtype, bias=bias, sinks=sinks)
     got = dict(reversed(results(problem, dout, dlse).items()))
-    found = compare(got, problem, dout=dout, dlse=dlse)
-    assert [c.name for c in found] == list(got)
+    comparison = compare(got, problem, dout=dout, dlse=dlse)
+    assert [c.name for c in comparison] == list(got)
     assert set(got) == {"o", "lse", "weights", "dq", "dk", "dv", "dbias", "dsinks"}
-    assert all(c.passed for c in found), [str(c) for c in found]
+    assert all(c.passed for c in comparison), [str(c) for c in comparison]
     for name in got:
         broken = got | {name: (1.25 * got[name].astype(float)).astype(dtype)}
         failed = [c.name for c in compare(broken, problem, dout=dout, dlse=dlse) if not c.passed]
         assert failed == [name]
 
 
-def test_gradients_belong_to_the_cotangent_of_lse_that_is_given() -> None:
-    problem, dout, dlse = made()
+def test_gradients_depend_on_dlse() -> None:
+    problem, dout, dlse = make_problem()
     got = {"dq": results(problem, dout, dlse)["dq"]}
     assert compare(got, problem, dout=dout, dlse=dlse)[0].passed
     assert not compare(got, problem, dout=dout)[0].passed
 
 
-def test_the_allowed_error_is_that_of_the_rounding_declared() -> None:
-    problem, dout, _ = made(BF16)
+def test_tolerance_is_that_of_the_declared_rounding() -> None:
+    problem, dout, _ = make_problem(BF16)
     got = {"o": results(problem, dout, None)["o"]}
     for rounding in (None, Rounding.upcast(), Rounding.fused()):
-        (found,) = compare(got, problem, rounding=rounding)
+        (comparison,) = compare(got, problem, rounding=rounding)
         limit = tolerance(problem, BF16, rounding)["o"]
-        assert found.allowed == limit[found.index]
+        assert comparison.allowed == limit[comparison.index]
 
 
-def test_the_exact_value_is_that_of_the_conventions() -> None:
+def test_exact_value_follows_the_conventions() -> None:
     mask = np.zeros((1, 7), bool)
-    problem, _, _ = made(mask=mask)
+    problem, _, _ = make_problem(mask=mask)
     mean = np.repeat(problem.v.astype(float).mean(-2, keepdims=True), 2, axis=-3)
     got = np.broadcast_to(mean, (2, 6, 5, 11)).astype(np.float32)
     assert compare(got, problem, conventions=npattn.Conventions(empty_row="mean"))[0].passed
     assert not compare(got, problem)[0].passed
 
 
-def test_a_list_that_numpy_reads_is_an_array() -> None:
-    problem, _, _ = made(np.float64)
+def test_list_is_an_array() -> None:
+    problem, _, _ = make_problem(np.float64)
     assert compare(npattn.attention(problem.q, problem.k, problem.v).tolist(), problem)[0].passed
 
 
-def test_a_tuple_of_three_is_an_error_that_says_what_it_must_be() -> None:
-    problem, dout, dlse = made()
+def test_tuple_of_three_is_an_error() -> None:
+    problem, dout, dlse = make_problem()
     o = results(problem, dout, dlse)["o"]
     with pytest.raises(OptionError, match=r"a tuple of 3: pass \(o, lse\), or a mapping"):
         compare((o, o, o), problem)
 
 
 @pytest.mark.parametrize("name", ["upcast", "fused", "eager"])
-def test_a_model_may_be_named(name: str) -> None:
-    problem, dout, _ = made(BF16)
+def test_rounding_may_be_a_name(name: str) -> None:
+    problem, dout, _ = make_problem(BF16)
     got = {"o": results(problem, dout, None)["o"]}
-    (found,) = compare(got, problem, rounding=name)
-    assert found == compare(got, problem, rounding=Rounding.from_name(name))[0]
+    (comparison,) = compare(got, problem, rounding=name)
+    assert comparison == compare(got, problem, rounding=Rounding.from_name(name))[0]
 
 
-def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
-    problem, dout, _ = made()
+def test_unknown_result_lists_known_ones() -> None:
+    problem, dout, _ = make_problem()
     with pytest.raises(
         OptionError, match="out is not a result of this problem: pass one of o, lse; gradients"
     ):
@@ -344,14 +344,14 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
     assert "dout=" not in str(caught.value)
 
 
-def test_gradients_without_dout_are_an_error_that_asks_for_it() -> None:
-    problem, _, _ = made()
+def test_gradients_without_dout_are_an_error() -> None:
+    problem, _, _ = make_problem()
     with pytest.raises(OptionError, match=r"gradients need dout="):
         compare({"dq": np.zeros((2, 6, 5, 3))}, problem)
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 5, 10), (6, 5, 11), (), (2, 6, 11, 5), (1, 6, 5, 11)])
-def test_another_shape_is_an_error_and_never_broadcast(shape: tuple[int, ...]) -> None:
-    problem, _, _ = made()
+def test_wrong_shape_is_never_broadcast(shape: tuple[int, ...]) -> None:
+    problem, _, _ = make_problem()
     with pytest.raises(NpattnError, match=r"o has shape .*, must have \(2, 6, 5, 11\)"):
         compare(np.zeros(shape, np.float32), problem)

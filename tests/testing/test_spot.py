@@ -1,4 +1,4 @@
-"""A spot check passes what is right, fails what is wrong where it looks, and says what it may miss.
+"""Spot checks pass right rows, fail wrong ones in the sample, and state the odds of a miss.
 
 `online` is a correct float32 attention that never holds the scores; it shares no code with npattn.
 """
@@ -74,7 +74,7 @@ def online(
 
 @dataclass
 class Delivered:
-    """What a correct implementation delivers, and the call that checks it."""
+    """Results of a correct implementation, and the call that checks them."""
 
     q: Array
     k: Array
@@ -83,11 +83,11 @@ class Delivered:
     options: dict[str, Any]
 
     def check(self, samples: int = 10**9, seed: int = 0, **changed: Any) -> SpotCheck:
-        words = self.results | self.options | {"samples": samples, "seed": seed} | changed
-        return spot_check(words.pop("out"), words.pop("lse"), self.q, self.k, self.v, **words)
+        kwargs = self.results | self.options | {"samples": samples, "seed": seed} | changed
+        return spot_check(kwargs.pop("out"), kwargs.pop("lse"), self.q, self.k, self.v, **kwargs)
 
 
-def delivered(dtype: Any = np.float32, compute: Any = np.float32, **options: Any) -> Delivered:
+def make_case(dtype: Any = np.float32, compute: Any = np.float32, **options: Any) -> Delivered:
     """Results and gradients in the precision of `dtype`."""
     q, k, v = arrays(dtype)
     rng = np.random.default_rng(1)
@@ -100,17 +100,17 @@ def delivered(dtype: Any = np.float32, compute: Any = np.float32, **options: Any
     return Delivered(q, k, v, results | gradients, options)
 
 
-# --- what is right passes -------------------------------------------------------------------------
+# --- correct results pass -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_correct_online_softmax_in_float32_passes(causal: bool) -> None:
+def test_correct_online_softmax_passes(causal: bool) -> None:
     q, k, v = arrays()
     word: Any = "bottom_right" if causal else False
-    found = spot_check(*online(q, k, v, causal=causal), q, k, v, causal=word, samples=100)
-    assert found.passed
-    assert 0 < found.worst < 1
-    assert set(found.ratios) == {"o", "lse"}
+    result = spot_check(*online(q, k, v, causal=causal), q, k, v, causal=word, samples=100)
+    assert result.passed
+    assert 0 < result.worst < 1
+    assert set(result.ratios) == {"o", "lse"}
 
 
 @pytest.mark.parametrize(("dtype", "compute"), [(np.float32, np.float32), (BF16, "bfloat16")])
@@ -125,13 +125,13 @@ def test_a_correct_online_softmax_in_float32_passes(causal: bool) -> None:
     ],
     ids=str,
 )
-def test_results_and_gradients_of_low_precision_pass(
+def test_low_precision_results_and_gradients_pass(
     dtype: Any, compute: Any, options: dict[str, Any]
 ) -> None:
-    found = delivered(dtype, compute, **options).check(samples=64)
-    assert found.passed, str(found)
-    assert set(found.ratios) == {"o", "lse", "dq", "dk", "dv"}
-    assert 0 < found.worst < 1
+    result = make_case(dtype, compute, **options).check(samples=64)
+    assert result.passed, str(result)
+    assert set(result.ratios) == {"o", "lse", "dq", "dk", "dv"}
+    assert 0 < result.worst < 1
 
 
 @settings(phases=[Phase.generate])  # to shrink takes minutes, and shows little more
@@ -145,7 +145,7 @@ def test_results_and_gradients_of_low_precision_pass(
     ),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_the_rounded_exact_results_of_any_problem_pass(recipe: Any, seed: int) -> None:
+def test_rounded_exact_results_pass(recipe: Any, seed: int) -> None:
     problem = recipe.problem()
     cotangents = recipe.cotangents(problem)
     fwd = evaluate(problem)
@@ -154,7 +154,7 @@ def test_the_rounded_exact_results_of_any_problem_pass(recipe: Any, seed: int) -
         name: getattr(problem, name) for name in (*FEATURES,) if getattr(problem, name) is not None
     }
     try:
-        found = spot_check(
+        result = spot_check(
             fwd.out.astype(np.float32),
             fwd.lse.astype(np.float32),
             problem.q,
@@ -169,17 +169,17 @@ def test_the_rounded_exact_results_of_any_problem_pass(recipe: Any, seed: int) -
         )
     except OptionError:  # no query that was drawn sees a key
         assume(False)
-    assert found.passed, str(found)
+    assert result.passed, str(result)
 
 
-def test_score_mod_gets_the_indices_of_the_whole_problem() -> None:
-    def modified(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
+def test_score_mod_gets_indices_of_the_whole_problem() -> None:
+    def modify(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
         return s + 0.1 * np.sin(b + 2 * h + 3 * t + 5 * s_index)
 
-    case = delivered(score_mod=modified)
+    case = make_case(score_mod=modify)
     with patch.object(by_row, "CELLS", 2**6):  # parts of 16 keys
-        found = case.check(samples=25)
-    assert found.passed, str(found)
+        result = case.check(samples=25)
+    assert result.passed, str(result)
     assert not case.check(samples=25, score_mod=None).passed
 
 
@@ -195,11 +195,11 @@ CONVENTIONS: dict[str, tuple[Conventions, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
-def test_what_words_mean_is_said_by_conventions(name: str) -> None:
+def test_conventions_apply_to_rows(name: str) -> None:
     conventions, options = CONVENTIONS[name]
-    case = delivered(conventions=conventions, **options)
-    found = case.check(samples=100)
-    assert found.passed, str(found)
+    case = make_case(conventions=conventions, **options)
+    result = case.check(samples=100)
+    assert result.passed, str(result)
     other = case.options | ({"causal": "bottom_right"} if options.get("causal") else {})
     q, k, v, results = case.q, case.k, case.v, case.results
     other["conventions"] = None
@@ -217,59 +217,59 @@ ROWS_ONLY: dict[str, tuple[Conventions, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", ROWS_ONLY)
-def test_conventions_of_hidden_keys_are_known_of_rows(name: str) -> None:
+def test_conventions_of_hidden_keys_apply_to_rows(name: str) -> None:
     conventions, options = ROWS_ONLY[name]
-    case = delivered(conventions=conventions, **options)
-    found = case.check(samples=100, dk=None, dv=None)
-    assert found.passed, str(found)
+    case = make_case(conventions=conventions, **options)
+    result = case.check(samples=100, dk=None, dv=None)
+    assert result.passed, str(result)
     assert not case.check(samples=100, dk=None, dv=None, conventions=None).passed
 
 
 @pytest.mark.parametrize("name", [*CONVENTIONS, *ROWS_ONLY])
-def test_a_row_is_allowed_what_compare_allows(name: str) -> None:
+def test_row_has_the_tolerance_of_compare(name: str) -> None:
     conventions, options = (CONVENTIONS | ROWS_ONLY)[name]
     q, k, v = arrays()
     fwd = npattn.forward(q, k, v, conventions=conventions, **options)
     wrong = np.where(np.isfinite(fwd.lse), fwd.lse + 1, 0)
-    found = spot_check(fwd.out, wrong, q, k, v, conventions=conventions, samples=40, **options)
-    room = tolerance(fwd.problem, q.dtype, conventions=conventions)["lse"]
-    told = [failure for failure in found.failures if np.isfinite(failure.want)]
-    assert told
-    for failure in told:
-        assert failure.allowed == pytest.approx(room[failure.index], rel=2.0**-20)
+    result = spot_check(fwd.out, wrong, q, k, v, conventions=conventions, samples=40, **options)
+    limits = tolerance(fwd.problem, q.dtype, conventions=conventions)["lse"]
+    finite_failures = [failure for failure in result.failures if np.isfinite(failure.want)]
+    assert finite_failures
+    for failure in finite_failures:
+        assert failure.allowed == pytest.approx(limits[failure.index], rel=2.0**-20)
 
 
 @pytest.mark.parametrize(("factor", "passes"), [(0.99, True), (1.01, False)])
-def test_a_row_fails_where_its_error_is_more_than_is_allowed(factor: float, passes: bool) -> None:
+def test_row_fails_beyond_its_tolerance(factor: float, passes: bool) -> None:
     q, k, v = arrays()
     fwd = npattn.forward(q, k, v)
     off = factor * tolerance(fwd.problem, q.dtype)["lse"]
-    found = spot_check(fwd.out, fwd.lse + off, q, k, v, samples=30)
-    assert found.ratios["lse"] == pytest.approx(factor, rel=2.0**-10)
-    assert len(found.failures) == (0 if passes else 30)
+    result = spot_check(fwd.out, fwd.lse + off, q, k, v, samples=30)
+    assert result.ratios["lse"] == pytest.approx(factor, rel=2.0**-10)
+    assert len(result.failures) == (0 if passes else 30)
 
 
-def test_under_nan_rows_a_number_is_wrong_and_their_gradient_is_not_compared() -> None:
+def test_nan_rows_need_nan_and_no_gradient() -> None:
     conventions, options = ROWS_ONLY["nan"]
-    case = delivered(conventions=conventions, **options)
+    case = make_case(conventions=conventions, **options)
     zero = np.nan_to_num(case.results["out"])
     assert not case.check(out=zero, dk=None, dv=None).passed
     assert case.check(dq=np.nan_to_num(case.results["dq"]), dk=None, dv=None).passed
 
 
-def test_one_head_of_rank_2_is_checked() -> None:
+def test_rank_2_is_checked() -> None:
     q, k, v = (x[0, 0] for x in arrays())
     fwd = npattn.forward(q, k, v, dtype=np.float32)
-    found = spot_check(fwd.out, fwd.lse, q, k, v, samples=7)
-    assert found.passed
-    assert found.rows.shape == (7, 1)
+    result = spot_check(fwd.out, fwd.lse, q, k, v, samples=7)
+    assert result.passed
+    assert result.rows.shape == (7, 1)
     broken = fwd.out.copy()
-    broken[found.rows[3, 0]] += 1
+    broken[result.rows[3, 0]] += 1
     (failure,) = spot_check(broken, fwd.lse, q, k, v, samples=7).failures
-    assert failure.index[0] == found.rows[3, 0]
+    assert failure.index[0] == result.rows[3, 0]
 
 
-def test_queries_of_fewer_leading_axes_are_checked_but_their_gradient_is_refused() -> None:
+def test_broadcast_queries_are_checked_without_gradient() -> None:
     q, k, v = arrays()
     fwd = npattn.forward(q[0], k, v, dtype=np.float32)
     assert spot_check(fwd.out, fwd.lse, q[0], k, v, samples=50).passed
@@ -277,15 +277,15 @@ def test_queries_of_fewer_leading_axes_are_checked_but_their_gradient_is_refused
         spot_check(fwd.out, fwd.lse, q[0], k, v, dout=fwd.out, dq=q[0])
 
 
-def test_lse_may_be_left_out() -> None:
+def test_lse_is_optional() -> None:
     q, k, v = arrays()
     out, _ = online(q, k, v)
-    found = spot_check(out, None, q, k, v, samples=9)
-    assert found.passed
-    assert set(found.ratios) == {"o"}
+    result = spot_check(out, None, q, k, v, samples=9)
+    assert result.passed
+    assert set(result.ratios) == {"o"}
 
 
-# --- masks and biases that are rules --------------------------------------------------------------
+# --- mask and bias objects ------------------------------------------------------------------------
 
 
 MASKS: dict[str, Any] = {
@@ -299,10 +299,10 @@ MASKS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_a_mask_that_is_a_rule_is_its_array(name: str) -> None:
+def test_mask_object_equals_its_array(name: str) -> None:
     rule = MASKS[name]
     array = np.broadcast_to(rule.to_array(T, S, lead=(B,), H=H), (B, H, T, S))
-    case = delivered(mask=array)
+    case = make_case(mask=array)
     assert case.check(samples=60, mask=rule).passed
     assert case.check(samples=60).ratios == case.check(samples=60, mask=rule).ratios
     assert not case.check(samples=60, mask=None).passed
@@ -315,15 +315,15 @@ BIASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BIASES)
-def test_a_bias_that_is_a_rule_is_its_array(name: str) -> None:
+def test_bias_object_equals_its_array(name: str) -> None:
     rule = BIASES[name]
-    case = delivered(bias=np.asarray(rule.to_array(T, S, lead=(B,), H=H)))
+    case = make_case(bias=np.asarray(rule.to_array(T, S, lead=(B,), H=H)))
     assert case.check(samples=60, bias=rule).passed
     assert case.check(samples=60).ratios == case.check(samples=60, bias=rule).ratios
     assert not case.check(samples=60, bias=None).passed
 
 
-def test_a_rule_is_never_asked_for_all_of_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_object_is_evaluated_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     rule, asked = masks.causal(alignment="bottom_right"), []
     answer = type(rule).tile
 
@@ -336,42 +336,42 @@ def test_a_rule_is_never_asked_for_all_of_its_scores(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(type(rule), "tile", tile)
     monkeypatch.setattr(Sized, "to_array", whole)
-    case = delivered(causal="bottom_right")
+    case = make_case(causal="bottom_right")
     assert case.check(samples=20, causal=False, mask=rule).passed
     assert 0 < max(asked) <= S
 
 
-def test_a_rule_for_other_sizes_is_refused() -> None:
+def test_mask_object_of_other_sizes_is_refused() -> None:
     q, k, v = arrays()
     with pytest.raises(ShapeError):
         spot_check(*online(q, k, v), q, k, v, masks.documents(np.arange(T), np.arange(S + 1)))
 
 
-# --- what is wrong fails --------------------------------------------------------------------------
+# --- mistakes are found ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_one_row_is_enough_where_all_are_wrong(seed: int) -> None:
+def test_one_sample_finds_a_mistake_in_all_rows(seed: int) -> None:
     q, k, v = arrays()
     out, lse = online(q, k, v)
-    found = spot_check(np.float32(1.001) * out, lse, q, k, v, samples=1, seed=seed)
-    assert not found.passed
-    assert len(found.failures) == 1
+    result = spot_check(np.float32(1.001) * out, lse, q, k, v, samples=1, seed=seed)
+    assert not result.passed
+    assert len(result.failures) == 1
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_planted_rows_are_found_if_and_only_if_they_are_drawn(seed: int) -> None:
+def test_planted_rows_are_found_if_sampled(seed: int) -> None:
     q, k, v = arrays()
     out, lse = online(q, k, v)
     planted, _ = sample_indices(np.random.default_rng(seed), (B, H, T), 13)
     for b, h, t in planted:
         out[b, h, t, seed % E] += 0.01
-    found = spot_check(out, lse, q, k, v, samples=29, seed=1000 + seed)
-    looked_at = {tuple(row) for row in found.rows.tolist()}
+    result = spot_check(out, lse, q, k, v, samples=29, seed=1000 + seed)
+    looked_at = {tuple(row) for row in result.rows.tolist()}
     wrong = {tuple(row) for row in planted.tolist()} & looked_at
-    assert {failure.index[:3] for failure in found.failures} == wrong
-    assert all(failure.index[3] == seed % E for failure in found.failures)
-    assert found.passed == (not wrong)
+    assert {failure.index[:3] for failure in result.failures} == wrong
+    assert all(failure.index[3] == seed % E for failure in result.failures)
+    assert result.passed == (not wrong)
 
 
 MISTAKES: dict[str, Callable[[Array, Array, Array], tuple[Array, Array]]] = {
@@ -388,46 +388,46 @@ MISTAKES: dict[str, Callable[[Array, Array, Array], tuple[Array, Array]]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_in_all_rows_is_found(name: str) -> None:
+def test_mistake_in_all_rows_is_found(name: str) -> None:
     q, k, v = arrays()
-    found = spot_check(*MISTAKES[name](q, k, v), q, k, v, samples=3)
-    assert len(found.failures) >= 2
+    result = spot_check(*MISTAKES[name](q, k, v), q, k, v, samples=3)
+    assert len(result.failures) >= 2
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_a_diagonal_that_is_off_by_one_is_found(shift: int) -> None:
+def test_shifted_diagonal_is_found(shift: int) -> None:
     q, k, v = arrays()
     out, lse = online(q, k, v, causal=True, shift=shift)
-    found = spot_check(out, lse, q, k, v, causal="bottom_right", samples=64)
-    assert not found.passed
+    result = spot_check(out, lse, q, k, v, causal="bottom_right", samples=64)
+    assert not result.passed
 
 
 @pytest.mark.parametrize("name", ["dq", "dk", "dv"])
 @pytest.mark.parametrize("factor", [1.001, -1, 0, np.nan])
-def test_a_wrong_gradient_is_found_and_named(name: str, factor: float) -> None:
-    case = delivered(causal="bottom_right")
+def test_wrong_gradient_is_found_and_named(name: str, factor: float) -> None:
+    case = make_case(causal="bottom_right")
     wrong = {name: np.float32(factor) * case.results[name]}
-    found = case.check(samples=20, **wrong)
-    assert found.failures
-    assert {failure.name for failure in found.failures} == {name}
+    result = case.check(samples=20, **wrong)
+    assert result.failures
+    assert {failure.name for failure in result.failures} == {name}
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_planted_keys_are_found_if_and_only_if_they_are_drawn(seed: int) -> None:
-    case = delivered()
+def test_planted_keys_are_found_if_sampled(seed: int) -> None:
+    case = make_case()
     planted, _ = sample_indices(np.random.default_rng(seed), (B, K, S), 23)
     dk = case.results["dk"].copy()
     for b, h, s in planted:
         dk[b, h, s, seed % D] *= -1.1
-    found = case.check(samples=31, seed=1000 + seed, dk=dk)
-    assert found.keys is not None
-    looked_at = {tuple(key) for key in found.keys.tolist()}
+    result = case.check(samples=31, seed=1000 + seed, dk=dk)
+    assert result.keys is not None
+    looked_at = {tuple(key) for key in result.keys.tolist()}
     wrong = {tuple(key) for key in planted.tolist()} & looked_at
-    assert {failure.index[:3] for failure in found.failures} == wrong
+    assert {failure.index[:3] for failure in result.failures} == wrong
 
 
-def test_delta_left_out_is_found() -> None:
-    case = delivered()
+def test_missing_delta_is_found() -> None:
+    case = make_case()
     q, k, v, results = case.q, case.k, case.v, case.results
     fwd = npattn.forward(q, k, v)
     dp = results["dout"] @ np.repeat(v, H // K, 1).swapaxes(-1, -2)
@@ -436,8 +436,8 @@ def test_delta_left_out_is_found() -> None:
     assert {f.name for f in case.check(samples=10, dk=dk).failures} == {"dk"}
 
 
-def test_one_query_head_of_a_group_left_out_of_dv_is_found() -> None:
-    case = delivered()
+def test_query_head_missing_from_dv_is_found() -> None:
+    case = make_case()
     fwd = npattn.forward(case.q, case.k, case.v)
     dv = fwd.weights.swapaxes(-1, -2) @ case.results["dout"].astype(float)
     dv = dv.reshape(B, K, H // K, S, E)
@@ -445,8 +445,8 @@ def test_one_query_head_of_a_group_left_out_of_dv_is_found() -> None:
     assert not case.check(samples=10, dv=dv[:, :, 0].astype(np.float32)).passed
 
 
-def test_a_gradient_that_ignores_dlse_is_found() -> None:
-    case = delivered()
+def test_gradient_that_ignores_dlse_is_found() -> None:
+    case = make_case()
     fwd = npattn.forward(case.q, case.k, case.v)
     grads = npattn.backward(fwd, case.results["dout"])
     for name, of in (("dq", grads.q), ("dk", grads.k)):
@@ -456,8 +456,8 @@ def test_a_gradient_that_ignores_dlse_is_found() -> None:
         assert case.check(samples=10, **(alone | wrong)).passed
 
 
-def test_declared_roundings_are_judged_more_sharply() -> None:
-    case = delivered(BF16, "bfloat16")  # it stores P and dS in bfloat16
+def test_declared_roundings_have_larger_ratios() -> None:
+    case = make_case(BF16, "bfloat16")  # it stores P and dS in bfloat16
     loose, sharp, wrong = (case.check(50, rounding=r) for r in (None, "fused", "upcast"))
     assert loose.passed
     assert sharp.passed
@@ -469,73 +469,75 @@ def test_declared_roundings_are_judged_more_sharply() -> None:
 
 
 @pytest.mark.parametrize("whole", [1, 2, 5, 8])
-def test_what_is_missed_is_the_share_of_samples_without_a_wrong_row(whole: int) -> None:
+def test_miss_probability_counts_samples_without_wrong_rows(whole: int) -> None:
     for samples, wrong in itertools.product(range(1, whole + 1), range(whole + 1)):
         of = list(itertools.combinations(range(whole), samples))
         blind = sum(all(row >= wrong for row in sample) for sample in of)
-        found = report(samples, whole)
-        assert found.miss_probability(wrong / whole) == pytest.approx(blind / len(of), abs=2.0**-40)
+        result = report(samples, whole)
+        assert result.miss_probability(wrong / whole) == pytest.approx(
+            blind / len(of), abs=2.0**-40
+        )
 
 
-def test_a_share_means_so_many_rows_however_it_is_rounded() -> None:
+def test_share_is_robust_to_rounding() -> None:
     for whole, samples in itertools.product(range(1, 60), (1, 3)):
-        found = report(min(samples, whole), whole)
+        result = report(min(samples, whole), whole)
         for wrong in range(whole + 1):
-            blind = math.comb(whole - wrong, len(found.rows)) / math.comb(whole, len(found.rows))
-            assert found.miss_probability(wrong / whole) == pytest.approx(blind, abs=2.0**-40)
+            blind = math.comb(whole - wrong, len(result.rows)) / math.comb(whole, len(result.rows))
+            assert result.miss_probability(wrong / whole) == pytest.approx(blind, abs=2.0**-40)
 
 
-def test_what_is_missed_is_hypergeometric() -> None:
+def test_miss_probability_is_hypergeometric() -> None:
     from scipy.stats import hypergeom
 
-    found = report(256, 10**6)
+    result = report(256, 10**6)
     for wrong in (1, 100, 11_700, 500_000):
         exact = hypergeom.pmf(0, 10**6, wrong, 256)
-        assert found.miss_probability(wrong / 10**6) == pytest.approx(exact, rel=1e-9)
-        assert found.miss_probability(wrong / 10**6) <= (1 - wrong / 10**6) ** 256
+        assert result.miss_probability(wrong / 10**6) == pytest.approx(exact, rel=1e-9)
+        assert result.miss_probability(wrong / 10**6) <= (1 - wrong / 10**6) ** 256
 
 
 @given(samples=st.integers(1, 300), more=st.integers(0, 10**7), probability=st.floats(0.001, 0.999))
-def test_the_share_is_the_least_that_is_seldom_missed(
+def test_share_is_the_least_for_a_miss_probability(
     samples: int, more: int, probability: float
 ) -> None:
     whole = samples + more
-    found = report(samples, whole)
-    share = found.share(probability)
-    assert found.miss_probability(share) <= probability
-    assert found.miss_probability(max(share - 1.5 / whole, 0)) > probability
+    result = report(samples, whole)
+    share = result.share(probability)
+    assert result.miss_probability(share) <= probability
+    assert result.miss_probability(max(share - 1.5 / whole, 0)) > probability
 
 
 def report(samples: int, whole: int) -> SpotCheck:
     return SpotCheck(np.zeros((samples, 1), int), None, {"o": 0.5}, (), whole, 0, 3)
 
 
-def test_missing_nothing_is_certain_and_missing_everything_impossible() -> None:
-    found = report(3, 7)
-    assert found.miss_probability(0) == 1
-    assert found.miss_probability(1) == 0
+def test_miss_probability_of_none_and_all() -> None:
+    result = report(3, 7)
+    assert result.miss_probability(0) == 1
+    assert result.miss_probability(1) == 0
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
-def test_a_share_is_between_0_and_1(share: float) -> None:
+def test_share_is_between_0_and_1(share: float) -> None:
     with pytest.raises(OptionError, match="share is"):
         report(3, 7).miss_probability(share)
 
 
 @pytest.mark.parametrize("probability", [0, 1, math.nan])
-def test_a_probability_is_between_0_and_1(probability: float) -> None:
+def test_probability_is_between_0_and_1(probability: float) -> None:
     with pytest.raises(OptionError, match="probability is"):
         report(3, 7).share(probability)
 
 
-def test_what_was_not_drawn_has_no_probability() -> None:
+def test_unchecked_population_has_no_probability() -> None:
     with pytest.raises(OptionError, match=r'of is "keys", must be "rows"'):
         report(3, 7).miss_probability(0.5, "keys")
     with pytest.raises(OptionError, match="of is 'queries'"):
         report(3, 7).miss_probability(0.5, "queries")
 
 
-def test_rows_are_drawn_without_replacement_and_all_alike() -> None:
+def test_rows_are_sampled_uniformly_without_replacement() -> None:
     shape, times, samples = (2, 3, 5), 2000, 7
     count = np.zeros(shape, int)
     for seed in range(times):
@@ -548,22 +550,22 @@ def test_rows_are_drawn_without_replacement_and_all_alike() -> None:
     assert abs(count - times * share).max() < 5 * deviation
 
 
-def test_the_seed_decides_what_is_looked_at() -> None:
-    case = delivered()
+def test_seed_decides_the_sample() -> None:
+    case = make_case()
     first, again, other = (case.check(samples=20, seed=seed) for seed in (4, 4, 5))
     np.testing.assert_array_equal(first.rows, again.rows)
     assert first.ratios == again.ratios
     assert (first.rows != other.rows).any()
 
 
-def test_all_rows_and_keys_are_looked_at_where_there_are_no_more() -> None:
-    found = delivered().check(samples=ROWS)
-    assert len(found.rows) == found.all_rows == ROWS
-    assert found.keys is not None
-    assert len(found.keys) == found.all_keys == KEYS
-    assert found.miss_probability(1 / ROWS) == 0
-    assert f"checked all {ROWS} rows" in str(found)
-    assert f"checked all {KEYS} keys" in str(found)
+def test_small_problems_are_checked_whole() -> None:
+    result = make_case().check(samples=ROWS)
+    assert len(result.rows) == result.all_rows == ROWS
+    assert result.keys is not None
+    assert len(result.keys) == result.all_keys == KEYS
+    assert result.miss_probability(1 / ROWS) == 0
+    assert f"checked all {ROWS} rows" in str(result)
+    assert f"checked all {KEYS} keys" in str(result)
 
 
 @pytest.mark.parametrize("empty", ["B", "H", "T", "S", "E"])
@@ -572,16 +574,16 @@ def test_sizes_of_0_are_checked(empty: str) -> None:
     B, H, T, S, E = size.values()
     q, k, v = np.ones((B, H, T, 3)), np.ones((B, H, S, 3)), np.ones((B, H, S, E))
     fwd = npattn.forward(q, k, v)
-    found = spot_check(fwd.out, fwd.lse, q, k, v)
-    assert found.passed
-    assert found.all_rows == B * H * T
-    assert isinstance(str(found), str)
+    result = spot_check(fwd.out, fwd.lse, q, k, v)
+    assert result.passed
+    assert result.all_rows == B * H * T
+    assert isinstance(str(result), str)
 
 
-# --- what it costs --------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
-def test_mapped_files_are_neither_written_nor_held_whole(tmp_path: Path) -> None:
+def test_mapped_files_are_not_written_or_loaded_whole(tmp_path: Path) -> None:
     H, S, D = 2, 2**16, 16
     rng = np.random.default_rng(0)
     mapped = {}
@@ -591,17 +593,17 @@ def test_mapped_files_are_neither_written_nor_held_whole(tmp_path: Path) -> None
     before = {name: (tmp_path / f"{name}.npy").read_bytes() for name in mapped}
     tracemalloc.start()
     with patch.object(by_row, "CELLS", 2**10):
-        found = spot_check(mapped["out"], None, mapped["q"], mapped["k"], mapped["v"], samples=3)
+        result = spot_check(mapped["out"], None, mapped["q"], mapped["k"], mapped["v"], samples=3)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert not found.passed  # the numbers are noise
+    assert not result.passed  # the numbers are noise
     # One head of k, in its own dtype; the scores of three rows are three sixteenths of that.
     assert peak < S * D * 4
     assert {name: (tmp_path / f"{name}.npy").read_bytes() for name in mapped} == before
 
 
-def test_nothing_that_was_passed_is_written_to() -> None:
-    case = delivered(sinks=np.zeros(H), bias=np.zeros((T, S)))
+def test_arguments_are_not_written() -> None:
+    case = make_case(sinks=np.zeros(H), bias=np.zeros((T, S)))
     given = {"q": case.q, "k": case.k, "v": case.v, **case.results, **case.options}
     for array in given.values():
         array.flags.writeable = False
@@ -611,27 +613,27 @@ def test_nothing_that_was_passed_is_written_to() -> None:
 # --- the report -----------------------------------------------------------------------------------
 
 
-def test_the_report_says_what_was_looked_at_and_what_may_have_been_missed() -> None:
-    text = str(delivered().check(samples=64))
+def test_report_has_sample_sizes_and_miss_probability() -> None:
+    text = str(make_case().check(samples=64))
     assert text.startswith("spot check passed: largest error / tolerance: o 0.")
     assert f"checked 64 of {ROWS} rows, sampled with seed 0: if 4.4 % of the rows" in text
     assert f"checked 64 of {KEYS} keys" in text
     assert "the probability of missing all of them would be 4.8 %" in text
 
 
-def test_the_report_shows_the_first_failures_and_counts_the_rest() -> None:
-    case = delivered()
-    found = case.check(
+def test_report_prints_first_failures_and_counts_the_rest() -> None:
+    case = make_case()
+    result = case.check(
         samples=25, out=-case.results["out"], dq=None, dk=None, dv=None, dout=None, dlse=None
     )
-    text = str(found)
+    text = str(result)
     assert text.startswith("spot check FAILED")
     assert text.count("\n  o[") == 10
     assert "  and 15 more" in text
-    b, h, t, e = found.failures[0].index
+    b, h, t, e = result.failures[0].index
     assert f"o[{b}, {h}, {t}, {e}]: got " in text
-    assert found.failures[0].want == pytest.approx(-found.failures[0].got, rel=1e-4)
-    assert found.worst == max(failure.ratio for failure in found.failures)
+    assert result.failures[0].want == pytest.approx(-result.failures[0].got, rel=1e-4)
+    assert result.worst == max(failure.ratio for failure in result.failures)
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -670,8 +672,8 @@ def test_the_report_shows_the_first_failures_and_counts_the_rest() -> None:
         ({"mask": np.zeros((1, 1), bool)}, "no sampled query sees a key"),
     ],
 )
-def test_what_is_not_legal_is_an_error_that_says_so(changes: dict[str, Any], message: str) -> None:
-    case = delivered()
+def test_illegal_arguments_are_errors(changes: dict[str, Any], message: str) -> None:
+    case = make_case()
     with pytest.raises(NpattnError, match=message):
         case.check(samples=changes.pop("samples", 5), **changes)
 

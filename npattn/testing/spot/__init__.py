@@ -1,4 +1,4 @@
-"""Spot checks: an output of any length, held against the exact one in a sample of its rows."""
+"""Spot checks: an output of any length, compared with the exact one in a sample of its rows."""
 
 from npattn.testing.spot.check import spot_check
 from npattn.testing.spot.evaluation import sample_indices

@@ -1,4 +1,4 @@
-"""spot_check: an output of any length, held against the exact one in a sample of its rows.
+"""spot_check: an output of any length, compared with the exact one in a sample of its rows.
 
 The oracle itself costs T · S; a row of it costs S. So a few rows, drawn at random, are computed
 exactly and compared within their tolerance, and the result tells what may have been missed.

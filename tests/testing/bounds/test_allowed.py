@@ -1,4 +1,4 @@
-"""The bounds hold for everything that rounds correctly, and not for what is wrong.
+"""Bounds hold for every correct rounding, and mistakes exceed them.
 
 `Kernel` is a correct implementation of low precision in NumPy: every product and every addition is
 rounded to the accumulator, one at a time, and what a `Rounding` says is stored low is rounded to
@@ -47,18 +47,18 @@ def product(a: Array, b: Array, last_first: bool = False, flush: bool = False) -
     total = np.zeros((*lead, a.shape[-2], b.shape[-1]), a.dtype)
     order = range(a.shape[-1])
     for i in reversed(order) if last_first else order:
-        total += flushed(a[..., :, i, None] * b[..., None, i, :], flush)
-        total = flushed(total, flush)
+        total += flush_subnormals(a[..., :, i, None] * b[..., None, i, :], flush)
+        total = flush_subnormals(total, flush)
     return total
 
 
-def flushed(x: Array, flush: bool) -> Array:
-    """What hardware makes of a result below the least normal number, where it is told to."""
+def flush_subnormals(x: Array, flush: bool) -> Array:
+    """Flush results below the least normal number to 0, as hardware can."""
     return np.where(abs(x) < np.finfo(x.dtype).tiny, x.dtype.type(0), x) if flush else x
 
 
 class State(NamedTuple):
-    """What the backward of a kernel gets from its forward, in the accumulator's dtype."""
+    """Residuals of a kernel's forward for its backward, in the accumulator's dtype."""
 
     q: Array  # (..., H, T, D) with all leading axes
     k: Array  # (..., H, S, D) shared heads repeated
@@ -90,7 +90,7 @@ class Kernel:
     sink_last: bool = False  # the sink joins after the last tile
     flush: bool = False  # results below the least normal number become 0
     parts: bool = False  # gradients through lse and through out are stored apart, then added
-    forgets_delta: bool = False  # wrong: dS = P dP, without the rank-1 term
+    omits_delta: bool = False  # wrong: dS = P dP, without the rank-1 term
     conventions: Conventions = Conventions()  # noqa: RUF009  # it is frozen
 
     @np.errstate(all="ignore")  # hidden scores may be anything
@@ -99,11 +99,11 @@ class Kernel:
     ) -> dict[str, Array]:
         """o, lse and, with dout, the gradients, by name."""
         out, lse, state = self.forward(problem)
-        found = {"o": out, "lse": lse}
+        outcomes = {"o": out, "lse": lse}
         if dout is not None:
-            found |= self.backward(problem, state, dout, dlse)
+            outcomes |= self.backward(problem, state, dout, dlse)
         head = 0 if problem.headless else ...
-        return {n: x[head] if n in ("o", "lse") else x for n, x in found.items()}
+        return {n: x[head] if n in ("o", "lse") else x for n, x in outcomes.items()}
 
     def forward(self, problem: Problem) -> tuple[Array, Array, State]:
         dtype, wide = problem.q.dtype, self.wide(problem)
@@ -177,19 +177,23 @@ class Kernel:
         w = self.store("weights", w * z, dtype)
         dv = self.gradient(w.swapaxes(-1, -2), do, dtype)
         dp = self.store("dweights", self.dot(do, v.swapaxes(-1, -2)), dtype)
-        dp = self.store("dweights", self.flushed(dp * z), dtype)
+        dp = self.store("dweights", self.flush_subnormals(dp * z), dtype)
         delta = (
-            self.sum(self.flushed(do * out))
+            self.sum(self.flush_subnormals(do * out))
             if self.rounding.delta_from == "out"
-            else self.sum(self.flushed(p * dp))
+            else self.sum(self.flush_subnormals(p * dp))
         )
-        if self.forgets_delta:
+        if self.omits_delta:
             delta = np.zeros_like(delta)
         if self.parts:
             low = lambda x: self.store("dscores", x, dtype)  # noqa: E731  # a word for it
             ds = low(low(p * (dp - delta)) + low(p * dl))
         else:
-            ds = self.store("dscores", self.flushed(p * self.flushed(dp - (delta - dl))), dtype)
+            ds = self.store(
+                "dscores",
+                self.flush_subnormals(p * self.flush_subnormals(dp - (delta - dl))),
+                dtype,
+            )
         ds = np.where(passes, ds, wide(0))
         dx = self.store("dscores", ds * slope, dtype)
         scale = wide(problem.scale)
@@ -202,13 +206,13 @@ class Kernel:
         if self.conventions.empty_row == "mean":
             rows = np.where(empty, do, wide(0))
             dv = dv + self.sum(rows.swapaxes(-1, -2)).swapaxes(-1, -2) / wide(max(problem.S, 1))
-        found = {
+        outcomes = {
             "dq": self.deliver(self.merge(dq, problem.q.shape, dtype), dtype),
             "dk": self.deliver(self.merge(self.share(dk, problem, dtype), problem.k.shape), dtype),
             "dv": self.deliver(self.merge(self.share(dv, problem, dtype), problem.v.shape), dtype),
         }
         if problem.bias is not None:
-            found["dbias"] = self.deliver(self.merge(ds, problem.bias.shape), problem.bias.dtype)
+            outcomes["dbias"] = self.deliver(self.merge(ds, problem.bias.shape), problem.bias.dtype)
         if problem.sinks is not None:
             sink = problem.sinks.astype(wide)[:, None, None]
             if self.tile is None or self.sink_last:
@@ -216,8 +220,8 @@ class Kernel:
             else:
                 p_sink = self.exp(sink, m + np.log(total))
             each = p_sink * (dl - delta)
-            found["dsinks"] = self.merge(each, (problem.H, 1, 1))[:, 0, 0]
-        return found
+            outcomes["dsinks"] = self.merge(each, (problem.H, 1, 1))[:, 0, 0]
+        return outcomes
 
     # --- the parts
 
@@ -263,14 +267,16 @@ class Kernel:
         return tiles[::-1] if self.last_first else tiles
 
     def dot(self, a: Array, b: Array) -> Array:
-        return product(self.flushed(a), self.flushed(b), self.last_first, self.flush)
+        return product(
+            self.flush_subnormals(a), self.flush_subnormals(b), self.last_first, self.flush
+        )
 
     def sum(self, x: Array) -> Array:
         return self.dot(x, np.ones((x.shape[-1], 1), x.dtype))
 
     def exp(self, s: Array, m: Array) -> Array:
         e = np.exp2(s * s.dtype.type(LOG2E) - m * m.dtype.type(LOG2E)) if self.binary else None
-        return self.flushed(self.inexact(np.exp(s - m) if e is None else e))
+        return self.flush_subnormals(self.inexact(np.exp(s - m) if e is None else e))
 
     def inexact(self, x: Array) -> Array:
         """A fast exp or tanh: in error by all that is declared, up or down as its bits fall."""
@@ -281,11 +287,11 @@ class Kernel:
         error = np.where(odd, 0.99, -0.99) * self.rounding.exp_error * (x != 1)
         return np.asarray(x * (1 + error).astype(x.dtype))
 
-    def flushed(self, x: Array) -> Array:
-        return flushed(x, self.flush)
+    def flush_subnormals(self, x: Array) -> Array:
+        return flush_subnormals(x, self.flush)
 
     def deliver(self, x: Array, dtype: Any) -> Array:
-        return self.flushed(x).astype(dtype)
+        return self.flush_subnormals(x).astype(dtype)
 
     def store(self, what: str, x: Array, dtype: Any) -> Array:
         low = getattr(self.rounding, what) == "input"
@@ -343,7 +349,7 @@ SIZES = {
 }
 
 
-def declared(name: str, dtype: Any) -> Rounding:
+def declared_models(name: str, dtype: Any) -> Rounding:
     """The preset of the first word of a name in `KERNELS`."""
     preset = name.split(",")[0]
     return Rounding.undeclared(dtype) if preset == "undeclared" else Rounding.from_name(preset)
@@ -355,8 +361,8 @@ def oracle(
     """Exact results by name."""
     fwd = evaluate(problem, conventions)
     grads = npattn.backward(fwd, dout.astype(float), None if dlse is None else dlse.astype(float))
-    want = {"o": fwd.out, "lse": fwd.lse}
-    return want | {f"d{n}": x for n in GRADIENTS if (x := getattr(grads, n)) is not None}
+    expected = {"o": fwd.out, "lse": fwd.lse}
+    return expected | {f"d{n}": x for n in GRADIENTS if (x := getattr(grads, n)) is not None}
 
 
 def ratios(
@@ -367,8 +373,8 @@ def ratios(
     rounding: Rounding | None = None,
     conventions: Conventions | None = None,
 ) -> dict[str, Comparison]:
-    """What was delivered against the oracle within the bounds."""
-    want = oracle(problem, dout, dlse, conventions)
+    """Compare results with the oracle, within the bounds."""
+    expected = oracle(problem, dout, dlse, conventions)
     wide = None if dlse is None else dlse.astype(float)
     tolerance = bounds(
         problem,
@@ -378,11 +384,11 @@ def ratios(
         dlse=wide,
         conventions=conventions,
     )
-    return {n: compare_arrays(n, x, want[n], tolerance[n]) for n, x in got.items()}
+    return {n: compare_arrays(n, x, expected[n], tolerance[n]) for n, x in got.items()}
 
 
-def assert_within(found: dict[str, Comparison], context: object) -> None:
-    wrong = [str(c) for c in found.values() if not c.passed]
+def assert_within(outcomes: dict[str, Comparison], context: object) -> None:
+    wrong = [str(c) for c in outcomes.values() if not c.passed]
     assert not wrong, "\n".join([str(context), *wrong])
 
 
@@ -390,7 +396,7 @@ def normal(dtype: str, T: int = 33, S: int = 65, D: int = 64, **options: Any) ->
     return Recipe(lead=(2,), H=2, K=2, T=T, S=S, D=D, E=16, dtype=dtype, seed=3, **options)
 
 
-# --- what is right passes -------------------------------------------------------------------------
+# --- correct implementations pass -----------------------------------------------------------------
 
 # A third of the examples of the profile, since each meets nine implementations in three dtypes.
 FEWER = settings(max_examples=max(settings.default.max_examples // 3, 1))
@@ -400,34 +406,34 @@ FEWER = settings(max_examples=max(settings.default.max_examples // 3, 1))
 @pytest.mark.parametrize("preset", ["upcast", "fused", "eager", "undeclared"])
 @FEWER
 @given(data=st.data())
-def test_correct_implementations_stay_within_the_bound_they_declare_and_the_undeclared_one(
+def test_correct_kernels_stay_within_declared_and_undeclared_bounds(
     dtype: str, preset: str, data: st.DataObject
 ) -> None:
     recipe = data.draw(recipes(Space(dtype=dtype, sizes=SIZES)))
     problem = recipe.problem()
     cotangents = recipe.cotangents(problem)
     wide = dtype == "float32"  # undeclared is eager there
-    own, loose = declared(preset, dtype), Rounding.undeclared(dtype)
+    own, loose = declared_models(preset, dtype), Rounding.undeclared(dtype)
     for name, kernel in KERNELS.items():
         if name.split(",")[0] == preset and not (wide and preset == "undeclared"):
             got = kernel(problem, *cotangents)
             for rounding in {own, loose}:
-                found = ratios(got, problem, *cotangents, rounding)
-                assert_within(found, (name, rounding.name, recipe))
+                outcomes = ratios(got, problem, *cotangents, rounding)
+                assert_within(outcomes, (name, rounding.name, recipe))
 
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sums_that_span_blocks_and_tiles_stay_within_the_bound(name: str, dtype: str) -> None:
+def test_sums_across_blocks_and_tiles_stay_within_bounds(name: str, dtype: str) -> None:
     recipe = normal(dtype, T=67, S=129, D=8)
     problem = recipe.problem()
     cotangents = recipe.cotangents(problem)
     got = KERNELS[name](problem, *cotangents)
-    assert_within(ratios(got, problem, *cotangents, declared(name, dtype)), name)
+    assert_within(ratios(got, problem, *cotangents, declared_models(name, dtype)), name)
     assert_within(ratios(got, problem, *cotangents), name)
 
 
-def test_a_second_rounding_of_dscores_may_lose_a_subnormal_of_each() -> None:
+def test_second_rounding_of_ds_may_lose_subnormals() -> None:
     # dS · scale is stored too: 64 numbers just below half the least subnormal, of one sign.
     sign = np.where(np.arange(64) % 2, -1, 1)[:, None]
     q, k = np.zeros((1, 256)), sign * np.eye(1, 256)
@@ -439,7 +445,7 @@ def test_a_second_rounding_of_dscores_may_lose_a_subnormal_of_each() -> None:
 
 
 @pytest.mark.parametrize("name", ["fused", "eager"])
-def test_weights_stored_before_and_after_dropout_may_lose_a_subnormal_each_time(name: str) -> None:
+def test_weights_stored_twice_may_lose_subnormals_twice(name: str) -> None:
     # Every query gives the second key a weight between the least subnormals.
     q, k, v, dout = (np.ones((n, 1), np.float16) for n in (64, 2, 2, 64))
     keep = np.ones((1, 2), bool)
@@ -447,10 +453,10 @@ def test_weights_stored_before_and_after_dropout_may_lose_a_subnormal_each_time(
         k[:, 0] = 0, score
         problem = Problem(q, k, v, dropout_mask=keep, dropout_rate=0.3)
         got = KERNELS[name](problem, dout)
-        assert_within(ratios(got, problem, dout, None, declared(name, "float16")), score)
+        assert_within(ratios(got, problem, dout, None, declared_models(name, "float16")), score)
 
 
-def test_a_slope_stored_low_may_be_subnormal() -> None:
+def test_stored_slope_may_be_subnormal() -> None:
     recipe = Recipe(
         lead=None, T=5, S=5, D=64, E=3, dtype="float16", seed=1438, distribution="low",
         causal=True, window=(3, None), bias="one for all samples", scale=0.5, score_mod="squash",
@@ -462,7 +468,7 @@ def test_a_slope_stored_low_may_be_subnormal() -> None:
     assert_within(ratios(got, problem, *cotangents, EAGER), recipe)
 
 
-def test_a_score_may_be_stored_beyond_a_turn_of_score_mod_where_its_slope_says_nothing() -> None:
+def test_stored_score_may_pass_a_turn_of_score_mod() -> None:
     def late(s: Array, *_: Any) -> Array:
         return np.where(s.real > 1015.5, s - 1015.5, 0)
 
@@ -475,7 +481,7 @@ def test_a_score_may_be_stored_beyond_a_turn_of_score_mod_where_its_slope_says_n
         assert excess(got, np.zeros((1, 1))) <= limit(problem, "bfloat16", EAGER)["o"]
 
 
-def test_gradients_through_lse_and_through_out_may_be_stored_apart() -> None:
+def test_gradients_through_lse_and_out_may_be_stored_apart() -> None:
     # One of them is almost minus the other, so that their sum is smaller than their roundings.
     rng, n, low = np.random.default_rng(0), 20000, ml_dtypes.bfloat16
     v, dout = 4 * rng.standard_normal((n, 1, 3, 1)), rng.standard_normal((n, 1, 1, 1))
@@ -488,7 +494,7 @@ def test_gradients_through_lse_and_through_out_may_be_stored_apart() -> None:
     assert_within(ratios(got, problem, dout.astype(low), dlse, EAGER), "parts that cancel")
 
 
-def test_who_is_asked_about_weights_may_take_delta_from_them_whatever_it_declares() -> None:
+def test_delta_may_come_from_returned_weights() -> None:
     # One key, its score summed the other way round in backward: P is not quite 1, and nor is D.
     q, k = np.array([[1025.3, 1023.7, 0.3]], np.float32), np.array([[1.0013, -1, 1]], np.float32)
     v, dout, dweights = (np.full((1, 1), x, np.float32) for x in (1, 1, 2.0**-6))
@@ -497,15 +503,15 @@ def test_who_is_asked_about_weights_may_take_delta_from_them_whatever_it_declare
     dp = dout * v + dweights
     dq = p * (dp - p * dp) * k
     problem = Problem(q, k, v, scale=1.0)
-    words = {"dout": dout.astype(float), "dweights": dweights.astype(float)}
+    kwargs = {"dout": dout.astype(float), "dweights": dweights.astype(float)}
     gap = excess(dq, np.zeros((1, 3)))
     assert (gap > 0).all()
     for limit in (bounds, tolerance):
-        assert (gap <= limit(problem, "float32", replace(UPCAST, **FROM_OUT), **words)["dq"]).all()
+        assert (gap <= limit(problem, "float32", replace(UPCAST, **FROM_OUT), **kwargs)["dq"]).all()
 
 
 @pytest.mark.parametrize("lead", [(1021, 1), (1021,)], ids=["samples", "heads"])
-def test_parts_of_what_is_shared_may_be_stored_before_they_are_summed(
+def test_parts_of_shared_gradients_may_be_stored(
     lead: tuple[int, ...],
 ) -> None:
     # Three equal weights; dv of each of 1021 problems, or heads, is rounded, and nothing else.
@@ -517,16 +523,16 @@ def test_parts_of_what_is_shared_may_be_stored_before_they_are_summed(
     gap = abs(parts.sum(0) - do.sum(0) / 3)
     assert (gap > 0).all()
     for limit in (bounds, tolerance):
-        room = limit(problem, "bfloat16", replace(UPCAST, shared="input"), dout=do)
-        assert (gap <= room["dv"]).all()
+        limits = limit(problem, "bfloat16", replace(UPCAST, shared="input"), dout=do)
+        assert (gap <= limits["dv"]).all()
 
 
 ARRAYS = ("q", "k", "v", "bias", "dout", "dlse")
 
 
-def mutated(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+def mutate(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
     """Each array of each climber changed in one of six ways, or left as it is."""
-    found = {}
+    outcomes = {}
     for name, x in arrays.items():
         one = (len(x), *(1,) * (x.ndim - 1))
         kind, size = rng.integers(0, 12, one), 10.0 ** rng.uniform(-3, 1, one)
@@ -541,8 +547,8 @@ def mutated(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Arr
         )
         for i, change in enumerate(changes):
             x = np.where(kind == i, change, x)
-        found[name] = x
-    return found
+        outcomes[name] = x
+    return outcomes
 
 
 def climb(
@@ -570,17 +576,21 @@ def climb(
     if drops:
         dropout = {"dropout_mask": rng.random((T, S)) < 0.7, "dropout_rate": 0.3}
     for _ in range(steps):
-        tried = mutated(best, rng) if height.max() >= 0 else best
+        tried = mutate(best, rng) if height.max() >= 0 else best
         low = {n: np.clip(x, -top, top).astype(dtype) for n, x in tried.items() if n != "dlse"}
         dout, dlse = low.pop("dout"), tried["dlse"].astype(np.float32)
         problem = Problem(**low, **dropout)
-        want = oracle(problem, dout, dlse)
+        expected = oracle(problem, dout, dlse)
         tolerance = bounds(
-            problem, dtype, declared(name, dtype), dout=dout.astype(float), dlse=dlse.astype(float)
+            problem,
+            dtype,
+            declared_models(name, dtype),
+            dout=dout.astype(float),
+            dlse=dlse.astype(float),
         )
         got = KERNELS[name](problem, dout, dlse)
         with np.errstate(all="ignore"):
-            gaps = {n: excess(got[n], want[n]) for n in results}
+            gaps = {n: excess(got[n], expected[n]) for n in results}
             each = [np.where(g == 0, 0, g / tolerance[n]) for n, g in gaps.items()]
         now = np.choose(aim, [x.reshape(climbers, -1).max(-1) for x in each])
         now = np.where(np.isnan(now), np.inf, now)
@@ -593,14 +603,14 @@ def climb(
 
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("name", ["fused", "fused, last first", "eager"])
-def test_a_search_for_the_worst_inputs_finds_no_violation(name: str, dtype: str) -> None:
+def test_search_for_worst_inputs_finds_no_violation(name: str, dtype: str) -> None:
     for seed, sizes in enumerate([(3, 5, 2, 2), (1, 2, 1, 1), (12, 3, 2, 1), (2, 40, 2, 1)]):
-        found = climb(name, dtype, sizes, steps=12, climbers=48, seed=seed, drops=seed > 1)
-        assert max(found.values()) <= 1, (sizes, seed, found)
+        outcomes = climb(name, dtype, sizes, steps=12, climbers=48, seed=seed, drops=seed > 1)
+        assert max(outcomes.values()) <= 1, (sizes, seed, outcomes)
         if (
             dtype != "float32"
         ):  # where roundings of weights rule, the bound is not far from attained
-            assert max(found.values()) > 0.2, (sizes, seed, found)
+            assert max(outcomes.values()) > 0.2, (sizes, seed, outcomes)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
@@ -623,8 +633,8 @@ def test_torch_stays_within_the_undeclared_bound(dtype: str, option: str, backen
         if x is None:
             return None
         plain = x if x.dtype.name != "bfloat16" else x.astype(np.float32)
-        found = torch.from_numpy(np.array(plain)).to(getattr(torch, dtype if leaf else "bool"))
-        return found.requires_grad_() if leaf else found
+        outcomes = torch.from_numpy(np.array(plain)).to(getattr(torch, dtype if leaf else "bool"))
+        return outcomes.requires_grad_() if leaf else outcomes
 
     def array(x: Any) -> Array:
         return np.asarray(x.detach().double().numpy()).astype(dtype)
@@ -658,7 +668,7 @@ CONVENTIONS = {
 @pytest.mark.parametrize("named", CONVENTIONS)
 @FEWER
 @given(data=st.data())
-def test_the_bounds_hold_under_conventions(named: str, data: st.DataObject) -> None:
+def test_bounds_hold_under_conventions(named: str, data: st.DataObject) -> None:
     force = {"mask": ("full", "empty rows", "empty head", "padding", None)}
     recipe = data.draw(recipes(Space(sizes=SIZES), force=force, forbid=frozenset({"score_mod"})))
     conventions = CONVENTIONS[named]
@@ -666,8 +676,8 @@ def test_the_bounds_hold_under_conventions(named: str, data: st.DataObject) -> N
     cotangents = recipe.cotangents(problem)
     kernel = replace(KERNELS["upcast"], conventions=conventions)
     got = kernel(problem, *cotangents)
-    found = ratios(got, problem, *cotangents, UPCAST, conventions)
-    assert_within(found, (named, recipe))
+    outcomes = ratios(got, problem, *cotangents, UPCAST, conventions)
+    assert_within(outcomes, (named, recipe))
 
 
 MEANINGS = {
@@ -682,7 +692,7 @@ MEANINGS = {
 @pytest.mark.parametrize("named", MEANINGS)
 @FEWER
 @given(data=st.data())
-def test_the_oracle_in_float32_stays_within_the_bounds_under_conventions(
+def test_float32_oracle_stays_within_bounds_under_conventions(
     named: str, data: st.DataObject
 ) -> None:
     recipe = data.draw(recipes(Space(sizes=SIZES, dtype="float32"), forbid=frozenset({"sinks"})))
@@ -694,79 +704,75 @@ def test_the_oracle_in_float32_stays_within_the_bounds_under_conventions(
     got |= {f"d{n}": x for n, x in grads.items() if x is not None}
     wide = evaluate(problem, conventions)
     exact = vars(npattn.backward(wide, dout.astype(float), dlse.astype(float)))
-    want = {"o": wide.out, "lse": wide.lse, "weights": wide.weights}
-    want |= {f"d{n}": x for n, x in exact.items() if x is not None}
-    words = {"dout": dout.astype(float), "dlse": dlse.astype(float), "conventions": conventions}
+    expected = {"o": wide.out, "lse": wide.lse, "weights": wide.weights}
+    expected |= {f"d{n}": x for n, x in exact.items() if x is not None}
+    kwargs = {"dout": dout.astype(float), "dlse": dlse.astype(float), "conventions": conventions}
     for limit in (bounds, tolerance):
-        room = limit(problem, "float32", UPCAST, **words)
-        found = [compare_arrays(n, x, want[n], room[n]) for n, x in got.items()]
-        assert all(c.passed for c in found), (named, recipe, *map(str, found))
+        limits = limit(problem, "float32", UPCAST, **kwargs)
+        outcomes = [compare_arrays(n, x, expected[n], limits[n]) for n, x in got.items()]
+        assert all(c.passed for c in outcomes), (named, recipe, *map(str, outcomes))
 
 
-# --- what is wrong does not -----------------------------------------------------------------------
+# --- mistakes do not ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("dtype", "error"), [("bfloat16", 3e-2), ("float16", 1e-2), ("float32", 1e-3)]
 )
 @pytest.mark.parametrize("T, S", [(8, 16), (33, 65)])  # noqa: PT006  # reads as the letters do
-def test_a_wrong_scale_is_beyond_the_declared_bound(
-    dtype: str, error: float, T: int, S: int
-) -> None:
-    problem, cotangents = drawn(normal(dtype, T=T, S=S))
+def test_wrong_scale_exceeds_declared_bound(dtype: str, error: float, T: int, S: int) -> None:
+    problem, cotangents = sample_problem(normal(dtype, T=T, S=S))
     scaled = problem.replace(scale=problem.scale * (1 + error))
     got = KERNELS["fused"](scaled, *cotangents)
-    found = ratios(got, problem, *cotangents, FUSED)
-    assert min(found[n].ratio for n in ("o", "lse", "dv")) > 3
-    assert min(found[n].ratio for n in ("dq", "dk")) > 1
+    outcomes = ratios(got, problem, *cotangents, FUSED)
+    assert min(outcomes[n].ratio for n in ("o", "lse", "dv")) > 3
+    assert min(outcomes[n].ratio for n in ("dq", "dk")) > 1
 
 
 @pytest.mark.parametrize(
     ("dtype", "error"), [("bfloat16", 1e-1), ("float16", 3e-2), ("float32", 1e-3)]
 )
-def test_a_wrong_scale_is_beyond_the_undeclared_bound(dtype: str, error: float) -> None:
-    problem, cotangents = drawn(normal(dtype))
+def test_wrong_scale_exceeds_undeclared_bound(dtype: str, error: float) -> None:
+    problem, cotangents = sample_problem(normal(dtype))
     scaled = problem.replace(scale=problem.scale * (1 + error))
-    found = ratios(KERNELS["fused"](scaled, *cotangents), problem, *cotangents)
-    assert found["o"].ratio > 1.2
-    assert found["lse"].ratio > 1.2
+    outcomes = ratios(KERNELS["fused"](scaled, *cotangents), problem, *cotangents)
+    assert outcomes["o"].ratio > 1.2
+    assert outcomes["lse"].ratio > 1.2
 
 
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("rounding", [FUSED, None], ids=["declared", "undeclared"])
-def test_a_missing_key_is_beyond_the_bound(dtype: str, rounding: Rounding | None) -> None:
-    problem, cotangents = drawn(normal(dtype))
+def test_missing_key_exceeds_bound(dtype: str, rounding: Rounding | None) -> None:
+    problem, cotangents = sample_problem(normal(dtype))
     mask = np.arange(problem.S)[None] < problem.S - 1
-    found = ratios(
+    outcomes = ratios(
         KERNELS["fused"](problem.replace(mask=mask), *cotangents), problem, *cotangents, rounding
     )
-    assert min(c.ratio for c in found.values()) > 1.5
+    assert min(c.ratio for c in outcomes.values()) > 1.5
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("seed", range(7))
-def test_a_query_that_is_scaled_and_rounded_before_the_product_is_eager(
-    dtype: str, seed: int
-) -> None:
+def test_query_scaled_and_rounded_before_product_is_eager(dtype: str, seed: int) -> None:
     """As modules do that divide q by √D: s may cancel, but not the rounding of q in it."""
     recipe = replace(normal(dtype), seed=seed)
-    problem, cotangents = drawn(recipe)
+    problem, cotangents = sample_problem(recipe)
     scaled = (problem.q.astype(np.float32) * np.float32(problem.scale)).astype(dtype)
     got = KERNELS["fused"](problem.replace(q=scaled, scale=1.0), *cotangents)
-    found = ratios({n: got[n] for n in ("o", "lse", "dk", "dv")}, problem, *cotangents)
-    assert max(c.ratio for c in found.values()) <= 1
+    outcomes = ratios({n: got[n] for n in ("o", "lse", "dk", "dv")}, problem, *cotangents)
+    assert max(c.ratio for c in outcomes.values()) <= 1
 
 
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("rounding", [FUSED, None], ids=["declared", "undeclared"])
-def test_a_missing_rank_one_term_is_beyond_the_bound(dtype: str, rounding: Rounding | None) -> None:
-    problem, cotangents = drawn(normal(dtype))
-    wrong = replace(KERNELS["fused"], forgets_delta=True)
-    found = ratios(wrong(problem, *cotangents), problem, *cotangents, rounding)
-    assert found["dq"].ratio > 2
-    assert found["dk"].ratio > 2
-    assert found["o"].passed
-    assert found["dv"].passed
+def test_missing_rank_one_term_exceeds_bound(dtype: str, rounding: Rounding | None) -> None:
+    problem, cotangents = sample_problem(normal(dtype))
+    wrong = replace(KERNELS["fused"], omits_delta=True)
+    outcomes = ratios(wrong(problem, *cotangents), problem, *cotangents, rounding)
+    assert outcomes["dq"].ratio > 2
+    assert outcomes["dk"].ratio > 2
+    assert outcomes["o"].passed
+    assert outcomes["dv"].passed
 
 
 @pytest.mark.parametrize(
@@ -774,10 +780,10 @@ def test_a_missing_rank_one_term_is_beyond_the_bound(dtype: str, rounding: Round
     [("dscores", None, "dq"), ("weights", None, "dq"), ("weights", 0.3, "o")],
     ids=["dS after the scale", "dS of the stored P", "P after dropout"],
 )
-def test_who_fuses_is_allowed_one_rounding_less(
+def test_fused_model_allows_one_rounding_less(
     stored: str, dropout: float | None, name: str
 ) -> None:
-    problem, (dout, _) = drawn(normal("bfloat16", T=5, S=7, D=3, dropout=dropout))
+    problem, (dout, _) = sample_problem(normal("bfloat16", T=5, S=7, D=3, dropout=dropout))
     apart = Rounding(name="apart", **{stored: "input"})
     for limit in (bounds, deviations):
         more, less = (
@@ -787,19 +793,19 @@ def test_who_fuses_is_allowed_one_rounding_less(
         assert np.median(more / less) > 1.1
 
 
-def test_weights_that_are_rebuilt_from_an_lse_that_has_lost_them_are_beyond_the_bound() -> None:
+def test_weights_rebuilt_from_imprecise_lse_exceed_bound() -> None:
     # Seven equal scores of 2²⁰, whose lse float32 holds to a sixteenth.
     q, k, v = (np.ones((n, 1), np.float32) for n in (1, 7, 7))
     problem = Problem(0 * q, k, v, bias=np.full((1, 7), 2.0**20, np.float32))
     fwd = evaluate(problem)
     dv = np.exp(2.0**20 - fwd.lse.astype(np.float32).astype(float)) * np.ones((7, 1))
-    room = bounds(problem, "float32", UPCAST, dout=np.ones((1, 1)))["dv"]
-    assert (excess(dv.astype(np.float32), fwd.weights.T) > room).all()
+    limits = bounds(problem, "float32", UPCAST, dout=np.ones((1, 1)))["dv"]
+    assert (excess(dv.astype(np.float32), fwd.weights.T) > limits).all()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_weights_that_are_rounded_are_beyond_the_bound_of_upcast(dtype: str) -> None:
-    problem, cotangents = drawn(normal(dtype))
+def test_rounded_weights_exceed_upcast_bound(dtype: str) -> None:
+    problem, cotangents = sample_problem(normal(dtype))
     got = KERNELS["fused"](problem, *cotangents)
     assert not ratios(got, problem, *cotangents, UPCAST)["o"].passed
     assert ratios(got, problem, *cotangents, FUSED)["o"].passed
@@ -810,15 +816,15 @@ def test_weights_that_are_rounded_are_beyond_the_bound_of_upcast(dtype: str) -> 
 
 @FEWER
 @given(recipe=recipes(Space(sizes=SIZES | {"T": (2, 0, 1, 5), "S": (3, 0, 1, 7)})))
-def test_every_bound_is_finite_and_not_negative_where_the_oracle_is_finite(recipe: Recipe) -> None:
-    problem, (dout, dlse) = drawn(recipe)
+def test_bounds_of_finite_results_are_finite_and_nonnegative(recipe: Recipe) -> None:
+    problem, (dout, dlse) = sample_problem(recipe)
     for dtype in (*LOW, "float64"):
         for rounding in (UPCAST, EAGER, None):
             tolerance = bounds(
                 problem, dtype, rounding, dout=dout.astype(float), dlse=dlse.astype(float)
             )
-            want = oracle(problem, dout, dlse)
-            for name, exact in want.items():
+            expected = oracle(problem, dout, dlse)
+            for name, exact in expected.items():
                 t = tolerance[name]
                 assert t.shape == exact.shape, name
                 assert np.isfinite(t[np.isfinite(exact)]).all(), (name, dtype, rounding)
@@ -826,8 +832,8 @@ def test_every_bound_is_finite_and_not_negative_where_the_oracle_is_finite(recip
 
 
 @given(recipe=recipes(Space(sizes=SIZES), force={"mask": ("empty rows", "empty head")}))
-def test_nothing_is_allowed_where_nothing_can_be_rounded(recipe: Recipe) -> None:
-    problem, (dout, dlse) = drawn(recipe)
+def test_fully_masked_rows_have_zero_tolerance(recipe: Recipe) -> None:
+    problem, (dout, dlse) = sample_problem(recipe)
     problem = problem.replace(sinks=None)
     empty = np.isneginf(evaluate(problem).lse)
     tolerance = bounds(problem, recipe.dtype, dout=dout.astype(float), dlse=dlse.astype(float))
@@ -838,8 +844,8 @@ def test_nothing_is_allowed_where_nothing_can_be_rounded(recipe: Recipe) -> None
 
 
 @pytest.mark.parametrize("garbage", [1.0, 1e30, np.nan, np.inf])
-def test_a_key_that_nobody_sees_is_allowed_no_gradient_and_moves_no_bound(garbage: float) -> None:
-    problem, (dout, dlse) = drawn(normal("float32", T=5, S=7, D=3))
+def test_hidden_key_has_zero_tolerance_and_moves_no_bound(garbage: float) -> None:
+    problem, (dout, dlse) = sample_problem(normal("float32", T=5, S=7, D=3))
     mask = np.arange(7)[None] != 4
     hidden = problem.replace(mask=mask)
     k, v = problem.k.copy(), problem.v.copy()
@@ -853,8 +859,8 @@ def test_a_key_that_nobody_sees_is_allowed_no_gradient_and_moves_no_bound(garbag
         assert np.allclose(tolerance[name], t, rtol=1e-6, atol=0), name
 
 
-def test_a_nan_that_is_seen_spoils_the_bounds_of_no_other_row() -> None:
-    problem, (dout, dlse) = drawn(normal("float32", T=5, S=7, D=3))
+def test_visible_nan_spoils_bounds_of_its_row_alone() -> None:
+    problem, (dout, dlse) = sample_problem(normal("float32", T=5, S=7, D=3))
     q = problem.q.copy()
     q[0, 1, 2] = np.nan
     poisoned = problem.replace(q=q)
@@ -863,8 +869,8 @@ def test_a_nan_that_is_seen_spoils_the_bounds_of_no_other_row() -> None:
         assert np.isfinite(tolerance[name][np.isfinite(exact)]).all(), name
 
 
-def test_a_common_offset_of_the_values_costs_only_what_sums_and_storage_lose() -> None:
-    plain, _ = drawn(normal("float32", T=5, S=7, D=3))
+def test_common_offset_of_values_costs_sums_and_storage_only() -> None:
+    plain, _ = sample_problem(normal("float32", T=5, S=7, D=3))
     far = plain.replace(v=plain.v + 100)
     near, moved = (bounds(p, "float64", UPCAST)["o"] for p in (plain, far))
     roundings = plain.S + 20  # the sums and the normalisation, not D and the exponential's argument
@@ -872,33 +878,33 @@ def test_a_common_offset_of_the_values_costs_only_what_sums_and_storage_lose() -
 
 
 @pytest.mark.parametrize("dtype", LOW)
-def test_a_stricter_model_allows_no_more(dtype: str) -> None:
-    problem, (dout, _) = drawn(normal(dtype, T=5, S=7, D=3))
+def test_stricter_model_allows_no_more(dtype: str) -> None:
+    problem, (dout, _) = sample_problem(normal(dtype, T=5, S=7, D=3))
     models = (UPCAST, FUSED, EAGER, Rounding.undeclared(dtype))
-    found = [
+    outcomes = [
         bounds(problem, dtype, replace(r, delta_from="either"), dout=dout.astype(float))
         for r in models
     ]
-    for strict, loose in itertools.pairwise(found):
+    for strict, loose in itertools.pairwise(outcomes):
         for name, t in strict.items():
             assert (t <= loose[name]).all(), name
 
 
-def test_without_rounding_the_undeclared_model_is_meant() -> None:
-    problem, (dout, _) = drawn(normal("bfloat16", T=5, S=7, D=3))
+def test_default_rounding_is_undeclared() -> None:
+    problem, (dout, _) = sample_problem(normal("bfloat16", T=5, S=7, D=3))
     given_none = bounds(problem, "bfloat16", dout=dout.astype(float))
     named = bounds(problem, "bfloat16", Rounding.undeclared("bfloat16"), dout=dout.astype(float))
     assert given_none.keys() == named.keys()
     assert all(np.array_equal(t, named[name]) for name, t in given_none.items())
 
 
-def test_without_dout_only_the_forward_is_bounded() -> None:
-    problem, _ = drawn(normal("float32", T=5, S=7, D=3, sinks=True, bias="full"))
+def test_without_dout_only_forward_is_bounded() -> None:
+    problem, _ = sample_problem(normal("float32", T=5, S=7, D=3, sinks=True, bias="full"))
     assert set(bounds(problem, "float32")) == {"o", "lse", "weights"}
 
 
-def test_the_bound_is_of_the_order_of_the_unit_roundoff() -> None:
-    problem, _ = drawn(normal("float32", T=5, S=7, D=3))
+def test_bound_is_of_the_order_of_unit_roundoff() -> None:
+    problem, _ = sample_problem(normal("float32", T=5, S=7, D=3))
     for dtype in (*LOW, "float64"):
         u = unit_roundoff(dtype)
         tolerance = bounds(problem, dtype, FUSED)["o"]
@@ -906,6 +912,6 @@ def test_the_bound_is_of_the_order_of_the_unit_roundoff() -> None:
         assert (tolerance < 512 * u).all()
 
 
-def drawn(recipe: Recipe) -> tuple[Problem, Any]:
+def sample_problem(recipe: Recipe) -> tuple[Problem, Any]:
     problem = recipe.problem()
     return problem, recipe.cotangents(problem)

@@ -1,5 +1,4 @@
-"""Rows, and gradients of keys, taken a few keys or queries at a time are those of the oracle, and
-what is allowed of them is what the judge allows."""
+"""Rows, and gradients of keys, in blocks equal the oracle's, and have the judge's tolerance."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.cases.strategies import recipes
 
 SAME = 2.0**-20
-"""By which sums of float64 in another order may differ, where they do not cancel."""
+"""Relative difference of float64 sums in another order, where they do not cancel."""
 SINGLE = frozenset(STRUCTURE) - {"rank 2", "rank 4", "rank 5", "broadcast", "H = 0", "T = 0"}
-"""Problems without leading axes, of which a group of heads is one `Rows`."""
+"""Structure of problems without leading axes, whose groups of heads are one `Rows` each."""
 
 
 def problems(dtype: str = "float32") -> st.SearchStrategy[Recipe]:
@@ -41,7 +40,7 @@ def problems(dtype: str = "float32") -> st.SearchStrategy[Recipe]:
 
 @contextmanager
 def parts_of(share: int | None, length: int) -> Iterator[None]:
-    """Keys, or queries, are taken in so many parts, each of whole tiles; None: as they are."""
+    """Take keys, or queries, in so many parts, each of whole tiles; None: leave the width."""
     if share is None:
         yield
         return
@@ -58,9 +57,9 @@ class Case:
 
     def __init__(self, recipe: Recipe) -> None:
         self.problem = problem = recipe.problem()
-        found = recipe.cotangents(problem)
-        self.dout = found.dout.astype(float)
-        self.dlse = None if found.dlse is None else found.dlse.astype(float)
+        results = recipe.cotangents(problem)
+        self.dout = results.dout.astype(float)
+        self.dlse = None if results.dlse is None else results.dlse.astype(float)
         self.blocks = Blocks(problem, Conventions())
         self.kv = problem.K - 1
         self.heads = self.blocks.heads(self.kv)
@@ -69,8 +68,8 @@ class Case:
         self.dtype = problem.q.dtype
         self.rounding = Rounding.undeclared(self.dtype)
 
-    def rows(self, picked: slice = slice(None)) -> Rows:
-        h, t = self.h[picked], self.t[picked]
+    def rows(self, selection: slice = slice(None)) -> Rows:
+        h, t = self.h[selection], self.t[selection]
         dlse = None if self.dlse is None else self.dlse[h, t]
         do = self.dout[h, t]
         return Rows(self.blocks, (), h, t, self.rounding, self.dtype, do, dlse, gradient=True)
@@ -99,9 +98,12 @@ class Case:
         fwd = npattn.api.evaluate(p)
         return fwd, npattn.backward(fwd, self.dout, self.dlse)
 
-    def spare(self, rows: Rows) -> dict[str, Array]:
-        """What three terms that cancel lose: the bound of Σ pR (z v − o)² has it added, and where
-        nothing else is left, as in a row with one weight of 1, it is another in parts."""
+    def slack_of_cancellation(self, rows: Rows) -> dict[str, Array]:
+        """Bound on the loss by three terms that cancel.
+
+        The bound of Σ pR (z v − o)² has it added; where nothing else remains, as in a row with one
+        weight of 1, it differs between blocks.
+        """
         problem, v = self.problem, np.nan_to_num(self.problem.v.astype(float), posinf=0, neginf=0)
         span = 2 * abs(v).max(initial=0) / (1 - problem.dropout_rate)
         lost = 2 * span * math.sqrt((problem.S + 4) * 2.0**-52)
@@ -112,39 +114,37 @@ class Case:
         dq = 4 * abs(rows.problem.scale or 0) * pull * k * (1 + rows.rebuild[0]) ** 2
         return {"o": o, "lse": np.zeros(len(self.t)), "dq": dq}
 
-    def of(self, bound: Any, **words: Any) -> dict[str, Array]:
-        return bound(self.problem, dout=self.dout, dlse=self.dlse, **words)
+    def of(self, bound: Any, **kwargs: Any) -> dict[str, Array]:
+        return bound(self.problem, dout=self.dout, dlse=self.dlse, **kwargs)
 
 
-def within(got: Array, want: Array, room: Array) -> bool:
-    """Whether two results of the same arithmetic in another order are the same."""
+def within(got: Array, expected: Array, limits: Array) -> bool:
+    """Return True if two results agree but for the order of the same operations."""
     with np.errstate(invalid="ignore"):
-        near = abs(got - want) <= 2 * room
-    return bool((near | (got == want) | (~np.isfinite(got) & ~np.isfinite(want))).all())
+        near = abs(got - expected) <= 2 * limits
+    return bool((near | (got == expected) | (~np.isfinite(got) & ~np.isfinite(expected))).all())
 
 
 @pytest.mark.parametrize("parts", [3, None])
 @given(recipe=problems())
-def test_rows_are_those_of_the_oracle_in_any_number_of_parts(
-    parts: int | None, recipe: Recipe
-) -> None:
+def test_rows_in_blocks_equal_the_oracle(parts: int | None, recipe: Recipe) -> None:
     case = Case(recipe)
     with parts_of(parts, recipe.S):
-        found = case.rows().exact
+        results = case.rows().exact
     fwd, grads = case.exact
-    room = case.of(certificate)
+    limits = case.of(certificate)
     h, t = case.h, case.t
-    assert found.dq is not None
-    assert within(found.o, fwd.out[h, t], room["o"][h, t])
-    assert within(found.lse, fwd.lse[h, t], room["lse"][h, t])
-    assert within(found.dq, grads.q[h, t], room["dq"][h, t])
+    assert results.dq is not None
+    assert within(results.o, fwd.out[h, t], limits["o"][h, t])
+    assert within(results.lse, fwd.lse[h, t], limits["lse"][h, t])
+    assert within(results.dq, grads.q[h, t], limits["dq"][h, t])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @settings(phases=[Phase.generate])  # to shrink takes minutes, and shows little more
 @given(data=st.data())
-def test_what_is_allowed_of_rows_is_what_the_judge_allows(dtype: str, data: Any) -> None:
-    held_as_the_judge_holds(data.draw(problems(dtype)))
+def test_row_tolerances_equal_those_of_the_judge(dtype: str, data: Any) -> None:
+    check_against_judge(data.draw(problems(dtype)))
 
 
 @pytest.mark.parametrize("sinks", [False, True])
@@ -152,10 +152,10 @@ def test_what_is_allowed_of_rows_is_what_the_judge_allows(dtype: str, data: Any)
     ("distribution", "scale"),
     [("large logits", None), ("outliers", None), ("one-hot", None), ("normal", 3000.0)],
 )
-def test_rows_whose_scores_nobody_knows_are_held_as_the_judge_holds_them(
+def test_rows_of_vast_score_errors_have_the_judges_tolerance(
     distribution: str, scale: float | None, sinks: bool
 ) -> None:
-    rows = held_as_the_judge_holds(
+    rows = check_against_judge(
         Recipe(
             lead=(),
             H=2,
@@ -174,22 +174,24 @@ def test_rows_whose_scores_nobody_knows_are_held_as_the_judge_holds_them(
     assert rows.vast.any() == (scale is not None)
 
 
-def held_as_the_judge_holds(recipe: Recipe) -> Rows:
+def check_against_judge(recipe: Recipe) -> Rows:
     case = Case(recipe)
     with parts_of(3, recipe.S):
         rows = case.rows()
     judged = case.of(tolerance, dtype=case.dtype)
-    spare = case.spare(rows)
-    for name, room in rows.tolerances().items():
-        want = judged[name][case.h, case.t]
+    slack_of_cancellation = case.slack_of_cancellation(rows)
+    for name, limits in rows.tolerances().items():
+        expected = judged[name][case.h, case.t]
         with np.errstate(invalid="ignore"):
-            assert not (abs(room - want) > SAME * want + spare[name]).any(), name
+            assert not (
+                abs(limits - expected) > SAME * expected + slack_of_cancellation[name]
+            ).any(), name
     return rows
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @given(data=st.data())
-def test_dk_and_dv_are_those_of_the_oracle(dtype: str, data: Any) -> None:
+def test_dk_and_dv_equal_the_oracle(dtype: str, data: Any) -> None:
     recipe = data.draw(problems(dtype))
     case = Case(recipe)
     assume(case.problem.S > 0)
@@ -198,31 +200,31 @@ def test_dk_and_dv_are_those_of_the_oracle(dtype: str, data: Any) -> None:
         slack.add(case.rows(), np.zeros(len(case.h)))
         assume(slack.seen)
         fwd, grads = case.exact
-        exact, room = sum_heads(case.columns(np.arange(case.problem.S), slack, fwd))
+        exact, limits = sum_heads(case.columns(np.arange(case.problem.S), slack, fwd))
     own, judged = case.of(certificate), case.of(tolerance, dtype=case.dtype)
-    for name, want in (("dk", grads.k), ("dv", grads.v)):
+    for name, expected in (("dk", grads.k), ("dv", grads.v)):
         # What lse, which is given here, is off by in the oracle, is off in P.
         least = own[name][case.kv] + 2.0**-26 * judged[name][case.kv]
-        assert within(exact[name], want[case.kv], least), name
+        assert within(exact[name], expected[case.kv], least), name
         with np.errstate(invalid="ignore"):
-            tighter = room[name] < judged[name][case.kv] * (1 - SAME)
+            tighter = limits[name] < judged[name][case.kv] * (1 - SAME)
         assert not tighter.any(), name
 
 
-def test_a_row_does_not_depend_on_those_looked_at_with_it() -> None:
+def test_row_does_not_depend_on_rows_beside_it() -> None:
     case = Case(Recipe(lead=(), H=6, K=2, T=7, S=67, D=5, E=3, seed=11, causal=True))
     together, alone = case.rows(), case.rows(slice(8, 9))
     assert within(alone.exact.o[0], together.exact.o[8], np.zeros(3) + 2.0**-50)
     np.testing.assert_allclose(alone.tolerances()["o"][0], together.tolerances()["o"][8], rtol=SAME)
 
 
-def test_keys_are_taken_in_whole_tiles_and_never_in_none() -> None:
+def test_key_blocks_are_whole_tiles() -> None:
     assert width(1, 64) % 16 == 0
     assert width(10**9, 10**9) == 16
     assert width(0, 0) == by_row.CELLS
 
 
-def test_the_errors_of_the_other_rows_are_the_most_of_those_that_were_seen() -> None:
+def test_slack_is_the_largest_error_of_evaluated_rows() -> None:
     case = Case(Recipe(lead=(), H=2, K=2, T=13, S=17, D=5, E=3, seed=3))
     every, one = Slack(), Slack()
     every.add(case.rows(), np.zeros(13))
@@ -237,7 +239,7 @@ def test_the_errors_of_the_other_rows_are_the_most_of_those_that_were_seen() -> 
     assert first.most != every.most
 
 
-def test_what_a_binary_lse_adds_is_added_to_the_slack() -> None:
+def test_binary_lse_adds_to_the_slack() -> None:
     case = Case(Recipe(lead=(), H=1, K=1, T=5, S=7, D=3, E=2, seed=5))
     plain, more = Slack(), Slack()
     plain.add(case.rows(), np.zeros(5))

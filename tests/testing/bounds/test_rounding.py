@@ -1,4 +1,4 @@
-"""What an implementation declares that it rounds, and the numbers that it comes to."""
+"""Declared roundings, and the units that they come to."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from npattn.testing.cases.recipe import Recipe
 STORED = ("scores", "weights", "dweights", "dscores")
 
 
-def stored_low(rounding: Rounding) -> set[str]:
+def low_storages(rounding: Rounding) -> set[str]:
     return {name for name in STORED if getattr(rounding, name) == "input"}
 
 
 def test_upcast_stores_nothing_low() -> None:
     rounding = Rounding.upcast()
-    assert stored_low(rounding) == set()
+    assert low_storages(rounding) == set()
     assert rounding.gradient_roundings == 1
     assert rounding.gradient_block is None
 
 
-def test_fused_stores_what_enters_a_matrix_product_low_and_takes_delta_from_out() -> None:
+def test_fused_stores_product_inputs_low_and_delta_from_out() -> None:
     rounding = Rounding.fused()
-    assert stored_low(rounding) == {"weights", "dscores"}
+    assert low_storages(rounding) == {"weights", "dscores"}
     assert rounding.delta_from == "out"
     assert rounding.gradient_roundings == 1
 
 
-def test_who_fuses_is_allowed_one_rounding_of_each_in_place_of_two() -> None:
+def test_fused_model_halves_the_roundings_of_storage() -> None:
     recipe = Recipe(H=2, K=2, T=17, S=67, D=11, E=13, dtype="bfloat16", seed=3, dropout=0.3)
     problem = recipe.problem()
     dout = recipe.cotangents(problem).dout.astype(float)
@@ -48,7 +48,7 @@ def test_who_fuses_is_allowed_one_rounding_of_each_in_place_of_two() -> None:
 
 def test_eager_stores_everything_low_and_rounds_gradients_twice() -> None:
     rounding = Rounding.eager()
-    assert stored_low(rounding) == set(STORED)
+    assert low_storages(rounding) == set(STORED)
     assert rounding.delta_from == "either"
     assert rounding.gradient_roundings == 2
 
@@ -58,13 +58,13 @@ def test_undeclared_is_eager_in_float64() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, "float32"])
-def test_undeclared_allows_the_least_accurate_exp_known_in_float32(dtype: Any) -> None:
+def test_undeclared_float32_allows_least_accurate_known_exp(dtype: Any) -> None:
     eager = dataclasses.replace(Rounding.eager(), exp_error=2.0**-20)
     assert Rounding.undeclared(dtype) == eager
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", np.float16, ml_dtypes.float8_e4m3fn])
-def test_undeclared_allows_a_fast_exp_and_gradients_summed_low_in_narrow_dtypes(dtype: Any) -> None:
+def test_undeclared_narrow_dtypes_allow_fast_exp_and_low_sums(dtype: Any) -> None:
     rounding = Rounding.undeclared(dtype)
     assert rounding.exp_error == 2.0**-11
     assert rounding.gradient_block == 32
@@ -73,20 +73,20 @@ def test_undeclared_allows_a_fast_exp_and_gradients_summed_low_in_narrow_dtypes(
 
 
 @pytest.mark.parametrize("name", ["upcast", "fused", "eager"])
-def test_a_preset_is_found_by_the_name_that_it_bears(name: str) -> None:
+def test_from_name_returns_the_preset(name: str) -> None:
     rounding = Rounding.from_name(name)
     assert rounding == getattr(Rounding, name)()
     assert rounding.name == name
 
 
 @pytest.mark.parametrize("name", ["", "Fused", "flash", "undeclared"])
-def test_an_unknown_preset_is_an_error_that_lists_the_known_ones(name: str) -> None:
+def test_unknown_preset_lists_known_ones(name: str) -> None:
     with pytest.raises(OptionError) as caught:
         Rounding.from_name(name)
     assert str(caught.value) == f"rounding is {name!r}, must be one of upcast, fused, eager"
 
 
-def test_a_rounding_is_frozen_hashable_and_made_by_keywords() -> None:
+def test_rounding_is_frozen_hashable_and_keyword_only() -> None:
     rounding = Rounding(name="mine", weights="input")
     with pytest.raises(dataclasses.FrozenInstanceError):
         rounding.weights = "accumulator"  # type: ignore[misc]  # that is the point
@@ -106,9 +106,7 @@ def test_a_rounding_is_frozen_hashable_and_made_by_keywords() -> None:
         (ml_dtypes.float8_e5m2, -3),
     ],
 )
-def test_unit_roundoff_is_half_the_distance_from_1_to_the_next_number(
-    dtype: Any, exponent: int
-) -> None:
+def test_unit_roundoff_is_half_of_eps(dtype: Any, exponent: int) -> None:
     u = unit_roundoff(dtype)
     assert u == 2.0**exponent
     one = np.ones((), dtype)
@@ -116,13 +114,13 @@ def test_unit_roundoff_is_half_the_distance_from_1_to_the_next_number(
     assert np.asarray(1 + 1.5 * u).astype(dtype) > one
 
 
-def test_tolerance_offers_the_same_names() -> None:
+def test_allowed_exports_the_same_names() -> None:
     assert allowed_module.Rounding is Rounding
     assert allowed_module.unit_roundoff is unit_roundoff
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_sums_are_in_float32_for_inputs_up_to_float32(dtype: str) -> None:
+def test_sums_of_narrow_inputs_are_float32(dtype: str) -> None:
     unit = Units.of(Rounding.fused(), dtype)
     assert unit.u == 2.0**-24
     assert unit.tiny == 2.0**-126
@@ -130,7 +128,7 @@ def test_sums_are_in_float32_for_inputs_up_to_float32(dtype: str) -> None:
     assert unit.exp == 2.0**-22
 
 
-def test_sums_are_in_float64_for_float64() -> None:
+def test_sums_of_float64_inputs_are_float64() -> None:
     unit = Units.of(Rounding.fused(), np.float64)
     assert unit.u == unit.low.u == 2.0**-53
     assert unit.exp == 2.0**-51
@@ -144,11 +142,11 @@ def test_sums_are_in_float64_for_float64() -> None:
         ("truncated", "float16", 2.0**-23),
     ],
 )
-def test_an_accumulator_can_be_declared(accumulator: Any, dtype: str, u: float) -> None:
+def test_accumulator_can_be_declared(accumulator: Any, dtype: str, u: float) -> None:
     assert Units.of(Rounding(name="own", accumulator=accumulator), dtype).u == u
 
 
-def test_what_is_not_stored_costs_nothing() -> None:
+def test_unstored_intermediates_cost_nothing() -> None:
     low, exact = Storage(2.0**-8, 2.0**-134), Storage(0.0, 0.0)
     fused = Units.of(Rounding.fused(), "bfloat16")
     assert (fused.q, fused.s, fused.p, fused.dp, fused.ds) == (exact, exact, low, exact, low)
@@ -166,13 +164,13 @@ def test_eta_is_half_the_least_subnormal(dtype: str, least: float) -> None:
     assert Units.of(Rounding.eager(), dtype).low.eta == least / 2
 
 
-def test_a_storage_may_be_a_format_that_is_not_that_of_the_inputs() -> None:
+def test_storage_may_be_another_format_than_the_input() -> None:
     unit = Units.of(Rounding(name="own", operands="tf32", weights="float8_e4m3fn"), "float32")
     assert unit.operands.u == 2.0**-11
     assert unit.p.u == 2.0**-4
 
 
-def test_storing_n_times_costs_n_roundings_to_all_orders() -> None:
+def test_n_storages_cost_n_roundings_to_all_orders() -> None:
     once = Storage(2.0**-8, 0.0)
     assert once.times(0) == 0
     assert once.times(1) == 2.0**-8
@@ -180,7 +178,7 @@ def test_storing_n_times_costs_n_roundings_to_all_orders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("kwargs", "message"),
     [
         ({"weights": "float12"}, "weights is 'float12'"),
         ({"accumulator": "bfloat16"}, "accumulator is 'bfloat16'"),
@@ -191,12 +189,12 @@ def test_storing_n_times_costs_n_roundings_to_all_orders() -> None:
         ({"exp_error": -0.1}, "exp_error is -0.1"),
     ],
 )
-def test_what_cannot_be_declared_is_an_error(words: dict[str, Any], told: str) -> None:
-    with pytest.raises(OptionError, match=told):
-        Rounding(name="own", **words)
+def test_illegal_declaration_is_an_error(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Rounding(name="own", **kwargs)
 
 
-def test_a_rounding_prints_what_was_declared_and_can_be_pasted() -> None:
+def test_repr_evaluates_back() -> None:
     own = Rounding(name="own", weights="input", exp_error=2.0**-20)
     assert repr(own) == "Rounding(name='own', weights='input', exp_error=9.5367431640625e-07)"
     assert eval(repr(own)) == own  # that is the claim

@@ -1,4 +1,4 @@
-"""The cheap form is a bound too, of the size of the full one, and is not asked where it fails."""
+"""Row norms give a bound too, near the full form, which replaces it where it does not hold."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MODELS = (Rounding.upcast(), Rounding.fused(), Rounding.eager())
 ODD = ({"softcap": 2.0}, {"score_mod": "distance"}, {"sinks": True}, {"dropout": 0.3})
 
 
-def drawn(**words: Any) -> tuple[Problem, dict[str, Any]]:
+def sample_problem(**kwargs: Any) -> tuple[Problem, dict[str, Any]]:
     sizes = {"lead": (2,), "H": 6, "K": 3, "T": 17, "S": 65, "D": 31, "E": 13}
-    recipe = Recipe(**(sizes | {"dtype": "float32"} | words))
+    recipe = Recipe(**(sizes | {"dtype": "float32"} | kwargs))
     problem = recipe.problem()
     dout, dlse = recipe.cotangents(problem)
     assert dlse is not None
@@ -36,10 +36,8 @@ def drawn(**words: Any) -> tuple[Problem, dict[str, Any]]:
 @pytest.mark.parametrize(
     "option", [{}, {"causal": True}, {"mask": "padding"}, {"bias": "full"}, {"bias": "keys"}]
 )
-def test_it_is_of_the_size_of_the_full_form(
-    dtype: str, model: Rounding, option: dict[str, Any]
-) -> None:
-    problem, cotangents = drawn(dtype=dtype, **option)
+def test_bounds_are_near_the_full_form(dtype: str, model: Rounding, option: dict[str, Any]) -> None:
+    problem, cotangents = sample_problem(dtype=dtype, **option)
     full = bounds(problem, dtype, model, **cotangents)
     row_norms = tolerance(problem, dtype, model, row_norms=True, **cotangents)
     assert row_norms.keys() == full.keys()
@@ -51,31 +49,31 @@ def test_it_is_of_the_size_of_the_full_form(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_what_is_right_is_within_it(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_module, "CHEAP", 0)
+def test_correct_implementation_passes(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_module, "LARGE", 0)
     report = check(base, backward=base_backward, dtypes=(dtype,), only=["agreement"], examples=60)
     assert report.passed, str(report)
 
 
 @pytest.mark.parametrize("name", ["scale-twice", "dq-unscaled", "dbias-zero"])
-def test_what_is_wrong_is_beyond_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_module, "CHEAP", 0)
+def test_mutant_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_module, "LARGE", 0)
     mutant = MUTANTS[name]
     report = check(mutant.forward, backward=mutant.backward, only=mutant.killed_by, examples=60)
     assert not report.passed
 
 
 @pytest.mark.parametrize("option", ODD, ids=lambda w: next(iter(w)))
-def test_options_that_it_does_not_know_go_to_the_full_form(option: dict[str, Any]) -> None:
-    problem, cotangents = drawn(**option)
+def test_unsupported_options_use_the_full_form(option: dict[str, Any]) -> None:
+    problem, cotangents = sample_problem(**option)
     assert not covers(problem)
     row_norms = tolerance(problem, "float32", row_norms=True, **cotangents)
     plain = tolerance(problem, "float32", **cotangents)
     assert all(np.array_equal(row_norms[name], t) for name, t in plain.items())
 
 
-def test_errors_of_exp_that_are_too_large_for_it_go_to_the_full_form() -> None:
-    problem, cotangents = drawn(dtype="bfloat16", distribution="one-hot")
+def test_large_exp_errors_use_the_full_form() -> None:
+    problem, cotangents = sample_problem(dtype="bfloat16", distribution="one-hot")
     assert covers(problem)
     assert not RowNorms(problem, Rounding.eager(), "bfloat16").fits
     row_norms = tolerance(problem, "bfloat16", row_norms=True, **cotangents)
@@ -83,8 +81,8 @@ def test_errors_of_exp_that_are_too_large_for_it_go_to_the_full_form() -> None:
     assert all(np.array_equal(row_norms[name], t) for name, t in plain.items())
 
 
-def test_a_row_that_sees_nothing_is_allowed_nothing() -> None:
-    problem, cotangents = drawn()
+def test_fully_masked_row_has_zero_tolerance() -> None:
+    problem, cotangents = sample_problem()
     visible = np.ones((problem.T, problem.S), bool)
     visible[3] = False
     problem = problem.replace(mask=visible)
@@ -94,8 +92,8 @@ def test_a_row_that_sees_nothing_is_allowed_nothing() -> None:
         assert (row_norms[name][:, :, 3] <= 1e-30).all(), name
 
 
-def test_a_rounding_on_the_way_costs_what_it_costs_in_full() -> None:
-    problem, cotangents = drawn(dtype="bfloat16")
+def test_intermediate_roundings_cost_as_in_the_full_form() -> None:
+    problem, cotangents = sample_problem(dtype="bfloat16")
     model = replace(Rounding.fused(), gradient_roundings=3, shared="input", gradient_block=7)
     plain = tolerance(problem, "bfloat16", Rounding.fused(), row_norms=True, **cotangents)
     more = tolerance(problem, "bfloat16", model, row_norms=True, **cotangents)
@@ -105,9 +103,9 @@ def test_a_rounding_on_the_way_costs_what_it_costs_in_full() -> None:
         assert np.median(more[name] / full[name]) < 2, name
 
 
-def test_parts_of_what_is_broadcast_may_be_rounded_then_summed() -> None:
+def test_broadcast_gradients_may_be_rounded_in_parts() -> None:
     model, sizes = Rounding.fused(), {"lead": (2, 3), "dtype": "bfloat16", "broadcast": True}
-    problem, cotangents = drawn(**sizes)
+    problem, cotangents = sample_problem(**sizes)
     assert problem.k.shape[:-3] != (2, 3)
     row_norms = tolerance(problem, "bfloat16", model, row_norms=True, **cotangents)
     full = bounds(problem, "bfloat16", model, **cotangents)

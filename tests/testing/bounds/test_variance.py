@@ -1,4 +1,4 @@
-"""Deviations are what roundings come to, and are not claimed where roundings repeat."""
+"""Deviations match measured roundings, and are not claimed where roundings repeat."""
 
 from __future__ import annotations
 
@@ -22,36 +22,38 @@ from npattn.zoo.correct import CORRECT
 UPCAST, FUSED = Rounding.upcast(), Rounding.fused()
 
 
-def drawn(**words: Any) -> tuple[Problem, dict[str, Any]]:
+def sample_problem(**kwargs: Any) -> tuple[Problem, dict[str, Any]]:
     sizes = {"lead": (2,), "H": 3, "K": 3, "T": 17, "S": 257, "D": 64, "E": 33}
-    recipe = Recipe(**(sizes | {"dtype": "float32"} | words))
+    recipe = Recipe(**(sizes | {"dtype": "float32"} | kwargs))
     problem = recipe.problem()
     dout, dlse = recipe.cotangents(problem)
     assert dlse is not None
     return problem, {"dout": dout.astype(float), "dlse": dlse.astype(float)}
 
 
-def sharp(problem: Problem, dtype: str, rounding: Rounding, **words: Any) -> dict[str, Any]:
-    """Where the eight deviations are what is allowed."""
-    less = tolerance(problem, dtype, rounding, **words)
-    hard = bounds(problem, dtype, rounding, **words)
-    return {name: less[name] < hard[name] for name in less}
+def judged_by_deviations(
+    problem: Problem, dtype: str, rounding: Rounding, **kwargs: Any
+) -> dict[str, Any]:
+    """Return where the eight deviations are the tolerance."""
+    less = tolerance(problem, dtype, rounding, **kwargs)
+    worst_case = bounds(problem, dtype, rounding, **kwargs)
+    return {name: less[name] < worst_case[name] for name in less}
 
 
-def test_the_mean_square_of_a_rounding_error_is_that_of_a_log_uniform_significand() -> None:
+def test_r2_is_that_of_a_log_uniform_significand() -> None:
     x = 2 ** np.random.default_rng(0).uniform(0, 1, 100_000)
     error = (x.astype(np.float32) - x) / (x * 2.0**-24)
     spread = np.std(error**2) / math.sqrt(len(x))
     assert abs(np.mean(error**2) - R2) < DEVIATIONS * spread
 
 
-def test_few_roundings_at_their_worst_do_not_come_to_the_limit() -> None:
+def test_few_worst_roundings_stay_below_the_limit() -> None:
     worst = 1 / math.sqrt(R2)  # of one, in its own deviations
     assert math.sqrt(FEW) * worst <= DEVIATIONS < math.sqrt(FEW + 1) * worst
 
 
 @pytest.mark.parametrize("last_first", [False, True])
-def test_a_sum_of_random_terms_errs_by_no_more_than_its_variance_and_by_much_of_it(
+def test_variance_of_a_sum_is_close_to_measured(
     last_first: bool,
 ) -> None:
     n = 257
@@ -66,19 +68,19 @@ def test_a_sum_of_random_terms_errs_by_no_more_than_its_variance_and_by_much_of_
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_long_rows_of_generic_inputs_are_judged_by_deviations(dtype: str) -> None:
-    problem, cotangents = drawn(dtype=dtype)
-    used = sharp(problem, dtype, FUSED, **cotangents)
+def test_long_generic_rows_are_judged_by_deviations(dtype: str) -> None:
+    problem, cotangents = sample_problem(dtype=dtype)
+    used = judged_by_deviations(problem, dtype, FUSED, **cotangents)
     for name in ("o", "dq", "dk"):
         assert used[name].mean() > 0.9, name
 
 
-def test_in_float32_eight_deviations_are_far_below_the_worst_case() -> None:
-    problem, cotangents = drawn()
+def test_float32_deviations_are_far_below_the_worst_case() -> None:
+    problem, cotangents = sample_problem()
     less = tolerance(problem, "float32", UPCAST, **cotangents)
-    hard = bounds(problem, "float32", UPCAST, **cotangents)
+    worst_case = bounds(problem, "float32", UPCAST, **cotangents)
     for name in ("o", "dq", "dk", "dv"):
-        assert np.median(hard[name] / less[name]) > 10, name
+        assert np.median(worst_case[name] / less[name]) > 10, name
 
 
 @pytest.mark.parametrize(
@@ -90,76 +92,74 @@ def test_in_float32_eight_deviations_are_far_below_the_worst_case() -> None:
         {"scale": 2.0**-30},  # scores that are distinct, but whose weights round alike
     ],
 )
-def test_rows_in_which_roundings_repeat_are_judged_by_the_worst_case(
+def test_repeated_roundings_are_judged_by_the_worst_case(
     repeated: dict[str, Any],
 ) -> None:
-    problem, cotangents = drawn(**repeated)
-    used = sharp(problem, "float32", UPCAST, **cotangents)
+    problem, cotangents = sample_problem(**repeated)
+    used = judged_by_deviations(problem, "float32", UPCAST, **cotangents)
     assert not any(used[name].any() for name in ("o", "lse", "dq", "dk", "dv"))
 
 
-def test_equal_values_close_the_gradients_but_not_the_result() -> None:
-    problem, cotangents = drawn()
+def test_equal_values_affect_gradients_alone() -> None:
+    problem, cotangents = sample_problem()
     problem = problem.replace(v=np.ones_like(problem.v))
-    used = sharp(problem, "float32", UPCAST, **cotangents)
+    used = judged_by_deviations(problem, "float32", UPCAST, **cotangents)
     assert used["lse"].any()
     assert not used["dq"].any()
     assert not used["dk"].any()
 
 
-def test_a_row_of_few_keys_is_generic_whatever_they_are() -> None:
-    problem, cotangents = drawn(S=FEW, distribution="flat")
-    assert sharp(problem, "float32", UPCAST, **cotangents)["o"].any()
-    problem, cotangents = drawn(S=FEW + 1, distribution="flat")
-    assert not sharp(problem, "float32", UPCAST, **cotangents)["o"].any()
+def test_row_of_few_keys_is_generic() -> None:
+    problem, cotangents = sample_problem(S=FEW, distribution="flat")
+    assert judged_by_deviations(problem, "float32", UPCAST, **cotangents)["o"].any()
+    problem, cotangents = sample_problem(S=FEW + 1, distribution="flat")
+    assert not judged_by_deviations(problem, "float32", UPCAST, **cotangents)["o"].any()
 
 
 @pytest.mark.parametrize(
     "biased", [{"accumulator": "truncated"}, {"row_sum": "input"}], ids=lambda w: next(iter(w))
 )
-def test_what_errs_to_one_side_is_judged_by_the_worst_case(biased: dict[str, Any]) -> None:
-    problem, cotangents = drawn(dtype="bfloat16")
-    used = sharp(problem, "bfloat16", replace(FUSED, **biased), **cotangents)
+def test_biased_roundings_are_judged_by_the_worst_case(biased: dict[str, Any]) -> None:
+    problem, cotangents = sample_problem(dtype="bfloat16")
+    used = judged_by_deviations(problem, "bfloat16", replace(FUSED, **biased), **cotangents)
     assert not any(where.any() for where in used.values())
 
 
-def test_deviations_are_given_everywhere_when_they_are_asked_for() -> None:
-    problem, cotangents = drawn(distribution="flat")
-    found = deviations(problem, "float32", UPCAST, **cotangents)
-    assert all(np.isfinite(found[name]).all() for name in ("o", "lse"))
+def test_deviations_are_finite_everywhere_on_request() -> None:
+    problem, cotangents = sample_problem(distribution="flat")
+    results = deviations(problem, "float32", UPCAST, **cotangents)
+    assert all(np.isfinite(results[name]).all() for name in ("o", "lse"))
 
 
-def test_a_weight_that_is_small_now_may_not_be_after_eight_deviations() -> None:
+def test_small_weight_may_grow_within_eight_deviations() -> None:
     # Scores of about 150 that are stored in bfloat16 err by more than 1: the weights are anybody's.
-    problem, cotangents = drawn(dtype="bfloat16", distribution="low", S=19)
-    used = sharp(problem, "bfloat16", Rounding.eager(), **cotangents)
+    problem, cotangents = sample_problem(dtype="bfloat16", distribution="low", S=19)
+    used = judged_by_deviations(problem, "bfloat16", Rounding.eager(), **cotangents)
     assert not used["o"].any()
 
 
-def test_where_squares_vanish_the_worst_case_counts() -> None:
-    problem, _ = drawn(dtype="float64", S=65)
-    assert sharp(problem, "float64", UPCAST)["o"].all()
+def test_vanishing_squares_leave_the_worst_case() -> None:
+    problem, _ = sample_problem(dtype="float64", S=65)
+    assert judged_by_deviations(problem, "float64", UPCAST)["o"].all()
     small = problem.replace(v=problem.v * 2.0**-540)
-    assert not sharp(small, "float64", UPCAST)["o"].any()
+    assert not judged_by_deviations(small, "float64", UPCAST)["o"].any()
 
 
-def test_equal_queries_close_the_gradients_of_keys_but_not_those_of_queries() -> None:
-    problem, cotangents = drawn(S=65)
+def test_equal_queries_affect_gradients_of_keys_alone() -> None:
+    problem, cotangents = sample_problem(S=65)
     q = np.broadcast_to(problem.q[..., :1, :], problem.q.shape)
-    used = sharp(problem.replace(q=q), "float32", UPCAST, **cotangents)
+    used = judged_by_deviations(problem.replace(q=q), "float32", UPCAST, **cotangents)
     assert used["dq"].all()
     assert not used["dk"].any()
     assert not used["dv"].any()
 
 
 @pytest.mark.parametrize(("size", "vast"), [(2.0**9, False), (2.0**11, True)])
-def test_scores_whose_products_err_by_more_than_exp_can_hold_are_judged_by_the_worst_case(
-    size: float, vast: bool
-) -> None:
-    problem, _ = drawn(S=65)
+def test_vast_score_errors_are_judged_by_the_worst_case(size: float, vast: bool) -> None:
+    problem, _ = sample_problem(S=65)
     q, k = 8 * problem.q, problem.k.copy()
     q[..., :32], k[..., :16], k[..., 16:32] = size, size, -size  # products that cancel
-    used = sharp(problem.replace(q=q, k=k), "float32", UPCAST)
+    used = judged_by_deviations(problem.replace(q=q, k=k), "float32", UPCAST)
     assert {used[name].any() for name in ("o", "lse", "weights")} == {not vast}
 
 
@@ -177,13 +177,13 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_what_moves_all_scores_of_a_row_alike_is_allowed_of_lse(name: str) -> None:
+def test_common_shift_of_scores_is_in_the_lse_tolerance(name: str) -> None:
     recipe, one = ALIKE[name], CORRECT[name]
     problem = recipe.problem()
     got = one.forward(problem.q, problem.k, problem.v, return_lse=True, **_options(problem))
     limit = tolerance(problem, problem.q.dtype, one.rounding)
-    for result, want in zip(got, (evaluate(problem).out, evaluate(problem).lse), strict=True):
-        assert (excess(result, want) <= limit["o" if result.ndim == 4 else "lse"]).all()
+    for result, expected in zip(got, (evaluate(problem).out, evaluate(problem).lse), strict=True):
+        assert (excess(result, expected) <= limit["o" if result.ndim == 4 else "lse"]).all()
 
 
 # --- what does not average out --------------------------------------------------------------------
@@ -197,30 +197,32 @@ def single(*arrays: Any, **options: Any) -> Problem:
     return Problem(*(np.float32(x) for x in arrays), **({"scale": 1.0} | options))
 
 
-def within(name: str, got: Any, want: Any, problem: Problem, model: Rounding, **words: Any) -> bool:
-    """Whether it is, by either verdict."""
-    gap = excess(np.asarray(got).astype(np.float32), want)
+def within(
+    name: str, got: Any, expected: Any, problem: Problem, model: Rounding, **kwargs: Any
+) -> bool:
+    """Return True if a result is within the worst case and the tolerance."""
+    gap = excess(np.asarray(got).astype(np.float32), expected)
     assert (gap > 0).any()
-    limits = [limit(problem, "float32", model, **words)[name] for limit in (bounds, tolerance)]
+    limits = [limit(problem, "float32", model, **kwargs)[name] for limit in (bounds, tolerance)]
     return bool(all((gap <= limit).all() for limit in limits))
 
 
-def opposed() -> tuple[Any, Any, Any]:
+def opposite_scores() -> tuple[Any, Any, Any]:
     """Scores of about ±30, what takes them out of the weights again, and values of their signs."""
     rng = np.random.default_rng(0)
     x = rng.choice([-30, 30], (1021, 1)) * (1 + rng.random((1021, 1)) / 8)
     return x, rng.standard_normal((1, 1021)) - x.T, np.sign(x)
 
 
-def test_a_scale_that_is_rounded_moves_all_scores_alike() -> None:
-    x, bias, v = opposed()
+def test_rounded_scale_moves_all_scores_alike() -> None:
+    x, bias, v = opposite_scores()
     problem = single([[1]], x, v, bias=bias, scale=1 + 0.9 * 2.0**-24)  # 1 to a float32
     got = evaluate(problem.replace(scale=1.0)).out
     assert within("o", got, evaluate(problem).out, problem, UPCAST)
 
 
-def test_a_tanh_that_errs_moves_capped_scores_alike() -> None:
-    (x, bias, v), error = opposed(), 2.0**-11
+def test_tanh_error_moves_capped_scores_alike() -> None:
+    (x, bias, v), error = opposite_scores(), 2.0**-11
     model = replace(UPCAST, exp_error=error)
     one_sided = single([[1]], 30 + bias.T, v, softcap=30.0)
     two_sided = single([[1]], x, v, softcap=30.0, bias=-30 * np.tanh(x.T / 30) + bias + x.T)
@@ -233,7 +235,7 @@ def test_a_tanh_that_errs_moves_capped_scores_alike() -> None:
         assert within(name, got[name], {"lse": fwd.lse, "o": fwd.out}[name], problem, model), name
 
 
-def test_an_lse_by_which_weights_are_merged_is_a_factor_of_the_result() -> None:
+def test_lse_of_merged_parts_is_a_factor_of_out() -> None:
     q, x = np.linspace(1, 1.1, 11)[:, None], np.random.default_rng(0).standard_normal((61, 1))
     problem = single(q, 1000 + x, np.ones((61, 1)))
     fwd = evaluate(problem)
@@ -242,7 +244,7 @@ def test_an_lse_by_which_weights_are_merged_is_a_factor_of_the_result() -> None:
     assert within("o", got, fwd.out, problem, UPCAST)
 
 
-def test_a_rounded_query_moves_the_keys_of_its_row_and_not_their_sink() -> None:
+def test_rounded_query_moves_keys_but_not_the_sink() -> None:
     rng, model = np.random.default_rng(0), replace(UPCAST, queries="bfloat16")
     q, k = 1 + rng.random((37, 1)), -4 + rng.standard_normal((1021, 1)) / 10
     problem = single(q, k, 1 + rng.standard_normal((1021, 1)) / 100, sinks=np.ones(1))
@@ -250,7 +252,7 @@ def test_a_rounded_query_moves_the_keys_of_its_row_and_not_their_sink() -> None:
     assert within("o", evaluate(stored).out, evaluate(problem).out, problem, model)
 
 
-def test_an_exp_that_errs_moves_a_sink_against_all_keys() -> None:
+def test_exp_error_moves_a_sink_against_all_keys() -> None:
     rng, model = np.random.default_rng(0), replace(UPCAST, exp_error=2.0**-11)
     v = 1 + rng.standard_normal((1021, 1)) / 100
     problem = single([[1.5]], rng.standard_normal((1021, 1)), v, sinks=np.full(1, 8.0))
@@ -258,7 +260,7 @@ def test_an_exp_that_errs_moves_a_sink_against_all_keys() -> None:
     assert within("o", evaluate(moved).out, evaluate(problem).out, problem, model)
 
 
-def test_a_cap_without_a_slope_passes_errors_on_where_its_slope_errs() -> None:
+def test_saturated_cap_passes_errors_of_its_slope() -> None:
     # Most keys have the value 1, so that dS is its error. The others, in pairs about 1, spread dP.
     rng, T, S = np.random.default_rng(0), 127, 509
     pairs, sign = np.arange(S) // 2 < 24, np.where(np.arange(S) % 2, 1, -1)
@@ -276,35 +278,35 @@ def test_a_cap_without_a_slope_passes_errors_on_where_its_slope_errs() -> None:
     dp = (do * problem.v.T).astype("bfloat16").astype(float)
     tanh = np.tanh(problem.k.T.astype(float) / 2) * (1 + rng.choice([-1, 1], (T, S)) * 2.0**-7)
     dx = fwd.weights * (dp - do * fwd.out) * (1 - tanh**2)
-    want = npattn.backward(fwd, do).k
-    assert within("dk", dx.sum(0)[:, None], want, problem, model, dout=do)
+    expected = npattn.backward(fwd, do).k
+    assert within("dk", dx.sum(0)[:, None], expected, problem, model, dout=do)
 
 
 def _options(problem: Problem) -> dict[str, Any]:
     return {"scale": problem.scale, "softcap": problem.softcap, "sinks": problem.sinks}
 
 
-def test_keys_that_differ_by_less_than_tf32_holds_are_judged_by_the_worst_case() -> None:
-    problem, _ = drawn(S=65)
+def test_keys_equal_in_tf32_are_judged_by_the_worst_case() -> None:
+    problem, _ = sample_problem(S=65)
     noise = np.random.default_rng(0).standard_normal(problem.k.shape) * 2.0**-16
     like = (problem.k[..., :1, :] * (1 + noise)).astype(np.float32)
     tf32 = replace(UPCAST, operands="tf32")
-    assert sharp(problem, "float32", tf32)["o"].any()
-    assert not sharp(problem.replace(k=like), "float32", tf32)["o"].any()
+    assert judged_by_deviations(problem, "float32", tf32)["o"].any()
+    assert not judged_by_deviations(problem.replace(k=like), "float32", tf32)["o"].any()
 
 
-def test_a_maximum_that_rises_with_every_tile_costs_more_than_one_that_does_not() -> None:
-    problem, _ = drawn(S=256, D=2)
+def test_maximum_rising_with_every_tile_costs_more() -> None:
+    problem, _ = sample_problem(S=256, D=2)
     ramp = np.linspace(-4, 4, 256, dtype=np.float32)[:, None] + 0.01 * problem.k
     q = abs(problem.q) + 1
     rising = problem.replace(q=q, k=ramp)
     shuffled = rising.replace(k=ramp[..., np.random.default_rng(0).permutation(256), :])
     model = replace(UPCAST, exp_error=2.0**-16)
-    found = [np.median(deviations(x, "float32", model)["o"]) for x in (rising, shuffled)]
-    assert found[0] > 1.2 * found[1]
+    results = [np.median(deviations(x, "float32", model)["o"]) for x in (rising, shuffled)]
+    assert results[0] > 1.2 * results[1]
 
 
-def test_a_stored_number_errs_by_its_own_gap() -> None:
+def test_storage_error_follows_the_gap_of_the_number() -> None:
     low = Units.of(Rounding.eager(), "bfloat16").low
     x = np.array([1.0, 1.999, 2.0])
     half = np.array([1.0, 1.0, 2.0]) * 2.0**-8
