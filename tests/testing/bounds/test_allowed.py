@@ -142,8 +142,9 @@ class Kernel:
         lse = m + np.log(total)
         if self.sink_last and problem.sinks is not None:
             whole = np.logaddexp(lse, sink)
-            out, lse = out * np.exp(lse - whole), whole
-            m, total, empty = whole, np.ones_like(total), np.zeros_like(empty)
+            empty = whole == -np.inf  # a sink of −inf is none
+            out, lse = np.where(empty, wide(0), out * np.exp(lse - whole)), whole
+            m, total = np.where(empty, wide(0), whole), np.ones_like(total)
             p_stored = None if p_stored is None else self.store("weights", self.exp(s, m), dtype)
         if self.conventions.empty_row == "mean":
             mean = self.sum(v.swapaxes(-1, -2)).swapaxes(-1, -2) / wide(max(problem.S, 1))
