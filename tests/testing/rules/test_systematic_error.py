@@ -183,13 +183,13 @@ def test_tightest_model(dtype: str, name: str) -> None:
 
 def test_report_names_the_tightest_model() -> None:
     report = check(Attention().forward, dtypes=("bfloat16",), only=["aggregate"])
-    assert report.facts["behaves as"]["bfloat16"].startswith("upcast, χ² 0.")
+    assert report.settings["behaves as"]["bfloat16"].startswith("upcast, χ² 0.")
     assert "bfloat16 behaves as upcast" in str(report)
 
 
 def test_report_says_that_no_model_fits() -> None:
     report = check(_Scaled().forward, only=["aggregate"])
-    assert report.facts["behaves as"]["float32"].startswith("no model")
+    assert report.settings["behaves as"]["float32"].startswith("no model")
 
 
 @pytest.mark.parametrize("sizes", [{"D": (16,), "T": (5, 7)}, {"H": (3,), "K": (1,)}, {"S": (13,)}])
