@@ -13,7 +13,7 @@ from npattn import biases, masks, tiled
 from npattn.problem import Problem
 
 TILES = {"QUERIES": 7, "KEYS": 11, "CELL": 5}
-"""Tiles so small that small problems have many, and ends that are cut off."""
+"""Tiles so small that small problems have many, with partial ones at the ends."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def problem(seed=0, sizes=(T, S), **options):
 
 
 def mod(s, b, h, t, j):
-    """Of arrays and tensors alike."""
+    """Modify scores that are arrays or tensors."""
     return s * 0.5 + 0.01 * (h - t + j + b) * s / (1 + s * s)
 
 

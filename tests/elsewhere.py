@@ -1,8 +1,8 @@
-"""A device that is nowhere: tensors that say they are elsewhere, and are computed on the CPU.
+"""A device for tests: tensors that claim to be elsewhere, and are computed on the CPU.
 
-What npattn.torch does on an accelerator can be run without one, numbers and all, and whoever mixes
-tensors of the two, or makes one where it must not be, hears of it as on a GPU. Only of dtypes,
-speed and the accelerator's own kernels nothing is learned.
+npattn.torch runs on it as on an accelerator, numbers and all; mixing tensors of the two devices, or
+making one on the wrong device, raises as on a GPU. Only dtypes, speed and the accelerator's own
+kernels are not tested.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ COPIES = (aten.copy_.default, aten._to_copy.default)
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor of the device: what it is of the CPU stands beside it."""
+    """A tensor of the device, beside its tensor on the CPU."""
 
     here: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, here: torch.Tensor) -> Elsewhere:
-        made: Any = torch.Tensor._make_wrapper_subclass(
+        tensor: Any = torch.Tensor._make_wrapper_subclass(
             cls, here.shape, strides=here.stride(), storage_offset=here.storage_offset(),
             dtype=here.dtype, layout=here.layout, device=DEVICE,
         )  # fmt: skip
-        made.here = here
-        return made
+        tensor.here = here
+        return tensor
 
     def tolist(self) -> Any:
         return self.here.tolist()
@@ -44,7 +44,7 @@ class Elsewhere(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
 
-        def given(x: Any) -> Any:
+        def unwrap(x: Any) -> Any:
             if isinstance(x, Elsewhere):
                 return x.here
             if isinstance(x, torch.Tensor) and x.ndim and func not in COPIES:
@@ -55,16 +55,16 @@ class Elsewhere(torch.Tensor):
         leaves = device is not None and torch.device(device).type != DEVICE.type
         if device is not None:
             kwargs["device"] = "cpu"
-        found = func(*tree_map(given, args), **tree_map(given, kwargs))
+        result = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
         if leaves or func is aten._local_scalar_dense.default:
-            return found
+            return result
         if func._schema.name.endswith("_"):  # in place
             return args[0]
-        return tree_map(lambda x: cls(x) if isinstance(x, torch.Tensor) else x, found)
+        return tree_map(lambda x: cls(x) if isinstance(x, torch.Tensor) else x, result)
 
 
-def _made(name: str) -> Any:
-    """A function that makes tensors, for the device."""
+def _factory(name: str) -> Any:
+    """Return a function that makes tensors on the device."""
     packet, _, overload = name.partition(".")
     func = getattr(getattr(aten, packet), overload or "default")
 
@@ -80,7 +80,7 @@ class _Module(_DummyBackendModule):
 
 
 class Generator(torch.Generator):
-    """torch.Generator, which on the device draws the numbers that one of the CPU draws."""
+    """torch.Generator that samples the same numbers on the device as on the CPU."""
 
     device: Any = property(lambda self: DEVICE)
 
@@ -96,14 +96,14 @@ DEVICE = torch.device("elsewhere:0")
 _library = torch.library.Library("aten", "IMPL")
 for _name in ("empty.memory_format", "empty_strided", "arange", "arange.start",
               "arange.start_step"):  # fmt: skip
-    _library.impl(_name, _made(_name), "PrivateUse1")
+    _library.impl(_name, _factory(_name), "PrivateUse1")
 
 
-def _copied(x: torch.Tensor, to: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """What torch.tensor(numbers, device=...) ends with."""
+def _copy(x: torch.Tensor, to: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Copy a tensor, the last step of torch.tensor(numbers, device=...)."""
     one, other = (getattr(t, "here", t) for t in (x, to))
     other.copy_(one)
     return to
 
 
-_library.impl("_copy_from", _copied, "PrivateUse1")
+_library.impl("_copy_from", _copy, "PrivateUse1")

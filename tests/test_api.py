@@ -162,7 +162,7 @@ def with_a_head(x):
 ONE_HEAD_OPTIONS = {"mask": MASK[0, 0], "bias": noise(1, S), "sinks": noise(1), "window": (3, 3)}
 
 
-def test_rank_2_is_one_head_that_results_do_not_show():
+def test_rank_2_results_have_no_head_axis():
     flat = npattn.forward(**one_head(**ONE_HEAD_OPTIONS))
     whole = npattn.forward(**{n: with_a_head(x) for n, x in one_head(**ONE_HEAD_OPTIONS).items()})
     assert flat.lse.shape == (T,)
@@ -172,7 +172,7 @@ def test_rank_2_is_one_head_that_results_do_not_show():
 
 
 @pytest.mark.parametrize("conventions", [None, Conventions(empty_row="mean", hidden_fill=-3.0)])
-def test_rank_2_gradients_have_the_shapes_of_rank_2_inputs(conventions):
+def test_gradients_of_rank_2_inputs_have_rank_2(conventions):
     given = one_head(**ONE_HEAD_OPTIONS)
     fwd = npattn.forward(**given, conventions=conventions)
     grads = npattn.backward(fwd, fwd.out, fwd.lse, fwd.weights)
@@ -291,7 +291,7 @@ WRONG_COTANGENTS = {
 @pytest.mark.parametrize(
     ("changes", "error", "words"), WRONG_COTANGENTS.values(), ids=WRONG_COTANGENTS
 )
-def test_a_wrong_cotangent_is_named_with_what_it_must_be(changes, error, words):
+def test_error_of_a_wrong_cotangent_names_it(changes, error, words):
     fwd = npattn.forward(**inputs())
     with pytest.raises(error) as caught:
         npattn.backward(fwd, **({"dout": fwd.out} | changes))
@@ -335,7 +335,7 @@ def test_nothing_moves_without_a_direction():
     assert (dlse == 0).all()
 
 
-def test_the_lse_of_a_row_that_sees_nothing_does_not_move():
+def test_dlse_of_an_empty_row_is_zero():
     fwd = npattn.forward(**inputs(), mask=np.zeros((T, S), bool))
     do, dlse = npattn.jvp(fwd, dq=noise(B, H, T, D), dv=noise(B, K, S, E))
     assert (do == 0).all()
@@ -343,7 +343,7 @@ def test_the_lse_of_a_row_that_sees_nothing_does_not_move():
 
 
 @pytest.mark.parametrize("name", ["dbias", "dsinks"])
-def test_a_direction_for_an_input_that_is_not_there_is_refused(name):
+def test_direction_of_a_missing_input_is_refused(name):
     fwd = npattn.forward(**inputs())
     with pytest.raises(OptionError, match=f"got {name}, but the problem has no {name[1:]}"):
         npattn.jvp(fwd, **{name: noise(H)})
@@ -412,7 +412,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest(function):
         ("alignment", 'pass causal="bottom_right" or causal="top_left", or conventions='),
     ],
 )
-def test_an_option_of_another_library_is_answered_with_npattn_s(function, name, answer):
+def test_options_of_other_libraries_are_translated(function, name, answer):
     with pytest.raises(OptionError) as caught:
         function(**inputs(), **{name: None})
     assert f"{function.__name__} has no option {name}: " in str(caught.value)
@@ -495,7 +495,7 @@ def test_conventions_give_lse_in_their_own_terms():
     assert (fwd.lse[..., 2] == math.inf).all()
 
 
-def test_the_problem_of_a_forward_is_the_one_that_was_asked():
+def test_forward_keeps_the_original_problem():
     fwd = npattn.forward(**inputs(), mask=MASK, conventions=Conventions(mask_true="hide"))
     assert fwd.problem.mask is MASK
 
@@ -511,7 +511,7 @@ def test_evaluate_takes_a_problem_that_was_made_before():
 # --- edges ----------------------------------------------------------------------------------------
 
 
-def test_a_nan_query_reaches_no_key_that_it_does_not_see():
+def test_nan_query_leaves_hidden_keys_alone():
     given = inputs()
     given["q"][:, :, 0] = np.nan
     mask = np.ones((T, S), bool)

@@ -1,4 +1,4 @@
-"""What each bias adds to the scores, and the gradient of its parameter, against definitions."""
+"""Values of each bias and the gradient of its parameter, against definitions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Case(NamedTuple):
     takes: Callable[[tuple[int, ...]], tuple[tuple[int, ...], float]]
     sizes: Sizes
 
-    def expected(self) -> Array:
+    def definition(self) -> Array:
         array = np.zeros((*self.sizes.lead, *self.sizes[1:]))
         for index in np.ndindex(array.shape):
             at, factor = self.takes(index)
@@ -183,7 +183,7 @@ def test_the_array_of_a_bias_is_its_definition(kind, sizes, rng):
     assert array.shape == case.bias.shape(*sizes)
     assert array.ndim >= 2
     np.testing.assert_array_equal(
-        np.broadcast_to(array, (*sizes.lead, *sizes[1:])), case.expected()
+        np.broadcast_to(array, (*sizes.lead, *sizes[1:])), case.definition()
     )
 
 
@@ -192,9 +192,9 @@ def test_the_array_of_a_bias_is_its_definition(kind, sizes, rng):
 def test_a_tile_is_that_part_of_the_array(kind, sizes, rng, data):
     case, tile = kind(rng, sizes), a_tile(data.draw, sizes)
     if tile is None:
-        assert case.expected().size == 0
+        assert case.definition().size == 0
         return
-    want = case.expected()[tile.plane][tile.t0 : tile.t1, tile.s0 : tile.s1]
+    want = case.definition()[tile.plane][tile.t0 : tile.t1, tile.s0 : tile.s1]
     got = case.bias.tile(tile)
     assert got.dtype == np.float64
     np.testing.assert_array_equal(np.broadcast_to(got, want.shape), want)
@@ -202,7 +202,7 @@ def test_a_tile_is_that_part_of_the_array(kind, sizes, rng, data):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(sizes=sizes_of_a_problem, rng=generators)
-def test_the_gradient_is_the_sum_over_the_scores_that_take_a_number(kind, sizes, rng):
+def test_gradient_sums_over_scores_by_parameter(kind, sizes, rng):
     case = kind(rng, sizes)
     ds = rng.integers(-9, 10, (*sizes.lead, *sizes[1:])).astype(float)  # so that sums are exact
     got = case.bias.gradient(ds)
@@ -222,11 +222,11 @@ def test_the_gradient_is_that_of_its_tiles(kind, sizes, rng, m, n):
 
 
 @given(sizes=sizes_of_a_problem, rng=generators, data=st.data())
-def test_a_sum_adds_its_terms_and_has_a_gradient_for_each(sizes, rng, data):
+def test_sum_adds_terms_and_splits_gradients(sizes, rng, data):
     cases = [kind(rng, sizes) for kind in data.draw(st.lists(st.sampled_from(KINDS), min_size=2))]
     bias = sum((case.bias for case in cases[1:]), start=cases[0].bias)
     lead, H, T, S = sizes
-    want = sum(case.expected() for case in cases)
+    want = sum(case.definition() for case in cases)
     array = bias.to_array(T, S, lead=lead, H=H)
     assert array.shape == bias.shape(*sizes)
     np.testing.assert_array_equal(np.broadcast_to(array, want.shape), want)
@@ -249,7 +249,7 @@ def test_the_gradient_of_the_array_is_enough(kind, sizes, rng):
     np.testing.assert_array_equal(case.bias.gradient(summed), case.bias.gradient(ds))
 
 
-def test_a_plain_array_may_stand_on_either_side_of_the_plus():
+def test_array_on_either_side_of_plus():
     array = np.arange(15.0).reshape(3, 5)
     bias = biases.alibi(2)
     for one in (array + bias, bias + array, biases.of(array) + bias):
@@ -258,7 +258,7 @@ def test_a_plain_array_may_stand_on_either_side_of_the_plus():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, "bfloat16", np.complex128])
-def test_a_dense_bias_is_the_array_and_a_tile_of_it_is_wide(dtype):
+def test_dense_bias_keeps_the_array_and_widens_tiles(dtype):
     array = np.arange(15).reshape(3, 5).astype(dtype)
     bias = biases.dense(array)
     assert bias.dtype == np.asarray(bias).dtype == array.dtype
@@ -378,7 +378,7 @@ def test_the_gradient_of_a_parameter_is_its_complex_step(kind, meaning, lead):
     assert abs(got).max() > 1e6 * room  # or nothing was held against anything
 
 
-def test_the_gradient_of_a_sum_is_that_of_each_term():
+def test_gradient_of_a_sum_has_every_term_s():
     rng, sizes = np.random.default_rng(8), Sizes((2,), 3, 5, 7)
     cases = [kind(rng, sizes) for kind in KINDS]
     q, k, v = inputs(sizes, rng)
@@ -409,7 +409,7 @@ def test_rows_of_nan_reach_the_parameter_that_they_take():
 
 
 @given(sizes=sizes_of_a_problem, rng=generators)
-def test_loops_takes_objects_and_gives_the_gradient_of_their_array(sizes, rng):
+def test_loops_gradient_of_an_object_is_its_array_s(sizes, rng):
     case = all_kinds(rng, sizes)
     q, k, v = inputs(sizes, rng)
     one, other = (Problem(q, k, v, bias=bias) for bias in (case.bias, whole(case)))
@@ -430,7 +430,7 @@ def test_one_head_without_batch_takes_a_bias():
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_module_takes_biases_with_and_without_keys_of_its_own(own):
+def test_module_accepts_biases_with_or_without_extra_keys(own):
     x = np.random.default_rng(3).standard_normal((2, 5, 12))
     mha = MultiHeadAttention.init(12, 3, seed=0, add_bias_kv=own, add_zero_attn=own)
     bias = biases.alibi(3) + biases.dense(np.ones((5, 1)))
@@ -442,7 +442,7 @@ def test_a_module_takes_biases_with_and_without_keys_of_its_own(own):
         np.testing.assert_array_equal(gradient, of_array)
 
 
-def test_a_module_in_mixed_precision_rounds_the_gradient_of_every_term():
+def test_mixed_precision_module_rounds_gradients_of_all_terms():
     x = np.random.default_rng(3).standard_normal((2, 5, 12))
     mha = MultiHeadAttention.init(12, 3, seed=0)
     fwd = mha.forward(x, bias=biases.alibi(3) + np.ones((5, 1)), dtype="bfloat16")
@@ -500,7 +500,7 @@ def test_a_direction_of_an_object_is_refused():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bias_is_frozen_and_keeps_what_it_was_made_of(kind):
+def test_bias_is_frozen_and_keeps_its_parameter(kind):
     case = kind(np.random.default_rng(0), Sizes((2,), 3, 5, 7))
     before = case.parameter.copy()
     case.parameter.flags.writeable = False
@@ -512,7 +512,7 @@ def test_a_bias_is_frozen_and_keeps_what_it_was_made_of(kind):
     np.testing.assert_array_equal(case.parameter, before)
 
 
-def test_the_array_of_a_dense_bias_is_a_view_that_cannot_be_written():
+def test_array_of_a_dense_bias_is_read_only():
     array = np.ones((3, 5))
     bias = biases.dense(array)
     assert np.shares_memory(bias.to_array(), array)

@@ -76,7 +76,7 @@ PROBLEMS = {
 }
 
 
-def told(fields: dict[str, Any]) -> str:
+def case_id(fields: dict[str, Any]) -> str:
     return "-".join(f"{name}={value}" for name, value in fields.items())
 
 
@@ -129,13 +129,13 @@ def rounding_under(
         bend = 4 / 27**0.5 / problem.softcap  # the largest |cap''|; |cap'| ≤ 1
         steepness = steepness * (1 + bend)  # its square is above the second derivative of both
         dbias *= 5 + steepness  # of 1 − tanh²: its own rounding, and bend · that of the score
-        sized = uncapped(sized)
+        sized = remove_cap(sized)
     tiles = problem.H // problem.K if meaning.kv_head == "tile" and problem.K else 1
     if tiles > 1:
         sized = sized.replace(
             k=np.concatenate([problem.k] * tiles, -3), v=np.concatenate([problem.v] * tiles, -3)
         )
-    hidden = filled(problem, meaning)
+    hidden = fill_mask(problem, meaning)
     allowed = rounding(sized, lse, weights, *d, steepness=steepness, constant=hidden)
     return allowed._replace(
         weights=allowed.weights * most,
@@ -145,7 +145,7 @@ def rounding_under(
     )
 
 
-def uncapped(problem: Problem) -> Problem:
+def remove_cap(problem: Problem) -> Problem:
     """Without softcap, and with a bias as large as all numbers that meet before the cap.
 
     A score_mod of test_dense adds at most 0.25 |t − s| or 0.5 b; twice the cap is for tanh.
@@ -169,7 +169,7 @@ def in_groups(bound: Array, K: int, tiles: int) -> Array:
     return total
 
 
-def filled(problem: Problem, meaning: Conventions) -> Array | bool:
+def fill_mask(problem: Problem, meaning: Conventions) -> Array | bool:
     """True where the score is a number that hidden keys get."""
     capped = meaning.softcap == "after_mask" and problem.softcap is not None
     renaming = Conventions(mask_true=meaning.mask_true, window=meaning.window)
@@ -185,20 +185,20 @@ def test_these_are_all_fields() -> None:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("fields", SINGLES, ids=told)
+@pytest.mark.parametrize("fields", SINGLES, ids=case_id)
 def test_every_field_gives_what_loops_gives(fields: dict[str, Any], problem: str) -> None:
     assert_agrees(make(*PROBLEMS[problem]), Conventions(**fields), **HIDING)
 
 
 @pytest.mark.parametrize("problem", ["bias and dropout", "everything"])
-@pytest.mark.parametrize("fields", PAIRS, ids=told)
+@pytest.mark.parametrize("fields", PAIRS, ids=case_id)
 def test_every_pair_of_fields_gives_what_loops_gives(fields: dict[str, Any], problem: str) -> None:
     assert_agrees(make(*PROBLEMS[problem]), Conventions(**fields), **HIDING)
 
 
 @settings(deadline=None, max_examples=100)
 @given(data=st.data())
-def test_any_fields_together_give_what_loops_gives_on_any_options(data: st.DataObject) -> None:
+def test_any_combination_of_fields_agrees_with_loops(data: st.DataObject) -> None:
     default = dataclasses.asdict(Conventions())
     fields = {n: data.draw(st.sampled_from([default[n], *values])) for n, values in FIELDS.items()}
     T, S = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
@@ -211,7 +211,7 @@ def test_any_fields_together_give_what_loops_gives_on_any_options(data: st.DataO
     assert_agrees(case, Conventions(**fields), **hiding)
 
 
-@pytest.mark.parametrize("fields", SINGLES, ids=told)
+@pytest.mark.parametrize("fields", SINGLES, ids=case_id)
 def test_every_field_changes_something(fields: dict[str, Any]) -> None:
     case = make(*PROBLEMS["shared heads"])
     plain = case.forward(conventions=Conventions(), **HIDING)
@@ -231,7 +231,7 @@ def test_the_default_changes_nothing() -> None:
         assert (getattr(grads, name) == getattr(same, name)).all()
 
 
-@pytest.mark.parametrize("fields", SMOOTH, ids=told)
+@pytest.mark.parametrize("fields", SMOOTH, ids=case_id)
 @pytest.mark.parametrize("problem", ["bias and dropout", "everything", "shared heads"])
 def test_gradients_are_the_slopes_of_forward_under_every_field(
     problem: str, fields: dict[str, Any]
@@ -327,18 +327,18 @@ CAP_3: dict[str, Any] = {"softcap": 3.0}
 
 
 def assert_near(got: Any, want: Any) -> None:
-    """Of order 1, out of a log, an exp and a tanh or two: fewer than 40 roundings."""
+    """Scores of order 1 from a log, an exp and a tanh or two: fewer than 40 roundings."""
     np.testing.assert_allclose(got, want, rtol=40 * U, atol=40 * U)
 
 
-def test_after_bias_caps_the_score_with_its_bias_and_minus_infinity_comes_back() -> None:
+def test_after_bias_caps_minus_infinity_to_a_number() -> None:
     got = scores(Conventions(softcap="after_bias"), bias=BIAS, **CAP_3)
     assert_near(got, [3 * math.tanh(1.5 / 3), -3])
     got = scores(Conventions(), bias=BIAS, **CAP_3)
     assert_near(got, [3 * math.tanh(1 / 3) + 0.5, -np.inf])
 
 
-def test_after_bias_leaves_hidden_keys_hidden_and_a_fill_uncapped() -> None:
+def test_after_bias_caps_neither_hidden_keys_nor_fills() -> None:
     mask = np.array([[True, False]])
     got = scores(Conventions(softcap="after_bias"), mask=mask, **CAP_3)
     assert_near(got, [3 * math.tanh(1 / 3), -np.inf])
@@ -354,7 +354,7 @@ def test_after_mask_caps_what_is_hidden_too() -> None:
     assert_near(got, [3 * math.tanh(1 / 3), 3 * math.tanh(-5 / 3)])
 
 
-def test_after_mask_gives_a_row_that_sees_nothing_the_mean_and_a_constant_lse() -> None:
+def test_after_mask_makes_empty_rows_the_mean() -> None:
     q, k, v = (np.arange(1.0, 4)[:, None] for _ in range(3))
     fwd = npattn.forward(
         q, k, v, np.zeros((1, 3), bool), conventions=Conventions(softcap="after_mask"), **CAP_3
@@ -367,7 +367,7 @@ def test_after_mask_gives_a_row_that_sees_nothing_the_mean_and_a_constant_lse() 
 
 
 @pytest.mark.parametrize("softcap", ["after_bias", "after_mask"])
-def test_where_nothing_is_capped_the_place_of_the_cap_changes_nothing(softcap: Any) -> None:
+def test_softcap_field_is_inert_without_a_cap(softcap: Any) -> None:
     case = make(*PROBLEMS["shared heads"])
     plain, late = (
         case.forward(conventions=c, softcap=None, **HIDING)
@@ -397,7 +397,7 @@ def test_sinks_are_never_capped() -> None:
     assert_near(fwd.lse, [[np.logaddexp(2 * math.tanh(-math.inf), 7)]])
 
 
-def test_a_bias_before_scale_is_scaled_and_so_is_its_gradient() -> None:
+def test_bias_before_scale_and_its_gradient_are_scaled() -> None:
     meaning = Conventions(bias="before_scale")
     bias = np.array([[3.0, 5.0]])
     assert_near(scores(meaning, bias=bias, scale=0.25), [1, 1.75])
@@ -409,7 +409,7 @@ def test_a_bias_before_scale_is_scaled_and_so_is_its_gradient() -> None:
     assert_near(dbias, [[0.25 * 0.25 * -2, 0.25 * 0.25 * 2]])
 
 
-def test_a_bias_before_scale_is_added_on_the_side_of_the_cap_that_softcap_says() -> None:
+def test_bias_before_scale_respects_the_softcap_field() -> None:
     options: dict[str, Any] = {"bias": np.array([[3.0, 5.0]]), "scale": 0.25, **CAP_3}
     got = scores(Conventions(bias="before_scale"), **options)
     assert_near(got, [3 * math.tanh(x / 12) + b for x, b in ((1, 0.75), (2, 1.25))])
@@ -417,14 +417,14 @@ def test_a_bias_before_scale_is_added_on_the_side_of_the_cap_that_softcap_says()
     assert_near(got, [3 * math.tanh(x / 12) for x in (4, 7)])
 
 
-def test_a_narrow_bias_is_scaled_in_the_dtype_computed_in() -> None:
+def test_narrow_bias_is_scaled_in_compute_dtype() -> None:
     bias = np.array([[1.0, 3.0]]).astype(ml_dtypes.bfloat16)
     got = scores(Conventions(bias="before_scale"), bias=bias, scale=0.1)
     assert_near(got, [0.2, 0.5])  # 0.1 is 0.10009765625 in bfloat16
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5])
-def test_minus_infinity_before_a_scale_that_is_not_positive_is_what_arithmetic_makes_of_it(
+def test_minus_infinity_times_nonpositive_scale_follows_arithmetic(
     scale: float,
 ) -> None:
     meaning = Conventions(bias="before_scale")
@@ -436,7 +436,7 @@ def test_minus_infinity_before_a_scale_that_is_not_positive_is_what_arithmetic_m
     assert_near(hidden, [1.5 * scale, -np.inf])
 
 
-def test_a_tiled_head_uses_the_key_and_value_head_that_is_left_after_division() -> None:
+def test_tiled_head_uses_the_remainder() -> None:
     v = np.array([5.0, 7.0]).reshape(2, 1, 1)
     tile = Conventions(kv_head="tile")
     fwd = npattn.forward(np.ones((6, 1, 1)), np.ones((2, 1, 1)), v, conventions=tile)
@@ -445,7 +445,7 @@ def test_a_tiled_head_uses_the_key_and_value_head_that_is_left_after_division() 
     assert grads.v[:, 0, 0].tolist() == [1 + 4 + 16, 2 + 8 + 32]
 
 
-def test_tiling_leaves_the_order_of_query_heads_to_everything_else() -> None:
+def test_tiling_keeps_the_order_of_query_heads() -> None:
     seen = []
 
     def spy(s: Array, b: Array, h: Array, t: Array, s_index: Array) -> Array:
@@ -481,14 +481,14 @@ def test_a_mean_row_has_even_weights_after_dropout_too() -> None:
     assert not fwd.weights[..., 2:, :].any()
 
 
-def test_a_late_cap_looks_the_bias_up_wherever_it_broadcasts() -> None:
+def test_late_cap_indexes_broadcast_biases() -> None:
     for shape in ((7, 5), (1, 5), (3, 1, 1), (2, 1, 7, 1), (1, 1, 1, 5)):
         case = make(3, MORE_QUERIES, ("softcap",))
         case.options["bias"] = np.random.default_rng(5).standard_normal(shape)
         assert_agrees(case, Conventions(softcap="after_bias", hidden_fill=-2.0), **HIDING)
 
 
-def test_conventions_align_a_causal_mask_and_a_window_whatever_else_they_say() -> None:
+def test_conventions_align_causal_masks_and_windows() -> None:
     others: dict[str, Any] = {"softcap": "after_bias", "bias": "before_scale", "kv_head": "tile"}
     case = make(*PROBLEMS["shared heads"])
     for causal in ("top_left", "bottom_right"):
@@ -505,7 +505,7 @@ def test_conventions_align_a_causal_mask_and_a_window_whatever_else_they_say() -
 # --- edges ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", SINGLES, ids=told)
+@pytest.mark.parametrize("fields", SINGLES, ids=case_id)
 @pytest.mark.parametrize("size", ["T", "D", "E"])
 def test_a_size_of_0_gives_what_loops_gives(size: str, fields: dict[str, Any]) -> None:
     changes: dict[str, Any] = {size: 0}
@@ -513,12 +513,12 @@ def test_a_size_of_0_gives_what_loops_gives(size: str, fields: dict[str, Any]) -
     assert_agrees(case, Conventions(**fields), **HIDING)
 
 
-@pytest.mark.parametrize("fields", [f for f in SINGLES if f.get("empty_row") != "nan"], ids=told)
+@pytest.mark.parametrize("fields", [f for f in SINGLES if f.get("empty_row") != "nan"], ids=case_id)
 def test_no_keys_at_all_give_what_loops_gives(fields: dict[str, Any]) -> None:
     assert_agrees(make(3, MORE_QUERIES._replace(S=0), ("bias",)), Conventions(**fields), **HIDING)
 
 
-def test_hidden_scores_are_the_fill_even_for_a_query_that_is_not_a_number() -> None:
+def test_hidden_scores_of_a_nan_query_are_the_fill() -> None:
     case = make(3, MORE_QUERIES, ())
     case.q[:, :, 0] = np.nan  # sees nothing: T − S = 2
     fwd = case.forward(conventions=Conventions(hidden_fill=-1e9), causal="bottom_right")
@@ -527,11 +527,9 @@ def test_hidden_scores_are_the_fill_even_for_a_query_that_is_not_a_number() -> N
     assert np.isfinite(fwd.out).all()
 
 
-@pytest.mark.parametrize("fields", [{"hidden_fill": -1e9}, {"softcap": "after_mask"}], ids=told)
+@pytest.mark.parametrize("fields", [{"hidden_fill": -1e9}, {"softcap": "after_mask"}], ids=case_id)
 @pytest.mark.parametrize("where", ["q", "v"])
-def test_a_nan_behind_a_fill_gives_no_gradient_to_a_query_that_sees_nothing(
-    where: str, fields: dict[str, Any]
-) -> None:
+def test_nan_behind_a_fill_leaves_empty_rows_alone(where: str, fields: dict[str, Any]) -> None:
     case = make(3, MORE_QUERIES, ("softcap",))
     {"q": case.q[:, :, 0], "v": case.v[:, 0]}[where][...] = np.nan
     assert_agrees(case, Conventions(**fields), causal=True)
@@ -541,7 +539,7 @@ def test_a_nan_behind_a_fill_gives_no_gradient_to_a_query_that_sees_nothing(
     assert (grads.q[..., :2, :] == 0).all()
 
 
-def test_a_row_that_is_not_a_number_leaves_the_gradients_of_other_queries_alone() -> None:
+def test_nan_row_leaves_gradients_of_other_queries_alone() -> None:
     case = make(3, MORE_QUERIES, ())
     fwd = case.forward(conventions=Conventions(empty_row="nan"), causal="bottom_right")
     grads = npattn.backward(fwd, np.ones_like(fwd.out))
@@ -549,7 +547,7 @@ def test_a_row_that_is_not_a_number_leaves_the_gradients_of_other_queries_alone(
     assert np.isfinite(grads.q[..., 2:, :]).all()
 
 
-def test_a_mean_row_takes_no_part_in_dropout_and_gives_values_an_even_share() -> None:
+def test_mean_row_ignores_dropout() -> None:
     case = make(3, MORE_QUERIES, ())
     drop = np.zeros((1, 1), bool)
     mean = Conventions(empty_row="mean")
@@ -568,7 +566,7 @@ def test_a_late_cap_has_no_gradient_for_complex_scores() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_in_mixed_precision_gradients_are_rounded_once_whatever_conventions_add_up(
+def test_mixed_precision_gradients_are_rounded_once(
     dtype: str,
 ) -> None:
     """dv of a key that some queries see and others find filled is the sum of two."""
@@ -637,7 +635,7 @@ def test_an_inclusive_window_without_the_query_is_refused() -> None:
         case.forward(conventions=Conventions(window="inclusive"), window=(0, 1))
 
 
-@pytest.mark.parametrize("fields", [{}, *SINGLES], ids=told)
+@pytest.mark.parametrize("fields", [{}, *SINGLES], ids=case_id)
 def test_jvp_refuses_conventions(fields: dict[str, Any]) -> None:
     fwd = make(3, MORE_KEYS, ()).forward(conventions=Conventions(**fields))
     with pytest.raises(OptionError, match="conventions"):

@@ -142,13 +142,13 @@ def rounding(
         out=o_error[head],
         lse=lse_error[..., 0][head],
         weights=p_error[head],
-        q=_added(scale * (dx_error @ k), scale * (dx @ k), S, problem.q),
-        k=_added(scale * (_T(dx_error) @ q), scale * (_T(dx) @ q), problem.T, problem.k, G),
-        v=_added(_T(w_error) @ do, _T(w) @ do, problem.T, problem.v, G),
-        bias=None if problem.bias is None else _added(ds_error, ds, 1, problem.bias),
+        q=_sum_error(scale * (dx_error @ k), scale * (dx @ k), S, problem.q),
+        k=_sum_error(scale * (_T(dx_error) @ q), scale * (_T(dx) @ q), problem.T, problem.k, G),
+        v=_sum_error(_T(w_error) @ do, _T(w) @ do, problem.T, problem.v, G),
+        bias=None if problem.bias is None else _sum_error(ds_error, ds, 1, problem.bias),
         sinks=None
         if problem.sinks is None
-        else _added(ds_sink_error, ds_sink, 1, problem.sinks[:, None, None])[:, 0, 0],
+        else _sum_error(ds_sink_error, ds_sink, 1, problem.sinks[:, None, None])[:, 0, 0],
     )
 
 
@@ -172,7 +172,7 @@ def _operand(x: Array, problem: npattn.Problem) -> Array:
     return np.broadcast_to(x, (*problem.lead, *x.shape[-3:]))
 
 
-def _added(error: Array, size: Array, n: int, like: Array, G: int = 1) -> Array:
+def _sum_error(error: Array, size: Array, n: int, like: Array, G: int = 1) -> Array:
     """The error of the sum of n terms, of G heads and of broadcast axes, in the shape of like."""
     shape = error.shape
     error, size = (
@@ -396,9 +396,7 @@ def assert_backward_agrees(case: Case, fwd: npattn.Forward, d: Cotangents) -> No
 
 @pytest.mark.parametrize("sizes", [MORE_KEYS, MORE_QUERIES, ONE_HEAD], ids=str)
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
-def test_every_option_and_pair_of_options_gives_what_loops_gives(
-    names: tuple[str, ...], sizes: Sizes
-) -> None:
+def test_options_and_pairs_agree_with_loops(names: tuple[str, ...], sizes: Sizes) -> None:
     case = make(len(names), sizes, names)
     fwd = case.forward()
     assert_forward_agrees(case, fwd)
@@ -443,7 +441,7 @@ def test_inputs_of_different_dtypes_go_together() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_in_mixed_precision_what_enters_a_product_is_stored_and_nothing_else(dtype: str) -> None:
+def test_mixed_precision_rounds_operands_of_products_only(dtype: str) -> None:
     """To the last bit, for one rounding more or less changes a few of hundreds of numbers."""
 
     def low(x: Array) -> Array:
@@ -486,7 +484,7 @@ HIDING: dict[str, Options] = {
 @pytest.mark.parametrize("names", [(), ("softcap",), ("score_mod",), ("sinks", "dropout")], ids=str)
 @pytest.mark.parametrize("hiding", HIDING)
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf], ids=str)
-def test_garbage_behind_a_mask_reaches_no_row_that_does_not_see_it(
+def test_garbage_behind_a_mask_stays_hidden(
     garbage: float, hiding: str, names: tuple[str, ...]
 ) -> None:
     case = make(11, MORE_KEYS, names)
@@ -507,14 +505,14 @@ def test_finite_garbage_behind_a_mask_changes_no_bit(hiding: str, names: tuple[s
 
 
 @pytest.mark.parametrize("hiding", ["causal", "window"])
-def test_centring_the_values_by_keys_that_a_row_does_not_see_is_seen(
+def test_centring_values_by_hidden_keys_is_detected(
     hiding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def centred(w: Array, x: Array, live: Array) -> Array:
+    def centre(w: Array, x: Array, live: Array) -> Array:
         mean = x.mean(-2, keepdims=True)
         return np.asarray(w @ (x - mean) + w.sum(-1, keepdims=True) * mean)
 
-    monkeypatch.setattr(dense, "sum_live", centred)
+    monkeypatch.setattr(dense, "sum_live", centre)
     before, after = bits_beside_garbage(hiding, ())
     assert not np.array_equal(before["out"], after["out"])
 
@@ -541,7 +539,7 @@ def bits_beside_garbage(
 
 
 @pytest.mark.parametrize("which", ["k", "v"])
-def test_a_nan_makes_nan_of_the_rows_that_see_it_and_of_no_other(which: str) -> None:
+def test_nan_spreads_to_rows_that_see_it_only(which: str) -> None:
     case = make(13, MORE_KEYS, ("dropout",))
     getattr(case, which)[0, 1, 4] = np.nan  # queries 2, 3 and 4 see key 4; heads 3 to 5 share it
     fwd = case.forward(causal="bottom_right")
@@ -552,7 +550,7 @@ def test_a_nan_makes_nan_of_the_rows_that_see_it_and_of_no_other(which: str) -> 
     assert_backward_agrees(case, fwd, cotangents(fwd))
 
 
-def test_a_nan_query_reaches_no_gradient_of_a_key_that_it_does_not_see() -> None:
+def test_nan_query_leaves_gradients_of_hidden_keys_alone() -> None:
     case = make(17, MORE_KEYS, ("sinks",))
     case.q[1, 2, 0] = np.nan  # sees keys 0, 1 and 2 of head 2 // 3
     fwd = case.forward(causal="bottom_right")
@@ -624,7 +622,7 @@ def test_gradients_are_the_slopes_of_forward(names: tuple[str, ...], sizes: Size
 
 
 @pytest.mark.parametrize("names", [(), NAMES, ("softcap", "sinks", "dropout")], ids="-".join)
-def test_each_element_of_each_gradient_is_a_slope_of_forward(names: tuple[str, ...]) -> None:
+def test_every_gradient_element_is_a_slope_of_forward(names: tuple[str, ...]) -> None:
     sizes = Sizes(((), (2,), (1,)), H=2, K=1, T=3, S=5, D=2, E=1)
     assert_slopes_agree(make(31, sizes, names), 37, each=True)
 
@@ -742,7 +740,7 @@ def test_hard_inputs_give_what_50_digits_give(hardship: str, seed: int) -> None:
         assert_within(f"d{name}", getattr(grads, name), getattr(exact, name), bound)
 
 
-def test_the_bound_is_not_so_wide_that_nothing_fails_it() -> None:
+def test_bound_is_narrow_enough_to_fail() -> None:
     case = hard(1, **HARD["easy"])
     fwd = case.forward()
     d = cotangents(fwd, 59)
@@ -831,7 +829,7 @@ LEADS = [11.0, 31.0, 47.0]  # the other weights add up to about 1e-5, 1e-14, 1e-
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("lead", LEADS)
-def test_beside_a_weight_of_almost_1_the_small_gradients_are_exact(lead: float, seed: int) -> None:
+def test_small_gradients_beside_a_weight_near_1_are_exact(lead: float, seed: int) -> None:
     assert_gradients_keep_the_bound_of_two_passes(one_hot(seed, lead))
     assert_jvp_keeps_the_bound_of_two_passes(one_hot(seed, lead))
 
@@ -929,7 +927,7 @@ def test_nothing_that_is_passed_is_written_to(sizes: Sizes) -> None:
     [lambda s, b, h, t, i: np.abs(s), lambda s, b, h, t, i: s.real * 2.0],
     ids=["abs", "real"],
 )
-def test_a_score_mod_that_hides_its_slope_from_a_complex_step_is_refused(score_mod: Any) -> None:
+def test_score_mod_that_is_not_analytic_is_refused(score_mod: Any) -> None:
     fwd = make(73, MORE_KEYS, ()).forward(score_mod=score_mod)
     with pytest.raises(OptionError, match="analytic"):
         npattn.backward(fwd, np.ones_like(fwd.out))

@@ -42,7 +42,7 @@ def assert_near(got, want):
     assert abs(got - want).max() <= (S + T) * H * 2.0**-52 * abs(want).max()
 
 
-def narrowed(given, dtype):
+def convert(given, dtype):
     """The problem with arrays of a dtype, computed in it."""
     arrays = {n: x.astype(dtype) for n in ALL if isinstance(x := getattr(given, n), np.ndarray)}
     return given.replace(**arrays, dtype=dtype)
@@ -51,10 +51,10 @@ def narrowed(given, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("poison", POISON)
 @pytest.mark.parametrize("options", OPTIONS)
-def test_every_option_is_as_near_to_dense_as_rounding_allows(backend, options, poison, dtype):
+def test_every_option_agrees_with_dense_within_rounding(backend, options, poison, dtype):
     if poison == "infinite key" and options in ("softcap", "score_mod"):
         pytest.skip("a cap makes inf a finite score, of which no error can be derived")
-    given = narrowed(problem(**OPTIONS[options]), dtype)
+    given = convert(problem(**OPTIONS[options]), dtype)
     do, dlse = normal(B, H, T, E, seed=3).astype(dtype), normal(B, H, T, seed=4).astype(dtype)
     POISON[poison](given.q, given.k, given.v, do)
     run = backend.evaluate(given)
@@ -70,7 +70,7 @@ def test_every_option_is_as_near_to_dense_as_rounding_allows(backend, options, p
 
 
 def assert_parameter_allowed(got, given, do, dlse):
-    """What is allowed of each score, summed as the gradient of a parameter sums scores."""
+    """Tolerance of each score, summed as the gradient of a parameter sums scores."""
     exact = npattn.api.evaluate(given.replace(dtype="float64"), engine="dense")
     want = npattn.backward(exact, do, dlse).bias
     room = tolerance(given.materialise(), given.q.dtype, None, dout=do, dlse=dlse)["dbias"]
@@ -96,10 +96,10 @@ EXTREMES = {
 
 
 @pytest.mark.parametrize("case", EXTREMES)
-def test_what_leaves_the_range_of_float32_is_as_near_as_anything(backend, case):
+def test_scores_beyond_float32_agree_within_rounding(backend, case):
     words = dict(EXTREMES[case])
     size, hidden = words.pop("v", 1.0), words.pop("hidden", None)
-    given = narrowed(problem(**words), "float32")
+    given = convert(problem(**words), "float32")
     given = given.replace(v=given.v * np.float32(size))
     if hidden is not None:
         for name, array in (("key", given.k), ("value", given.v)):
@@ -120,7 +120,7 @@ def test_what_leaves_the_range_of_float32_is_as_near_as_anything(backend, case):
 
 
 def test_a_huge_value_that_nobody_sees_reaches_no_gradient(backend):
-    given = narrowed(problem(mask=np.arange(S)[None] != 12), "float32")
+    given = convert(problem(mask=np.arange(S)[None] != 12), "float32")
     plain, do = given.replace(v=given.v.copy()), normal(B, H, T, E, seed=3).astype("float32")
     given.v[..., 12, :] = 3e38  # times do it is beyond float32
     want, got = (backend.evaluate(p).backward(do) for p in (plain, given))
@@ -129,7 +129,7 @@ def test_a_huge_value_that_nobody_sees_reaches_no_gradient(backend):
 
 
 @pytest.mark.parametrize("case", ["a NaN bias", "a cotangent of a row that sees nothing"])
-def test_what_is_behind_a_bias_of_minus_inf_gets_no_gradient(backend, case):
+def test_key_behind_a_minus_inf_bias_gets_no_gradient(backend, case):
     bias, dlse = np.zeros((T, S)), normal(B, H, T, seed=4)
     if case == "a NaN bias":
         bias[0, 0], bias[0, 1:] = np.nan, -np.inf  # a row of NaN, that of key 0 alone
@@ -148,9 +148,7 @@ def test_what_is_behind_a_bias_of_minus_inf_gets_no_gradient(backend, case):
 
 @pytest.mark.parametrize("sink", [0.5, -np.inf])
 @pytest.mark.parametrize("hides", ["mask", "bias"])
-def test_whatever_comes_to_a_query_that_sees_a_sink_alone_it_passes_nothing_on(
-    backend, hides, sink
-):
+def test_sink_only_row_passes_no_gradient(backend, hides, sink):
     visible = np.arange(T)[:, None] != np.zeros(S)
     hidden = {"mask": visible} if hides == "mask" else {"bias": np.where(visible, 0, -np.inf)}
     given = problem(sinks=np.array([sink, 0.25, *normal(H - 2)]), **hidden)
@@ -164,7 +162,7 @@ def test_whatever_comes_to_a_query_that_sees_a_sink_alone_it_passes_nothing_on(
 
 
 @pytest.mark.parametrize("hides", ["mask", "bias"])
-def test_a_cotangent_of_an_lse_that_is_a_sink_reaches_the_sink_alone(backend, hides):
+def test_dlse_of_a_sink_only_row_reaches_the_sink(backend, hides):
     visible = np.arange(T)[:, None] != np.zeros(S)
     hidden = {"mask": visible} if hides == "mask" else {"bias": np.where(visible, 0, -np.inf)}
     given, do = problem(sinks=normal(H), **hidden), normal(B, H, T, E, seed=3)

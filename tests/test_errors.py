@@ -15,7 +15,7 @@ from npattn import errors
         (errors.MissingExtraError, ImportError),
     ],
 )
-def test_an_error_is_caught_by_the_package_s_parent_and_by_the_built_in_kind(error, builtin):
+def test_errors_derive_from_npattn_error_and_a_built_in(error, builtin):
     assert issubclass(error, errors.NpattnError)
     assert issubclass(error, builtin)
 

@@ -31,7 +31,7 @@ def blank(T: int, S: int, **options: Any) -> Problem:
     return Problem(np.zeros((T, 1)), np.zeros((S, 1)), np.eye(S), **options)
 
 
-def seen(problem: Problem, conventions: npattn.Conventions | None = None) -> list[str]:
+def visible_keys(problem: Problem, conventions: npattn.Conventions | None = None) -> list[str]:
     """A line for each query, with the keys that have weight."""
     weights = loops.forward(problem, conventions)[2]
     for row in weights:
@@ -42,7 +42,7 @@ def seen(problem: Problem, conventions: npattn.Conventions | None = None) -> lis
 # --- forward --------------------------------------------------------------------------------------
 
 
-def test_weights_out_and_lse_of_one_query_and_two_keys() -> None:
+def test_results_of_one_query_and_two_keys() -> None:
     q, k = np.array([[2.0, 1.0]]), np.array([[0.5, 1.0], [-1.0, 0.25]])
     v = np.array([[1.0, 10.0, 0.0], [3.0, 20.0, -1.0]])
     a, b = 2 / math.sqrt(2), -1.75 / math.sqrt(2)  # q·k / √D
@@ -103,10 +103,10 @@ def test_sums_are_exact_before_they_are_rounded() -> None:
         (1, 3, {"bias": np.array([[0.0, -np.inf, 0.0]])}, ["02"]),
     ],
 )
-def test_a_query_sees_what_mask_and_causal_and_window_all_allow(
+def test_visible_is_the_intersection_of_mask_causal_window(
     T: int, S: int, options: dict[str, Any], want: list[str]
 ) -> None:
-    assert seen(blank(T, S, **options)) == want
+    assert visible_keys(blank(T, S, **options)) == want
 
 
 def test_visibility_is_not_taken_from_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,10 +116,10 @@ def test_visibility_is_not_taken_from_the_problem(monkeypatch: pytest.MonkeyPatc
     problem = blank(3, 5, causal="top_left", window=(1, 0), mask=np.ones((3, 5), bool))
     monkeypatch.setattr(Problem, "visible", property(fail))
     loops.backward(problem, np.ones((3, 5)))
-    assert seen(problem) == ["0", "01", "12"]
+    assert visible_keys(problem) == ["0", "01", "12"]
 
 
-def test_score_mod_gets_the_flat_batch_index_and_those_of_head_query_and_key() -> None:
+def test_score_mod_receives_all_indices() -> None:
     q, k, v = np.zeros((2, 3, 2, 5, 1)), np.zeros((2, 3, 2, 1, 1)), np.zeros((2, 3, 2, 1, 1))
     _, lse, _ = loops.forward(
         Problem(q, k, v, score_mod=lambda s, b, h, t, i: s + 1000 * b + 100 * h + 10 * t + i)
@@ -128,7 +128,7 @@ def test_score_mod_gets_the_flat_batch_index_and_those_of_head_query_and_key() -
         assert number == 1000 * (3 * i + j) + 100 * h + 10 * t
 
 
-def test_a_query_head_uses_the_key_and_value_head_of_its_group() -> None:
+def test_query_head_uses_the_head_of_its_group() -> None:
     v = np.array([1.0, 2.0]).reshape(2, 1, 1)
     out, _, _ = loops.forward(Problem(np.zeros((6, 1, 1)), np.zeros((2, 1, 1)), v))
     assert out[:, 0, 0].tolist() == [1, 1, 1, 2, 2, 2]
@@ -167,12 +167,12 @@ def test_dropout_changes_out_and_neither_weights_nor_lse() -> None:
     assert out == near(np.array([[1 / 3, 0, 1 / 3], [0, 0, 0]]))
 
 
-def test_a_query_that_sees_nothing_gives_0_and_an_lse_of_minus_infinity() -> None:
+def test_fully_masked_row_is_zero_with_lse_minus_infinity() -> None:
     out, lse, weights = loops.forward(blank(3, 2, causal="bottom_right"))
     assert (lse[0], out[0].tolist(), weights[0].tolist()) == (-math.inf, [0, 0], [0, 0])
 
 
-def test_a_query_that_sees_only_its_sink_has_its_lse() -> None:
+def test_sink_only_row_has_the_lse_of_the_sink() -> None:
     out, lse, _ = loops.forward(blank(3, 2, causal="bottom_right", sinks=np.array([0.3])))
     assert (lse[0], out[0].tolist()) == (0.3, [0, 0])
 
@@ -187,7 +187,7 @@ def test_without_queries_there_is_nothing(shape: tuple[int, ...]) -> None:
     assert (grads.k == np.zeros((B, H, S, D))).all()
 
 
-def test_without_keys_every_row_is_empty_and_without_sizes_scores_are_the_bias() -> None:
+def test_sizes_of_zero() -> None:
     out, lse, _ = loops.forward(Problem(np.ones((3, 2)), np.ones((0, 2)), np.ones((0, 5))))
     assert (out == np.zeros((3, 5))).all()
     assert (lse == -np.inf).all()
@@ -207,13 +207,13 @@ def test_a_nan_behind_a_mask_matters_to_nobody() -> None:
     assert (grads.q.tolist(), grads.v.tolist()) == ([[0], [0]], [[2], [0]])
 
 
-def test_a_nan_in_a_value_that_is_seen_is_a_nan_in_its_column() -> None:
+def test_nan_in_a_visible_value_fills_its_column() -> None:
     v = np.array([[1.0, np.nan, 1.0], [1.0, 1.0, np.inf]])
     out, _, _ = loops.forward(Problem(column(1.0), column(0.0, -1e9), v))  # with no weight even
     assert np.isnan(out).tolist() == [[False, True, True]]
 
 
-def test_a_nan_query_reaches_only_the_keys_that_it_sees() -> None:
+def test_nan_query_reaches_visible_keys_only() -> None:
     problem = Problem(column(np.nan, 1.0), column(1.0, 1.0), column(1.0, 1.0), causal=True)
     out, lse, weights = loops.forward(problem)
     assert np.isnan(out).tolist() == [[True], [False]]
@@ -224,7 +224,7 @@ def test_a_nan_query_reaches_only_the_keys_that_it_sees() -> None:
         assert np.isnan(gradient).tolist() == [[True], [False]]
 
 
-def test_a_score_of_minus_infinity_leaves_the_softmax_and_infinities_do_not_raise() -> None:
+def test_score_of_minus_infinity_leaves_the_softmax() -> None:
     q, k = column(1.0), column(1.0, -np.inf)
     problem = Problem(q, k, column(2.0, 3.0))
     assert loops.forward(problem)[0].tolist() == [[2]]
@@ -303,7 +303,7 @@ def test_the_gradient_of_a_sink_is_its_weight() -> None:
     assert grads.sinks == near([2 * (-5 * 0.25 + 0.3 * 0.5)])
 
 
-def test_a_query_that_sees_nothing_passes_nothing_but_its_dlse_to_its_sink() -> None:
+def test_sink_only_row_passes_dlse_to_the_sink() -> None:
     options: dict[str, Any] = {"mask": np.zeros((1, 1), bool), "bias": np.ones((2, 3))}
     grads = loops.backward(blank(2, 3, **options), np.ones((2, 3)), np.ones(2), np.ones((2, 3)))
     for name in ("q", "k", "v", "bias"):
@@ -348,17 +348,17 @@ TWO_OF_THREE = np.array([[True, True, False], [False, False, False]])
 
 def test_mask_true_hide_turns_the_mask_around() -> None:
     hide = npattn.Conventions(mask_true="hide")
-    assert seen(blank(2, 3, mask=TWO_OF_THREE), hide) == ["2", "012"]
+    assert visible_keys(blank(2, 3, mask=TWO_OF_THREE), hide) == ["2", "012"]
 
 
-def test_window_total_counts_the_query_in_left_and_not_in_right() -> None:
-    total = npattn.Conventions(window="inclusive")
-    assert seen(blank(3, 5, window=(2, 1)), total) == ["123", "234", "34"]
-    assert seen(blank(3, 5, window=(1, 0)), total) == ["2", "3", "4"]
-    assert seen(blank(3, 5, window=(None, 0)), total) == ["012", "0123", "01234"]
+def test_inclusive_window_counts_the_query_in_left_only() -> None:
+    inclusive = npattn.Conventions(window="inclusive")
+    assert visible_keys(blank(3, 5, window=(2, 1)), inclusive) == ["123", "234", "34"]
+    assert visible_keys(blank(3, 5, window=(1, 0)), inclusive) == ["2", "3", "4"]
+    assert visible_keys(blank(3, 5, window=(None, 0)), inclusive) == ["012", "0123", "01234"]
 
 
-def test_hidden_fill_is_the_score_of_hidden_keys_and_passes_no_gradient() -> None:
+def test_hidden_fill_replaces_scores_and_stops_gradients() -> None:
     fill = npattn.Conventions(hidden_fill=-0.5)
     q, k, v = column(1.0), column(2.0, 7.0), column(3.0, 4.0)
     problem = Problem(q, k, v, np.array([[True, False]]), bias=np.array([[0.1, 9.0]]), softcap=1e9)
@@ -381,7 +381,7 @@ def test_hidden_fill_overrides_empty_row() -> None:
     assert lse[1] == -1e9 + math.log(3)
 
 
-def test_empty_row_mean_gives_every_value_the_same_and_passes_to_values_only() -> None:
+def test_empty_row_mean_passes_gradients_to_values_only() -> None:
     mean = npattn.Conventions(empty_row="mean", lse_empty=0.0)
     keep = np.zeros((1, 1), bool)  # dropout does not touch it
     problem = blank(2, 3, mask=TWO_OF_THREE, dropout_mask=keep, dropout_rate=0.5)
@@ -395,7 +395,7 @@ def test_empty_row_mean_gives_every_value_the_same_and_passes_to_values_only() -
     assert (loops.forward(nothing, mean)[0] == 0).all()
 
 
-def test_empty_row_nan_gives_nan_and_puts_nan_wherever_it_would_pass_gradients() -> None:
+def test_empty_row_nan_spreads_to_its_gradients() -> None:
     undefined = npattn.Conventions(empty_row="nan")
     problem = blank(2, 3, mask=TWO_OF_THREE, bias=np.zeros((2, 3)))
     out, lse, weights = loops.forward(problem, undefined)
@@ -409,7 +409,7 @@ def test_empty_row_nan_gives_nan_and_puts_nan_wherever_it_would_pass_gradients()
     assert np.isnan(grads.bias).tolist() == [[False] * 3, [True] * 3]
 
 
-def test_after_bias_caps_the_sum_and_both_gradients_pass_the_cap() -> None:
+def test_after_bias_caps_the_sum_and_both_gradients() -> None:
     late = npattn.Conventions(softcap="after_bias")
     problem = Problem(
         column(1.0),
@@ -432,9 +432,7 @@ def test_after_bias_caps_the_sum_and_both_gradients_pass_the_cap() -> None:
 
 
 @pytest.mark.parametrize(("fill", "score"), [(None, -3.0), (-5.0, 3 * math.tanh(-5 / 3))])
-def test_after_mask_caps_what_is_hidden_and_no_gradient_passes_it(
-    fill: float | None, score: float
-) -> None:
+def test_after_mask_caps_hidden_scores_without_gradient(fill: float | None, score: float) -> None:
     late = npattn.Conventions(softcap="after_mask", hidden_fill=fill)
     mask = np.array([[True, False]])
     problem = Problem(column(1.0), column(2.0, 7.0), column(3.0, 4.0), mask, softcap=3.0)
@@ -445,17 +443,17 @@ def test_after_mask_caps_what_is_hidden_and_no_gradient_passes_it(
     assert grads.k == near(column(-p * (1 - p) / math.cosh(2 / 3) ** 2, 0))
 
 
-def test_after_mask_leaves_no_row_empty_and_without_a_cap_it_says_nothing() -> None:
+def test_after_mask_needs_a_cap_to_matter() -> None:
     late = npattn.Conventions(softcap="after_mask", empty_row="nan", lse_empty=0.0)
     nothing = np.zeros((1, 1), bool)
     capped = blank(2, 3, mask=nothing, softcap=2.0)
-    assert seen(capped, late) == ["012", "012"]
+    assert visible_keys(capped, late) == ["012", "012"]
     assert loops.forward(capped, late)[1] == near(-2 + math.log(3))
     assert np.isnan(loops.forward(blank(2, 3, mask=nothing), late)[0]).all()
     assert loops.forward(blank(2, 0, mask=nothing, softcap=2.0), late)[1].tolist() == [0, 0]
 
 
-def test_a_bias_before_scale_is_multiplied_by_it_and_so_is_its_gradient() -> None:
+def test_bias_before_scale_and_its_gradient_are_scaled() -> None:
     inside = npattn.Conventions(bias="before_scale")
     problem, _ = two_keys(bias=np.array([[2.0, 3.0]]), scale=-0.5)
     p = 1 / (1 + math.exp(-0.5 * (-1 + 3) + 0.5 * (0.5 + 2)))
@@ -478,14 +476,14 @@ def test_a_bias_before_scale_is_added_where_softcap_says(softcap: Any, score: fl
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0])
-def test_minus_infinity_before_a_scale_that_is_not_positive_makes_the_row_nan(scale: float) -> None:
+def test_minus_infinity_times_nonpositive_scale_is_nan(scale: float) -> None:
     inside = npattn.Conventions(bias="before_scale")
     problem = blank(1, 3, bias=np.array([[0.0, -np.inf, 0.0]]), scale=scale)
     assert np.isnan(loops.forward(problem, inside)[0]).all()
     assert loops.forward(problem)[2] == near(np.array([[0.5, 0, 0.5]]))
 
 
-def test_a_tiled_query_head_uses_the_head_that_is_left_after_division() -> None:
+def test_tiled_query_head_uses_the_remainder() -> None:
     tile = npattn.Conventions(kv_head="tile")
     v = np.array([1.0, 2.0]).reshape(2, 1, 1)
     problem = Problem(np.zeros((6, 1, 1)), np.zeros((2, 1, 1)), v)
@@ -494,7 +492,7 @@ def test_a_tiled_query_head_uses_the_head_that_is_left_after_division() -> None:
     assert grads.v[:, 0, 0].tolist() == [1 + 4 + 16, 2 + 8 + 32]
 
 
-def test_weights_after_dropout_are_what_multiplies_the_values_and_so_is_their_gradient() -> None:
+def test_weights_after_dropout_and_their_gradient() -> None:
     after = npattn.Conventions(weights="after_dropout")
     problem, p = two_keys(dropout_mask=np.array([[True, False]]), dropout_rate=0.75)
     assert loops.forward(problem, after)[2] == near(np.array([[4 * p, 0]]))
@@ -503,7 +501,7 @@ def test_weights_after_dropout_are_what_multiplies_the_values_and_so_is_their_gr
     assert grads.q == near(np.array([[4 * p * (1 - p) * 1.5]]))
 
 
-def test_lse_base_2_divides_lse_and_its_gradient_by_ln_2() -> None:
+def test_lse_base_2_divides_lse_and_gradient() -> None:
     binary = npattn.Conventions(lse_base="2")
     assert loops.forward(blank(1, 4), binary)[1] == near([2.0])
     problem, p = two_keys()
@@ -512,7 +510,7 @@ def test_lse_base_2_divides_lse_and_its_gradient_by_ln_2() -> None:
 
 
 @pytest.mark.parametrize("lse_empty", [-math.inf, math.inf, 0.0, math.nan])
-def test_lse_empty_is_given_as_it_is_in_any_base(lse_empty: float) -> None:
+def test_lse_empty_is_the_same_in_any_base(lse_empty: float) -> None:
     words = npattn.Conventions(lse_empty=lse_empty, lse_base="2")
     _, lse, _ = loops.forward(blank(2, 3, mask=TWO_OF_THREE), words)
     assert lse == near([1.0, lse_empty])

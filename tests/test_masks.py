@@ -1,4 +1,4 @@
-"""What each mask lets a query see, against its definition for one query and one key."""
+"""Visible keys of each mask, against its definition for one query and one key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Case(NamedTuple):
     sees: Sees
     sizes: Sizes
 
-    def expected(self) -> Array:
+    def definition(self) -> Array:
         """The definition, one pair at a time."""
         lead, *rest = self.sizes
         array = np.zeros((*lead, *rest), bool)
@@ -151,21 +151,21 @@ sizes_of_a_problem = st.builds(
 generators = st.builds(np.random.default_rng, st.integers(0, 2**32))
 
 
-def made(kind: Any, rng: np.random.Generator, sizes: Sizes) -> Case:
+def make_case(kind: Any, rng: np.random.Generator, sizes: Sizes) -> Case:
     return Case(*kind(rng, sizes), sizes)
 
 
 @st.composite
 def compositions(draw: st.DrawFn) -> Case:
     sizes, rng = draw(sizes_of_a_problem), draw(generators)
-    case = made(draw(st.sampled_from(KINDS)), rng, sizes)
+    case = make_case(draw(st.sampled_from(KINDS)), rng, sizes)
     for how in draw(st.lists(st.sampled_from(["&", "|", "~", "array &", "| array"]), max_size=3)):
-        other = made(dense if "array" in how else draw(st.sampled_from(KINDS)), rng, sizes)
-        case = Case(*composed(how, case, other), sizes)
+        other = make_case(dense if "array" in how else draw(st.sampled_from(KINDS)), rng, sizes)
+        case = Case(*compose(how, case, other), sizes)
     return case
 
 
-def composed(how: str, one: Case, other: Case) -> tuple[masks.Mask, Sees]:
+def compose(how: str, one: Case, other: Case) -> tuple[masks.Mask, Sees]:
     if how == "~":
         return ~one.mask, lambda *at: not one.sees(*at)
     if how == "&":
@@ -200,13 +200,13 @@ def whole(case: Case) -> Array:
 @pytest.mark.parametrize("kind", KINDS)
 @given(sizes=sizes_of_a_problem, rng=generators)
 def test_the_array_of_a_mask_is_its_definition(kind, sizes, rng):
-    case = made(kind, rng, sizes)
+    case = make_case(kind, rng, sizes)
     array = whole(case)
     assert array.dtype == bool
     assert array.shape == case.mask.shape(*sizes)
     assert array.ndim >= 2
     np.testing.assert_array_equal(
-        np.broadcast_to(array, (*sizes.lead, *sizes[1:])), case.expected()
+        np.broadcast_to(array, (*sizes.lead, *sizes[1:])), case.definition()
     )
 
 
@@ -215,7 +215,7 @@ def test_the_array_of_a_composition_is_its_definition(case):
     array = whole(case)
     assert array.shape == case.mask.shape(*case.sizes)
     np.testing.assert_array_equal(
-        np.broadcast_to(array, (*case.sizes.lead, *case.sizes[1:])), case.expected()
+        np.broadcast_to(array, (*case.sizes.lead, *case.sizes[1:])), case.definition()
     )
 
 
@@ -268,23 +268,23 @@ def holds(case: Case, tile: Tile, want: Array) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(sizes=sizes_of_a_problem, rng=generators)
-def test_a_tile_is_true_false_or_that_part_of_the_array(kind, sizes, rng):
-    case = made(kind, rng, sizes)
-    whole = case.expected()
+def test_tile_is_true_false_or_an_array(kind, sizes, rng):
+    case = make_case(kind, rng, sizes)
+    whole = case.definition()
     for tile in rectangles(sizes, rng):
         holds(case, tile, whole[tile.plane][tile.t0 : tile.t1, tile.s0 : tile.s1])
 
 
 @given(case=compositions(), rng=generators)
-def test_a_tile_of_a_composition_is_true_false_or_that_part_of_the_array(case, rng):
-    whole = case.expected()
+def test_tile_of_a_composition(case, rng):
+    whole = case.definition()
     for tile in rectangles(case.sizes, rng):
         holds(case, tile, whole[tile.plane][tile.t0 : tile.t1, tile.s0 : tile.s1])
 
 
 @given(case=compositions(), rng=generators)
 def test_nothing_is_visible_outside_the_hull(case, rng):
-    whole = case.expected()
+    whole = case.definition()
     for tile in rectangles(case.sizes, rng):
         lo, hi = case.mask.hull(tile)
         assert 0 <= lo <= hi <= case.sizes.S
@@ -295,9 +295,9 @@ def test_nothing_is_visible_outside_the_hull(case, rng):
 
 @pytest.mark.parametrize("kind", [causal, window, lengths, documents, prefix, dense])
 @given(sizes=sizes_of_a_problem, rng=generators)
-def test_the_hull_of_rows_is_as_narrow_as_it_can_be(kind, sizes, rng):
-    case = made(kind, rng, sizes)
-    whole = case.expected()
+def test_hull_of_rows_is_tight(kind, sizes, rng):
+    case = make_case(kind, rng, sizes)
+    whole = case.definition()
     for tile in rectangles(sizes, rng):
         seen = np.flatnonzero(whole[tile.plane][tile.t0 : tile.t1].any(0))
         lo, hi = case.mask.hull(tile)
@@ -306,9 +306,9 @@ def test_the_hull_of_rows_is_as_narrow_as_it_can_be(kind, sizes, rng):
 
 
 @given(sizes=sizes_of_a_problem, rng=generators)
-def test_the_hull_of_blocks_ends_with_a_block_or_the_last_key(sizes, rng):
-    case = made(blocks, rng, sizes)
-    whole, keys = case.expected(), case.mask.keys
+def test_hull_of_blocks_ends_at_a_block_or_S(sizes, rng):
+    case = make_case(blocks, rng, sizes)
+    whole, keys = case.definition(), case.mask.keys
     for tile in rectangles(sizes, rng):
         lo, hi = case.mask.hull(tile)
         assert lo % keys == 0
@@ -319,14 +319,14 @@ def test_the_hull_of_blocks_ends_with_a_block_or_the_last_key(sizes, rng):
             assert hi == (seen[-1] + 1 if seen.size else 0)
 
 
-def test_a_tile_has_the_indices_of_its_queries_and_keys():
+def test_tile_has_indices_of_queries_and_keys():
     tile = Tile((2,), 3, 11, 13, (1, 2), 5, 7, 2, 5)
     assert tile.t.tolist() == [[5], [6]]
     assert tile.s.tolist() == [[2, 3, 4]]
     assert tile.t.dtype == tile.s.dtype == np.int64
 
 
-def test_bands_and_lengths_need_no_array_to_say_that_all_or_nothing_is_visible():
+def test_bands_and_lengths_answer_uniform_tiles_without_arrays():
     tile = Tile((), 1, 2**40, 2**40, (0,), 2**39, 2**40, 0, 2**38)  # no array is that large
     assert masks.causal().tile(tile) is True
     assert masks.window(2**37, 0).tile(tile) is False
@@ -335,7 +335,7 @@ def test_bands_and_lengths_need_no_array_to_say_that_all_or_nothing_is_visible()
     assert masks.window(5, 0).hull(tile) == (2**39 - 5, 2**40)
 
 
-def test_what_sees_nothing_does_not_widen_the_hull_of_a_union():
+def test_empty_mask_does_not_widen_a_union_hull():
     tile = Tile((), 1, 7, 7, (0,), 3, 5, 0, 7)
     assert (masks.lengths(0) | masks.window(1, 0)).hull(tile) == (2, 5)
     assert (masks.window(1, 0) | masks.lengths(0)).hull(tile) == (2, 5)
@@ -389,7 +389,7 @@ def test_what_a_mask_knows_may_be_left_out():
         (masks.window(2) & masks.of(np.ones((1, 5), bool)), "T"),
     ],
 )
-def test_a_size_that_is_not_known_has_to_be_given(mask, name):
+def test_unknown_size_is_required(mask, name):
     with pytest.raises(OptionError, match=rf"^this mask has no {name} of its own: .*to_array\(T="):
         np.asarray(mask)
 
@@ -481,7 +481,7 @@ def test_one_head_without_batch_takes_a_mask():
         )
 
 
-def test_a_module_takes_masks_with_and_without_keys_of_its_own():
+def test_module_accepts_masks_with_or_without_extra_keys():
     x = np.random.default_rng(3).standard_normal((2, 5, 12))
     mask = masks.causal() & masks.lengths([3, 5])
     for own in (False, True):
@@ -527,7 +527,7 @@ def test_a_problem_keeps_the_object_and_has_its_array():
     assert f"mask={source}" in repr(problem)
 
 
-def test_an_object_of_ones_own_is_taken_for_what_it_answers():
+def test_custom_mask_like_objects_are_accepted():
     class Even:
         def __invert__(self) -> Any:
             raise NotImplementedError
@@ -681,7 +681,7 @@ def test_a_function_that_says_something_else_is_an_error(function, error, messag
         masks.custom(function).tile(Tile((), 1, 5, 7, (0,), 0, 5, 0, 7))
 
 
-def test_tiles_that_are_alike_are_made_once_and_not_written_to():
+def test_equal_tiles_are_shared_and_read_only():
     mask = masks.causal()
     one, other = (mask.tile(Tile((), 1, 23, 23, (0,), t, t + 5, t, t + 5)) for t in (2, 11))
     assert one is other

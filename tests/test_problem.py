@@ -200,7 +200,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("changes", "error", "words"), MISTAKES)
-def test_a_mistake_gets_its_own_error_which_says_what_is_and_what_must_be(changes, error, words):
+def test_error_of_a_wrong_argument(changes, error, words):
     with pytest.raises(npattn.errors.NpattnError) as caught:
         Problem(**inputs(**changes))
     assert type(caught.value) is error
@@ -260,7 +260,7 @@ def test_dtype_is_normalised(dtype):
 
 
 class OnlyDlpack:
-    """What gives itself up through DLPack and nothing else."""
+    """An object with DLPack and nothing else."""
 
     def __init__(self, array):
         self.array = array
@@ -273,7 +273,7 @@ class OnlyDlpack:
 
 
 class OnlyArray:
-    """What gives itself up through __array__ and nothing else."""
+    """An object with __array__ and nothing else."""
 
     def __init__(self, array):
         self.array = array
@@ -283,7 +283,7 @@ class OnlyArray:
 
 
 class NotToBeRead:
-    """What has DLPack but cannot give it, as an array on another device."""
+    """An object whose DLPack fails, as an array on another device."""
 
     dtype = "float32"
 
@@ -313,7 +313,7 @@ def test_nested_lists_are_read():
     assert problem.mask.dtype == bool
 
 
-def test_an_array_that_cannot_be_read_is_named_with_its_kind_and_dtype():
+def test_error_for_an_unreadable_array_names_its_type():
     with pytest.raises(DtypeError) as caught:
         Problem(**inputs(k=NotToBeRead()))
     assert str(caught.value).startswith(f"k is a {__name__}.NotToBeRead of dtype float32, which")
@@ -332,7 +332,7 @@ def test_a_torch_mask_is_read():
     assert Problem(**inputs(mask=torch.ones(T, S, dtype=torch.bool))).mask.all()
 
 
-def test_a_torch_tensor_that_requires_grad_is_to_be_detached():
+def test_error_for_a_tensor_that_requires_grad():
     torch = pytest.importorskip("torch")
     with pytest.raises(DtypeError, match=r"q is a torch\.Tensor of dtype .*detach it"):
         Problem(**inputs(q=torch.ones(B, H, T, D, requires_grad=True)))
@@ -402,7 +402,7 @@ def test_rank_2_is_one_head():
     "shape", [(T, S), (1, S), (T, 1), (1, 1), (H, T, S), (B, 1, T, S), (1, 1, 1, 1)]
 )
 @pytest.mark.parametrize("name", ["mask", "bias", "dropout_mask"])
-def test_what_broadcasts_against_the_scores_is_taken_as_it_is(name, shape):
+def test_arrays_that_broadcast_against_scores_are_accepted(name, shape):
     array = noise(*shape) if name == "bias" else yes(*shape)
     assert getattr(Problem(**inputs(**{name: array})), name) is array
 
@@ -435,7 +435,7 @@ def square(**options):
     return Problem(noise(K, S, D), noise(K, S, D), noise(K, S, E), **options)
 
 
-def test_scale_defaults_to_one_over_the_root_of_the_size():
+def test_default_scale():
     assert square().scale == 1 / math.sqrt(D)
 
 
@@ -528,17 +528,17 @@ def test_visible_is_what_the_rules_say_position_by_position(lengths, causal, win
     np.testing.assert_array_equal(visible, np.array(want, bool).reshape(T, S))
 
 
-def test_bottom_right_lets_the_last_query_see_the_last_key():
+def test_bottom_right_aligns_the_last_query_and_key():
     visible = Problem(**inputs(causal="bottom_right")).visible
     np.testing.assert_array_equal(visible, np.tri(T, S, S - T, dtype=bool))
 
 
-def test_top_left_lets_the_first_query_see_the_first_key_alone():
+def test_top_left_aligns_the_first_query_and_key():
     visible = Problem(**inputs(causal="top_left")).visible
     np.testing.assert_array_equal(visible, np.tri(T, S, dtype=bool))
 
 
-def test_bottom_right_hides_everything_from_the_first_of_too_many_queries():
+def test_bottom_right_empties_the_first_surplus_queries():
     visible = Problem(noise(1, 7, 2), noise(1, 4, 2), noise(1, 4, 2), causal="bottom_right").visible
     np.testing.assert_array_equal(visible.any(-1), [False] * 3 + [True] * 4)
 
@@ -605,6 +605,6 @@ def test_sum_to_keeps_an_axis_of_length_0():
     np.testing.assert_array_equal(sum_to(noise(0, 4), (1, 4)), np.zeros((1, 4)))
 
 
-def test_a_cotangent_has_the_shape_of_what_it_belongs_to():
+def test_cotangent_has_the_shape_of_its_result():
     with pytest.raises(ShapeError, match=r"dout has shape \(3,\), but out has shape \(2,\)"):
         check_cotangent("dout", noise(3), (2,))

@@ -27,7 +27,7 @@ def blas():
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("items", [0, 1, 2, 101])
-def test_each_item_is_worked_on_once_in_a_space_of_its_thread(n, items):
+def test_each_item_runs_once_in_its_thread_s_space(n, items):
     done, spaces = [], []
 
     def space():
@@ -48,7 +48,7 @@ def test_each_item_is_worked_on_once_in_a_space_of_its_thread(n, items):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_an_exception_is_raised_here_and_ends_what_has_not_begun(n):
+def test_exception_propagates_and_stops_further_items(n):
     begun, ended, other = [], [], threading.Event()
 
     def work(item, _):
@@ -71,7 +71,7 @@ def test_an_exception_is_raised_here_and_ends_what_has_not_begun(n):
         assert sorted(after) == list(range(7))
 
 
-def test_calls_at_the_same_time_leave_blas_as_it_was():
+def test_concurrent_calls_restore_blas_threads():
     barrier = threading.Barrier(2)
 
     def call():

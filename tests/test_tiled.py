@@ -76,7 +76,7 @@ def test_a_row_keeps_its_bits_whatever_others_see():
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("hides", ["causal", "mask"])
-def test_a_bias_of_nan_that_nobody_sees_matters_to_nobody(hides):
+def test_nan_bias_at_hidden_positions_is_inert(hides):
     visible = np.tri(T, dtype=bool)
     options = {"causal": True} if hides == "causal" else {"mask": visible}
     q, k, v, do = (normal(H, T, D, seed=n) for n in range(4))
@@ -92,7 +92,7 @@ def test_a_bias_of_nan_that_nobody_sees_matters_to_nobody(hides):
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("careful", [False, True])
-def test_a_visible_score_of_nan_is_a_row_of_nan(careful):
+def test_visible_nan_score_makes_a_nan_row(careful):
     q, k, v = (normal(H, T, D, seed=n) for n in range(3))
     visible, bias = np.tri(T, dtype=bool), np.zeros((T, T))
     bias[5, 3] = np.nan
@@ -129,7 +129,7 @@ def assert_near(got, want):
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("options", ["plain", "bias of all heads", "causal", "alibi"])
-def test_any_number_of_threads_gives_the_same_bits_each_time(options):
+def test_results_are_bitwise_reproducible_per_thread_count(options):
     given, do = problem(**OPTIONS[options]), normal(B, H, T, E, seed=3)
 
     def bits():
@@ -170,7 +170,7 @@ def test_one_head_is_shared_out_by_keys(bias):
         (biases.alibi(H) + normal(B, 1, 1, S), 1),
     ],
 )
-def test_heads_that_share_keys_or_a_bias_are_one_thread_s(bias, count):
+def test_heads_sharing_keys_or_bias_stay_in_one_thread(bias, count):
     """Else two threads would add to the same number of a gradient."""
     call = tiled._Call(problem(bias=bias))
     zeros = np.zeros((B, H, T))
@@ -191,12 +191,12 @@ def test_blocks_are_halved_where_there_would_be_few(n, rows):
 
 
 def test_an_error_of_the_users_function_is_raised_here():
-    def broken(s, *_):
+    def fail(s, *_):
         raise ZeroDivisionError("mine")
 
     for count in (1, 3):
         with threadpool_limits(count, user_api="blas"), pytest.raises(ZeroDivisionError):
-            npattn.api.evaluate(problem(score_mod=broken), engine="tiled")
+            npattn.api.evaluate(problem(score_mod=fail), engine="tiled")
     npattn.api.evaluate(problem(), engine="tiled")
 
 
@@ -240,7 +240,7 @@ def test_a_mask_costs_what_it_shows(mask, share):
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("options", OPTIONS)
-def test_parts_hold_each_visible_score_once_and_are_marked_where_they_hide_one(options):
+def test_parts_cover_each_visible_score_once(options):
     given = problem(**OPTIONS[options])
     call = tiled._Call(given)
     whole = (B, H, T, S)
