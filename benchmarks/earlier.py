@@ -1,7 +1,7 @@
-"""What an earlier prototype of the bounds found of the same mistakes: hard, sharp, aggregate.
+"""Mistakes that an earlier prototype of the bounds found: hard, sharp, aggregate.
 
 Six columns: bfloat16, float16, float32 on normal inputs, then on inputs with outlier channels. Y
-found, n not. Its emulation of the kernel was another one, and so were its outliers.
+found, n not found. It emulated another kernel, with other outliers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the tiled engine becomes faster than the dense one: forward and backward, both in turn.
+"""Crossover of the dense and the tiled engine: forward and backward, both in turn.
 
     python benchmarks/engines.py
 
@@ -18,10 +18,10 @@ from npattn.problem import Problem
 
 ROUNDS = 9
 REST = 0.1
-"""Seconds between two: the threads of a BLAS look for work a while before they sleep."""
+"""Seconds between two calls: the threads of a BLAS spin a while before they sleep."""
 
 
-def measured(problem: Problem, engine: str) -> tuple[float, float]:
+def measure(problem: Problem, engine: str) -> tuple[float, float]:
     """Seconds of forward and of forward with backward."""
     start = time.perf_counter()
     fwd = npattn.api.evaluate(problem, engine=engine)
@@ -41,12 +41,12 @@ def main() -> None:
                     problem = Problem(q, k, v, causal=causal, dtype=dtype)
                     times = {"dense": [], "tiled": []}
                     for _ in range(ROUNDS):
-                        for engine, found in times.items():
+                        for engine, seconds in times.items():
                             time.sleep(REST)
-                            found.append(measured(problem, engine))
+                            seconds.append(measure(problem, engine))
                     dense, other = (
-                        [median(column) for column in zip(*found, strict=True)]
-                        for found in times.values()
+                        [median(column) for column in zip(*seconds, strict=True)]
+                        for seconds in times.values()
                     )
                     ratios = [a / b for a, b in zip(dense, other, strict=True)]
                     print(

@@ -1,13 +1,13 @@
-"""npattn.torch on a device: how near the exact engine comes to the float64 matrix product, what
-others need for the same, and what engine="fused" adds to a direct call of PyTorch.
+"""npattn.torch on a device: the exact engine beside the float64 matrix product and other systems,
+and the overhead of engine="fused" over a direct call of PyTorch.
 
     python benchmarks/gpu.py                          on the GPU, T = S up to 8192
     python benchmarks/gpu.py --device cpu --small     to see that it runs
     python benchmarks/gpu.py --json gpu.json
 
-Times are medians. A rate counts the products that the equations have: two forward, five backward
-(the scores are made again), of 2·H·T·S·D operations each. Memory is the peak during a call beyond
-what was there before and what the call returns; it is measured on CUDA alone.
+Times are medians. A rate counts the products of the equations: two forward, five backward (the
+scores are computed again), of 2·H·T·S·D operations each. Memory is the peak during a call beyond
+the memory before and the results; it is measured on CUDA alone.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def product_rate(clock: Clock, n: int) -> float:
     return 2 * n**3 / seconds
 
 
-def measured(clock: Clock, name: str, H: int, T: int, D: int) -> Row | None:
-    """A contestant forward and backward; None where memory does not suffice."""
+def measure(clock: Clock, name: str, H: int, T: int, D: int) -> Row | None:
+    """Measure a contestant forward and backward; None if memory does not suffice."""
     attend, dtype = CONTESTANTS[name]
     try:
         q, k, v = operands(H, T, D, dtype, clock.device)
@@ -181,44 +181,47 @@ def measured(clock: Clock, name: str, H: int, T: int, D: int) -> Row | None:
     return Row(name, str(dtype).removeprefix("torch."), T, *seconds, *rates, *memory)
 
 
-# --- what engine="fused" adds ---------------------------------------------------------------------
+# --- overhead of engine="fused" -------------------------------------------------------------------
 
 
-def with_gradients(attend: Attention, given: list[Tensor], dout: Tensor) -> Callable[[], Any]:
-    return lambda: torch.autograd.grad(attend(*given), given, dout)
+def with_gradients(attend: Attention, inputs: list[Tensor], dout: Tensor) -> Callable[[], Any]:
+    return lambda: torch.autograd.grad(attend(*inputs), inputs, dout)
 
 
 def overheads(clock: Clock, H: int, T: int, D: int, dtype: torch.dtype) -> list[Overhead]:
-    given, word = operands(H, T, D, dtype, clock.device), str(dtype).removeprefix("torch.")
-    dout = torch.randn_like(given[0])
+    inputs, dtype_name = operands(H, T, D, dtype, clock.device), str(dtype).removeprefix("torch.")
+    dout = torch.randn_like(inputs[0])
     mask = torch.rand(1, 1, T, T, device=clock.device) > 0.5
     pairs: dict[str, tuple[Attention, Attention]] = {
-        "plain": (lambda q, k, v: sdpa(q, k, v), fused()),
-        "causal": (lambda q, k, v: sdpa(q, k, v, is_causal=True), fused(causal=True)),
-        "mask, same kernels": (masked(mask), fused(mask=mask)),
+        "plain": (lambda q, k, v: sdpa(q, k, v), fused_attention()),
+        "causal": (lambda q, k, v: sdpa(q, k, v, is_causal=True), fused_attention(causal=True)),
+        "mask, same kernels": (sdpa_with_mask(mask), fused_attention(mask=mask)),
     }
     if clock.on_cuda and T % 128 == 0:
-        pairs["window, FlexAttention"] = (windowed(T, 256, clock.device), fused(window=(256, 0)))
-    found = []
+        pairs["window, FlexAttention"] = (
+            flex_window(T, 256, clock.device),
+            fused_attention(window=(256, 0)),
+        )
+    results = []
     for name, (direct, through) in pairs.items():
-        calls = [lambda f=f: f(*given) for f in (direct, through)]
-        calls += [with_gradients(f, given, dout) for f in (direct, through)]
+        calls = [lambda f=f: f(*inputs) for f in (direct, through)]
+        calls += [with_gradients(f, inputs, dout) for f in (direct, through)]
         with torch.no_grad():
             forward = clock.rounds_of(*calls[:2])
         both = clock.rounds_of(*calls[2:])
         for kind, rounds in (("forward", forward), ("with gradients", both)):
             a, b = (median(column) for column in zip(*rounds, strict=True))
             ratio = median(through / direct for direct, through in rounds)
-            found.append(Overhead(f"{name}, {kind}", word, T, a, b, ratio))
-    return found
+            results.append(Overhead(f"{name}, {kind}", dtype_name, T, a, b, ratio))
+    return results
 
 
-def fused(**options: Any) -> Attention:
+def fused_attention(**options: Any) -> Attention:
     return lambda q, k, v: npattn.torch.attention(q, k, v, engine="fused", **options)
 
 
-def masked(mask: Tensor) -> Attention:
-    """Without cuDNN, which PyTorch may prefer, and engine="fused" does not ask with a mask."""
+def sdpa_with_mask(mask: Tensor) -> Attention:
+    """Call PyTorch without cuDNN, which engine="fused" does not use with a mask."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.device.type == "cpu":
@@ -229,14 +232,14 @@ def masked(mask: Tensor) -> Attention:
     return attend
 
 
-def windowed(T: int, left: int, device: torch.device) -> Attention:
+def flex_window(T: int, left: int, device: torch.device) -> Attention:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def inside(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
         return (s <= t) & (t - s <= left)
 
     blocks = create_block_mask(inside, None, None, T, T, device=str(device))
-    torch._dynamo.reset()  # what is compiled for a ninth time is not, without a word
+    torch._dynamo.reset()  # after eight compilations it silently stops compiling
     compiled = torch.compile(flex_attention, dynamic=False)
     return lambda q, k, v: compiled(q, k, v, block_mask=blocks)
 
@@ -244,7 +247,7 @@ def windowed(T: int, left: int, device: torch.device) -> Attention:
 # --- the report -----------------------------------------------------------------------------------
 
 
-def described(device: torch.device) -> dict[str, str]:
+def describe(device: torch.device) -> dict[str, str]:
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu()
     return {
         "device": card,
@@ -282,17 +285,19 @@ def print_rows(rows: list[Row], ceiling: float) -> None:
         print()
 
 
-def print_overheads(found: list[Overhead]) -> None:
+def print_overheads(measured: list[Overhead]) -> None:
     print(
         f"\n{'engine=fused beside a direct call':38} {'dtype':8} {'T':>5}   direct ms    fused ms"
     )
-    for x in found:
+    for x in measured:
         print(f"{x.name:38} {x.dtype:8} {x.T:5}", end="")
         print(f"  {x.direct * 1e3:10.3f}  {x.fused * 1e3:10.3f}  {x.ratio - 1:+7.1%}")
 
 
-def goals(rows: list[Row], found: list[Overhead], ceiling: float) -> list[tuple[str, bool | None]]:
-    """What is aimed at, at the largest size, and whether it is reached; None was not measured."""
+def goals(
+    rows: list[Row], measured: list[Overhead], ceiling: float
+) -> list[tuple[str, bool | None]]:
+    """List the goals at the largest size; True if reached, None if not measured."""
     own = [row for row in rows if row.name == "npattn.torch, exact"]
     lines: list[tuple[str, bool | None]] = []
     last = own[-1]
@@ -302,8 +307,8 @@ def goals(rows: list[Row], found: list[Overhead], ceiling: float) -> list[tuple[
                       f"goal {goal:.0%}", share >= goal))  # fmt: skip
     for kind in ("forward", "backward"):
         lines.append(memory_goal(kind, own))
-    largest = max(x.T for x in found)
-    worst = max((x for x in found if largest == x.T), key=lambda x: x.ratio)
+    largest = max(x.T for x in measured)
+    worst = max((x for x in measured if largest == x.T), key=lambda x: x.ratio)
     added = worst.ratio - 1
     lines.append((f"fused beside a direct call at T = S = {largest}: {added:+.1%} at most "
                   f"({worst.name}, {worst.dtype}), goal {GOALS['overhead']:+.0%}",
@@ -331,30 +336,30 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="sizes that a CPU does in seconds")
     parser.add_argument("--lengths", type=int, nargs="+", help="T = S, each twice the last")
-    parser.add_argument("--rounds", type=int, default=None, help="calls, of which the median is")
+    parser.add_argument("--rounds", type=int, default=None, help="calls per median")
     parser.add_argument("--json", type=Path, help="write all figures there too")
-    chosen = parser.parse_args()
-    device = torch.device(chosen.device)
+    args = parser.parse_args()
+    device = torch.device(args.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # events are recorded where the current device is
-    H, D = (4, 32) if chosen.small else (16, 128)
-    lengths = chosen.lengths or ((64, 128, 256) if chosen.small else (1024, 2048, 4096, 8192))
-    clock = Clock(device, chosen.rounds or (9 if chosen.small else 11))
+    H, D = (4, 32) if args.small else (16, 128)
+    lengths = args.lengths or ((64, 128, 256) if args.small else (1024, 2048, 4096, 8192))
+    clock = Clock(device, args.rounds or (9 if args.small else 11))
 
-    about = described(device)
+    about = describe(device)
     print(", ".join(f"{name} {value}" for name, value in about.items()))
-    squares = (256, 512) if chosen.small else (4096, 8192)
+    squares = (256, 512) if args.small else (4096, 8192)
     products = {f"{n} × {n}": product_rate(clock, n) for n in squares}
     print(f"H = {H}, D = E = {D}, B = 1")
     rows = []
     for T in lengths:
         for name in CONTESTANTS:
-            row = measured(clock, name, H, T, D)
+            row = measure(clock, name, H, T, D)
             if row is None:
                 print(f"{name} at T = {T}: out of memory")
             else:
                 rows.append(row)
-    # Once more: what is warm is slower.
+    # Once more, as a warm device is slower.
     products |= {f"{n} × {n}, after all that": product_rate(clock, n) for n in squares}
     ceiling = max(products.values())
     for name, rate in products.items():
@@ -363,23 +368,23 @@ def main() -> None:
     narrow = (torch.float32, torch.bfloat16)
     # Calls in a row, as training makes them: the next is prepared while the GPU is busy.
     clock.in_a_row = 16
-    found = [x for T in lengths[-2:] for dtype in narrow for x in overheads(clock, H, T, D, dtype)]
-    print_overheads(found)
-    aims = goals(rows, found, ceiling)
+    added = [x for T in lengths[-2:] for dtype in narrow for x in overheads(clock, H, T, D, dtype)]
+    print_overheads(added)
+    aims = goals(rows, added, ceiling)
     print()
     for line, reached in aims:
         print(
             f"{ {True: 'reached    ', False: 'NOT reached', None: '–          '}[reached] } {line}"
         )
-    if chosen.json:
+    if args.json:
         figures = {
             "about": about,
             "product": products,
             "rows": [asdict(row) for row in rows],
-            "overheads": [asdict(x) for x in found],
+            "overheads": [asdict(x) for x in added],
             "goals": [{"goal": line, "reached": reached} for line, reached in aims],
         }
-        chosen.json.write_text(json.dumps(figures, indent=1) + "\n")
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

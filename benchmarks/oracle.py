@@ -58,17 +58,17 @@ def one_hot(rng: Rng, T: int, S: int, D: int) -> Case:
 
 
 def twins(rng: Rng, T: int, S: int, D: int) -> Case:
-    """The same, but every key and value is there twice, so that no weight is above a half."""
+    """As one_hot with every key and value twice, so that no weight is above a half."""
     case = one_hot(rng, T, S // 2, D)
     return case._replace(k=np.tile(case.k, (2, 1)), v=np.tile(case.v, (2, 1)))
 
 
 def offset(name: str, by: float, spread: float = 1.0) -> Callable[..., Case]:
-    def drawn(rng: Rng, T: int, S: int, D: int) -> Case:
+    def sample(rng: Rng, T: int, S: int, D: int) -> Case:
         case = normal(rng, T, S, D)
         return case._replace(**{name: by + spread * getattr(case, name)})
 
-    return drawn
+    return sample
 
 
 def both_offset(rng: Rng, T: int, S: int, D: int) -> Case:
@@ -199,9 +199,9 @@ def main(S: int, T: int, D: int, samples: int, dtypes: tuple[str, ...], seed: in
         shown.add_column(tensor, justify="right")
     start = time.perf_counter()
     for dtype in dtypes:
-        for name, drawn in CASES.items():
+        for name, sample in CASES.items():
             rng = np.random.default_rng(seed)
-            case = drawn(rng, T, S, D)
+            case = sample(rng, T, S, D)
             q, k, v, do = (x.astype(dtype).astype(np.float64) for x in case[:4])
             found = errors(case._replace(q=q, k=k, v=v, do=do), rng, samples)
             pairs = [found.get(tensor) for tensor in TENSORS]

@@ -1,10 +1,10 @@
-"""What judging costs beside the function that is judged: `check`, split by what it spends time in.
+"""Cost of judging beside the function under test: processor time of `check` by stage.
 
     python benchmarks/overhead.py [target] [dtype ...]
 
 Prints milliseconds of process time a problem, median and mean: in the function under test, in the
-oracle, in what is allowed, and in the rest, the overhead, which is split once more. What is spent
-between two problems, on drawing say, is the later one's.
+oracle, in the tolerances, and in the rest, the overhead, which is split once more. Time between two
+problems, for sampling say, counts for the later one.
 """
 
 import statistics
@@ -30,7 +30,7 @@ OVERHEAD = ("drawing", "problems", "handing over", "comparing", "rules")
 
 
 class Clock:
-    """Time by what it is spent in, each second once: what is called takes it from its caller."""
+    """Time by stage, each second counted once: for the innermost stage."""
 
     def __init__(self) -> None:
         self.spent: Counter[str] = Counter()
@@ -42,10 +42,10 @@ class Clock:
         self.spent[self.within[-1]] += now - self.since  # type: ignore[assignment]
         self.since = now
 
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def time(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def wrapped(*args: Any, **options: Any) -> Any:
-            # What the oracle or the bound needs is a part of them.
+        def wrapper(*args: Any, **options: Any) -> Any:
+            # Calls from the oracle or the bound are a part of them.
             inner = self.within[-1] if self.within[-1] in WHOLE else name
             self.turn()
             self.within.append(inner)
@@ -55,30 +55,30 @@ class Clock:
                 self.turn()
                 self.within.pop()
 
-        return wrapped
+        return wrapper
 
-    def drawn(self, recipes: Iterator[Any]) -> Iterator[Any]:
-        following = self.timed("drawing", lambda: next(recipes, None))
-        while (recipe := following()) is not None:
+    def time_sampling(self, recipes: Iterator[Any]) -> Iterator[Any]:
+        next_recipe = self.time("drawing", lambda: next(recipes, None))
+        while (recipe := next_recipe()) is not None:
             yield recipe
 
 
-def replaced(clock: Clock, name: str, function: Callable[..., Any]) -> None:
+def time_everywhere(clock: Clock, name: str, function: Callable[..., Any]) -> None:
     """Time a function under every name by which a module of npattn knows it."""
-    timed = clock.timed(name, function)
+    wrapper = clock.time(name, function)
     for module in [m for n, m in sys.modules.items() if n.startswith("npattn")]:
         for key in [key for key, value in vars(module).items() if value is function]:
-            setattr(module, key, timed)
+            setattr(module, key, wrapper)
 
 
-def watched(clock: Clock) -> list[Counter[str]]:
-    """Time what `check` calls; what is returned fills with what each problem took."""
+def time_problems(clock: Clock) -> list[Counter[str]]:
+    """Time the calls of `check`; return a list that fills with the times of each problem."""
     for function in (npattn.api.evaluate, npattn.api.backward):
-        replaced(clock, "oracle", function)
+        time_everywhere(clock, "oracle", function)
     for function in (tolerance, bounds, deviations):
-        replaced(clock, "allowed", function)
+        time_everywhere(clock, "allowed", function)
     for function in (compare_arrays, excess, half_ulp):
-        replaced(clock, "comparing", function)
+        time_everywhere(clock, "comparing", function)
     methods = [
         (Problem, "__post_init__", "problems"),
         (Trial, "problem", "problems"),
@@ -87,36 +87,36 @@ def watched(clock: Clock) -> list[Counter[str]]:
         (Search, "run", "rules"),
     ]
     for owner, method, name in methods:
-        setattr(owner, method, clock.timed(name, getattr(owner, method)))
-    planned, one = Trial.planned, Search.one
-    Trial.planned = lambda *args: clock.drawn(planned(*args))  # type: ignore[method-assign]
+        setattr(owner, method, clock.time(name, getattr(owner, method)))
+    cases, try_recipe = Trial.cases, Search.try_recipe
+    Trial.cases = lambda *args: clock.time_sampling(cases(*args))  # type: ignore[method-assign]
     each: list[Counter[str]] = []
     before = Counter(clock.spent)
 
-    def watching(search: Search, recipe: Any) -> None:
+    def time_recipe(search: Search, recipe: Any) -> None:
         tried = search.tried
         try:
-            one(search, recipe)
+            try_recipe(search, recipe)
         finally:
             clock.turn()
             if search.tried > tried:
                 each.append(Counter({n: t - before[n] for n, t in clock.spent.items()}))
                 before.update(each[-1])
 
-    Search.one = watching  # type: ignore[method-assign]
+    Search.try_recipe = time_recipe  # type: ignore[method-assign]
     return each
 
 
 def main(target: str = "numpy.flash", *dtypes: str) -> None:
     clock = Clock()
-    each = watched(clock)
+    each = time_problems(clock)
     f, backward = load(target)
-    given = None if backward is None else clock.timed("function", backward)
-    timed = Implementation(clock.timed("function", f), backward=given)
+    backward = None if backward is None else clock.time("function", backward)
+    implementation = Implementation(clock.time("function", f), backward=backward)
     for dtype in dtypes or ("float32",):
         each.clear()
         start = time.process_time()
-        check(timed, dtypes=(dtype,))
+        check(implementation, dtypes=(dtype,))
         seconds = time.process_time() - start
         print(f"{target} {dtype}: {len(each)} problems, {seconds:.1f} s; ms a problem")
         rows = {name: [spent[name] for spent in each] for name in (*WHOLE, *OVERHEAD)}

@@ -1,4 +1,4 @@
-"""What one small call costs: npattn.attention on (2, 4, 16, 16), beside the bare NumPy arithmetic.
+"""Cost of one small call: npattn.attention on (2, 4, 16, 16), beside the bare NumPy arithmetic.
 
     python benchmarks/small.py
 
@@ -15,7 +15,7 @@ import npattn
 
 
 def bare(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """The same arithmetic, without checks, options or empty rows."""
+    """Compute the same without checks, options or fully masked rows."""
     s = q @ k.swapaxes(-1, -2) / 4
     e = np.exp(s - s.max(-1, keepdims=True))
     return (e / e.sum(-1, keepdims=True)) @ v

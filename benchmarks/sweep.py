@@ -3,7 +3,7 @@
     python benchmarks/sweep.py --device cuda --dtype bfloat16 --count 10000
 
 First the sweep as `npattn check TARGET --sweep N` runs it; then a part of it again with a wait for
-the device after each stage, which says what each takes, and once more counting operations.
+the device after each stage, which shows the time of each, and once more counting operations.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import npattn
 from npattn.testing import Implementation, Rounding
 from npattn.testing.bounds.row_norms import RowNorms
 from npattn.testing.cases.space import Space
+from npattn.testing.device import judging
 from npattn.testing.device import sweep as sweep_module
-from npattn.testing.device.judging import held as held_module
 from npattn.testing.device.sweep import Sweep
 from npattn.testing.targets import TARGETS, load
 from npattn.testing.trial import Trial
 
 STAGES = (
     (sweep_module, "drawn", "draw"),
-    (held_module, "_given", "implementation"),
-    (held_module, "evaluate", "oracle, forward"),
-    (held_module, "backward", "oracle, backward"),
+    (judging, "_given", "implementation"),
+    (judging, "evaluate", "oracle, forward"),
+    (judging, "backward", "oracle, backward"),
     (RowNorms, "__init__", "bound, what both need"),
     (RowNorms, "forward", "bound, forward"),
     (RowNorms, "backward", "bound, backward"),
-    (held_module, "worst_ratios", "comparison"),
+    (judging, "worst_ratios", "comparison"),
 )
 
 VIEWS = {
@@ -47,7 +47,7 @@ VIEWS = {
 
 
 class Operations(TorchDispatchMode):
-    """Counts what a device is told to do, and how often it is waited for."""
+    """Counts the operations of a device, and the waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,8 +78,8 @@ class Operations(TorchDispatchMode):
 
     @property
     def launches(self) -> int:
-        told = (*VIEWS, "tolist", "between devices")
-        return sum(n for name, n in self.count.items() if name not in told)
+        excluded = (*VIEWS, "tolist", "between devices")
+        return sum(n for name, n in self.count.items() if name not in excluded)
 
     @property
     def waits(self) -> int:
@@ -87,8 +87,8 @@ class Operations(TorchDispatchMode):
 
 
 @contextmanager
-def timed(device: torch.device) -> Iterator[dict[str, float]]:
-    """Seconds of each stage, the device waited for at its ends."""
+def time_stages(device: torch.device) -> Iterator[dict[str, float]]:
+    """Time each stage, waiting for the device at both ends."""
     seconds: dict[str, float] = defaultdict(float)
     plain = [(home, name, getattr(home, name)) for home, name, _ in STAGES]
 
@@ -96,19 +96,19 @@ def timed(device: torch.device) -> Iterator[dict[str, float]]:
         if device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def watched(function, stage):
-        def run(*args, **words):
+    def time_stage(function, stage):
+        def run(*args, **kwargs):
             finish()
             start = time.perf_counter()
-            found = function(*args, **words)
+            result = function(*args, **kwargs)
             finish()
             seconds[stage] += time.perf_counter() - start
-            return found
+            return result
 
         return run
 
     for (home, name, stage), (_, _, function) in zip(STAGES, plain, strict=True):
-        setattr(home, name, watched(function, stage))
+        setattr(home, name, time_stage(function, stage))
     try:
         yield seconds
     finally:
@@ -155,7 +155,7 @@ def main() -> None:
     print(f"long: {outcome.status}, {outcome.examples} problems in {took:.1f} s {outcome.message}")
 
     recipes = [sweep.plan.recipe(asked.seed, n) for n in range(min(asked.count, 200))]
-    with timed(sweep.device) as seconds:
+    with time_stages(sweep.device) as seconds:
         for recipe in recipes:
             sweep.one(recipe)
     for stage, took in seconds.items():

@@ -1,11 +1,11 @@
-"""What one small call of npattn.torch costs beside the same arithmetic written in torch by hand.
+"""Cost of one small call of npattn.torch beside the same arithmetic written in torch by hand.
 
     python benchmarks/torch_small.py
 
-(2, 4, 16, 16) on one thread of the CPU. By hand is the least that computes the same: the dtype that
-is computed in and the mask are the same, what is checked, lse and a way back are not there. Of each
-pair a hundred rounds are run in turns, of fifty calls each; printed are the µs of a call in the
-fastest and in the middle round, and the difference of the two.
+(2, 4, 16, 16) on one thread of the CPU. By hand is the least code for the same result: the same
+compute dtype and mask, without checks, lse and gradients. Each pair runs a hundred rounds in turns,
+of fifty calls each. The table has the µs of a call in the fastest and in the median round, and the
+difference of the two.
 """
 
 import statistics
@@ -31,7 +31,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
 
 
 def pairs() -> dict[str, tuple[Call, Call]]:
-    """By hand and npattn, of the same arithmetic."""
+    """Pairs of calls with the same arithmetic, by hand and by npattn."""
     attention = npattn.torch.attention
     torch.manual_seed(0)
     wide = [torch.randn(2, 4, 16, 16, dtype=torch.float64) for _ in range(3)]
@@ -61,12 +61,12 @@ def pairs() -> dict[str, tuple[Call, Call]]:
     }
 
 
-def timed(pair: tuple[Call, Call]) -> list[list[float]]:
-    """µs of a call, of each of the pair in each round."""
+def time_pair(pair: tuple[Call, Call]) -> list[list[float]]:
+    """Measure µs of a call, of each of the pair in each round."""
     times: list[list[float]] = [[], []]
     for _ in range(100):
-        for call, found in zip(pair, times, strict=True):
-            found.append(1e6 / 50 * timeit.timeit(call, number=50))
+        for call, rounds in zip(pair, times, strict=True):
+            rounds.append(1e6 / 50 * timeit.timeit(call, number=50))
     return times
 
 
@@ -74,7 +74,7 @@ def main() -> None:
     torch.set_num_threads(1)
     table = Table("µs, fastest | middle", "by hand", "npattn", "more")
     for name, pair in pairs().items():
-        rounds = timed(pair)
+        rounds = time_pair(pair)
         fastest, middle = ([of(x) for x in rounds] for of in (min, statistics.median))
         table.add_row(
             name,
