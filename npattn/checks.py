@@ -5,7 +5,6 @@ Numbers in brackets are the rules of docs/semantics.md.
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +14,7 @@ import numpy as np
 
 from npattn.arrays import Array, BiasLike, MaskLike, describe_value
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.options import ALIGNMENTS, ENGINES, Alignment, Window
+from npattn.options import ALIGNMENTS, ENGINES, OPTIONS, Alignment, Window
 
 COMPUTE = tuple(np.dtype(d) for d in ("f4", "f8", "g", "c8", "c16"))
 STORAGE = tuple(np.dtype(d) for d in ("bfloat16", "float16"))
@@ -241,44 +240,34 @@ def check_alignment(alignment: Any) -> Alignment:
     return str(alignment)  # type: ignore[return-value]  # one of ALIGNMENTS, checked above
 
 
-def _number(name: str, value: Any, must: str) -> float:
+def check_number(name: str, value: Any) -> float | None:
+    """Return an option that is a number as a float; None stays None if it is the default."""
+    option = OPTIONS[name]
+    if value is None and option.default is None:
+        return None
+    number = value if type(value) is float else _to_float(name, value, option.legal)
+    if not option.accepts(number):
+        raise OptionError(f"{name} is {number}, must be {option.legal}")
+    return number
+
+
+def _to_float(name: str, value: Any, legal: str) -> float:
     scalar = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
     if isinstance(scalar, (bool, np.bool_)) or not isinstance(scalar, numbers.Real):
-        raise OptionError(f"{name} is {value!r}, must be {must}")
+        raise OptionError(f"{name} is {value!r}, must be {legal}")
     try:
         return float(scalar)
     except OverflowError:
-        raise OptionError(f"{name} is {scalar}, must be {must}") from None
+        raise OptionError(f"{name} is {scalar}, must be {legal}") from None
 
 
-def check_scale(scale: Any, D: int) -> float:
-    if scale is None:
-        return 1 / math.sqrt(D) if D else 1.0
-    number = scale if type(scale) is float else _number("scale", scale, "a finite number or None")
-    if not math.isfinite(number):
-        raise OptionError(f"scale is {number}, must be a finite number or None (1/√D)")
-    return number
-
-
-def check_softcap(softcap: Any) -> float | None:
-    if softcap is None:
-        return None
-    number = _number("softcap", softcap, "a finite number > 0 or None")
-    if not (math.isfinite(number) and number > 0):
-        raise OptionError(f"softcap is {number}, must be a finite number > 0 or None (no cap)")
-    return number
-
-
-def check_dropout_rate(rate: Any, dropout_mask: Array | None) -> float:
-    number = rate if type(rate) is float else _number("dropout_rate", rate, "a number in [0, 1)")
-    if not 0 <= number < 1:
-        raise OptionError(f"dropout_rate is {number}, must be in [0, 1)")
-    if number and dropout_mask is None:
+def check_dropout(rate: float, dropout_mask: Array | None) -> None:
+    """Check that dropout with a rate has a mask [9]."""
+    if rate and dropout_mask is None:
         raise OptionError(
-            f"dropout_rate is {number}, but there is no dropout_mask: nothing here is random; "
+            f"dropout_rate is {rate}, but there is no dropout_mask: nothing here is random; "
             "pass the weights to keep as a bool array (True = keep)"
         )
-    return number
 
 
 def check_score_mod(score_mod: Any) -> None:

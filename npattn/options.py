@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -59,6 +60,10 @@ class Option:
         (its FlexAttention), "row_norms" (the judge's cheap bounds).
     examples : tuple
         Values of a pair or a number to judge with, the simplest first.
+    legal : str
+        Legal values of a number in words, for errors.
+    accepts : callable
+        True for a legal number.
     """
 
     name: str
@@ -67,54 +72,64 @@ class Option:
     doc: str
     refusable: tuple[str, ...] = ()
     examples: tuple[Any, ...] = ()
+    legal: str = "a finite number"
+    accepts: Callable[[float], bool] = math.isfinite
 
 
-_WINDOWS = ((0, 0), (1, 0), (0, 1), (2, 3), (3, None), (None, 1), (7, 0), (16, 5), (0, 2**31 - 1))
+_ALL = ("sdpa", "flex", "row_norms")
 
 OPTIONS: dict[str, Option] = {
     option.name: option
     for option in (
         Option("mask", "array", None, "boolean, True = may attend"),
         Option("causal", "flag", False, "query t sees keys s ≤ t + (S − T), or s ≤ t"),
-        Option("window", "pair", None, "keys (left, right) beside the diagonal", (), _WINDOWS),
+        Option(
+            "window",
+            "pair",
+            None,
+            "keys (left, right) beside the diagonal",
+            examples=(
+                *((0, 0), (1, 0), (0, 1), (2, 3), (3, None)),
+                *((None, 1), (7, 0), (16, 5), (0, 2**31 - 1)),
+            ),
+        ),
         Option("bias", "array", None, "added to the scores after scale and softcap"),
-        Option("scale", "number", None, "multiplies q·k", (), (0.5, 1.0, -0.75, 0.0, 1.7)),
+        Option(
+            "scale",
+            "number",
+            None,
+            "multiplies q·k",
+            examples=(0.5, 1.0, -0.75, 0.0, 1.7),
+            legal="a finite number or None (1/√D)",
+        ),
         Option(
             "softcap",
             "number",
             None,
             "c > 0: scores become c·tanh(s/c)",
-            ("sdpa", "row_norms"),
-            (2.0, 0.5, 1.0, 30.0),
+            refusable=("sdpa", "row_norms"),
+            examples=(2.0, 0.5, 1.0, 30.0),
+            legal="a finite number > 0 or None (no cap)",
+            accepts=lambda c: 0 < c < math.inf,
         ),
         Option(
             "score_mod",
             "callable",
             None,
             "f(s, b, h, t, s_index) of the scores",
-            ("sdpa", "row_norms"),
+            refusable=("sdpa", "row_norms"),
         ),
-        Option(
-            "sinks",
-            "array",
-            None,
-            "one more logit per head, without a value",
-            ("sdpa", "flex", "row_norms"),
-        ),
-        Option(
-            "dropout_mask",
-            "array",
-            None,
-            "boolean, True = keep the weight",
-            ("sdpa", "flex", "row_norms"),
-        ),
+        Option("sinks", "array", None, "one more logit per head, without a value", refusable=_ALL),
+        Option("dropout_mask", "array", None, "boolean, True = keep the weight", refusable=_ALL),
         Option(
             "dropout_rate",
             "number",
             0.0,
             "kept weights are divided by 1 − rate",
-            ("sdpa", "flex", "row_norms"),
-            (0.5, 0.0, 0.3),
+            refusable=_ALL,
+            examples=(0.5, 0.0, 0.3),
+            legal="a number in [0, 1)",
+            accepts=lambda rate: 0 <= rate < 1,
         ),
     )
 }

@@ -11,6 +11,7 @@ mathematics. Numbers in brackets are the rules of docs/semantics.md.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,9 +21,11 @@ import numpy as np
 
 from npattn import checks
 from npattn.arrays import Array, BiasLike, MaskLike, band, describe_value, diagonal, sum_to
-from npattn.options import Alignment, ScoreMod, Window
+from npattn.options import OPTIONS, Alignment, ScoreMod, Window
 
 __all__ = ["Cotangents", "Forward", "Gradients", "Problem"]
+
+NUMBERS = tuple(name for name, option in OPTIONS.items() if option.kind == "number")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -135,9 +138,11 @@ class Problem:
         put("causal", causal)
         put("alignment", alignment)
         put("window", checks.check_window(self.window))
-        put("scale", checks.check_scale(self.scale, self.D))
-        put("softcap", checks.check_softcap(self.softcap))
-        put("dropout_rate", checks.check_dropout_rate(self.dropout_rate, self.dropout_mask))
+        for name in NUMBERS:
+            put(name, checks.check_number(name, getattr(self, name)))
+        if self.scale is None:
+            put("scale", 1 / math.sqrt(self.D) if self.D else 1.0)
+        checks.check_dropout(self.dropout_rate, self.dropout_mask)
         checks.check_score_mod(self.score_mod)
         checks.check_engine(self.engine)
         dtype, storage = checks.check_dtype(

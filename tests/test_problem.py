@@ -174,10 +174,10 @@ WRONG_OPTIONS = {
     ),
     "rate of 1": (
         {"dropout_rate": 1.0, "dropout_mask": yes(T, S)},
-        "dropout_rate is 1.0, must be in [0, 1)",
+        "dropout_rate is 1.0, must be a number in [0, 1)",
     ),
-    "negative rate": ({"dropout_rate": -0.1}, "dropout_rate is -0.1, must be in [0, 1)"),
-    "NaN rate": ({"dropout_rate": NAN}, "dropout_rate is nan, must be in [0, 1)"),
+    "negative rate": ({"dropout_rate": -0.1}, "dropout_rate is -0.1, must be a number in [0, 1)"),
+    "NaN rate": ({"dropout_rate": NAN}, "dropout_rate is nan, must be a number in [0, 1)"),
     "rate as text": ({"dropout_rate": "0.1"}, "dropout_rate is '0.1', must be a number in [0, 1)"),
     "rate without a mask": (
         {"dropout_rate": 0.1},
