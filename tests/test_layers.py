@@ -36,10 +36,23 @@ LAYERS = (
     {"__main__"},
 )
 
+# The same inside testing/, by folder or module.
+TESTING_LAYERS = (
+    {"cases", "bounds", "adapters"},
+    {"compare", "targets"},
+    {"spot", "trial"},
+    {"capabilities", "rules", "report"},
+    {"device"},
+    {"runner"},
+    {"check"},
+    {"pytest_plugin", "extend", "__init__"},
+)
+
 # Packages that are slow to load or not always there, and the only files that may import them.
 CONFINED = {
     "torch": (
         "torch/",
+        "testing/adapters/torch.py",
         "testing/targets/torch.py",
         "zoo/correct/torch.py",
         "testing/device/",
@@ -47,10 +60,15 @@ CONFINED = {
         "bench/torch.py",
     ),
     "safetensors": ("weights/files.py",),
-    "jax": ("testing/targets/jax.py", "zoo/correct/jax.py", "bench/jax.py"),
+    "jax": (
+        "testing/adapters/jax.py",
+        "testing/targets/jax.py",
+        "zoo/correct/jax.py",
+        "bench/jax.py",
+    ),
     "onnx": ("testing/targets/onnx.py",),
     "onnxruntime": ("testing/targets/onnxruntime.py",),
-    "hypothesis": ("testing/",),
+    "hypothesis": ("testing/cases/strategies.py", "testing/runner/search.py"),
     "matplotlib": ("plot/", "bench/picture.py"),
     "sklearn": ("train.py",),
     "rich": ("cli.py", "testing/report/report.py"),
@@ -60,12 +78,12 @@ CONFINED = {
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 
-def layer(part):
-    return next((i for i, names in enumerate(LAYERS) if part in names), None)
+def layer(part, layers=LAYERS):
+    return next((i for i, names in enumerate(layers) if part in names), None)
 
 
 def part_of(file):
-    """The line of LAYERS' word for a file: "dense" for dense.py, "testing" for testing/x.py."""
+    """The name of a file in its list: "dense" for dense.py, "testing" for testing/x.py."""
     return file.split("/")[0].removesuffix(".py")
 
 
@@ -96,6 +114,47 @@ def arrows_back(file, source):
     ]
 
 
+def parts_of_testing(file, source):
+    """The parts of npattn.testing that one of its files imports."""
+    for name in imported(file, source):
+        package, _, rest = name.partition("npattn.testing.")
+        if not package and rest:
+            part = rest.split(".")[0]
+            yield part if layer(part, TESTING_LAYERS) is not None else "__init__"
+
+
+def arrows_back_in_testing(file, source):
+    part = part_of(file.removeprefix("testing/"))
+    own = layer(part, TESTING_LAYERS)
+    return [
+        other
+        for other in parts_of_testing(file, source)
+        if other != part and layer(other, TESTING_LAYERS) >= own
+    ]
+
+
+def module_of(file):
+    return "npattn." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def circles(sources):
+    """Modules that import each other, directly or not; delayed imports count."""
+    modules = {module_of(file): file for file in sources}
+    arrows = {
+        module: {
+            name if name in modules else name.rpartition(".")[0]
+            for name in imported(file, sources[file])
+        }
+        & (modules.keys() - {module})
+        for module, file in modules.items()
+    }
+    while True:  # take away what imports nothing that is left
+        free = {module for module, others in arrows.items() if not others & arrows.keys()}
+        if not free:
+            return sorted(arrows)
+        arrows = {module: others for module, others in arrows.items() if module not in free}
+
+
 def strays(file, source):
     packages = {name.split(".")[0] for name in imported(file, source)} & CONFINED.keys()
     return [p for p in sorted(packages) if not file.startswith(CONFINED[p])]
@@ -109,6 +168,45 @@ def test_every_module_has_its_place_in_the_layers(file):
 @pytest.mark.parametrize("file", FILES)
 def test_imports_never_point_back(file):
     assert arrows_back(file, (ROOT / file).read_text()) == []
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.startswith("testing/")])
+def test_imports_inside_testing_never_point_back(file):
+    part = part_of(file.removeprefix("testing/"))
+    assert layer(part, TESTING_LAYERS) is not None, f"add {file} to TESTING_LAYERS"
+    assert arrows_back_in_testing(file, (ROOT / file).read_text()) == []
+
+
+def test_modules_do_not_import_each_other_in_circles():
+    assert circles({file: (ROOT / file).read_text() for file in FILES}) == []
+
+
+def test_a_circle_is_seen():
+    late = "def f():\n    from npattn.testing.cases.recipe import Recipe"
+    recipe, plain = "from npattn.testing.cases import distributions", "import numpy"
+    sources = {
+        "testing/cases/recipe.py": recipe,
+        "testing/cases/distributions.py": late,
+        "testing/cases/pairwise.py": "from npattn.testing.cases.recipe import Recipe",
+        "problem.py": plain,
+    }
+    names = [module_of(file) for file in sources][:3]  # the third imports the circle
+    assert circles(sources) == sorted(names)
+    assert circles(sources | {"testing/cases/distributions.py": plain}) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("testing/cases/recipe.py", "from npattn.testing.trial import Trial"),
+        ("testing/trial.py", "from npattn.testing.rules import PROPERTIES"),
+        ("testing/rules/hidden.py", "from npattn.testing import check"),
+        ("testing/report/report.py", "def f():\n    from npattn.testing.runner import search"),
+        ("testing/capabilities.py", "from npattn.testing.report.outcome import Outcome"),
+    ],
+)
+def test_an_arrow_back_inside_testing_is_seen(file, source):
+    assert arrows_back_in_testing(file, source)
 
 
 @pytest.mark.parametrize("file", FILES)
