@@ -45,7 +45,7 @@ TESTING_LAYERS = (
     {"device"},
     {"runner"},
     {"check"},
-    {"pytest_plugin", "extend", "__init__"},
+    {"extend", "__init__"},
 )
 
 # Packages that are slow to load or not always there, and the only files that may import them.
@@ -282,6 +282,18 @@ def test_import_loads_nothing_heavy():
     assert set(loaded).isdisjoint(
         {"torch", "jax", "hypothesis", "matplotlib", "rich", "click", "pytest"}
     )
+
+
+def test_reading_a_signature_needs_no_hypothesis():
+    code = "import sys, npattn.testing.adapters.signature; print(*sys.modules)"
+    loaded = in_a_fresh_interpreter(code).split()
+    assert set(loaded).isdisjoint({"torch", "hypothesis", "rich", "click"})
+
+
+@pytest.mark.parametrize("code", ["import npattn.testing.compare", "import npattn.testing.check"])
+def test_functions_are_not_shadowed_by_their_modules(code):
+    check = "from npattn.testing import check, compare; print(callable(check), callable(compare))"
+    assert in_a_fresh_interpreter(f"{code}; {check}") == "True True"
 
 
 @pytest.mark.parametrize("name", npattn.LATER)

@@ -1,18 +1,25 @@
-"""The judge: ``check(f)`` holds an attention implementation against every rule of the semantics.
+"""The judge: ``check(f)`` tests an attention implementation against every rule of the semantics.
 
-Needs hypothesis, rich and click: ``pip install 'npattn[check]'``.
+Needs hypothesis, rich and click: ``pip install 'npattn[check]'``. Names are loaded when they are
+first used. To add rules, targets or mistakes, see `npattn.testing.extend`.
 """
 
-from npattn.problem import Cotangents
-from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.cases.recipe import Recipe
-from npattn.testing.check import check
-from npattn.testing.compare import Comparison, compare
-from npattn.testing.report.outcome import Outcome
-from npattn.testing.report.report import Report
-from npattn.testing.spot import SpotCheck, spot_check
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from npattn.problem import Cotangents
+    from npattn.testing.adapters.base import ImplementationError
+    from npattn.testing.adapters.implementation import Implementation
+    from npattn.testing.bounds.rounding import Rounding
+    from npattn.testing.cases.recipe import Recipe
+    from npattn.testing.check import check
+    from npattn.testing.compare import Comparison, compare
+    from npattn.testing.report.outcome import Outcome
+    from npattn.testing.report.report import Report
+    from npattn.testing.spot import SpotCheck, spot_check
 
 __all__ = [
     "Comparison",
@@ -28,3 +35,40 @@ __all__ = [
     "compare",
     "spot_check",
 ]
+
+_HOMES = {
+    "Comparison": "npattn.testing.compare",
+    "Cotangents": "npattn.problem",
+    "Implementation": "npattn.testing.adapters.implementation",
+    "ImplementationError": "npattn.testing.adapters.base",
+    "Outcome": "npattn.testing.report.outcome",
+    "Recipe": "npattn.testing.cases.recipe",
+    "Report": "npattn.testing.report.report",
+    "Rounding": "npattn.testing.bounds.rounding",
+    "SpotCheck": "npattn.testing.spot",
+    "check": "npattn.testing.check",
+    "compare": "npattn.testing.compare",
+    "spot_check": "npattn.testing.spot",
+}
+
+
+class _Door(ModuleType):
+    """A module whose public functions are not shadowed by the submodules of the same name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Door
+
+if not TYPE_CHECKING:  # which would take any name for one of npattn.testing's
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            return getattr(import_module(_HOMES[name]), name)
+        raise AttributeError(f"module 'npattn.testing' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "extend"]

@@ -48,14 +48,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an implementation accepts.
+    """Structure and options that an implementation accepts.
 
     Attributes
     ----------
     trial : Trial
-        With its space narrowed to what is accepted.
+        Trial with its space narrowed to what is accepted.
     refused : tuple of str
-        What is not, and why, a line each.
+        Structure and options that it refuses, and why, a line each.
     findings : tuple of Finding
         Empty if everything that was accepted was also answered.
     """

@@ -54,7 +54,7 @@ def check(
     progress: Progress | None = None,
     sweep: int = 0,
 ) -> Report:
-    """Judge an attention implementation: is it right, forward and backward?
+    """Judge whether an attention implementation is right, forward and backward.
 
     Parameters
     ----------

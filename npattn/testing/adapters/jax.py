@@ -77,11 +77,11 @@ class JAX:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         asked = tuple(asked)
 
-        def reached(*leaves: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        def run(*leaves: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             results = call(**dict(zip(asked, leaves, strict=True)))
             return {name: results[name] for name in cotangents}, results
 
-        outputs, pull, results = jax.vjp(reached, *(inputs[n] for n in asked), has_aux=True)
+        outputs, pull, results = jax.vjp(run, *(inputs[n] for n in asked), has_aux=True)
         # A cotangent must have the dtype of its result.
         given = {name: x.astype(outputs[name].dtype) for name, x in cotangents.items()}
         return results, dict(zip(asked, pull(given), strict=True))

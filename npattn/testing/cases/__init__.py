@@ -1,1 +1,1 @@
-"""Which problems the judge asks: recipes, distributions, and how they are sampled."""
+"""Problems that the judge asks: recipes, distributions, and how they are sampled."""

@@ -126,8 +126,7 @@ def _subnormal(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Arra
 
 
 def _key_offset(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    """A common offset of all keys, which the softmax must cancel: 1e3, or less in a dtype in which
-    nothing of the keys would be left."""
+    """A common offset of all keys, which the softmax must cancel: 1e3, or less in low precision."""
     q, k, v = recipe.normal(rng)
     return q, k + min(1e3, 1 / 8 / float(finfo(recipe.dtype).eps)), v
 

@@ -105,7 +105,7 @@ class Pools:
         return tuple(sorted(self.force.items())), self.forbid, self.nonempty
 
     @cached_property
-    def _sized(self) -> list[tuple[str, Sequence[Any], int]]:
+    def _lengths(self) -> list[tuple[str, Sequence[Any], int]]:
         return [(name, pool, len(pool)) for name, pool in self.lists.items()]
 
     @cached_property
@@ -132,7 +132,7 @@ class Pools:
         else:
             where = _places(seed, max(len(self.lists), FIELDS))
         chosen = {
-            name: pool[int(x * n)] for (name, pool, n), x in zip(self._sized, where, strict=False)
+            name: pool[int(x * n)] for (name, pool, n), x in zip(self._lengths, where, strict=False)
         }
         if seed % 2:
             on = self.few[seed // 2 % len(self.few)]

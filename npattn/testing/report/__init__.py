@@ -1,1 +1,1 @@
-"""What a check found: outcomes, the report, and scripts that reproduce a failure."""
+"""Results of a check: outcomes, the report, and scripts that reproduce a failure."""

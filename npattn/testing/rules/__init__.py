@@ -41,10 +41,9 @@ MODULES = (
     aggregate,
 )
 
-PROPERTIES: dict[str, Property] = {
-    name: rule
-    for module in MODULES
-    for name, rule in REGISTER.items()
-    if rule.check.__module__ == module.__name__
-}
-"""Every rule by its id, in the order of reports."""
+_ORDER = [module.__name__ for module in MODULES]
+
+PROPERTIES = REGISTER
+"""Every rule by its id, in the order of reports; rules that others register come last."""
+for _name in sorted(REGISTER, key=lambda name: _ORDER.index(REGISTER[name].check.__module__)):
+    PROPERTIES[_name] = PROPERTIES.pop(_name)

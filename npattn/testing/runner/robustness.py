@@ -62,17 +62,17 @@ def _with(name: str, value: Any) -> Callable[[Arrays, Options], tuple[Arrays, Op
     return lambda arrays, options: (arrays, options | {name: value})
 
 
-def _heads(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
+def _uneven_heads(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
     """Two key/value heads for three query heads."""
     return arrays | {"k": arrays["k"][:, :2].copy(), "v": arrays["v"][:, :2].copy()}, options
 
 
-def _integers(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
+def _to_integers(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
     whole = {n: np.round(x.astype(np.float64)).astype(np.int32) for n, x in arrays.items()}
     return whole, options
 
 
-def _mixed(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
+def _mix_dtypes(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
     other = np.float64 if arrays["k"].dtype == np.float32 else np.float32
     return arrays | {"k": arrays["k"].astype(other)}, options
 
@@ -90,11 +90,11 @@ def _mask(*axes: str) -> Callable[[Arrays, Options], tuple[Arrays, Options]]:
 MISTAKES = (
     CallerMistake("v is one key shorter than k", None, _without_last("v", -2)),
     CallerMistake("k is one channel narrower than q", None, _without_last("k", -1)),
-    CallerMistake("3 query heads, 2 key/value heads", None, _heads),
+    CallerMistake("3 query heads, 2 key/value heads", None, _uneven_heads),
     CallerMistake("v has one head less than k", None, _without_last("v", -3)),
     CallerMistake("k, v of one sample less than q", None, _without_last("k", -4)),
-    CallerMistake("k in another dtype than q and v", None, _mixed),
-    CallerMistake("q, k, v of integers", None, _integers),
+    CallerMistake("k in another dtype than q and v", None, _mix_dtypes),
+    CallerMistake("q, k, v of integers", None, _to_integers),
     CallerMistake("mask of shape (S,)", "mask", _mask("S")),
     CallerMistake(
         "mask of shape (B, S), where B = T: it fits by accident", "mask", _mask("B", "S")

@@ -113,7 +113,7 @@ class Judge:
         search = Search(rule, trial, self.examples, self.shrinks)
         search.run(self.seed)
         if search.failure is not None:
-            return _failed(rule, trial, search)
+            return _failed_outcome(rule, trial, search)
         if search.tried == 0:
             message = "no generated problem exercises this rule"
             return _outcome(rule, dtype, "not applicable", message=message)
@@ -124,7 +124,7 @@ def _outcome(rule: Property, dtype: str, status: Status, **details: Any) -> Outc
     return Outcome(rule.rule, rule.section, rule.about, dtype, status, **details)
 
 
-def _failed(rule: Property, trial: Trial, search: Search) -> Outcome:
+def _failed_outcome(rule: Property, trial: Trial, search: Search) -> Outcome:
     assert search.failure is not None
     recipe, err = search.failure.recipe, search.failure.error
     status: Status = "failed"
