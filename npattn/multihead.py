@@ -28,6 +28,7 @@ from npattn.checks import check_cotangent, read_floating
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import OptionError, ShapeError
 from npattn.multihead_build import PARAMETERS, MultiHeadParameters
+from npattn.options import FEATURES, unknown_option
 from npattn.problem import Forward, Problem
 from npattn.projections import (
     NormResiduals,
@@ -43,10 +44,7 @@ from npattn.summary import Description, describe
 
 __all__ = ["MultiHeadAttention", "MultiHeadForward", "MultiHeadGradients"]
 
-OPTIONS = (
-    "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dropout_mask",
-    "dropout_rate", "dtype", "engine", "conventions",
-)  # fmt: skip
+OPTIONS = (*(name for name in FEATURES if name != "mask"), "dtype", "engine", "conventions")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -524,7 +522,7 @@ def _append_columns(x: Array, S: int, count: int, fill: Any) -> Array:
 def _check_options(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in OPTIONS:
-            raise OptionError(f"forward has no option {name}; it has {', '.join(OPTIONS)}")
+            raise unknown_option("forward", name, OPTIONS)
     check_conventions(options.get("conventions"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -28,6 +28,7 @@ __all__ = [
     "ScoreMod",
     "Window",
     "reject_unknown_options",
+    "unknown_option",
 ]
 
 P = ParamSpec("P")
@@ -184,14 +185,16 @@ def reject_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in names:
-                raise UnknownOptionError(_explain_unknown(function.__name__, name, names))
+                raise unknown_option(function.__name__, name, names[3:])  # without q, k, v
         return function(*args, **kwargs)
 
     return wrapper
 
 
-def _explain_unknown(function: str, name: str, names: tuple[str, ...]) -> str:
-    near = get_close_matches(name, names, 1)
+def unknown_option(function: str, name: str, options: Sequence[str]) -> UnknownOptionError:
+    """Return the error that answers an unknown option with the one that was meant."""
+    near = get_close_matches(name, options, 1)
     answer = ELSEWHERE.get(name) or (f"did you mean {near[0]}?" if near else "")
-    options = ", ".join(names[3:])  # without q, k, v
-    return f"{function} has no option {name}{answer and ': '}{answer} [options: {options}]"
+    return UnknownOptionError(
+        f"{function} has no option {name}{answer and ': '}{answer} [options: {', '.join(options)}]"
+    )

@@ -613,7 +613,7 @@ X = np.zeros((2, 5, 6))
         ((X,), {"keep": "nothing"}, OptionError, "keep is 'nothing'"),
         ((X,), {"dtype": "int8"}, DtypeError, "dtype is 'int8'"),
         ((X,), {"dropout_rate": 0.5}, OptionError, "but there is no dropout_mask"),
-        ((X,), {"is_causal": True}, OptionError, "forward has no option is_causal; it has causal"),
+        ((X,), {"is_causal": True}, OptionError, "forward has no option is_causal: pass causal"),
         ((X,), {"conventions": "torch"}, OptionError, "conventions is 'torch', must be a Conv"),
     ],
 )

@@ -13,6 +13,7 @@ import numpy as np
 from npattn.api import forward
 from npattn.arrays import Array
 from npattn.errors import OptionError, ShapeError
+from npattn.options import OPTIONS
 from npattn.plot import maps
 
 if TYPE_CHECKING:
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["draw_file"]
 
 CONTENTS = "weights, mask or error, or q, k and v (and options of npattn.attention)"
-OPTIONS = (
-    *("mask", "causal", "window", "bias", "scale", "softcap"),
-    *("sinks", "dropout_mask", "dropout_rate"),
-)
+# A file cannot hold a callable.
+LOADABLE = tuple(name for name, option in OPTIONS.items() if option.kind != "callable")
 
 # Exceptions that a damaged .npz may raise.
 UNREADABLE = (
@@ -88,10 +87,10 @@ def _array_to_draw(arrays: dict[str, Array]) -> tuple[str, Array]:
             raise OptionError(f"the file holds {names}, must hold {CONTENTS}")
         return names, arrays[names]
     missing = [name for name in "qkv" if name not in arrays]
-    unknown = [name for name in arrays if name not in (*"qkv", *OPTIONS)]
+    unknown = [name for name in arrays if name not in (*"qkv", *LOADABLE)]
     if missing or unknown:
         raise OptionError(
-            f"the file holds {names}, must hold q, k, v, and may hold {', '.join(OPTIONS)}"
+            f"the file holds {names}, must hold q, k, v, and may hold {', '.join(LOADABLE)}"
         )
     options = {n: _option(n, a) for n, a in arrays.items()}
     return "weights", forward(**options).weights

@@ -18,6 +18,7 @@ from npattn import problem as numpy_problem
 from npattn.arrays import BiasLike, MaskLike
 from npattn.checks import read_bias, read_boolean, read_floating, read_mask
 from npattn.errors import DtypeError, OptionError
+from npattn.options import OPTIONS
 from npattn.torch import score_mod
 from npattn.torch.namespace import Namespace, namespace
 from npattn.torch.tensors import has_float64, numpy_dtype, stand_in, to_tensor
@@ -27,7 +28,8 @@ __all__ = ["ENGINES", "Problem"]
 Tensor = torch.Tensor
 
 ENGINES = ("auto", "dense", "tiled", "fused")
-ARRAYS = ("q", "k", "v", "mask", "bias", "sinks", "dropout_mask")
+ARRAYS = ("q", "k", "v", *(name for name, option in OPTIONS.items() if option.kind == "array"))
+SETTINGS = tuple(name for name in OPTIONS if name not in ARRAYS)
 COMPUTE = {np.dtype("f4"): torch.float32, np.dtype("f8"): torch.float64}
 STORAGE = {np.dtype("bfloat16"): torch.bfloat16, np.dtype("f2"): torch.float16}
 
@@ -100,8 +102,8 @@ class Problem(numpy_problem.Problem):
             raise OptionError(
                 "q is on meta, must be on a device that stores values: create it on device='cpu'"
             )
-        for name in ("causal", "window", "scale", "softcap", "dropout_rate"):
-            if isinstance(own[name], Tensor):
+        for name in SETTINGS:
+            if isinstance(own[name], Tensor) and OPTIONS[name].kind != "callable":
                 raise OptionError(
                     f"{name} is the tensor {own[name]}, must be a plain Python value (it gets no "
                     f"gradient): pass {name}.item()"
@@ -112,7 +114,7 @@ class Problem(numpy_problem.Problem):
         if not isinstance(self.engine, str) or self.engine not in ENGINES:
             raise OptionError(f"engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
         arrays = {n: _check_device_of(n, own[n], device) for n in ARRAYS}
-        own.update(_fields(arrays, {n: own[n] for n in OPTIONS}, device))
+        own.update(_fields(arrays, {n: own[n] for n in (*SETTINGS, "dtype", "alignment")}, device))
         own["_given"] = arguments
         heads = ((self.q, self.H), (self.k, self.K), (self.v, self.K))
         own["straight"] = len(self.lead) == 1 and all(
@@ -205,10 +207,6 @@ def _check_device_of(name: str, x: Any, device: torch.device) -> Any:
             f"{name} is on {x.device}, must be on {device} as q: pass {name}.to({str(device)!r})"
         )
     return stand_in(name, x)
-
-
-OPTIONS = ("causal", "window", "scale", "softcap", "score_mod", "dropout_rate", "dtype",
-           "alignment")  # fmt: skip
 
 
 # --- problems checked before ----------------------------------------------------------------------
