@@ -28,8 +28,8 @@ from npattn.testing.targets import TARGETS, load
 from npattn.testing.trial import Trial
 
 STAGES = (
-    (sweep_module, "drawn", "draw"),
-    (judging, "_given", "implementation"),
+    (sweep_module, "sample_on_device", "sampling"),
+    (judging, "_run_implementation", "implementation"),
     (judging, "evaluate", "oracle, forward"),
     (judging, "backward", "oracle, backward"),
     (RowNorms, "__init__", "bound, what both need"),
@@ -157,14 +157,14 @@ def main() -> None:
     recipes = [sweep.plan.recipe(asked.seed, n) for n in range(min(asked.count, 200))]
     with time_stages(sweep.device) as seconds:
         for recipe in recipes:
-            sweep.one(recipe)
+            sweep.judge(recipe)
     for stage, took in seconds.items():
         print(f"{1e3 * took / len(recipes):10.2f} ms a problem  {stage}")
 
     launches, waits = [], []
     for recipe in recipes[:30]:
         with Operations() as operations:
-            sweep.one(recipe)
+            sweep.judge(recipe)
         launches.append(operations.launches)
         waits.append(operations.waits)
     print(f"{sum(launches) / len(launches):.0f} operations a problem, {max(launches)} at most")

@@ -1,1 +1,1 @@
-"""Problems that are drawn, computed and judged on a device: what `check` loads with `sweep=`."""
+"""Sample, compute and judge problems on a device; `check` imports it for `sweep=`."""

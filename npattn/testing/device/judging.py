@@ -1,8 +1,8 @@
-"""One problem on a device: the implementation, the oracle and what is allowed, all of it there.
+"""Judge one problem on a device: run the implementation and the oracle, and bound their error.
 
-Of a problem as it is, every result is looked at. Of a long one a few queries are: their rows are a
-problem of their own, with as many queries. The cotangents of all others are 0, so that dk and dv of
-every key are those of that problem too.
+Every row of an ordinary problem is judged, and a few of a long one. These are a problem of their
+own, with as many queries: cotangents of all other rows are 0, so that dk and dv of every key are
+those of the small problem too.
 """
 
 from __future__ import annotations
@@ -19,139 +19,136 @@ from npattn.testing.adapters.base import ResultError
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.bounds.row_norms import RowNorms
 from npattn.testing.compare import Comparison
-from npattn.testing.device.sampling import Drawn
-from npattn.testing.device.tensors import Tensors, compared, worst_ratios
+from npattn.testing.device.sampling import DeviceProblem
+from npattn.testing.device.tensors import Tensors, compare_tensors, worst_ratios
 from npattn.testing.trial import Trial
 from npattn.torch.api import backward, evaluate
 
-__all__ = ["Held", "held"]
+__all__ = ["DeviceEvaluation", "judge_on_device"]
 
 Tensor = torch.Tensor
 OTHERS = "dq of other rows"
 
 
 @dataclass
-class Held:
-    """What an implementation gave, beside what is exact and what is allowed.
+class DeviceEvaluation:
+    """Results of an implementation on a device, beside exact values and tolerances.
 
     Attributes
     ----------
-    got : list of (name, tensor)
-    want, allowed : dict
+    results : list of (name, tensor)
+        A name comes once for each way to call it.
+    exact, tolerance : dict
+        By the same names.
     bounded : bool
-        Whether the cheap form holds; else nothing but a number that is no number is wrong.
+        The cheap form of the bound is valid; otherwise only NaN and inf are wrong.
     """
 
-    got: list[tuple[str, Tensor]]
-    want: dict[str, Tensor]
-    allowed: dict[str, Tensor]
+    results: list[tuple[str, Tensor]]
+    exact: dict[str, Tensor]
+    tolerance: dict[str, Tensor]
     bounded: bool
 
     @cached_property
     def ratios(self) -> dict[str, float]:
-        """The largest error / allowed error of each result."""
-        return worst_ratios(self.got, self.want, self.allowed)
+        """Largest error / tolerance of each result."""
+        return worst_ratios(self.results, self.exact, self.tolerance)
 
     @property
     def worst(self) -> float:
         return max(self.ratios.values(), default=0.0)
 
     def comparisons(self) -> list[Comparison]:
-        """The worst element of each result, the worst result first."""
-        found = [compared(n, x, self.want[n], self.allowed[n]) for n, x in self.got]
-        return sorted(found, key=lambda c: -c.ratio)
+        """Return the worst element of each result, the worst result first."""
+        comparisons = [
+            compare_tensors(n, x, self.exact[n], self.tolerance[n]) for n, x in self.results
+        ]
+        return sorted(comparisons, key=lambda c: -c.ratio)
 
 
-def held(trial: Trial, given: Drawn, rows: Tensor | None = None) -> Held:
-    """The implementation against the oracle.
+def judge_on_device(
+    trial: Trial, sample: DeviceProblem, rows: Tensor | None = None
+) -> DeviceEvaluation:
+    """Run the implementation and the oracle, and bound the error between them.
 
     Parameters
     ----------
     trial : Trial
-    given : Drawn
+    sample : DeviceProblem
     rows : int tensor, optional
-        The queries that are looked at; the mask then must be the same for every query.
+        Queries to judge; the mask then must be the same for every query.
 
     Raises
     ------
     ImplementationError
+        If the implementation raises, or returns something that is no tensor of the device.
     """
-    canonical: Any = trial.conventions.canonical(given.problem)
-    do, dlse = given.dout, given.dlse
+    canonical: Any = trial.conventions.canonical(sample.problem)
+    dout, dlse = sample.dout, sample.dlse
     if rows is not None:
-        canonical, do, dlse = _of_rows(canonical, rows), do[..., rows, :], dlse[..., rows]
+        canonical = _select_rows(canonical, rows)
+        dout, dlse = dout[..., rows, :], dlse[..., rows]
     fwd: Any = evaluate(canonical, engine="dense")
-    want: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
-    dlse = torch.where(torch.isneginf(fwd.lse), 0, dlse)  # of rows that see nothing
-    got = _given(trial, given, do, dlse, rows)
-    do, dl = (
-        canonical.to_compute_dtype(do),
-        canonical.to_compute_dtype(dlse) if trial.takes_dlse else None,
-    )
-    if trial.conventions.lse_base == "2" and dl is not None:
-        dl = dl / math.log(2)
+    dlse = torch.where(torch.isneginf(fwd.lse), 0, dlse)  # 0 in fully masked rows
+    results = _run_implementation(trial, sample, dout, dlse, rows)
+    exact: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
+    cotangents: Any = None
     if trial.gradients:
-        grads = backward(fwd, do, dl)
-        want |= {n: getattr(grads, n[1:]) for n in trial.gradients}
-    models = [(trial.rounding, trial.space.dtype)]
-    if canonical.dtype == torch.float32:
-        models.append((Rounding.undeclared("float32"), "float32"))
-    forms = [RowNorms(canonical, *model, Tensors(fwd.out, fwd.lse)) for model in models]
-    names = [name for name in want if want[name] is not None]
-    want = {name: want[name] for name in names}
+        cotangents = _oracle_cotangents(trial, canonical, dout, dlse)
+        grads = backward(fwd, *cotangents)
+        exact |= {n: getattr(grads, n[1:]) for n in trial.gradients}
+    exact = {name: x for name, x in exact.items() if x is not None}
+    forms = _bound_forms(trial, canonical, Tensors(fwd.out, fwd.lse), apart=rows is not None)
     bounded = all(form.fits for form in forms)
     if bounded:
-        for form in forms:
-            form.apart = rows is not None
-        bounds = [_bounds(form, do if trial.gradients else None, dl) for form in forms]
-        allowed = _certified(forms[0], want, bounds)
+        tolerance = _add_oracle_error(forms, exact, [_bounds(form, cotangents) for form in forms])
     else:
-        most = torch.finfo(canonical.dtype).max
-        allowed = {name: torch.full_like(x, most) for name, x in want.items()}
-    _translate(trial, want, allowed)
+        largest = torch.finfo(canonical.dtype).max
+        tolerance = {name: torch.full_like(x, largest) for name, x in exact.items()}
+    _translate_lse(trial, exact, tolerance)
     if rows is not None and trial.gradients:
-        nothing = want["lse"].new_zeros(())
-        want, allowed = want | {OTHERS: nothing}, allowed | {OTHERS: nothing}
-    return Held([(n, x) for n, x in got if n in want], want, allowed, bounded)
+        zero = exact["lse"].new_zeros(())
+        exact, tolerance = exact | {OTHERS: zero}, tolerance | {OTHERS: zero}
+    return DeviceEvaluation([(n, x) for n, x in results if n in exact], exact, tolerance, bounded)
 
 
-def _given(
-    trial: Trial, given: Drawn, do: Tensor, dlse: Tensor, rows: Tensor | None
+def _run_implementation(
+    trial: Trial, sample: DeviceProblem, dout: Tensor, dlse: Tensor, rows: Tensor | None
 ) -> list[tuple[str, Tensor]]:
-    """What the implementation gives, of the rows that are looked at."""
-    problem = given.problem
+    """Return the results of the implementation, of the rows to judge."""
+    problem = sample.problem
     inputs = {n: getattr(problem, n) for n in ("q", "k", "v", "mask", "bias")}
     inputs = {n: x for n, x in inputs.items() if x is not None}
     if rows is not None:
-        kind = do.dtype
-        do = torch.zeros_like(_wide(given.dout)).index_copy(-2, rows, _wide(do)).to(kind)
-        dlse = torch.zeros_like(given.dlse).index_copy(-1, rows, dlse)
-    cotangents = {"o": do} | ({"lse": dlse} if trial.takes_dlse else {})
-    gave = trial.implementation.results_on_device(
+        zeros = torch.zeros_like(_widen(sample.dout))
+        dout = zeros.index_copy(-2, rows, _widen(dout)).to(dout.dtype)
+        dlse = torch.zeros_like(sample.dlse).index_copy(-1, rows, dlse)
+    cotangents = {"o": dout} | ({"lse": dlse} if trial.takes_dlse else {})
+    pairs = trial.implementation.results_on_device(
         problem, inputs, cotangents if trial.gradients else None
     )
-    found = [(name, _tensor(name, x, given.dout.device)) for name, x in gave]
+    results = [(name, _check_tensor(name, x, sample.dout.device)) for name, x in pairs]
     if rows is None:
-        return found
-    some: list[tuple[str, Tensor]] = []
-    for name, x in found:
+        return results
+    selected: list[tuple[str, Tensor]] = []
+    for name, x in results:
         axis = -1 if name == "lse" else -2
         if name not in ("o", "lse", "dq") or x.shape[axis:][:1] != (problem.T,):
-            some.append((name, x))
+            selected.append((name, x))
             continue
-        some.append((name, x.index_select(axis, rows)))
+        selected.append((name, x.index_select(axis, rows)))
         if name == "dq":
-            some.append((OTHERS, _wide(x).abs().amax(-1).index_fill(-1, rows, 0).amax()))
-    return some
+            selected.append((OTHERS, _widen(x).abs().amax(-1).index_fill(-1, rows, 0).amax()))
+    return selected
 
 
-def _wide(x: Tensor) -> Tensor:
-    """The same numbers, of which more can be asked: torch has few operations on float8."""
+def _widen(x: Tensor) -> Tensor:
+    """Return float8 as float32: torch has few operations on float8."""
     return x.float() if x.element_size() == 1 else x
 
 
-def _tensor(name: str, x: Any, device: torch.device) -> Tensor:
-    """A result, once it is known to be one."""
+def _check_tensor(name: str, x: Any, device: torch.device) -> Tensor:
+    """Check that a result is a tensor of the device, and detach it."""
     if not isinstance(x, Tensor):
         raise ResultError(f"{name} is a {type(x).__qualname__}, must be a torch tensor")
     if x.device != device:
@@ -159,49 +156,80 @@ def _tensor(name: str, x: Any, device: torch.device) -> Tensor:
     return x.detach()
 
 
-def _of_rows(problem: Any, rows: Tensor) -> Any:
-    """The problem of these queries alone."""
+def _select_rows(problem: Any, rows: Tensor) -> Any:
+    """Return the problem of these queries alone."""
     left, right = problem.window or (None, None)
     if problem.causal:
         right = 0 if right is None else min(right, 0)
     visible: Any = problem.mask_array
     if left is not None or right is not None:
-        beside = rows[:, None] + diagonal(problem.T, problem.S, problem.alignment)
+        centers = rows[:, None] + diagonal(problem.T, problem.S, problem.alignment)
         keys: Any = torch.arange(problem.S, device=rows.device)
-        inside = band(beside, keys, left, right)  # type: ignore[arg-type]  # tensors
+        inside = band(centers, keys, left, right)  # type: ignore[arg-type]  # tensors
         visible = inside if visible is None else visible & inside
     return problem.replace(
         q=problem.q[..., rows, :], mask=visible, causal=False, window=None, alignment=None
     )
 
 
-def _bounds(form: RowNorms, do: Any, dlse: Any) -> dict[str, Any]:
-    found = form.forward(weights=False)
-    if form.problem.headless:
-        do, dlse = (None if x is None else x[None] for x in (do, dlse))
-    if do is not None:
-        found |= form.backward(do, dlse)
-    return {n: t[0] if form.problem.headless and n in ("o", "lse") else t for n, t in found.items()}
+def _oracle_cotangents(
+    trial: Trial, canonical: Any, dout: Tensor, dlse: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return the cotangents as the oracle takes them: widened, of a natural lse."""
+    dout = canonical.to_compute_dtype(dout)
+    if not trial.takes_dlse:
+        return dout, None
+    dlse = canonical.to_compute_dtype(dlse)
+    return dout, dlse / math.log(2) if trial.conventions.lse_base == "2" else dlse
 
 
-def _certified(
-    form: RowNorms, want: dict[str, Tensor], bounds: list[dict[str, Any]]
+# --- tolerances -----------------------------------------------------------------------------------
+
+
+def _bound_forms(trial: Trial, canonical: Any, xp: Tensors, *, apart: bool) -> list[RowNorms]:
+    """Return the bound of the implementation and, if the oracle is in float32, that of float32."""
+    models = [(trial.rounding, trial.space.dtype)]
+    if canonical.dtype == torch.float32:
+        models.append((Rounding.undeclared("float32"), "float32"))
+    forms = [RowNorms(canonical, *model, xp) for model in models]
+    for form in forms:
+        form.apart = apart
+    return forms
+
+
+def _bounds(form: RowNorms, cotangents: tuple[Tensor, Tensor | None] | None) -> dict[str, Any]:
+    """Return the bounds of every result, with cotangents those of gradients too."""
+    headless = form.problem.headless
+    bounds = form.forward(weights=False)
+    if cotangents is not None:
+        pair: Any = cotangents
+        if headless:
+            pair = (None if x is None else x[None] for x in cotangents)
+        bounds |= form.backward(*pair)
+    return {n: t[0] if headless and n in ("o", "lse") else t for n, t in bounds.items()}
+
+
+def _add_oracle_error(
+    forms: list[RowNorms], exact: dict[str, Tensor], bounds: list[dict[str, Any]]
 ) -> dict[str, Tensor]:
-    """What is allowed, with the oracle's own error: in proportion to its unit, or, of an oracle in
-    float32, the bound of whoever computes in float32, and the rounding of its result."""
-    allowed, *own = bounds
+    """Add the oracle's own error to the bound.
+
+    In proportion to its unit roundoff; of an oracle in float32, the bound of any implementation
+    that computes in float32, and the rounding of its result.
+    """
+    tolerance, *own = bounds
     if not own:
-        more = 1 + unit_roundoff("float64") / form.unit.u
-        return {name: more * allowed[name] for name in want}
+        factor = 1 + unit_roundoff("float64") / forms[0].unit.u
+        return {name: factor * tolerance[name] for name in exact}
     u = unit_roundoff("float32")
-    return {name: allowed[name] + own[0][name] + u * want[name].abs() for name in want}
+    return {name: tolerance[name] + own[0][name] + u * exact[name].abs() for name in exact}
 
 
-def _translate(trial: Trial, want: dict[str, Tensor], allowed: dict[str, Tensor]) -> None:
-    """lse to another base, as `tolerance` does."""
+def _translate_lse(trial: Trial, exact: dict[str, Tensor], tolerance: dict[str, Tensor]) -> None:
+    """Translate lse to base 2 in place, if the conventions say so, as `bounds.allowed` does."""
     if trial.conventions.lse_base != "2":
         return
     u = Units.of(trial.rounding, trial.space.dtype).u
-    size = torch.where(torch.isneginf(want["lse"]), 0, want["lse"].abs())
-    allowed["lse"] = (allowed["lse"] + 4 * u * size) / math.log(2)
-    want["lse"] = want["lse"] / math.log(2)
+    size = torch.where(torch.isneginf(exact["lse"]), 0, exact["lse"].abs())
+    tolerance["lse"] = (tolerance["lse"] + 4 * u * size) / math.log(2)
+    exact["lse"] = exact["lse"] / math.log(2)

@@ -1,7 +1,7 @@
-"""Problems that are drawn where they are judged: a recipe's tensors, made on a device.
+"""Sample the problem of a recipe on a device.
 
-What `Recipe.problem` is in NumPy, for recipes of the names that are here. Numbers come from one
-`torch.Generator` of the device, seeded by the recipe: the same kind of device draws the same bits.
+The counterpart of `Recipe.problem`, for recipes of the names defined here. Numbers come from one
+`torch.Generator` of the device, seeded by the recipe: the same kind of device gives the same bits.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from npattn.arrays import finfo
 from npattn.testing.cases.recipe import Recipe
 from npattn.torch.problem import Problem
 
-__all__ = ["BIASES", "DISTRIBUTIONS", "MASKS", "Drawn", "drawn"]
+__all__ = ["BIASES", "DISTRIBUTIONS", "MASKS", "DeviceProblem", "sample_on_device"]
 
 Tensor = torch.Tensor
 
 
-class Drawn(NamedTuple):
-    """A problem on a device, and cotangents of its out and lse."""
+class DeviceProblem(NamedTuple):
+    """Problem on a device, and cotangents of its out and lse."""
 
     problem: Problem
     dout: Tensor
     dlse: Tensor
 
 
-def drawn(
+def sample_on_device(
     recipe: Recipe,
     device: Any = "cpu",
     *,
     alignment: str = "bottom_right",
     mask_true: str = "attend",
     dtype: torch.dtype | None = None,
-) -> Drawn:
-    """The tensors of a recipe, made on a device.
+) -> DeviceProblem:
+    """Sample the tensors of a recipe on a device.
 
     Parameters
     ----------
     recipe : Recipe
-        With names among `DISTRIBUTIONS`, `MASKS` and `BIASES` of this module.
+        Its names are among `DISTRIBUTIONS`, `MASKS` and `BIASES` of this module.
     device : str or torch.device
     alignment, mask_true
         As for `Recipe.problem`.
     dtype : torch.dtype, optional
-        What the oracle computes in; default: float64, or float32 where the device has no other.
+        Compute dtype of the oracle. Default float64, or float32 on a device without float64.
 
     Returns
     -------
-    Drawn
+    DeviceProblem
     """
     device = torch.device(device)
     rng = torch.Generator(device).manual_seed(recipe.seed)
@@ -66,46 +66,47 @@ def drawn(
     numbers = torch.randn(sum(counts), generator=rng, device=device, dtype=wide)
     parts = torch.split(numbers, counts)
     q, k, v, do, dlse = (x.reshape(n) for x, n in zip(parts, shapes, strict=True))
-    arrays = [x.to(low) for x in DISTRIBUTIONS[recipe.distribution](recipe, q, k, v)]
-    words: dict[str, Any] = dict(zip("qkv", arrays, strict=True))
+    q, k, v = (x.to(low) for x in DISTRIBUTIONS[recipe.distribution](recipe, q, k, v))
     mask: Any = None if recipe.mask is None else MASKS[recipe.mask](recipe, rng)
     if mask is not None and mask_true == "hide":
         mask = ~mask
     bias: Any = None if recipe.bias is None else BIASES[recipe.bias](recipe, rng).to(low)
     problem = Problem(
-        **words, mask=mask, causal=recipe.causal, window=recipe.window,
+        q, k, v, mask=mask, causal=recipe.causal, window=recipe.window,
         bias=bias, scale=recipe.scale, dtype=dtype, alignment=alignment,
     )  # fmt: skip
-    return Drawn(problem, do.to(low), dlse.clone())
+    return DeviceProblem(problem, do.to(low), dlse.clone())
 
 
-# --- what q, k, v look like -----------------------------------------------------------------------
+# --- distributions of q, k, v ---------------------------------------------------------------------
 
-Parts = tuple[Tensor, Tensor, Tensor]
+QKV = tuple[Tensor, Tensor, Tensor]
 
 
-def _steep(logit: float) -> Callable[..., Parts]:
-    """Scores of about that much, or, where a score may be stored in 16 bits, of less: beyond that
-    nothing can be known of the weights."""
+def _steep(logit: float) -> Callable[..., QKV]:
+    """Scale scores to about `logit`; to 3 at most if they may be stored in 16 bits.
 
-    def draw(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> Parts:
+    Rounding larger scores to 16 bits leaves no digit of the weights.
+    """
+
+    def sample(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> QKV:
         most = logit if float(finfo(recipe.dtype).eps) < 2.0**-20 else min(logit, 3)
         return q * recipe.steepness(most), k, v
 
-    return draw
+    return sample
 
 
-def _normal(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> Parts:
-    # A scale of one's own changes the scores, which stay of the size that normal ones have.
+def _normal(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> QKV:
+    # Undo a scale other than the default, so that scores keep their size.
     return (q if recipe.scale is None else q * recipe.steepness(1)), k, v
 
 
-def _with_values(change: Callable[[Tensor], Tensor]) -> Callable[..., Parts]:
-    def draw(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> Parts:
+def _with_values(change: Callable[[Tensor], Tensor]) -> Callable[..., QKV]:
+    def sample(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> QKV:
         q, k, v = _normal(recipe, q, k, v)
         return q, k, change(v)
 
-    return draw
+    return sample
 
 
 def _outliers(v: Tensor) -> Tensor:
@@ -113,22 +114,22 @@ def _outliers(v: Tensor) -> Tensor:
     return v
 
 
-def _growing(v: Tensor) -> Tensor:
-    """Rows of very different size: the last keys count most."""
+def _mixed_scales(v: Tensor) -> Tensor:
+    """Scale the rows from 2⁻⁶ to 2⁶: the last keys count most."""
     powers = torch.linspace(-6, 6, v.shape[-2], device=v.device, dtype=v.dtype)
     return v * torch.exp2(powers)[:, None]
 
 
-def _integers(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> Parts:
+def _integers(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> QKV:
     return _normal(recipe, q.round(), k.round(), (2 * v).round())
 
 
-def _duplicates(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> Parts:
+def _duplicates(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor) -> QKV:
     twice = k[..., ::2, :].repeat_interleave(2, -2)[..., : recipe.S, :]
     return _normal(recipe, q, twice, v)
 
 
-DISTRIBUTIONS: dict[str, Callable[..., Parts]] = {
+DISTRIBUTIONS: dict[str, Callable[..., QKV]] = {
     "normal": _normal,
     "large logits": _steep(20),
     "value offset": _with_values(lambda v: v + 100),
@@ -138,9 +139,9 @@ DISTRIBUTIONS: dict[str, Callable[..., Parts]] = {
     "duplicate keys": _duplicates,
     "tiny values": _with_values(lambda v: v * 2.0**-10),
     "near-uniform": _steep(2.0**-7),
-    "mixed scales": _with_values(_growing),
+    "mixed scales": _with_values(_mixed_scales),
 }
-"""What q, k, v look like, by name: those whose bound the cheap form gives at any length."""
+"""Distributions of q, k, v by name, with a valid cheap bound at any length."""
 
 # --- masks and biases -----------------------------------------------------------------------------
 
@@ -149,27 +150,27 @@ def _random(rank: int) -> Callable[[Recipe, torch.Generator], Tensor]:
     def make(recipe: Recipe, rng: torch.Generator) -> Tensor:
         mask = _uniform(recipe.whole[-rank:], rng) < 0.7
         t, s = (torch.arange(n, device=rng.device) for n in (recipe.T, recipe.S))
-        return mask | (t[:, None] % recipe.S == s)  # each query sees a key
+        return mask | (t[:, None] % recipe.S == s)  # each query has a visible key
 
     return make
 
 
 def _padding(recipe: Recipe, rng: torch.Generator) -> Tensor:
-    """(B, 1, 1, S): a length for each sample, at least 1."""
+    """Return a padding mask (B, 1, 1, S), with a length of at least 1 for each sample."""
     shape = (*(recipe.lead or ()), *([] if recipe.lead is None else [1]), 1, 1)
     lengths = torch.randint(1, recipe.S + 1, shape, generator=rng, device=rng.device)
     return torch.arange(recipe.S, device=rng.device) < lengths
 
 
 def _empty_rows(recipe: Recipe, rng: torch.Generator) -> Tensor:
-    """Every third query sees nothing."""
+    """Return a random mask in which every third row is fully masked."""
     mask = _uniform(recipe.whole, rng) < 0.7
     mask[..., recipe.seed % 3 :: 3, :] = False
     return mask
 
 
 def _documents(recipe: Recipe, rng: torch.Generator) -> Tensor:
-    """Documents in one row, which end where the row ends: each sees itself alone."""
+    """Return a mask of packed documents, aligned at the end; each attends to itself alone."""
     document = (_uniform((max(recipe.T, recipe.S),), rng) < 8 / recipe.S).cumsum(0)
     own, keys = (document[len(document) - n :] for n in (recipe.T, recipe.S))
     return own[:, None] == keys
@@ -187,7 +188,7 @@ MASKS: dict[str, Callable[[Recipe, torch.Generator], Tensor]] = {
     "documents": _documents,
     "empty rows": _empty_rows,
 }
-"""Boolean masks, by name (True = may attend). All but the last two leave every query a key."""
+"""Boolean masks by name (True = may attend). All but the last two leave every query a key."""
 
 
 def _normal_bias(rank: int, *singletons: int) -> Callable[[Recipe, torch.Generator], Tensor]:
@@ -202,7 +203,7 @@ def _normal_bias(rank: int, *singletons: int) -> Callable[[Recipe, torch.Generat
 
 
 def _distance(recipe: Recipe, rng: torch.Generator) -> Tensor:
-    """A slope for each head, as ALiBi has it, but of −8 at most over all keys."""
+    """Return a bias with one slope per head, as in ALiBi, but of at least −8 over all keys."""
     t, s = (torch.arange(n, device=rng.device) for n in (recipe.T, recipe.S))
     far = (t[:, None] + recipe.S - recipe.T - s).abs() * (8 / max(recipe.T, recipe.S))
     if recipe.lead is None:
@@ -210,8 +211,8 @@ def _distance(recipe: Recipe, rng: torch.Generator) -> Tensor:
     return -far / torch.arange(1, recipe.H + 1, device=rng.device)[:, None, None]
 
 
-def _hiding(recipe: Recipe, rng: torch.Generator) -> Tensor:
-    """A padding mask in additive form."""
+def _padding_bias(recipe: Recipe, rng: torch.Generator) -> Tensor:
+    """Return a padding mask in additive form."""
     return torch.where(_padding(recipe, rng), 0.0, -math.inf)
 
 
@@ -222,6 +223,6 @@ BIASES: dict[str, Callable[[Recipe, torch.Generator], Tensor]] = {
     "one for all heads": _normal_bias(5, -3),
     "one a head": _normal_bias(3, -1, -2),
     "alibi": _distance,
-    "-inf padding": _hiding,
+    "-inf padding": _padding_bias,
 }
-"""Biases, by name."""
+"""Biases by name."""

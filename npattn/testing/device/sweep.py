@@ -1,8 +1,8 @@
-"""Thousands of problems of every length, drawn, computed and judged on one device.
+"""Sample, compute and judge thousands of problems of every length on one device.
 
-Each is drawn there from a seed and its number, given to the implementation and to npattn.torch in
-float64, and held against the cheap form of the bound; of each, a few ratios come to the host. What
-fails is made smaller, and asked of the full form where it is small enough.
+Each problem is sampled from a seed and its number, evaluated by the implementation and by
+npattn.torch in float64, and judged with the cheap form of the bound; a few ratios of each come to
+the host. A failing problem is shrunk and, if small enough, judged again with the full form.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.log_uniform import Plan, simplify
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
-from npattn.testing.device.judging import Held, held
-from npattn.testing.device.sampling import Drawn, drawn
-from npattn.testing.device.tensors import computes_in
+from npattn.testing.device.judging import DeviceEvaluation, judge_on_device
+from npattn.testing.device.sampling import DeviceProblem, sample_on_device
 from npattn.testing.report.outcome import Outcome, Status
 from npattn.testing.report.reproducer import sampling_script, script
 from npattn.testing.trial import GRADIENTS, Trial, Violation
+from npattn.torch.tensors import has_float64
 
 __all__ = ["Sweep", "show_problem"]
 
-CELLS = {"cpu": 2**19, "mps": 2**22}
-"""Scores of a problem, at most, by device: some twenty arrays of them are held at once."""
-ELSEWHERE = 2**25
-BYTES = 2**9
-"""Of memory that a device must have for each of them."""
-SECOND = 2**16
-"""Scores up to which what fails is asked of the full form, on the host."""
-WRITTEN = 2**12
-"""Numbers that a script writes out; a problem of more it draws anew."""
+MAX_SCORES = {"cpu": 2**19, "mps": 2**22}
+"""Largest number of scores of a problem, by device; about twenty arrays of them exist at once."""
+MAX_SCORES_ELSEWHERE = 2**25
+BYTES_PER_SCORE = 2**9
+"""Memory that a device must have for each score."""
+FULL_FORM_SCORES = 2**16
+"""Largest number of scores of a problem that is judged again with the full form, on the host."""
+SCRIPT_NUMBERS = 2**12
+"""Most numbers that a script writes out; it samples a larger problem anew."""
 LENGTHS = {"cpu": 1024}
 LONG = 65536
 ROWS = 64
-"""Queries of a long problem that are looked at."""
+"""Number of queries of a long problem that are judged."""
 SHRINK_SECONDS = 8.0
 SECTIONS = "1-11, 13"
 ABOUT = {
-    "sweep": "Problems of every length, drawn and judged on the device, agree with the oracle.",
+    "sweep": "Problems of every length, sampled and judged on the device, agree with the oracle.",
     "long": "Rows of very long sequences, and the gradients through them, agree with the oracle.",
 }
 
-Failure = Violation | ImplementationError
+SweepFailure = Violation | ImplementationError
 
 
 class Sweep:
@@ -61,10 +61,10 @@ class Sweep:
     Parameters
     ----------
     trial : Trial
-        Of a function of tensors, after it was probed.
+        Of a torch function that was probed.
     seed : int
     progress : callable
-        Told ``(dtype, rule, done, total)``.
+        Called with ``(dtype, rule, done, total)``.
     shrinks : bool
     """
 
@@ -80,106 +80,112 @@ class Sweep:
         self.plan = Plan(
             trial.space,
             trial.conventions,
-            _cells(self.device),
+            _max_scores(self.device),
             empty_rows=not trial.skips_empty_rows,
         )
-        self.unbounded = self.large = 0
+        self.unbounded = self.retries = 0
 
     def run(self, count: int) -> Outcome:
-        """``sweep``: so many problems."""
+        """Judge rule ``sweep`` on `count` problems."""
         recipes = (self.plan.recipe(self.seed, number) for number in range(count))
-        return self._judged("sweep", recipes, count)
+        return self._judge_all("sweep", recipes, count)
 
     def long(self) -> Outcome:
-        """``long``: a few long ones."""
+        """Judge rule ``long`` on a few long problems."""
         length = LENGTHS.get(self.device.type, LONG)
         recipes = self.plan.long(self.seed, length)
-        return self._judged("long", iter(recipes), len(recipes))
+        return self._judge_all("long", iter(recipes), len(recipes))
 
-    # --- one problem after the other --------------------------------------------------------------
+    # --- judge ------------------------------------------------------------------------------------
 
-    def _judged(self, rule: str, recipes: Iterator[Recipe], count: int) -> Outcome:
-        worst, tried, self.unbounded, self.large = 0.0, 0, 0, 0
+    def _judge_all(self, rule: str, recipes: Iterator[Recipe], count: int) -> Outcome:
+        worst, tried, self.unbounded, self.retries = 0.0, 0, 0, 0
         for number, recipe in enumerate(recipes):
             self.progress(self.trial.space.dtype, rule, number, count)
-            ratio, failure = self._fitting(recipe, rule)
+            ratio, failure = self._judge_within_memory(recipe, rule)
             if failure is not None:
-                return self._failed(rule, recipe, failure, tried)
+                return self._failure_outcome(rule, recipe, failure, tried)
             worst, tried = max(worst, ratio), tried + 1
         self.progress(self.trial.space.dtype, rule, count, count)
-        told = []
+        notes = []
         if self.unbounded:
-            told.append(
-                f"{self.unbounded} of {tried} problems were only asked for numbers that are none: "
-                "what their exponents may err by, the cheap form cannot bound"
+            notes.append(
+                f"{self.unbounded} of {tried} problems were only checked for NaN and inf: "
+                "the cheap form of the bound does not cover the errors of their exponents"
             )
-        if self.large:
-            told.append(f"{self.large} calls ran out of memory, and were asked with half the sizes")
-        return self._outcome(rule, "passed", worst=worst, examples=tried, message="\n".join(told))
+        if self.retries:
+            notes.append(
+                f"{self.retries} calls ran out of memory and were retried at half the size"
+            )
+        return self._outcome(rule, "passed", worst=worst, examples=tried, message="\n".join(notes))
 
-    def _fitting(self, recipe: Recipe, rule: str) -> tuple[float, Failure | None]:
-        """`one` of the recipe, or of half its sizes while the implementation has no room."""
+    def _judge_within_memory(self, recipe: Recipe, rule: str) -> tuple[float, SweepFailure | None]:
+        """Judge the recipe, at half its size as long as the implementation runs out of memory."""
         while True:
-            ratio, failure = self.one(recipe, rule)
+            ratio, failure = self.judge(recipe, rule)
             out_of_memory = isinstance(getattr(failure, "__cause__", None), torch.OutOfMemoryError)
             if not out_of_memory or min(recipe.T, recipe.S) < 2:
                 return ratio, failure
-            self.large += 1
-            failure = None  # whose traceback holds the tensors that had no room
+            self.retries += 1
+            failure = None  # its traceback keeps the tensors alive
             recipe = replace(recipe, T=recipe.T // 2, S=recipe.S // 2)
 
-    def draw(self, recipe: Recipe) -> Drawn:
-        return drawn(
+    def sample(self, recipe: Recipe) -> DeviceProblem:
+        """Sample a recipe on the device, in the terms of the conventions."""
+        return sample_on_device(
             self.trial.translate(recipe),
             self.device,
             alignment=self.trial.conventions.causal,
             mask_true=self.trial.conventions.mask_true,
-            dtype=computes_in(self.device),
+            dtype=torch.float64 if has_float64(self.device.type) else torch.float32,
         )
 
-    def held(self, recipe: Recipe, rule: str) -> tuple[Drawn, Held]:
-        given = self.draw(recipe)
+    def evaluate(self, recipe: Recipe, rule: str) -> tuple[DeviceProblem, DeviceEvaluation]:
+        """Sample a recipe and evaluate it; of a long one, a few rows."""
+        sample = self.sample(recipe)
         rows = self.rows(recipe) if rule == "long" else None
-        return given, held(self.trial, given, rows)
+        return sample, judge_on_device(self.trial, sample, rows)
 
     def rows(self, recipe: Recipe) -> torch.Tensor:
-        """Queries that are looked at, the first and the last among them."""
+        """Return the queries to judge, the first and the last among them."""
         planes = math.prod(recipe.lead or ()) * recipe.H
         most = max(min(ROWS, self.plan.cells // (planes * recipe.S), recipe.T), min(4, recipe.T))
         rng = torch.Generator().manual_seed(recipe.seed)
-        found = torch.randperm(recipe.T, generator=rng)[:most]
-        found[:2] = torch.tensor([recipe.T - 1, 0])[: len(found)]
-        return torch.unique(found).to(self.device)  # type: ignore[no-any-return]
+        rows = torch.randperm(recipe.T, generator=rng)[:most]
+        rows[:2] = torch.tensor([recipe.T - 1, 0])[: len(rows)]
+        return torch.unique(rows).to(self.device)  # type: ignore[no-any-return]
 
-    def one(self, recipe: Recipe, rule: str = "sweep") -> tuple[float, Failure | None]:
-        """The largest error / allowed error, and what is wrong."""
+    def judge(self, recipe: Recipe, rule: str = "sweep") -> tuple[float, SweepFailure | None]:
+        """Return the largest error / tolerance, and the failure if there is one."""
         try:
-            given, found = self.held(recipe, rule)
+            sample, evaluation = self.evaluate(recipe, rule)
         except ImplementationError as err:
             return math.inf, err
-        if found.bounded and found.worst <= 1:
-            return found.worst, None
-        if rule == "sweep" and _scores(recipe) <= SECOND:
-            return self._second(given)
-        if found.worst <= 1:
+        worst = evaluation.worst
+        if evaluation.bounded and worst <= 1:
+            return worst, None
+        if rule == "sweep" and _score_count(recipe) <= FULL_FORM_SCORES:
+            return self._judge_in_full(sample)
+        if worst <= 1:
             self.unbounded += 1
             return 0.0, None
-        wrong = [c for c in found.comparisons() if not c.passed]
+        wrong = [c for c in evaluation.comparisons() if not c.passed]
         text = "\n".join(dict.fromkeys(map(str, wrong)))
-        return found.worst, Violation(text, given.problem, ratio=found.worst)
+        return worst, Violation(text, sample.problem, ratio=worst)
 
-    def _second(self, given: Drawn) -> tuple[float, Violation | ImplementationError | None]:
-        """The full form, on the host."""
-        problem, cotangents = self._on_host(given)
-        found = self.trial.against_oracle(problem, cotangents)
+    def _judge_in_full(self, sample: DeviceProblem) -> tuple[float, SweepFailure | None]:
+        """Judge with the full form of the bound, on the host."""
+        problem, cotangents = self._to_host(sample)
+        comparisons = self.trial.against_oracle(problem, cotangents)
         try:
-            return self.trial.check(found, problem, cotangents), None
+            return self.trial.check(comparisons, problem, cotangents), None
         except Violation as err:
             return err.ratio, err
 
-    def _on_host(self, given: Drawn) -> tuple[Problem, Cotangents]:
+    def _to_host(self, sample: DeviceProblem) -> tuple[Problem, Cotangents]:
+        """Copy a problem and its cotangents to NumPy arrays."""
         take = self.trial.implementation.framework.take
-        own: Any = given.problem
+        own: Any = sample.problem
         names = ("q", "k", "v", "mask", "bias")
         arrays: dict[str, Any] = {
             n: None if (x := getattr(own, n)) is None else take(x) for n in names
@@ -191,20 +197,22 @@ class Sweep:
             scale=own.scale,
             alignment=own.alignment,
         )
-        dlse = take(given.dlse) if self.trial.takes_dlse else None
+        dlse = take(sample.dlse) if self.trial.takes_dlse else None
         if dlse is not None:
             dlse[self.trial.empty(problem)] = 0
-        return problem, Cotangents(take(given.dout), dlse)
+        return problem, Cotangents(take(sample.dout), dlse)
 
-    # --- what failed ------------------------------------------------------------------------------
+    # --- failures ---------------------------------------------------------------------------------
 
-    def _failed(self, rule: str, recipe: Recipe, failure: Failure, tried: int) -> Outcome:
-        if self.shrinks and self._alive():
-            recipe, failure = self._smallest(rule, recipe, failure)
+    def _failure_outcome(
+        self, rule: str, recipe: Recipe, failure: SweepFailure, tried: int
+    ) -> Outcome:
+        if self.shrinks and self._device_works():
+            recipe, failure = self._shrink(rule, recipe, failure)
         status: Status = "error" if isinstance(failure, ImplementationError) else "failed"
         problem = getattr(failure, "problem", None)
-        if problem is None and self._alive():
-            problem = self.draw(recipe).problem
+        if problem is None and self._device_works():
+            problem = self.sample(recipe).problem
         return self._outcome(
             rule,
             status,
@@ -212,52 +220,54 @@ class Sweep:
             examples=tried + 1,
             message=str(failure),
             problem=problem,
-            recipe=self._line(recipe, rule),
+            recipe=self._line(recipe),
             script_text=self._script(rule, recipe, failure),
         )
 
-    def _smallest(self, rule: str, recipe: Recipe, failure: Failure) -> tuple[Recipe, Failure]:
-        """Smaller as long as it fails in the same way, for a few seconds."""
+    def _shrink(
+        self, rule: str, recipe: Recipe, failure: SweepFailure
+    ) -> tuple[Recipe, SweepFailure]:
+        """Simplify the recipe as long as it fails in the same way, for a few seconds."""
         end = time.monotonic() + SHRINK_SECONDS
         smaller = iter(simplify(recipe, self.plan))
         while time.monotonic() < end:
-            one = next(smaller, None)
-            if one is None:
+            candidate = next(smaller, None)
+            if candidate is None:
                 break
-            _, found = self.one(one, rule)
-            if found is not None and type(found) is type(failure):
-                recipe, failure = one, found
+            _, again = self.judge(candidate, rule)
+            if again is not None and type(again) is type(failure):
+                recipe, failure = candidate, again
                 smaller = iter(simplify(recipe, self.plan))
         return recipe, failure
 
-    def _alive(self) -> bool:
-        """Whether the device still computes: an access out of bounds ends it."""
+    def _device_works(self) -> bool:
+        """Return True if the device still computes; an access out of bounds ends it."""
         try:
             return float(torch.ones(1, device=self.device).sum()) == 1
         except RuntimeError:
             return False
 
-    def _line(self, recipe: Recipe, rule: str) -> str:
-        """The line that draws it; `drawn` is in npattn.testing.device.sampling."""
-        words = [repr(self.trial.translate(recipe)), repr(str(self.device))]
+    def _line(self, recipe: Recipe) -> str:
+        """Format the line to paste; `sample_on_device` is in npattn.testing.device.sampling."""
+        arguments = [repr(self.trial.translate(recipe)), repr(str(self.device))]
         if self.trial.conventions.causal != "bottom_right":
-            words.append(f"alignment={self.trial.conventions.causal!r}")
+            arguments.append(f"alignment={self.trial.conventions.causal!r}")
         if self.trial.conventions.mask_true != "attend":
-            words.append(f"mask_true={self.trial.conventions.mask_true!r}")
-        return f"drawn({', '.join(words)})"
+            arguments.append(f"mask_true={self.trial.conventions.mask_true!r}")
+        return f"sample_on_device({', '.join(arguments)})"
 
-    def _script(self, rule: str, recipe: Recipe, failure: Failure) -> str:
-        if _numbers(recipe) <= WRITTEN and rule == "sweep" and self._alive():
-            problem, cotangents = self._on_host(self.draw(recipe))
+    def _script(self, rule: str, recipe: Recipe, failure: SweepFailure) -> str:
+        if _number_count(recipe) <= SCRIPT_NUMBERS and rule == "sweep" and self._device_works():
+            problem, cotangents = self._to_host(self.sample(recipe))
             if isinstance(failure, ImplementationError):
                 failure.cotangents = cotangents if self.trial.gradients else None
             return script(self.trial, rule, problem, failure)
-        words = [repr(recipe), f"device={str(self.device)!r}", f"rule={rule!r}"]
-        words.append(f"gradients={sorted(self.trial.gradients)!r}")
-        return sampling_script(self.trial, rule, str(failure), ", ".join(words))
+        arguments = [repr(recipe), f"device={str(self.device)!r}", f"rule={rule!r}"]
+        arguments.append(f"gradients={sorted(self.trial.gradients)!r}")
+        return sampling_script(self.trial, rule, str(failure), ", ".join(arguments))
 
-    def _outcome(self, rule: str, status: Status, **words: Any) -> Outcome:
-        return Outcome(rule, SECTIONS, ABOUT[rule], self.trial.space.dtype, status, **words)
+    def _outcome(self, rule: str, status: Status, **details: Any) -> Outcome:
+        return Outcome(rule, SECTIONS, ABOUT[rule], self.trial.space.dtype, status, **details)
 
 
 def show_problem(
@@ -270,50 +280,50 @@ def show_problem(
     rounding: Rounding | None = None,
     gradients: Any = GRADIENTS,
 ) -> bool:
-    """Draw a problem anew and print what the implementation makes of it: scripts call this.
+    """Sample a problem, judge the implementation on it and print the comparisons, for scripts.
 
     Parameters
     ----------
     f : Implementation
-        Of a function of torch tensors.
+        Of a torch function.
     recipe : Recipe
     device : str
     rule : {"sweep", "long"}
     conventions : Conventions, optional
     rounding : Rounding, optional
     gradients : iterable of str
-        Names of those that it gives.
+        Names of those that it returns.
 
     Returns
     -------
     bool
-        Whether all of it is within what is allowed by the cheap form of the bound.
+        True if every error is within the cheap form of the bound.
     """
     f.on(device)
     space = Space(features=f.features, dtype=recipe.dtype)
     model = rounding or Rounding.undeclared(recipe.dtype)
     trial = Trial(f, conventions or Conventions(), model, space, frozenset(gradients))
-    given, found = Sweep(trial).held(recipe, rule)
-    print(given.problem)
-    for comparison in found.comparisons():
+    sample, evaluation = Sweep(trial).evaluate(recipe, rule)
+    print(sample.problem)
+    for comparison in evaluation.comparisons():
         print("ok   " if comparison.passed else "WRONG", comparison)
-    return found.worst <= 1
+    return evaluation.worst <= 1
 
 
-def _cells(device: torch.device) -> int:
-    """How many scores a problem may have: fewer where a device has little memory."""
-    most = CELLS.get(device.type, ELSEWHERE)
+def _max_scores(device: torch.device) -> int:
+    """Return the largest number of scores of a problem: fewer if a device has little memory."""
+    most = MAX_SCORES.get(device.type, MAX_SCORES_ELSEWHERE)
     if device.type != "cuda":
         return most
-    return min(most, torch.cuda.get_device_properties(device).total_memory // BYTES)
+    return min(most, torch.cuda.get_device_properties(device).total_memory // BYTES_PER_SCORE)
 
 
-def _scores(recipe: Recipe) -> int:
+def _score_count(recipe: Recipe) -> int:
     return math.prod(recipe.lead or ()) * recipe.H * recipe.T * recipe.S
 
 
-def _numbers(recipe: Recipe) -> int:
-    """About how many numbers q, k, v, a mask and a bias hold."""
+def _number_count(recipe: Recipe) -> int:
+    """Estimate how many numbers q, k, v, a mask and a bias hold."""
     planes = math.prod(recipe.lead or ()) * recipe.H
     options = (recipe.mask is not None) + (recipe.bias is not None)
     size = (recipe.T + recipe.S) * (recipe.D + recipe.E)

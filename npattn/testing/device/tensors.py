@@ -1,7 +1,7 @@
-"""The judge's arithmetic on torch tensors, where they are: bounds, errors, and nothing moved.
+"""Bounds and errors in torch operations, on the device of the tensors.
 
-The bounds are derived in npattn.testing.bounds.row_norms, with `Tensors` as its arithmetic;
-errors are those of npattn.testing.compare, in torch operations.
+The bounds are derived in npattn.testing.bounds.row_norms, with `Tensors` as its array operations;
+errors are those of npattn.testing.compare.
 """
 
 from __future__ import annotations
@@ -18,25 +18,16 @@ from npattn.testing.bounds.array_ops import ArrayOps
 from npattn.testing.compare import Comparison
 from npattn.torch.score_mod import operands
 
-__all__ = ["Tensors", "compared", "computes_in", "worst_ratios"]
+__all__ = ["Tensors", "compare_tensors", "worst_ratios"]
 
 Tensor = torch.Tensor
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def computes_in(device: torch.device) -> torch.dtype:
-    """float64, or float32 where the device has nothing wider."""
-    try:
-        torch.ones(1, dtype=torch.float64, device=device)
-    except (TypeError, RuntimeError):
-        return torch.float32
-    return torch.float64
-
-
 class Tensors(ArrayOps):
-    """torch, on the device of the problem, in the dtype that it computes in.
+    """Array operations of torch, on the device of a problem and in its compute dtype.
 
-    `out` and `lse` are those of the problem, as the oracle gave them.
+    `out` and `lse` are the oracle's.
     """
 
     expm1: Any = staticmethod(torch.expm1)
@@ -63,7 +54,7 @@ class Tensors(ArrayOps):
             live = torch.ones((), dtype=torch.bool, device=s.device).expand(s.shape)
         else:
             live = s != -math.inf
-            p = torch.where(live, p, 0)  # where nothing is seen, −inf less −inf is NaN
+            p = torch.where(live, p, 0)  # of a fully masked row, −inf − −inf is NaN
         tensors: Any = (q, k, v, None, None, live, p, None, None)
         return out, lse, Residuals(*tensors)
 
@@ -71,7 +62,7 @@ class Tensors(ArrayOps):
         return x.to(self.out.dtype)
 
     def shows_all(self, problem: Problem, live: Any) -> bool:
-        # Known without waiting for the device.
+        # Decided without waiting for the device.
         return problem.visible is None and problem.bias is None
 
     def all_finite(self, *arrays: Tensor) -> bool:
@@ -81,8 +72,8 @@ class Tensors(ArrayOps):
         return live.sum(axis, keepdim=True, dtype=self.out.dtype)
 
     def top(self, x: Tensor, axis: int, least: float = 0) -> Tensor:
-        found = x.amax(axis, keepdim=True)
-        return found if least == -math.inf else found.clamp(min=least)
+        top = x.amax(axis, keepdim=True)
+        return top if least == -math.inf else top.clamp(min=least)
 
     def farthest(self, x: Tensor) -> Tensor:
         low, top = torch.aminmax(x, dim=-1, keepdim=True)
@@ -115,49 +106,51 @@ class Tensors(ArrayOps):
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def ratios(got: Tensor, want: Tensor, allowed: Tensor) -> Tensor:
-    """Error / allowed error of each element, as `compare_arrays` has it."""
-    wide = got.to(want.dtype)
+def ratios(result: Tensor, exact: Tensor, tolerance: Tensor) -> Tensor:
+    """Return error / tolerance of each element, as in `compare_arrays`."""
+    wide = result.to(exact.dtype)
     size, finite = wide.abs(), torch.isfinite(wide)
-    # The numbers beside |got|: those whose bits, read as an integer, are one more and one less.
-    bits = got.view(BITS[got.element_size()])
+    # Neighbours of |result|: their bits, read as an integer, are one more and one less.
+    bits = result.view(BITS[result.element_size()])
     bits = bits & torch.iinfo(bits.dtype).max
-    above = (bits + 1).view(got.dtype).to(want.dtype) - size
-    below = size - (bits - 1).abs().view(got.dtype).to(want.dtype)
+    above = (bits + 1).view(result.dtype).to(exact.dtype) - size
+    below = size - (bits - 1).abs().view(result.dtype).to(exact.dtype)
     below = torch.where(size == 0, above, below)
     above = torch.where(torch.isfinite(above), above, below)
-    over = torch.where(torch.signbit(wide), -want, want) - size
+    over = torch.where(torch.signbit(wide), -exact, exact) - size
     gap = torch.maximum(over - above / 2, -over - below / 2).clamp(min=0)
     gap = torch.where(finite, gap, math.inf)
-    gap = torch.where(torch.isfinite(want), gap, torch.where(finite, math.inf, 0))
-    overflows = torch.isinf(wide) & (torch.sign(wide) == torch.sign(want))
-    if got.dtype == torch.float8_e4m3fn:  # it overflows to NaN
+    gap = torch.where(torch.isfinite(exact), gap, torch.where(finite, math.inf, 0))
+    overflows = torch.isinf(wide) & (torch.sign(wide) == torch.sign(exact))
+    if result.dtype == torch.float8_e4m3fn:  # it overflows to NaN
         overflows = torch.isnan(wide)
-    beyond = overflows & (want.abs() + allowed > torch.finfo(got.dtype).max)
-    found = torch.where(gap == 0, 0, gap / allowed)
-    found = torch.where(beyond | torch.isposinf(allowed), 0, found)
-    return torch.where(torch.isnan(found), math.inf, found)  # NaN never passes
+    beyond = overflows & (exact.abs() + tolerance > torch.finfo(result.dtype).max)
+    ratio = torch.where(gap == 0, 0, gap / tolerance)
+    ratio = torch.where(beyond | torch.isposinf(tolerance), 0, ratio)
+    return torch.where(torch.isnan(ratio), math.inf, ratio)  # NaN never passes
 
 
-def real(got: Tensor) -> Tensor:
-    """What was delivered as a floating tensor; a number that is not real is NaN."""
-    if got.is_complex():
-        return torch.where(got.imag == 0, got.real, math.nan)
-    return got if got.is_floating_point() else got.to(torch.float32)
+def real(result: Tensor) -> Tensor:
+    """Return a result as a floating tensor, with complex numbers that are not real as NaN."""
+    if result.is_complex():
+        return torch.where(result.imag == 0, result.real, math.nan)
+    return result if result.is_floating_point() else result.to(torch.float32)
 
 
 def worst_ratios(
-    got: Iterable[tuple[str, Tensor]], want: Mapping[str, Tensor], allowed: Mapping[str, Tensor]
+    results: Iterable[tuple[str, Tensor]],
+    exact: Mapping[str, Tensor],
+    tolerance: Mapping[str, Tensor],
 ) -> dict[str, float]:
-    """The largest error / allowed error of each result, in one wait for the device.
+    """Return the largest error / tolerance of each result, after one wait for the device.
 
-    Results of one dtype are looked at together: a device is slow to begin, not to compute.
+    Results of one dtype are compared together: launches on a device take longer than its work.
     """
     groups: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
-    found: dict[str, float] = {}
-    for name, x in got:
-        if x.shape != want[name].shape:
-            found[name] = math.inf
+    worst: dict[str, float] = {}
+    for name, x in results:
+        if x.shape != exact[name].shape:
+            worst[name] = math.inf
         elif x.numel():
             groups.setdefault(real(x).dtype, []).append((name, real(x)))
     names: list[str] = []
@@ -165,24 +158,24 @@ def worst_ratios(
     for group in groups.values():
         whole = ratios(
             torch.cat([x.reshape(-1) for _, x in group]),
-            torch.cat([want[name].reshape(-1) for name, _ in group]),
-            torch.cat([allowed[name].reshape(-1) for name, _ in group]),
+            torch.cat([exact[name].reshape(-1) for name, _ in group]),
+            torch.cat([tolerance[name].reshape(-1) for name, _ in group]),
         )
         names += [name for name, _ in group]
         tops += [part.amax() for part in torch.split(whole, [x.numel() for _, x in group])]
     if tops:
         for name, ratio in zip(names, torch.stack(tops).tolist(), strict=True):
-            found[name] = max(found.get(name, 0.0), ratio)
-    return found
+            worst[name] = max(worst.get(name, 0.0), ratio)
+    return worst
 
 
-def compared(name: str, got: Tensor, want: Tensor, allowed: Tensor) -> Comparison:
-    """The worst element of one result, of which a few numbers come to the host."""
-    if got.shape != want.shape:
-        told = f"{name} has shape {tuple(got.shape)}, want {tuple(want.shape)}"
-        return Comparison(name, math.inf, (), 0.0, 0.0, 0.0, 1, 1, told)
-    found = ratios(real(got), want, allowed)
-    at = tuple(int(i) for i in torch.unravel_index(found.argmax(), found.shape))
-    ratio, number, exact, room = (float(x[at]) for x in (found, real(got), want, allowed))
-    wrong = int((found > 1).sum())
-    return Comparison(name, ratio, at, number, exact, room, wrong, found.numel())
+def compare_tensors(name: str, result: Tensor, exact: Tensor, tolerance: Tensor) -> Comparison:
+    """Return the worst element of one result; a few numbers come to the host."""
+    if result.shape != exact.shape:
+        note = f"{name} has shape {tuple(result.shape)}, want {tuple(exact.shape)}"
+        return Comparison(name, math.inf, (), 0.0, 0.0, 0.0, 1, 1, note)
+    ratio = ratios(real(result), exact, tolerance)
+    at = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape))
+    worst, got, want, allowed = (float(x[at]) for x in (ratio, real(result), exact, tolerance))
+    wrong = int((ratio > 1).sum())
+    return Comparison(name, worst, at, got, want, allowed, wrong, ratio.numel())
