@@ -15,7 +15,8 @@ import numpy as np
 from npattn.arrays import Array, finfo
 from npattn.options import OPTIONS, Window
 from npattn.problem import Cotangents, Problem
-from npattn.testing.cases.distributions import BIASES, DISTRIBUTIONS, MASKS, SCORE_MODS
+from npattn.testing.cases.distributions import DISTRIBUTIONS
+from npattn.testing.cases.options import BIASES, MASKS, SCORE_MODS
 
 __all__ = [
     "BIASES",

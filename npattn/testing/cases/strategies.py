@@ -19,7 +19,7 @@ from npattn.errors import MissingExtraError
 from npattn.options import OPTIONS
 from npattn.problem import Problem
 from npattn.testing.cases.assemble import assemble
-from npattn.testing.cases.distributions import SCORE_MODS
+from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.cases.pairwise import BY_SAMPLE, CROWD, covering, options_on
 from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, OPTION_FIELDS, Recipe
 from npattn.testing.cases.space import Space

@@ -14,7 +14,7 @@ from npattn.options import OPTIONS
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.cases.distributions import SCORE_MODS
+from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.targets import TARGETS
 from npattn.testing.trial import Suspicion, Trial, Violation
 
@@ -273,7 +273,7 @@ def _arguments(problem: Problem) -> str:
             arguments.append(f"\n    {option.name}={_literal(value)}")
         elif option.kind == "callable" and value is not None:
             name = next(n for n, mod in SCORE_MODS.items() if mod is value)
-            formula = f"npattn.testing.cases.distributions.SCORE_MODS[{name!r}]"
+            formula = f"npattn.testing.cases.options.SCORE_MODS[{name!r}]"
             arguments.append(f"\n    {option.name}={formula}")
         elif value != option.default:
             arguments.append(f"\n    {option.name}={value!r}")

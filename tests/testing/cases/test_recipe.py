@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 import npattn
 from npattn.testing import Recipe
-from npattn.testing.cases.distributions import SCORE_MODS
+from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, VIEWS
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import recipes

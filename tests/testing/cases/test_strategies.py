@@ -14,7 +14,7 @@ from npattn.options import FEATURES, OPTIONS
 from npattn.problem import Problem
 from npattn.testing.cases import pairwise as cover
 from npattn.testing.cases import strategies
-from npattn.testing.cases.distributions import SCORE_MODS
+from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.cases.pairwise import covering, traits
 from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, OPTION_FIELDS, Recipe
 from npattn.testing.cases.space import EDGES, STRUCTURE, Space
