@@ -1,1 +1,1 @@
-"""How an implementation is read and called: signatures, frameworks, layouts, gradients."""
+"""Read and call an implementation: signature, framework, layout, gradients."""

@@ -1,1 +1,1 @@
-"""How far a result may be off: rounding models, and the bounds derived from them."""
+"""Tolerances: rounding models, and the bounds derived from them."""

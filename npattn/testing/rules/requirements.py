@@ -1,4 +1,4 @@
-"""When a rule applies, and how its problems are sampled.
+"""Conditions under which a rule applies, and how its problems are sampled.
 
 A condition maps a trial to the reason why a rule does not apply, or to None. A sampling maps it to
 arguments of `Pools`.
