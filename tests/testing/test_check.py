@@ -76,7 +76,7 @@ def refusing(condition):
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_structure_that_is_refused_is_said_and_never_drawn_again(name):
+def test_refused_structure_is_listed_and_not_sampled(name):
     f = refusing(REFUSALS[name])
     report = judged(f, examples=40, framework="numpy")
     told = f"float32: {name}: refused (raised NotImplementedError: not this one)"
@@ -88,14 +88,14 @@ def test_structure_that_is_refused_is_said_and_never_drawn_again(name):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_views_that_are_refused_are_said_and_never_drawn_again(name):
+def test_refused_views_are_listed_and_not_sampled(name):
     f = refusing(lambda *arrays: any(VIEWS[name](x) for x in arrays if min(x.shape) > 1))
     report = judged(f, "views", examples=20)
     assert any(line.startswith(f"float32: {name}: refused") for line in report.untested)
     assert report.passed, str(report)
 
 
-def test_one_who_refuses_every_view_is_asked_for_none():
+def test_views_rule_needs_an_accepted_view():
     def f(q, k, v):
         if not all(x.flags.c_contiguous for x in (q, k, v)):
             raise ValueError("contiguous only")
@@ -107,7 +107,7 @@ def test_one_who_refuses_every_view_is_asked_for_none():
     assert outcome_of(report, "views").message == "refuses every view that is not contiguous"
 
 
-def test_sizes_of_values_that_are_not_multiples_of_8_can_be_refused_too():
+def test_value_sizes_may_be_refused_too():
     def f(q, k, v):
         if q.shape[-1] % 8 or v.shape[-1] % 8:
             raise ValueError("only multiples of 8")
@@ -118,7 +118,7 @@ def test_sizes_of_values_that_are_not_multiples_of_8_can_be_refused_too():
     assert statuses(report) == {"agreement-o": "passed"}
 
 
-def test_one_who_takes_rank_2_only_is_judged_on_that():
+def test_rank_2_function_is_judged_on_rank_2():
     def f(q, k, v):
         if q.ndim != 2:
             raise ValueError("rank 2 only")
@@ -129,7 +129,7 @@ def test_one_who_takes_rank_2_only_is_judged_on_that():
     assert sum("rank 2 only" in line for line in report.untested) == 3
 
 
-def test_one_who_refuses_everything_was_not_tested():
+def test_implementation_that_refuses_everything_is_untested():
     def f(q: np.ndarray, k, v, mask=None):
         raise ValueError("never")
 
@@ -141,7 +141,7 @@ def test_one_who_refuses_everything_was_not_tested():
     assert "never" in str(report)
 
 
-def test_a_backward_that_refuses_structure_counts_as_a_refusal():
+def test_refusal_by_backward_counts():
     def backward(dout, q, k, v, *, out, lse, dlse=None):
         if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
             raise NotImplementedError("no GQA in backward")
@@ -155,7 +155,7 @@ def test_a_backward_that_refuses_structure_counts_as_a_refusal():
     assert report.passed, str(report)
 
 
-def test_a_backward_that_refuses_everything_is_said():
+def test_backward_that_refuses_everything_is_listed():
     def backward(dout, q, k, v):
         raise NotImplementedError("soon")
 
@@ -165,7 +165,7 @@ def test_a_backward_that_refuses_everything_is_said():
     assert statuses(report)["agreement-dq"] == "not applicable"
 
 
-def test_gradients_that_backward_does_not_return_are_said():
+def test_missing_gradients_are_listed():
     def backward(dout, q, k, v, **options):
         out, lse = flash(q, k, v, return_lse=True, **options)
         grads = flash_backward(dout, q, k, v, out=out, lse=lse, **options)
@@ -183,7 +183,7 @@ def test_gradients_that_backward_does_not_return_are_said():
 
 
 @pytest.mark.parametrize("letter", "TSDE")
-def test_what_is_wrong_only_at_size_0_fails_alone(letter):
+def test_failure_at_size_0_is_reported_alone(letter):
     def f(q, k, v):
         out = flash(q, k, v)
         sizes = {"T": q.shape[-2], "S": k.shape[-2], "D": q.shape[-1], "E": v.shape[-1]}
@@ -204,7 +204,7 @@ def test_what_is_wrong_only_at_size_0_fails_alone(letter):
     )
 
 
-def test_what_is_always_wrong_is_no_matter_of_sizes_of_0():
+def test_general_failure_is_not_blamed_on_size_0():
     report = check(lambda q, k, v: 2 * flash(q, k, v), examples=FEW, only=["agreement-o"])
     assert statuses(report) == {"agreement-o": "failed"}
 
@@ -212,7 +212,7 @@ def test_what_is_always_wrong_is_no_matter_of_sizes_of_0():
 # --- options --------------------------------------------------------------------------------------
 
 
-def test_an_option_that_raises_is_an_error_and_never_drawn_again():
+def test_raising_option_is_an_error_and_not_sampled():
     asked = []
 
     def f(q, k, v, *, softcap=None, scale=None):
@@ -229,7 +229,7 @@ def test_an_option_that_raises_is_an_error_and_never_drawn_again():
     assert any("softcap: raised, so it is not drawn again" in line for line in report.untested)
 
 
-def test_an_exception_on_structure_that_was_accepted_is_an_error():
+def test_exception_on_accepted_structure_is_an_error():
     def f(q, k, v, mask=None):
         if mask is not None and not mask.any(-1).all():
             raise FloatingPointError("a row sees nothing")
@@ -251,7 +251,7 @@ def test_an_exception_on_structure_that_was_accepted_is_an_error():
         pytest.param(lambda o: "o", id="text"),
     ],
 )
-def test_a_result_that_cannot_be_read_is_never_a_pass(wrong):
+def test_unreadable_result_never_passes(wrong):
     calls = []
 
     def f(q: np.ndarray, k, v, scale=None):
@@ -266,7 +266,7 @@ def test_a_result_that_cannot_be_read_is_never_a_pass(wrong):
 @pytest.mark.parametrize(
     "wrong", [lambda o: None, lambda o: [o], lambda o: "o", lambda o: o.astype(object)]
 )
-def test_a_plain_result_that_cannot_be_read_is_an_error_of_structure(wrong):
+def test_unreadable_plain_result_is_a_structure_error(wrong):
     report = judged(lambda q, k, v: wrong(flash(q, k, v)), framework="numpy")
     assert statuses(report)["structure"] == "error"
     told = outcome_of(report, "structure").message
@@ -275,7 +275,7 @@ def test_a_plain_result_that_cannot_be_read_is_an_error_of_structure(wrong):
     assert not report.passed
 
 
-def test_an_lse_that_is_asked_for_and_not_given_is_an_error():
+def test_missing_lse_is_an_error():
     def f(q, k, v, *, return_lse=False):
         return flash(q, k, v)
 
@@ -286,7 +286,7 @@ def test_an_lse_that_is_asked_for_and_not_given_is_an_error():
 
 
 @pytest.mark.parametrize("found", [lambda *g: g[:2], lambda *g: g[0], lambda *g: {"Q": g[0]}])
-def test_gradients_that_cannot_be_read_are_an_error_and_the_rest_is_judged(found):
+def test_unreadable_gradient_is_an_error_beside_judged_output(found):
     def backward(dout, q, k, v):
         return found(q, k, v)
 
@@ -298,13 +298,13 @@ def test_gradients_that_cannot_be_read_are_an_error_and_the_rest_is_judged(found
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool", "complex128"])
-def test_a_result_that_is_no_real_float_is_a_failure(dtype):
+def test_non_real_result_fails(dtype):
     report = judged(lambda q, k, v: flash(q, k, v).astype(dtype), "agreement-o", "shape-dtype")
     assert statuses(report)["shape-dtype"] == "failed"
     assert not report.passed
 
 
-def test_a_backward_with_a_name_that_there_is_not_does_not_stop_the_judge():
+def test_unknown_gradient_name_does_not_stop_the_judge():
     def backward(dout, q, k, v):
         return {"q": q, "k": k, "v": v, "mask": q}
 
@@ -312,7 +312,7 @@ def test_a_backward_with_a_name_that_there_is_not_does_not_stop_the_judge():
     assert not report.passed or any("mask" in line for line in report.untested)
 
 
-def test_a_row_that_sees_nothing_does_not_hide_the_other_mistakes():
+def test_fully_masked_rows_do_not_hide_other_defects():
     def f(q, k, v, mask=None, *, scale=None):
         return naive(q, np.repeat(k, q.shape[-3] // (k.shape[-3] or 1), -3) if q.ndim > 2 else k,
                      np.repeat(v, q.shape[-3] // (v.shape[-3] or 1), -3) if q.ndim > 2 else v,
@@ -328,7 +328,7 @@ def test_a_row_that_sees_nothing_does_not_hide_the_other_mistakes():
 # --- side effects, races, seeds -------------------------------------------------------------------
 
 
-def test_who_writes_to_its_inputs_is_found():
+def test_write_to_inputs_is_detected():
     def f(q, k, v, mask=None):
         out = flash(q, k, v, mask)
         if mask is not None:
@@ -339,7 +339,7 @@ def test_who_writes_to_its_inputs_is_found():
     assert outcome_of(report, "inputs-unchanged").message == "mask was written to"
 
 
-def test_who_is_wrong_now_and_then_is_failed_and_shown():
+def test_flaky_implementation_fails_with_problem():
     rng = np.random.default_rng(0)
 
     def f(q, k, v):
@@ -351,7 +351,7 @@ def test_who_is_wrong_now_and_then_is_failed_and_shown():
     assert outcome_of(report, "agreement-o").problem is not None
 
 
-def test_who_changes_its_mind_while_it_is_shrunk_is_failed_all_the_same():
+def test_flaky_failure_during_shrinking_still_fails():
     calls = []
 
     def f(q, k, v):
@@ -374,7 +374,7 @@ def without_versions(report):
     return json.dumps(found, default=str)
 
 
-def test_one_seed_gives_one_report_and_another_gives_another():
+def test_seed_determines_report():
     words = {"examples": 20, "only": ["agreement-o", "agreement-lse"]}
     first, again = (check(softmax_over_1_too_many, seed=3, **words) for _ in range(2))
     assert str(first) == str(again)
@@ -384,7 +384,7 @@ def test_one_seed_gives_one_report_and_another_gives_another():
     assert other.outcomes[0].worst != check(plain, seed=5, **words).outcomes[0].worst
 
 
-def test_who_raises_is_shrunk_too_and_is_not_called_fickle():
+def test_raising_failure_is_shrunk_without_flaky_note():
     def f(q, k, v, *, causal=False, window=None, scale=None):  # causal is True where T ≠ S
         return npattn.attention(q, k, v, causal=causal, window=window, scale=scale, dtype=q.dtype)
 
@@ -413,7 +413,7 @@ def test_the_smallest_failing_problem_is_small():
 # --- what is asked --------------------------------------------------------------------------------
 
 
-def test_only_takes_rules_and_beginnings_of_their_names_once_each():
+def test_only_takes_rules_and_prefixes():
     report = judged(flash, "hidden-nan", "hidden-nan-v", "agreement-o", examples=3)
     rules = [o.rule for o in report.outcomes]
     assert rules == ["hidden-nan-k", "hidden-nan-v", "hidden-nan-kv", "agreement-o"]
@@ -442,7 +442,7 @@ def test_without_only_every_rule_has_an_outcome():
     assert report.passed, str(report)
 
 
-def test_sizes_restrict_what_is_drawn_and_what_is_probed():
+def test_sizes_restrict_sampling_and_probe():
     seen = set()
 
     def f(q, k, v):
@@ -456,12 +456,12 @@ def test_sizes_restrict_what_is_drawn_and_what_is_probed():
     assert {D for _, _, D in seen} == {8, 24}
 
 
-def test_a_rule_that_needs_a_query_does_not_apply_where_only_0_queries_are_asked():
+def test_rule_that_needs_queries_does_not_apply_without():
     report = judged(flash, "nan-query", "rows-sum-to-one", sizes={"T": (0,)})
     assert statuses(report)["nan-query"] == "not applicable"
 
 
-def test_a_kernel_of_one_shape_is_judged_on_that_shape():
+def test_fixed_shape_kernel_is_judged_on_its_shape():
     def f(q, k, v, *, causal=False):
         if (q.shape, k.shape, v.shape) != ((1, 4, 16, 64), (1, 2, 16, 64), (1, 2, 16, 64)):
             raise ValueError("one shape only")
@@ -490,7 +490,7 @@ def rounds_scores(q, k, v):
     return (w @ v.astype(np.float64)).astype(q.dtype)
 
 
-def test_a_declared_rounding_is_a_promise_that_is_held_against_it():
+def test_declared_rounding_is_enforced():
     words = {"dtypes": ("bfloat16",), "examples": 30, "framework": "numpy",
              "sizes": {"H": (1,), "K": (1,)}}  # fmt: skip
     assert judged(rounds_scores, **words).passed
@@ -514,7 +514,7 @@ def test_layout_is_passed_on():
     assert not judged(f).passed
 
 
-def test_features_narrow_down_what_is_asked():
+def test_features_restrict_what_is_tested():
     def f(q, k, v, *, scale=None, softcap=None):
         return flash(q, k, v, scale=scale)
 
@@ -543,12 +543,12 @@ def test_an_implementation_is_taken_as_it_is():
         ("framework", "torch"),
     ],
 )
-def test_what_an_implementation_says_itself_cannot_be_said_again(name, value):
+def test_arguments_beside_implementation_are_an_error(name, value):
     with pytest.raises(NpattnError, match="Implementation"):
         judged(Implementation(flash), examples=1, **{name: value})
 
 
-def test_progress_is_told():
+def test_progress_is_called():
     told = []
     judged(plain, "agreement-o", "views", examples=2, progress=lambda *args: told.append(args))
     assert told[0] == ("float32", "agreement-o", 0, 2)
@@ -575,7 +575,7 @@ def test_progress_is_told():
     ],
     ids=str,
 )
-def test_an_argument_that_is_not_legal_is_an_error_before_any_work(words):
+def test_illegal_argument_is_an_early_error(words):
     with pytest.raises(NpattnError):
         check(**({"f": flash, "only": ["agreement-o"]} | words))
 
@@ -647,7 +647,7 @@ CONVENTIONS = {
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
-def test_who_means_something_else_passes_under_its_conventions(name):
+def test_other_conventions_pass_under_their_own(name):
     quirks, meaning = CONVENTIONS[name]
     words = {"framework": "numpy", "examples": OF_EVERY_RULE}
     report = check(peculiar(**quirks), conventions=Conventions(**meaning), **words)
@@ -656,7 +656,7 @@ def test_who_means_something_else_passes_under_its_conventions(name):
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
-def test_who_means_something_else_fails_under_those_of_npattn(name):
+def test_other_conventions_fail_under_npattn(name):
     quirks, _ = CONVENTIONS[name]
     only = ["empty-row", "agreement-o", "agreement-lse"]
     report = check(peculiar(**quirks), framework="numpy", examples=30, only=only, shrink=False)
@@ -665,7 +665,7 @@ def test_who_means_something_else_fails_under_those_of_npattn(name):
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
-def test_who_means_what_npattn_means_fails_under_other_conventions(name):
+def test_npattn_conventions_fail_under_others(name):
     _, meaning = CONVENTIONS[name]
     only = ["empty-row", "agreement-o", "agreement-lse"]
     words = {"framework": "numpy", "examples": 30, "only": only, "shrink": False}
@@ -673,12 +673,12 @@ def test_who_means_what_npattn_means_fails_under_other_conventions(name):
     assert not report.passed
 
 
-def test_what_has_no_peculiarity_passes_under_npattn_s_own():
+def test_default_conventions_pass_under_npattn():
     report = check(peculiar(), framework="numpy", examples=OF_EVERY_RULE)
     assert report.passed, str(report)
 
 
-def test_the_line_of_a_failure_is_in_the_terms_of_the_conventions():
+def test_recipe_line_of_failure_follows_conventions():
     meaning = Conventions(causal="top_left", mask_true="hide", window="inclusive")
     quirks = {"top_left": True, "hides": True, "counts_itself": False}
     report = judged(peculiar(**quirks), conventions=meaning, framework="numpy", examples=60)
@@ -716,7 +716,7 @@ def test_gradients_are_judged_under_conventions_too():
 # --- the report's head ----------------------------------------------------------------------------
 
 
-def test_what_was_not_tested_stands_on_top():
+def test_untested_lines_come_first():
     def f(q, k, v, block=64):
         if q.ndim != 4:
             raise ValueError("rank 4 only")
@@ -736,7 +736,7 @@ def test_what_was_not_tested_stands_on_top():
     assert text.index("not tested") < text.index("rule")
 
 
-def test_the_facts_say_what_was_run():
+def test_facts_describe_the_run():
     report = check(flash, examples=2, seed=7, only=["agreement-o"])
     assert report.settings["seed"] == 7
     assert report.settings["examples"] == 2
@@ -745,7 +745,7 @@ def test_the_facts_say_what_was_run():
     assert report.settings["versions"]["numpy"] == np.__version__
 
 
-def test_a_torch_function_without_a_gradient_is_judged_on_its_forward():
+def test_torch_function_without_gradient_is_judged_on_forward():
     torch = pytest.importorskip("torch")
 
     @torch.no_grad()
@@ -761,7 +761,7 @@ def test_a_torch_function_without_a_gradient_is_judged_on_its_forward():
     assert torch.get_num_threads() == threads
 
 
-def test_a_backward_without_dlse_is_said_to_leave_lse_untested():
+def test_backward_without_dlse_leaves_lse_untested():
     def f(q: np.ndarray, k, v, *, return_lse=False):
         return flash(q, k, v, return_lse=return_lse)
 
@@ -773,7 +773,7 @@ def test_a_backward_without_dlse_is_said_to_leave_lse_untested():
     assert "gradients through lse: backward has no dlse parameter" in report.untested
 
 
-def test_a_wrong_shape_of_one_gradient_fails_that_gradient_alone():
+def test_wrong_gradient_shape_fails_that_gradient_alone():
     def f(q: np.ndarray, k, v):
         return flash(q, k, v)
 
@@ -787,6 +787,6 @@ def test_a_wrong_shape_of_one_gradient_fails_that_gradient_alone():
     assert found["agreement-o"] == found["agreement-dq"] == found["agreement-dv"] == "passed"
 
 
-def test_the_largest_sizes_drawn_stand_on_top():
+def test_largest_sizes_are_listed():
     report = check(flash, examples=FEW, only=["agreement-o"], sizes={"D": (64, 128)})
     assert any(line.startswith("sizes above T 257, S 4096, D 128") for line in report.untested)

@@ -23,7 +23,7 @@ def trial_of(f=flash, backward=None, **space):
 # --- against the oracle ---------------------------------------------------------------------------
 
 
-def test_a_result_of_another_shape_is_beyond_everything():
+def test_result_of_wrong_shape_has_infinite_ratio():
     def flat(q, k, v):
         return flash(q, k, v)[..., :1]
 
@@ -32,13 +32,13 @@ def test_a_result_of_another_shape_is_beyond_everything():
     assert "o has shape (2, 3, 5, 1), want (2, 3, 5, 13)" in str(found["o"])
 
 
-def test_what_is_not_asked_for_is_not_compared():
+def test_unrequested_results_are_not_compared():
     trial = trial_of(flash, flash_backward)
     trial.gradients = frozenset({"dk"})
     assert set(trial.agreement(RECIPE)) == {"o", "lse", "dk"}
 
 
-def test_who_raises_on_the_plain_problem_is_wrong_anyway():
+def test_raising_on_plain_problem_fails_unaltered():
     def refuses(q, k, v):
         raise ValueError("never")
 
@@ -46,7 +46,7 @@ def test_who_raises_on_the_plain_problem_is_wrong_anyway():
     assert not trial_of().fails_unaltered(RECIPE)
 
 
-def test_an_answer_is_remembered():
+def test_results_are_memoized():
     calls = []
 
     def counted(q, k, v):
@@ -60,7 +60,7 @@ def test_an_answer_is_remembered():
     assert len(calls) == 2  # one for each of the two
 
 
-def test_cotangents_are_those_that_the_implementation_takes():
+def test_cotangents_match_what_implementation_takes():
     with_lse = trial_of(flash, flash_backward)
     problem = with_lse.problem(RECIPE)
     assert with_lse.cotangents(RECIPE, problem).dlse is not None
@@ -93,7 +93,7 @@ def test_tolerances_are_computed_once_and_when_needed(monkeypatch):
     assert len(calls) == 1
 
 
-def test_cases_are_memoized_by_all_that_they_depend_on():
+def test_cases_are_memoized_by_all_their_inputs():
     trial = trial_of()
     pools = Pools(trial.space)
     planned = list(trial.cases(pools, 3, 10))

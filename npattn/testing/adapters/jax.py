@@ -1,7 +1,7 @@
 """JAX arrays on a device as a framework.
 
-They cannot be written to and have no strides, so that the rules on inputs and views find little to
-ask; a buffer that is given away (``donate_argnums``) is seen.
+They are immutable and have no strides, so that the rules on inputs and views have little to check;
+a donated buffer (``donate_argnums``) is detected.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ class JAX:
         try:
             self.device = jax.devices(platform or None)[int(number or 0)]
         except (RuntimeError, IndexError, ValueError) as err:
-            told = str(err).splitlines()[0]
-            raise OptionError(f"device is {device!r}, which JAX cannot use here: {told}") from err
+            reason = str(err).splitlines()[0]
+            raise OptionError(f"device is {device!r}, which JAX cannot use here: {reason}") from err
 
     def one_thread(self) -> AbstractContextManager[None]:
-        return nullcontext()  # XLA takes its number of threads when the process starts
+        return nullcontext()  # XLA sets its number of threads when the process starts
 
     def finish(self) -> None:
-        pass  # what is taken is waited for
+        pass  # `take` waits
 
     def allowing(self, dtype: Any) -> AbstractContextManager[None]:
-        """Without it JAX makes float32 of float64; with it, float64 of Python's numbers."""
+        """Enable float64 for float64 alone: with it, JAX makes float64 of Python numbers."""
         wide: AbstractContextManager[None] = jax.enable_x64(True)
         return wide if dtype == np.float64 else nullcontext()
 
     def give(self, array: Array) -> jax.Array:
         if not array.flags.c_contiguous:
             raise ImplementationError("JAX arrays have no strides")
-        given = jnp.array(array, device=self.device)
-        if given.dtype != array.dtype:
-            raise ImplementationError(f"JAX made {given.dtype} of {array.dtype}")
-        return given
+        converted = jnp.array(array, device=self.device)
+        if converted.dtype != array.dtype:
+            raise ImplementationError(f"JAX converted {array.dtype} to {converted.dtype}")
+        return converted
 
     def take(self, value: Any) -> Array:
         if not isinstance(value, jax.Array):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             raise ResultError(f"returned {kind}, must be a JAX array (or framework=)")
         if value.is_deleted():
-            raise ImplementationError("the buffer of an array was given away (donate_argnums)")
+            raise ImplementationError("the buffer of an array was donated (donate_argnums)")
         return np.array(value)
 
     def gradients(
@@ -73,15 +73,15 @@ class JAX:
         call: Callable[..., dict[str, Any]],
         inputs: Mapping[str, Any],
         cotangents: Mapping[str, Any],
-        asked: Iterable[str],
+        names: Iterable[str],
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        asked = tuple(asked)
+        names = tuple(names)
 
         def run(*leaves: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            results = call(**dict(zip(asked, leaves, strict=True)))
+            results = call(**dict(zip(names, leaves, strict=True)))
             return {name: results[name] for name in cotangents}, results
 
-        outputs, pull, results = jax.vjp(run, *(inputs[n] for n in asked), has_aux=True)
+        outputs, pull, results = jax.vjp(run, *(inputs[n] for n in names), has_aux=True)
         # A cotangent must have the dtype of its result.
-        given = {name: x.astype(outputs[name].dtype) for name, x in cotangents.items()}
-        return results, dict(zip(asked, pull(given), strict=True))
+        douts = {name: x.astype(outputs[name].dtype) for name, x in cotangents.items()}
+        return results, dict(zip(names, pull(douts), strict=True))

@@ -1,4 +1,4 @@
-"""torch tensors on a device as a framework."""
+"""Tensors of torch on a device as a framework."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ except ImportError as err:
 
 __all__ = ["Torch"]
 
-# torch has dtypes that NumPy has only through ml_dtypes: they travel as integers of their size.
+# Dtypes that NumPy has only through ml_dtypes are converted as integers of their size.
 DISGUISES = {
     torch.bfloat16: (ml_dtypes.bfloat16, torch.int16, np.int16),
     torch.float8_e4m3fn: (ml_dtypes.float8_e4m3fn, torch.int8, np.int8),
@@ -31,7 +31,7 @@ DISGUISES = {
 
 
 class Torch:
-    """torch tensors on a device; gradients by autograd."""
+    """Tensors of torch on a device; gradients by autograd."""
 
     name = "torch"
     differentiates = True
@@ -41,8 +41,10 @@ class Torch:
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as err:
-            told = str(err).splitlines()[0]
-            raise OptionError(f"device is {device!r}, which torch cannot use here: {told}") from err
+            reason = str(err).splitlines()[0]
+            raise OptionError(
+                f"device is {device!r}, which torch cannot use here: {reason}"
+            ) from err
 
     @contextmanager
     def one_thread(self) -> Iterator[None]:
@@ -88,18 +90,18 @@ class Torch:
         call: Callable[..., dict[str, Any]],
         inputs: Mapping[str, Any],
         cotangents: Mapping[str, Any],
-        asked: Iterable[str],
+        names: Iterable[str],
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        asked = tuple(asked)
-        leaves = {name: inputs[name].detach().requires_grad_() for name in asked}
+        names = tuple(names)
+        leaves = {name: inputs[name].detach().requires_grad_() for name in names}
         results = call(**leaves)
         reached = [name for name in cotangents if results[name].requires_grad]
         if not reached and any(results[name].numel() for name in cotangents):
             raise ImplementationError("its result does not require grad: autograd cannot reach it")
-        grads: Iterable[torch.Tensor | None] = [None] * len(asked)
+        grads: Iterable[torch.Tensor | None] = [None] * len(names)
         if reached:
             outputs, dout = zip(*((results[n], cotangents[n]) for n in reached), strict=True)
             grads = torch.autograd.grad(outputs, list(leaves.values()), dout, allow_unused=True)
-        pairs = zip(asked, grads, strict=True)
-        # None is how autograd says zero.
+        pairs = zip(names, grads, strict=True)
+        # Autograd returns None for zero.
         return results, {n: torch.zeros_like(leaves[n]) if g is None else g for n, g in pairs}

@@ -28,11 +28,11 @@ def dot_product_attention(
     scale: float | None = None,
     return_lse: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """``jax.nn.dot_product_attention``, which has its heads inside its length."""
+    """Call ``jax.nn.dot_product_attention``, whose layout is BTHD."""
     q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))
     attend: Any = jax.nn.dot_product_attention
     options: dict[str, Any] = {"scale": scale, "is_causal": causal}
-    if window is not None:  # it has no word for a side without an end
+    if window is not None:  # it has no None for an open side
         end = k.shape[-3] + q.shape[-3]
         options["local_window_size"] = tuple(end if n is None else n for n in window)
     if not return_lse:
@@ -50,8 +50,8 @@ def dot_product_attention_backward(
     bias: jax.Array | None = None,
     **options: Any,
 ) -> dict[str, jax.Array]:
-    """Its gradients by ``jax.vjp``, through out alone: its lse is cut off from its inputs."""
+    """Return its gradients by ``jax.vjp``, through out alone: its lse is detached."""
     leaves = {"q": q, "k": k, "v": v} | ({} if bias is None else {"bias": bias})
-    _, pull = jax.vjp(lambda given: dot_product_attention(**given, **options), leaves)
+    _, pull = jax.vjp(lambda inputs: dot_product_attention(**inputs, **options), leaves)
     (grads,) = pull(dout)
     return dict(grads)

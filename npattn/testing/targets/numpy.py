@@ -1,4 +1,4 @@
-"""Two implementations under test in NumPy: `flash` keeps every rule, `naive` breaks the usual two.
+"""Two targets in NumPy: `flash` keeps every rule, `naive` breaks the usual two.
 
     B batch   H query heads   K key/value heads (K divides H)   T queries   S keys
     D query/key size   E value size
@@ -27,7 +27,7 @@ TILE = 48  # keys a step; most S leave a tail
 
 
 class Tile(NamedTuple):
-    """What one step over the keys needs."""
+    """One tile of keys, with the scores of all queries for them."""
 
     keys: slice
     k: Array  # (..., H, s, D) shared heads repeated
@@ -55,7 +55,7 @@ def flash(
     dropout_rate: float = 0.0,
     return_lse: bool = False,
 ) -> Array | tuple[Array, Array]:
-    """Attention by online softmax: out in the dtype of q, and lse in float32 (float64 for float64).
+    """Attention by online softmax, with out in the dtype of q and lse in float32 or float64.
 
     `causal` and `window` are aligned bottom-right: query t stands at key t + S − T.
     """
@@ -71,7 +71,7 @@ def flash(
         shrink = np.exp(m - pivot)
         p = np.exp(tile.s - pivot)  # (..., H, T, s)
         total = total * shrink + p.sum(-1, keepdims=True)
-        acc = acc * shrink + _see(p * tile.keep, tile.v, tile.live)
+        acc = acc * shrink + _weighted_sum(p * tile.keep, tile.v, tile.live)
         m = top
     out = acc / np.where(total == 0, 1, total)
     lse = (m + np.log(total))[..., 0]
@@ -127,9 +127,9 @@ def flash_backward(
         ds = np.where(tile.live, p * (dp - delta), 0)  # from p = softmax(s); hidden NaN stays out
         dx = np.where(tile.live, ds * tile.slope, 0)  # from s = softcap · tanh(x / softcap) + bias
         seen = tile.live.swapaxes(-1, -2)
-        dq += scale * _see(dx, tile.k, tile.live)  # from x = scale · q kᵀ
-        _add(dk[..., tile.keys, :], scale * _see(dx.swapaxes(-1, -2), rows, seen))
-        _add(dv[..., tile.keys, :], _see((p * tile.keep).swapaxes(-1, -2), do, seen))
+        dq += scale * _weighted_sum(dx, tile.k, tile.live)  # from x = scale · q kᵀ
+        _add(dk[..., tile.keys, :], scale * _weighted_sum(dx.swapaxes(-1, -2), rows, seen))
+        _add(dv[..., tile.keys, :], _weighted_sum((p * tile.keep).swapaxes(-1, -2), do, seen))
         if dbias is not None:
             part = _cut(dbias, tile.keys)
             part += _sum_to(ds, part.shape)
@@ -144,7 +144,7 @@ def flash_backward(
 
 
 def naive(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
-    """The textbook: NaN for a query that sees nothing, and NaN leaks from behind the mask."""
+    """Textbook attention: fully masked rows are NaN, and NaN leaks from hidden keys."""
     with np.errstate(all="ignore"):
         scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
         if mask is not None:
@@ -154,7 +154,7 @@ def naive(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
         return np.asarray(weights @ v).astype(q.dtype, copy=False)
 
 
-# --- the parts ------------------------------------------------------------------------------------
+# --- parts ----------------------------------------------------------------------------------------
 
 
 def _tiles(
@@ -170,7 +170,7 @@ def _tiles(
     dropout_mask: Array | None,
     dropout_rate: float,
 ) -> Iterator[Tile]:
-    """The keys, `TILE` at a time, with the final scores of all queries for them."""
+    """Yield the keys, `TILE` at a time, with the final scores of all queries for them."""
     (H, T, _), S, wide = rows.shape[-3:], k.shape[-2], rows.dtype.type
     left, right = window or (None, None)
     right = 0 if causal else right  # the window's right side is 0 or more  [6, 7]
@@ -178,9 +178,11 @@ def _tiles(
         keys = slice(start, min(start + TILE, S))
         visible = np.ones((T, keys.stop - start), bool) if mask is None else _cut(mask, keys)
         if left is not None or right is not None:
-            beside = np.arange(S)[keys] - (np.arange(T)[:, None] + S - T)  # (T, s) past the own
-            visible = visible if right is None else visible & (beside <= right)
-            visible = visible if left is None else visible & (beside >= -left)
+            offset = np.arange(S)[keys] - (
+                np.arange(T)[:, None] + S - T
+            )  # (T, s) from the diagonal
+            visible = visible if right is None else visible & (offset <= right)
+            visible = visible if left is None else visible & (offset >= -left)
 
         k_tile, v_tile = (_repeat(x[..., keys, :].astype(wide), H) for x in (k, v))
         s = _scale(rows, scale) * (rows @ k_tile.swapaxes(-1, -2))  # (..., H, T, s)  [1]
@@ -198,19 +200,19 @@ def _tiles(
 
 
 def _wide(q: Array) -> type[Any]:
-    """What is computed in."""
+    """Return the compute dtype."""
     return np.float64 if q.dtype == np.float64 else np.float32
 
 
 def _rows(q: Array, k: Array, v: Array) -> Array:
-    """q, widened, with all leading axes and a head axis."""
+    """Return q in the compute dtype, with all leading axes and a head axis."""
     lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     heads = q.shape[-3] if q.ndim > 2 else 1
     return np.broadcast_to(q.astype(_wide(q)), (*lead, heads, *q.shape[-2:]))
 
 
 def _sink(q: Array, sinks: Array | None) -> Array:
-    """(H, 1, 1); no sink is a sink of −inf, which weighs nothing."""
+    """Return the sinks as (H, 1, 1); no sink is a sink of −inf, whose weight is 0."""
     column = np.array([-np.inf]) if sinks is None else sinks
     return column.astype(_wide(q))[:, None, None]
 
@@ -220,18 +222,18 @@ def _scale(q: Array, scale: float | None) -> float:
 
 
 def _cut(x: Array, keys: slice) -> Array:
-    """The keys of x, unless x is the same for all keys. A view."""
+    """Return a view of x at these keys; x itself if it has one entry for all keys."""
     return x if x.shape[-1] == 1 else x[..., keys]
 
 
 def _repeat(x: Array, H: int) -> Array:
-    """(..., K, s, n) → (..., H, s, n): query head h uses key/value head h // (H / K)."""
+    """Repeat heads, (..., K, s, n) → (..., H, s, n): query head h uses head h // (H / K)."""
     x = x if x.ndim > 2 else x[None]
     return np.repeat(x, H // max(x.shape[-3], 1), axis=-3)
 
 
-def _see(w: Array, x: Array, live: Array) -> Array:
-    """w @ x in which x counts only where it is live: 0 · NaN is NaN.  [10]"""
+def _weighted_sum(w: Array, x: Array, live: Array) -> Array:
+    """Return w @ x without the entries of x that are not live: 0 · NaN is NaN [10]."""
     finite = np.isfinite(x)
     if finite.all():
         return np.asarray(w @ x)
@@ -240,7 +242,7 @@ def _see(w: Array, x: Array, live: Array) -> Array:
 
 
 def _add(dx: Array, parts: Array) -> None:
-    """dx (..., K, s, n) += parts (..., H, s, n), summed over what shares dx.  [13]"""
+    """Add parts (..., H, s, n), summed over heads and axes that share dx (..., K, s, n) [13]."""
     *lead, H, s, n = parts.shape
     K = dx.shape[-3] if dx.ndim > 2 else 1
     dx += _sum_to(parts.reshape(*lead, K, H // max(K, 1), s, n).sum(-3), dx.shape)

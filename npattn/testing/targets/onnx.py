@@ -1,4 +1,4 @@
-"""ONNX: its operator Attention as a model of one node, and its reference evaluator as a target.
+"""Operator Attention of ONNX as a model of one node, and its reference evaluator as a target.
 
 The operator has one input for mask and bias, no lse and no gradient. Its attributes are float32,
 whatever the dtype of its inputs.
@@ -30,15 +30,15 @@ Run = Callable[[Mapping[str, Array]], list[Array]]
 
 
 def model(opset: int, inputs: Mapping[str, Any], outputs: tuple[str, ...], **options: Any) -> Any:
-    """A model of one Attention node.
+    """Return a model of one Attention node.
 
     Parameters
     ----------
     opset : int
     inputs : mapping
-        Name → dtype: Q, K, V and, where there is one, attn_mask.
+        Dtypes by name: Q, K, V and, if there is one, attn_mask.
     outputs : tuple of str
-        By position; "" is left out.
+        Names by position; "" leaves one out.
     **options
         Attributes of the node.
     """
@@ -60,7 +60,7 @@ def model(opset: int, inputs: Mapping[str, Any], outputs: tuple[str, ...], **opt
     )
 
 
-IR_VERSION = 11  # that of opset 23, which readers of later ones know
+IR_VERSION = 11  # of opset 23; readers of later opsets know it
 
 
 def call(
@@ -71,26 +71,28 @@ def call(
     weights: bool,
     **options: Any,
 ) -> Any:
-    """What an evaluator gives for these arrays: out, or (out, weights).
+    """Run an evaluator: out, or (out, weights).
 
     Parameters
     ----------
     start : callable
-        ``(dtypes, weights, **options)`` → what runs the model; options at their default are None.
+        Called with ``(dtypes, weights, **options)``, without options that are None; returns the
+        function that runs the model.
     """
     q, k, v = arrays
     scale = options["scale"]
-    if scale is not None and scale <= 0:  # the operator takes its root
+    if scale is not None and scale <= 0:  # the operator takes its square root
         q, options["scale"] = q * q.dtype.type(np.sign(scale)), abs(scale) or 1.0
-    given = {"Q": q, "K": k, "V": v}
+    inputs = {"Q": q, "K": k, "V": v}
     extra = mask if bias is None else bias
     if bias is not None and mask is not None:
         extra = np.where(mask, bias, bias.dtype.type(-np.inf))
     if extra is not None:  # a last axis of 1 would be padded with −inf, and not repeated
-        given["attn_mask"] = np.broadcast_to(extra, (*extra.shape[:-1], k.shape[-2]))
-    dtypes = tuple((name, array.dtype) for name, array in given.items())
-    found = start(dtypes, weights, **{n: x for n, x in options.items() if x is not None})(given)
-    return tuple(found) if weights else found[0]
+        inputs["attn_mask"] = np.broadcast_to(extra, (*extra.shape[:-1], k.shape[-2]))
+    dtypes = tuple((name, array.dtype) for name, array in inputs.items())
+    run = start(dtypes, weights, **{n: x for n, x in options.items() if x is not None})
+    outputs = run(inputs)
+    return tuple(outputs) if weights else outputs[0]
 
 
 @lru_cache(maxsize=256)
@@ -99,7 +101,7 @@ def _evaluator(dtypes: tuple[tuple[str, Any], ...], weights: bool, **options: An
         options["qk_matmul_output_mode"] = WEIGHTS
     outputs = ("Y", "", "", "weights") if weights else ("Y",)
     evaluator: Any = ReferenceEvaluator(model(25, dict(dtypes), outputs, **options))
-    return lambda given: list(evaluator.run(None, dict(given)))
+    return lambda inputs: list(evaluator.run(None, dict(inputs)))
 
 
 def attention(
@@ -115,7 +117,7 @@ def attention(
     softcap: float | None = None,
     return_weights: bool = False,
 ) -> Any:
-    """Operator Attention, opset 25, by ``onnx.reference``: out, or (out, weights)."""
+    """Run operator Attention, opset 25, by ``onnx.reference``: out, or (out, weights)."""
     left, right = (-1 if n is None else n for n in window or (None, None))
     return call(
         _evaluator,

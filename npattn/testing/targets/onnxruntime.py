@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: its operator Attention as a target."""
+"""Operator Attention of ONNX Runtime on the CPU as a target."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _session(dtypes: tuple[tuple[str, Any], ...], weights: bool, **options: Any)
         options["qk_matmul_output_mode"] = WEIGHTS
     outputs = ("Y", "", "", "weights") if weights else ("Y",)
     settings = SessionOptions()
-    settings.intra_op_num_threads = 1  # small problems are slow on threads that wait for each other
-    settings.log_severity_level = 4  # what goes wrong is raised, too
-    made = model(24, dict(dtypes), outputs, **options).SerializeToString()
-    session = InferenceSession(made, settings, providers=["CPUExecutionProvider"])
-    return lambda given: list(session.run(None, dict(given)))
+    settings.intra_op_num_threads = 1  # on small problems threads wait for each other
+    settings.log_severity_level = 4  # errors are raised as well
+    serialized = model(24, dict(dtypes), outputs, **options).SerializeToString()
+    session = InferenceSession(serialized, settings, providers=["CPUExecutionProvider"])
+    return lambda inputs: list(session.run(None, dict(inputs)))
 
 
 def attention(
@@ -50,10 +50,10 @@ def attention(
     softcap: float | None = None,
     return_weights: bool = False,
 ) -> Any:
-    """Operator Attention, opset 24, by ONNX Runtime: out, or (out, weights)."""
+    """Run operator Attention, opset 24, by ONNX Runtime: out, or (out, weights)."""
     if k.shape[-3] == 0:
-        raise ValueError("no heads: ONNX Runtime divides by their number, which ends the process")
-    whole = (q.shape[-2], k.shape[-2])  # it repeats neither axis
+        raise ValueError("no heads: ONNX Runtime divides by their number and ends the process")
+    whole = (q.shape[-2], k.shape[-2])  # it broadcasts neither axis
     mask, bias = (
         None if x is None else np.broadcast_to(x, (*x.shape[:-2], *whole)) for x in (mask, bias)
     )

@@ -28,18 +28,18 @@ def sdpa(
     bias: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """``torch.nn.functional.scaled_dot_product_attention`` as a user calls it.
+    """Call ``torch.nn.functional.scaled_dot_product_attention`` as a user does.
 
-    It has one argument for mask and bias, and refuses ``is_causal`` beside it: whoever has several
-    puts −inf into the bias where the mask or the (top-left) causal mask hides.
+    It has one argument for mask and bias, and refuses ``is_causal`` beside it. With several of
+    them, the bias is −inf where the mask or the (top-left) causal mask hides a key.
     """
-    hidden = mask
+    visible = mask
     if causal and (mask is not None or bias is not None):
         triangle = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-        hidden, causal = triangle if mask is None else mask & triangle, False
-    attn_mask = hidden
+        visible, causal = triangle if mask is None else mask & triangle, False
+    attn_mask = visible
     if bias is not None:
-        attn_mask = bias if hidden is None else bias.masked_fill(~hidden, float("-inf"))
+        attn_mask = bias if visible is None else bias.masked_fill(~visible, float("-inf"))
     grouped = q.ndim > 2 and q.shape[-3] != k.shape[-3]
     return scaled_dot_product_attention(
         q, k, v, attn_mask, is_causal=causal, scale=scale, enable_gqa=grouped
@@ -56,7 +56,7 @@ def sdpa_math(
     bias: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """`sdpa`, held to the MATH backend."""
+    """Call `sdpa` with the MATH backend."""
     with sdpa_kernel(SDPBackend.MATH):
         return sdpa(q, k, v, mask, causal=causal, bias=bias, scale=scale)
 
@@ -78,7 +78,7 @@ def npattn_torch(
     dropout_rate: float = 0.0,
     return_lse: bool = False,
 ) -> Any:
-    """`npattn.torch.forward`, rounded to the dtype of q."""
+    """Call `npattn.torch.forward` and round out to the dtype of q."""
     from npattn.torch import forward
 
     fwd = forward(
@@ -111,7 +111,7 @@ def npattn_fused(
     bias: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """``npattn.torch.attention(engine="fused")``, with the options that it has on any device."""
+    """Call ``npattn.torch.attention(engine="fused")`` with the options that every device has."""
     from npattn.torch import attention
 
     return attention(

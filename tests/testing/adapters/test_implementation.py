@@ -72,7 +72,7 @@ def test_the_options_that_it_names_are_its_features():
     assert read.name.endswith("f")
 
 
-def test_parameters_that_nobody_knows_keep_their_default_and_are_listed():
+def test_unknown_optional_parameters_are_listed():
     def f(q, k, v, causal=False, block_size=64, *, num_warps=4):
         return zeros_for(q, v)
 
@@ -80,7 +80,7 @@ def test_parameters_that_nobody_knows_keep_their_default_and_are_listed():
     assert Implementation(f).features == {"causal"}
 
 
-def test_a_parameter_without_a_default_that_nobody_knows_is_an_error_that_says_what_to_do():
+def test_unknown_required_parameter_is_an_error():
     def f(q, k, v, block_size, *, stages):
         return zeros_for(q, v)
 
@@ -98,7 +98,7 @@ def test_fewer_than_three_positional_parameters_are_an_error():
         Implementation(f)
 
 
-def test_starred_parameters_take_q_k_and_v_and_name_no_feature():
+def test_starred_parameters_take_q_k_v():
     def f(*arrays, causal=False, **rest):
         return zeros_for(arrays[0], arrays[2])
 
@@ -124,7 +124,7 @@ def test_a_callable_without_a_readable_signature_needs_features():
     assert f.got == {"scale": 0.5}
 
 
-def test_features_narrow_down_what_the_signature_says():
+def test_features_restrict_those_of_signature():
     read = Implementation(flash, features=("mask", "return_lse"))
     assert read.features == {"mask"}
     assert read.returns_lse
@@ -133,7 +133,7 @@ def test_features_narrow_down_what_the_signature_says():
 
 
 @pytest.mark.parametrize("words", [{"features": ["heads"]}, {"rename": {"causal": "cause"}}])
-def test_an_unknown_feature_is_an_error_that_lists_those_there_are(words):
+def test_unknown_feature_is_an_error(words):
     with pytest.raises(OptionError, match="is not a feature, must be one of mask, causal"):
         Implementation(Recorder(), **words)
 
@@ -143,13 +143,13 @@ def test_an_unknown_feature_is_an_error_that_lists_those_there_are(words):
     [{"layout": "BHDT"}, {"framework": "mxnet"}, {"f": 3}],
     ids=lambda words: next(iter(words)),
 )
-def test_an_argument_that_is_not_legal_is_an_error(words):
+def test_illegal_argument_is_an_error(words):
     (name, value), *_ = words.items()
     with pytest.raises(OptionError, match=f"{name} is .*{value}.*must be"):
         Implementation(**({"f": flash} | words))
 
 
-def test_it_is_called_by_the_name_given_or_its_spec_or_its_own():
+def test_name_is_given_or_spec_or_own():
     assert Implementation(flash, name="mine", spec="a:b").name == "mine"
     assert Implementation(flash, spec="a:b").name == "a:b"
     assert Implementation(flash).name == "flash"
@@ -226,7 +226,7 @@ def cotangents(asked, lse=True):
     return Cotangents(dout, rng.standard_normal(dout.shape[:-1]) if lse else None)
 
 
-def test_what_it_returns_is_asked_for_beside_the_plain_call():
+def test_optional_results_need_a_second_call():
     asked, calls = problem(), []
 
     def f(q, k, v, return_lse=False, return_weights=False):
@@ -241,7 +241,7 @@ def test_what_it_returns_is_asked_for_beside_the_plain_call():
     np.testing.assert_array_equal(found["o"], found.pairs[1][1])
 
 
-def test_weights_alone_are_the_second_of_two():
+def test_weights_without_lse_are_second_result():
     def f(q, k, v, return_weights=False):
         out = zeros_for(q, v)
         return (out, np.ones((*out.shape[:-1], S), np.float32)) if return_weights else out
@@ -266,7 +266,7 @@ def test_lists_are_taken_as_tuples():
         (lambda o: None, "one result"),
     ],
 )
-def test_a_wrong_number_of_results_is_no_refusal_but_a_wrong_result(wrong, got):
+def test_wrong_number_of_results_is_a_wrong_result(wrong, got):
     def f(q, k, v, return_lse=False):
         return wrong(zeros_for(q, v)) if return_lse else zeros_for(q, v)
 
@@ -275,7 +275,7 @@ def test_a_wrong_number_of_results_is_no_refusal_but_a_wrong_result(wrong, got):
         Implementation(f).forward(problem())
 
 
-def test_what_was_asked_for_is_told_by_its_own_name():
+def test_optional_result_is_named_in_error():
     def f(q, k, v, need_lse=False, return_weights=False):
         return zeros_for(q, v)
 
@@ -284,7 +284,7 @@ def test_what_was_asked_for_is_told_by_its_own_name():
         Implementation(f, rename={"need_lse": "return_lse"}).forward(problem())
 
 
-def test_an_exception_is_told_with_its_kind():
+def test_exception_is_reported_with_its_class():
     def f(q, k, v):
         raise RuntimeError("no kernel\n  for this size")
 
@@ -292,7 +292,7 @@ def test_an_exception_is_told_with_its_kind():
         Implementation(f, framework="numpy").forward(problem())
 
 
-def test_an_exception_without_words_is_told_by_its_kind():
+def test_exception_without_message_is_reported_by_class():
     def f(q, k, v):
         raise KeyError
 
@@ -300,7 +300,7 @@ def test_an_exception_without_words_is_told_by_its_kind():
         Implementation(f, framework="numpy").forward(problem())
 
 
-def test_an_exit_is_told_as_an_exception_is():
+def test_exit_is_reported_as_exception():
     def f(q, k, v):
         sys.exit(3)
 
@@ -313,12 +313,12 @@ def test_an_exit_is_told_as_an_exception_is():
         )
 
 
-def test_an_exit_while_the_framework_is_tried_is_told_too():
+def test_exit_during_framework_probe_is_reported():
     with pytest.raises(OptionError, match=r"numpy: SystemExit"):
         Implementation(made("def f(q, k, v): raise SystemExit"))
 
 
-def test_an_interrupt_is_the_users_and_passes():
+def test_keyboard_interrupt_passes_through():
     def f(q, k, v):
         raise KeyboardInterrupt
 
@@ -326,7 +326,7 @@ def test_an_interrupt_is_the_users_and_passes():
         Implementation(f, framework="numpy").forward(problem())
 
 
-def test_a_result_that_cannot_be_read_is_told_by_its_name():
+def test_unreadable_result_is_named_in_error():
     class Lazy(np.ndarray):
         def __array__(self, *args, **words):
             raise RuntimeError("the device is gone")
@@ -341,7 +341,7 @@ def test_a_result_that_cannot_be_read_is_told_by_its_name():
         read.forward(problem())
 
 
-def test_a_result_that_is_no_array_is_an_error_that_names_its_kind():
+def test_non_array_result_is_an_error():
     def f(q, k, v):
         return zeros_for(q, v).tolist()
 
@@ -383,7 +383,7 @@ def with_dweights(asked):
     return Cotangents(dout, dlse, np.random.default_rng(2).standard_normal(shape))
 
 
-def test_a_backward_gets_the_cotangent_of_the_weights_that_its_forward_returns():
+def test_backward_gets_cotangent_of_weights():
     asked, got = problem(), []
 
     def f(q, k, v, return_lse=False, return_weights=False):
@@ -406,7 +406,7 @@ def test_a_backward_gets_the_cotangent_of_the_weights_that_its_forward_returns()
     assert got == [None, None]
 
 
-def test_lse_and_dlse_are_none_where_the_forward_has_none():
+def test_backward_without_lse_gets_none():
     def f(q, k, v):
         return flash(q, k, v)
 
@@ -419,7 +419,7 @@ def test_lse_and_dlse_are_none_where_the_forward_has_none():
 
 
 @pytest.mark.parametrize("wrong", [lambda q: q, lambda q: (q, q), lambda q: None], ids="a2n")
-def test_a_backward_that_returns_something_else_is_an_error(wrong):
+def test_wrong_result_of_backward_is_an_error(wrong):
     def backward(dout, q, k, v):
         return wrong(q)
 
@@ -427,7 +427,7 @@ def test_a_backward_that_returns_something_else_is_an_error(wrong):
         Implementation(flash, backward=backward).gradients(problem(), cotangents(problem()))
 
 
-def test_a_name_of_a_gradient_that_there_is_not_is_an_error():
+def test_unknown_gradient_name_is_an_error():
     def backward(dout, q, k, v):
         return {"q": q, "k": k, "value": v}
 
@@ -435,7 +435,7 @@ def test_a_name_of_a_gradient_that_there_is_not_is_an_error():
         Implementation(flash, backward=backward).gradients(problem(), cotangents(problem()))
 
 
-def test_an_exception_in_backward_is_told_as_one_in_backward():
+def test_exception_in_backward_is_reported():
     def backward(dout, q, k, v):
         raise NotImplementedError("GQA")
 
@@ -457,7 +457,7 @@ def test_numpy_has_no_devices():
 # --- arrays: layout, strides, freshness -----------------------------------------------------------
 
 
-def test_layout_bthd_concerns_q_k_v_o_and_their_gradients_only():
+def test_bthd_applies_to_q_k_v_o_and_gradients():
     def f(q, k, v, mask=None, *, bias=None, return_lse=False):
         assert q.shape == (B, T, H, D)
         assert k.shape == (B, S, K, D)
@@ -501,18 +501,18 @@ def strides_of(view, layout="BHTD", asked=None):
     return laid["k"].strides, plain["k"].strides
 
 
-def test_a_transposed_view_has_its_heads_inside_its_length():
+def test_transposed_view_has_heads_inside_length():
     laid, plain = strides_of("transposed")
     assert plain == (4 * K * S * D, 4 * S * D, 4 * D, 4)
     assert laid == (4 * K * S * D, 4 * D, 4 * K * D, 4)
 
 
-def test_a_transposed_view_of_one_head_is_in_column_order():
+def test_transposed_view_of_rank_2_is_column_major():
     laid, _ = strides_of("transposed", asked=problem(lead=None, H=1, K=1))
     assert laid == (4, 4 * S)
 
 
-def test_a_stepped_view_is_every_second_element_of_a_larger_buffer():
+def test_stepped_view_takes_every_second_element():
     laid, plain = strides_of("stepped")
     assert laid[-2:] == (4 * plain[-2], 2 * plain[-1])
 
@@ -522,7 +522,7 @@ def test_a_reversed_view_goes_backwards_in_memory():
     assert laid[-2] == -plain[-2]
 
 
-def test_an_expanded_view_repeats_by_a_stride_of_zero_what_is_the_same():
+def test_expanded_view_repeats_equal_values_by_stride_zero():
     asked = problem()
     laid, plain = strides_of("expanded", asked=asked)
     assert laid == plain  # two samples that differ cannot share memory
@@ -544,7 +544,7 @@ def test_arrays_are_fresh_and_writable(view, layout):
         assert not np.shares_memory(array, getattr(asked, name)), name
 
 
-def test_results_are_copies_that_a_later_call_cannot_change():
+def test_results_are_copies():
     buffer = np.zeros((B, H, T, E), np.float32)
 
     def f(q, k, v):
@@ -584,7 +584,7 @@ def test_a_probe_finds_numpy():
     assert Implementation(lambda q, k, v: np.zeros_like(q)).framework.name == "numpy"
 
 
-def test_where_nothing_says_it_the_error_names_framework(monkeypatch):
+def test_unknown_framework_error_names_argument(monkeypatch):
     for package in ("torch", "jax"):
         monkeypatch.delitem(sys.modules, package, raising=False)
     with pytest.raises(OptionError, match=r"tiny problem \(numpy: ValueError: no\).*framework="):
@@ -642,7 +642,7 @@ def test_a_probe_finds_torch(torch):
     "dtype",
     ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "int64"],
 )
-def test_every_bit_survives_the_way_into_torch_and_out_of_it(torch, framework, dtype):
+def test_round_trip_through_torch_keeps_every_bit(torch, framework, dtype):
     rng = np.random.default_rng(0)
     array = (4 * rng.standard_normal((3, 5))).astype(dtype)
     tensor = framework.give(array.copy())
@@ -653,7 +653,7 @@ def test_every_bit_survives_the_way_into_torch_and_out_of_it(torch, framework, d
     assert back.tobytes() == array.tobytes()
 
 
-def test_every_number_of_8_bits_survives_both_ways(framework):
+def test_round_trip_keeps_every_8_bit_number(framework):
     for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
         every = np.arange(256, dtype=np.uint8).view(dtype)
         assert framework.take(framework.give(every.copy())).tobytes() == every.tobytes()
@@ -688,7 +688,7 @@ def test_torch_has_no_negative_strides(torch):
         Implementation(plain_torch(torch), framework="torch").inputs(problem(), "reversed")
 
 
-def test_what_torch_returns_must_be_a_tensor(torch):
+def test_result_of_torch_must_be_a_tensor(torch):
     with pytest.raises(ImplementationError, match=r"returned builtins.float, must be a torch tens"):
         Implementation(lambda q, k, v: 1.0, framework="torch").forward(problem())
 
@@ -723,7 +723,7 @@ def test_autograd_goes_through_the_weights_too(torch):
         np.testing.assert_allclose(array, getattr(want, name[1:]), atol=1e-12, err_msg=name)
 
 
-def test_autograd_can_leave_the_gradient_of_the_bias_unasked(torch):
+def test_autograd_can_skip_gradient_of_bias(torch):
     seen = []
 
     def f(q, k, v, bias=None):
@@ -739,7 +739,7 @@ def test_autograd_can_leave_the_gradient_of_the_bias_unasked(torch):
     assert seen == [(False, False), (True, True), (True, False)]
 
 
-def test_a_result_that_autograd_cannot_reach_is_an_error(torch):
+def test_result_unreachable_by_autograd_is_an_error(torch):
     def f(q, k, v):
         return plain_torch(torch)(q, k, v).detach()
 
@@ -747,7 +747,7 @@ def test_a_result_that_autograd_cannot_reach_is_an_error(torch):
         Implementation(f).gradients(problem(), cotangents(problem()))
 
 
-def test_an_input_that_autograd_cannot_reach_has_gradient_zero(torch):
+def test_input_unreachable_by_autograd_has_zero_gradient(torch):
     def f(q, k, v):
         return plain_torch(torch)(q, k.detach(), v)
 
@@ -757,7 +757,7 @@ def test_an_input_that_autograd_cannot_reach_has_gradient_zero(torch):
     assert (found["dv"] != 0).all()
 
 
-def test_an_exception_in_autograd_is_told(torch):
+def test_exception_in_autograd_is_reported(torch):
     class Broken(torch.autograd.Function):
         @staticmethod
         def forward(ctx, q, k, v):
@@ -773,7 +773,7 @@ def test_an_exception_in_autograd_is_told(torch):
         )
 
 
-def test_a_torch_function_with_a_backward_of_its_own_is_asked_for_that(torch):
+def test_explicit_backward_of_torch_function_is_used(torch):
     def backward(dout, q, k, v, *, out):
         assert out.shape == dout.shape
         return torch.zeros_like(q), torch.ones_like(k), torch.ones_like(v)
@@ -784,12 +784,12 @@ def test_a_torch_function_with_a_backward_of_its_own_is_asked_for_that(torch):
     assert (found["dk"] == 1).all()
 
 
-def test_a_name_to_rename_that_is_no_parameter_is_an_error_that_lists_those_there_are():
+def test_rename_of_unknown_parameter_is_an_error():
     with pytest.raises(OptionError, match="rename has caussal, must be parameters of flash"):
         Implementation(flash, rename={"caussal": "causal"})
 
 
-def test_a_device_that_torch_cannot_use_is_an_error():
+def test_unusable_torch_device_is_an_error():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine has the device that is asked for")
@@ -847,7 +847,7 @@ def test_a_probe_finds_jax_also_behind_jit(jax):
     "dtype",
     ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "bool"],
 )
-def test_every_bit_survives_the_way_into_jax_and_out_of_it(jax, dtype):
+def test_round_trip_through_jax_keeps_every_bit(jax, dtype):
     from npattn.testing.adapters.jax import JAX
 
     array = (4 * np.random.default_rng(0).standard_normal((3, 5))).astype(dtype)
@@ -860,7 +860,7 @@ def test_every_bit_survives_the_way_into_jax_and_out_of_it(jax, dtype):
     assert back.flags.writeable
 
 
-def test_float64_is_allowed_while_it_is_computed_with_and_only_then(jax):
+def test_float64_is_enabled_only_during_float64_calls(jax):
     seen = []
 
     def f(q, k, v):
@@ -875,10 +875,10 @@ def test_float64_is_allowed_while_it_is_computed_with_and_only_then(jax):
     assert jax.numpy.ones(3).dtype == np.float32
 
 
-def test_where_float64_is_not_allowed_it_is_not_made_float32_silently(jax):
+def test_disabled_float64_is_not_silently_narrowed(jax):
     from npattn.testing.adapters.jax import JAX
 
-    with pytest.raises(ImplementationError, match="JAX made float32 of float64"):
+    with pytest.raises(ImplementationError, match="JAX converted float64 to float32"):
         JAX().give(np.ones(3))
 
 
@@ -888,18 +888,18 @@ def test_jax_has_no_views(jax, view):
         Implementation(plain_jax(jax), framework="jax").inputs(problem(), view)
 
 
-def test_what_jax_returns_must_be_its_array(jax):
+def test_result_of_jax_must_be_its_array(jax):
     with pytest.raises(ResultError, match=r"returned numpy.ndarray, must be a JAX array"):
         Implementation(lambda q, k, v: np.array(q), framework="jax").forward(problem())
 
 
-def test_an_input_that_is_given_away_is_seen(jax):
+def test_donated_input_is_detected(jax):
     giving = jax.jit(lambda q, k, v: q * 2, donate_argnums=(0,))
     read = Implementation(giving, framework="jax")
     asked = problem()
     inputs = read.inputs(asked)
     read.forward(asked, inputs=inputs)
-    with pytest.raises(ImplementationError, match="given away"):
+    with pytest.raises(ImplementationError, match="was donated"):
         read.framework.take(inputs["q"])
 
 
@@ -917,7 +917,7 @@ def test_vjp_gives_the_gradients_of_the_oracle(jax, lse):
     assert set(without) == {"dq", "dk", "dv"}
 
 
-def test_an_input_that_vjp_cannot_reach_has_gradient_zero(jax):
+def test_input_unreachable_by_vjp_has_zero_gradient(jax):
     cut = jax.lax.stop_gradient
     read = Implementation(lambda q, k, v: plain_jax(jax)(q, cut(k), v), framework="jax")
     found = read.gradients(problem(), cotangents(problem()))
@@ -926,7 +926,7 @@ def test_an_input_that_vjp_cannot_reach_has_gradient_zero(jax):
     assert (found["dv"] != 0).all()
 
 
-def test_an_exception_in_vjp_is_told(jax):
+def test_exception_in_vjp_is_reported(jax):
     @jax.custom_vjp
     def f(q, k, v):
         return plain_jax(jax)(q, k, v)
@@ -939,7 +939,7 @@ def test_an_exception_in_vjp_is_told(jax):
         Implementation(f, framework="jax").gradients(problem(), cotangents(problem()))
 
 
-def test_a_device_that_jax_cannot_use_is_an_error(jax):
+def test_unusable_jax_device_is_an_error(jax):
     with pytest.raises(OptionError, match="device is 'tpu', which JAX cannot use here"):
         Implementation(plain_jax(jax), framework="jax").on("tpu")
     with pytest.raises(OptionError, match="device is 'cpu:99', which JAX cannot use here"):

@@ -42,14 +42,14 @@ def same(a, b):
 
 @settings(max_examples=100, database=None, deadline=None)
 @given(recipes(Space()))
-def test_the_line_evaluates_back_and_makes_the_same_problem(drawn):
+def test_repr_evaluates_to_same_problem(drawn):
     again = eval(repr(drawn), {"Recipe": Recipe})
     assert again == drawn
     assert hash(again) == hash(drawn)
     assert same(again.problem(), drawn.problem())
 
 
-def test_the_line_names_sizes_always_and_options_where_they_are_not_the_default():
+def test_repr_has_sizes_and_non_default_options():
     assert repr(Recipe()) == (
         "Recipe(lead=(2,), H=1, K=1, T=2, S=3, D=5, E=7, dtype='float32', seed=0)"
     )
@@ -72,7 +72,7 @@ def test_every_field_is_kept_by_the_line():
 # --- the problem ----------------------------------------------------------------------------------
 
 
-def test_one_seed_makes_one_problem_and_another_makes_another():
+def test_seed_determines_problem():
     words = {"mask": "full", "bias": "full", "sinks": True, "dropout": 0.5}
     first, again = recipe(**words).problem(), recipe(**words).problem()
     assert same(first, again)
@@ -81,7 +81,7 @@ def test_one_seed_makes_one_problem_and_another_makes_another():
         assert (getattr(first, name) != getattr(other, name)).any(), name
 
 
-def test_an_option_changes_no_array_but_its_own():
+def test_option_changes_no_other_array():
     plain = recipe().problem()
     full = recipe(mask="full", bias="full", sinks=True, dropout=0.5, softcap=2.0).problem()
     for name in "qkv":
@@ -90,7 +90,7 @@ def test_an_option_changes_no_array_but_its_own():
                 recipe(mask="full").problem())  # fmt: skip
 
 
-def test_the_problem_has_the_sizes_and_options_of_the_recipe():
+def test_problem_has_sizes_and_options_of_recipe():
     problem = recipe(causal=True, window=(2, None), scale=0.5, softcap=2.0, dropout=0.25).problem()
     assert {n: getattr(problem, n) for n in SIZES} == SIZES
     assert problem.causal == "bottom_right"
@@ -100,27 +100,27 @@ def test_the_problem_has_the_sizes_and_options_of_the_recipe():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_drawn_is_drawn_in_the_dtype(dtype):
+def test_recipes_have_dtype_of_space(dtype):
     problem = recipe(dtype=dtype, bias="full", sinks=True).problem()
     for name in ("q", "k", "v", "bias", "sinks"):
         assert getattr(problem, name).dtype == np.dtype(dtype), name
 
 
-def test_alignment_and_the_meaning_of_true_are_those_of_conventions():
+def test_alignment_and_mask_true_follow_arguments():
     asked = recipe(mask="full", causal=True)
     assert asked.problem("top_left").causal == "top_left"
     plain, hiding = asked.problem(), asked.problem(mask_true="hide")
     np.testing.assert_array_equal(plain.mask, ~hiding.mask)
 
 
-def test_a_rate_of_zero_drops_without_rescaling_and_none_does_not_drop():
+def test_zero_rate_drops_without_rescaling():
     assert recipe().problem().dropout_mask is None
     problem = recipe(dropout=0.0).problem()
     assert problem.dropout_rate == 0
     assert 0 < problem.dropout_mask.mean() < 1
 
 
-def test_broadcast_gives_k_and_v_leading_axes_of_size_1():
+def test_broadcast_k_and_v_have_leading_size_1():
     problem = recipe(lead=(2, 3), broadcast=True).problem()
     assert problem.q.shape == (2, 3, H, T, D)
     assert problem.k.shape == (1, 1, K, S, D)
@@ -132,7 +132,7 @@ def test_broadcast_gives_k_and_v_leading_axes_of_size_1():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lead", LEADS)
-def test_cotangents_have_the_shapes_and_dtypes_of_what_they_belong_to(lead, dtype):
+def test_cotangents_have_shapes_and_dtypes_of_results(lead, dtype):
     asked = with_lead(lead, dtype=dtype)
     problem = asked.problem()
     fwd = npattn.forward(problem.q, problem.k, problem.v)
@@ -143,7 +143,7 @@ def test_cotangents_have_the_shapes_and_dtypes_of_what_they_belong_to(lead, dtyp
     assert dlse.dtype == (np.float64 if dtype == "float64" else np.float32)
 
 
-def test_without_an_lse_there_is_no_cotangent_of_it():
+def test_no_cotangent_of_lse_without_lse():
     asked = recipe()
     dout, dlse = asked.cotangents(asked.problem(), lse=False)
     assert dlse is None
@@ -152,7 +152,7 @@ def test_without_an_lse_there_is_no_cotangent_of_it():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lead", LEADS)
-def test_the_cotangent_of_weights_is_like_that_of_lse_and_only_there_when_asked(lead, dtype):
+def test_cotangent_of_weights_is_made_on_request(lead, dtype):
     asked = with_lead(lead, dtype=dtype)
     problem = asked.problem()
     assert asked.cotangents(problem).dweights is None
@@ -161,7 +161,7 @@ def test_the_cotangent_of_weights_is_like_that_of_lse_and_only_there_when_asked(
     assert given.dweights.dtype == given.dlse.dtype
 
 
-def test_cotangents_are_random_different_and_the_same_whatever_else_is_asked():
+def test_cotangents_are_random_and_reproducible():
     asked = recipe()
     one, all_three = (
         asked.cotangents(asked.problem()),
@@ -220,7 +220,7 @@ def test_a_steep_distribution_has_logits_of_its_size(name, least, most):
     assert least < abs(raw(asked) / D**0.5).max() < most
 
 
-def test_one_hot_puts_nearly_all_weight_on_one_key():
+def test_one_hot_has_one_dominant_weight():
     weights, _ = scores(recipe(distribution="one-hot", T=64, S=65))
     assert np.median(weights.max(-1)) > 1 - 1e-6
 
@@ -237,7 +237,7 @@ STEEP = ("one-hot", "huge logits", "low", "heavy tails", "mixed scales", "key of
 
 @pytest.mark.parametrize("name", STEEP)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
-def test_scores_stay_within_the_dtype_before_they_are_scaled(name, dtype):
+def test_unscaled_scores_stay_within_dtype(name, dtype):
     for seed in range(5):
         asked = recipe(distribution=name, dtype=dtype, seed=seed, D=64)
         assert abs(raw(asked)).max() <= float(ml_dtypes.finfo(dtype).max)
@@ -265,7 +265,7 @@ def test_outliers_are_in_one_column_of_k_and_v():
     assert problem.v[..., -1].std() > 32 * problem.v[..., :-1].std()
 
 
-def test_duplicate_keys_come_in_pairs_and_take_the_same_weight():
+def test_duplicate_keys_have_equal_weights():
     weights, problem = scores(recipe(distribution="duplicate keys", S=9))
     np.testing.assert_array_equal(problem.k[..., 0:8:2, :], problem.k[..., 1:8:2, :])
     np.testing.assert_allclose(weights[..., 0], weights[..., 1])
@@ -276,19 +276,19 @@ def test_tiny_values_are_tiny():
     assert 0 < abs(problem.v).max() < 2.0**-7
 
 
-def test_near_uniform_rows_have_weights_of_about_one_in_s():
+def test_near_uniform_rows_have_nearly_equal_weights():
     weights, _ = scores(recipe(distribution="near-uniform", S=257))
     assert 0 < abs(weights * 257 - 1).max() < 0.1
 
 
-def test_heavy_tails_have_entries_far_beyond_the_rest_of_q_k_and_v():
+def test_heavy_tails_have_outliers_in_q_k_v():
     problem = recipe(distribution="heavy tails", T=257, S=257).problem()
     for array in (problem.q, problem.k, problem.v):
         assert abs(array).max() > 20 * np.median(abs(array))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_subnormal_keys_or_values_are_below_the_least_normal_number(dtype):
+def test_subnormal_keys_or_values_are_subnormal(dtype):
     least, seen = float(ml_dtypes.finfo(dtype).tiny), set()
     for seed in range(12):
         problem = recipe(distribution="subnormal", dtype=dtype, seed=seed).problem()
@@ -299,7 +299,7 @@ def test_subnormal_keys_or_values_are_below_the_least_normal_number(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_key_offset_is_common_and_leaves_something_of_the_keys(dtype):
+def test_key_offset_is_common_and_keeps_keys_distinct(dtype):
     problem = recipe(distribution="key offset", dtype=dtype, S=257).problem()
     keys = problem.k.astype(float)
     assert keys.mean() > 0.9 * min(1e3, 1 / 8 / float(ml_dtypes.finfo(dtype).eps))
@@ -314,14 +314,14 @@ def test_mixed_scales_have_rows_of_very_different_size():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_near_ties_are_keys_that_differ_by_some_units_in_the_last_place(dtype):
+def test_near_ties_differ_by_a_few_ulp(dtype):
     keys = recipe(distribution="near ties", dtype=dtype, S=33).problem().k.astype(float)
     apart = abs(keys / keys[..., :1, :] - 1)
     assert 0 < apart.max() <= 5 * float(ml_dtypes.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("scale", [None, 1.7, -0.75])
-def test_saturated_rows_have_one_key_far_above_or_far_below_the_rest(scale):
+def test_saturated_rows_have_one_extreme_key(scale):
     asked = recipe(distribution="saturated", scale=scale, dtype="float64", T=33, S=65)
     final = np.sort(raw(asked) * asked.problem().scale, axis=-1)
     above, below = final[..., -1] - final[..., -2], final[..., 1] - final[..., 0]
@@ -329,7 +329,7 @@ def test_saturated_rows_have_one_key_far_above_or_far_below_the_rest(scale):
     assert below.min() > 9e3
 
 
-def test_nearly_one_hot_rows_leave_a_millionth_to_the_rest():
+def test_nearly_one_hot_rows_leave_a_millionth():
     weights, _ = scores(recipe(distribution="nearly one-hot", T=65, S=65))
     rest = 1 - weights.max(-1)
     assert 1e-8 < np.median(rest) < 1e-4
@@ -362,7 +362,7 @@ def test_every_bias_broadcasts_whatever_the_rank(name, lead):
 
 @pytest.mark.parametrize("sizes", [{"S": 0}, {"T": 0}, {"H": 0, "K": 0}, {"S": 1}, {"T": 1}])
 @pytest.mark.parametrize("name", [*MASKS, *BIASES])
-def test_masks_and_biases_are_made_for_sizes_of_0_and_1(name, sizes):
+def test_masks_and_biases_exist_for_sizes_0_and_1(name, sizes):
     words = {"mask": name} if name in MASKS and name not in BIASES else {"bias": name}
     problem = recipe(**words, **sizes).problem()
     assert problem.bias is not None or problem.mask is not None
@@ -372,7 +372,7 @@ def masked(name, **words):
     return np.broadcast_to(recipe(mask=name, **words).problem().mask, (B, H, T, words.get("S", S)))
 
 
-def test_padding_hides_a_tail_of_the_keys_and_left_padding_a_head():
+def test_padding_hides_last_keys_and_left_padding_first():
     shapes = [recipe(mask=n).problem().mask.shape for n in ("padding", "left padding")]
     assert shapes == [(B, 1, 1, S)] * 2
     for seed in range(5):
@@ -383,19 +383,19 @@ def test_padding_hides_a_tail_of_the_keys_and_left_padding_a_head():
         assert front.any(-1).all()
 
 
-def test_empty_rows_and_empty_head_have_queries_that_see_nothing():
+def test_empty_rows_and_empty_head_are_fully_masked():
     for seed in range(5):
         assert (~masked("empty rows", seed=seed).any(-1)).any()
         assert not masked("empty head", seed=seed)[0, 0].any()
 
 
-def test_first_tile_hides_the_first_half_of_the_keys_from_all():
+def test_first_tile_hides_first_half_of_keys():
     mask = masked("first tile", S=9)
     assert not mask[..., :4].any()
     assert mask[..., 4:].any()
 
 
-def test_a_prefix_is_seen_by_all_and_the_rest_is_causal():
+def test_prefix_is_visible_to_all_and_rest_is_causal():
     for seed in range(5):
         mask = masked("prefix", seed=seed)
         causal = np.tri(T, S, S - T, dtype=bool)
@@ -405,7 +405,7 @@ def test_a_prefix_is_seen_by_all_and_the_rest_is_causal():
 
 
 @pytest.mark.parametrize("sizes", [{}, {"T": 7, "S": 5}, {"T": 9, "S": 9}])
-def test_documents_are_blocks_in_which_everybody_sees_the_same(sizes):
+def test_documents_are_blocks_with_equal_visibility(sizes):
     T, S = sizes.get("T", 5), sizes.get("S", 7)
     seen = set()
     for seed in range(5):
@@ -426,7 +426,7 @@ def test_a_checkerboard_alternates():
     assert (mask[..., 1:, :] != mask[..., :-1, :]).all()
 
 
-def test_a_single_key_is_seen_by_each_query():
+def test_single_key_is_visible_to_each_query():
     mask = masked("single key")
     np.testing.assert_array_equal(mask.sum(-1), 1)
     assert len(np.unique(mask.argmax(-1))) > 1
@@ -460,13 +460,13 @@ def test_a_bias_has_the_shape_of_its_name(name, shape):
     assert recipe(bias=name).problem().bias.shape == shape
 
 
-def test_alibi_is_zero_on_the_diagonal_and_falls_beside_it():
+def test_alibi_falls_from_zero_on_diagonal():
     bias = recipe(bias="alibi", T=4, S=6, H=2, K=2).problem().bias
     np.testing.assert_array_equal(bias[0, [0, 1, 2, 3], [2, 3, 4, 5]], 0)
     assert bias[0, 3, 0] == 5 * bias[0, 3, 4] < 0
 
 
-def test_additive_padding_is_minus_infinity_or_a_large_number_within_the_dtype():
+def test_additive_padding_is_infinite_or_large():
     assert set(np.unique(recipe(bias="-inf padding", lead=(9,)).problem().bias)) == {-np.inf, 0}
     for dtype in DTYPES:
         bias = recipe(bias="large negative padding", lead=(9,), dtype=dtype).problem().bias
@@ -475,7 +475,7 @@ def test_additive_padding_is_minus_infinity_or_a_large_number_within_the_dtype()
         assert np.isfinite(least)
 
 
-def test_a_relative_bias_depends_on_head_and_distance_alone_and_far_ones_share_a_number():
+def test_relative_bias_depends_on_head_and_bucketed_distance():
     bias = recipe(bias="relative", T=65, S=65).problem().bias
     np.testing.assert_array_equal(bias[:, 1:, 1:], bias[:, :-1, :-1])
     assert len(np.unique(bias[0])) == 7 + 6  # 0; 1, 2-3, ..., 32-63, and 64, to either side
@@ -486,7 +486,7 @@ def test_a_relative_bias_depends_on_head_and_distance_alone_and_far_ones_share_a
     ("kind", "offset"), [("-1e4", -1e4), ("-1e9", -1e9), ("least", -np.inf)], ids=str
 )
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_low_rows_are_offset_as_a_whole_by_what_the_dtype_holds_twice(kind, offset, dtype):
+def test_low_rows_are_offset_as_a_whole(kind, offset, dtype):
     bias = recipe(bias=f"{kind} rows", dtype=dtype, T=33).problem().bias.astype(float)
     half = float(ml_dtypes.finfo(dtype).min) / 2
     low = bias.min(-1) < max(offset, half) / 2
@@ -497,7 +497,7 @@ def test_low_rows_are_offset_as_a_whole_by_what_the_dtype_holds_twice(kind, offs
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_padding_by_the_least_number_leaves_room_for_a_score_and_for_base_2(dtype):
+def test_finite_padding_leaves_room_for_scores_and_base_2(dtype):
     bias = recipe(bias="least padding", lead=(9,), dtype=dtype).problem().bias
     least = float(ml_dtypes.finfo(dtype).min)
     assert set(np.unique(bias.astype(float))) == {least / 2, 0}

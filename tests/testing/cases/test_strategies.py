@@ -69,19 +69,19 @@ def test_most_draws_are_different():
 
 
 @pytest.mark.parametrize(("pair", "least"), [("TS", 0.5), ("TD", 0.7), ("SE", 0.7), ("DE", 0.35)])
-def test_sizes_differ_more_often_than_not_but_for_e_which_is_d_in_half_of_the_draws(pair, least):
+def test_sizes_mostly_differ_and_half_have_e_equal_d(pair, least):
     assert share(lambda r: getattr(r, pair[0]) != getattr(r, pair[1])) > least
 
 
 @pytest.mark.parametrize("letter", "TSDE")
-def test_sizes_are_mostly_odd_and_no_powers_of_two(letter):
+def test_sizes_are_mostly_no_powers_of_two(letter):
     sizes = [getattr(r, letter) for r in sample()]
     assert share(lambda n: n % 2 == 1, sizes) > 0.5
     assert share(lambda n: n > 1 and n & (n - 1) == 0, sizes) < 0.5
 
 
 @pytest.mark.parametrize("letter", "TSDE")
-def test_round_sizes_and_0_and_1_are_drawn_too(letter):
+def test_round_sizes_and_0_and_1_are_sampled(letter):
     sizes = {getattr(r, letter) for r in sample()}
     assert {0, 1} <= sizes
     assert sizes & {8, 16}
@@ -111,7 +111,7 @@ def test_round_sizes_and_0_and_1_are_drawn_too(letter):
         *((f"{n} keys", lambda r, n=n: n == r.S) for n in EDGES),
     ],
 )
-def test_what_hides_bugs_is_among_some_hundreds_of_draws(name, condition):
+def test_revealing_structure_is_sampled_often(name, condition):
     assert share(condition) > 0, name
 
 
@@ -130,13 +130,13 @@ def test_what_hides_bugs_is_among_some_hundreds_of_draws(name, condition):
         ("softcap", (None, 0.5, 30.0)),
     ],
 )
-def test_every_kind_of_an_option_is_drawn(field, kinds):
+def test_every_kind_of_option_is_sampled(field, kinds):
     assert set(kinds) <= {getattr(r, field) for r in sample()} | (
         {None} if field in ("mask", "bias", "score_mod") else set()
     )
 
 
-def test_an_option_is_off_in_about_two_of_three_problems():
+def test_options_are_off_in_two_of_three_problems():
     for field in ("mask", "bias", "score_mod", "window"):
         assert 0.4 < share(lambda r, f=field: getattr(r, f) is None) < 0.9, field
 
@@ -164,19 +164,19 @@ HAS = {
 
 
 @pytest.mark.parametrize("name", HAS)
-def test_structure_that_was_refused_is_never_drawn(name):
+def test_refused_structure_is_not_sampled(name):
     pools = Pools(without(name))
     found = [pools.recipe(seed) for seed in range(300)] + drawn(recipes(without(name)), 60)
     assert len(found) == 360
     assert share(HAS[name], found) == 0
 
 
-def test_sizes_of_values_are_round_too_where_odd_ones_are_refused():
+def test_value_sizes_are_round_if_odd_ones_are_refused():
     found = drawn(recipes(without("D % 8")), 150)
     assert all(r.E % 8 == 0 for r in found)
 
 
-def test_what_refuses_all_but_the_plainest_gets_the_plainest():
+def test_plainest_structure_gives_plainest_recipes():
     plainest = Space(structure=frozenset({"rank 3"}), features=frozenset())
     for recipe in drawn(recipes(plainest), 60):
         assert recipe.lead == ()
@@ -186,7 +186,7 @@ def test_what_refuses_all_but_the_plainest_gets_the_plainest():
         assert recipe.D % 8 == 0
 
 
-def test_options_that_it_does_not_have_are_never_drawn():
+def test_missing_features_are_not_sampled():
     space = Space(features=frozenset({"causal"}))
     found = drawn(recipes(space), 60)
     assert share(lambda r: r.causal, found) > 0
@@ -195,12 +195,12 @@ def test_options_that_it_does_not_have_are_never_drawn():
     assert not any(r.sinks for r in found)
 
 
-def test_a_dropout_mask_without_a_rate_has_the_rate_0():
+def test_dropout_mask_without_rate_has_rate_0():
     found = drawn(recipes(Space(features=frozenset({"dropout_mask"}))), 60)
     assert {r.dropout for r in found} == {None, 0.0}
 
 
-def test_a_rate_without_a_dropout_mask_is_never_drawn():
+def test_dropout_rate_needs_dropout_mask():
     found = drawn(recipes(Space(features=frozenset({"dropout_rate"}))), 30)
     assert {r.dropout for r in found} == {None}
 
@@ -208,7 +208,7 @@ def test_a_rate_without_a_dropout_mask_is_never_drawn():
 # --- what is asked for ----------------------------------------------------------------------------
 
 
-def test_sizes_are_those_that_were_given():
+def test_fixed_sizes_are_kept():
     sizes = {"B": (3,), "H": (4, 8), "K": (2, 4), "T": (128,), "S": (64, 96), "D": (64, 128)}
     found = drawn(recipes(Space(sizes=sizes, structure=EVERYTHING - {"rank 2"})), 100)
     for recipe in found:
@@ -220,7 +220,7 @@ def test_sizes_are_those_that_were_given():
         assert {getattr(r, letter) for r in found} == set(sizes[letter]), letter
 
 
-def test_the_same_seed_makes_the_same_recipe_and_few_changes_stay_near_it():
+def test_recipe_and_its_neighbours_are_reproducible():
     pools = Pools(Space())
     assert pools.recipe(7) == Pools(Space()).recipe(7)
     near = drawn(pools.near(7), 30)
@@ -229,13 +229,13 @@ def test_the_same_seed_makes_the_same_recipe_and_few_changes_stay_near_it():
     assert pools.recipe(7) in near
 
 
-def test_sizes_are_those_that_were_given_also_where_more_queries_than_keys_are_refused():
+def test_fixed_sizes_hold_if_longer_queries_are_refused():
     sizes = {"T": (32, 128), "S": (64,)}
     found = drawn(recipes(Space(sizes=sizes, structure=EVERYTHING - {"T > S"})), 40)
     assert {(r.T, r.S) for r in found} == {(32, 64)}
 
 
-def test_heads_without_a_divisor_among_the_key_heads_are_not_shared():
+def test_heads_without_common_divisor_are_not_shared():
     found = drawn(recipes(Space(sizes={"H": (5,), "K": (2,)}, structure=frozenset({"rank 4"}))), 20)
     assert {(r.H, r.K) for r in found} == {(5, 5)}
 
@@ -243,7 +243,7 @@ def test_heads_without_a_divisor_among_the_key_heads_are_not_shared():
 @pytest.mark.parametrize(
     "sizes", [{"Q": (1,)}, {"D": 64}, {"D": ()}, {"D": (-1,)}, {"D": (1.5,)}, {"DT": (1,)}]
 )
-def test_sizes_that_are_not_legal_are_an_error(sizes):
+def test_illegal_sizes_are_an_error(sizes):
     with pytest.raises(OptionError, match="must be a letter of B H K T S D E with a"):
         Space(sizes=sizes)
 
@@ -254,7 +254,7 @@ def test_nonempty_draws_no_size_of_0():
         assert all((*sizes, *(recipe.lead or ())))
 
 
-def test_what_is_forced_is_always_drawn_and_what_is_forbidden_never():
+def test_forced_options_are_sampled_and_forbidden_ones_not():
     found = drawn(
         recipes(
             Space(),
@@ -281,14 +281,14 @@ def test_every_draw_makes_a_problem():
     assert {p.T for p in small} == {4}
 
 
-def test_the_plainest_problem_has_the_sizes_that_were_given():
+def test_plainest_problem_has_fixed_sizes():
     base = Space(sizes={"D": (40,), "T": (3,), "H": (6,), "K": (2,)}).base()
     assert (base.D, base.E, base.T, base.S, base.H, base.K) == (40, 40, 3, 3, 6, 2)
     other = Space(sizes={"E": (24,), "S": (5,), "B": (7,)}).base()
     assert (other.D, other.E, other.T, other.S, other.lead) == (16, 24, 16, 5, (7,))
 
 
-def test_features_and_structure_are_all_there_unless_it_is_said():
+def test_features_and_structure_default_to_all():
     assert Space().features == set(FEATURES)
     assert Space().structure == set(STRUCTURE)
     assert set(HAS) < set(STRUCTURE)
@@ -300,7 +300,7 @@ def switched_on(recipe):
     return frozenset(n for n in OPTION_FIELDS if getattr(recipe, n) != getattr(plain, n))
 
 
-def test_the_first_half_of_what_is_planned_has_every_pair_of_options_and_no_third():
+def test_first_half_of_cases_covers_pairs_of_options():
     planned = list(itertools.islice(Pools(Space()).cases(0, 100), 46))
     met = {switched_on(recipe) for recipe in planned}
     pairs = {frozenset(pair) for pair in itertools.combinations(OPTION_FIELDS, 2)}
@@ -310,13 +310,13 @@ def test_the_first_half_of_what_is_planned_has_every_pair_of_options_and_no_thir
     assert sum(recipe.E == recipe.D for recipe in planned) > 23
 
 
-def test_what_is_planned_depends_on_the_seed_alone():
+def test_cases_depend_on_seed_alone():
     first, again, other = (list(Pools(Space()).cases(seed, 60)) for seed in (3, 3, 5))
     assert first == again
     assert not set(first) & set(other)
 
 
-def test_what_is_planned_does_not_depend_on_what_was_planned_before():
+def test_cases_do_not_depend_on_earlier_cases():
     forced = {"mask": ("full", "matrix"), "bias": ("full", "matrix")}
     turned = dict(reversed(forced.items()))
     one, other = (Pools(Space(features=frozenset()), force=x) for x in (forced, turned))
@@ -326,7 +326,7 @@ def test_what_is_planned_does_not_depend_on_what_was_planned_before():
     assert list(other.cases(3, 10)) == after[1] != after[0]
 
 
-def test_pairs_of_options_are_planned_without_drawing_what_comes_after(monkeypatch):
+def test_pairs_of_options_come_without_sampling_the_rest(monkeypatch):
     monkeypatch.setattr(strategies, "_after_pairs", None)
     pools = Pools(Space())
     assert len({*itertools.islice(pools.cases(0, 100), 46)}) == 46
@@ -364,7 +364,7 @@ def pairs_that_can_meet():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_within_100_examples_every_option_meets_every_other_and_every_kind_of_structure(seed):
+def test_hundred_cases_cover_pairs_of_options_and_structure(seed):
     met = {frozenset(p) for r in cases(seed) for p in itertools.combinations(traits(r), 2)}
     assert pairs_that_can_meet() == met
 
@@ -393,7 +393,7 @@ def test_within_100_examples_every_kind_is_there(seed):
     assert {letter for letter in "TSDEH" for r in plan if getattr(r, letter) == 0} == set("TSDEH")
 
 
-def test_pairs_meet_in_what_the_implementation_has_and_accepts():
+def test_covered_pairs_respect_features_and_structure():
     features = frozenset({"causal", "bias", "scale"})
     space = Space(features=features, structure=EVERYTHING - {"rank 2", "rank 5", "K < H"})
     met = {frozenset(p) for r in cases(0, space) for p in itertools.combinations(traits(r), 2)}
@@ -401,7 +401,7 @@ def test_pairs_meet_in_what_the_implementation_has_and_accepts():
     assert {pair for pair in pairs_that_can_meet() if not pair & gone} == met
 
 
-def test_what_covers_pairs_is_chosen_with_few_options_on_and_not_twice():
+def test_covering_cases_have_few_options_and_no_duplicates():
     plan = [Pools(Space()).recipe(2 * seed) for seed in range(200)]
     chosen = list(covering([], plan))
     assert len(chosen) == len(set(chosen)) < 60
@@ -409,7 +409,7 @@ def test_what_covers_pairs_is_chosen_with_few_options_on_and_not_twice():
     assert list(covering(chosen, plan)) == []
 
 
-def test_long_rows_are_cheap_and_only_where_sizes_are_free():
+def test_long_rows_are_cheap_and_need_free_sizes():
     long = [r for seed in range(20) for r in cases(seed) if r.S == 4096]
     assert 10 < len(long) < 100
     assert max(r.T * r.H for r in long) <= 12
@@ -418,13 +418,13 @@ def test_long_rows_are_cheap_and_only_where_sizes_are_free():
     assert all(r.S != 4096 for r in cases(0, without("T != S")))
 
 
-def test_no_problem_holds_many_more_numbers_than_it_is_allowed():
+def test_problems_stay_within_size_limit():
     for recipe in cases(0) + cases(1):
         heads = math.prod(recipe.lead or ()) * recipe.H
         assert heads * recipe.T * recipe.S <= 2**16, recipe
         assert heads * (recipe.T + recipe.S) * max(recipe.D, recipe.E) <= 2**18, recipe
 
 
-def test_the_largest_sizes_are_said():
+def test_largest_sizes_are_formatted():
     assert Space().largest == "T 257, S 4096, D 128, E 128"
     assert Space(sizes={"T": (64,)}).largest == "T 64, S 257, D 128, E 128"

@@ -40,7 +40,7 @@ FAILED = outcome(
         ("not applicable", False, False),
     ],
 )
-def test_a_report_passes_where_something_was_tested_and_nothing_failed(status, passed, strictly):
+def test_report_passes_if_tested_without_failure(status, passed, strictly):
     assert report(outcome(status=status)).passed is passed
     assert report(outcome(status=status), strict=True).passed is strictly
     assert report(outcome(status=status)).tested is (status != "not applicable")
@@ -51,7 +51,7 @@ def test_a_report_of_nothing_did_not_pass():
     assert "FAILED: nothing tested" in str(report())
 
 
-def test_what_was_not_tested_comes_first_then_the_table_then_the_failures():
+def test_report_lists_untested_table_failures_in_order():
     text = str(report(FAILED, untested=["no backward= was given"]))
     places = [
         text.index(words)
@@ -73,17 +73,17 @@ def test_what_was_not_tested_comes_first_then_the_table_then_the_failures():
     assert "versions" not in text
 
 
-def test_where_all_was_tested_nothing_is_said_of_it():
+def test_complete_report_has_no_untested_line():
     assert "not tested" not in str(report(outcome()))
 
 
-def test_a_line_to_be_pasted_is_never_broken():
+def test_recipe_line_is_never_wrapped():
     long = "Recipe(" + "x=1, " * 100 + ").problem()"
     text = str(report(outcome(status="failed", message="m", problem=PROBLEM, recipe=long)))
     assert long in text
 
 
-def test_there_is_a_column_for_each_dtype_and_a_row_for_each_rule():
+def test_table_has_dtypes_as_columns_and_rules_as_rows():
     lines = str(
         report(
             outcome(worst=0.25),
@@ -103,20 +103,20 @@ def test_there_is_a_column_for_each_dtype_and_a_row_for_each_rule():
     assert next(x for x in lines if x.startswith("views")).split() == ["views", "1-10", "passed"]
 
 
-def test_a_rule_that_does_not_apply_says_why_in_the_table():
+def test_table_has_reason_of_rule_not_applicable():
     text = str(report(outcome(), outcome("views", "not applicable", message="refuses [all] views")))
     assert "– refuses [all] views" in text
     assert "passed: 1 passed" in text
 
 
-def test_a_suspect_is_told_with_its_message():
+def test_suspect_is_reported_with_its_message():
     text = str(report(outcome(status="suspect", message="rather far off")))
     assert "agreement-o[float32] suspect" in text
     assert "rather far off" in text
     assert "passed: 1 suspect" in text
 
 
-def test_an_outcome_has_a_name_for_files_of_expected_failures_and_a_script():
+def test_outcome_has_id_and_script():
     assert FAILED.id == "agreement-o[float32]"
     assert FAILED.script() == "print('shown')"
     assert "shown" not in repr(FAILED)
@@ -138,7 +138,7 @@ def test_json_holds_everything(tmp_path):
     assert (third["status"], third["problem"]) == ("passed", "")
 
 
-def test_json_is_json_also_where_the_worst_is_not_a_number(tmp_path):
+def test_json_is_valid_for_non_finite_worst(tmp_path):
     path = tmp_path / "report.json"
     report(outcome(worst=float("nan"), status="failed")).to_json(path)
 

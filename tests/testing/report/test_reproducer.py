@@ -181,7 +181,7 @@ def test_a_wrong_value_prints_wrong(mine, by):
     assert "o float32" in shown
 
 
-def test_the_script_says_what_is_broken_in_its_first_lines(mine):
+def test_script_docstring_names_broken_rule(mine):
     outcome = failure(implementation(mine, "doubled"), "agreement-o")
     head = ast.get_docstring(ast.parse(outcome.script()))
     assert 'breaks "agreement-o"' in head
@@ -205,29 +205,29 @@ def test_a_wrong_gradient_of_two_functions_prints_wrong(mine):
     assert "WRONG dq[" in run(text, mine)
 
 
-def test_an_input_that_is_written_to_is_said(mine):
+def test_input_written_by_forward_is_shown(mine):
     shown = run(failure(implementation(mine, "in_place"), "inputs-unchanged").script(), mine)
     assert "q WAS WRITTEN TO" in shown
     assert "k unchanged" in shown
 
 
-def test_an_input_that_backward_writes_to_is_said(mine):
+def test_input_written_by_backward_is_shown(mine):
     f, backward = (load(f"{mine.stem}:{n}")[0] for n in ("wrong_gradient", "in_place_in_backward"))
     shown = run(failure(f, "inputs-unchanged", backward=backward).script(), mine)
     assert "k WAS WRITTEN TO" in shown
 
 
-def test_a_result_that_is_not_the_same_again_is_said(mine):
+def test_nondeterministic_result_is_shown(mine):
     shown = run(failure(implementation(mine, "drifting"), "repeatable").script(), mine)
     assert "o DIFFERS BETWEEN TWO CALLS" in shown
 
 
-def test_an_option_that_raises_raises_again(mine):
+def test_script_raises_again_for_raising_option(mine):
     text = failure(implementation(mine, "no_softcap"), "option-softcap").script()
     assert "no softcap yet" in run(text, mine, fails=True)
 
 
-def test_an_option_whose_gradient_raises_raises_again(mine):
+def test_script_raises_again_for_raising_gradient(mine):
     names = ("no_gradient_of_softcap", "no_gradient_of_softcap_backward")
     f, backward = (load(f"{mine.stem}:{n}")[0] for n in names)
     text = failure(f, "option-softcap", backward=backward).script()
@@ -262,7 +262,7 @@ def test_nan_and_inf_in_the_inputs_are_kept(mine):
     assert "WRONG o[" in run(text, mine)
 
 
-def test_a_row_that_sees_nothing_is_kept(mine):
+def test_fully_masked_row_is_kept(mine):
     assert "WRONG o[" in run(failure(implementation(mine, "leaks"), "empty-row").script(), mine)
 
 
@@ -279,25 +279,25 @@ def test_a_size_of_0_is_kept(mine):
     assert "WRONG o[" in run(text, mine)
 
 
-def test_a_view_that_is_misread_is_shown(mine):
+def test_misread_view_is_shown(mine):
     text = failure(implementation(mine, "no_view"), "views", examples=100).script()
     assert "WRONG o[" in run(text, mine)
 
 
-def test_what_a_call_leaves_for_other_strides_is_shown(mine):
+def test_state_left_for_other_strides_is_shown(mine):
     f = implementation(mine, "plan_of_first_strides")
     text = failure(f, "after-other-strides", examples=100).script()
     assert "before = npattn.Problem(" in text
     assert "WRONG o[" in run(text, mine)
 
 
-def test_what_a_call_leaves_for_the_gradients_of_another_dtype_is_shown(mine):
+def test_state_left_for_gradients_of_other_dtype_is_shown(mine):
     f = implementation(mine, "with_lse", backward="plan_of_first_dtype")
     text = failure(f, "after-other-dtype", examples=100).script()
     assert "WRONG d" in run(text, mine)
 
 
-def test_bits_that_are_others_the_second_time_are_shown(mine):
+def test_bits_changed_by_second_call_are_shown(mine):
     f = implementation(mine, "other_bits")
     text = failure(f, "after-other-dtype", dtypes=("float32",), sizes={"T": (5,)}).script()
     assert "WRONG o has other bits the second time" in run(text, mine)
@@ -359,7 +359,7 @@ def f(q, k, v):
         pytest.param(functools.partial(MUTANTS["scale-twice"].forward, causal=False), id="partial"),
     ],
 )
-def test_what_has_no_name_gets_a_marked_placeholder(f, mine):
+def test_unnamed_function_gets_placeholder(f, mine):
     text = failure(f, "agreement-o").script()
     assert "TODO: import your implementation here, as `f`" in text
     ast.parse(text)
@@ -381,7 +381,7 @@ def test_a_nested_function_gets_a_placeholder():
 
 
 @pytest.mark.parametrize("path", [True, False])
-def test_what_is_in_a_script_of_ones_own_is_loaded_from_its_file(mine, path, monkeypatch):
+def test_function_of_main_is_loaded_from_its_file(mine, path, monkeypatch):
     f = load(f"{mine}:doubled")[0]
     f.__module__ = "__main__"
     main = types.ModuleType("__main__")
@@ -397,14 +397,14 @@ def test_what_is_in_a_script_of_ones_own_is_loaded_from_its_file(mine, path, mon
         assert "TODO: import your implementation here" in text
 
 
-def test_a_bound_method_is_not_taken_for_the_function_of_its_class(mine):
+def test_bound_method_differs_from_function_of_class(mine):
     text = failure(load(f"{mine.stem}:bound")[0], "agreement-o", framework="numpy").script()
     ast.parse(text)
     if "TODO" not in text:
         assert "WRONG o[" in run(text, mine)
 
 
-def test_an_object_with_a_repr_of_many_lines_gives_a_script_that_can_be_read():
+def test_multiline_repr_gives_valid_script():
     class Kernel:
         def __call__(self, q, k, v):
             return 2 * load("numpy.flash")[0](q, k, v)
@@ -419,7 +419,7 @@ def test_an_object_with_a_repr_of_many_lines_gives_a_script_that_can_be_read():
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (67,), (3, 5), (2, 3, 5, 71), (2, 0, 3)])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bool"])
-def test_arrays_are_written_to_the_last_bit_in_lines_that_fit(shape, dtype):
+def test_array_literals_are_exact_and_wrapped(shape, dtype):
     rng = np.random.default_rng(0)
     array = np.asarray(rng.standard_normal(shape) * 10.0 ** rng.integers(-9, 5, shape))
     array[rng.random(shape) < 0.4] = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324])
@@ -430,7 +430,7 @@ def test_arrays_are_written_to_the_last_bit_in_lines_that_fit(shape, dtype):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_what_passed_has_no_script():
+def test_passed_outcome_has_no_script():
     f, backward = load("numpy.flash")
     (outcome,) = check(f, backward=backward, only=["agreement-o"], examples=2).outcomes
     assert outcome.script() == ""

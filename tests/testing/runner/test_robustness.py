@@ -38,7 +38,7 @@ def of(f):
     )
 
 
-def test_every_case_of_an_option_that_it_has_is_tried():
+def test_every_wrong_input_of_features_is_tried():
     told = of(flash)
     wanted = {
         c.about for c in MISTAKES if c.needs is None or c.needs in Implementation(flash).features
@@ -50,7 +50,7 @@ def test_every_case_of_an_option_that_it_has_is_tried():
     )
 
 
-def test_an_exception_is_told_with_its_words():
+def test_exception_is_noted_with_its_message():
     def refusing(q, k, v):
         raise ValueError("k and v must have one length")
 
@@ -58,7 +58,7 @@ def test_an_exception_is_told_with_its_words():
     assert told == "an exception (raised ValueError: k and v must have one length)"
 
 
-def test_an_answer_is_told_with_its_shape():
+def test_result_is_noted_with_its_shape():
     told = of(lenient)["v is one key shorter than k"]
     assert told == "ANSWERED without a word: float32 (5, 3, 5, 16), finite"
 
@@ -70,7 +70,7 @@ def test_a_crash_ends_the_child_alone(f, told):
     assert set(of(f).values()) == {told}
 
 
-def test_what_hangs_is_given_up(monkeypatch):
+def test_hanging_call_is_abandoned(monkeypatch):
     monkeypatch.setattr(robustness, "PATIENCE", 0.01)
     assert all("it hangs" in told for told in of(hanging).values())
 
@@ -84,6 +84,6 @@ def test_notes_are_no_verdict():
     assert "ANSWERED without a word" in str(report)
 
 
-def test_it_is_asked_only_by_name():
+def test_robustness_runs_only_by_name():
     report = check(lenient, examples=1, only=["shape-dtype"])
     assert "robustness" not in {o.rule for o in report.outcomes}

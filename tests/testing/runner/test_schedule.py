@@ -60,7 +60,7 @@ def test_two_processes_give_the_report_of_one():
     assert told(two) == told(one)
 
 
-def test_what_fails_is_the_same_and_is_shrunk_to_the_same():
+def test_processes_report_and_shrink_same_failures():
     words = {"examples": 5, "only": ("agreement-o", "empty-row", "hidden-nan")}
     one, two = check(naive, **words), check(naive, processes=2, **words)
     assert [o.rule for o in one.outcomes if o.failed] == [
@@ -72,14 +72,14 @@ def test_what_fails_is_the_same_and_is_shrunk_to_the_same():
     assert told(two) == told(one)
 
 
-def test_wrong_input_is_tried_by_a_process_that_may_fork():
+def test_wrong_input_is_tried_in_child_of_worker():
     report = check(naive, processes=2, only=["robustness"])
     (notes,) = (o for o in report.outcomes if o.rule == "robustness")
     assert notes.status == "passed"
     assert "v is one key shorter than k: an exception" in notes.message
 
 
-def test_progress_moves_from_nothing_to_all():
+def test_progress_covers_all_work():
     seen = []
     check(
         naive,
@@ -93,7 +93,7 @@ def test_progress_moves_from_nothing_to_all():
     assert seen[-1][2:] == (3, 3)
 
 
-def test_a_file_is_loaded_by_its_path_in_every_process(tmp_path):
+def test_workers_load_file_by_path(tmp_path):
     implementation = of_file(tmp_path, PLAIN)
     words = {"examples": 2, "only": ("agreement-o", "shape-dtype")}
     assert told(check(implementation, processes=2, **words)) == told(
@@ -101,7 +101,7 @@ def test_a_file_is_loaded_by_its_path_in_every_process(tmp_path):
     )
 
 
-def test_what_cannot_be_sent_is_an_error_before_any_work():
+def test_unpicklable_implementation_is_an_early_error():
     calls = []
 
     def local(q, k, v):
@@ -114,7 +114,7 @@ def test_what_cannot_be_sent_is_an_error_before_any_work():
     assert not calls
 
 
-def test_what_a_process_cannot_import_is_an_error_before_any_work(monkeypatch):
+def test_unimportable_function_is_an_early_error(monkeypatch):
     module = types.ModuleType("module_that_only_this_process_has")
     exec(PLAIN, module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -124,7 +124,7 @@ def test_what_a_process_cannot_import_is_an_error_before_any_work(monkeypatch):
     assert multiprocessing.active_children() == children
 
 
-def test_a_number_of_processes_below_1_is_an_error():
+def test_fewer_than_1_process_is_an_error():
     with pytest.raises(OptionError, match="processes is 0, must be an integer ≥ 1"):
         check(naive, processes=0)
 
@@ -143,7 +143,7 @@ def attention(q, k, v):
 """
 
 
-def test_processes_have_one_thread_each_and_this_one_keeps_its_own(tmp_path, monkeypatch):
+def test_workers_have_one_thread_and_parent_keeps_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     report = check(of_file(tmp_path, THREADS, "threads"), examples=2, only=["views"], processes=2)
@@ -166,7 +166,7 @@ def attention(q, k, v):
 """
 
 
-def test_a_crash_of_a_process_is_said(tmp_path):
+def test_crash_of_worker_is_reported(tmp_path):
     with pytest.raises(ImplementationError, match=r"ended the process .*processes=1"):
         check(of_file(tmp_path, CRASH, "crash"), examples=2, only=["views"], processes=2)
 
@@ -188,7 +188,7 @@ def attention(q, k, v):
 """
 
 
-def test_an_exception_that_is_no_answer_goes_through(tmp_path, monkeypatch):
+def test_unexpected_exception_passes_through(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     implementation = of_file(tmp_path, STOP, "stop")
     children = multiprocessing.active_children()
@@ -229,20 +229,20 @@ def test_an_interrupt_ends_the_processes(tmp_path):
     assert multiprocessing.active_children() == children
 
 
-def test_functions_travel_by_the_spec_that_finds_them():
+def test_functions_are_pickled_by_spec():
     f, backward = load("numpy.flash")
     state = Implementation(f, backward=backward, spec="numpy.flash").__getstate__()
     assert tuple(state["f"]) == ("numpy.flash", 0)
     assert tuple(state["backward"]) == ("numpy.flash", 1)
 
 
-def test_a_spec_that_finds_something_else_is_only_a_name():
+def test_spec_of_another_object_is_only_a_name():
     state = Implementation(naive, spec="numpy.flash").__getstate__()
     assert state["f"] is naive
     assert Implementation(naive, spec="a name").__getstate__()["f"] is naive
 
 
-def test_an_implementation_is_the_same_after_it_has_travelled():
+def test_implementation_survives_pickling():
     f, backward = load("numpy.flash")
     here = Implementation(f, backward=backward, spec="numpy.flash", rename={"scale": "scale"})
     there = pickle.loads(pickle.dumps(here))

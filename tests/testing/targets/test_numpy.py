@@ -263,9 +263,7 @@ def test_flash_agrees_with_the_oracle_over_all_options(sizes: tuple[Any, ...], s
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("seed", range(8))
-def test_flash_agrees_in_low_precision_within_the_bound_of_its_float32(
-    dtype: Any, seed: int
-) -> None:
+def test_flash_in_low_precision_is_within_float32_bound(dtype: Any, seed: int) -> None:
     check_flash(*draw(seed, SIZES[seed % 5], dtype=dtype), seed)
 
 
@@ -304,7 +302,7 @@ def test_strides_do_not_matter() -> None:
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-13 * abs(v).max())
 
 
-def test_the_inputs_are_not_changed_and_a_second_call_gives_the_same_bits() -> None:
+def test_flash_is_pure_and_deterministic() -> None:
     arrays, options = draw(7, SIZES[0])
     before = [x.copy() for x in arrays]
     out, lse = forward(arrays, options)
@@ -318,7 +316,7 @@ def test_the_inputs_are_not_changed_and_a_second_call_gives_the_same_bits() -> N
 
 
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_a_query_that_sees_nothing(with_sinks: bool) -> None:
+def test_fully_masked_row(with_sinks: bool) -> None:
     (q, k, v), _ = draw(0, SIZES[0], ())
     mask = np.ones((5, 7), bool)
     mask[2] = False
@@ -339,7 +337,7 @@ def test_a_query_that_sees_nothing(with_sinks: bool) -> None:
         assert (grads["sinks"] >= 1e30).all()
 
 
-def test_a_query_with_all_scores_minus_infinity_sees_nothing() -> None:
+def test_row_of_minus_inf_scores_is_fully_masked() -> None:
     (q, k, v), _ = draw(0, SIZES[4], ())
     bias = np.zeros((7, k.shape[-2]))
     bias[3] = -np.inf
@@ -348,7 +346,7 @@ def test_a_query_with_all_scores_minus_infinity_sees_nothing() -> None:
     assert (forward([q, k, v], {"bias": bias})[0][..., 3, :] == 0).all()
 
 
-def test_a_hidden_first_tile_does_not_hold_up_the_maximum() -> None:
+def test_hidden_first_tile_keeps_running_maximum() -> None:
     (q, k, v), _ = draw(0, SIZES[4], ())
     mask = np.arange(k.shape[-2])[None] >= TILE
     check_flash([q, k, v], {"mask": mask, "bias": np.full((1, 1), -1e3)})  # exp(−1e3) is 0
@@ -357,9 +355,7 @@ def test_a_hidden_first_tile_does_not_hold_up_the_maximum() -> None:
 @pytest.mark.parametrize("where", ["k", "v", "kv"])
 @pytest.mark.parametrize("garbage", [1e30, np.nan, np.inf])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=lambda d: np.dtype(d).name)
-def test_what_a_row_does_not_see_does_not_matter_to_it(
-    where: str, garbage: float, dtype: Any
-) -> None:
+def test_hidden_keys_do_not_change_a_row(where: str, garbage: float, dtype: Any) -> None:
     """The last key is seen by the last query only; the third is hidden from all."""
     (q, k, v), options = draw(0, SIZES[3], ("bias",), dtype)
     mask = np.ones((1, k.shape[-2]), bool)
@@ -391,7 +387,7 @@ def test_what_a_row_does_not_see_does_not_matter_to_it(
             assert (np.isfinite(got[name]) | ~np.isfinite(want[name])).all(), name
 
 
-def test_nan_at_hidden_keys_leaves_the_gradients_within_the_bound() -> None:
+def test_nan_at_hidden_keys_keeps_gradients_within_bound() -> None:
     (q, k, v), options = draw(2, SIZES[4], ("bias", "sinks"))
     mask = np.random.default_rng(0).random((1, k.shape[-2])) < 0.7
     options["mask"] = mask
@@ -403,7 +399,7 @@ def test_nan_at_hidden_keys_leaves_the_gradients_within_the_bound() -> None:
     assert_within(run(dirty, options, do, dlse), want, {n: 2 * x for n, x in allowed.items()})
 
 
-def test_a_nan_query_is_nan_in_its_row_and_in_the_gradients_of_what_it_sees() -> None:
+def test_nan_query_spreads_to_its_row_and_visible_keys() -> None:
     (q, k, v), _ = draw(0, SIZES[0], ())
     q[0, 3, 1] = np.nan  # head 3 uses key/value head 1; query 1 of 5 stands at key 3 of 7
     options: dict[str, Any] = {"window": (1, 1)}
@@ -419,7 +415,7 @@ def test_a_nan_query_is_nan_in_its_row_and_in_the_gradients_of_what_it_sees() ->
 
 
 @pytest.mark.parametrize("offset", [-1e4, -1e9, float(np.finfo(np.float32).min)])
-def test_a_large_common_offset_is_an_ordinary_number_in_the_gradient_too(offset: float) -> None:
+def test_gradients_are_finite_under_large_common_offset(offset: float) -> None:
     """In float32 the offset swallows the scores, and what is left is the mean over the keys."""
     (q, k, v), _ = draw(0, SIZES[0], (), np.float32)
     bias = np.full((5, 7), offset, np.float32)
@@ -466,12 +462,12 @@ def test_naive_is_right_on_ordinary_input(dtype: Any) -> None:
     assert (abs(got.astype(float) - want) <= 2 * room["o"]).all()  # 2: the oracle rounds too
 
 
-def test_naive_gives_nan_for_a_query_that_sees_nothing() -> None:
+def test_naive_gives_nan_in_fully_masked_row() -> None:
     x = np.ones((1, 3, 4))
     assert np.isnan(naive(x, x, x, np.zeros((3, 3), bool))).all()
 
 
-def test_naive_divides_by_zero_where_the_size_is_zero() -> None:
+def test_naive_divides_by_zero_at_size_zero() -> None:
     q, v = np.ones((1, 3, 0)), np.ones((1, 3, 4))
     assert np.isnan(naive(q, q, v)).all()
     assert (forward([q, q, v], {})[0] == 1).all()

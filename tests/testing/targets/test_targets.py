@@ -31,7 +31,7 @@ TAKES = {
 }
 
 
-def test_every_target_has_its_name_its_conventions_and_a_line_about_it():
+def test_every_target_has_name_conventions_and_description():
     for name, target in TARGETS.items():
         assert target.name == name
         assert isinstance(target.conventions, Conventions)
@@ -41,7 +41,7 @@ def test_every_target_has_its_name_its_conventions_and_a_line_about_it():
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_every_target_that_can_run_here_is_an_implementation(name):
+def test_every_available_target_is_an_implementation(name):
     if not TARGETS[name].runs_here:
         pytest.skip(f"{TARGETS[name].needs} is not installed")
     f, backward = load(name)
@@ -57,7 +57,7 @@ def test_flash_comes_with_its_backward_and_naive_without():
     assert TARGETS["numpy.flash"].runs_here
 
 
-def test_a_target_whose_package_is_not_there_says_what_to_install(monkeypatch):
+def test_load_without_package_names_extra(monkeypatch):
     absent = Target("x.f", "nowhere", "f", None, "absent_package", Conventions(), "no use")
     monkeypatch.setitem(TARGETS, "x.f", absent)
     assert not absent.runs_here
@@ -74,7 +74,7 @@ def test_a_target_whose_package_is_not_there_says_what_to_install(monkeypatch):
         ("onnxruntime", "onnxruntime", "ONNX targets need|onnxruntime needs onnxruntime"),
     ],
 )
-def test_a_target_says_what_to_install_where_its_package_is_not(package, module, told):
+def test_import_without_package_names_extra(package, module, told):
     code = f"import sys; sys.modules[{package!r}] = None; import npattn.testing.targets.{module}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -95,7 +95,7 @@ def folder(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def test_a_function_is_loaded_from_a_file_and_from_a_module(folder):
+def test_function_loads_from_file_and_module(folder):
     (folder / "own_one.py").write_text(
         "class A:\n    @staticmethod\n    def f(q, k, v): return q\n"
     )
@@ -105,7 +105,7 @@ def test_a_function_is_loaded_from_a_file_and_from_a_module(folder):
         assert backward is None
 
 
-def test_two_functions_of_one_module_are_of_one_module(folder):
+def test_module_is_loaded_once(folder):
     (folder / "own_two.py").write_text("def f(): return g\ndef g(): pass\n")
     assert load("own_two:f")[0]() is load("own_two:g")[0]
 
@@ -125,13 +125,13 @@ def test_two_functions_of_one_module_are_of_one_module(folder):
         ("own_three.py:f.g.h", "has no callable 'f.g.h'"),
     ],
 )
-def test_what_cannot_be_loaded_is_said_with_what_there_is(folder, spec, message):
+def test_unknown_target_error_lists_targets(folder, spec, message):
     (folder / "own_three.py").write_text("number = 3\ndef f(q, k, v): return q\ndef _g(): pass\n")
     with pytest.raises(OptionError, match=message):
         load(spec)
 
 
-def test_what_a_module_itself_cannot_import_is_its_own_error(folder):
+def test_import_error_inside_module_passes_through(folder):
     (folder / "own_four.py").write_text("import absent_dependency\ndef f(q, k, v): return q\n")
     with pytest.raises(ModuleNotFoundError, match="absent_dependency"):
         load("own_four:f")
@@ -177,7 +177,7 @@ def test_torch_takes_heads_that_are_not_shared(shape):
     np.testing.assert_allclose(out, npattn.attention(problem.q, problem.k, problem.v), atol=1e-12)
 
 
-def test_torch_math_keeps_the_rules_on_ordinary_problems_in_float64():
+def test_torch_math_passes_ordinary_problems_in_float64():
     pytest.importorskip("torch")
     f, _ = load("torch.sdpa-math")
     report = check(
@@ -229,7 +229,7 @@ def test_jax_agrees_with_npattn(options):
         np.testing.assert_allclose(array, grads[name], atol=1e-5, err_msg=name)
 
 
-def test_jax_gives_the_mean_of_all_values_to_a_query_that_sees_nothing():
+def test_jax_gives_mean_of_values_in_fully_masked_row():
     pytest.importorskip("jax")
     meaning = TARGETS["jax.nn"].conventions
     problem = Recipe(**EQUAL, mask="empty rows").problem(meaning.causal)
@@ -278,7 +278,7 @@ def test_no_heads_do_not_end_the_process():
         load("onnxruntime")[0](none, none, none)
 
 
-def test_a_model_is_one_node_and_is_made_once():
+def test_onnx_model_has_one_node_and_is_cached():
     pytest.importorskip("onnx")
     from npattn.testing.targets import onnx
 
