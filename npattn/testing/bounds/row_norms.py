@@ -17,6 +17,7 @@ import numpy as np
 
 from npattn.arrays import Array, sum_to
 from npattn.dense import sum_shared
+from npattn.options import OPTIONS
 from npattn.problem import Problem
 from npattn.testing.bounds.array_ops import ArrayOps
 from npattn.testing.bounds.rounding import Rounding, Units
@@ -29,8 +30,12 @@ SMALL = 0.5
 
 def covers(problem: Problem) -> bool:
     """Return True if this form supports the options of a problem."""
-    others = (problem.softcap, problem.score_mod, problem.sinks, problem.dropout_mask)
-    return all(option is None for option in others) and problem.S > 0 and problem.D > 0
+    unsupported = [option for option in OPTIONS.values() if "row_norms" in option.refusable]
+    at_default = all(
+        getattr(problem, o.name) == o.default for o in unsupported if o.kind != "array"
+    )
+    no_array = all(getattr(problem, o.name) is None for o in unsupported if o.kind == "array")
+    return at_default and no_array and problem.S > 0 and problem.D > 0
 
 
 class ScoreGradient(NamedTuple):
