@@ -125,7 +125,7 @@ def forward(problem: Problem, conventions: Meaning | None = None) -> tuple[Array
         row = _row(task, b, at)
         out[at] = row.out
         lse[at] = row.lse
-        returned = row.w if task.meaning.weights == "after_dropout" else row.p
+        returned = row.w if task.conventions.weights == "after_dropout" else row.p
         for s, weight in returned.items():
             weights[(*at, s)] = weight
     if problem.headless:  # the one head has no axis  [14]
@@ -190,7 +190,7 @@ def _row(task: _Task, b: int, at: Index) -> _Row:
         return _empty_row(task, at)
 
     p, p_sink, lse = _softmax({s: score.value for s, score in scores.items()}, sink)  # [8, 11]
-    if task.meaning.lse_base == "2":
+    if task.conventions.lse_base == "2":
         lse /= math.log(2)
     w = {s: p[s] * _keep(task, at, s) for s in p}  # [9]
     return _Row(scores, p, w, p_sink, lse, _out(task, at, w))
@@ -202,7 +202,7 @@ def _sees(task: _Task, at: Index, s: int) -> bool:
     from_end = t + problem.S - problem.T  # the key beside t when the last query is beside the last
     if task.mask is not None:
         value = bool(task.mask[_within(task.mask.shape, (*at, s))])
-        if value == (task.meaning.mask_true == "hide"):
+        if value == (task.conventions.mask_true == "hide"):
             return False
     if problem.causal == "top_left" and s > t:
         return False
@@ -211,7 +211,7 @@ def _sees(task: _Task, at: Index, s: int) -> bool:
     if problem.window is not None:
         left, right = problem.window
         beside = t if problem.alignment == "top_left" else from_end
-        counted = 1 if task.meaning.window == "inclusive" else 0  # the query itself, in left
+        counted = 1 if task.conventions.window == "inclusive" else 0  # the query itself, in left
         if left is not None and beside - s > left - counted:
             return False
         if right is not None and s - beside > right:
@@ -221,9 +221,9 @@ def _sees(task: _Task, at: Index, s: int) -> bool:
 
 def _hidden_score(task: _Task) -> float:
     """Score of a hidden key; −inf leaves the softmax."""
-    fill, cap = task.meaning.hidden_fill, task.problem.softcap
+    fill, cap = task.conventions.hidden_fill, task.problem.softcap
     score = -math.inf if fill is None else fill
-    if cap is not None and task.meaning.softcap == "after_mask":
+    if cap is not None and task.conventions.softcap == "after_mask":
         score = cap * math.tanh(score / cap)
     return score
 
@@ -232,11 +232,11 @@ def _score(task: _Task, b: int, at: Index, s: int) -> _Score:
     """Compute scale · q·k, with cap, score_mod and bias in the order of the conventions [1-4]."""
     q, k = task.vector("q", at), task.vector("k", task.key(at, s))
     score = _Score(task.scale * _sum(a * b for a, b in zip(q, k, strict=True)), slope=1.0)
-    if task.meaning.softcap == "before_bias":
+    if task.conventions.softcap == "before_bias":
         score = _cap(task, score)
     score = _modify(task, b, (*at, s), score)
     score = _add_bias(task, (*at, s), score)
-    if task.meaning.softcap != "before_bias":
+    if task.conventions.softcap != "before_bias":
         score = _cap(task, score)
     return score
 
@@ -265,7 +265,7 @@ def _modify(task: _Task, b: int, at: Index, score: _Score) -> _Score:
 
 def _add_bias(task: _Task, at: Index, score: _Score) -> _Score:
     """Add the bias to a score; some conventions multiply it by scale [4]."""
-    factor = task.scale if task.meaning.bias == "before_scale" else 1.0
+    factor = task.scale if task.conventions.bias == "before_scale" else 1.0
     bias = task.value("bias", at, 0.0)
     return _Score(score.value + factor * bias, score.slope, factor)
 
@@ -282,10 +282,10 @@ def _softmax(scores: dict[int, float], sink: float) -> tuple[dict[int, float], f
 
 def _empty_row(task: _Task, at: Index) -> _Row:
     """Result of a query without a score, by convention [8]."""
-    S, E, lse = task.problem.S, task.problem.E, task.meaning.lse_empty
-    if task.meaning.empty_row == "zero" or (task.meaning.empty_row == "mean" and S == 0):
+    S, E, lse = task.problem.S, task.problem.E, task.conventions.lse_empty
+    if task.conventions.empty_row == "zero" or (task.conventions.empty_row == "mean" and S == 0):
         return _Row({}, {}, {}, 0.0, lse, [0.0] * E)
-    if task.meaning.empty_row == "nan":
+    if task.conventions.empty_row == "nan":
         p = dict.fromkeys(range(S), math.nan)
         return _Row(dict.fromkeys(p, _Score(math.nan, 1.0, 1.0)), p, p, 0.0, lse, [math.nan] * E)
     p = dict.fromkeys(range(S), 1 / S)
@@ -325,7 +325,7 @@ def _add_row(
             sums["v"].add((*key, e), _times(row.w[s], x))  # from o = w v
         dw = _sum(a * b for a, b in zip(do, v, strict=True))  # from o = w v
         # From w = p · keep; p or w is returned.
-        dropped = task.meaning.weights == "after_dropout"
+        dropped = task.conventions.weights == "after_dropout"
         direct = dweights[s] * _keep(task, at, s) if dropped else dweights[s]
         dp[s] = dw * _keep(task, at, s) + direct
     delta = _sum(row.p[s] * dp[s] for s in dp) - dlse
@@ -354,7 +354,7 @@ def _cotangents(
         do = dout[_within(dout.shape[:-1], at)].tolist()
     if dlse is not None:
         dl = float(dlse[_within(dlse.shape, at)])
-        dl = dl / math.log(2) if task.meaning.lse_base == "2" else dl
+        dl = dl / math.log(2) if task.conventions.lse_base == "2" else dl
     if dweights is not None:
         dw = dweights[_within(dweights.shape[:-1], at)].tolist()
     return do, dl, dw
@@ -366,10 +366,10 @@ def _cotangents(
 class _Task:
     """A problem under conventions, with its numbers as Python floats on request."""
 
-    def __init__(self, problem: Problem, meaning: Meaning) -> None:
+    def __init__(self, problem: Problem, conventions: Meaning) -> None:
         problem = problem.materialise()
         self.problem = problem
-        self.meaning = meaning
+        self.conventions = conventions
         self.mask = problem.mask_array
         assert problem.scale is not None  # Problem has put the default there  [1]
         self.scale = problem.scale
@@ -388,7 +388,7 @@ class _Task:
     def key(self, at: Index, s: int) -> Index:
         """Index (..., K head, s) of key s for the query at (..., h, t) [1]."""
         h, K = at[-2], self.problem.K
-        if self.meaning.kv_head == "tile":
+        if self.conventions.kv_head == "tile":
             return (*at[:-2], h % K, s)
         return (*at[:-2], h // (self.problem.H // K), s)
 
