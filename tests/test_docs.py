@@ -4,9 +4,14 @@ import importlib.util
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import npattn
+from tests.pages import block, blocks, difference, run, run_console, same_line
+
 ROOT = Path(__file__).parent.parent
+CHECKING = "docs/checking.md"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 GONE = ("CHANGELOG.md",)  # it names what was renamed
 
@@ -61,3 +66,81 @@ def importable(name):
             found = getattr(found, part)
         return True
     return False
+
+
+# --- examples, and what they print ----------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the module of docs/checking.md."""
+    (tmp_path / "mykernels.py").write_text(block(CHECKING, "python", "def attention_backward("))
+    return tmp_path
+
+
+def test_checking_report_of_a_function_with_mistakes(folder):
+    printed, shown = run_console(block(CHECKING, "console", "--only nan\n"), folder)
+    assert difference(shown, printed) is None
+
+
+def test_checking_report_with_conventions_and_script(folder):
+    code = block(CHECKING, "python", "backward=attention_backward,") + block(
+        CHECKING, "python", '"dk.py"'
+    )
+    assert (
+        difference(block(CHECKING, "text", "npattn check attention\n"), run("-c", code, cwd=folder))
+        is None
+    )
+    printed, shown = run_console(block(CHECKING, "console", "$ python dk.py"), folder)
+    assert difference(shown, printed) is None
+
+
+def test_checking_report_of_a_torch_function(tmp_path):
+    torch = pytest.importorskip("torch")
+    if not torch.__version__.startswith("2.13."):
+        pytest.skip("the page shows PyTorch 2.13")
+    printed = run("-c", block(CHECKING, "python", "def attend("), cwd=tmp_path)
+    assert difference(block(CHECKING, "text", "npattn check attend\n"), printed) is None
+
+
+def test_checking_expected_failures(tmp_path):
+    (tmp_path / "expected.toml").write_text(block(CHECKING, "toml", "D = 0"))
+    printed, shown = run_console(block(CHECKING, "console", "--expect expected.toml"), tmp_path)
+    assert difference(shown, printed) is None
+
+
+def test_checking_crash_dump(tmp_path):
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (rng.standard_normal((2, 3, 5, 8)).astype(np.float16) for _ in range(4))
+    fwd = npattn.forward(q, k, v, causal="bottom_right")
+    out, dq = fwd.out.astype(np.float16), npattn.backward(fwd, dout).q.astype(np.float16)
+    out[1, 2, 4, 0] += np.float16(0.25)
+    np.savez(tmp_path / "dump.npz", q=q, k=k, v=v, dout=dout, out=out, dq=dq)
+    printed = run("-c", block(CHECKING, "python", "dump.npz"), cwd=tmp_path)
+    assert difference(block(CHECKING, "text", "of 240 elements"), printed) is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [
+        ("dk 13 failed 1.4e+05", "dk 13 failed 2.8e+05"),
+        ("dk 13 passed 0.3", "dk 13 failed 0.3"),
+        ("o[0, 1]: got nan", "o[0, 2]: got nan"),
+        ("mask, window", "mask, bias"),
+    ],
+)
+def test_another_line_is_seen(shown, printed):
+    assert same_line(shown, shown)
+    assert not same_line(shown, printed)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"), [("a\nc", "a\nb\nc"), ("a\n...\nc", "a\nb"), ("a", "a\nb"), ("a\nb", "a")]
+)
+def test_missing_lines_are_seen(shown, printed):
+    assert difference(shown, printed) is not None
+    assert difference("a\n...\nc\n...", "a\nb\nc\nd") is None
+
+
+def test_every_console_block_shows_a_command():
+    assert all(text.startswith("$ ") for text in blocks(CHECKING, "console"))
