@@ -201,7 +201,7 @@ class MultiHeadAttention(MultiHeadParameters):
         )
 
     def importance(self, fwd: MultiHeadForward, dout: ArrayLike) -> Array:
-        """Sensitivity of the loss to each head: |gradient| of a gate of 1 on its o.
+        """Sensitivity of the loss to each head: size of the gradient of a gate of 1 on its o.
 
         Source: Michel, Levy, Neubig 2019, section 2.3.
 

@@ -152,7 +152,7 @@ def compare(
     ----------
     got : array, (o, lse), or mapping
         o, or a mapping with keys among o, lse, weights, dq, dk, dv, dbias, dsinks.
-    problem : Problem
+    problem : npattn.Problem
         The arrays as the implementation had them, in their dtype. A bias of `npattn.biases`
         stands for its array: dbias is the gradient of ``problem.bias_array``.
     dout, dlse, dweights : array, optional

@@ -40,7 +40,7 @@ class Violation(NpattnError):
 
     Attributes
     ----------
-    problem : Problem
+    problem : npattn.Problem
     cotangents : Cotangents or None
     kind : {"value", "shape", "change", "bits", "moves", "range", "after"}
         How a script shows it.
@@ -48,7 +48,7 @@ class Violation(NpattnError):
         Largest error / tolerance.
     view : str
         Memory layout of the arrays.
-    before : Problem or None
+    before : npattn.Problem or None
         Problem whose results should be the same, if the kind is "moves" or "after".
     limits : (array, array) or None
         Least and largest legal o, if the kind is "range".
@@ -81,7 +81,7 @@ class Evaluation:
 
     Attributes
     ----------
-    problem : Problem
+    problem : npattn.Problem
     cotangents : Cotangents
     results : mapping
         Results that are real floats, in the dtype delivered; the first of each name.

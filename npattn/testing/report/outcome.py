@@ -35,7 +35,7 @@ class Outcome:
         Number of problems tried.
     message : str
         Values got and expected, tolerance and place; the reason if not applicable; "" if passed.
-    problem : Problem or None
+    problem : npattn.Problem or None
         The smallest failing problem.
     recipe : str
         Line that makes it.
