@@ -1,4 +1,4 @@
-"""check: what is refused is never drawn; what is wrong is found, small, and the same again."""
+"""check: refusals are not sampled; defects are found, shrunk and reproducible."""
 
 import json
 import math
@@ -27,8 +27,8 @@ def statuses(report):
     return {o.rule: o.status for o in report.outcomes}
 
 
-def judged(f, *only, examples=FEW, **words):
-    return check(f, only=only or ("agreement-o",), examples=examples, **words)
+def judge(f, *only, examples=FEW, **kwargs):
+    return check(f, only=only or ("agreement-o",), examples=examples, **kwargs)
 
 
 def plain(q, k, v):
@@ -78,9 +78,9 @@ def refusing(condition):
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refused_structure_is_listed_and_not_sampled(name):
     f = refusing(REFUSALS[name])
-    report = judged(f, examples=40, framework="numpy")
-    told = f"float32: {name}: refused (raised NotImplementedError: not this one)"
-    assert told in report.untested
+    report = judge(f, examples=40, framework="numpy")
+    line = f"float32: {name}: refused (raised NotImplementedError: not this one)"
+    assert line in report.untested
     assert report.passed, str(report)
     probes = len(f.refused)
     assert probes <= 6  # probed alone, and never drawn
@@ -90,7 +90,7 @@ def test_refused_structure_is_listed_and_not_sampled(name):
 @pytest.mark.parametrize("name", VIEWS)
 def test_refused_views_are_listed_and_not_sampled(name):
     f = refusing(lambda *arrays: any(VIEWS[name](x) for x in arrays if min(x.shape) > 1))
-    report = judged(f, "views", examples=20)
+    report = judge(f, "views", examples=20)
     assert any(line.startswith(f"float32: {name}: refused") for line in report.untested)
     assert report.passed, str(report)
 
@@ -101,9 +101,9 @@ def test_views_rule_needs_an_accepted_view():
             raise ValueError("contiguous only")
         return flash(q, k, v)
 
-    report = judged(f, "views")
-    told = {line.split(": ")[1] for line in report.untested if "contiguous only" in line}
-    assert told == set(VIEWS)
+    report = judge(f, "views")
+    refused = {line.split(": ")[1] for line in report.untested if "contiguous only" in line}
+    assert refused == set(VIEWS)
     assert outcome_of(report, "views").message == "refuses every view that is not contiguous"
 
 
@@ -113,7 +113,7 @@ def test_value_sizes_may_be_refused_too():
             raise ValueError("only multiples of 8")
         return flash(q, k, v)
 
-    report = judged(f, examples=30, framework="numpy")
+    report = judge(f, examples=30, framework="numpy")
     assert any("D % 8: refused" in line for line in report.untested)
     assert statuses(report) == {"agreement-o": "passed"}
 
@@ -124,7 +124,7 @@ def test_rank_2_function_is_judged_on_rank_2():
             raise ValueError("rank 2 only")
         return flash(q, k, v)
 
-    report = judged(f, "agreement-o", "views", framework="numpy")
+    report = judge(f, "agreement-o", "views", framework="numpy")
     assert report.passed, str(report)
     assert sum("rank 2 only" in line for line in report.untested) == 3
 
@@ -150,7 +150,7 @@ def test_refusal_by_backward_counts():
     def f(q, k, v, return_lse=False):
         return flash(q, k, v, return_lse=return_lse)
 
-    report = judged(f, "agreement-dq", backward=backward)
+    report = judge(f, "agreement-dq", backward=backward)
     assert any("K < H: refused (backward raised" in line for line in report.untested)
     assert report.passed, str(report)
 
@@ -159,7 +159,7 @@ def test_backward_that_refuses_everything_is_listed():
     def backward(dout, q, k, v):
         raise NotImplementedError("soon")
 
-    report = judged(plain, "agreement-o", "agreement-dq", backward=backward)
+    report = judge(plain, "agreement-o", "agreement-dq", backward=backward)
     assert any(line.startswith("float32: gradients: refused") for line in report.untested)
     assert statuses(report)["agreement-o"] == "passed"
     assert statuses(report)["agreement-dq"] == "not applicable"
@@ -174,7 +174,7 @@ def test_missing_gradients_are_listed():
     def f(q, k, v, *, bias=None, sinks=None):
         return flash(q, k, v, bias=bias, sinks=sinks)
 
-    report = judged(f, "agreement-d", backward=backward)
+    report = judge(f, "agreement-d", backward=backward)
     for name in ("dbias", "dsinks", "dv"):
         assert f"float32: {name}: backward does not return it" in report.untested
     assert statuses(report)["agreement-dq"] == "passed"
@@ -213,18 +213,18 @@ def test_general_failure_is_not_blamed_on_size_0():
 
 
 def test_raising_option_is_an_error_and_not_sampled():
-    asked = []
+    values = []
 
     def f(q, k, v, *, softcap=None, scale=None):
         if softcap is not None:
-            asked.append(softcap)
+            values.append(softcap)
             raise NotImplementedError("no softcap yet")
         return flash(q, k, v, scale=scale)
 
-    report = judged(f, examples=30)
+    report = judge(f, examples=30)
     assert statuses(report) == {"option-softcap": "error", "agreement-o": "passed"}
     assert not report.passed
-    assert len(asked) == 1
+    assert len(values) == 1
     assert "no softcap yet" in outcome_of(report, "option-softcap").message
     assert any("softcap: raised, so it is not drawn again" in line for line in report.untested)
 
@@ -235,7 +235,7 @@ def test_exception_on_accepted_structure_is_an_error():
             raise FloatingPointError("a row sees nothing")
         return flash(q, k, v, mask)
 
-    report = judged(f, "empty-row", "agreement-o")
+    report = judge(f, "empty-row", "agreement-o")
     assert outcome_of(report, "empty-row").status == "error"
     assert "raised FloatingPointError: a row sees nothing" in str(report)
     assert statuses(report)["agreement-o"] == "passed"  # asked without empty rows
@@ -258,7 +258,7 @@ def test_unreadable_result_never_passes(wrong):
         calls.append(q.shape)
         return flash(q, k, v) if scale is None else wrong(flash(q, k, v))
 
-    report = judged(f)
+    report = judge(f)
     assert statuses(report)["option-scale"] == "error"
     assert not report.passed
 
@@ -267,10 +267,10 @@ def test_unreadable_result_never_passes(wrong):
     "wrong", [lambda o: None, lambda o: [o], lambda o: "o", lambda o: o.astype(object)]
 )
 def test_unreadable_plain_result_is_a_structure_error(wrong):
-    report = judged(lambda q, k, v: wrong(flash(q, k, v)), framework="numpy")
+    report = judge(lambda q, k, v: wrong(flash(q, k, v)), framework="numpy")
     assert statuses(report)["structure"] == "error"
-    told = outcome_of(report, "structure").message
-    assert "must be a NumPy array" in told or "dtype object, must hold numbers" in told
+    message = outcome_of(report, "structure").message
+    assert "must be a NumPy array" in message or "dtype object, must hold numbers" in message
     assert outcome_of(report, "structure").script()
     assert not report.passed
 
@@ -279,18 +279,18 @@ def test_missing_lse_is_an_error():
     def f(q, k, v, *, return_lse=False):
         return flash(q, k, v)
 
-    report = judged(f)
+    report = judge(f)
     assert statuses(report)["structure"] == "error"
     assert "one result for return_lse=True, must return (o, lse)" in str(report)
     assert not report.passed
 
 
-@pytest.mark.parametrize("found", [lambda *g: g[:2], lambda *g: g[0], lambda *g: {"Q": g[0]}])
-def test_unreadable_gradient_is_an_error_beside_judged_output(found):
+@pytest.mark.parametrize("pack", [lambda *g: g[:2], lambda *g: g[0], lambda *g: {"Q": g[0]}])
+def test_unreadable_gradient_is_an_error_beside_judged_output(pack):
     def backward(dout, q, k, v):
-        return found(q, k, v)
+        return pack(q, k, v)
 
-    report = judged(plain, backward=backward)
+    report = judge(plain, backward=backward)
     assert statuses(report)["structure"] == "error"
     assert "backward" in outcome_of(report, "structure").message
     assert statuses(report)["agreement-o"] == "passed"
@@ -299,7 +299,7 @@ def test_unreadable_gradient_is_an_error_beside_judged_output(found):
 
 @pytest.mark.parametrize("dtype", ["int64", "bool", "complex128"])
 def test_non_real_result_fails(dtype):
-    report = judged(lambda q, k, v: flash(q, k, v).astype(dtype), "agreement-o", "shape-dtype")
+    report = judge(lambda q, k, v: flash(q, k, v).astype(dtype), "agreement-o", "shape-dtype")
     assert statuses(report)["shape-dtype"] == "failed"
     assert not report.passed
 
@@ -308,7 +308,7 @@ def test_unknown_gradient_name_does_not_stop_the_judge():
     def backward(dout, q, k, v):
         return {"q": q, "k": k, "v": v, "mask": q}
 
-    report = judged(plain, "shape-dtype", backward=backward)
+    report = judge(plain, "shape-dtype", backward=backward)
     assert not report.passed or any("mask" in line for line in report.untested)
 
 
@@ -318,7 +318,7 @@ def test_fully_masked_rows_do_not_hide_other_defects():
                      np.repeat(v, q.shape[-3] // (v.shape[-3] or 1), -3) if q.ndim > 2 else v,
                      mask)  # fmt: skip
 
-    report = judged(f, "empty-row", "agreement-o", "rows-sum-to-one", sizes={"S": (3, 7)})
+    report = judge(f, "empty-row", "agreement-o", "rows-sum-to-one", sizes={"S": (3, 7)})
     assert statuses(report)["empty-row"] == "failed"
     assert statuses(report)["agreement-o"] == "failed"  # the scale is ignored
     assert statuses(report)["rows-sum-to-one"] == "passed"
@@ -335,7 +335,7 @@ def test_write_to_inputs_is_detected():
             np.logical_not(mask, out=mask)
         return out
 
-    report = judged(f, "inputs-unchanged", examples=30)
+    report = judge(f, "inputs-unchanged", examples=30)
     assert outcome_of(report, "inputs-unchanged").message == "mask was written to"
 
 
@@ -346,7 +346,7 @@ def test_flaky_implementation_fails_with_problem():
         out = flash(q, k, v)
         return out + (rng.random() < 0.4)
 
-    report = judged(f, "agreement-o", "repeatable", examples=30)
+    report = judge(f, "agreement-o", "repeatable", examples=30)
     assert statuses(report) == {"agreement-o": "failed", "repeatable": "failed"}
     assert outcome_of(report, "agreement-o").problem is not None
 
@@ -358,7 +358,7 @@ def test_flaky_failure_during_shrinking_still_fails():
         calls.append(1)
         return flash(q, k, v) + (len(calls) == 40)
 
-    report = judged(f, examples=40)
+    report = judge(f, examples=40)
     assert outcome_of(report, "agreement-o").status == "failed"
 
 
@@ -370,25 +370,25 @@ def softmax_over_1_too_many(q, k, v, scale=None, *, return_lse=False):
 
 
 def without_versions(report):
-    found = report.as_dict()
-    return json.dumps(found, default=str)
+    data = report.as_dict()
+    return json.dumps(data, default=str)
 
 
 def test_seed_determines_report():
-    words = {"examples": 20, "only": ["agreement-o", "agreement-lse"]}
-    first, again = (check(softmax_over_1_too_many, seed=3, **words) for _ in range(2))
+    kwargs = {"examples": 20, "only": ["agreement-o", "agreement-lse"]}
+    first, again = (check(softmax_over_1_too_many, seed=3, **kwargs) for _ in range(2))
     assert str(first) == str(again)
     assert without_versions(first) == without_versions(again)
     assert "seed 3" in str(first)
-    other = check(plain, seed=4, **words)
-    assert other.outcomes[0].worst != check(plain, seed=5, **words).outcomes[0].worst
+    other = check(plain, seed=4, **kwargs)
+    assert other.outcomes[0].worst != check(plain, seed=5, **kwargs).outcomes[0].worst
 
 
 def test_raising_failure_is_shrunk_without_flaky_note():
     def f(q, k, v, *, causal=False, window=None, scale=None):  # causal is True where T ≠ S
         return npattn.attention(q, k, v, causal=causal, window=window, scale=scale, dtype=q.dtype)
 
-    outcome = outcome_of(judged(f, examples=40), "agreement-o")
+    outcome = outcome_of(judge(f, examples=40), "agreement-o")
     assert outcome.status == "error"
     assert "raised OptionError: causal=True is ambiguous for T = 2 queries" in outcome.message
     assert "did not fail every time" not in outcome.message
@@ -398,7 +398,7 @@ def test_the_smallest_failing_problem_is_small():
     def f(q, k, v, *, causal=False, scale=None, softcap=None):
         return flash(q, k, v, causal=causal, scale=scale)  # softcap is ignored
 
-    outcome = outcome_of(judged(f, examples=50), "agreement-o")
+    outcome = outcome_of(judge(f, examples=50), "agreement-o")
     problem = outcome.problem
     assert problem.softcap is not None
     assert not problem.causal
@@ -410,18 +410,18 @@ def test_the_smallest_failing_problem_is_small():
     np.testing.assert_array_equal(again.q, problem.q)
 
 
-# --- what is asked --------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
 
 def test_only_takes_rules_and_prefixes():
-    report = judged(flash, "hidden-nan", "hidden-nan-v", "agreement-o", examples=3)
+    report = judge(flash, "hidden-nan", "hidden-nan-v", "agreement-o", examples=3)
     rules = [o.rule for o in report.outcomes]
     assert rules == ["hidden-nan-k", "hidden-nan-v", "hidden-nan-kv", "agreement-o"]
 
 
 @pytest.mark.parametrize("letter", "BHTS")
 def test_sizes_of_0_are_probed_with_different_widths(letter):
-    """A result that is as wide as q, and not as v, is wrong where it is empty, too."""
+    """A result as wide as q, and not as v, is wrong even if it is empty."""
 
     def as_wide_as_q(q, k, v):
         empty = 0 in (*q.shape[:-1], *k.shape[:-1])
@@ -449,7 +449,7 @@ def test_sizes_restrict_sampling_and_probe():
         seen.add((q.shape[-2], k.shape[-2], q.shape[-1]))
         return flash(q, k, v)
 
-    judged(f, "agreement-o", "views", sizes={"T": (4, 6), "S": (9,), "D": (8, 24)}, examples=20,
+    judge(f, "agreement-o", "views", sizes={"T": (4, 6), "S": (9,), "D": (8, 24)}, examples=20,
            framework="numpy")  # fmt: skip
     assert {T for T, _, _ in seen} == {4, 6}
     assert {S for _, S, _ in seen} == {9}
@@ -457,7 +457,7 @@ def test_sizes_restrict_sampling_and_probe():
 
 
 def test_rule_that_needs_queries_does_not_apply_without():
-    report = judged(flash, "nan-query", "rows-sum-to-one", sizes={"T": (0,)})
+    report = judge(flash, "nan-query", "rows-sum-to-one", sizes={"T": (0,)})
     assert statuses(report)["nan-query"] == "not applicable"
 
 
@@ -468,20 +468,20 @@ def test_fixed_shape_kernel_is_judged_on_its_shape():
         return flash(q, k, v, causal=causal)
 
     sizes = {"B": (1,), "H": (4,), "K": (2,), "T": (16,), "S": (16,), "D": (64,), "E": (64,)}
-    report = judged(f, sizes=sizes, framework="numpy")
+    report = judge(f, sizes=sizes, framework="numpy")
     assert report.passed, str(report)
     assert outcome_of(report, "agreement-o").examples == FEW
 
 
 def test_every_dtype_has_its_own_outcome():
-    report = judged(plain, dtypes=("float32", "bfloat16", "float8_e5m2"), examples=5)
+    report = judge(plain, dtypes=("float32", "bfloat16", "float8_e5m2"), examples=5)
     assert [o.dtype for o in report.outcomes] == ["float32", "bfloat16", "float8_e5m2"]
     assert [o.id for o in report.outcomes][1] == "agreement-o[bfloat16]"
     assert report.passed, str(report)
 
 
 def rounds_scores(q, k, v):
-    """o of scores that were stored in the dtype of q, as eager code does."""
+    """Store the scores in the dtype of q, as eager code does."""
     s = (q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)).astype(q.dtype)
     s = (s.astype(np.float32) / np.float32(math.sqrt(q.shape[-1] or 1))).astype(q.dtype)
     s = s.astype(np.float64)
@@ -491,13 +491,13 @@ def rounds_scores(q, k, v):
 
 
 def test_declared_rounding_is_enforced():
-    words = {"dtypes": ("bfloat16",), "examples": 30, "framework": "numpy",
+    kwargs = {"dtypes": ("bfloat16",), "examples": 30, "framework": "numpy",
              "sizes": {"H": (1,), "K": (1,)}}  # fmt: skip
-    assert judged(rounds_scores, **words).passed
-    strict = judged(rounds_scores, rounding="upcast", **words)
+    assert judge(rounds_scores, **kwargs).passed
+    strict = judge(rounds_scores, rounding="upcast", **kwargs)
     assert outcome_of(strict, "agreement-o").status == "failed"
     assert strict.settings["rounding"] == "upcast"
-    assert not judged(rounds_scores, rounding=Rounding.upcast(), **words).passed
+    assert not judge(rounds_scores, rounding=Rounding.upcast(), **kwargs).passed
 
 
 def test_strict_is_kept_by_the_report():
@@ -510,16 +510,16 @@ def test_layout_is_passed_on():
             raise ValueError("rank 4 only")
         return flash(*(x.swapaxes(1, 2) for x in (q, k, v))).swapaxes(1, 2)
 
-    assert judged(f, layout="BTHD").passed
-    assert not judged(f).passed
+    assert judge(f, layout="BTHD").passed
+    assert not judge(f).passed
 
 
 def test_features_restrict_what_is_tested():
     def f(q, k, v, *, scale=None, softcap=None):
         return flash(q, k, v, scale=scale)
 
-    assert not judged(f, examples=30).passed
-    report = judged(f, features=["scale"])
+    assert not judge(f, examples=30).passed
+    report = judge(f, features=["scale"])
     assert report.passed
     assert "softcap: unknown to the judge, keeps its default" in report.untested
 
@@ -528,7 +528,7 @@ def test_an_implementation_is_taken_as_it_is():
     def f(q, k, v, is_causal=False):
         return flash(q, k, v, causal=is_causal)
 
-    report = judged(Implementation(f, rename={"is_causal": "causal"}, name="mine"))
+    report = judge(Implementation(f, rename={"is_causal": "causal"}, name="mine"))
     assert report.target == "mine"
     assert report.settings["features"] == "causal"
     assert report.passed
@@ -545,18 +545,18 @@ def test_an_implementation_is_taken_as_it_is():
 )
 def test_arguments_beside_implementation_are_an_error(name, value):
     with pytest.raises(NpattnError, match="Implementation"):
-        judged(Implementation(flash), examples=1, **{name: value})
+        judge(Implementation(flash), examples=1, **{name: value})
 
 
 def test_progress_is_called():
-    told = []
-    judged(plain, "agreement-o", "views", examples=2, progress=lambda *args: told.append(args))
-    assert told[0] == ("float32", "agreement-o", 0, 2)
-    assert told[-1] == ("float32", "", 2, 2)
+    calls = []
+    judge(plain, "agreement-o", "views", examples=2, progress=lambda *args: calls.append(args))
+    assert calls[0] == ("float32", "agreement-o", 0, 2)
+    assert calls[-1] == ("float32", "", 2, 2)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "kwargs",
     [
         {"dtypes": ("float31",)},
         {"dtypes": ()},
@@ -575,9 +575,9 @@ def test_progress_is_called():
     ],
     ids=str,
 )
-def test_illegal_argument_is_an_early_error(words):
+def test_illegal_argument_is_an_early_error(kwargs):
     with pytest.raises(NpattnError):
-        check(**({"f": flash, "only": ["agreement-o"]} | words))
+        check(**({"f": flash, "only": ["agreement-o"]} | kwargs))
 
 
 # --- conventions ----------------------------------------------------------------------------------
@@ -593,7 +593,7 @@ def peculiar(
     counts_itself=False,
     lse_empty=-math.inf,
 ):
-    """Attention in plain NumPy that means other things by the same words."""
+    """Attention in plain NumPy under other conventions."""
 
     @np.errstate(all="ignore")
     def f(q, k, v, mask=None, *, causal=False, window=None, bias=None, return_lse=False):
@@ -648,11 +648,11 @@ CONVENTIONS = {
 
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_other_conventions_pass_under_their_own(name):
-    quirks, meaning = CONVENTIONS[name]
-    words = {"framework": "numpy", "examples": OF_EVERY_RULE}
-    report = check(peculiar(**quirks), conventions=Conventions(**meaning), **words)
+    quirks, conventions = CONVENTIONS[name]
+    kwargs = {"framework": "numpy", "examples": OF_EVERY_RULE}
+    report = check(peculiar(**quirks), conventions=Conventions(**conventions), **kwargs)
     assert report.passed, str(report)
-    assert next(iter(meaning)) in str(report.settings["conventions"])
+    assert next(iter(conventions)) in str(report.settings["conventions"])
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
@@ -666,10 +666,10 @@ def test_other_conventions_fail_under_npattn(name):
 
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_npattn_conventions_fail_under_others(name):
-    _, meaning = CONVENTIONS[name]
+    _, conventions = CONVENTIONS[name]
     only = ["empty-row", "agreement-o", "agreement-lse"]
-    words = {"framework": "numpy", "examples": 30, "only": only, "shrink": False}
-    report = check(peculiar(), conventions=Conventions(**meaning), **words)
+    kwargs = {"framework": "numpy", "examples": 30, "only": only, "shrink": False}
+    report = check(peculiar(), conventions=Conventions(**conventions), **kwargs)
     assert not report.passed
 
 
@@ -679,9 +679,9 @@ def test_default_conventions_pass_under_npattn():
 
 
 def test_recipe_line_of_failure_follows_conventions():
-    meaning = Conventions(causal="top_left", mask_true="hide", window="inclusive")
+    conventions = Conventions(causal="top_left", mask_true="hide", window="inclusive")
     quirks = {"top_left": True, "hides": True, "counts_itself": False}
-    report = judged(peculiar(**quirks), conventions=meaning, framework="numpy", examples=60)
+    report = judge(peculiar(**quirks), conventions=conventions, framework="numpy", examples=60)
     outcome = outcome_of(report, "agreement-o")
     assert outcome.status == "failed"
     assert ".problem(alignment='top_left', mask_true='hide')" in outcome.recipe
@@ -705,12 +705,12 @@ def test_gradients_are_judged_under_conventions_too():
         return (o, s.logsumexp(-1) / math.log(2)) if return_lse else o
 
     sizes = {"B": (2,), "S": (3, 7), "T": (2, 5), "D": (3, 8), "H": (4,), "K": (2,)}
-    words = {"framework": "torch", "sizes": sizes, "only": ["empty-row", "agreement"]}
-    meaning = Conventions(causal="top_left", hidden_fill=LEAST, lse_base="2")
-    report = check(jax_like, conventions=meaning, examples=12, **words)
+    kwargs = {"framework": "torch", "sizes": sizes, "only": ["empty-row", "agreement"]}
+    conventions = Conventions(causal="top_left", hidden_fill=LEAST, lse_base="2")
+    report = check(jax_like, conventions=conventions, examples=12, **kwargs)
     assert report.passed, str(report)
     assert statuses(report)["agreement-dv"] == "passed"
-    assert not check(jax_like, examples=12, shrink=False, **words).passed
+    assert not check(jax_like, examples=12, shrink=False, **kwargs).passed
 
 
 # --- the report's head ----------------------------------------------------------------------------
@@ -731,7 +731,7 @@ def test_untested_lines_come_first():
         "lse: no return_lse parameter",
         "float32: rank 3: refused (raised ValueError: rank 4 only)",
     ):
-        assert any(told.startswith(line) for told in report.untested), line
+        assert any(entry.startswith(line) for entry in report.untested), line
         assert text.index(line) < text.index("agreement-o")
     assert text.index("not tested") < text.index("rule")
 
@@ -782,9 +782,9 @@ def test_wrong_gradient_shape_fails_that_gradient_alone():
         grads = flash_backward(dout, q, k, v, out=out, lse=lse)
         return {**grads, "k": grads["k"][..., None]}
 
-    found = statuses(check(f, backward=backward, examples=FEW, only=["agreement"]))
-    assert found["agreement-dk"] == "failed"
-    assert found["agreement-o"] == found["agreement-dq"] == found["agreement-dv"] == "passed"
+    by_rule = statuses(check(f, backward=backward, examples=FEW, only=["agreement"]))
+    assert by_rule["agreement-dk"] == "failed"
+    assert by_rule["agreement-o"] == by_rule["agreement-dq"] == by_rule["agreement-dv"] == "passed"
 
 
 def test_largest_sizes_are_listed():

@@ -27,9 +27,9 @@ def test_result_of_wrong_shape_has_infinite_ratio():
     def flat(q, k, v):
         return flash(q, k, v)[..., :1]
 
-    found = trial_of(flat).agreement(RECIPE)
-    assert found["o"].ratio == np.inf
-    assert "o has shape (2, 3, 5, 1), want (2, 3, 5, 13)" in str(found["o"])
+    comparisons = trial_of(flat).agreement(RECIPE)
+    assert comparisons["o"].ratio == np.inf
+    assert "o has shape (2, 3, 5, 1), want (2, 3, 5, 13)" in str(comparisons["o"])
 
 
 def test_unrequested_results_are_not_compared():

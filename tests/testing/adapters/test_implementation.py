@@ -1,4 +1,4 @@
-"""How an implementation is read and called; nothing that is at its default is passed."""
+"""Reading and calling an implementation; arguments at their default are not passed."""
 
 import functools
 import inspect
@@ -30,7 +30,7 @@ def zeros_for(q, v):
 
 
 class Recorder:
-    """An attention that gives zeros and remembers how it was called."""
+    """Attention that returns zeros and records its calls."""
 
     def __init__(self, f=None):
         self.calls = []
@@ -52,8 +52,8 @@ class Recorder:
         dropout_mask=None,
         dropout_rate=0.0,
     ):
-        given = inspect.getargvalues(inspect.currentframe()).locals
-        self.calls.append({n: x for n, x in given.items() if n != "self"})
+        arguments = inspect.getargvalues(inspect.currentframe()).locals
+        self.calls.append({n: x for n, x in arguments.items() if n != "self"})
         return zeros_for(q, v)
 
 
@@ -132,21 +132,21 @@ def test_features_restrict_those_of_signature():
     assert "dropout_rate" in read.untested
 
 
-@pytest.mark.parametrize("words", [{"features": ["heads"]}, {"rename": {"causal": "cause"}}])
-def test_unknown_feature_is_an_error(words):
+@pytest.mark.parametrize("kwargs", [{"features": ["heads"]}, {"rename": {"causal": "cause"}}])
+def test_unknown_feature_is_an_error(kwargs):
     with pytest.raises(OptionError, match="is not a feature, must be one of mask, causal"):
-        Implementation(Recorder(), **words)
+        Implementation(Recorder(), **kwargs)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "kwargs",
     [{"layout": "BHDT"}, {"framework": "mxnet"}, {"f": 3}],
-    ids=lambda words: next(iter(words)),
+    ids=lambda kwargs: next(iter(kwargs)),
 )
-def test_illegal_argument_is_an_error(words):
-    (name, value), *_ = words.items()
+def test_illegal_argument_is_an_error(kwargs):
+    (name, value), *_ = kwargs.items()
     with pytest.raises(OptionError, match=f"{name} is .*{value}.*must be"):
-        Implementation(**({"f": flash} | words))
+        Implementation(**({"f": flash} | kwargs))
 
 
 def test_name_is_given_or_spec_or_own():
@@ -160,19 +160,19 @@ def test_name_is_given_or_spec_or_own():
 
 
 def test_options_at_their_default_are_not_passed():
-    words = []
+    kwargs = []
 
-    def f(q, k, v, **given):
-        words.append(set(given))
+    def f(q, k, v, **options):
+        kwargs.append(set(options))
         return zeros_for(q, v)
 
     every = ("mask", "causal", "window", "bias", "scale", "softcap", "sinks", "dropout_rate")
     read = Implementation(f, features=every)
-    words.clear()
+    kwargs.clear()
     read.forward(problem())
     read.forward(problem(scale=D**-0.5))
     read.forward(problem(causal=True, scale=0.5, dropout=0.5, sinks=True))
-    assert words == [set(), set(), {"causal", "scale", "dropout_mask", "dropout_rate", "sinks"}]
+    assert kwargs == [set(), set(), {"causal", "scale", "dropout_mask", "dropout_rate", "sinks"}]
 
 
 def test_options_arrive_in_their_plain_form():
@@ -209,36 +209,36 @@ def test_other_names_are_adapted():
     rename = {"is_causal": "causal", "attn_bias": "bias", "need_lse": "return_lse"}
     read = Implementation(f, backward=backward, rename=rename, framework="numpy")
     assert read.features == {"causal", "bias"}
-    asked = problem(causal=True, bias="full")
-    found = read.forward(asked)
-    np.testing.assert_allclose(found["o"], npattn.forward(**words(asked)).out, atol=1e-5)
-    np.testing.assert_allclose(found["lse"], npattn.forward(**words(asked)).lse, atol=1e-5)
-    assert set(read.gradients(asked, cotangents(asked))) == {"dq", "dk", "dv", "dbias"}
+    case = problem(causal=True, bias="full")
+    results = read.forward(case)
+    np.testing.assert_allclose(results["o"], npattn.forward(**arguments_of(case)).out, atol=1e-5)
+    np.testing.assert_allclose(results["lse"], npattn.forward(**arguments_of(case)).lse, atol=1e-5)
+    assert set(read.gradients(case, cotangents(case))) == {"dq", "dk", "dv", "dbias"}
 
 
-def words(asked):
-    return {n: getattr(asked, n) for n in ("q", "k", "v", "mask", "causal", "bias", "scale")}
+def arguments_of(case):
+    return {n: getattr(case, n) for n in ("q", "k", "v", "mask", "causal", "bias", "scale")}
 
 
-def cotangents(asked, lse=True):
+def cotangents(case, lse=True):
     rng = np.random.default_rng(1)
-    dout = rng.standard_normal((*asked.lead, asked.H, asked.T, asked.E)).astype(asked.q.dtype)
+    dout = rng.standard_normal((*case.lead, case.H, case.T, case.E)).astype(case.q.dtype)
     return Cotangents(dout, rng.standard_normal(dout.shape[:-1]) if lse else None)
 
 
 def test_optional_results_need_a_second_call():
-    asked, calls = problem(), []
+    case, calls = problem(), []
 
     def f(q, k, v, return_lse=False, return_weights=False):
         calls.append((return_lse, return_weights))
         out, lse = flash(q, k, v, return_lse=True)
         return (out, lse, np.ones((*lse.shape, S))) if return_lse and return_weights else out
 
-    found = Implementation(f, framework="numpy").forward(asked)
+    results = Implementation(f, framework="numpy").forward(case)
     assert calls == [(False, False), (True, True)]
-    assert [name for name, _ in found.pairs] == ["o", "o", "lse", "weights"]
-    assert found["weights"].shape == (B, H, T, S)
-    np.testing.assert_array_equal(found["o"], found.pairs[1][1])
+    assert [name for name, _ in results.pairs] == ["o", "o", "lse", "weights"]
+    assert results["weights"].shape == (B, H, T, S)
+    np.testing.assert_array_equal(results["o"], results.pairs[1][1])
 
 
 def test_weights_without_lse_are_second_result():
@@ -270,8 +270,8 @@ def test_wrong_number_of_results_is_a_wrong_result(wrong, got):
     def f(q, k, v, return_lse=False):
         return wrong(zeros_for(q, v)) if return_lse else zeros_for(q, v)
 
-    told = rf"returned {got} for return_lse=True, must return \(o, lse\)"
-    with pytest.raises(ResultError, match=told):
+    message = rf"returned {got} for return_lse=True, must return \(o, lse\)"
+    with pytest.raises(ResultError, match=message):
         Implementation(f).forward(problem())
 
 
@@ -279,8 +279,8 @@ def test_optional_result_is_named_in_error():
     def f(q, k, v, need_lse=False, return_weights=False):
         return zeros_for(q, v)
 
-    told = r"one result for need_lse=True, return_weights=True, must return \(o, lse, weights\)"
-    with pytest.raises(ResultError, match=told):
+    message = r"one result for need_lse=True, return_weights=True, must return \(o, lse, weights\)"
+    with pytest.raises(ResultError, match=message):
         Implementation(f, rename={"need_lse": "return_lse"}).forward(problem())
 
 
@@ -315,7 +315,7 @@ def test_exit_is_reported_as_exception():
 
 def test_exit_during_framework_probe_is_reported():
     with pytest.raises(OptionError, match=r"numpy: SystemExit"):
-        Implementation(made("def f(q, k, v): raise SystemExit"))
+        Implementation(define("def f(q, k, v): raise SystemExit"))
 
 
 def test_keyboard_interrupt_passes_through():
@@ -328,7 +328,7 @@ def test_keyboard_interrupt_passes_through():
 
 def test_unreadable_result_is_named_in_error():
     class Lazy(np.ndarray):
-        def __array__(self, *args, **words):
+        def __array__(self, *args, **kwargs):
             raise RuntimeError("the device is gone")
 
     class Broken(NumPy):
@@ -353,7 +353,7 @@ def test_non_array_result_is_an_error():
 
 
 def test_backward_gets_those_keywords_that_it_names():
-    asked, got = problem(mask="full"), {}
+    case, got = problem(mask="full"), {}
 
     def bare(dout, q, k, v, mask=None):
         got["bare"] = dout, mask
@@ -363,28 +363,28 @@ def test_backward_gets_those_keywords_that_it_names():
         got["full"] = out, lse, dlse, dweights
         return {"q": q, "k": k, "v": v, "bias": None}
 
-    given = cotangents(asked)
-    found = Implementation(flash, backward=bare).gradients(asked, given)
-    assert set(found) == {"dq", "dk", "dv"}
-    np.testing.assert_array_equal(got["bare"][0], given.dout)
-    np.testing.assert_array_equal(got["bare"][1], asked.mask)
-    found = Implementation(flash, backward=full).gradients(asked, given)
-    assert set(found) == {"dq", "dk", "dv"}  # what is None is not there
-    out, lse = flash(asked.q, asked.k, asked.v, asked.mask, return_lse=True)
+    douts = cotangents(case)
+    results = Implementation(flash, backward=bare).gradients(case, douts)
+    assert set(results) == {"dq", "dk", "dv"}
+    np.testing.assert_array_equal(got["bare"][0], douts.dout)
+    np.testing.assert_array_equal(got["bare"][1], case.mask)
+    results = Implementation(flash, backward=full).gradients(case, douts)
+    assert set(results) == {"dq", "dk", "dv"}  # what is None is not there
+    out, lse = flash(case.q, case.k, case.v, case.mask, return_lse=True)
     np.testing.assert_array_equal(got["full"][0], out)
     np.testing.assert_array_equal(got["full"][1], lse)
-    np.testing.assert_array_equal(got["full"][2], given.dlse)
+    np.testing.assert_array_equal(got["full"][2], douts.dlse)
     assert got["full"][3] is None
 
 
-def with_dweights(asked):
-    dout, dlse = cotangents(asked)
-    shape = (*dout.shape[:-1], asked.S)
+def with_dweights(case):
+    dout, dlse = cotangents(case)
+    shape = (*dout.shape[:-1], case.S)
     return Cotangents(dout, dlse, np.random.default_rng(2).standard_normal(shape))
 
 
 def test_backward_gets_cotangent_of_weights():
-    asked, got = problem(), []
+    case, got = problem(), []
 
     def f(q, k, v, return_lse=False, return_weights=False):
         out, lse = flash(q, k, v, return_lse=True)
@@ -398,11 +398,11 @@ def test_backward_gets_cotangent_of_weights():
         got.append(dweights)
         return q, k, v
 
-    given = with_dweights(asked)
-    Implementation(f, backward=backward, framework="numpy").gradients(asked, given)
-    np.testing.assert_array_equal(got.pop(), given.dweights)
-    Implementation(plain, backward=backward, framework="numpy").gradients(asked, given)
-    Implementation(f, backward=backward, framework="numpy").gradients(asked, cotangents(asked))
+    douts = with_dweights(case)
+    Implementation(f, backward=backward, framework="numpy").gradients(case, douts)
+    np.testing.assert_array_equal(got.pop(), douts.dweights)
+    Implementation(plain, backward=backward, framework="numpy").gradients(case, douts)
+    Implementation(f, backward=backward, framework="numpy").gradients(case, cotangents(case))
     assert got == [None, None]
 
 
@@ -474,16 +474,16 @@ def test_bthd_applies_to_q_k_v_o_and_gradients():
         grads = flash_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse, **options)
         return {n: x if n == "bias" else x.swapaxes(1, 2) for n, x in grads.items()}
 
-    asked = problem(mask="full", bias="full")
+    case = problem(mask="full", bias="full")
     there = Implementation(f, backward=backward, framework="numpy", layout="BTHD")
     here = Implementation(flash, backward=flash_backward)
-    pairs = [(there.forward(asked), here.forward(asked))]
-    given = cotangents(asked)
-    pairs += [(there.gradients(asked, given), here.gradients(asked, given))]
-    for got, want in pairs:
-        assert set(got) == set(want)
+    pairs = [(there.forward(case), here.forward(case))]
+    douts = cotangents(case)
+    pairs += [(there.gradients(case, douts), here.gradients(case, douts))]
+    for got, expected in pairs:
+        assert set(got) == set(expected)
         for name in got:
-            np.testing.assert_allclose(got[name], want[name], atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(got[name], expected[name], atol=1e-5, err_msg=name)
 
 
 def test_layout_bthd_leaves_other_ranks_alone():
@@ -492,10 +492,10 @@ def test_layout_bthd_leaves_other_ranks_alone():
     assert inputs["q"].shape == (H, T, D)
 
 
-def strides_of(view, layout="BHTD", asked=None):
-    asked = asked or problem()
-    laid = Implementation(flash, layout=layout, framework="numpy").inputs(asked, view)
-    plain = Implementation(flash, layout=layout, framework="numpy").inputs(asked)
+def strides_of(view, layout="BHTD", case=None):
+    case = case or problem()
+    laid = Implementation(flash, layout=layout, framework="numpy").inputs(case, view)
+    plain = Implementation(flash, layout=layout, framework="numpy").inputs(case)
     for name in "qkv":
         np.testing.assert_array_equal(laid[name], plain[name])
     return laid["k"].strides, plain["k"].strides
@@ -508,7 +508,7 @@ def test_transposed_view_has_heads_inside_length():
 
 
 def test_transposed_view_of_rank_2_is_column_major():
-    laid, _ = strides_of("transposed", asked=problem(lead=None, H=1, K=1))
+    laid, _ = strides_of("transposed", case=problem(lead=None, H=1, K=1))
     assert laid == (4, 4 * S)
 
 
@@ -523,25 +523,25 @@ def test_a_reversed_view_goes_backwards_in_memory():
 
 
 def test_expanded_view_repeats_equal_values_by_stride_zero():
-    asked = problem()
-    laid, plain = strides_of("expanded", asked=asked)
+    case = problem()
+    laid, plain = strides_of("expanded", case=case)
     assert laid == plain  # two samples that differ cannot share memory
-    same = asked.replace(k=np.repeat(asked.k[:1], B, axis=0))
-    laid, _ = strides_of("expanded", asked=same)
+    same = case.replace(k=np.repeat(case.k[:1], B, axis=0))
+    laid, _ = strides_of("expanded", case=same)
     assert laid[0] == 0
 
 
 @pytest.mark.parametrize("view", ["contiguous", "transposed", "stepped", "reversed"])
 @pytest.mark.parametrize("layout", ["BHTD", "BTHD"])
 def test_arrays_are_fresh_and_writable(view, layout):
-    asked = problem(mask="full", bias="heads", sinks=True, dropout=0.5)
+    case = problem(mask="full", bias="heads", sinks=True, dropout=0.5)
     read = Implementation(flash, layout=layout, framework="numpy")
-    first, second = read.inputs(asked, view), read.inputs(asked, view)
+    first, second = read.inputs(case, view), read.inputs(case, view)
     assert set(first) == {"q", "k", "v", "mask", "bias", "sinks", "dropout_mask"}
     for name, array in first.items():
         assert array.flags.writeable, name
         assert not np.shares_memory(array, second[name]), name
-        assert not np.shares_memory(array, getattr(asked, name)), name
+        assert not np.shares_memory(array, getattr(case, name)), name
 
 
 def test_results_are_copies():
@@ -560,8 +560,8 @@ def test_results_are_copies():
 # --- which framework ------------------------------------------------------------------------------
 
 
-def made(source, module="elsewhere", **names):
-    """A function of a module that this test is not in."""
+def define(source, module="elsewhere", **names):
+    """Define a function in another module than this test."""
     home = types.ModuleType(module)
     vars(home).update(names)
     exec(source, vars(home))
@@ -569,14 +569,14 @@ def made(source, module="elsewhere", **names):
 
 
 def test_annotations_say_numpy():
-    f = made("def f(q: 'np.ndarray', k, v): raise ValueError", np=np)
+    f = define("def f(q: 'np.ndarray', k, v): raise ValueError", np=np)
     assert Implementation(f).framework.name == "numpy"
-    f = made("def f(q: 'numpy.typing.NDArray', k, v): raise ValueError")
+    f = define("def f(q: 'numpy.typing.NDArray', k, v): raise ValueError")
     assert Implementation(f).framework.name == "numpy"
 
 
 def test_a_function_of_numpy_takes_numpy_arrays():
-    f = made("def f(q, k, v): raise ValueError", module="numpy")
+    f = define("def f(q, k, v): raise ValueError", module="numpy")
     assert Implementation(f).framework.name == "numpy"
 
 
@@ -588,7 +588,7 @@ def test_unknown_framework_error_names_argument(monkeypatch):
     for package in ("torch", "jax"):
         monkeypatch.delitem(sys.modules, package, raising=False)
     with pytest.raises(OptionError, match=r"tiny problem \(numpy: ValueError: no\).*framework="):
-        Implementation(made("def f(q, k, v): raise ValueError('no')"))
+        Implementation(define("def f(q, k, v): raise ValueError('no')"))
 
 
 # --- torch ----------------------------------------------------------------------------------------
@@ -623,7 +623,7 @@ def plain_torch(torch):
 
 
 def test_annotations_say_torch(torch):
-    f = made("def f(q: torch.Tensor, k, v): raise ValueError", torch=torch)
+    f = define("def f(q: torch.Tensor, k, v): raise ValueError", torch=torch)
     assert Implementation(f).framework.name == "torch"
 
 
@@ -662,25 +662,25 @@ def test_round_trip_keeps_every_8_bit_number(framework):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("view", ["transposed", "stepped"])
 def test_views_keep_their_strides_in_torch(torch, dtype, view):
-    asked = problem(dtype=dtype)
-    given = Implementation(plain_torch(torch), framework="torch").inputs(asked, view)
-    laid = Implementation(flash).inputs(asked, view)
+    case = problem(dtype=dtype)
+    tensors = Implementation(plain_torch(torch), framework="torch").inputs(case, view)
+    laid = Implementation(flash).inputs(case, view)
     for name in "qkv":
-        assert given[name].stride() == tuple(
+        assert tensors[name].stride() == tuple(
             n // laid[name].itemsize for n in laid[name].strides
         ), name
-        assert not given[name].is_contiguous()
+        assert not tensors[name].is_contiguous()
         np.testing.assert_array_equal(
-            given[name].double().numpy(), getattr(asked, name).astype(float)
+            tensors[name].double().numpy(), getattr(case, name).astype(float)
         )
 
 
 def test_expanded_tensors_have_a_stride_of_zero(torch):
-    asked = problem()
-    asked = asked.replace(k=np.repeat(asked.k[:1], B, axis=0))
-    given = Implementation(plain_torch(torch), framework="torch").inputs(asked, "expanded")
-    assert given["k"].stride()[0] == 0
-    np.testing.assert_array_equal(given["k"].numpy(), asked.k)
+    case = problem()
+    case = case.replace(k=np.repeat(case.k[:1], B, axis=0))
+    tensors = Implementation(plain_torch(torch), framework="torch").inputs(case, "expanded")
+    assert tensors["k"].stride()[0] == 0
+    np.testing.assert_array_equal(tensors["k"].numpy(), case.k)
 
 
 def test_torch_has_no_negative_strides(torch):
@@ -702,25 +702,25 @@ def test_tensors_live_on_the_device(torch):
 
 @pytest.mark.parametrize("lse", [True, False])
 def test_autograd_gives_the_gradients_of_the_oracle(torch, lse):
-    asked = problem(dtype="float64", mask="padding", bias="heads")
+    case = problem(dtype="float64", mask="padding", bias="heads")
     read = Implementation(plain_torch(torch))
-    given = cotangents(asked, lse)
-    found = read.gradients(asked, given)
-    fwd = npattn.forward(**words(asked))
-    want = npattn.backward(fwd, *given)
-    assert set(found) == {"dq", "dk", "dv", "dbias"}
-    for name, array in found.items():
-        np.testing.assert_allclose(array, getattr(want, name[1:]), atol=1e-12, err_msg=name)
+    douts = cotangents(case, lse)
+    results = read.gradients(case, douts)
+    fwd = npattn.forward(**arguments_of(case))
+    expected = npattn.backward(fwd, *douts)
+    assert set(results) == {"dq", "dk", "dv", "dbias"}
+    for name, array in results.items():
+        np.testing.assert_allclose(array, getattr(expected, name[1:]), atol=1e-12, err_msg=name)
 
 
 def test_autograd_goes_through_the_weights_too(torch):
-    asked = problem(dtype="float64", mask="padding", bias="heads")
-    given = with_dweights(asked)
-    found = Implementation(plain_torch(torch)).gradients(asked, given)
-    fwd = npattn.forward(**words(asked))
-    want = npattn.backward(fwd, given.dout, given.dlse, given.dweights)
-    for name, array in found.items():
-        np.testing.assert_allclose(array, getattr(want, name[1:]), atol=1e-12, err_msg=name)
+    case = problem(dtype="float64", mask="padding", bias="heads")
+    douts = with_dweights(case)
+    results = Implementation(plain_torch(torch)).gradients(case, douts)
+    fwd = npattn.forward(**arguments_of(case))
+    expected = npattn.backward(fwd, douts.dout, douts.dlse, douts.dweights)
+    for name, array in results.items():
+        np.testing.assert_allclose(array, getattr(expected, name[1:]), atol=1e-12, err_msg=name)
 
 
 def test_autograd_can_skip_gradient_of_bias(torch):
@@ -730,11 +730,11 @@ def test_autograd_can_skip_gradient_of_bias(torch):
         seen.append((q.requires_grad, bias.requires_grad))
         return plain_torch(torch)(q, k, v, bias=bias)
 
-    asked = problem(bias="full")
+    case = problem(bias="full")
     read = Implementation(f, framework="torch")
-    read.forward(asked)
-    assert set(read.gradients(asked, cotangents(asked))) == {"dq", "dk", "dv", "dbias"}
-    without = read.gradients(asked, cotangents(asked), bias_gradient=False)
+    read.forward(case)
+    assert set(read.gradients(case, cotangents(case))) == {"dq", "dk", "dv", "dbias"}
+    without = read.gradients(case, cotangents(case), bias_gradient=False)
     assert set(without) == {"dq", "dk", "dv"}
     assert seen == [(False, False), (True, True), (True, False)]
 
@@ -751,10 +751,10 @@ def test_input_unreachable_by_autograd_has_zero_gradient(torch):
     def f(q, k, v):
         return plain_torch(torch)(q, k.detach(), v)
 
-    found = Implementation(f).gradients(problem(), cotangents(problem()))
-    assert found["dk"].shape == (B, K, S, D)
-    assert (found["dk"] == 0).all()
-    assert (found["dv"] != 0).all()
+    results = Implementation(f).gradients(problem(), cotangents(problem()))
+    assert results["dk"].shape == (B, K, S, D)
+    assert (results["dk"] == 0).all()
+    assert (results["dv"] != 0).all()
 
 
 def test_exception_in_autograd_is_reported(torch):
@@ -779,9 +779,9 @@ def test_explicit_backward_of_torch_function_is_used(torch):
         return torch.zeros_like(q), torch.ones_like(k), torch.ones_like(v)
 
     read = Implementation(plain_torch(torch), backward=backward)
-    found = read.gradients(problem(), cotangents(problem()))
-    assert (found["dq"] == 0).all()
-    assert (found["dk"] == 1).all()
+    results = read.gradients(problem(), cotangents(problem()))
+    assert (results["dq"] == 0).all()
+    assert (results["dk"] == 1).all()
 
 
 def test_rename_of_unknown_parameter_is_an_error():
@@ -826,7 +826,7 @@ def plain_jax(jax):
 
 def test_annotations_say_jax(jax):
     for annotation in ("jax.Array", "'jax.Array'", "'jnp.ndarray'"):
-        f = made(f"def f(q: {annotation}, k, v): raise ValueError", jax=jax)
+        f = define(f"def f(q: {annotation}, k, v): raise ValueError", jax=jax)
         assert Implementation(f).framework.name == "jax"
 
 
@@ -839,7 +839,7 @@ def test_a_function_of_jax_takes_its_arrays(jax):
 def test_a_probe_finds_jax_also_behind_jit(jax):
     assert Implementation(plain_jax(jax)).framework.name == "jax"
     assert Implementation(jax.jit(lambda q, k, v: q)).framework.name == "jax"
-    wide = made("def f(q, k, v):\n    if q.shape[-1] < 64: raise ValueError", jnp=jax.numpy)
+    wide = define("def f(q, k, v):\n    if q.shape[-1] < 64: raise ValueError", jnp=jax.numpy)
     assert Implementation(wide).framework.name == "jax"
 
 
@@ -853,8 +853,8 @@ def test_round_trip_through_jax_keeps_every_bit(jax, dtype):
     array = (4 * np.random.default_rng(0).standard_normal((3, 5))).astype(dtype)
     framework = JAX()
     with framework.allowing(array.dtype):
-        given = framework.give(array.copy())
-    back = framework.take(given)
+        converted = framework.give(array.copy())
+    back = framework.take(converted)
     assert back.dtype == array.dtype
     assert back.tobytes() == array.tobytes()
     assert back.flags.writeable
@@ -868,9 +868,9 @@ def test_float64_is_enabled_only_during_float64_calls(jax):
         return q
 
     for dtype in ("float64", "float32"):
-        read, asked = Implementation(f, framework="jax"), problem(dtype=dtype, E=D)
-        assert read.forward(asked)["o"].dtype == dtype
-        assert read.gradients(asked, cotangents(asked))["dq"].dtype == dtype
+        read, case = Implementation(f, framework="jax"), problem(dtype=dtype, E=D)
+        assert read.forward(case)["o"].dtype == dtype
+        assert read.gradients(case, cotangents(case))["dq"].dtype == dtype
     assert seen == [(np.float64,) * 3] * 2 + [(np.float32,) * 3] * 2
     assert jax.numpy.ones(3).dtype == np.float32
 
@@ -896,34 +896,34 @@ def test_result_of_jax_must_be_its_array(jax):
 def test_donated_input_is_detected(jax):
     giving = jax.jit(lambda q, k, v: q * 2, donate_argnums=(0,))
     read = Implementation(giving, framework="jax")
-    asked = problem()
-    inputs = read.inputs(asked)
-    read.forward(asked, inputs=inputs)
+    case = problem()
+    inputs = read.inputs(case)
+    read.forward(case, inputs=inputs)
     with pytest.raises(ImplementationError, match="was donated"):
         read.framework.take(inputs["q"])
 
 
 @pytest.mark.parametrize("lse", [True, False])
 def test_vjp_gives_the_gradients_of_the_oracle(jax, lse):
-    asked = problem(dtype="float64", mask="padding", bias="heads")
-    given = with_dweights(asked) if lse else cotangents(asked, lse)
-    found = Implementation(plain_jax(jax)).gradients(asked, given)
-    fwd = npattn.forward(**words(asked))
-    want = npattn.backward(fwd, given.dout, given.dlse, given.dweights)
-    assert set(found) == {"dq", "dk", "dv", "dbias"}
-    for name, array in found.items():
-        np.testing.assert_allclose(array, getattr(want, name[1:]), atol=1e-12, err_msg=name)
-    without = Implementation(plain_jax(jax)).gradients(asked, given, bias_gradient=False)
+    case = problem(dtype="float64", mask="padding", bias="heads")
+    douts = with_dweights(case) if lse else cotangents(case, lse)
+    results = Implementation(plain_jax(jax)).gradients(case, douts)
+    fwd = npattn.forward(**arguments_of(case))
+    expected = npattn.backward(fwd, douts.dout, douts.dlse, douts.dweights)
+    assert set(results) == {"dq", "dk", "dv", "dbias"}
+    for name, array in results.items():
+        np.testing.assert_allclose(array, getattr(expected, name[1:]), atol=1e-12, err_msg=name)
+    without = Implementation(plain_jax(jax)).gradients(case, douts, bias_gradient=False)
     assert set(without) == {"dq", "dk", "dv"}
 
 
 def test_input_unreachable_by_vjp_has_zero_gradient(jax):
     cut = jax.lax.stop_gradient
     read = Implementation(lambda q, k, v: plain_jax(jax)(q, cut(k), v), framework="jax")
-    found = read.gradients(problem(), cotangents(problem()))
-    assert found["dk"].shape == (B, K, S, D)
-    assert (found["dk"] == 0).all()
-    assert (found["dv"] != 0).all()
+    results = read.gradients(problem(), cotangents(problem()))
+    assert results["dk"].shape == (B, K, S, D)
+    assert (results["dk"] == 0).all()
+    assert (results["dv"] != 0).all()
 
 
 def test_exception_in_vjp_is_reported(jax):

@@ -1,4 +1,4 @@
-"""A recipe is a line of text: it evaluates back, and makes the same problem wherever it is."""
+"""Recipes: lines of text that evaluate back and make the same problem everywhere."""
 
 from dataclasses import fields, replace
 
@@ -21,13 +21,13 @@ ARRAYS = ("q", "k", "v", "mask", "bias", "sinks", "dropout_mask")
 LEADS = (None, (), (2,), (2, 3), (0,))
 
 
-def recipe(**words):
-    return Recipe(**(SIZES | words))
+def recipe(**kwargs):
+    return Recipe(**(SIZES | kwargs))
 
 
-def with_lead(lead, **words):
+def with_lead(lead, **kwargs):
     sizes = {"H": 1, "K": 1} if lead is None else {}
-    return recipe(lead=lead, **sizes, **words)
+    return recipe(lead=lead, **sizes, **kwargs)
 
 
 def same(a, b):
@@ -73,10 +73,10 @@ def test_every_field_is_kept_by_the_line():
 
 
 def test_seed_determines_problem():
-    words = {"mask": "full", "bias": "full", "sinks": True, "dropout": 0.5}
-    first, again = recipe(**words).problem(), recipe(**words).problem()
+    kwargs = {"mask": "full", "bias": "full", "sinks": True, "dropout": 0.5}
+    first, again = recipe(**kwargs).problem(), recipe(**kwargs).problem()
     assert same(first, again)
-    other = recipe(seed=1, **words).problem()
+    other = recipe(seed=1, **kwargs).problem()
     for name in ARRAYS:
         assert (getattr(first, name) != getattr(other, name)).any(), name
 
@@ -107,9 +107,9 @@ def test_recipes_have_dtype_of_space(dtype):
 
 
 def test_alignment_and_mask_true_follow_arguments():
-    asked = recipe(mask="full", causal=True)
-    assert asked.problem("top_left").causal == "top_left"
-    plain, hiding = asked.problem(), asked.problem(mask_true="hide")
+    case = recipe(mask="full", causal=True)
+    assert case.problem("top_left").causal == "top_left"
+    plain, hiding = case.problem(), case.problem(mask_true="hide")
     np.testing.assert_array_equal(plain.mask, ~hiding.mask)
 
 
@@ -133,10 +133,10 @@ def test_broadcast_k_and_v_have_leading_size_1():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lead", LEADS)
 def test_cotangents_have_shapes_and_dtypes_of_results(lead, dtype):
-    asked = with_lead(lead, dtype=dtype)
-    problem = asked.problem()
+    case = with_lead(lead, dtype=dtype)
+    problem = case.problem()
     fwd = npattn.forward(problem.q, problem.k, problem.v)
-    dout, dlse = asked.cotangents(problem)
+    dout, dlse = case.cotangents(problem)
     assert dout.shape == fwd.out.shape
     assert dlse.shape == fwd.lse.shape
     assert dout.dtype == np.dtype(dtype)
@@ -144,28 +144,28 @@ def test_cotangents_have_shapes_and_dtypes_of_results(lead, dtype):
 
 
 def test_no_cotangent_of_lse_without_lse():
-    asked = recipe()
-    dout, dlse = asked.cotangents(asked.problem(), lse=False)
+    case = recipe()
+    dout, dlse = case.cotangents(case.problem(), lse=False)
     assert dlse is None
-    np.testing.assert_array_equal(dout, asked.cotangents(asked.problem()).dout)
+    np.testing.assert_array_equal(dout, case.cotangents(case.problem()).dout)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lead", LEADS)
 def test_cotangent_of_weights_is_made_on_request(lead, dtype):
-    asked = with_lead(lead, dtype=dtype)
-    problem = asked.problem()
-    assert asked.cotangents(problem).dweights is None
-    given = asked.cotangents(problem, weights=True)
-    assert given.dweights.shape == npattn.forward(problem.q, problem.k, problem.v).weights.shape
-    assert given.dweights.dtype == given.dlse.dtype
+    case = with_lead(lead, dtype=dtype)
+    problem = case.problem()
+    assert case.cotangents(problem).dweights is None
+    case = case.cotangents(problem, weights=True)
+    assert case.dweights.shape == npattn.forward(problem.q, problem.k, problem.v).weights.shape
+    assert case.dweights.dtype == case.dlse.dtype
 
 
 def test_cotangents_are_random_and_reproducible():
-    asked = recipe()
+    case = recipe()
     one, all_three = (
-        asked.cotangents(asked.problem()),
-        asked.cotangents(asked.problem(), True, True),
+        case.cotangents(case.problem()),
+        case.cotangents(case.problem(), True, True),
     )
     np.testing.assert_array_equal(one.dout, all_three.dout)
     np.testing.assert_array_equal(one.dlse, all_three.dlse)
@@ -179,8 +179,8 @@ def test_cotangents_are_random_and_reproducible():
 # --- distributions --------------------------------------------------------------------------------
 
 
-def scores(asked):
-    problem = asked.problem()
+def scores(case):
+    problem = case.problem()
     return npattn.forward(problem.q, problem.k, problem.v).weights, problem
 
 
@@ -199,9 +199,9 @@ def test_every_distribution_gives_sizes_of_zero(name):
         assert problem.q.size == 0 or problem.v.size == 0
 
 
-def raw(asked):
-    """q·k before it is scaled."""
-    problem = asked.problem()
+def raw(case):
+    """Return q·k, unscaled."""
+    problem = case.problem()
     k = np.repeat(problem.k, problem.H // problem.K, axis=-3)
     return problem.q.astype(float) @ k.astype(float).swapaxes(-1, -2)
 
@@ -216,8 +216,8 @@ def raw(asked):
     ],
 )
 def test_a_steep_distribution_has_logits_of_its_size(name, least, most):
-    asked = recipe(distribution=name, dtype="float64", T=64, S=64)
-    assert least < abs(raw(asked) / D**0.5).max() < most
+    case = recipe(distribution=name, dtype="float64", T=64, S=64)
+    assert least < abs(raw(case) / D**0.5).max() < most
 
 
 def test_one_hot_has_one_dominant_weight():
@@ -227,8 +227,8 @@ def test_one_hot_has_one_dominant_weight():
 
 @pytest.mark.parametrize("scale", [None, 1.7, -0.75])
 def test_low_has_all_scores_far_below_zero(scale):
-    asked = recipe(distribution="low", scale=scale, dtype="float64")
-    final = raw(asked) * asked.problem().scale
+    case = recipe(distribution="low", scale=scale, dtype="float64")
+    final = raw(case) * case.problem().scale
     assert final.max() < -20
 
 
@@ -239,8 +239,8 @@ STEEP = ("one-hot", "huge logits", "low", "heavy tails", "mixed scales", "key of
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
 def test_unscaled_scores_stay_within_dtype(name, dtype):
     for seed in range(5):
-        asked = recipe(distribution=name, dtype=dtype, seed=seed, D=64)
-        assert abs(raw(asked)).max() <= float(ml_dtypes.finfo(dtype).max)
+        case = recipe(distribution=name, dtype=dtype, seed=seed, D=64)
+        assert abs(raw(case)).max() <= float(ml_dtypes.finfo(dtype).max)
 
 
 def test_flat_gives_every_key_the_same_weight():
@@ -322,8 +322,8 @@ def test_near_ties_differ_by_a_few_ulp(dtype):
 
 @pytest.mark.parametrize("scale", [None, 1.7, -0.75])
 def test_saturated_rows_have_one_extreme_key(scale):
-    asked = recipe(distribution="saturated", scale=scale, dtype="float64", T=33, S=65)
-    final = np.sort(raw(asked) * asked.problem().scale, axis=-1)
+    case = recipe(distribution="saturated", scale=scale, dtype="float64", T=33, S=65)
+    final = np.sort(raw(case) * case.problem().scale, axis=-1)
     above, below = final[..., -1] - final[..., -2], final[..., 1] - final[..., 0]
     assert above.min() > 9e3
     assert below.min() > 9e3
@@ -363,20 +363,22 @@ def test_every_bias_broadcasts_whatever_the_rank(name, lead):
 @pytest.mark.parametrize("sizes", [{"S": 0}, {"T": 0}, {"H": 0, "K": 0}, {"S": 1}, {"T": 1}])
 @pytest.mark.parametrize("name", [*MASKS, *BIASES])
 def test_masks_and_biases_exist_for_sizes_0_and_1(name, sizes):
-    words = {"mask": name} if name in MASKS and name not in BIASES else {"bias": name}
-    problem = recipe(**words, **sizes).problem()
+    kwargs = {"mask": name} if name in MASKS and name not in BIASES else {"bias": name}
+    problem = recipe(**kwargs, **sizes).problem()
     assert problem.bias is not None or problem.mask is not None
 
 
-def masked(name, **words):
-    return np.broadcast_to(recipe(mask=name, **words).problem().mask, (B, H, T, words.get("S", S)))
+def sample_mask(name, **kwargs):
+    return np.broadcast_to(
+        recipe(mask=name, **kwargs).problem().mask, (B, H, T, kwargs.get("S", S))
+    )
 
 
 def test_padding_hides_last_keys_and_left_padding_first():
     shapes = [recipe(mask=n).problem().mask.shape for n in ("padding", "left padding")]
     assert shapes == [(B, 1, 1, S)] * 2
     for seed in range(5):
-        tail, front = (masked(n, seed=seed) for n in ("padding", "left padding"))
+        tail, front = (sample_mask(n, seed=seed) for n in ("padding", "left padding"))
         assert (np.diff(tail.astype(int), axis=-1) <= 0).all()
         assert (np.diff(front.astype(int), axis=-1) >= 0).all()
         assert tail.any(-1).all()
@@ -385,19 +387,19 @@ def test_padding_hides_last_keys_and_left_padding_first():
 
 def test_empty_rows_and_empty_head_are_fully_masked():
     for seed in range(5):
-        assert (~masked("empty rows", seed=seed).any(-1)).any()
-        assert not masked("empty head", seed=seed)[0, 0].any()
+        assert (~sample_mask("empty rows", seed=seed).any(-1)).any()
+        assert not sample_mask("empty head", seed=seed)[0, 0].any()
 
 
 def test_first_tile_hides_first_half_of_keys():
-    mask = masked("first tile", S=9)
+    mask = sample_mask("first tile", S=9)
     assert not mask[..., :4].any()
     assert mask[..., 4:].any()
 
 
 def test_prefix_is_visible_to_all_and_rest_is_causal():
     for seed in range(5):
-        mask = masked("prefix", seed=seed)
+        mask = sample_mask("prefix", seed=seed)
         causal = np.tri(T, S, S - T, dtype=bool)
         prefix = (mask & ~causal).any(-2) | mask[..., 0, :]
         np.testing.assert_array_equal(mask, causal | prefix[..., None, :])
@@ -421,13 +423,13 @@ def test_documents_are_blocks_with_equal_visibility(sizes):
 
 
 def test_a_checkerboard_alternates():
-    mask = masked("checkerboard")
+    mask = sample_mask("checkerboard")
     assert (mask[..., 1:] != mask[..., :-1]).all()
     assert (mask[..., 1:, :] != mask[..., :-1, :]).all()
 
 
 def test_single_key_is_visible_to_each_query():
-    mask = masked("single key")
+    mask = sample_mask("single key")
     np.testing.assert_array_equal(mask.sum(-1), 1)
     assert len(np.unique(mask.argmax(-1))) > 1
 

@@ -1,4 +1,4 @@
-"""What is drawn: odd sizes and round ones, 0 and 1, and nothing that was refused."""
+"""Sampling of recipes: odd and round sizes, 0 and 1, and nothing that was refused."""
 
 import functools
 import itertools
@@ -24,9 +24,9 @@ EVERYTHING = frozenset(STRUCTURE)
 LETTERS = "HKTSDE"
 
 
-def drawn(strategy, number=300):
-    """What Hypothesis draws, without shrinking, always the same."""
-    found = []
+def sample_from(strategy, number=300):
+    """Return reproducible samples of a Hypothesis strategy, without shrinking."""
+    samples = []
     quiet = settings(
         max_examples=number,
         database=None,
@@ -39,15 +39,15 @@ def drawn(strategy, number=300):
     @quiet
     @given(strategy)
     def keep(one):
-        found.append(one)
+        samples.append(one)
 
     keep()
-    return found
+    return samples
 
 
 @functools.cache
 def sample():
-    """What the judge draws first: a seed chooses everything."""
+    """Return what the judge samples first: recipes chosen by seeds alone."""
     pools = Pools(Space())
     return tuple(pools.recipe(seed) for seed in range(300))
 
@@ -166,19 +166,19 @@ HAS = {
 @pytest.mark.parametrize("name", HAS)
 def test_refused_structure_is_not_sampled(name):
     pools = Pools(without(name))
-    found = [pools.recipe(seed) for seed in range(300)] + drawn(recipes(without(name)), 60)
-    assert len(found) == 360
-    assert share(HAS[name], found) == 0
+    samples = [pools.recipe(seed) for seed in range(300)] + sample_from(recipes(without(name)), 60)
+    assert len(samples) == 360
+    assert share(HAS[name], samples) == 0
 
 
 def test_value_sizes_are_round_if_odd_ones_are_refused():
-    found = drawn(recipes(without("D % 8")), 150)
-    assert all(r.E % 8 == 0 for r in found)
+    samples = sample_from(recipes(without("D % 8")), 150)
+    assert all(r.E % 8 == 0 for r in samples)
 
 
 def test_plainest_structure_gives_plainest_recipes():
     plainest = Space(structure=frozenset({"rank 3"}), features=frozenset())
-    for recipe in drawn(recipes(plainest), 60):
+    for recipe in sample_from(recipes(plainest), 60):
         assert recipe.lead == ()
         assert recipe.H == recipe.K > 0
         assert recipe.T == recipe.S > 0
@@ -188,42 +188,42 @@ def test_plainest_structure_gives_plainest_recipes():
 
 def test_missing_features_are_not_sampled():
     space = Space(features=frozenset({"causal"}))
-    found = drawn(recipes(space), 60)
-    assert share(lambda r: r.causal, found) > 0
+    samples = sample_from(recipes(space), 60)
+    assert share(lambda r: r.causal, samples) > 0
     for field in ("mask", "window", "bias", "scale", "softcap", "score_mod", "dropout"):
-        assert {getattr(r, field) for r in found} == {None}, field
-    assert not any(r.sinks for r in found)
+        assert {getattr(r, field) for r in samples} == {None}, field
+    assert not any(r.sinks for r in samples)
 
 
 def test_dropout_mask_without_rate_has_rate_0():
-    found = drawn(recipes(Space(features=frozenset({"dropout_mask"}))), 60)
-    assert {r.dropout for r in found} == {None, 0.0}
+    samples = sample_from(recipes(Space(features=frozenset({"dropout_mask"}))), 60)
+    assert {r.dropout for r in samples} == {None, 0.0}
 
 
 def test_dropout_rate_needs_dropout_mask():
-    found = drawn(recipes(Space(features=frozenset({"dropout_rate"}))), 30)
-    assert {r.dropout for r in found} == {None}
+    samples = sample_from(recipes(Space(features=frozenset({"dropout_rate"}))), 30)
+    assert {r.dropout for r in samples} == {None}
 
 
-# --- what is asked for ----------------------------------------------------------------------------
+# --- restricted sampling --------------------------------------------------------------------------
 
 
 def test_fixed_sizes_are_kept():
     sizes = {"B": (3,), "H": (4, 8), "K": (2, 4), "T": (128,), "S": (64, 96), "D": (64, 128)}
-    found = drawn(recipes(Space(sizes=sizes, structure=EVERYTHING - {"rank 2"})), 100)
-    for recipe in found:
+    samples = sample_from(recipes(Space(sizes=sizes, structure=EVERYTHING - {"rank 2"})), 100)
+    for recipe in samples:
         for letter in sizes.keys() - {"B"}:
             assert getattr(recipe, letter) in sizes[letter], letter
         assert recipe.H % recipe.K == 0
         assert recipe.lead[:1] in ((), (3,))
     for letter in sizes.keys() - {"B"}:
-        assert {getattr(r, letter) for r in found} == set(sizes[letter]), letter
+        assert {getattr(r, letter) for r in samples} == set(sizes[letter]), letter
 
 
 def test_recipe_and_its_neighbours_are_reproducible():
     pools = Pools(Space())
     assert pools.recipe(7) == Pools(Space()).recipe(7)
-    near = drawn(pools.near(7), 30)
+    near = sample_from(pools.near(7), 30)
     assert {r.seed for r in near} == {7}
     assert len(set(near)) > 3
     assert pools.recipe(7) in near
@@ -231,13 +231,15 @@ def test_recipe_and_its_neighbours_are_reproducible():
 
 def test_fixed_sizes_hold_if_longer_queries_are_refused():
     sizes = {"T": (32, 128), "S": (64,)}
-    found = drawn(recipes(Space(sizes=sizes, structure=EVERYTHING - {"T > S"})), 40)
-    assert {(r.T, r.S) for r in found} == {(32, 64)}
+    samples = sample_from(recipes(Space(sizes=sizes, structure=EVERYTHING - {"T > S"})), 40)
+    assert {(r.T, r.S) for r in samples} == {(32, 64)}
 
 
 def test_heads_without_common_divisor_are_not_shared():
-    found = drawn(recipes(Space(sizes={"H": (5,), "K": (2,)}, structure=frozenset({"rank 4"}))), 20)
-    assert {(r.H, r.K) for r in found} == {(5, 5)}
+    samples = sample_from(
+        recipes(Space(sizes={"H": (5,), "K": (2,)}, structure=frozenset({"rank 4"}))), 20
+    )
+    assert {(r.H, r.K) for r in samples} == {(5, 5)}
 
 
 @pytest.mark.parametrize(
@@ -249,13 +251,13 @@ def test_illegal_sizes_are_an_error(sizes):
 
 
 def test_nonempty_draws_no_size_of_0():
-    for recipe in drawn(recipes(Space(), nonempty=True), 150):
+    for recipe in sample_from(recipes(Space(), nonempty=True), 150):
         sizes = [getattr(recipe, letter) for letter in LETTERS]
         assert all((*sizes, *(recipe.lead or ())))
 
 
 def test_forced_options_are_sampled_and_forbidden_ones_not():
-    found = drawn(
+    samples = sample_from(
         recipes(
             Space(),
             force={"mask": ("padding", "full"), "causal": True, "S": 9},
@@ -264,20 +266,20 @@ def test_forced_options_are_sampled_and_forbidden_ones_not():
         ),
         60,
     )
-    assert {r.mask for r in found} == {"padding", "full"}
-    assert {(r.causal, r.sinks, r.bias) for r in found} == {(True, False, None)}
-    assert {r.S for r in found} == {9}
+    assert {r.mask for r in samples} == {"padding", "full"}
+    assert {(r.causal, r.sinks, r.bias) for r in samples} == {(True, False, None)}
+    assert {r.S for r in samples} == {9}
 
 
 def test_the_dtype_is_that_of_the_space():
-    assert {r.dtype for r in drawn(recipes(Space(dtype="bfloat16")), 10)} == {"bfloat16"}
+    assert {r.dtype for r in sample_from(recipes(Space(dtype="bfloat16")), 10)} == {"bfloat16"}
 
 
 def test_every_draw_makes_a_problem():
-    found = drawn(problems(), 100)
-    assert len(found) == 100
-    assert all(type(p) is Problem for p in found)
-    small = drawn(problems(Space(sizes={"T": (4,)}), nonempty=True), 5)
+    samples = sample_from(problems(), 100)
+    assert len(samples) == 100
+    assert all(type(p) is Problem for p in samples)
+    small = sample_from(problems(Space(sizes={"T": (4,)}), nonempty=True), 5)
     assert {p.T for p in small} == {4}
 
 
@@ -295,19 +297,19 @@ def test_features_and_structure_default_to_all():
 
 
 def switched_on(recipe):
-    """The options of a recipe that are not at their default."""
+    """Return the options of a recipe that are not at their default."""
     plain = Recipe()
     return frozenset(n for n in OPTION_FIELDS if getattr(recipe, n) != getattr(plain, n))
 
 
 def test_first_half_of_cases_covers_pairs_of_options():
-    planned = list(itertools.islice(Pools(Space()).cases(0, 100), 46))
-    met = {switched_on(recipe) for recipe in planned}
+    plan = list(itertools.islice(Pools(Space()).cases(0, 100), 46))
+    met = {switched_on(recipe) for recipe in plan}
     pairs = {frozenset(pair) for pair in itertools.combinations(OPTION_FIELDS, 2)}
     assert pairs <= met
     assert max(map(len, met)) == 2
-    assert all(len(recipe.lead) == 1 and not recipe.broadcast for recipe in planned)
-    assert sum(recipe.E == recipe.D for recipe in planned) > 23
+    assert all(len(recipe.lead) == 1 and not recipe.broadcast for recipe in plan)
+    assert sum(recipe.E == recipe.D for recipe in plan) > 23
 
 
 def test_cases_depend_on_seed_alone():
@@ -332,8 +334,8 @@ def test_pairs_of_options_come_without_sampling_the_rest(monkeypatch):
     assert len({*itertools.islice(pools.cases(0, 100), 46)}) == 46
 
 
-def cases(seed, space=None, **words):
-    return list(itertools.islice(Pools(space or Space(), **words).cases(seed, 100), 100))
+def cases(seed, space=None, **kwargs):
+    return list(itertools.islice(Pools(space or Space(), **kwargs).cases(seed, 100), 100))
 
 
 # Which kinds of structure there are; one of each group in every problem that is not empty.

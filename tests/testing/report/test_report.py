@@ -1,4 +1,4 @@
-"""A report prints what was not tested first, then a table, then every failure with its problem."""
+"""Reports: what is untested first, then a table, then every failure with its problem."""
 
 import json
 
@@ -11,8 +11,8 @@ from npattn.testing import Outcome, Report
 PROBLEM = Problem(np.zeros((1, 2)), np.zeros((3, 2)), np.zeros((3, 4)))
 
 
-def outcome(rule="agreement-o", status="passed", dtype="float32", **words):
-    return Outcome(rule, "1-10", "o agrees with the oracle.", dtype, status, **words)
+def outcome(rule="agreement-o", status="passed", dtype="float32", **kwargs):
+    return Outcome(rule, "1-10", "o agrees with the oracle.", dtype, status, **kwargs)
 
 
 def report(*outcomes, untested=(), strict=False):
@@ -54,8 +54,8 @@ def test_a_report_of_nothing_did_not_pass():
 def test_report_lists_untested_table_failures_in_order():
     text = str(report(FAILED, untested=["no backward= was given"]))
     places = [
-        text.index(words)
-        for words in (
+        text.index(part)
+        for part in (
             "npattn check mine:f",
             "seed 7  examples 3",
             "not tested",
@@ -126,12 +126,12 @@ def test_json_holds_everything(tmp_path):
     path = tmp_path / "report.json"
     endless = outcome("views", "failed", worst=float("inf"), message="m")
     report(FAILED, endless, outcome(dtype="float64"), untested=["lse"]).to_json(path)
-    found = json.loads(path.read_text())
-    assert found["target"] == "mine:f"
-    assert found["passed"] is False
-    assert found["untested"] == ["lse"]
-    assert found["facts"]["seed"] == "7"
-    first, second, third = found["outcomes"]
+    data = json.loads(path.read_text())
+    assert data["target"] == "mine:f"
+    assert data["passed"] is False
+    assert data["untested"] == ["lse"]
+    assert data["facts"]["seed"] == "7"
+    first, second, third = data["outcomes"]
     assert first["script"] == "print('shown')"
     assert first["problem"].startswith("Problem(q=float64 (1, 2)")
     assert (first["worst"], second["worst"]) == (12.5, "inf")

@@ -1,4 +1,4 @@
-"""A script shows its failure by itself: with numpy, npattn and the implementation only."""
+"""Scripts that show a failure with numpy, npattn and the implementation alone."""
 
 import ast
 import functools
@@ -17,7 +17,7 @@ from npattn.testing.report.reproducer import _literal
 from npattn.testing.targets import load
 from npattn.zoo.mutants import MUTANTS
 
-# What somebody has in a file of their own; each function is wrong in its own way.
+# A user's file, in which each function is wrong in its own way.
 MINE = """
 import numpy as np
 from npattn.testing.targets.numpy import flash, flash_backward
@@ -118,7 +118,7 @@ bound = Kernel().method
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """Where that file is; what is imported from it is forgotten afterwards."""
+    """Write that file and return its path; forget its module afterwards."""
     name = f"mine_{tmp_path.name}".replace("-", "_")
     path = tmp_path / f"{name}.py"
     path.write_text(MINE)
@@ -128,31 +128,31 @@ def mine(tmp_path, monkeypatch):
     sys.modules.pop(name, None)
 
 
-def implementation(mine, function, *, by="path", backward=None, **words):
+def implementation(mine, function, *, by="path", backward=None, **kwargs):
     spec = f"{mine}:{function}" if by == "path" else f"{mine.stem}:{function}"
     f = load(spec)[0]
     if backward is not None:
-        words["backward"] = load(f"{mine}:{backward}")[0]
-    return Implementation(f, spec=spec, framework="numpy", **words)
+        kwargs["backward"] = load(f"{mine}:{backward}")[0]
+    return Implementation(f, spec=spec, framework="numpy", **kwargs)
 
 
-def failure(f, rule, *, examples=20, **words):
+def failure(f, rule, *, examples=20, **kwargs):
     report = check(f, only=[rule.removeprefix("option-") if "option" not in rule else "structure"],
-                   examples=examples, **words)  # fmt: skip
+                   examples=examples, **kwargs)  # fmt: skip
     (outcome,) = (o for o in report.outcomes if o.rule == rule)
     assert outcome.status in ("failed", "error"), str(report)
     return outcome
 
 
 def run(script, where, *, fails=False):
-    """What the script prints in a fresh interpreter."""
+    """Run the script in a fresh interpreter and return its output."""
     path = where.parent / "shown.py"
     path.write_text(script)
-    words = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     done = subprocess.run(
         [sys.executable, "-W", "error", str(path)],
         cwd=where.parent,
-        env=words,
+        env=environment,
         capture_output=True,
         text=True,
         timeout=60,
@@ -163,13 +163,13 @@ def run(script, where, *, fails=False):
 
 
 def packages(script):
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(script)):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.name.split(".")[0] for alias in node.names}
         if isinstance(node, ast.ImportFrom):
-            found.add(node.module.split(".")[0])
-    return found
+            names.add(node.module.split(".")[0])
+    return names
 
 
 @pytest.mark.parametrize("by", ["path", "module"])
@@ -317,8 +317,8 @@ def test_other_names_and_conventions_are_kept(mine):
 
 
 def test_conventions_that_are_numbers_are_kept(mine):
-    meaning = Conventions(lse_empty=float("inf"), hidden_fill=-1e4)
-    text = failure(implementation(mine, "doubled"), "agreement-o", conventions=meaning).script()
+    conventions = Conventions(lse_empty=float("inf"), hidden_fill=-1e4)
+    text = failure(implementation(mine, "doubled"), "agreement-o", conventions=conventions).script()
     assert "WRONG o[" in run(text, mine)
 
 
@@ -424,9 +424,9 @@ def test_array_literals_are_exact_and_wrapped(shape, dtype):
     array = np.asarray(rng.standard_normal(shape) * 10.0 ** rng.integers(-9, 5, shape))
     array[rng.random(shape) < 0.4] = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324])
     text = _literal(array.astype(dtype))
-    made = eval(text, {"np": np})
-    assert (made.dtype, made.shape) == (dtype, shape)
-    assert made.tobytes() == array.astype(dtype).tobytes()
+    array_again = eval(text, {"np": np})
+    assert (array_again.dtype, array_again.shape) == (dtype, shape)
+    assert array_again.tobytes() == array.astype(dtype).tobytes()
     assert max(map(len, text.splitlines())) <= 100
 
 

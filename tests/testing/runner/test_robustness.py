@@ -15,7 +15,7 @@ from npattn.testing.targets.numpy import flash
 
 
 def lenient(q, k, v, mask=None):
-    """Answers whatever it is given."""
+    """Return a result for any input."""
     return np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
 
 
@@ -31,7 +31,7 @@ def hanging(q, k, v):
     time.sleep(3600)
 
 
-def of(f):
+def notes_of(f):
     implementation = Implementation(f, framework="numpy")  # which is not tried here
     return dict(
         line.split(": ", 1) for line in describe_wrong_input(implementation, Space(dtype="float32"))
@@ -39,12 +39,12 @@ def of(f):
 
 
 def test_every_wrong_input_of_features_is_tried():
-    told = of(flash)
+    notes = notes_of(flash)
     wanted = {
         c.about for c in MISTAKES if c.needs is None or c.needs in Implementation(flash).features
     }
     assert (
-        len(told)
+        len(notes)
         == len(describe_wrong_input(Implementation(flash), Space(dtype="float32")))
         == len(wanted)
     )
@@ -54,25 +54,25 @@ def test_exception_is_noted_with_its_message():
     def refusing(q, k, v):
         raise ValueError("k and v must have one length")
 
-    told = of(refusing)["v is one key shorter than k"]
-    assert told == "an exception (raised ValueError: k and v must have one length)"
+    note = notes_of(refusing)["v is one key shorter than k"]
+    assert note == "an exception (raised ValueError: k and v must have one length)"
 
 
 def test_result_is_noted_with_its_shape():
-    told = of(lenient)["v is one key shorter than k"]
-    assert told == "ANSWERED without a word: float32 (5, 3, 5, 16), finite"
+    note = notes_of(lenient)["v is one key shorter than k"]
+    assert note == "ANSWERED without a word: float32 (5, 3, 5, 16), finite"
 
 
 @pytest.mark.parametrize(
-    ("f", "told"), [(crashing, "CRASHED with SIGKILL"), (exiting, "CRASHED with exit code 3")]
+    ("f", "note"), [(crashing, "CRASHED with SIGKILL"), (exiting, "CRASHED with exit code 3")]
 )
-def test_a_crash_ends_the_child_alone(f, told):
-    assert set(of(f).values()) == {told}
+def test_a_crash_ends_the_child_alone(f, note):
+    assert set(notes_of(f).values()) == {note}
 
 
 def test_hanging_call_is_abandoned(monkeypatch):
     monkeypatch.setattr(robustness, "PATIENCE", 0.01)
-    assert all("it hangs" in told for told in of(hanging).values())
+    assert all("it hangs" in note for note in notes_of(hanging).values())
 
 
 def test_notes_are_no_verdict():

@@ -1,4 +1,4 @@
-"""check on several processes: the same report, and nobody left behind."""
+"""check on several processes: the same report, and no process left behind."""
 
 import dataclasses
 import multiprocessing
@@ -22,8 +22,8 @@ SOME = (
 )
 
 
-def told(report):
-    """Everything that a report says, the numbers of its problems too."""
+def contents(report):
+    """Return the whole content of a report, with the numbers of its problems."""
     outcomes = [
         (
             dataclasses.replace(o, problem=None),
@@ -35,8 +35,8 @@ def told(report):
     return str(report), outcomes, report.untested, report.settings
 
 
-def of_file(tmp_path, source, name="kernel"):
-    """An implementation that is found by the path of its file."""
+def implementation_in_file(tmp_path, source, name="kernel"):
+    """Return an implementation with the path of its file as spec."""
     path = tmp_path / f"{name}_of_a_test.py"
     path.write_text(source)
     spec = f"{path}:attention"
@@ -53,23 +53,23 @@ def attention(q, k, v):
 
 
 def test_two_processes_give_the_report_of_one():
-    words = {"dtypes": BOTH, "examples": 3, "only": SOME, "shrink": False, "seed": 3}
-    one = check(flash, backward=flash_backward, **words)
-    two = check(flash, backward=flash_backward, processes=2, **words)
+    kwargs = {"dtypes": BOTH, "examples": 3, "only": SOME, "shrink": False, "seed": 3}
+    one = check(flash, backward=flash_backward, **kwargs)
+    two = check(flash, backward=flash_backward, processes=2, **kwargs)
     assert one.passed
-    assert told(two) == told(one)
+    assert contents(two) == contents(one)
 
 
 def test_processes_report_and_shrink_same_failures():
-    words = {"examples": 5, "only": ("agreement-o", "empty-row", "hidden-nan")}
-    one, two = check(naive, **words), check(naive, processes=2, **words)
+    kwargs = {"examples": 5, "only": ("agreement-o", "empty-row", "hidden-nan")}
+    one, two = check(naive, **kwargs), check(naive, processes=2, **kwargs)
     assert [o.rule for o in one.outcomes if o.failed] == [
         "structure",
         "empty-row",
         "hidden-nan-v",
         "hidden-nan-kv",
     ]
-    assert told(two) == told(one)
+    assert contents(two) == contents(one)
 
 
 def test_wrong_input_is_tried_in_child_of_worker():
@@ -94,10 +94,10 @@ def test_progress_covers_all_work():
 
 
 def test_workers_load_file_by_path(tmp_path):
-    implementation = of_file(tmp_path, PLAIN)
-    words = {"examples": 2, "only": ("agreement-o", "shape-dtype")}
-    assert told(check(implementation, processes=2, **words)) == told(
-        check(of_file(tmp_path, PLAIN), **words)
+    implementation = implementation_in_file(tmp_path, PLAIN)
+    kwargs = {"examples": 2, "only": ("agreement-o", "shape-dtype")}
+    assert contents(check(implementation, processes=2, **kwargs)) == contents(
+        check(implementation_in_file(tmp_path, PLAIN), **kwargs)
     )
 
 
@@ -146,7 +146,12 @@ def attention(q, k, v):
 def test_workers_have_one_thread_and_parent_keeps_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    report = check(of_file(tmp_path, THREADS, "threads"), examples=2, only=["views"], processes=2)
+    report = check(
+        implementation_in_file(tmp_path, THREADS, "threads"),
+        examples=2,
+        only=["views"],
+        processes=2,
+    )
     assert report.passed
     assert os.environ["OMP_NUM_THREADS"] == "5"
     assert "MKL_NUM_THREADS" not in os.environ
@@ -168,7 +173,12 @@ def attention(q, k, v):
 
 def test_crash_of_worker_is_reported(tmp_path):
     with pytest.raises(ImplementationError, match=r"ended the process .*processes=1"):
-        check(of_file(tmp_path, CRASH, "crash"), examples=2, only=["views"], processes=2)
+        check(
+            implementation_in_file(tmp_path, CRASH, "crash"),
+            examples=2,
+            only=["views"],
+            processes=2,
+        )
 
 
 STOP = """
@@ -190,7 +200,7 @@ def attention(q, k, v):
 
 def test_unexpected_exception_passes_through(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    implementation = of_file(tmp_path, STOP, "stop")
+    implementation = implementation_in_file(tmp_path, STOP, "stop")
     children = multiprocessing.active_children()
     with pytest.raises(BaseException, match="enough") as caught:
         check(implementation, examples=2, only=["views"], processes=2)
@@ -220,7 +230,7 @@ def test_an_interrupt_ends_the_processes(tmp_path):
     children = multiprocessing.active_children()
     with pytest.raises(KeyboardInterrupt):
         check(
-            of_file(tmp_path, SLOW, "slow"),
+            implementation_in_file(tmp_path, SLOW, "slow"),
             examples=2,
             only=["shape-dtype", "agreement-lse"],
             processes=2,

@@ -1,4 +1,4 @@
-"""The embedded targets: `flash` keeps every rule, `naive` breaks the two that everybody breaks."""
+"""Targets in NumPy: `flash` keeps every rule, `naive` breaks the usual two."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SIZES = [
 def draw(
     seed: int, sizes: tuple[Any, ...], names: tuple[str, ...] = OPTIONS, dtype: Any = np.float64
 ) -> Case:
-    """A problem of these sizes, with each option on or off by the toss of a coin."""
+    """Sample a problem of these sizes, with each option on or off at random."""
     rng = np.random.default_rng(seed)
     lead, H, K, T, S, D, E = sizes
     normal = rng.standard_normal
@@ -77,17 +77,17 @@ def draw(
 def oracle(
     arrays: list[Array], options: dict[str, Any], do: Array, dlse: Array | None, **changes: Any
 ) -> dict[str, Array]:
-    """o, lse, weights and every gradient, by npattn in float64."""
+    """Return o, lse, weights and every gradient, by npattn in float64."""
     causal = "bottom_right" if options.get("causal") else False
     fwd = npattn.forward(*arrays, **{**options, "causal": causal, **changes})
     grads = npattn.backward(fwd, do, dlse)
-    found = {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
+    results = {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
     named = {f"d{name}": getattr(grads, name) for name in ("q", "k", "v", "bias", "sinks")}
-    return found | {name: x for name, x in named.items() if x is not None}
+    return results | {name: x for name, x in named.items() if x is not None}
 
 
 def cotangents(seed: int, out: Array, lse: Array) -> tuple[Array, Array]:
-    """Random cotangents of out and lse; garbage (finite) on rows that see nothing."""
+    """Random cotangents of out and lse; finite garbage in fully masked rows."""
     rng = np.random.default_rng(seed + 1)
     do = np.asarray(rng.standard_normal(out.shape)).astype(out.dtype)
     dlse = np.asarray(rng.standard_normal(lse.shape)).astype(lse.dtype)
@@ -177,9 +177,9 @@ def bound(
     r = 2 * arg.max(-1, keepdims=True, initial=0) + 8 * u * (sink + abs(lse)) + (2 * S + 16) * u
 
     w = p * kept
-    found = {"lse": r[..., 0] + 4 * u * abs(lse[..., 0]), "weights": p * r}
-    found["o"] = (r + (S + 4) * u) * (w @ abs(v))
-    e_out = found["o"] + u_out * (w @ abs(v))
+    bounds = {"lse": r[..., 0] + 4 * u * abs(lse[..., 0]), "weights": p * r}
+    bounds["o"] = (r + (S + 4) * u) * (w @ abs(v))
+    e_out = bounds["o"] + u_out * (w @ abs(v))
 
     dp = (do @ t(v)) * kept
     e_dp = (E + 4) * u * (abs(do) @ t(abs(v))) * kept
@@ -195,44 +195,44 @@ def bound(
     else:  # 1 − tanh² has slope ≤ 2/cap in x, and is itself off by 4u
         e_dx = e_ds * (1 - tanh**2) + ds * (2 * (a + 4 * u * raw) / cap + 8 * u)
         dx = ds
-    found["dq"] = scale * (e_dx @ abs(k) + (S + 4) * u * (dx @ abs(k)))
+    bounds["dq"] = scale * (e_dx @ abs(k) + (S + 4) * u * (dx @ abs(k)))
     rows = T * group * int(np.prod(lead)) + 8  # what is summed into one element, at most
-    found["dk"] = scale * (t(e_dx) @ abs(q) + rows * u * (t(dx) @ abs(q)))
-    found["dv"] = t(w * (r + rows * u)) @ abs(do)
-    found["dbias"] = e_ds + rows * S * u * ds
+    bounds["dk"] = scale * (t(e_dx) @ abs(q) + rows * u * (t(dx) @ abs(q)))
+    bounds["dv"] = t(w * (r + rows * u)) @ abs(do)
+    bounds["dbias"] = e_ds + rows * S * u * ds
     p_sink = np.exp(np.minimum(-lse + (0.0 if "sinks" not in options else
                     options["sinks"].astype(float)[:, None, None]), 0))  # fmt: skip
     e_sink = p_sink * ((r + rows * u) * (abs(delta) + dl + mass) + e_delta)
 
     shapes = {"dq": 0, "dk": 1, "dv": 2}
     for name, i in shapes.items():
-        found[name] = to_shape(found[name], arrays[i].shape)
+        bounds[name] = to_shape(bounds[name], arrays[i].shape)
     if "bias" in options:
-        found["dbias"] = to_shape(found["dbias"], options["bias"].shape)
+        bounds["dbias"] = to_shape(bounds["dbias"], options["bias"].shape)
     if "sinks" in options:
-        found["dsinks"] = to_shape(e_sink, (H, 1, 1))[:, 0, 0]
-    return {name: found[name].reshape(ref[name].shape) for name in ref}
+        bounds["dsinks"] = to_shape(e_sink, (H, 1, 1))[:, 0, 0]
+    return {name: bounds[name].reshape(ref[name].shape) for name in ref}
 
 
 def assert_within(got: dict[str, Array], want: dict[str, Array], allowed: dict[str, Array]) -> None:
-    """Every array of `got` within its allowed error; where `want` is not finite, nor is `got`."""
+    """Check that `got` is within `allowed` of `want`, and non-finite where `want` is."""
     for name, x in got.items():
-        ref, room = want[name], allowed[name]
+        ref, limit = want[name], allowed[name]
         assert x.shape == ref.shape, f"{name} has shape {x.shape}, want {ref.shape}"
         finite = np.isfinite(ref)
         assert not np.isfinite(np.asarray(x, np.float64)[~finite]).any(), name
         assert (x[ref == -np.inf] == -np.inf).all(), name
         gap = abs(np.asarray(x, np.float64) - np.where(finite, ref, 0))[finite]
-        ratio = gap - room[finite]
+        ratio = gap - limit[finite]
         assert (ratio <= 0).all(), (
-            f"{name} off by {gap[ratio > 0]}, allowed {room[finite][ratio > 0]}"
+            f"{name} off by {gap[ratio > 0]}, allowed {limit[finite][ratio > 0]}"
         )
 
 
 def check_flash(arrays: list[Array], options: dict[str, Any], seed: int = 0) -> None:
     out, lse = forward(arrays, options)
     do, dlse = cotangents(seed, out, lse)
-    got, want = run(arrays, options, do, dlse), oracle(arrays, options, do, dlse)
+    got, exact = run(arrays, options, do, dlse), oracle(arrays, options, do, dlse)
     dtype = arrays[0].dtype
     wide = np.float64 if dtype == np.float64 else np.float32
     for name, x in got.items():
@@ -244,12 +244,12 @@ def check_flash(arrays: list[Array], options: dict[str, Any], seed: int = 0) -> 
         allowed = {name: 2 * x for name, x in allowed.items()}
     if u_out:  # and the results are rounded once more, subnormals by half the smallest of them
         tiny = float(finfo(dtype).smallest_subnormal)
-        low = {n: u_out * (1 + u_out) * abs(want[n]) + tiny for n in ("o", "dq", "dk", "dv")}
+        low = {n: u_out * (1 + u_out) * abs(exact[n]) + tiny for n in ("o", "dq", "dk", "dv")}
         allowed = {n: x * (1 + u_out) + low.get(n, 0) for n, x in allowed.items()}
     else:
         tiny = float(np.finfo(wide).tiny)
         allowed = {n: x + tiny for n, x in allowed.items()}
-    assert_within(got, want, allowed)
+    assert_within(got, exact, allowed)
 
 
 # --- flash: agreement -----------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def test_hidden_first_tile_keeps_running_maximum() -> None:
 @pytest.mark.parametrize("garbage", [1e30, np.nan, np.inf])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=lambda d: np.dtype(d).name)
 def test_hidden_keys_do_not_change_a_row(where: str, garbage: float, dtype: Any) -> None:
-    """The last key is seen by the last query only; the third is hidden from all."""
+    """The last key is visible to the last query only; the third is hidden from all."""
     (q, k, v), options = draw(0, SIZES[3], ("bias",), dtype)
     mask = np.ones((1, k.shape[-2]), bool)
     mask[0, 2] = False
@@ -382,9 +382,9 @@ def test_hidden_keys_do_not_change_a_row(where: str, garbage: float, dtype: Any)
     for name in ("dk", "dv"):
         assert (got[name][..., 2, :] == 0).all()
     if not np.isfinite(garbage):
-        want = oracle(dirty, options, do, dlse)
+        exact = oracle(dirty, options, do, dlse)
         for name in got:
-            assert (np.isfinite(got[name]) | ~np.isfinite(want[name])).all(), name
+            assert (np.isfinite(got[name]) | ~np.isfinite(exact[name])).all(), name
 
 
 def test_nan_at_hidden_keys_keeps_gradients_within_bound() -> None:
@@ -395,8 +395,8 @@ def test_nan_at_hidden_keys_keeps_gradients_within_bound() -> None:
     out, lse = forward([q, k, v], options)
     do, dlse = cotangents(0, out, lse)
     allowed = bound([q, k, v], options, do, dlse, 2.0**-53)
-    want = oracle([q, k, v], options, do, dlse)
-    assert_within(run(dirty, options, do, dlse), want, {n: 2 * x for n, x in allowed.items()})
+    exact = oracle([q, k, v], options, do, dlse)
+    assert_within(run(dirty, options, do, dlse), exact, {n: 2 * x for n, x in allowed.items()})
 
 
 def test_nan_query_spreads_to_its_row_and_visible_keys() -> None:
@@ -416,19 +416,19 @@ def test_nan_query_spreads_to_its_row_and_visible_keys() -> None:
 
 @pytest.mark.parametrize("offset", [-1e4, -1e9, float(np.finfo(np.float32).min)])
 def test_gradients_are_finite_under_large_common_offset(offset: float) -> None:
-    """In float32 the offset swallows the scores, and what is left is the mean over the keys."""
+    """In float32 the offset swallows the scores and leaves the mean over the keys."""
     (q, k, v), _ = draw(0, SIZES[0], (), np.float32)
     bias = np.full((5, 7), offset, np.float32)
     q[...] = 0  # equal scores, which no rounding can change
     out, lse = forward([q, k, v], {"bias": bias})
     do = np.ones_like(out) * np.arange(13, dtype=np.float32)
     grads = flash_backward(do, q, k, v, out=out, lse=lse, bias=bias)
-    want = oracle([q, k, v], {"bias": bias}, do, None)
+    exact = oracle([q, k, v], {"bias": bias}, do, None)
     # Equal scores are exact whatever the offset: only what is allowed without it is allowed.
-    room = bound([q, k, v], {"bias": np.zeros_like(bias)}, do, None, 2.0**-24)
-    assert (abs(out - want["o"]) <= room["o"]).all()
-    assert (abs(grads["v"] - want["dv"]) <= room["dv"]).all()
-    assert (abs(grads["bias"] - want["dbias"]) <= room["dbias"]).all()
+    tolerance = bound([q, k, v], {"bias": np.zeros_like(bias)}, do, None, 2.0**-24)
+    assert (abs(out - exact["o"]) <= tolerance["o"]).all()
+    assert (abs(grads["v"] - exact["dv"]) <= tolerance["dv"]).all()
+    assert (abs(grads["bias"] - exact["dbias"]) <= tolerance["dbias"]).all()
 
 
 def test_all_dropped_gives_zero_with_a_finite_lse() -> None:
@@ -455,11 +455,11 @@ def test_naive_is_right_on_ordinary_input(dtype: Any) -> None:
     got = naive(q, k, v, np.tri(5, 7, dtype=bool))
     assert got.dtype == dtype
     do = np.zeros(got.shape)
-    room = bound(
+    tolerance = bound(
         [q, k, v], {"mask": np.tri(5, 7, dtype=bool)}, do, None, float(finfo(dtype).eps) / 2
     )
-    want = npattn.attention(q, k, v, np.tri(5, 7, dtype=bool))
-    assert (abs(got.astype(float) - want) <= 2 * room["o"]).all()  # 2: the oracle rounds too
+    exact = npattn.attention(q, k, v, np.tri(5, 7, dtype=bool))
+    assert (abs(got.astype(float) - exact) <= 2 * tolerance["o"]).all()  # 2: the oracle rounds too
 
 
 def test_naive_gives_nan_in_fully_masked_row() -> None:

@@ -1,4 +1,4 @@
-"""Targets: those known by name, those of one's own, and what is said of those there are not."""
+"""Targets by name and by import path, and errors for unknown ones."""
 
 import itertools
 import re
@@ -66,7 +66,7 @@ def test_load_without_package_names_extra(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("package", "module", "told"),
+    ("package", "module", "message"),
     [
         ("torch", "torch", "torch targets need torch; npattn itself does not: pip install"),
         ("jax", "jax", "JAX targets need jax; npattn itself does not: pip install"),
@@ -74,11 +74,13 @@ def test_load_without_package_names_extra(monkeypatch):
         ("onnxruntime", "onnxruntime", "ONNX targets need|onnxruntime needs onnxruntime"),
     ],
 )
-def test_import_without_package_names_extra(package, module, told):
+def test_import_without_package_names_extra(package, module, message):
     code = f"import sys; sys.modules[{package!r}] = None; import npattn.testing.targets.{module}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert re.search(told, done.stderr)
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 1
+    assert re.search(message, process.stderr)
 
 
 # --- one's own ------------------------------------------------------------------------------------
@@ -154,17 +156,17 @@ COMBINATIONS = [
 def test_torch_agrees_with_npattn_in_float64(name, options):
     pytest.importorskip("torch")
     read = Implementation(load(name)[0])
-    meaning = TARGETS[name].conventions
-    assert meaning == Conventions(causal="top_left")
+    conventions = TARGETS[name].conventions
+    assert conventions == Conventions(causal="top_left")
     recipe = Recipe(**(SIZES | options))
-    problem = recipe.problem(meaning.causal)
-    given = Cotangents(recipe.cotangents(problem).dout, None)
-    words = {n: getattr(problem, n) for n in ("q", "k", "v", "mask", "causal", "bias", "scale")}
-    fwd = npattn.forward(**words, conventions=meaning)
-    want = npattn.backward(fwd, given.dout)
+    problem = recipe.problem(conventions.causal)
+    cotangents = Cotangents(recipe.cotangents(problem).dout, None)
+    kwargs = {n: getattr(problem, n) for n in ("q", "k", "v", "mask", "causal", "bias", "scale")}
+    fwd = npattn.forward(**kwargs, conventions=conventions)
+    exact = npattn.backward(fwd, cotangents.dout)
     np.testing.assert_allclose(read.forward(problem)["o"], fwd.out, atol=1e-12)
-    for gradient, array in read.gradients(problem, given).items():
-        expected = getattr(want, gradient[1:])
+    for gradient, array in read.gradients(problem, cotangents).items():
+        expected = getattr(exact, gradient[1:])
         np.testing.assert_allclose(array, expected, atol=1e-12, err_msg=gradient)
 
 
@@ -202,9 +204,9 @@ FULL = {
 }
 
 
-def want(problem, given, meaning):
-    fwd = evaluate(problem, meaning)
-    grads = npattn.backward(fwd, given.dout.astype(float))
+def exact_results(problem, cotangents, conventions):
+    fwd = evaluate(problem, conventions)
+    grads = npattn.backward(fwd, cotangents.dout.astype(float))
     return fwd, {
         f"d{n}": x for n in ("q", "k", "v", "bias") if (x := getattr(grads, n)) is not None
     }
@@ -214,16 +216,16 @@ def want(problem, given, meaning):
 def test_jax_agrees_with_npattn(options):
     pytest.importorskip("jax")
     f, backward = load("jax.nn")
-    meaning = TARGETS["jax.nn"].conventions
+    conventions = TARGETS["jax.nn"].conventions
     recipe = Recipe(**EQUAL, **FULL[options])
-    problem = recipe.problem(meaning.causal)
-    given = Cotangents(recipe.cotangents(problem).dout, None)
-    fwd, grads = want(problem, given, meaning)
+    problem = recipe.problem(conventions.causal)
+    cotangents = Cotangents(recipe.cotangents(problem).dout, None)
+    fwd, grads = exact_results(problem, cotangents, conventions)
     read = Implementation(f, backward=backward)
-    found = read.forward(problem)
-    np.testing.assert_allclose(found["o"], fwd.out, atol=1e-5)
-    np.testing.assert_allclose(found["lse"], fwd.lse, atol=1e-5)
-    got = read.gradients(problem, given)
+    results = read.forward(problem)
+    np.testing.assert_allclose(results["o"], fwd.out, atol=1e-5)
+    np.testing.assert_allclose(results["lse"], fwd.lse, atol=1e-5)
+    got = read.gradients(problem, cotangents)
     assert set(got) == set(grads)
     for name, array in got.items():
         np.testing.assert_allclose(array, grads[name], atol=1e-5, err_msg=name)
@@ -231,18 +233,18 @@ def test_jax_agrees_with_npattn(options):
 
 def test_jax_gives_mean_of_values_in_fully_masked_row():
     pytest.importorskip("jax")
-    meaning = TARGETS["jax.nn"].conventions
-    problem = Recipe(**EQUAL, mask="empty rows").problem(meaning.causal)
-    found = Implementation(load("jax.nn")[0]).forward(problem)
-    fwd = evaluate(problem, meaning)
+    conventions = TARGETS["jax.nn"].conventions
+    problem = Recipe(**EQUAL, mask="empty rows").problem(conventions.causal)
+    results = Implementation(load("jax.nn")[0]).forward(problem)
+    fwd = evaluate(problem, conventions)
     empty = ~np.broadcast_to(problem.mask, (B, H, T, S)).any(-1)
     assert empty.any()
     mean = np.repeat(problem.v.mean(-2, keepdims=True), H // K, axis=1)
     np.testing.assert_allclose(
-        found["o"][empty], np.broadcast_to(mean, found["o"].shape)[empty], atol=1e-5
+        results["o"][empty], np.broadcast_to(mean, results["o"].shape)[empty], atol=1e-5
     )
-    np.testing.assert_allclose(found["o"], fwd.out, atol=1e-5)
-    np.testing.assert_allclose(found["lse"], fwd.lse, rtol=1e-6)
+    np.testing.assert_allclose(results["o"], fwd.out, atol=1e-5)
+    np.testing.assert_allclose(results["lse"], fwd.lse, rtol=1e-6)
 
 
 # --- ONNX -----------------------------------------------------------------------------------------
@@ -258,15 +260,15 @@ ONNX_OPTIONS = FULL | {
 @pytest.mark.parametrize("name", ["onnx.reference", "onnxruntime"])
 def test_onnx_agrees_with_npattn(name, options):
     pytest.importorskip(TARGETS[name].needs)
-    words = ONNX_OPTIONS[options]
+    kwargs = ONNX_OPTIONS[options]
     read = Implementation(load(name)[0])
-    if not set(words) <= read.features:
+    if not set(kwargs) <= read.features:
         pytest.skip("ONNX Runtime has no windows")
-    meaning = TARGETS[name].conventions
-    problem = Recipe(**(EQUAL | {"E": E}), **words).problem(meaning.causal)
-    found, fwd = read.forward(problem), evaluate(problem, meaning)
-    assert {"o", "weights"} <= set(found)
-    for got, array in found.pairs:
+    conventions = TARGETS[name].conventions
+    problem = Recipe(**(EQUAL | {"E": E}), **kwargs).problem(conventions.causal)
+    results, fwd = read.forward(problem), evaluate(problem, conventions)
+    assert {"o", "weights"} <= set(results)
+    for got, array in results.pairs:
         exact = {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}[got]
         np.testing.assert_allclose(array, exact, atol=1e-5, err_msg=got)
 
