@@ -240,14 +240,16 @@ def test_an_interrupt_ends_the_processes(tmp_path):
 
 
 def test_functions_are_pickled_by_spec():
-    f, backward = load("numpy.flash")
-    state = Implementation(f, backward=backward, spec="numpy.flash").__getstate__()
-    assert tuple(state["f"]) == ("numpy.flash", 0)
-    assert tuple(state["backward"]) == ("numpy.flash", 1)
+    specs = [f"npattn.testing.targets.numpy:{name}" for name in ("flash", "flash_backward")]
+    state = Implementation(
+        flash, backward=flash_backward, spec=specs[0], backward_spec=specs[1]
+    ).__getstate__()
+    assert tuple(state["f"]) == (specs[0],)
+    assert tuple(state["backward"]) == (specs[1],)
 
 
 def test_spec_of_another_object_is_only_a_name():
-    state = Implementation(naive, spec="numpy.flash").__getstate__()
+    state = Implementation(naive, spec="npattn.testing.targets.numpy:flash").__getstate__()
     assert state["f"] is naive
     assert Implementation(naive, spec="a name").__getstate__()["f"] is naive
 
