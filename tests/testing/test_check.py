@@ -83,7 +83,7 @@ def test_refused_structure_is_listed_and_not_sampled(name):
     assert line in report.untested
     assert report.passed, str(report)
     probes = len(f.refused)
-    assert probes <= 6  # probed alone, and never drawn
+    assert probes <= 6  # probed alone, not sampled
     assert outcome_of(report, "agreement-o").examples == 40
 
 
@@ -238,7 +238,7 @@ def test_exception_on_accepted_structure_is_an_error():
     report = judge(f, "empty-row", "agreement-o")
     assert outcome_of(report, "empty-row").status == "error"
     assert "raised FloatingPointError: a row sees nothing" in str(report)
-    assert statuses(report)["agreement-o"] == "passed"  # asked without empty rows
+    assert statuses(report)["agreement-o"] == "passed"  # sampled without empty rows
     assert any("fully masked queries are wrong" in line for line in report.untested)
     assert not report.passed
 

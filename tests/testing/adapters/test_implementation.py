@@ -557,7 +557,7 @@ def test_results_are_copies():
     assert (first == 1).all()
 
 
-# --- which framework ------------------------------------------------------------------------------
+# --- choice of the framework ----------------------------------------------------------------------
 
 
 def define(source, module="elsewhere", **names):

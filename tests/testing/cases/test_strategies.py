@@ -61,7 +61,7 @@ def without(*names):
     return Space(structure=EVERYTHING - set(names))
 
 
-# --- what sizes there are -------------------------------------------------------------------------
+# --- sizes ----------------------------------------------------------------------------------------
 
 
 def test_most_draws_are_different():
@@ -141,7 +141,7 @@ def test_options_are_off_in_two_of_three_problems():
         assert 0.4 < share(lambda r, f=field: getattr(r, f) is None) < 0.9, field
 
 
-# --- what was refused -----------------------------------------------------------------------------
+# --- refused structure ----------------------------------------------------------------------------
 
 HAS = {
     "rank 2": lambda r: r.lead is None,
@@ -338,7 +338,7 @@ def cases(seed, space=None, **kwargs):
     return list(itertools.islice(Pools(space or Space(), **kwargs).cases(seed, 100), 100))
 
 
-# Which kinds of structure there are; one of each group in every problem that is not empty.
+# Kinds of structure; every problem that is not empty has one of each group.
 GROUPS = (
     ("rank 2", "rank 3", "rank 4", "rank 5"),
     ("K = H", "K = 1", "1 < K < H"),

@@ -312,7 +312,7 @@ def test_flash_is_pure_and_deterministic() -> None:
     assert all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
-# --- flash: the rules at the edge -----------------------------------------------------------------
+# --- flash: edge cases ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("with_sinks", [False, True])
@@ -424,7 +424,7 @@ def test_gradients_are_finite_under_large_common_offset(offset: float) -> None:
     do = np.ones_like(out) * np.arange(13, dtype=np.float32)
     grads = flash_backward(do, q, k, v, out=out, lse=lse, bias=bias)
     exact = oracle([q, k, v], {"bias": bias}, do, None)
-    # Equal scores are exact whatever the offset: only what is allowed without it is allowed.
+    # Equal scores are exact whatever the offset: the tolerance is that without it.
     tolerance = bound([q, k, v], {"bias": np.zeros_like(bias)}, do, None, 2.0**-24)
     assert (abs(out - exact["o"]) <= tolerance["o"]).all()
     assert (abs(grads["v"] - exact["dv"]) <= tolerance["dv"]).all()
@@ -446,7 +446,7 @@ def test_the_parameters_name_the_features() -> None:
     assert {*inspect.signature(flash_backward).parameters} - needs == features
 
 
-# --- naive: what everybody writes first -----------------------------------------------------------
+# --- naive ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)

@@ -17,7 +17,7 @@ from npattn.testing import Implementation, Recipe, check
 from npattn.testing.targets import TARGETS, Target, load
 from npattn.testing.targets.numpy import flash, flash_backward
 
-# Whose arrays each takes.
+# Package whose arrays each target takes.
 TAKES = {
     "numpy.flash": "numpy",
     "numpy.naive": "numpy",
@@ -83,7 +83,7 @@ def test_import_without_package_names_extra(package, module, message):
     assert re.search(message, process.stderr)
 
 
-# --- one's own ------------------------------------------------------------------------------------
+# --- targets by import path -----------------------------------------------------------------------
 
 
 @pytest.fixture
