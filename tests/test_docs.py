@@ -144,3 +144,15 @@ def test_missing_lines_are_seen(shown, printed):
 
 def test_every_console_block_shows_a_command():
     assert all(text.startswith("$ ") for text in blocks(CHECKING, "console"))
+
+
+def test_torch_example():
+    pytest.importorskip("torch")
+    [code], [shown] = blocks("docs/torch.md", "python"), blocks("docs/torch.md", "text")
+    assert run("-W", "error", "-c", code, cwd=ROOT) == shown
+
+
+def test_plot_examples(tmp_path):
+    pytest.importorskip("matplotlib")
+    code = "".join(blocks("docs/plot.md", "python"))
+    assert run("-c", f"{code}print('drawn')", cwd=tmp_path) == "drawn\n"
