@@ -45,7 +45,7 @@ TESTING_LAYERS = (
     {"device"},
     {"runner"},
     {"check"},
-    {"extend", "__init__"},
+    {"extend", "strategies", "tolerance", "__init__"},
 )
 
 # Packages that are slow to load or not always there, and the only files that may import them.

@@ -51,6 +51,8 @@ _HOMES = {
     "spot_check": "npattn.testing.spot",
 }
 
+_MODULES = ("extend", "strategies", "targets", "tolerance")
+
 
 class _Door(ModuleType):
     """A module whose public functions are not shadowed by the submodules of the same name."""
@@ -65,10 +67,12 @@ sys.modules[__name__].__class__ = _Door
 if not TYPE_CHECKING:  # which would take any name for one of npattn.testing's
 
     def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return import_module(f"npattn.testing.{name}")
         if name in _HOMES:
             return getattr(import_module(_HOMES[name]), name)
         raise AttributeError(f"module 'npattn.testing' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "extend"]
+    return [*__all__, *_MODULES]

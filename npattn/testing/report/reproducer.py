@@ -52,7 +52,10 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
         "",
         "import npattn",
     ]
-    head += ["from npattn.testing import Implementation, compare", ""]
+    head += ["from npattn.testing import Implementation, compare"]
+    if problem.score_mod is not None:
+        head += ["from npattn.testing.cases.options import SCORE_MODS"]
+    head += [""]
     body = [*_import_lines(f), ""]
     body += [
         f"problem = npattn.Problem({_arguments(problem)})",
@@ -273,8 +276,7 @@ def _arguments(problem: Problem) -> str:
             arguments.append(f"\n    {option.name}={_literal(value)}")
         elif option.kind == "callable" and value is not None:
             name = next(n for n, mod in SCORE_MODS.items() if mod is value)
-            formula = f"npattn.testing.cases.options.SCORE_MODS[{name!r}]"
-            arguments.append(f"\n    {option.name}={formula}")
+            arguments.append(f"\n    {option.name}=SCORE_MODS[{name!r}]")
         elif value != option.default:
             arguments.append(f"\n    {option.name}={value!r}")
     arguments.append(f"\n    alignment={problem.alignment!r}")

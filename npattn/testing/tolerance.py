@@ -1,0 +1,10 @@
+"""Derived tolerances: how far a result may be off, per element.
+
+Source: docs/tolerance.md.
+"""
+
+from npattn.testing.bounds.allowed import bounds, certificate, deviations
+from npattn.testing.bounds.allowed import tolerance as allowed
+from npattn.testing.bounds.rounding import Rounding
+
+__all__ = ["Rounding", "allowed", "bounds", "certificate", "deviations"]
