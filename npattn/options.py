@@ -83,7 +83,7 @@ OPTIONS: dict[str, Option] = {
     option.name: option
     for option in (
         Option("mask", "array", None, "boolean, True = may attend"),
-        Option("causal", "flag", False, "query t sees keys s ≤ t + (S − T), or s ≤ t"),
+        Option("causal", "flag", False, "visible: s ≤ t + (S − T), or s ≤ t"),
         Option(
             "window",
             "pair",
