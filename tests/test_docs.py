@@ -156,3 +156,21 @@ def test_plot_examples(tmp_path):
     pytest.importorskip("matplotlib")
     code = "".join(blocks("docs/plot.md", "python"))
     assert run("-c", f"{code}print('drawn')", cwd=tmp_path) == "drawn\n"
+
+
+@pytest.mark.parametrize("page", ["attention", "conventions", "multihead", "tiled"])
+def test_private_names_of_a_derivation_exist(page):
+    text = (ROOT / "docs" / "derivations" / f"{page}.md").read_text()
+    sources = [*re.findall(r"`(npattn/\w+\.py)`", text), "npattn/dense.py"]
+    code = "".join((ROOT / source).read_text() for source in sources)
+    names = set(re.findall(r"`(_\w+)`", text))
+    assert {name for name in names if not re.search(rf"\b{name}\b", code)} == set()
+
+
+def test_names_of_the_tolerance_exist():
+    text = (ROOT / "docs" / "tolerance.md").read_text()
+    code = "".join(path.read_text() for path in (ROOT / "npattn").rglob("*.py"))
+    # `a_b` may also be a formula: eta of s.
+    names = set(re.findall(r"`(_?[A-Za-z]+(?:_[a-z]{2,})*)`", text))
+    assert len(names) > 50
+    assert {name for name in names if not re.search(rf"\b{name}\b", code)} == set()
