@@ -1,4 +1,4 @@
-"""Generated parts of the pages: the map of modules, the packages of few, the options of attention.
+"""Generated parts of the pages: the map of modules, confined packages, options, rules.
 
 The map is made from first lines of docstrings, its order from tests/test_layers.py. ``python
 docs/generate.py`` prints the parts, ``--write`` puts them between their markers in the pages.
@@ -11,6 +11,8 @@ import ast
 from pathlib import Path
 
 from npattn.options import OPTIONS
+from npattn.testing.rules import PROPERTIES
+from npattn.testing.runner.rounds import ABOUT_STRUCTURE
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "npattn"
@@ -78,9 +80,19 @@ def options() -> str:
     return "\n".join([*head, *rows, ""])
 
 
+def rules() -> str:
+    rows = [f"| `structure`, `option-NAME` | 12, 14 | {ABOUT_STRUCTURE} |"]
+    rows += [f"| `{name}` | {rule.section} | {rule.about} |" for name, rule in PROPERTIES.items()]
+    notes = "Notes on wrong input, without a verdict; only with `--only robustness`."
+    return "\n".join(
+        ["| rule | semantics | |", "|---|---|---|", *rows, f"| `robustness` | | {notes} |", ""]
+    )
+
+
 PAGES = {
     "CONTRIBUTING.md": {"packages": packages, "module map": module_map},
     "docs/semantics.md": {"options": options},
+    "docs/checking.md": {"rules": rules},
 }
 """Page → the parts that are generated in it, by their markers."""
 

@@ -20,6 +20,9 @@ __all__ = ["BEHAVIOUR", "ROBUSTNESS", "Answers", "Judge", "Progress", "Round"]
 
 BEHAVIOUR = "behaves as"
 ROBUSTNESS = "robustness"  # asked only by name: it gives notes, and needs child processes
+ABOUT_STRUCTURE = (
+    "Accepted structure, sizes of 0 included, and each option alone give right results."
+)
 Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
 Answers = dict[str, Outcome | str]
 
@@ -71,7 +74,7 @@ class Judge:
         outcome = Outcome(
             finding.rule,
             "12, 14",
-            "What it accepts it answers rightly, sizes of 0 and each option alone.",
+            ABOUT_STRUCTURE,
             self.trial.space.dtype,
             finding.status,
             worst=float("inf") if finding.status == "failed" else 0.0,
