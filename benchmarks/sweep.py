@@ -145,7 +145,7 @@ def main() -> None:
     start = time.perf_counter()
     outcome = sweep.run(asked.count)
     took = time.perf_counter() - start
-    print(f"{outcome.status}, largest error / allowed error {outcome.worst:.2g} {outcome.message}")
+    print(f"{outcome.status}, largest error / tolerance {outcome.worst:.2g} {outcome.message}")
     each = took / outcome.examples
     print(f"{took:.1f} s, {1 / each:.1f} problems a second, {1e4 * each:.0f} s for 10 000")
 

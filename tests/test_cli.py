@@ -86,7 +86,7 @@ def test_failing_target_has_exit_code_1():
     output = check("numpy.naive", "--only", "empty-row", code=1)
     assert "empty-row[float32] failed" in output
     assert "\nFAILED: " in output
-    assert "drawn as Recipe(" in output
+    assert "sampled as Recipe(" in output
 
 
 @pytest.mark.parametrize("spec", ["{}:good", "{}.py:good"])

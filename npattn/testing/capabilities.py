@@ -177,7 +177,7 @@ class _Probe:
                     Finding(f"option-{feature}", "error", message, problem, recipe, err)
                 )
                 space = replace(space, features=space.features - {feature})
-                self.refused.append(f"{feature}: raised, so it is not drawn again ({err})")
+                self.refused.append(f"{feature}: raised, so it is not sampled again ({err})")
         trial.space = space
         return findings
 
@@ -225,7 +225,7 @@ class _Probe:
             return []
         names = [name for name, *_ in wrong]
         trial.space = replace(trial.space, structure=trial.space.structure - set(names))
-        self.refused.append(f"{', '.join(names)}: accepted and wrong, so not drawn again")
+        self.refused.append(f"{', '.join(names)}: accepted and wrong, so not sampled again")
         _, recipe, problem, first = wrong[0]
         message = "\n".join(f"{name}: {err}" for name, _, _, err in wrong)
         return [Finding("structure", "failed", message, problem, recipe, first, len(wrong))]

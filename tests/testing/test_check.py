@@ -197,7 +197,7 @@ def test_failure_at_size_0_is_reported_alone(letter):
         "agreement-o": "passed",
         "shape-dtype": "passed",
     }
-    assert f"float32: {letter} = 0: accepted and wrong, so not drawn again" in report.untested
+    assert f"float32: {letter} = 0: accepted and wrong, so not sampled again" in report.untested
     assert outcome_of(report, "structure").message.startswith(f"{letter} = 0: ")
     assert 0 in (outcome_of(report, "structure").problem.q.shape) + (
         outcome_of(report, "structure").problem.v.shape
@@ -226,7 +226,7 @@ def test_raising_option_is_an_error_and_not_sampled():
     assert not report.passed
     assert len(values) == 1
     assert "no softcap yet" in outcome_of(report, "option-softcap").message
-    assert any("softcap: raised, so it is not drawn again" in line for line in report.untested)
+    assert any("softcap: raised, so it is not sampled again" in line for line in report.untested)
 
 
 def test_exception_on_accepted_structure_is_an_error():

@@ -83,7 +83,7 @@ class Report:
         if self.untested:
             parts += [Text("\nnot tested", style="bold yellow")]
             parts += [Text(f"  {line}") for line in self.untested]
-        parts += [Text(""), self._table(), Text("number: largest error / allowed error", "dim")]
+        parts += [Text(""), self._table(), Text("number: largest error / tolerance", "dim")]
         for outcome in self.outcomes:
             if outcome.message and outcome.status != "not applicable":  # passed: notes
                 parts += [Text(""), self._failure(outcome)]
@@ -112,7 +112,7 @@ class Report:
             *(f"  {line}" for line in outcome.message.splitlines()),
         ]
         if outcome.recipe:
-            lines += [f"  on {outcome.problem!r}", f"  drawn as {outcome.recipe}"]
+            lines += [f"  on {outcome.problem!r}", f"  sampled as {outcome.recipe}"]
         return Text("\n".join(lines))
 
     def _verdict(self) -> str:

@@ -1,7 +1,7 @@
 """The rules of docs/semantics.md as properties of an implementation.
 
 Each rule is a function of a `Trial` and a `Recipe`, one module a theme. It raises `Violation` if
-the rule is broken, and returns the largest error / allowed error (None if the recipe does not
+the rule is broken, and returns the largest error / tolerance (None if the recipe does not
 exercise the rule). If it can, it compares the implementation with itself, and needs no reference.
 """
 

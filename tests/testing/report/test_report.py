@@ -65,7 +65,7 @@ def test_report_lists_untested_table_failures_in_order():
             "  o[0, 1]: got 1, want 2",
             "  lse[0]: got 3, want [4]",
             "  on Problem(q=float64 (1, 2)",
-            "  drawn as Recipe(...).problem()",
+            "  sampled as Recipe(...).problem()",
             "FAILED: 1 failed",
         )
     ]
