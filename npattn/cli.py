@@ -192,7 +192,7 @@ def list_command() -> None:
 def plot_command(file: str, out: str, head: int | None, sample: int | None) -> None:
     """Draw FILE, an .npz, as a heat map.
 
-    It holds one of: weights, mask, error (error / allowed error), each (T, S) or (H, T, S); or q,
+    It holds one of: weights, mask, error (error / tolerance), each (T, S) or (H, T, S); or q,
     k, v and options of npattn.attention by name, whose exact weights are drawn (nan stands for an
     unlimited side of window). It may hold labels: queries and keys, arrays of strings.
     Exit code 0: written; 2: wrong usage, and nothing is written.

@@ -112,7 +112,7 @@ def error_look() -> Look:
         norm=Normalize(0, 1),
         zero="exactly 0",
         flagged="beyond 1: wrong",
-        scale="error / allowed error",
+        scale="error / tolerance",
         beyond=True,
     )
 
