@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import Phase, assume, given, settings
+from hypothesis import Phase, assume, given, reject, settings
 from hypothesis import strategies as st
 
 import npattn
@@ -97,6 +97,26 @@ class Case:
         p = self.problem
         fwd = npattn.api.evaluate(p)
         return fwd, npattn.backward(fwd, self.dout, self.dlse)
+
+    def lse_slack(self, name: str, fwd: npattn.Forward) -> Array:
+        """Bound on the error of dk or dv from the rounding of lse, which counts where it is large.
+
+        P = exp(s − lse) is off by a factor of exp(½ ulp(lse)).
+        """
+        problem, heads = self.problem, self.heads
+        lse = np.where(np.isfinite(fwd.lse), fwd.lse, 0)
+        p = fwd.weights * np.expm1(np.spacing(abs(lse)) / 2)[..., None]  # (H, T, S)
+        do = abs(self.dout) / (1 - problem.dropout_rate)
+        if name == "dv":
+            per_head = np.einsum("hts,hte->hse", p, do)
+        else:
+            v = np.repeat(abs(problem.v.astype(float)), problem.H // problem.K, -3)
+            dlse = 0.0 if self.dlse is None else abs(self.dlse)
+            rest = (do * abs(fwd.out)).sum(-1) + dlse
+            ds = p * (np.einsum("hte,hse->hts", do, v) + rest[..., None])
+            q = abs(float(problem.scale or 0)) * abs(problem.q.astype(float))
+            per_head = np.einsum("hts,htd->hsd", ds, q)
+        return np.asarray(per_head[heads].sum(0))
 
     def slack_of_cancellation(self, rows: Rows) -> dict[str, Array]:
         """Bound on the loss by three terms that cancel.
@@ -192,23 +212,44 @@ def check_against_judge(recipe: Recipe) -> Rows:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @given(data=st.data())
 def test_dk_and_dv_equal_the_oracle(dtype: str, data: Any) -> None:
-    recipe = data.draw(problems(dtype))
-    case = Case(recipe)
+    case = Case(data.draw(problems(dtype)))
     assume(case.problem.S > 0)
-    with parts_of(3, recipe.T):
+    check_key_gradients(case)
+
+
+def check_key_gradients(case: Case) -> None:
+    with parts_of(3, case.problem.T):
         slack = Slack()
         slack.add(case.rows(), np.zeros(len(case.h)))
-        assume(slack.seen)
+        if not slack.seen:
+            reject()
         fwd, grads = case.exact
         exact, limits = sum_heads(case.columns(np.arange(case.problem.S), slack, fwd))
     own, judged = case.of(certificate), case.of(tolerance, dtype=case.dtype)
     for name, expected in (("dk", grads.k), ("dv", grads.v)):
-        # What lse, which is given here, is off by in the oracle, is off in P.
-        least = own[name][case.kv] + 2.0**-26 * judged[name][case.kv]
+        # An error of the oracle's lse, which is given here, is an error of P; so is its rounding.
+        least = own[name][case.kv] + 2.0**-26 * judged[name][case.kv] + case.lse_slack(name, fwd)
         assert within(exact[name], expected[case.kv], least), name
         with np.errstate(invalid="ignore"):
             tighter = limits[name] < judged[name][case.kv] * (1 - SAME)
-        assert not tighter.any(), name
+        # Across a power of two, from 0.125 to the number below, the gap of storage halves.
+        across = np.frexp(exact[name])[1] != np.frexp(expected[case.kv])[1]
+        assert not (tighter & ~across).any(), name
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(lead=(), T=2, S=3, D=3, E=2, seed=1, distribution="flat", bias="-1e9 rows"),
+        Recipe(
+            lead=(), T=64, S=8, D=8, E=8, seed=1, dtype="bfloat16", distribution="flat",
+            window=(1, 0),
+        ),
+    ],
+    ids=["lse of -1e9", "power of two"],
+)  # fmt: skip
+def test_key_gradients_where_rounding_of_lse_or_result_counts(recipe: Recipe) -> None:
+    check_key_gradients(Case(recipe))
 
 
 def test_row_does_not_depend_on_rows_beside_it() -> None:
