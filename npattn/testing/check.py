@@ -21,7 +21,7 @@ from npattn.testing.cases.space import Space
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 from npattn.testing.rules import PROPERTIES, Property
-from npattn.testing.runner.rounds import ROBUSTNESS, Judge, Progress
+from npattn.testing.runner.rounds import ROBUSTNESS, Judge, Progress, Round
 from npattn.testing.runner.schedule import InProcess, Processes
 from npattn.testing.trial import Trial
 
@@ -116,62 +116,32 @@ def check(
     >>> report.passed
     False
     """
-    if isinstance(f, Implementation):
-        beside = [n for n, x in (("backward", backward), ("features", features)) if x is not None]
-        beside += [n for n, x in (("framework", framework), ("layout", layout)) if x != DEFAULTS[n]]
-        if beside:
-            raise OptionError(
-                f"got {', '.join(beside)} beside an Implementation: pass it to "
-                "Implementation(f, ...) instead"
-            )
-        implementation = f
-    else:
-        implementation = Implementation(
-            f, backward=backward, features=features, framework=framework, layout=layout
-        )
+    implementation = _read(f, backward, features, framework, layout)
     if device is not None:
         implementation.on(device)
     dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
-    for dtype in dtypes:
-        if dtype not in DTYPES:
-            raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}")
-    if isinstance(sweep, bool) or not isinstance(sweep, int) or sweep < 0:
-        raise OptionError(f"sweep is {sweep!r}, must be an integer ≥ 0: how many problems")
-    if not dtypes or examples < 1:
-        raise OptionError(f"dtypes is {dtypes!r} and examples {examples}, must be 1 or more each")
+    _check_numbers(dtypes, examples, sweep)
     check_conventions(conventions)
     processes = check_integer("processes", processes)
     rules, robust = _choose_rules(only), ROBUSTNESS in (only or ())
     progress = progress or (lambda *_: None)
     sweeps = _choose_sweeps(implementation, sweep, only)
     space = Space(features=implementation.features, sizes=dict(sizes or {}))
-    behaves: dict[str, str] = {}
-    untested = [
-        f"{name}: unknown to the judge, keeps its default" for name in implementation.untested
-    ]
-    untested += _missing(implementation)
-    untested.append(f"sizes above {space.largest} (others: sizes={'' if sweeps else ', sweep='})")
     judges = []
     for dtype in dtypes:
         model, own = _model(rounding, dtype), replace(space, dtype=dtype)
         trial = Trial(implementation, conventions or Conventions(), model, own)
         judges.append(Judge(trial, examples, seed, progress, shrink))
-    executor = Processes(processes, implementation) if processes > 1 else InProcess()
-    with executor:
-        rounds = []
-        for judge in judges:
-            with implementation.framework.one_thread():
-                rounds.append(judge.begin(rules, robust))
-                executor.ask(rounds[-1])
-        executor.finish()
+    rounds = _ask(judges, rules, robust, processes, implementation)
+    untested = [*_missing(implementation)]
+    untested.append(f"sizes above {space.largest} (others: sizes={'' if sweeps else ', sweep='})")
     outcomes: list[Outcome] = []
     for dtype, done in zip(dtypes, rounds, strict=True):
         outcomes += done.outcomes()
         if done.judge.trial.space.structure:
             outcomes += [done.judge.sweep(rule, sweep) for rule in sweeps]
-        if done.behaves is not None:
-            behaves[dtype] = done.behaves
         untested += [f"{dtype}: {line}" for line in done.judge.refused]
+    behaves = {d: done.behaves for d, done in zip(dtypes, rounds, strict=True) if done.behaves}
     settings = {
         "seed": seed,
         "examples": examples,
@@ -180,14 +150,65 @@ def check(
         "rounding": rounding.name if isinstance(rounding, Rounding) else rounding or "undeclared",
         "conventions": _describe(conventions),
         **({"behaves as": behaves} if behaves else {}),
-        "versions": {
-            "npattn": npattn.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-            **({"torch": sys.modules["torch"].__version__} if "torch" in sys.modules else {}),
-        },
+        "versions": _versions(),
     }
     return Report(implementation.name, tuple(outcomes), tuple(untested), settings, strict)
+
+
+def _read(
+    f: Callable[..., Any] | Implementation,
+    backward: Callable[..., Any] | None,
+    features: Iterable[str] | None,
+    framework: str,
+    layout: str,
+) -> Implementation:
+    """Return `f` as an implementation, after checking that nothing is said of one twice."""
+    if not isinstance(f, Implementation):
+        return Implementation(
+            f, backward=backward, features=features, framework=framework, layout=layout
+        )
+    beside = [n for n, x in (("backward", backward), ("features", features)) if x is not None]
+    beside += [n for n, x in (("framework", framework), ("layout", layout)) if x != DEFAULTS[n]]
+    if beside:
+        raise OptionError(
+            f"got {', '.join(beside)} beside an Implementation: pass it to "
+            "Implementation(f, ...) instead"
+        )
+    return f
+
+
+def _check_numbers(dtypes: Sequence[str], examples: int, sweep: int) -> None:
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}")
+    if isinstance(sweep, bool) or not isinstance(sweep, int) or sweep < 0:
+        raise OptionError(f"sweep is {sweep!r}, must be an integer ≥ 0: how many problems")
+    if not dtypes or examples < 1:
+        raise OptionError(f"dtypes is {dtypes!r} and examples {examples}, must be 1 or more each")
+
+
+def _ask(
+    judges: Sequence[Judge],
+    rules: Sequence[Property],
+    robust: bool,
+    processes: int,
+    implementation: Implementation,
+) -> list[Round]:
+    """Let each judge probe its dtype, and ask the rules, in this process or in others."""
+    rounds = []
+    with Processes(processes, implementation) if processes > 1 else InProcess() as executor:
+        for judge in judges:
+            with implementation.framework.one_thread():
+                rounds.append(judge.begin(rules, robust))
+                executor.ask(rounds[-1])
+        executor.finish()
+    return rounds
+
+
+def _versions() -> dict[str, str]:
+    torch = {"torch": sys.modules["torch"].__version__} if "torch" in sys.modules else {}
+    python = platform.python_version()
+    return {"npattn": npattn.__version__, "numpy": np.__version__, "python": python, **torch}
 
 
 def _choose_rules(only: Iterable[str] | None) -> list[Property]:
@@ -229,8 +250,8 @@ def _choose_sweeps(
 
 
 def _missing(implementation: Implementation) -> list[str]:
-    """Describe options and results that the implementation does not have."""
-    lines = []
+    """Describe options and results that npattn does not know, or the implementation lacks."""
+    lines = [f"{name}: unknown to the judge, keeps its default" for name in implementation.untested]
     absent = [n for n in FEATURES if n not in implementation.features]
     if absent:
         lines.append(f"options it does not have: {', '.join(absent)}")

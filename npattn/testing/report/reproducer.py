@@ -118,49 +118,15 @@ def _check_aggregate(trial: Trial) -> list[str]:
 def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
     """Return the lines that run the implementation and print the result."""
     if kind == "change":
-        lines = [
-            "inputs = f.inputs(problem)",
-            "before = {n: f.framework.take(x) for n, x in inputs.items()}",
-        ]
-        lines += ["f.forward(problem, inputs=inputs)"]
-        if with_gradients:
-            lines += ["f.gradients(problem, Cotangents(dout, dlse, dweights), inputs=inputs)"]
-        return [
-            *lines,
-            "for name, old in before.items():",
-            "    new = f.framework.take(inputs[name])",
-            '    print(name, "unchanged" if old.tobytes() == new.tobytes() else "WAS WRITTEN TO")',
-        ]
-    laid = "" if view == "contiguous" else f", {view!r}"
-    gather = ["def results(problem=problem):", f"    found = dict(f.forward(problem{laid}))"]
+        return _show_change(with_gradients)
+    laid_out = "" if view == "contiguous" else f", {view!r}"
+    gather = ["def results(problem=problem):", f"    found = dict(f.forward(problem{laid_out}))"]
     if with_gradients:
-        gather += [f"    found |= f.gradients(problem, Cotangents(dout, dlse, dweights){laid})"]
+        call = f"f.gradients(problem, Cotangents(dout, dlse, dweights){laid_out})"
+        gather += [f"    found |= {call}"]
     gather += ["    return found", "", ""]
-    if kind == "bits":
-        return [
-            *gather,
-            "first, second = results(), results()",
-            "for name in first:",
-            "    same = first[name].tobytes() == second[name].tobytes()",
-            '    print(name, "has the same bits" if same else "DIFFERS BETWEEN TWO CALLS")',
-        ]
-    if kind == "moves":
-        return [
-            *gather,
-            "# k and v differ only where they are hidden from every row whose dout is not 0.",
-            "first, second = results(before), results(problem)",
-            "for name in first:",
-            "    gap = abs(first[name].astype(float) - second[name].astype(float))",
-            "    if gap.max(initial=0) > 0:",
-            '        print("WRONG", name, "moves by", gap.max())',
-        ]
-    if kind == "range":
-        return [
-            *gather,
-            "o = results()['o'].astype(float)",
-            "inside = (low <= o) & (o <= high)",
-            'print("ok    o" if inside.all() else "WRONG o is beyond what is seen", o[~inside])',
-        ]
+    if kind in SHOW:
+        return [*gather, *SHOW[kind]]
     kwargs = ", dout=dout.astype(float), dlse=None if dlse is None else dlse.astype(float)"
     kwargs += ", dweights=None if dweights is None else dweights.astype(float)"
     kwargs = (kwargs if with_gradients else "") + ", conventions=conventions, rounding=rounding"
@@ -173,6 +139,43 @@ def _show(kind: str, view: str, with_gradients: bool) -> list[str]:
     if kind == "after":
         return [*_two_calls(view, with_gradients), *judge, *SAME_BITS]
     return [*gather, "got = results()", *judge]
+
+
+def _show_change(with_gradients: bool) -> list[str]:
+    gradients = "f.gradients(problem, Cotangents(dout, dlse, dweights), inputs=inputs)"
+    return [
+        "inputs = f.inputs(problem)",
+        "before = {n: f.framework.take(x) for n, x in inputs.items()}",
+        "f.forward(problem, inputs=inputs)",
+        *([gradients] if with_gradients else []),
+        "for name, old in before.items():",
+        "    new = f.framework.take(inputs[name])",
+        '    print(name, "unchanged" if old.tobytes() == new.tobytes() else "WAS WRITTEN TO")',
+    ]
+
+
+SHOW = {
+    "bits": [
+        "first, second = results(), results()",
+        "for name in first:",
+        "    same = first[name].tobytes() == second[name].tobytes()",
+        '    print(name, "has the same bits" if same else "DIFFERS BETWEEN TWO CALLS")',
+    ],
+    "moves": [
+        "# k and v differ only where they are hidden from every row whose dout is not 0.",
+        "first, second = results(before), results(problem)",
+        "for name in first:",
+        "    gap = abs(first[name].astype(float) - second[name].astype(float))",
+        "    if gap.max(initial=0) > 0:",
+        '        print("WRONG", name, "moves by", gap.max())',
+    ],
+    "range": [
+        "o = results()['o'].astype(float)",
+        "inside = (low <= o) & (o <= high)",
+        'print("ok    o" if inside.all() else "WRONG o is beyond what is seen", o[~inside])',
+    ],
+}
+"""Lines that show a violation, by its kind, after a function `results`."""
 
 
 def _two_calls(view: str, with_gradients: bool) -> list[str]:

@@ -24,55 +24,55 @@ def same(x):
 
 
 @pytest.fixture
-def asked():
+def needed():
     """The sides whose tolerance was needed."""
     return []
 
 
 @pytest.fixture
-def first(asked):
+def first(needed):
     evaluation = evaluate()
-    return with_results(evaluation, asked, "first")
+    return with_results(evaluation, needed, "first")
 
 
-def with_results(evaluation, asked, side, **results):
+def with_results(evaluation, needed, side, **results):
     """The same evaluation with other results, which notes when its tolerance is needed."""
 
     def bound():
-        asked.append(side)
+        needed.append(side)
         return evaluate().tolerance
 
     arrays = {**evaluation.results} | results
     return Evaluation(evaluation.problem, evaluation.cotangents, arrays, evaluation.exact, bound)
 
 
-def shifted(first, asked, ratio):
+def move_o(first, needed, ratio):
     """The same evaluation with an o that is off by a share of its tolerance."""
     o = first.results["o"]
     other = (o + ratio * evaluate().tolerance["o"]).astype(o.dtype)
-    return with_results(first, asked, "second", o=other)
+    return with_results(first, needed, "second", o=other)
 
 
-def test_equal_results_need_no_tolerance(first, asked):
-    assert relate(first, with_results(first, asked, "second"), {"o": same}) == 0
-    assert asked == []
+def test_equal_results_need_no_tolerance(first, needed):
+    assert relate(first, with_results(first, needed, "second"), {"o": same}) == 0
+    assert needed == []
 
 
 @pytest.mark.parametrize("plain", ["first", "second"])
-def test_near_results_need_the_tolerance_of_the_plain_problem(first, asked, plain):
-    second = shifted(first, asked, 0.5)
+def test_near_results_need_the_tolerance_of_the_plain_problem(first, needed, plain):
+    second = move_o(first, needed, 0.5)
     assert 0 < relate(first, second, {"o": same}, plain=plain) < 1
-    assert asked == [plain]
+    assert needed == [plain]
 
 
-def test_results_further_apart_need_both_tolerances(first, asked):
-    second = shifted(first, asked, 1.5)
+def test_results_further_apart_need_both_tolerances(first, needed):
+    second = move_o(first, needed, 1.5)
     assert 0 < relate(first, second, {"o": same}) <= 1
-    assert asked == ["first", "second"]
+    assert needed == ["first", "second"]
 
 
-def test_results_beyond_both_tolerances_are_a_violation(first, asked):
-    second = shifted(first, asked, 5)
+def test_results_beyond_both_tolerances_are_a_violation(first, needed):
+    second = move_o(first, needed, 5)
     with pytest.raises(Violation, match=r"o\[") as caught:
         relate(first, second, {"o": same})
     assert caught.value.ratio > 1
@@ -80,19 +80,19 @@ def test_results_beyond_both_tolerances_are_a_violation(first, asked):
     assert not is_wrong(first)
 
 
-def test_an_overflow_of_the_first_says_nothing_about_the_second(first, asked):
+def test_an_overflow_of_the_first_says_nothing_about_the_second(first, needed):
     o, exact = first.results["o"].copy(), first.exact["o"].copy()
     o[1, 2, 3, 4], exact[1, 2, 3, 4] = np.inf, 2.0**129
     tolerance = first.tolerance
     may = Evaluation(first.problem, first.cotangents, {"o": o}, {"o": exact}, lambda: tolerance)
-    second = with_results(first, asked, "second")
+    second = with_results(first, needed, "second")
     assert relate(may, second, {"o": same}) <= 1
     with pytest.raises(Violation, match=r"o\[1, 2, 3, 4\]"):
-        relate(with_results(first, asked, "first", o=o), second, {"o": same})
+        relate(with_results(first, needed, "first", o=o), second, {"o": same})
 
 
-def test_results_missing_or_of_another_shape_are_left_out(first, asked):
+def test_results_missing_or_of_another_shape_are_left_out(first, needed):
     for wrong in ({"o": None}, {"o": first.results["o"][:1]}):
-        second = with_results(first, asked, "second", **wrong)
+        second = with_results(first, needed, "second", **wrong)
         assert relate(first, second, {"o": same, "dq": same}) == 0
         assert relate(second, first, {"o": same}) == 0
