@@ -143,7 +143,7 @@ def draws(monkeypatch):
     """The device draws what the CPU draws, of the same lengths."""
     monkeypatch.setattr(torch, "Generator", elsewhere.Generator)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
-    for limits in (sweep.CELLS, sweep.LENGTHS):
+    for limits in (sweep.MAX_SCORES, sweep.LENGTHS):
         monkeypatch.setitem(limits, "elsewhere", limits["cpu"])
 
 
