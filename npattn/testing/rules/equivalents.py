@@ -147,7 +147,7 @@ def mask_as_bias(trial: Trial, recipe: Recipe) -> float | None:
     across = dict(SAME)
     if problem.bias_array is not None:
         across["dbias"] = partial(sum_to, shape=problem.bias_array.shape)
-    return relate(trial.evaluate(other, masked.cotangents), masked, across, plain="second")
+    return relate(trial.evaluate(other, masked.cotangents), masked, across, side="second")
 
 
 def _sample_scaled(trial: Trial) -> dict[str, Any]:

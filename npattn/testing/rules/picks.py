@@ -18,7 +18,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.rules.relate import Across, relate
+from npattn.testing.rules.relate import Across, Side, relate
 from npattn.testing.trial import GRADIENTS, Evaluation, Trial
 
 __all__ = [
@@ -182,15 +182,21 @@ def relate_part(
     part: Evaluation,
     picks: Sequence[Pick],
     zero_elsewhere: Sequence[str] = GRADIENTS,
+    *,
+    part_is_plain: bool = False,
 ) -> float:
-    """Compare the results of a part with those of the whole, some of which are 0 elsewhere."""
+    """Compare the results of a part with those of the whole, some of which are 0 elsewhere.
+
+    The tolerance of the whole is tried first, or that of the part if it is the plain problem.
+    """
     cut = {n: partial(pick, n, picks=picks) for n in FORWARD}
     back = {
         name: partial(put_back, name, picks=picks, shape=whole.exact[name].shape)
         for name in zero_elsewhere
         if name in whole.exact
     }
-    return max(relate(whole, part, cut), relate(part, whole, back, plain="second"))
+    sides: tuple[Side, Side] = ("second", "first") if part_is_plain else ("first", "second")
+    return max(relate(whole, part, cut, side=sides[0]), relate(part, whole, back, side=sides[1]))
 
 
 # --- chance ---

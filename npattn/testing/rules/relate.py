@@ -12,9 +12,10 @@ from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.trial import Evaluation, Violation
 
-__all__ = ["Across", "is_wrong", "relate"]
+__all__ = ["Across", "Side", "is_wrong", "relate"]
 
 Across = Mapping[str, Callable[[Array], Array]]
+Side = Literal["first", "second"]
 
 
 def relate(
@@ -23,7 +24,7 @@ def relate(
     across: Across,
     shift: Mapping[str, Array] | None = None,
     *,
-    plain: Literal["first", "second"] = "first",
+    side: Side = "first",
 ) -> float:
     """Return the largest ratio between results of `second` and those of `first`, carried across.
 
@@ -36,9 +37,8 @@ def relate(
         not in its right shape, are left out.
     shift : mapping, optional
         Added to results of `first`, by name.
-    plain : {"first", "second"}
-        Which of them is the plain problem of a recipe. Other rules need its tolerance too, so it
-        is tried before the sum of both.
+    side : {"first", "second"}
+        Side whose tolerance is tried before the sum of both: best one that other rules need too.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def relate(
     if _are_same(first, second, across, shift):
         return 0.0
     both = ("first", "second")
-    for sides in ((plain,), both):
+    for sides in ((side,), both):
         comparisons = list(_compare(first, second, across, shift, sides))
         if all(c.passed for c in comparisons):
             return max((c.ratio for c in comparisons), default=0.0)

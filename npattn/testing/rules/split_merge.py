@@ -74,7 +74,7 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
     empty = [evaluate(part, engine="dense").lse == -np.inf for part in canonical]
     merged, tolerance = merge(trial.conventions, parts, np.stack(empty))
     both = replace(shown, results=merged, exact=whole.exact, bound=lambda: tolerance)
-    return relate(both, whole, {"o": identity, "lse": identity}, plain="second")
+    return relate(both, whole, {"o": identity, "lse": identity}, side="second")
 
 
 def _has_shape(evaluation: Evaluation, name: str) -> bool:

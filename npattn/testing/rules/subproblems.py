@@ -92,7 +92,7 @@ def shared_heads(trial: Trial, recipe: Recipe) -> float | None:
         return np.stack([x[..., used == head, :, :].sum(-3) for head in range(plain.K)], -3)
 
     across = dict(SAME) | {"dk": sum_groups, "dv": sum_groups}
-    return relate(trial.evaluate(repeated, shared.cotangents), shared, across, plain="second")
+    return relate(trial.evaluate(repeated, shared.cotangents), shared, across)
 
 
 @rule(
@@ -125,7 +125,7 @@ def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
     plain = trial.evaluation(recipe)
     picks = [pick_keys(padded, np.flatnonzero(~padding))]
     whole = trial.evaluate(padded, put_back_cotangents(plain.cotangents, picks, padded))
-    return relate_part(trial, whole, plain, picks, ("weights", *GRADIENTS))
+    return relate_part(trial, whole, plain, picks, ("weights", *GRADIENTS), part_is_plain=True)
 
 
 def _pad(trial: Trial, problem: Problem, padding: Array, keys: Array) -> Problem:

@@ -58,11 +58,11 @@ def test_equal_results_need_no_tolerance(first, needed):
     assert needed == []
 
 
-@pytest.mark.parametrize("plain", ["first", "second"])
-def test_near_results_need_the_tolerance_of_the_plain_problem(first, needed, plain):
+@pytest.mark.parametrize("side", ["first", "second"])
+def test_near_results_need_the_tolerance_of_one_side(first, needed, side):
     second = move_o(first, needed, 0.5)
-    assert 0 < relate(first, second, {"o": same}, plain=plain) < 1
-    assert needed == [plain]
+    assert 0 < relate(first, second, {"o": same}, side=side) < 1
+    assert needed == [side]
 
 
 def test_results_further_apart_need_both_tolerances(first, needed):
