@@ -23,6 +23,7 @@ LAYERS = (
     {"dense", "loops"},
     {"tiled"},
     {"conventions"},
+    {"profiles"},
     {"api"},
     {"projections", "summary", "mistakes"},
     {"multihead_build"},
@@ -38,11 +39,12 @@ LAYERS = (
 
 # The same inside testing/, by folder or module.
 TESTING_LAYERS = (
+    {"levels"},
     {"cases", "bounds", "adapters"},
     {"compare", "targets"},
     {"spot", "trial"},
     {"capabilities", "rules", "report"},
-    {"device"},
+    {"device", "diagnosis"},
     {"runner"},
     {"check"},
     {"extend", "strategies", "tolerance", "__init__"},

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from npattn.testing.cases.recipe import Recipe
     from npattn.testing.check import check
     from npattn.testing.compare import Comparison, compare
+    from npattn.testing.report.cause import Cause
     from npattn.testing.report.outcome import Outcome
     from npattn.testing.report.report import Report
     from npattn.testing.spot import SpotCheck, spot_check
 
 __all__ = [
+    "Cause",
     "Comparison",
     "Cotangents",
     "Implementation",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Cause": "npattn.testing.report.cause",
     "Comparison": "npattn.testing.compare",
     "Cotangents": "npattn.problem",
     "Implementation": "npattn.testing.adapters.implementation",

@@ -15,6 +15,7 @@ from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError, ResultError
 from npattn.testing.cases.recipe import Recipe, repeat_for_view
 from npattn.testing.cases.space import STRUCTURE
+from npattn.testing.levels import Level
 from npattn.testing.trial import Trial, Violation
 
 __all__ = ["Capabilities", "Finding", "probe"]
@@ -35,6 +36,8 @@ class Finding:
     error : Exception or None
     examples : int
         Number of problems that show it.
+    level : str
+        One of `LEVELS`.
     """
 
     rule: str
@@ -44,6 +47,7 @@ class Finding:
     recipe: Recipe | None = None
     error: Exception | None = None
     examples: int = 0
+    level: Level = "values"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from npattn.options import FEATURES
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
+from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 from npattn.testing.rules import PROPERTIES, Property
@@ -48,6 +49,8 @@ def check(
     seed: int = 0,
     rounding: Rounding | str | None = None,
     strict: bool = False,
+    require: Iterable[str] | str = REQUIRED,
+    expect: Mapping[str, str] | None = None,
     only: Iterable[str] | None = None,
     shrink: bool = True,
     processes: int = 1,
@@ -83,8 +86,14 @@ def check(
         Rounding model: "upcast", "fused", "eager"; default: the loosest that the dtype explains.
     strict : bool
         A suspect counts as failed.
+    require : iterable of str, or "all"
+        Levels that must pass: among "values", "edges", "conduct", "non-finite", "degenerate",
+        "reproducible"; "all" is every one but the last. Other levels are shown, and cost nothing.
+    expect : mapping, optional
+        Expected failures, with reasons: ``{"hidden-nan-v[float32]": "multiplies by 0"}``.
     only : iterable of str, optional
-        Rules, or beginnings of their names; "robustness" for notes on wrong input.
+        Rules, or beginnings of their names, which are then required whatever their level;
+        "robustness" for notes on wrong input.
     shrink : bool
         Search for the smallest failing problem.
     processes : int, default 1
@@ -123,6 +132,7 @@ def check(
     _check_numbers(dtypes, examples, sweep)
     check_conventions(conventions)
     processes = check_integer("processes", processes)
+    levels = check_levels(require)
     rules, robust = _choose_rules(only), ROBUSTNESS in (only or ())
     progress = progress or (lambda *_: None)
     sweeps = _choose_sweeps(implementation, sweep, only)
@@ -134,13 +144,14 @@ def check(
         judges.append(Judge(trial, examples, seed, progress, shrink))
     rounds = _ask(judges, rules, robust, processes, implementation)
     untested = [*_missing(implementation)]
+    refused: list[str] = []
     untested.append(f"sizes above {space.largest} (others: sizes={'' if sweeps else ', sweep='})")
     outcomes: list[Outcome] = []
     for dtype, done in zip(dtypes, rounds, strict=True):
         outcomes += done.outcomes()
         if done.judge.trial.space.structure:
             outcomes += [done.judge.sweep(rule, sweep) for rule in sweeps]
-        untested += [f"{dtype}: {line}" for line in done.judge.refused]
+        refused += [f"{dtype}: {line}" for line in done.judge.refused]
     behaves = {d: done.behaves for d, done in zip(dtypes, rounds, strict=True) if done.behaves}
     settings = {
         "seed": seed,
@@ -152,7 +163,16 @@ def check(
         **({"behaves as": behaves} if behaves else {}),
         "versions": _versions(),
     }
-    return Report(implementation.name, tuple(outcomes), tuple(untested), settings, strict)
+    return Report(
+        implementation.name,
+        tuple(outcomes),
+        tuple(untested),
+        settings,
+        strict,
+        require=(*levels, *(rule.rule for rule in rules if only is not None)),
+        refused=tuple(refused),
+        expected=dict(expect or {}),
+    )
 
 
 def _read(

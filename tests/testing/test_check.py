@@ -80,7 +80,7 @@ def test_refused_structure_is_listed_and_not_sampled(name):
     f = refusing(REFUSALS[name])
     report = judge(f, examples=40, framework="numpy")
     line = f"float32: {name}: refused (raised NotImplementedError: not this one)"
-    assert line in report.untested
+    assert line in report.refused
     assert report.passed, str(report)
     probes = len(f.refused)
     assert probes <= 6  # probed alone, not sampled
@@ -91,7 +91,7 @@ def test_refused_structure_is_listed_and_not_sampled(name):
 def test_refused_views_are_listed_and_not_sampled(name):
     f = refusing(lambda *arrays: any(VIEWS[name](x) for x in arrays if min(x.shape) > 1))
     report = judge(f, "views", examples=20)
-    assert any(line.startswith(f"float32: {name}: refused") for line in report.untested)
+    assert any(line.startswith(f"float32: {name}: refused") for line in report.refused)
     assert report.passed, str(report)
 
 
@@ -102,7 +102,7 @@ def test_views_rule_needs_an_accepted_view():
         return flash(q, k, v)
 
     report = judge(f, "views")
-    refused = {line.split(": ")[1] for line in report.untested if "contiguous only" in line}
+    refused = {line.split(": ")[1] for line in report.refused if "contiguous only" in line}
     assert refused == set(VIEWS)
     assert outcome_of(report, "views").message == "refuses every view that is not contiguous"
 
@@ -114,7 +114,7 @@ def test_value_sizes_may_be_refused_too():
         return flash(q, k, v)
 
     report = judge(f, examples=30, framework="numpy")
-    assert any("D % 8: refused" in line for line in report.untested)
+    assert any("D % 8: refused" in line for line in report.refused)
     assert statuses(report) == {"agreement-o": "passed"}
 
 
@@ -126,7 +126,7 @@ def test_rank_2_function_is_judged_on_rank_2():
 
     report = judge(f, "agreement-o", "views", framework="numpy")
     assert report.passed, str(report)
-    assert sum("rank 2 only" in line for line in report.untested) == 3
+    assert sum("rank 2 only" in line for line in report.refused) == 3
 
 
 def test_implementation_that_refuses_everything_is_untested():
@@ -137,7 +137,7 @@ def test_implementation_that_refuses_everything_is_untested():
     assert not report.tested
     assert not report.passed
     assert statuses(report) == {"structure": "not applicable"}
-    assert any("even the plainest problem is refused" in line for line in report.untested)
+    assert any("even the plainest problem is refused" in line for line in report.refused)
     assert "never" in str(report)
 
 
@@ -151,7 +151,7 @@ def test_refusal_by_backward_counts():
         return flash(q, k, v, return_lse=return_lse)
 
     report = judge(f, "agreement-dq", backward=backward)
-    assert any("K < H: refused (backward raised" in line for line in report.untested)
+    assert any("K < H: refused (backward raised" in line for line in report.refused)
     assert report.passed, str(report)
 
 
@@ -160,7 +160,7 @@ def test_backward_that_refuses_everything_is_listed():
         raise NotImplementedError("soon")
 
     report = judge(plain, "agreement-o", "agreement-dq", backward=backward)
-    assert any(line.startswith("float32: gradients: refused") for line in report.untested)
+    assert any(line.startswith("float32: gradients: refused") for line in report.refused)
     assert statuses(report)["agreement-o"] == "passed"
     assert statuses(report)["agreement-dq"] == "not applicable"
 
@@ -176,7 +176,7 @@ def test_missing_gradients_are_listed():
 
     report = judge(f, "agreement-d", backward=backward)
     for name in ("dbias", "dsinks", "dv"):
-        assert f"float32: {name}: backward does not return it" in report.untested
+        assert f"float32: {name}: backward does not return it" in report.refused
     assert statuses(report)["agreement-dq"] == "passed"
     assert statuses(report)["agreement-dv"] == "not applicable"
     assert outcome_of(report, "agreement-dsinks").message == "gives no dsinks"
@@ -197,7 +197,7 @@ def test_failure_at_size_0_is_reported_alone(letter):
         "agreement-o": "passed",
         "shape-dtype": "passed",
     }
-    assert f"float32: {letter} = 0: accepted and wrong, so not sampled again" in report.untested
+    assert f"float32: {letter} = 0: accepted and wrong, so not sampled again" in report.refused
     assert outcome_of(report, "structure").message.startswith(f"{letter} = 0: ")
     assert 0 in (outcome_of(report, "structure").problem.q.shape) + (
         outcome_of(report, "structure").problem.v.shape
@@ -226,7 +226,7 @@ def test_raising_option_is_an_error_and_not_sampled():
     assert not report.passed
     assert len(values) == 1
     assert "no softcap yet" in outcome_of(report, "option-softcap").message
-    assert any("softcap: raised, so it is not sampled again" in line for line in report.untested)
+    assert any("softcap: raised, so it is not sampled again" in line for line in report.refused)
 
 
 def test_exception_on_accepted_structure_is_an_error():
@@ -239,7 +239,7 @@ def test_exception_on_accepted_structure_is_an_error():
     assert outcome_of(report, "empty-row").status == "error"
     assert "raised FloatingPointError: a row sees nothing" in str(report)
     assert statuses(report)["agreement-o"] == "passed"  # sampled without empty rows
-    assert any("fully masked queries are wrong" in line for line in report.untested)
+    assert any("fully masked queries are wrong" in line for line in report.refused)
     assert not report.passed
 
 
@@ -309,7 +309,7 @@ def test_unknown_gradient_name_does_not_stop_the_judge():
         return {"q": q, "k": k, "v": v, "mask": q}
 
     report = judge(plain, "shape-dtype", backward=backward)
-    assert not report.passed or any("mask" in line for line in report.untested)
+    assert not report.passed or any("mask" in line for line in report.refused)
 
 
 def test_fully_masked_rows_do_not_hide_other_defects():
@@ -731,7 +731,8 @@ def test_untested_lines_come_first():
         "lse: no return_lse parameter",
         "float32: rank 3: refused (raised ValueError: rank 4 only)",
     ):
-        assert any(entry.startswith(line) for entry in report.untested), line
+        lines = (*report.untested, *report.refused)
+        assert any(entry.startswith(line) for entry in lines), line
         assert text.index(line) < text.index("agreement-o")
     assert text.index("not tested") < text.index("rule")
 
@@ -755,7 +756,7 @@ def test_torch_function_without_gradient_is_judged_on_forward():
 
     threads = torch.get_num_threads()
     report = check(f, examples=20, only=["agreement"])
-    assert any("does not require grad" in line for line in report.untested)
+    assert any("does not require grad" in line for line in report.refused)
     assert statuses(report)["agreement-o"] == "failed"
     assert statuses(report)["agreement-dq"] == "not applicable"
     assert torch.get_num_threads() == threads

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from npattn.problem import Problem
+from npattn.problem import Cotangents, Problem
 from npattn.testing.cases.recipe import Recipe, are_identical
+from npattn.testing.levels import Level
 from npattn.testing.report.reproducer import script
-from npattn.testing.trial import Trial
+from npattn.testing.trial import Trial, Violation
 
 __all__ = ["Outcome", "Status", "add_reproducer"]
 
@@ -39,6 +40,18 @@ class Outcome:
         The smallest failing problem.
     recipe : str
         Line that makes it.
+    level : str
+        One of `npattn.testing.levels.LEVELS`.
+    diagnosis : str or None
+        Text of the cause that it belongs to.
+    kind : str
+        How it fails, as of a `Violation`; "raised" for an exception, "" if it passed.
+    cotangents : Cotangents or None
+        Of the smallest failing problem.
+    sampled : Recipe or None
+        Recipe from which that problem was made, maybe by changing it.
+    view : str
+        Memory layout of its arrays.
     """
 
     rule: str
@@ -52,6 +65,12 @@ class Outcome:
     problem: Problem | None = None
     recipe: str = ""
     script_text: str = field(default="", repr=False)
+    level: Level = "values"
+    diagnosis: str | None = None
+    kind: str = ""
+    cotangents: Cotangents | None = field(default=None, repr=False, compare=False)
+    sampled: Recipe | None = field(default=None, repr=False)
+    view: str = "contiguous"
 
     def script(self) -> str:
         """Return a standalone Python file that shows the failure; "" if nothing failed."""
@@ -77,6 +96,10 @@ def add_reproducer(
         problem=problem,
         recipe=_line(recipe, trial, problem),
         script_text=script(trial, outcome.rule, problem, error),
+        kind=error.kind if isinstance(error, Violation) else "raised",
+        cotangents=getattr(error, "cotangents", None),
+        sampled=recipe,
+        view=getattr(error, "view", recipe.view),
     )
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from npattn.errors import MissingExtraError
+from npattn.testing.levels import REQUIRED
+from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 
 try:
@@ -41,6 +44,14 @@ class Report:
         Seed, examples, conventions, rounding, features, versions.
     strict : bool
         A suspect counts as failed.
+    require : tuple of str
+        Levels and rules that must pass.
+    causes : tuple of Cause
+        What explains the failures, the one that explains most first.
+    refused : tuple of str
+        What it does not take (structure, options, combinations, values), a line each.
+    expected : mapping
+        Expected failures: rule, or ``rule[dtype]`` → reason.
     """
 
     target: str
@@ -48,12 +59,22 @@ class Report:
     untested: tuple[str, ...]
     settings: dict[str, Any]
     strict: bool = False
+    require: tuple[str, ...] = REQUIRED
+    causes: tuple[Cause, ...] = ()
+    refused: tuple[str, ...] = ()
+    expected: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
-        """True if something was tested, and nothing failed, raised or (if `strict`) is suspect."""
+        """True if something was tested, and nothing that is required counts against it."""
+        return self.tested and not any(self.counts(o) for o in self.outcomes)
+
+    def counts(self, outcome: Outcome) -> bool:
+        """Return True if the outcome fails the report: bad, required and not expected."""
         bad = {"failed", "error"} | ({"suspect"} if self.strict else set())
-        return self.tested and not any(o.status in bad for o in self.outcomes)
+        required = {outcome.level, outcome.rule} & set(self.require)
+        expected = {outcome.id, outcome.rule} & set(self.expected)
+        return outcome.status in bad and bool(required) and not expected
 
     @property
     def tested(self) -> bool:
@@ -80,9 +101,9 @@ class Report:
         parts: list[Any] = [Text(f"npattn check {self.target}", style="bold"), self._settings()]
         for dtype, model in self.settings.get("behaves as", {}).items():
             parts.append(Text(f"{dtype} behaves as {model}", "dim"))
-        if self.untested:
+        if self.untested or self.refused:
             parts += [Text("\nnot tested", style="bold yellow")]
-            parts += [Text(f"  {line}") for line in self.untested]
+            parts += [Text(f"  {line}") for line in (*self.untested, *self.refused)]
         parts += [Text(""), self._table(), Text("number: largest error / tolerance", "dim")]
         for outcome in self.outcomes:
             if outcome.message and outcome.status != "not applicable":  # passed: notes
@@ -130,11 +151,13 @@ class Report:
             "target": self.target,
             "passed": self.passed,
             "untested": list(self.untested),
+            "refused": list(self.refused),
             "facts": {k: str(v) for k, v in self.settings.items()},
             "outcomes": [
                 {
                     "rule": o.rule,
                     "section": o.semantics,
+                    "level": o.level,
                     "dtype": o.dtype,
                     "status": o.status,
                     "worst": o.worst if o.worst < float("inf") else "inf",

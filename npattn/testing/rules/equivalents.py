@@ -123,6 +123,7 @@ def _sample_masked(trial: Trial) -> dict[str, Any]:
 @rule(
     "mask-as-bias",
     "4, 5",
+    level="edges",
     unless=first(lacks("mask", "bias"), hidden_keys_matter, no_inf),
     draw=_sample_masked,
 )

@@ -41,6 +41,7 @@ def _forbid_beyond_hull(trial: Trial) -> frozenset[str]:
 @rule(
     "offset-bias",
     "4, 8, 13",
+    level="edges",
     unless=needs("bias"),
     draw=lambda t: {"force": {"bias": OFFSETS}, "forbid": _forbid_beyond_hull(t), "nonempty": True},
 )
@@ -64,6 +65,7 @@ def offset_bias(trial: Trial, recipe: Recipe) -> float:
 @rule(
     "saturated",
     "8, 11, 13",
+    level="edges",
     draw=lambda t: {
         "force": {"distribution": "saturated"},
         "forbid": frozenset({"bias", "softcap", "score_mod", "dropout_mask"}),
@@ -114,7 +116,7 @@ def _sample_large(trial: Trial) -> dict[str, Any]:
     }
 
 
-@rule("large-products", "1, 8", unless=_only_float16, draw=_sample_large)
+@rule("large-products", "1, 8", level="edges", unless=_only_float16, draw=_sample_large)
 def large_products(trial: Trial, recipe: Recipe) -> float:
     """Products q·k beyond 65504, the largest number of float16, do no harm if their scores fit.
 

@@ -95,6 +95,7 @@ def _sample_unseen(trial: Trial) -> dict[str, Any]:
 @rule(
     "unseen-keys",
     "5, 8, 13",
+    level="edges",
     unless=first(no_gradients, nothing_hides, hidden_keys_matter),
     draw=_sample_unseen,
 )

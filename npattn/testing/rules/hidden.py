@@ -138,6 +138,7 @@ for _where in ("k", "v", "kv"):
     rule(
         f"hidden-nan-{_where}",
         "10",
+        level="non-finite",
         unless=first(nothing_hides, hidden_keys_matter),
         draw=force_hiding,
         alters=True,
@@ -188,6 +189,7 @@ def late_keys(trial: Trial, recipe: Recipe) -> float:
 @rule(
     "nan-value",
     "10",
+    level="non-finite",
     unless=hidden_keys_matter,
     draw=lambda t: {"nonempty": True, "forbid": frozenset({*HIDES, "bias"})},
     alters=True,
@@ -219,7 +221,7 @@ def nan_value(trial: Trial, recipe: Recipe) -> float | None:
     return trial.check(comparisons, poisoned, cotangents)
 
 
-@rule("nan-query", "10", draw=lambda t: {"nonempty": True})
+@rule("nan-query", "10", level="non-finite", draw=lambda t: {"nonempty": True})
 def nan_query(trial: Trial, recipe: Recipe) -> float:
     """A NaN query stays NaN: its o and lse are non-finite if it has a visible key.
 
@@ -239,7 +241,7 @@ def nan_query(trial: Trial, recipe: Recipe) -> float:
     return trial.check(comparisons, poisoned, cotangents)
 
 
-@rule("nan-query-alone", "10", draw=lambda t: {"nonempty": True}, alters=True)
+@rule("nan-query-alone", "10", level="non-finite", draw=lambda t: {"nonempty": True}, alters=True)
 def nan_query_alone(trial: Trial, recipe: Recipe) -> float:
     """A NaN query reaches no other row, and no gradient of a key that is hidden from it.
 

@@ -16,7 +16,7 @@ from npattn.testing.rules.register import rule
 from npattn.testing.trial import Trial, Violation
 
 
-@rule("inputs-unchanged", "15")
+@rule("inputs-unchanged", "15", level="conduct")
 def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
     """Inputs are never written to, forward or backward.
 
@@ -49,6 +49,7 @@ def _problem_for_view(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents
 @rule(
     "views",
     "15",
+    level="conduct",
     unless=lambda t: None if _views(t) else "refuses every view that is not contiguous",
     draw=lambda t: {"force": {"view": _views(t)}},
     alters=True,
@@ -82,7 +83,7 @@ def _changes(old: Results, new: Results) -> list[str]:
     return [n for (n, x), (_, y) in zip(old.pairs, new.pairs, strict=True) if not _same_bits(x, y)]
 
 
-@rule("repeatable", "15")
+@rule("repeatable", "15", level="conduct")
 def repeatable(trial: Trial, recipe: Recipe) -> float:
     """Two calls with the same problem give the same bits, whatever is called between them.
 
@@ -163,6 +164,7 @@ def _sample_fresh(trial: Trial, sizes: tuple[int, ...], **force: Any) -> dict[st
 @rule(
     "after-other-strides",
     "15",
+    level="conduct",
     unless=lambda t: None if _views(t) else "refuses every view that is not contiguous",
     draw=lambda t: _sample_fresh(t, FRESH[0], view=_views(t)),
 )
@@ -198,6 +200,7 @@ def _other_dtypes(trial: Trial, turn: int) -> list[str]:
 @rule(
     "after-other-dtype",
     "15",
+    level="conduct",
     unless=_refuses_other_dtypes,
     draw=lambda t: _sample_fresh(t, FRESH[1]),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.levels import Level
 from npattn.testing.trial import Trial
 
 __all__ = ["REGISTER", "Check", "Condition", "Property", "Sampling", "rule"]
@@ -42,6 +43,8 @@ class Property:
         Trial → why the rule does not apply, or None.
     draw : callable
         Trial → arguments of `Pools`.
+    level : str
+        One of `LEVELS`.
     alters : bool
         The check alters a problem and compares with the oracle: a problem that is wrong unaltered
         too is left to other rules.
@@ -54,6 +57,7 @@ class Property:
     check: Check
     unless: Condition = _always
     draw: Sampling = _anything
+    level: Level = "values"
     alters: bool = False
     recipes: Callable[[Trial, int, int], list[Recipe]] | None = None
 
@@ -73,13 +77,14 @@ def rule(
     *,
     unless: Condition = _always,
     draw: Sampling = _anything,
+    level: Level = "values",
     alters: bool = False,
     recipes: Callable[[Trial, int, int], list[Recipe]] | None = None,
 ) -> Callable[[Check], Check]:
     """Register the decorated function as the rule `name`; arguments as of `Property`."""
 
     def register(check: Check) -> Check:
-        REGISTER[name] = Property(name, section, check, unless, draw, alters, recipes)
+        REGISTER[name] = Property(name, section, check, unless, draw, level, alters, recipes)
         return check
 
     return register

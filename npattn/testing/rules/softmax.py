@@ -67,7 +67,7 @@ def _no_empty_rows(trial: Trial) -> str | None:
     return "nothing empties a row"
 
 
-@rule("empty-row", "8, 10, 13", unless=_no_empty_rows, draw=_sample_empty)
+@rule("empty-row", "8, 10, 13", level="edges", unless=_no_empty_rows, draw=_sample_empty)
 def empty_row(trial: Trial, recipe: Recipe) -> float | None:
     """A fully masked query gives what the conventions say, and passes no gradient.
 

@@ -80,6 +80,7 @@ class Judge:
             worst=float("inf") if finding.status == "failed" else 0.0,
             examples=finding.examples,
             message=finding.message,
+            level=finding.level,
         )
         if finding.problem is None or finding.recipe is None:
             return outcome
@@ -124,7 +125,7 @@ class Judge:
 
 
 def _outcome(rule: Property, dtype: str, status: Status, **details: Any) -> Outcome:
-    return Outcome(rule.rule, rule.section, rule.about, dtype, status, **details)
+    return Outcome(rule.rule, rule.section, rule.about, dtype, status, level=rule.level, **details)
 
 
 def _failed_outcome(rule: Property, trial: Trial, search: Search) -> Outcome:

@@ -32,7 +32,7 @@ def contents(report):
         )
         for o in report.outcomes
     ]
-    return str(report), outcomes, report.untested, report.settings
+    return str(report), outcomes, (*report.untested, *report.refused), report.settings
 
 
 def implementation_in_file(tmp_path, source, name="kernel"):

@@ -1,0 +1,40 @@
+"""Cause of failures: the mistake or convention that reproduces the wrong results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from npattn.conventions import Conventions
+
+__all__ = ["Cause"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What explains failures.
+
+    Attributes
+    ----------
+    text : str
+        The cause in words: "dk is √D times too large (8.00 at D = 64): the scale is missing in dk".
+    rules : tuple of str
+        Ids of the failed outcomes that it explains, ``rule[dtype]``, each in one cause only.
+    kind : {"convention", "layout", "ratio", "dtype", "step", "mistake", "conduct", "unexplained"}
+        What was found; "step" is a step of the algorithm that is wrong or left out.
+    name : str
+        The convention (``causal=top_left``), or the name of the known mistake; "" if it has none.
+    share : float
+        Share of the wrong results of these rules that it reproduces within the tolerance.
+    passes_when : str
+        Contrast: "fails only where S is no multiple of 16"; "" if nothing tells.
+    conventions : Conventions or None
+        Conventions under which the check would pass these rules.
+    """
+
+    text: str
+    rules: tuple[str, ...]
+    kind: str = "mistake"
+    name: str = ""
+    share: float = 1.0
+    passes_when: str = ""
+    conventions: Conventions | None = None
