@@ -31,7 +31,7 @@ __all__ = [
     "masks",
 ]
 
-LATER = ("plot", "testing", "torch", "train", "weights")
+LATER = ("plot", "profiles", "testing", "torch", "train", "weights")
 """Modules that are slow to load, or need an extra: loaded on first use."""
 
 

@@ -21,7 +21,7 @@ from npattn.errors import OptionError
 from npattn.options import ScoreMod
 from npattn.problem import Gradients, Problem
 
-__all__ = ["PROFILES", "Conventions"]
+__all__ = ["Conventions"]
 
 
 def __dir__() -> list[str]:
@@ -321,20 +321,6 @@ LEGAL = {
 RENAMED = {("window", "beside"): "exclusive", ("window", "total"): "inclusive"}
 """(field, former value) → its name now."""
 
-PROFILES = {
-    "npattn": Conventions(),
-    # torch 2.13: functional.scaled_dot_product_attention; is_causal is top-left, empty rows give 0.
-    "torch.sdpa": Conventions(causal="top_left", empty_row="zero"),
-    # jax 0.10: nn.dot_product_attention; hidden scores become a finite number, so that a query that
-    # sees nothing gives the mean.
-    "jax.nn": Conventions(
-        causal="top_left", hidden_fill=float(np.float32(-0.7) * np.finfo(np.float32).max)
-    ),
-    # onnx 1.23: operator Attention, opsets 23 to 25, without a cache.
-    "onnx": Conventions(causal="top_left", empty_row="zero"),
-}
-"""The conventions of known systems, by name."""
-
 
 def check_conventions(conventions: Any) -> Conventions | None:
     """Check that `conventions` is a `Conventions` or None, and return it."""
@@ -342,7 +328,7 @@ def check_conventions(conventions: Any) -> Conventions | None:
         return conventions
     raise OptionError(
         f"conventions is {conventions!r}, must be a Conventions, "
-        'such as npattn.conventions.PROFILES["torch.sdpa"]'
+        'such as npattn.profiles.PROFILES["torch.sdpa"].conventions'
     )
 
 

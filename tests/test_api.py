@@ -470,7 +470,9 @@ def test_conventions_say_where_a_window_lies():
 def test_a_string_wins_over_the_conventions():
     np.testing.assert_array_equal(
         npattn.attention(
-            **inputs(), causal="bottom_right", conventions=npattn.conventions.PROFILES["torch.sdpa"]
+            **inputs(),
+            causal="bottom_right",
+            conventions=npattn.Conventions(causal="top_left"),
         ),
         npattn.attention(**inputs(), causal="bottom_right"),
     )

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 import npattn
 from npattn import Conventions, Problem, conventions, loops
 from npattn.arrays import sum_to
-from npattn.conventions import PROFILES
 from npattn.errors import OptionError
+from npattn.profiles import PROFILES
 
 # pytest puts the folder of a test on the path.
 from tests.test_dense import (
@@ -644,4 +644,4 @@ def test_jvp_refuses_conventions(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_profile_gives_what_loops_gives(name: str) -> None:
-    assert_agrees(make(3, MORE_QUERIES, ("mask",)), PROFILES[name], **HIDING)
+    assert_agrees(make(3, MORE_QUERIES, ("mask",)), PROFILES[name].conventions, **HIDING)

@@ -7,25 +7,41 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from npattn.conventions import Conventions
+from npattn.errors import OptionError
+from npattn.options import FEATURES
 
-__all__ = ["Profile"]
+__all__ = ["MEANINGS", "Profile"]
+
+MEANINGS = (*FEATURES, "mask or bias", "key padding", "shared heads", "return_lse")
+"""Meanings of a parameter: an option of `npattn.attention`, or one of
+
+"mask or bias"
+    A boolean array is a mask, a float one a bias.
+"key padding"
+    Boolean (B, S); True hides the key from every query.
+"shared heads"
+    A flag that must be True where K < H.
+"return_lse"
+    A flag that makes it return (o, lse), or (o, lse, ...).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What a system means, as its documentation or source of one version says.
+    """Meaning of a system's words, as its documentation or source of one version says.
 
     Attributes
     ----------
     name : str
-        "torch.sdpa" is the newest version, "torch.sdpa@2.4" another.
+        "onnx" is the newest version, "onnx@1.22" another.
     version : str
         Version of which all this was run or read.
     about : str
         What it is, in a line.
     conventions : Conventions
     signature : mapping
-        Names of its parameters → what they mean here: an option, or "mask or bias".
+        Names of its parameters → what they mean here, one of `MEANINGS`. The others keep their
+        default.
     layout : {"BHTD", "BTHD"}
         Axes of its q, k, v and o.
     refuses : tuple of str
@@ -33,6 +49,11 @@ class Profile:
     promises : mapping
         Rule that it takes back → its documentation that says so (page, version). Every other rule
         of a required level is promised.
+
+    Raises
+    ------
+    OptionError
+        If the signature has a meaning that is none of `MEANINGS`.
     """
 
     name: str
@@ -43,3 +64,11 @@ class Profile:
     layout: Literal["BHTD", "BTHD"] = "BHTD"
     refuses: tuple[str, ...] = ()
     promises: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for theirs, ours in self.signature.items():
+            if ours not in MEANINGS:
+                raise OptionError(
+                    f"signature of {self.name} reads {theirs} as {ours!r}, must be one of "
+                    f"{', '.join(MEANINGS)}"
+                )

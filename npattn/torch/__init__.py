@@ -38,7 +38,7 @@ __all__ = [
     "masks",
 ]
 
-LATER = ("plot", "testing", "train", "weights")
+LATER = ("plot", "profiles", "testing", "train", "weights")
 """Modules of npattn that are slow to load, or need an extra."""
 
 

@@ -358,7 +358,8 @@ def test_derivatives_of_bias_and_sinks(result):
     assert torch.autograd.gradgradcheck(attend, inputs)
 
 
-CONVENTIONS = nt.conventions.PROFILES | {
+CONVENTIONS = {
+    **{name: npattn.profiles.PROFILES[name].conventions for name in ("torch.sdpa", "jax.nn")},
     "mean": nt.Conventions(empty_row="mean", lse_base="2"),
     "after bias": nt.Conventions(softcap="after_bias", bias="before_scale"),
     "after mask": nt.Conventions(softcap="after_mask"),

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from npattn.conventions import PROFILES, Conventions
+from npattn.conventions import Conventions
 from npattn.errors import MissingExtraError, OptionError
+from npattn.profiles import PROFILES, Profile
 from npattn.testing.adapters.load import load_callable
 
 __all__ = ["TARGETS", "Target", "load"]
@@ -29,7 +30,7 @@ class Target:
         Name of its backward in the same module; None for autograd, or no gradients.
     needs : str or None
         The package that it needs.
-    conventions : Conventions
+    profile : Profile
     about : str
     """
 
@@ -38,8 +39,13 @@ class Target:
     function: str
     backward: str | None
     needs: str | None
-    conventions: Conventions
+    profile: Profile
     about: str
+
+    @property
+    def conventions(self) -> Conventions:
+        """The conventions of its profile."""
+        return self.profile.conventions
 
     @property
     def runs_here(self) -> bool:

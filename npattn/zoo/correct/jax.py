@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npattn.conventions import PROFILES
+from npattn.profiles import PROFILES
 from npattn.zoo.correct.register import correct
 from npattn.zoo.correct.torch import NAN
 
@@ -97,7 +97,7 @@ correct(
     "jax.nn.dot_product_attention; in float64 its softmax is float32.",
     own,
     dtypes=("float32", "float16", "bfloat16"),
-    conventions=PROFILES["jax.nn"],
+    conventions=PROFILES["jax.nn"].conventions,
     breaks=("nan-query-alone",),
     **JAX,
 )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.conventions import PROFILES
+from npattn.profiles import PROFILES
 from npattn.zoo.correct.register import correct
 from npattn.zoo.correct.torch import NAN
 
@@ -65,7 +65,7 @@ correct(
     "The operator Attention of ONNX by its reference evaluator.",
     reference,
     dtypes=("float32",),
-    conventions=PROFILES["onnx"],
+    conventions=PROFILES["onnx"].conventions,
     needs="onnx",
     breaks=NAN,
 )
@@ -74,7 +74,7 @@ correct(
     "The operator Attention of ONNX by ONNX Runtime, on the CPU.",
     runtime,
     dtypes=("float32", "float16"),
-    conventions=PROFILES["onnx"],
+    conventions=PROFILES["onnx"].conventions,
     needs="onnxruntime",
     breaks=(*NAN, "hidden-finite"),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from npattn.conventions import PROFILES
+from npattn.profiles import PROFILES
 from npattn.zoo.correct.register import correct
 
 
@@ -98,7 +98,7 @@ def math(
 # docs/findings.md shows each. A weight of 0 times NaN is NaN, in out and in the gradients.
 NAN = ("hidden-nan-k", "hidden-nan-v", "hidden-nan-kv", "nan-query-alone")
 TORCH: dict[str, Any] = {"framework": "torch", "needs": "torch", "breaks": NAN}
-TOP_LEFT = PROFILES["torch.sdpa"]
+TOP_LEFT = PROFILES["torch.sdpa"].conventions
 
 correct(
     "torch eager",

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 import npattn  # noqa: E402
 import npattn.torch  # noqa: E402
 from npattn import Conventions, Problem  # noqa: E402
-from npattn.conventions import PROFILES  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
+from npattn.profiles import PROFILES  # noqa: E402
 from npattn.testing import Implementation, Rounding, check, compare  # noqa: E402
 from npattn.testing.adapters.torch import Torch  # noqa: E402
 from npattn.testing.bounds.row_norms import RowNorms  # noqa: E402
@@ -37,7 +37,7 @@ from npattn.testing.device.tensors import Tensors, compare_tensors, ratios  # no
 from npattn.testing.targets.torch import sdpa  # noqa: E402
 from npattn.testing.trial import Trial  # noqa: E402
 
-TOP_LEFT = PROFILES["torch.sdpa"]
+TOP_LEFT = PROFILES["torch.sdpa"].conventions
 SMALL = {"B": (2,), "T": (5, 23, 67), "S": (3, 29, 61), "D": (16, 11), "E": (16, 7)}
 SWEEPS = ("sweep", "long")
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from npattn.conventions import PROFILES
 from npattn.mistakes import Attention, base, base_backward
+from npattn.profiles import PROFILES
 from npattn.testing import check
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.mutants import MUTANTS
@@ -36,7 +36,9 @@ def test_torch_passes(rule, dtype):
     pytest.importorskip("torch")
     from npattn.testing.targets.torch import sdpa_math
 
-    outcome = outcome_of(sdpa_math, rule, dtype=dtype, conventions=PROFILES["torch.sdpa"])
+    outcome = outcome_of(
+        sdpa_math, rule, dtype=dtype, conventions=PROFILES["torch.sdpa"].conventions
+    )
     applies = rule != "large-products" or dtype == "float16"
     assert outcome.status == ("passed" if applies else "not applicable"), outcome.message
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from npattn.conventions import PROFILES, Conventions
+from npattn.conventions import Conventions
 from npattn.mistakes import Attention, base, base_backward
+from npattn.profiles import PROFILES
 from npattn.testing import Recipe, check
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.differences import UNITS, VariedInput
@@ -69,7 +70,7 @@ def test_torch_passes(dtype):
     pytest.importorskip("torch")
     from npattn.testing.targets.torch import sdpa_math
 
-    conventions = PROFILES["torch.sdpa"]
+    conventions = PROFILES["torch.sdpa"].conventions
     report = check(sdpa_math, only=RULES, examples=5, dtypes=(dtype,), conventions=conventions)
     status = {o.rule: o.status for o in report.outcomes}
     assert status.pop("lse-gradient") == "not applicable"

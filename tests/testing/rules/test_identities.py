@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import npattn
 from npattn.arrays import finfo
-from npattn.conventions import PROFILES, Conventions
+from npattn.conventions import Conventions
 from npattn.mistakes import Attention, base, base_backward
+from npattn.profiles import PROFILES
 from npattn.testing import Implementation, Recipe, check
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
@@ -147,7 +148,7 @@ def test_torch_passes(dtype):
     pytest.importorskip("torch")
     from npattn.testing.targets.torch import sdpa_math
 
-    conventions = PROFILES["torch.sdpa"]
+    conventions = PROFILES["torch.sdpa"].conventions
     report = check(sdpa_math, only=RULES, examples=6, dtypes=(dtype,), conventions=conventions)
     status = {o.rule: o.status for o in report.outcomes}
     assert status.pop("sink-key") == "not applicable"

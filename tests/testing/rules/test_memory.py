@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from npattn.conventions import PROFILES
 from npattn.mistakes import Attention, base, base_backward
+from npattn.profiles import PROFILES
 from npattn.testing.cases.space import POOLS
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import PROPERTIES
@@ -31,7 +31,9 @@ def test_torch_passes(rule, dtype):
     pytest.importorskip("torch")
     from npattn.testing.targets.torch import sdpa_math
 
-    outcome = outcome_of(sdpa_math, rule, dtype=dtype, conventions=PROFILES["torch.sdpa"])
+    outcome = outcome_of(
+        sdpa_math, rule, dtype=dtype, conventions=PROFILES["torch.sdpa"].conventions
+    )
     assert outcome.status == "passed", outcome.message
 
 

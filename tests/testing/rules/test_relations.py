@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from npattn.conventions import PROFILES, Conventions
+from npattn.conventions import Conventions
 from npattn.mistakes import Attention
+from npattn.profiles import PROFILES
 from npattn.testing import Implementation, check
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.report.reproducer import PLACEHOLDER, script
@@ -143,7 +144,9 @@ def test_torch_passes_every_applicable_rule(dtype):
 
     structure = frozenset({"rank 4", "K < H", "E != D", "T != S", "T > S", "D % 8"})
     f = Implementation(sdpa_math, framework="torch")
-    trial = trial_of(conventions=PROFILES["torch.sdpa"], dtype=dtype, f=f, structure=structure)
+    trial = trial_of(
+        conventions=PROFILES["torch.sdpa"].conventions, dtype=dtype, f=f, structure=structure
+    )
     applicable = [rule for rule in RULES if PROPERTIES[rule].unless(trial) is None]
     assert set(RULES) - set(applicable) == {"split-merge", "window-infinite", "window-as-mask"}
     for rule in applicable:

@@ -10,9 +10,10 @@ import pytest
 
 import npattn
 from npattn.api import evaluate
-from npattn.conventions import PROFILES, Conventions
+from npattn.conventions import Conventions
 from npattn.errors import MissingExtraError, OptionError
 from npattn.problem import Cotangents
+from npattn.profiles import PROFILES
 from npattn.testing import Implementation, Recipe, check
 from npattn.testing.targets import TARGETS, Target, load
 from npattn.testing.targets.numpy import flash, flash_backward
@@ -37,7 +38,7 @@ def test_every_target_has_name_conventions_and_description():
         assert isinstance(target.conventions, Conventions)
         assert len(target.about) > 20
     assert set(TARGETS) == set(TAKES)
-    assert TARGETS["torch.sdpa"].conventions is PROFILES["torch.sdpa"]
+    assert TARGETS["torch.sdpa"].profile is PROFILES["torch.sdpa"]
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -58,7 +59,7 @@ def test_flash_comes_with_its_backward_and_naive_without():
 
 
 def test_load_without_package_names_extra(monkeypatch):
-    absent = Target("x.f", "nowhere", "f", None, "absent_package", Conventions(), "no use")
+    absent = Target("x.f", "nowhere", "f", None, "absent_package", PROFILES["npattn"], "no use")
     monkeypatch.setitem(TARGETS, "x.f", absent)
     assert not absent.runs_here
     with pytest.raises(MissingExtraError, match=r"x.f needs absent_package.*npattn\[absent_pack"):
@@ -184,7 +185,7 @@ def test_torch_math_passes_ordinary_problems_in_float64():
     f, _ = load("torch.sdpa-math")
     report = check(
         f,
-        conventions=PROFILES["torch.sdpa"],
+        conventions=PROFILES["torch.sdpa"].conventions,
         dtypes=("float64",),
         sizes={"H": (4,), "K": (2,), "B": (2,), "T": (3, 5), "S": (5, 7)},
         only=["agreement", "shape-dtype", "views", "inputs-unchanged"],

@@ -1,0 +1,33 @@
+"""JAX: jax.nn.dot_product_attention."""
+
+import numpy as np
+
+from npattn.conventions import Conventions
+from npattn.profiles.profile import Profile
+
+__all__ = ["NN"]
+
+# jax/_src/nn/functions.py of 0.10.2: _apply_masks puts _get_large_negative at hidden scores, so
+# that a query that sees nothing gives the mean. Masks align the first query with the first key.
+NN = Profile(
+    name="jax.nn",
+    version="0.10",
+    about="jax.nn.dot_product_attention",
+    conventions=Conventions(
+        causal="top_left", hidden_fill=float(np.float32(-0.7) * np.finfo(np.float32).max)
+    ),
+    signature={
+        "bias": "bias",
+        "mask": "mask",
+        "scale": "scale",
+        "is_causal": "causal",
+        "local_window_size": "window",
+        "return_residual": "return_lse",
+    },
+    layout="BTHD",
+    refuses=(
+        "E ≠ D: value must have the shape of key",
+        "a window that is open on one side: local_window_size has two numbers",
+        "a mask or bias of rank 2: it must be 4D",
+    ),
+)
