@@ -1,0 +1,1 @@
+"""Diagnosis of failures: their causes, when they pass, and conventions found by probing."""

@@ -1,0 +1,172 @@
+"""Contrasts: what separates the problems on which a mutant fails from those on which it passes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from npattn.api import attention
+from npattn.conventions import Conventions
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis import verdicts
+from npattn.testing.diagnosis.contrasts import contrast
+from npattn.testing.report.outcome import Outcome, add_reproducer
+from npattn.testing.rules import PROPERTIES
+from tests.testing.rules.relations import trial_of
+
+
+def right(q, k, v, mask=None, *, causal=False, scale=None):
+    causal = "bottom_right" if causal else False
+    return attention(q, k, v, mask, causal=causal, scale=scale).astype(q.dtype)
+
+
+def padded_tail(q, k, v, mask=None, *, causal=False, scale=None):
+    """Tiles of 16 keys, the last padded with keys of zeros that nobody hides."""
+    short = [(0, 0)] * (k.ndim - 2) + [(0, -k.shape[-2] % 16), (0, 0)]
+    return right(q, np.pad(k, short), np.pad(v, short))
+
+
+def tiled_heads(q, k, v, mask=None, *, causal=False, scale=None):
+    heads = np.arange(q.shape[-3]) % max(k.shape[-3], 1)
+    return right(q, k[..., heads, :, :], v[..., heads, :, :], mask, causal=causal, scale=scale)
+
+
+def falsy_scale(q, k, v, mask=None, *, causal=False, scale=None):
+    return right(q, k, v, mask, causal=causal, scale=scale or None)
+
+
+def absolute_scale(q, k, v, mask=None, *, causal=False, scale=None):
+    return right(q, k, v, mask, causal=causal, scale=None if scale is None else abs(scale))
+
+
+def mask_lost_when_causal(q, k, v, mask=None, *, causal=False, scale=None):
+    return right(q, k, v, None if causal else mask, causal=causal, scale=scale)
+
+
+def other_corner(q, k, v, mask=None, *, causal=False, scale=None):
+    causal = "top_left" if causal else False
+    return attention(q, k, v, mask, causal=causal, scale=scale).astype(q.dtype)
+
+
+def late_queries(q, k, v, mask=None, *, causal=False, scale=None):
+    o = right(q, k, v, mask, causal=causal, scale=scale)
+    o[..., 128:, :] *= np.float32(0.5)
+    return o
+
+
+def odd_key(q, k, v, mask=None, *, causal=False, scale=None):
+    k = np.array(k)
+    k[..., k.shape[-2] // 2 * 2 :, :] = 0
+    return right(q, k, v, mask, causal=causal, scale=scale)
+
+
+def vector_tail(q, k, v, mask=None, *, causal=False, scale=None):
+    own = q.shape[-1] ** -0.5 if scale is None else scale
+    n = q.shape[-1] // 8 * 8
+    return right(q[..., :n], k[..., :n], v, mask, causal=causal, scale=own)
+
+
+def no_scale(q, k, v, mask=None, *, causal=False, scale=None):
+    return right(q, k, v, mask, causal=causal, scale=1.0 if scale is None else scale)
+
+
+def by_chance(q, k, v, mask=None, *, causal=False, scale=None):
+    o = right(q, k, v, mask, causal=causal, scale=scale)
+    return o * np.float32(2 if str(abs(q.flat[0]))[-1] in "02468" else 1)
+
+
+def failed(f, recipe, rule="agreement-o", **kwargs):
+    """Return a trial of `f` and the outcome that a failing recipe gives."""
+    trial = trial_of(f=Implementation(f, framework="numpy"), **kwargs)
+    trial.gradients = frozenset()
+    with pytest.raises(Exception) as caught:
+        PROPERTIES[rule].check(trial, recipe)
+    outcome = Outcome(rule, "1", "", "float32", "failed")
+    return trial, add_reproducer(outcome, trial, trial.problem(recipe), recipe, caught.value)
+
+
+CASES = [
+    (padded_tail, {}, "fails only where S is no multiple of 16"),
+    (tiled_heads, {"H": 6, "K": 3}, "fails only with 1 < K < H"),
+    (falsy_scale, {"scale": 0.0}, "fails only at scale = 0"),
+    (absolute_scale, {"scale": -0.75}, "fails only at scale < 0"),
+    (mask_lost_when_causal, {"mask": "matrix", "causal": True},
+     "fails only with mask and causal together"),
+    (other_corner, {"causal": True, "mask": "matrix"}, "fails only with causal where T ≠ S"),
+    (late_queries, {"T": 131}, "fails only where T > 128"),
+    (odd_key, {}, "fails only where S is odd"),
+    (vector_tail, {}, "fails only where D is no multiple of 8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mutant", "fields", "text"), CASES, ids=lambda x: getattr(x, "__name__", "")
+)
+def test_contrast(mutant, fields, text):
+    trial, outcome = failed(mutant, Recipe(S=7, D=5, **fields))
+    assert contrast(trial, outcome) == text
+
+
+@pytest.mark.parametrize("mutant", [no_scale, by_chance])
+def test_nothing_tells(mutant):
+    """Neither a failure everywhere nor one by chance has a contrast."""
+    recipes = (Recipe(S=7, seed=n) for n in range(9))
+    trial = trial_of(f=Implementation(mutant, framework="numpy"))
+    trial.gradients = frozenset()
+    assert contrast(*failed(mutant, next(filter(trial.fails_unaltered, recipes)))) == ""
+
+
+def test_passing_and_not_applicable_outcomes_have_none():
+    trial, outcome = failed(odd_key, Recipe(S=7))
+    assert contrast(trial, replace(outcome, status="passed")) == ""
+    assert contrast(trial, replace(outcome, sampled=None)) == ""
+
+
+def test_right_implementation_has_none():
+    """The rule no longer fails, so that nothing can be said of when it does."""
+    _, outcome = failed(odd_key, Recipe(S=7))
+    trial = trial_of(f=Implementation(right, framework="numpy"))
+    assert contrast(trial, outcome) == ""
+
+
+def test_sizes_stay_in_the_space():
+    """Only sizes that the implementation takes are tried, and nothing is said of others."""
+    sizes = {"S": (3, 4, 5, 7, 8, 10, 11), "D": (16,), "T": (2,), "E": (16,)}
+    seen = set()
+
+    def f(q, k, v, mask=None, *, causal=False, scale=None):
+        seen.add((q.shape[-1], k.shape[-2]))
+        return odd_key(q, k, v, mask, causal=causal, scale=scale)
+
+    trial, outcome = failed(f, Recipe(S=7, D=16, E=16), sizes=sizes)
+    assert contrast(trial, outcome) == "fails only where S is odd"
+    assert {D for D, _ in seen} == {16}
+    assert {S for _, S in seen} <= set(sizes["S"])
+
+
+def test_calls_are_bounded(monkeypatch):
+    monkeypatch.setattr(verdicts, "CALLS", 10)
+    trial, outcome = failed(odd_key, Recipe(S=7))
+    assert contrast(trial, outcome) == ""
+
+
+def test_exception_has_a_contrast():
+    """A call that raises fails as one, and not as a wrong result."""
+
+    def f(q, k, v, mask=None, *, causal=False, scale=None):
+        if causal and mask is not None:
+            raise IndexError("tile")
+        return right(q, k, v, mask, causal=causal, scale=scale)
+
+    trial, outcome = failed(f, Recipe(S=7, mask="matrix", causal=True))
+    text = contrast(trial, replace(outcome, status="error"))
+    assert outcome.kind == "raised"
+    assert text == "fails only with mask and causal together"
+
+
+def test_conventions_of_the_trial_hold():
+    trial, outcome = failed(
+        right, Recipe(S=7, causal=True), conventions=Conventions(causal="top_left")
+    )
+    assert contrast(trial, outcome) == "fails only with causal where T ≠ S"
