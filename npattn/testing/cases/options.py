@@ -13,7 +13,7 @@ import numpy as np
 from npattn.arrays import Array, finfo
 from npattn.testing.cases.distributions import Structure
 
-__all__ = ["BIASES", "MASKS", "SCORE_MODS"]
+__all__ = ["BIASES", "MASKS", "OFFSETS", "SCORE_MODS"]
 
 SampleArray = Callable[[np.random.Generator, Structure], Array]
 
@@ -186,6 +186,15 @@ BIASES: dict[str, SampleArray] = {
     "least rows": _low_rows(-np.finfo(float).max),
 }
 """Biases, by name."""
+OFFSETS = (
+    "-1e4 padding",
+    "large negative padding",
+    "least padding",
+    "-1e4 rows",
+    "-1e9 rows",
+    "least rows",
+)
+"""Biases so large that scores lose digits, and the tolerance is wide."""
 
 
 def _distance_mod(s: Any, b: Any, h: Any, t: Any, s_index: Any) -> Any:

@@ -16,6 +16,7 @@ from npattn.testing.rules import (
     identities,
     memory,
     permutations,
+    sizes,
     softmax,
     split_merge,
     subproblems,
@@ -27,6 +28,7 @@ __all__ = ["PROPERTIES", "Property", "rule"]
 # Importing a module registers its rules. Reports list them in this order.
 MODULES = (
     agreement,
+    sizes,
     softmax,
     hidden,
     permutations,

@@ -15,21 +15,13 @@ from npattn.api import evaluate
 from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
 from npattn.testing.bounds.allowed import bounds
+from npattn.testing.cases.options import OFFSETS
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
 from npattn.testing.rules.register import rule
 from npattn.testing.rules.requirements import hidden_keys_matter, needs
 from npattn.testing.rules.terms import head_of
 from npattn.testing.trial import Trial, Violation
-
-OFFSETS = (
-    "-1e4 padding",
-    "large negative padding",
-    "least padding",
-    "-1e4 rows",
-    "-1e9 rows",
-    "least rows",
-)
 
 
 def _forbid_beyond_hull(trial: Trial) -> frozenset[str]:

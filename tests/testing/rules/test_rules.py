@@ -28,6 +28,7 @@ KILLS = {
     "agreement-dv": "dk-of-first-head",
     "agreement-dbias": "dbias-zero",
     "agreement-dsinks": "dsinks-zero",
+    "model-sizes": "scale-twice",
     "rows-sum-to-one": "mask-after-softmax",
     "empty-row": "empty-row-mean",
     "hidden-finite": "softcap-after-mask",
@@ -79,7 +80,8 @@ KILLS = {
 
 ORDER = """
 shape-dtype agreement-o agreement-lse agreement-weights agreement-dq agreement-dk agreement-dv
-agreement-dbias agreement-dsinks rows-sum-to-one empty-row hidden-finite hidden-nan-k hidden-nan-v
+agreement-dbias agreement-dsinks model-sizes rows-sum-to-one empty-row hidden-finite hidden-nan-k
+hidden-nan-v
 hidden-nan-kv late-keys nan-value nan-query nan-query-alone permute-keys permute-queries
 permute-heads permute-batch batch-alone shared-heads padded-keys causal-prefix split-merge
 window-infinite causal-as-mask window-as-mask mask-as-bias scale-of-query bias-shift one-key

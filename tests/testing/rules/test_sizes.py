@@ -1,0 +1,155 @@
+"""A kernel that is wrong for one size that models have fails; sizes of its own are respected."""
+
+import numpy as np
+import pytest
+
+from npattn.mistakes import Attention
+from npattn.testing import check
+from npattn.testing.cases.model_sizes import SHAPES, model_recipes
+from npattn.testing.cases.space import STRUCTURE, Space
+from npattn.testing.rules import PROPERTIES
+from npattn.testing.targets.numpy import flash, flash_backward
+from npattn.testing.trial import Violation
+from tests.testing.rules.relations import trial_of
+
+MODEL_SIZES = PROPERTIES["model-sizes"]
+
+
+class WrongFor(Attention):
+    """o is off by 2⁻¹⁰ for the inputs that a condition names."""
+
+    def __init__(self, condition):
+        self.condition = condition
+
+    def results(self, c):
+        o, lse, p = super().results(c)
+        return o * (1 + 2.0**-10 * bool(self.condition(c))), lse, p
+
+
+class LateKeysLost(Attention):
+    """Keys beyond the first 4096 are not read."""
+
+    def visible(self, c):
+        return super().visible(c) & (np.arange(c.k.shape[-2]) < 4096)
+
+
+class DkWrongAt(Attention):
+    """dk lacks its last column at D = 80."""
+
+    def dk(self, dx, c, seen):
+        dk = super().dk(dx, c, seen)
+        if c.k.shape[-1] == 80:
+            dk[..., -1] = 0
+        return dk
+
+
+def group(c):
+    return c.q.shape[-3] // c.k.shape[-3] if c.q.ndim > 2 else 1
+
+
+WRONG = {
+    "D = 96": (WrongFor(lambda c: c.q.shape[-1] == 96), {"D": 96}),
+    "E = 512": (WrongFor(lambda c: c.v.shape[-1] == 512), {"E": 512}),
+    "G = 8": (WrongFor(lambda c: group(c) == 8), {"H": 16}),
+    "G = 16": (WrongFor(lambda c: group(c) == 16), {"H": 32, "K": 2}),
+    "H = 32": (WrongFor(lambda c: c.q.ndim > 2 and c.q.shape[-3] == 32), {"H": 32}),
+    "B = 9": (WrongFor(lambda c: c.q.ndim > 3 and c.q.shape[0] == 9), {"lead": (9,)}),
+    "S > 4096": (LateKeysLost(), {"S": 8192}),
+    "dk at D = 80": (DkWrongAt(), {"D": 80}),
+}
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("name", WRONG)
+def test_kernel_wrong_for_one_size_fails(name, seed):
+    attention, sizes = WRONG[name]
+    trial = trial_of(attention)
+    recipes = MODEL_SIZES.recipes(trial, seed, 100)
+    wrong = [r for r in recipes if sizes.items() <= vars(r).items()]
+    right = [r for r in recipes if r not in wrong and r.T * r.S < 1000]
+    assert wrong
+    for recipe in wrong:
+        with pytest.raises(Violation):
+            MODEL_SIZES.check(trial, recipe)
+    MODEL_SIZES.check(trial, right[0])
+
+
+def test_flash_passes_every_shape():
+    report = check(flash, backward=flash_backward, only=["model-sizes"], seed=1)
+    (outcome,) = report.outcomes
+    assert (outcome.status, outcome.examples) == ("passed", len(SHAPES))
+    assert 0 < outcome.worst < 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_shape_is_there_with_options_of_the_seed(seed):
+    recipes = model_recipes(Space(), seed, 100)
+    for shape in SHAPES:
+        letters = [{"B": (r.lead or (1,))[0], **vars(r)} for r in recipes]
+        assert any(shape.items() <= sizes.items() for sizes in letters), shape
+    assert recipes == model_recipes(Space(), seed, 100)
+    assert [r.seed for r in recipes] != [r.seed for r in model_recipes(Space(), seed + 1, 100)]
+    assert max(len(r.lead) * r.H * r.T * r.S * r.D for r in recipes) < 2**25
+
+
+def test_number_of_shapes_follows_examples():
+    for examples, count in ((1, 1), (20, 4), (50, 10), (400, len(SHAPES))):
+        assert len(model_recipes(Space(), 0, examples)) == count
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        ({"D": (64, 96), "E": (96,), "T": (16, 32)}, 5),  # D, three of heads, B
+        ({"H": (8,), "K": (4,)}, 17),
+        ({"H": (32,)}, 16),  # not three lengths, for they have too many scores,
+        ({"B": (1,), "S": (2100,), "D": (576,), "E": (512,)}, 5),
+    ],
+)
+def test_restricted_sizes_are_kept(sizes, count):
+    recipes = model_recipes(Space(sizes=sizes), 0, 100)
+    assert len(recipes) == count
+    for recipe in recipes:
+        own = {"B": recipe.lead[0], **vars(recipe)}
+        assert all(own[letter] in legal for letter, legal in sizes.items()), recipe
+
+
+def test_sizes_of_0_are_left_out():
+    assert model_recipes(Space(sizes={"T": (0,)}), 0, 100) == []
+    assert {r.T for r in model_recipes(Space(sizes={"T": (0, 4)}), 0, 100)} == {4}
+
+
+@pytest.mark.parametrize("name", ["T != S", "T > S", "E != D", "K < H", "rank 4", "broadcast"])
+def test_refused_structure_is_not_asked(name):
+    recipes = model_recipes(Space(structure=frozenset(STRUCTURE) - {name}), 0, 100)
+    wrong = {
+        "T != S": [r for r in recipes if r.T != r.S],
+        "T > S": [r for r in recipes if r.T > r.S],
+        "E != D": [r for r in recipes if r.E != r.D],
+        "K < H": [r for r in recipes if r.K != r.H],
+        "rank 4": [r for r in recipes if r.lead is not None and len(r.lead) == 1],
+        "broadcast": [r for r in recipes if r.broadcast],
+    }
+    assert recipes
+    assert wrong[name] == []
+
+
+def test_rank_2_alone_has_one_head():
+    recipes = model_recipes(Space(structure=frozenset({"rank 2", "T != S", "T > S"})), 0, 100)
+    assert {(r.lead, r.H, r.K) for r in recipes} == {(None, 1, 1)}
+    assert {r.D for r in recipes} >= {24, 96, 256}
+
+
+def test_options_that_the_space_lacks_are_not_drawn():
+    recipes = model_recipes(Space(features=frozenset({"causal"})), 0, 100)
+    assert {r.causal for r in recipes} == {True, False}
+    assert all(r.mask is r.bias is r.window is r.scale is None for r in recipes)
+
+
+def test_skipped_recipes_are_drawn_again():
+    def masked(recipe):
+        return recipe.mask is not None
+
+    skipped = model_recipes(Space(), 0, 100, masked)
+    assert len(skipped) == len(SHAPES)
+    assert not any(masked(r) for r in skipped)
