@@ -94,6 +94,43 @@ def _single_key(rng: np.random.Generator, recipe: Structure) -> Array:
     return np.asarray(np.arange(recipe.S) == one)
 
 
+# --- masks that look like another option, or like none ---
+
+
+def _rank(rng: np.random.Generator, recipe: Structure) -> tuple[int, ...]:
+    """Return the shape of a mask that is the same for all samples and heads, or that differs."""
+    return _tail(recipe, 2 if rng.integers(2) else 5)
+
+
+def _causal_corners(rng: np.random.Generator, recipe: Structure) -> Array:
+    """The four corners of a causal mask, without its triangle."""
+    mask = rng.random(_rank(rng, recipe)) < 0.7
+    at, keys = _positions(recipe)
+    if mask.size:
+        corners = np.ix_([0, -1], [0, -1])
+        mask[(..., *corners)] = (keys <= at)[corners]
+    return mask
+
+
+def _causal_counts(rng: np.random.Generator, recipe: Structure) -> Array:
+    """As many visible keys in each row as in a causal mask, but other keys."""
+    at, keys = _positions(recipe)
+    shift = rng.integers(0, max(recipe.S, 1), (recipe.T, 1))
+    return np.asarray((keys + shift) % max(recipe.S, 1) <= at)
+
+
+def _all_visible(rng: np.random.Generator, recipe: Structure) -> Array:
+    return np.ones(_rank(rng, recipe), bool)
+
+
+def _one_hidden_pair(rng: np.random.Generator, recipe: Structure) -> Array:
+    """A single pair of a query and a key is hidden."""
+    mask = np.ones(_rank(rng, recipe), bool)
+    if mask.size:
+        mask.flat[rng.integers(mask.size)] = False
+    return mask
+
+
 MASKS: dict[str, SampleArray] = {
     "matrix": _random(2),
     "full": _random(5),
@@ -107,6 +144,10 @@ MASKS: dict[str, SampleArray] = {
     "documents": _documents,
     "checkerboard": _checkerboard,
     "single key": _single_key,
+    "causal corners": _causal_corners,
+    "causal counts": _causal_counts,
+    "all visible": _all_visible,
+    "one hidden pair": _one_hidden_pair,
 }
 """Boolean masks, by name (True = may attend)."""
 

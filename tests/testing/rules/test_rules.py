@@ -41,6 +41,7 @@ KILLS = {
     "views": "views-misread",
     "repeatable": "result-changes",
     "nan-value": "blind-nan-spreads-over-columns",
+    "look-alike-masks": "mask-inverted",
     "permute-keys": "dbias-last-writer-wins",
     "permute-queries": "dbias-last-writer-wins",
     "permute-heads": "heads-tiled",
@@ -79,15 +80,15 @@ KILLS = {
 }
 
 ORDER = """
-shape-dtype agreement-o agreement-lse agreement-weights agreement-dq agreement-dk agreement-dv
+ shape-dtype agreement-o agreement-lse agreement-weights agreement-dq agreement-dk agreement-dv
 agreement-dbias agreement-dsinks model-sizes rows-sum-to-one empty-row hidden-finite hidden-nan-k
-hidden-nan-v
-hidden-nan-kv late-keys nan-value nan-query nan-query-alone permute-keys permute-queries
-permute-heads permute-batch batch-alone shared-heads padded-keys causal-prefix split-merge
-window-infinite causal-as-mask window-as-mask mask-as-bias scale-of-query bias-shift one-key
-convex-hull value-linear sink-key equal-scores dbias-rows unseen-keys key-gradient-sum value-euler
-query-key-euler cotangent-linear lse-gradient directional offset-bias saturated large-products
-inputs-unchanged views repeatable after-other-strides after-other-dtype aggregate
+hidden-nan-v hidden-nan-kv late-keys nan-value nan-query nan-query-alone look-alike-masks
+permute-keys permute-queries permute-heads permute-batch batch-alone shared-heads padded-keys
+causal-prefix split-merge window-infinite causal-as-mask window-as-mask mask-as-bias
+scale-of-query bias-shift one-key convex-hull value-linear sink-key equal-scores dbias-rows
+unseen-keys key-gradient-sum value-euler query-key-euler cotangent-linear lse-gradient directional
+offset-bias saturated large-products inputs-unchanged views repeatable after-other-strides
+after-other-dtype aggregate
 """
 
 
