@@ -107,8 +107,9 @@ def _causal_corners(rng: np.random.Generator, recipe: Structure) -> Array:
     mask = rng.random(_rank(rng, recipe)) < 0.7
     at, keys = _positions(recipe)
     if mask.size:
-        corners = np.ix_([0, -1], [0, -1])
-        mask[(..., *corners)] = (keys <= at)[corners]
+        ends = np.array([0, -1])
+        rows, columns = ends[:, None], ends
+        mask[..., rows, columns] = (keys <= at)[rows, columns]
     return mask
 
 
