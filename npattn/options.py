@@ -19,11 +19,14 @@ from npattn.errors import UnknownOptionError
 
 __all__ = [
     "ALIGNMENTS",
-    "ELSEWHERE",
     "ENGINES",
     "FEATURES",
+    "FOREIGN",
+    "MEANINGS",
     "OPTIONS",
+    "RESULTS",
     "Alignment",
+    "ForeignName",
     "Option",
     "ScoreMod",
     "Window",
@@ -139,34 +142,117 @@ OPTIONS: dict[str, Option] = {
 FEATURES = tuple(OPTIONS)
 """Their names: what an implementation under test may have."""
 
-_MASK_OR_BIAS = "pass a boolean array as mask= (True = may attend), a float array as bias="
-_SCALE = "pass it as scale="
-_SOFTCAP = "pass it as softcap="
+RESULTS = ("return_lse", "return_weights")
+"""Flags that make an implementation return more than o."""
 
-ELSEWHERE = {
-    "alibi_slopes": "pass bias=npattn.biases.alibi(slopes)",
-    "alignment": 'pass causal="bottom_right" or causal="top_left", or conventions=',
+MEANINGS: dict[str, tuple[str, ...]] = {
+    **{name: (name,) for name in (*OPTIONS, *RESULTS)},
+    "mask or bias": ("mask", "bias"),
+    "key padding": ("mask",),
+    "window or −1": ("window",),
+    "window of numbers": ("window",),
+    "return_lse as (B, T, H)": ("return_lse",),
+    "need_weights": ("return_weights",),
+    "shared heads": (),
+    "no dropout": (),
+    "packed": (),
+}
+"""Meanings of a parameter → the options or results that it carries.
+
+An option's own name means its plain form. Of the others,
+
+"mask or bias"
+    takes a boolean array as the mask, a float one as the bias, and −inf where both hide a key.
+"key padding"
+    is boolean, of shape (B, S); True hides the key from every query.
+"window or −1"
+    has −1 for an unlimited side; "window of numbers" has a number there, as large as need be.
+"return_lse as (B, T, H)"
+    returns lse with its last two axes swapped.
+"need_weights"
+    returns the pair (o, weights), or (o, None) if it is False.
+"shared heads"
+    must be True where K < H.
+"no dropout"
+    is the rate of a dropout with a generator of its own: it stays 0.
+"packed"
+    holds the bounds of packed sequences, which cannot be judged.
+"""
+
+
+@dataclass(frozen=True)
+class ForeignName:
+    """A parameter as other libraries name it.
+
+    Parameters
+    ----------
+    hint : str
+        How npattn spells it, for errors.
+    meaning : str, optional
+        One of `MEANINGS`; without one, a parameter of this name keeps its default.
+    causal : {"bottom_right", "top_left"}, optional
+        Alignment that the systems with this name have in common.
+    """
+
+    hint: str
+    meaning: str = ""
+    causal: Alignment | None = None
+
+
+_MASK_OR_BIAS = ForeignName(
+    "pass a boolean array as mask= (True = may attend), a float array as bias=", "mask or bias"
+)
+_SCALE = ForeignName("pass it as scale=", "scale")
+_SOFTCAP = ForeignName("pass it as softcap=", "softcap")
+_LSE = ForeignName("call npattn.forward, whose result has .lse", "return_lse")
+_PACKED = ForeignName("packed sequences are not supported: pad them, and pass mask=", "packed")
+
+FOREIGN = {
+    "alibi_slopes": ForeignName("pass bias=npattn.biases.alibi(slopes)"),
+    "alignment": ForeignName('pass causal="bottom_right" or causal="top_left", or conventions='),
     "attention_mask": _MASK_OR_BIAS,
-    "attn_bias": "pass it as bias=",
+    "attn_bias": ForeignName("pass it as bias=", "bias"),
+    "attn_logits_soft_cap": _SOFTCAP,
     "attn_mask": _MASK_OR_BIAS,
-    "block_mask": "pass mask=npattn.masks.custom(mask_mod)",
-    "dropout_p": "nothing here is random: pass dropout_mask= (True = keep) and dropout_rate=",
-    "enable_gqa": "leave it out: k and v with fewer heads than q are shared without a flag",
-    "is_causal": 'pass causal=True; where T != S, PyTorch means causal="top_left"',
-    "key_padding_mask": "its True hides: pass mask=~key_padding_mask[:, None, None, :]",
-    "local_window_size": "pass window=(left, right); None is unlimited",
+    "block_mask": ForeignName("pass mask=npattn.masks.custom(mask_mod)"),
+    "cu_seqlens": _PACKED,
+    "cu_seqlens_k": _PACKED,
+    "cu_seqlens_kv": _PACKED,
+    "cu_seqlens_q": _PACKED,
+    "dropout_p": ForeignName(
+        "nothing here is random: pass dropout_mask= (True = keep) and dropout_rate=", "no dropout"
+    ),
+    "enable_gqa": ForeignName(
+        "leave it out: k and v with fewer heads than q are shared without a flag", "shared heads"
+    ),
+    "is_causal": ForeignName(
+        'pass causal=True; where T != S, PyTorch means causal="top_left"', "causal", "top_left"
+    ),
+    "key_padding_mask": ForeignName(
+        "its True hides: pass mask=~key_padding_mask[:, None, None, :]", "key padding"
+    ),
+    "local_window_size": ForeignName(
+        "pass window=(left, right); None is unlimited", "window of numbers"
+    ),
     "logit_cap": _SOFTCAP,
     "logits_soft_cap": _SOFTCAP,
-    "need_weights": "call npattn.forward, whose result has .weights",
-    "return_lse": "call npattn.forward, whose result has .lse",
-    "return_weights": "call npattn.forward, whose result has .weights",
-    "s_aux": "pass it as sinks=",
+    "need_weights": ForeignName("call npattn.forward, whose result has .weights", "need_weights"),
+    "return_attn_probs": _LSE,
+    "return_lse": ForeignName("call npattn.forward, whose result has .lse"),
+    "return_residual": ForeignName(_LSE.hint, "return_lse as (B, T, H)"),
+    "return_softmax_lse": _LSE,
+    "return_weights": ForeignName("call npattn.forward, whose result has .weights"),
+    "s_aux": ForeignName("pass it as sinks=", "sinks"),
+    "scale_factor": _SCALE,
+    "scaling": _SCALE,
     "sm_scale": _SCALE,
     "soft_cap": _SOFTCAP,
     "softmax_scale": _SCALE,
-    "window_size": "pass window=; −1 becomes None: window_size=(-1, 0) is window=(None, 0)",
+    "window_size": ForeignName(
+        "pass window=; −1 becomes None: window_size=(-1, 0) is window=(None, 0)", "window or −1"
+    ),
 }
-"""Names of options in other libraries → how npattn spells them."""
+"""Parameters as other libraries name them → how npattn spells them, and what they mean."""
 
 
 def reject_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -194,7 +280,8 @@ def reject_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
 def unknown_option(function: str, name: str, options: Sequence[str]) -> UnknownOptionError:
     """Return the error that answers an unknown option with the one that was meant."""
     near = get_close_matches(name, options, 1)
-    answer = ELSEWHERE.get(name) or (f"did you mean {near[0]}?" if near else "")
+    foreign = FOREIGN.get(name)
+    answer = foreign.hint if foreign else f"did you mean {near[0]}?" if near else ""
     return UnknownOptionError(
         f"{function} has no option {name}{answer and ': '}{answer} [options: {', '.join(options)}]"
     )

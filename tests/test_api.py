@@ -10,7 +10,7 @@ import pytest
 import npattn
 from npattn import Conventions, api, dense
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.options import ELSEWHERE, FEATURES, OPTIONS
+from npattn.options import FEATURES, FOREIGN, OPTIONS
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
 
@@ -425,7 +425,7 @@ def test_an_unknown_option_is_answered_with_those_that_exist():
 
 
 def test_no_answer_names_an_option_that_exists():
-    assert not set(ELSEWHERE) & set(inspect.signature(npattn.attention).parameters)
+    assert not set(FOREIGN) & set(inspect.signature(npattn.attention).parameters)
 
 
 def test_forward_has_the_signature_of_attention():

@@ -4,10 +4,10 @@ from npattn.profiles.flash_attn import FLASH_ATTN
 from npattn.profiles.jax import NN
 from npattn.profiles.onnx import ATTENTION, ATTENTION_1_22
 from npattn.profiles.own import NPATTN
-from npattn.profiles.profile import MEANINGS, Profile
+from npattn.profiles.profile import Profile
 from npattn.profiles.torch import SDPA
 
-__all__ = ["MEANINGS", "PROFILES", "Profile"]
+__all__ = ["PROFILES", "Profile"]
 
 PROFILES = {
     profile.name: profile for profile in (NPATTN, SDPA, NN, ATTENTION, ATTENTION_1_22, FLASH_ATTN)

@@ -19,7 +19,7 @@ FLASH_ATTN = Profile(
     signature={
         "softmax_scale": "scale",
         "causal": "causal",
-        "window_size": "window",
+        "window_size": "window or −1",
         "softcap": "softcap",
         "return_attn_probs": "return_lse",
     },

@@ -21,13 +21,12 @@ NN = Profile(
         "mask": "mask",
         "scale": "scale",
         "is_causal": "causal",
-        "local_window_size": "window",
-        "return_residual": "return_lse",
+        "local_window_size": "window of numbers",
+        "return_residual": "return_lse as (B, T, H)",
     },
     layout="BTHD",
     refuses=(
         "E ≠ D: value must have the shape of key",
-        "a window that is open on one side: local_window_size has two numbers",
         "a mask or bias of rank 2: it must be 4D",
     ),
 )

@@ -8,22 +8,9 @@ from typing import Literal
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.options import FEATURES
+from npattn.options import MEANINGS
 
-__all__ = ["MEANINGS", "Profile"]
-
-MEANINGS = (*FEATURES, "mask or bias", "key padding", "shared heads", "return_lse")
-"""Meanings of a parameter: an option of `npattn.attention`, or one of
-
-"mask or bias"
-    A boolean array is a mask, a float one a bias.
-"key padding"
-    Boolean (B, S); True hides the key from every query.
-"shared heads"
-    A flag that must be True where K < H.
-"return_lse"
-    A flag that makes it return (o, lse), or (o, lse, ...).
-"""
+__all__ = ["Profile"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +27,8 @@ class Profile:
         What it is, in a line.
     conventions : Conventions
     signature : mapping
-        Names of its parameters → what they mean here, one of `MEANINGS`. The others keep their
-        default.
+        Names of its parameters → what they mean here, one of
+        `npattn.options.MEANINGS`. The others keep their default.
     layout : {"BHTD", "BTHD"}
         Axes of its q, k, v and o.
     refuses : tuple of str
@@ -53,7 +40,7 @@ class Profile:
     Raises
     ------
     OptionError
-        If the signature has a meaning that is none of `MEANINGS`.
+        If the signature has a meaning that is none of `npattn.options.MEANINGS`.
     """
 
     name: str

@@ -137,10 +137,11 @@ def check(
     progress = progress or (lambda *_: None)
     sweeps = _choose_sweeps(implementation, sweep, only)
     space = Space(features=implementation.features, sizes=dict(sizes or {}))
+    conventions = implementation.conventions if conventions is None else conventions
     judges = []
     for dtype in dtypes:
         model, own = _model(rounding, dtype), replace(space, dtype=dtype)
-        trial = Trial(implementation, conventions or Conventions(), model, own)
+        trial = Trial(implementation, conventions, model, own)
         judges.append(Judge(trial, examples, seed, progress, shrink))
     rounds = _ask(judges, rules, robust, processes, implementation)
     untested = [*_missing(implementation)]
@@ -158,6 +159,7 @@ def check(
         "examples": examples,
         **({"sweep": sweep} if sweeps else {}),
         "features": ", ".join(sorted(implementation.features)) or "none",
+        **({"reads": ", ".join(implementation.reads)} if implementation.reads else {}),
         "rounding": rounding.name if isinstance(rounding, Rounding) else rounding or "undeclared",
         "conventions": _describe(conventions),
         **({"behaves as": behaves} if behaves else {}),
@@ -271,7 +273,8 @@ def _choose_sweeps(
 
 def _missing(implementation: Implementation) -> list[str]:
     """Describe options and results that npattn does not know, or the implementation lacks."""
-    lines = [f"{name}: unknown to the judge, keeps its default" for name in implementation.untested]
+    unknown = "unknown to the judge, keeps its default"
+    lines = [n if ": " in n else f"{n}: {unknown}" for n in implementation.untested]
     absent = [n for n in FEATURES if n not in implementation.features]
     if absent:
         lines.append(f"options it does not have: {', '.join(absent)}")
@@ -284,11 +287,9 @@ def _missing(implementation: Implementation) -> list[str]:
     return lines
 
 
-def _describe(conventions: Conventions | None) -> str:
+def _describe(conventions: Conventions) -> str:
     default = Conventions()
     changed = {
-        name: value
-        for name, value in vars(conventions or default).items()
-        if value != getattr(default, name)
+        name: value for name, value in vars(conventions).items() if value != getattr(default, name)
     }
     return ", ".join(f"{n}={v!r}" for n, v in changed.items()) or "default"

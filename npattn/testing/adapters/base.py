@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ __all__ = [
     "ImplementationError",
     "ResultError",
     "Results",
+    "catch_foreign",
     "format_exception_line",
 ]
 
@@ -91,6 +92,9 @@ class Framework(Protocol):
     def take(self, value: Any) -> Array:
         """Return a result as a NumPy array, in the dtype delivered."""
 
+    def hide(self, bias: Any, mask: Any) -> Any:
+        """Return the bias with −inf where the mask is False, differentiable in the bias."""
+
     def gradients(
         self,
         call: Callable[..., dict[str, Any]],
@@ -99,6 +103,17 @@ class Framework(Protocol):
         names: Iterable[str],
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the results of ``call(**inputs)`` and the gradients of the inputs named."""
+
+
+@contextmanager
+def catch_foreign(prefix: str) -> Iterator[None]:
+    """Turn whatever foreign code raises, exits included, into an `ImplementationError`."""
+    try:
+        yield
+    except ImplementationError:
+        raise
+    except (Exception, SystemExit) as err:
+        raise ImplementationError(f"{prefix} {format_exception_line(err)}") from err
 
 
 def format_exception_line(err: BaseException) -> str:

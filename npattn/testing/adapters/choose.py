@@ -13,7 +13,7 @@ import numpy as np
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import Framework, format_exception_line
 from npattn.testing.adapters.numpy import NumPy
-from npattn.testing.adapters.signature import parameters
+from npattn.testing.adapters.parameters import parameters
 
 __all__ = ["FRAMEWORKS", "choose_framework"]
 

@@ -8,33 +8,34 @@ tested on. Options arrive in their plain form: `mask` a boolean array, `bias` a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.errors import NpattnError, OptionError
-from npattn.options import OPTIONS
+from npattn.conventions import Conventions
+from npattn.errors import OptionError
+from npattn.options import OPTIONS, RESULTS
 from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.arguments import Sizes, form_arguments
 from npattn.testing.adapters.base import (
     Framework,
     ImplementationError,
     ResultError,
     Results,
-    format_exception_line,
+    catch_foreign,
 )
 from npattn.testing.adapters.choose import choose_framework
-from npattn.testing.adapters.load import load_callable
+from npattn.testing.adapters.load import Spec, by_spec, load_callable
 from npattn.testing.adapters.numpy import NumPy
-from npattn.testing.adapters.signature import RETURNS, parameters, qualified_name, read_signature
+from npattn.testing.adapters.parameters import parameters, qualified_name
+from npattn.testing.adapters.results import INPUTS, name_gradients, name_results
+from npattn.testing.adapters.signature import Signature, read_backward, read_signature
 from npattn.testing.adapters.views import lay_out
 
 __all__ = ["Framework", "Implementation", "ImplementationError", "NumPy", "ResultError"]
 
-INPUTS = ("q", "k", "v", "bias", "sinks")
-"""Inputs that have a gradient."""
 ARRAYS = ("q", "k", "v", *(o.name for o in OPTIONS.values() if o.kind == "array"))
 
 
@@ -50,7 +51,8 @@ class Implementation:
         these keywords, → (dq, dk, dv) or a mapping with keys among q, k, v, bias, sinks. torch and
         JAX functions need none.
     rename : mapping, optional
-        Its parameter names → npattn's: ``{"is_causal": "causal", "attn_mask": "bias"}``.
+        Its parameter names → npattn's, ``{"cap": "softcap"}``, or another of
+        `npattn.options.MEANINGS`. Names in `npattn.options.FOREIGN` are understood without it.
     features : iterable of str, optional
         Its options, if the signature cannot be read or names too many.
     framework : {"auto", "numpy", "torch", "jax"}
@@ -68,6 +70,10 @@ class Implementation:
         The options that it is tested on.
     untested : tuple of str
         Parameters that keep their default.
+    reads : tuple of str
+        How parameters with names of their own are understood: ``"attn_mask as mask and bias"``.
+    conventions : Conventions
+        Those that its names imply.
 
     Raises
     ------
@@ -96,29 +102,32 @@ class Implementation:
         self.spec, self.backward_spec = spec, backward_spec
         self.forward_only = False  # until a probe finds that it gives no gradient
         self.name = name or spec or qualified_name(f)
-        self.rename = {ours: theirs for theirs, ours in (rename or {}).items()}
-        signature = read_signature(f, self.name, rename or {}, features)
-        self.features, self.returns = signature.features, signature.returns
-        self.untested = signature.untested
-        self.backward_takes = parameters(backward)
+        self.rename = dict(rename or {})
+        self.signature = read_signature(f, self.name, self.rename, features)
+        self.features, self.returns = self.signature.features, self.signature.returns
+        self.untested, self.reads = self.signature.untested, self.signature.reads
+        self.conventions = (
+            Conventions(causal="top_left") if self.signature.top_left else Conventions()
+        )
+        self.backward_takes = frozenset(parameters(backward))
+        self.backward_signature = read_backward(backward, self.signature)
         self.framework = choose_framework(f, self.name, framework)
         self.device: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Replace functions by a spec that finds them: processes may not import them by name."""
-        left_out = ("f", "backward", "backward_takes", "framework")
+        left_out = ("f", "backward", "framework")
         state = {name: value for name, value in vars(self).items() if name not in left_out}
         state["framework"] = self.framework.name
-        state["f"] = _by_spec(self.f, self.spec)
-        state["backward"] = _by_spec(self.backward, self.backward_spec)
+        state["f"] = by_spec(self.f, self.spec)
+        state["backward"] = by_spec(self.backward, self.backward_spec)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name in ("f", "backward"):
-            if isinstance(state[name], _Spec):
+            if isinstance(state[name], Spec):
                 state[name] = load_callable(state[name].spec)
         self.__dict__.update(state)
-        self.backward_takes = parameters(self.backward)
         self.framework = choose_framework(self.f, self.name, state["framework"], self.device)
 
     @property
@@ -243,9 +252,10 @@ class Implementation:
             more = self._call(inputs, options, ("return_lse",)) if self.returns_lse else {}
         else:
             given = {n: self._to_layout(x) if n == "o" else x for n, x in cotangents.items()}
+            given |= {"lse": self._swap_lse(given["lse"])} if "lse" in given else {}
             results, grads = self._differentiate(inputs, options, given, True, lambda: None)
             more = {n: x for n, x in results.items() if n in ("o", "lse")} | grads
-        with _catch("raised"):
+        with catch_foreign("raised"):
             self.framework.finish()
         return [(n, self._from_layout(n, x)) for n, x in [*pairs, *more.items()]]
 
@@ -261,7 +271,8 @@ class Implementation:
         swap = self._swaps("q", problem)
         given = {"o": self.framework.give(lay_out(cotangents.dout, view, swap))}
         if cotangents.dlse is not None and self.returns_lse:
-            given["lse"] = self.framework.give(np.array(cotangents.dlse))
+            dlse = np.ascontiguousarray(self._swap_lse(np.array(cotangents.dlse)))
+            given["lse"] = self.framework.give(dlse)
         if cotangents.dweights is not None and self.returns_weights:
             given["weights"] = self.framework.give(np.array(cotangents.dweights))
         return given
@@ -282,13 +293,13 @@ class Implementation:
     def _autograd(
         self, inputs: dict[str, Any], options: dict[str, Any], given: dict[str, Any], bias: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        returns = tuple(n for n in RETURNS if n.removeprefix("return_") in given)
+        returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
         names = [n for n in INPUTS if n in inputs and (bias or n != "bias")]
 
         def call(**arrays: Any) -> dict[str, Any]:
             return self._call({**inputs, **arrays}, options, returns)
 
-        with _catch("its gradient raised"):
+        with catch_foreign("its gradient raised"):
             results, grads = self.framework.gradients(call, inputs, given, names)
         return results, {f"d{name}": grad for name, grad in grads.items()}
 
@@ -305,16 +316,11 @@ class Implementation:
         extra = {"out": results["o"], "lse": results.get("lse")}
         extra |= {"dlse": given.get("lse"), "dweights": given.get("weights")}
         kwargs = {n: x for n, x in extra.items() if n in self.backward_takes}
-        kwargs |= self._kwargs(inputs, options)
-        with _catch("backward raised"), np.errstate(all="ignore"):
+        kwargs |= self._kwargs(self.backward_signature, inputs, options)
+        with catch_foreign("backward raised"), np.errstate(all="ignore"):
             grads = self.backward(given["o"], inputs["q"], inputs["k"], inputs["v"], **kwargs)
         if isinstance(grads, Mapping):
-            unknown = [str(n) for n in grads if n not in INPUTS]
-            if unknown:
-                raise ResultError(
-                    f"backward returned {', '.join(unknown)}, must be among {', '.join(INPUTS)}"
-                )
-            return results, {f"d{name}": grad for name, grad in grads.items() if grad is not None}
+            return results, name_gradients(self.backward_signature, grads, inputs)
         if not isinstance(grads, (tuple, list)) or len(grads) != 3:
             raise ResultError("backward must return (dq, dk, dv) or a mapping")
         return results, dict(zip(("dq", "dk", "dv"), grads, strict=True))
@@ -322,34 +328,39 @@ class Implementation:
     def _call(
         self, inputs: dict[str, Any], options: dict[str, Any], returns: tuple[str, ...]
     ) -> dict[str, Any]:
-        kwargs = self._kwargs(inputs, options | dict.fromkeys(returns, True))
-        with _catch("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
+        kwargs = self._kwargs(self.signature, inputs, options | dict.fromkeys(returns, True))
+        with catch_foreign("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
             value = self.f(inputs["q"], inputs["k"], inputs["v"], **kwargs)
-        names = ["o", *(n.removeprefix("return_") for n in RETURNS if n in returns)]
-        if len(names) == 1:
-            return {"o": value}
-        if not isinstance(value, (tuple, list)) or len(value) != len(names):
-            got = f"{len(value)} results" if isinstance(value, (tuple, list)) else "one result"
-            flags = ", ".join(f"{self.rename.get(n, n)}=True" for n in returns)
-            raise ResultError(f"returned {got} for {flags}, must return ({', '.join(names)})")
-        return dict(zip(names, value, strict=True))
+        return name_results(self.signature, value, returns)
 
-    def _kwargs(self, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-        """Return everything but q, k, v, by the implementation's own names."""
-        kwargs = {n: x for n, x in {**inputs, **options}.items() if n not in "qkv"}
-        return {self.rename.get(n, n): x for n, x in kwargs.items()}
+    def _kwargs(
+        self, signature: Signature, inputs: dict[str, Any], options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return everything but q, k, v, by the names and in the forms of a signature."""
+        values = {n: x for n, x in {**inputs, **options}.items() if n not in "qkv"}
+        unasked = [n for n in values if n in OPTIONS and n not in self.features]
+        assert not unasked, f"{self.name} has no {', '.join(unasked)}: the judge must not pass it"
+        sizes = Sizes.of(inputs, self.layout)
+        return form_arguments(signature, values, sizes, self.framework)
 
     def _read(self, pairs: Iterable[tuple[str, Any]]) -> Results:
         arrays = []
         for name, value in pairs:
-            with _catch(f"{name} could not be read:"):
+            with catch_foreign(f"{name} could not be read:"):
                 arrays.append((name, self._from_layout(name, self.framework.take(value))))
         return Results(tuple(arrays))
 
     def _from_layout(self, name: str, array: Any) -> Any:
         """Return a result in npattn's layout."""
+        if name == "lse":
+            return self._swap_lse(array)
         swaps = self.layout == "BTHD" and name in ("o", "dq", "dk", "dv")
         return array.swapaxes(-2, -3) if swaps and array.ndim == 4 else array
+
+    def _swap_lse(self, lse: Any) -> Any:
+        """Return lse, or its cotangent, from or to the layout of the implementation."""
+        swaps = "return_lse as (B, T, H)" in self.signature.meanings.values()
+        return lse.swapaxes(-1, -2) if swaps and lse.ndim == 3 else lse
 
     def _to_layout(self, array: Any) -> Any:
         """Return a tensor in the implementation's layout."""
@@ -358,30 +369,3 @@ class Implementation:
 
     def _swaps(self, name: str, problem: Problem) -> bool:
         return self.layout == "BTHD" and name in "qkv" and problem.q.ndim == 4
-
-
-class _Spec(NamedTuple):
-    """Spec of a function that `load_callable` finds."""
-
-    spec: str
-
-
-def _by_spec(function: Any, spec: str | None) -> Any:
-    """Return the spec if it finds just this function, else the function itself."""
-    try:
-        if spec is not None and function is not None and load_callable(spec) is function:
-            return _Spec(spec)
-    except (NpattnError, ImportError):
-        pass  # a spec that is only a name
-    return function
-
-
-@contextmanager
-def _catch(prefix: str) -> Iterator[None]:
-    """Turn whatever foreign code raises, exits included, into an `ImplementationError`."""
-    try:
-        yield
-    except ImplementationError:
-        raise
-    except (Exception, SystemExit) as err:
-        raise ImplementationError(f"{prefix} {format_exception_line(err)}") from err

@@ -68,6 +68,9 @@ class JAX:
             raise ImplementationError("the buffer of an array was donated (donate_argnums)")
         return np.array(value)
 
+    def hide(self, bias: jax.Array, mask: jax.Array) -> jax.Array:
+        return jnp.where(mask, bias, -jnp.inf)
+
     def gradients(
         self,
         call: Callable[..., dict[str, Any]],

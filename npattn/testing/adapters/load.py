@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from npattn.errors import OptionError
+from npattn.errors import NpattnError, OptionError
 
-__all__ = ["load_callable"]
+__all__ = ["Spec", "by_spec", "load_callable"]
 
 
 def load_callable(spec: str) -> Callable[..., Any]:
@@ -68,3 +68,19 @@ def _import_module(home: str) -> ModuleType:
         raise OptionError(
             f"TARGET has module {home!r}, which cannot be found [in {Path.cwd()} and sys.path]"
         ) from err
+
+
+class Spec(NamedTuple):
+    """Spec of a function that `load_callable` finds."""
+
+    spec: str
+
+
+def by_spec(function: Any, spec: str | None) -> Any:
+    """Return the spec if it finds just this function, else the function itself."""
+    try:
+        if spec is not None and function is not None and load_callable(spec) is function:
+            return Spec(spec)
+    except (NpattnError, ImportError):
+        pass  # a spec that is only a name
+    return function

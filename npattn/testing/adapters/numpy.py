@@ -46,5 +46,8 @@ class NumPy:
             raise ResultError(f"returned an array of dtype {value.dtype}, must hold numbers")
         return np.array(value)
 
+    def hide(self, bias: Array, mask: Array) -> Array:
+        return np.where(mask, bias, bias.dtype.type(-np.inf))
+
     def gradients(self, *_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ImplementationError("a NumPy function is differentiated by its backward=")

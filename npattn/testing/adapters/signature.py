@@ -1,52 +1,77 @@
-"""Read the signature of a callable: its options, and the parameters that npattn does not know."""
+"""Meaning of each parameter of a callable, by its name here or in other libraries."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from npattn.errors import OptionError
-from npattn.options import FEATURES
+from npattn.options import FEATURES, FOREIGN, MEANINGS, RESULTS
+from npattn.testing.adapters.parameters import STARRED, parameters, qualified_name
 
-__all__ = ["RETURNS", "Signature", "parameters", "qualified_name", "read_signature"]
-
-RETURNS = ("return_lse", "return_weights")
+__all__ = ["Signature", "read_backward", "read_signature"]
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Options of a callable.
+    """Parameters of a callable.
 
     Attributes
     ----------
     features : frozenset of str
         Options among `FEATURES`, by npattn's names.
     returns : tuple of str
-        Those of `RETURNS` that it has.
+        Those of `RESULTS` that it has.
     untested : tuple of str
-        Parameters that keep their default.
+        Parameters that keep their default; a colon parts the name from the reason.
+    meanings : mapping
+        Its parameter names → one of `MEANINGS`.
+    carries : mapping
+        Its parameter names → the options and results that they carry, by npattn's names.
+    required : frozenset of str
+        Those of `meanings` without a default, which are always passed.
+    top_left : bool
+        True if the name of its parameter for `causal` implies that alignment.
     """
 
     features: frozenset[str]
     returns: tuple[str, ...]
     untested: tuple[str, ...]
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    carries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    required: frozenset[str] = frozenset()
+    top_left: bool = False
+
+    @property
+    def names(self) -> dict[str, str]:
+        """npattn's names → those of the parameters that carry them."""
+        return {name: theirs for theirs, ours in self.carries.items() for name in ours}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """How parameters with names of their own are understood, a phrase each."""
+        phrases = []
+        for theirs, ours in self.carries.items():
+            meaning = self.meanings[theirs]
+            words = " and ".join(name.removeprefix("return_") for name in ours)
+            words = "K < H" if meaning == "shared heads" else words
+            note = "top_left" if ours == ("causal",) and self.top_left else NOTES.get(meaning, "")
+            if theirs != meaning and words:
+                phrases.append(f"{theirs} as {words}{note and f' ({note})'}")
+        return tuple(phrases)
 
 
-def parameters(f: Callable[..., Any] | None) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a callable; empty if `f` is None or they cannot be read."""
-    if f is None:
-        return {}
-    try:
-        return inspect.signature(f).parameters
-    except (ValueError, TypeError):
-        return {}
-
-
-def qualified_name(f: Callable[..., Any]) -> str:
-    """Return the qualified name of a callable, or of its class."""
-    return getattr(f, "__qualname__", None) or type(f).__qualname__
+NOTES = {
+    "key padding": "(B, S), True hides",
+    "need_weights": "returns a pair",
+    "return_lse as (B, T, H)": "(B, T, H)",
+    "window or −1": "−1 is unlimited",
+}
+"""What a report adds to the meaning of a parameter."""
 
 
 def read_signature(
@@ -54,6 +79,7 @@ def read_signature(
     name: str,
     rename: Mapping[str, str],
     features: Iterable[str] | None,
+    profile: Mapping[str, str] | None = None,
 ) -> Signature:
     """Read the options that a callable has.
 
@@ -63,32 +89,55 @@ def read_signature(
     name : str
         Its name in error messages.
     rename : mapping
-        Its parameter names → npattn's.
+        Its parameter names → npattn's, or one of `MEANINGS`.
     features : iterable of str, optional
         Its options, if the signature cannot be read or names too many.
+    profile : mapping, optional
+        The same as `rename` of the system that it stands in for; names that it lacks do not count.
 
     Raises
     ------
     OptionError
-        If it cannot be called with q, k, v alone, if its signature cannot be read and `features`
-        is None, or if `rename` or `features` has a name that does not exist.
+        If it cannot be called with q, k, v alone, if its signature cannot be read and both
+        `features` and `profile` are None, or if `rename` or `features` has a name that does not
+        exist.
     """
     named = parameters(f)
+    features = None if features is None else tuple(features)
     _check_names(f, named, rename, features)
-    if not named and features is None:
+    if not named and features is None and profile is None:
         raise OptionError(
-            f"{name} has no readable signature, must be given with features= "
-            "(the options it has; () for none)"
+            f"{name} has no readable signature: say which options it has with features= "
+            "(() for none), or which system it stands in for with like="
         )
-    has, untested = _options(name, named, rename) if named else (set(), [])
+    known: Mapping[str, str] = {**(profile or {}), **rename}
+    rest = _optional(name, named, known) if named else {}
+    meanings = _meanings(named, rest, known)
+    carries = _carry(meanings, rest, known, features)
+    untested = _list_untested(rest, meanings, carries)
+    has = {ours for names in carries.values() for ours in names}
     if features is not None:
-        untested = [n for n in untested if n != _STARS] + sorted(has - set(features))
         has = set(features)
-    returns = tuple(n for n in RETURNS if n in has)
-    return Signature(frozenset(has) & frozenset(FEATURES), returns, tuple(untested))
+    elif any(p.kind in STARRED for p in named.values()):
+        untested.append(_STARS)
+    if "dropout_rate" in has and "dropout_mask" not in has:
+        has.remove("dropout_rate")
+        untested.append(f"dropout_rate: {_OWN_DROPOUT}")
+    causal = {ours: theirs for theirs, names in carries.items() for ours in names}.get("causal", "")
+    return Signature(
+        frozenset(has) & frozenset(FEATURES),
+        tuple(n for n in RESULTS if n in has),
+        tuple(untested),
+        {theirs: meaning for theirs, meaning in meanings.items() if theirs in carries},
+        carries,
+        frozenset(n for n in carries if n in rest and _must_pass(rest[n], meanings[n])),
+        causal not in known and causal in FOREIGN and FOREIGN[causal].causal == "top_left",
+    )
 
 
-_STARS = "*args or **kwargs (say which options there are: features=)"
+_STARS = "*args or **kwargs: say which options there are with features="
+_OWN_DROPOUT = "its dropout has a generator of its own, and stays at rate 0"
+_NOT_JUDGED = "packed sequences cannot be judged yet"
 
 
 def _check_names(
@@ -105,32 +154,147 @@ def _check_names(
             f"rename has {', '.join(absent)}, must be parameters of {qualified_name(f)} "
             f"({', '.join(named)}): rename={{theirs: ours}}"
         )
-    known = (*FEATURES, *RETURNS)
-    for ours in (*rename.values(), *(features or ())):
-        if ours not in known:
-            raise OptionError(f"{ours} is not a feature, must be one of {', '.join(known)}")
+    legal = {"rename": tuple(MEANINGS), "features": (*FEATURES, *RESULTS)}
+    given = {"rename": rename.values(), "features": features or ()}
+    for argument, names in given.items():
+        for ours in names:
+            if ours not in legal[argument]:
+                near = get_close_matches(ours, legal[argument], 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise OptionError(
+                    f"{ours} is not a feature, must be one of {', '.join(legal[argument])}{hint}"
+                )
 
 
-def _options(
-    name: str, named: Mapping[str, inspect.Parameter], rename: Mapping[str, str]
-) -> tuple[set[str], list[str]]:
-    """Return npattn's names of the options, and the parameters that npattn does not know."""
-    kinds = {p.kind for p in named.values()}
+def _optional(
+    name: str, named: Mapping[str, inspect.Parameter], known: Mapping[str, str]
+) -> dict[str, inspect.Parameter]:
+    """Return the parameters beside q, k, v, after checking that all needed ones are known."""
     positional = [
         n for n, p in named.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    if len(positional) < 3 and inspect.Parameter.VAR_POSITIONAL not in kinds:
+    starred = any(p.kind is p.VAR_POSITIONAL for p in named.values())
+    if len(positional) < 3 and not starred:
         raise OptionError(
             f"{name} has {len(positional)} positional parameters, must have three: q, k, v"
         )
-    stars = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    rest = [n for n, p in named.items() if n not in positional[:3] and p.kind not in stars]
-    known = {n: rename.get(n, n) for n in rest if rename.get(n, n) in (*FEATURES, *RETURNS)}
-    unknown = [n for n in rest if n not in known]
-    needed = [n for n in unknown if named[n].default is inspect.Parameter.empty]
-    if needed:
+    rest = {n: p for n, p in named.items() if n not in positional[:3] and p.kind not in STARRED}
+    needed = [n for n, p in rest.items() if p.default is p.empty]
+    packed = [n for n in needed if _meaning(n, known) == "packed"]
+    if packed:
         raise OptionError(
-            f"{name} needs {', '.join(needed)}, which the judge does not know: give it a "
-            "default, wrap it, or say what it is with Implementation(f, rename={theirs: ours})"
+            f"{name} needs {', '.join(packed)}: {_NOT_JUDGED}; wrap it in a function of q, k, v "
+            "of shape (B, H, T, D)"
         )
-    return set(known.values()), unknown + ([_STARS] if kinds & stars else [])
+    unknown = [n for n in needed if not _meaning(n, known)]
+    if unknown:
+        raise OptionError(
+            f"{name} needs {', '.join(unknown)}, which the judge does not know: give it a "
+            "default, wrap it, or say what it is with rename={theirs: ours}"
+        )
+    return rest
+
+
+def _meaning(theirs: str, known: Mapping[str, str]) -> str:
+    """Return the meaning of a parameter: as told, or by its name here or elsewhere."""
+    if theirs in known:
+        return known[theirs]
+    if theirs in MEANINGS:
+        return theirs
+    return FOREIGN[theirs].meaning if theirs in FOREIGN else ""
+
+
+def _meanings(
+    named: Mapping[str, inspect.Parameter],
+    rest: Mapping[str, inspect.Parameter],
+    known: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the meanings of all parameters that have one; ``**kwargs`` takes those told."""
+    pairs = {theirs: _meaning(theirs, known) for theirs in rest}
+    if not named or any(p.kind is p.VAR_KEYWORD for p in named.values()):
+        pairs |= {theirs: known[theirs] for theirs in known if theirs not in rest}
+    return {theirs: meaning for theirs, meaning in pairs.items() if meaning}
+
+
+def _carry(
+    meanings: Mapping[str, str],
+    rest: Mapping[str, inspect.Parameter],
+    known: Mapping[str, str],
+    features: tuple[str, ...] | None,
+) -> dict[str, tuple[str, ...]]:
+    """Give each option to one parameter: one that was told, one of its own name, or the first."""
+
+    def rank(theirs: str) -> int:
+        return 0 if theirs in known else 1 if theirs in MEANINGS else 2
+
+    taken: set[str] = set()
+    carries: dict[str, tuple[str, ...]] = {}
+    for theirs in sorted(meanings, key=rank):
+        wanted = _by_annotation(MEANINGS[meanings[theirs]], rest.get(theirs))
+        ours = tuple(n for n in wanted if n not in taken and (features is None or n in features))
+        if ours or not wanted:
+            carries[theirs] = ours
+        taken |= set(ours)
+    return {theirs: carries[theirs] for theirs in meanings if theirs in carries}
+
+
+def _must_pass(parameter: inspect.Parameter, meaning: str) -> bool:
+    """Return True for a parameter without a default, and for a rate of dropout that is not 0."""
+    empty = parameter.default is parameter.empty
+    return empty or (meaning == "no dropout" and parameter.default not in (0, None))
+
+
+def _by_annotation(
+    options: tuple[str, ...], parameter: inspect.Parameter | None
+) -> tuple[str, ...]:
+    """Return the kind of mask that an annotation names, boolean or float; both if it names none."""
+    if options != ("mask", "bias") or parameter is None:
+        return options
+    text = "" if parameter.annotation is parameter.empty else str(parameter.annotation).lower()
+    boolean, real = ("bool" in text), bool(re.search(r"\bfloat", text))
+    return options if boolean == real else options[:1] if boolean else options[1:]
+
+
+def _list_untested(
+    rest: Mapping[str, inspect.Parameter],
+    meanings: Mapping[str, str],
+    carries: Mapping[str, tuple[str, ...]],
+) -> list[str]:
+    """Return the parameters that keep their default, with reasons where they are known."""
+    lines = []
+    for theirs in rest:
+        meaning = meanings.get(theirs, "")
+        if not meaning:
+            lines.append(theirs)
+        elif meaning == "no dropout":
+            lines.append(f"{theirs}: {_OWN_DROPOUT}")
+        elif meaning == "packed":
+            lines.append(f"{theirs}: {_NOT_JUDGED}")
+        elif theirs not in carries:
+            lines.append(theirs)
+    return lines
+
+
+def read_backward(backward: Callable[..., Any] | None, forward: Signature) -> Signature:
+    """Read the names that a backward has for the options of its forward.
+
+    Options that it names nowhere are passed as to the forward.
+    """
+    known = forward.meanings
+    named = dict([*parameters(backward).items()][4:])  # without dout, q, k, v
+    meanings = {n: _meaning(n, known) for n, p in named.items() if p.kind not in STARRED}
+    meanings = {theirs: meaning for theirs, meaning in meanings.items() if meaning}
+    carries = _carry(meanings, named, known, tuple(forward.features))
+    carried = {ours for names in carries.values() for ours in names}
+    for theirs, names in forward.carries.items():
+        rest = tuple(n for n in names if n in forward.features and n not in carried)
+        if rest and theirs not in carries:
+            carries[theirs], meanings[theirs] = rest, forward.meanings[theirs]
+    return Signature(
+        forward.features,
+        (),
+        (),
+        {theirs: meanings[theirs] for theirs in carries},
+        carries,
+        frozenset(n for n in carries if n in named and _must_pass(named[n], meanings[n])),
+    )

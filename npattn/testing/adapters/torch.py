@@ -85,6 +85,9 @@ class Torch:
             return np.array(value.contiguous().view(bits).numpy().view(dtype))
         return np.array(value.numpy())
 
+    def hide(self, bias: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask, bias, -torch.inf)
+
     def gradients(
         self,
         call: Callable[..., dict[str, Any]],

@@ -247,7 +247,7 @@ def _implementation(f: Implementation) -> str:
     if f.backward is not None:
         kwargs.append("backward=f_backward")
     if f.rename:
-        kwargs.append(f"rename={ {theirs: ours for ours, theirs in f.rename.items()}!r}")
+        kwargs.append(f"rename={f.rename!r}")
     kwargs.append(f"features={sorted(f.features | set(f.returns))!r}")
     kwargs.append(f"framework={f.framework.name!r}")
     if f.layout != "BHTD":

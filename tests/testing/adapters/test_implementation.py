@@ -115,7 +115,9 @@ def test_a_callable_without_a_readable_signature_needs_features():
             self.got = options
             return zeros_for(q, v)
 
-    with pytest.raises(OptionError, match="no readable signature, must be given with features="):
+    with pytest.raises(
+        OptionError, match="no readable signature: say which options it has with features="
+    ):
         Implementation(Opaque())
     f = Opaque()
     read = Implementation(f, features=["mask", "scale"], framework="numpy")
@@ -166,7 +168,17 @@ def test_options_at_their_default_are_not_passed():
         kwargs.append(set(options))
         return zeros_for(q, v)
 
-    every = ("mask", "causal", "window", "bias", "scale", "softcap", "sinks", "dropout_rate")
+    every = (
+        "mask",
+        "causal",
+        "window",
+        "bias",
+        "scale",
+        "softcap",
+        "sinks",
+        "dropout_mask",
+        "dropout_rate",
+    )
     read = Implementation(f, features=every)
     kwargs.clear()
     read.forward(problem())

@@ -1,0 +1,142 @@
+"""Arguments of a call, by the names of the implementation and in the forms that it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from npattn.options import OPTIONS
+from npattn.testing.adapters.base import Framework, ImplementationError
+from npattn.testing.adapters.signature import Signature
+
+__all__ = ["Sizes", "form_arguments"]
+
+
+class Sizes(NamedTuple):
+    """Sizes of a call, which some forms depend on."""
+
+    H: int
+    K: int
+    T: int
+    S: int
+    D: int
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any], layout: str) -> Sizes:
+        """Read the sizes of q and k, laid out as the implementation takes them."""
+        q, k = tuple(inputs["q"].shape), tuple(inputs["k"].shape)
+        if layout == "BTHD" and len(q) == len(k) == 4:
+            q, k = ((x[0], x[2], x[1], x[3]) for x in (q, k))
+        heads = [x[-3] if len(x) > 2 else 1 for x in (q, k)]
+        return cls(heads[0], heads[1], q[-2], k[-2], q[-1])
+
+
+class _Call(NamedTuple):
+    """Values of one call, by npattn's names, and what is needed to give them another form."""
+
+    values: Mapping[str, Any]
+    sizes: Sizes
+    framework: Framework
+
+
+def form_arguments(
+    signature: Signature,
+    values: Mapping[str, Any],
+    sizes: Sizes,
+    framework: Framework,
+) -> dict[str, Any]:
+    """Return the keywords of a call.
+
+    Parameters
+    ----------
+    signature : Signature
+    values : mapping
+        Options, results asked for and other keywords by npattn's names; those at their default are
+        left out.
+    sizes : Sizes
+    framework : Framework
+
+    Raises
+    ------
+    ImplementationError
+        If a parameter cannot hold the value: a mask per query as key padding, for instance.
+    """
+    call = _Call(values, sizes, framework)
+    kwargs: dict[str, Any] = {}
+    for theirs, meaning in signature.meanings.items():
+        value = FORMS.get(meaning, _plain)(call, signature.carries[theirs])
+        if value is None and theirs in signature.required:
+            kwargs[theirs] = _default(call, meaning)
+        elif value is not None:
+            kwargs[theirs] = value
+    named = signature.names
+    return kwargs | {ours: value for ours, value in values.items() if ours not in named}
+
+
+def _plain(call: _Call, ours: tuple[str, ...]) -> Any:
+    return next((call.values[n] for n in ours if n in call.values), None)
+
+
+def _default(call: _Call, meaning: str) -> Any:
+    """Return the value that leaves the result unchanged, for a parameter without a default."""
+    if meaning == "scale":
+        return 1 / math.sqrt(call.sizes.D) if call.sizes.D else 1.0
+    if meaning in OPTIONS:
+        return OPTIONS[meaning].default
+    return NEUTRAL.get(meaning, False)
+
+
+NEUTRAL = {"mask or bias": None, "key padding": None, "no dropout": 0.0, "window or −1": (-1, -1)}
+"""Values that leave the result unchanged, by meanings that no option has."""
+
+
+def _mask_or_bias(call: _Call, ours: tuple[str, ...]) -> Any:
+    """Return the boolean mask, the float bias, or the bias with −inf where the mask hides."""
+    if not {"mask", "bias"} <= set(ours) & set(call.values):
+        return _plain(call, ours)
+    bias = call.values["bias"]
+    if "float8" in str(bias.dtype):
+        raise _inexpressible(f"a mask beside a bias: {bias.dtype} cannot hold −inf")
+    return call.framework.hide(bias, call.values["mask"])
+
+
+def _key_padding(call: _Call, ours: tuple[str, ...]) -> Any:
+    """Return the keys that a mask of shape (B, 1, 1, S) hides, as (B, S)."""
+    mask = _plain(call, ours)
+    if mask is None:
+        return None
+    if mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[2] != 1:
+        raise _inexpressible(f"a mask of shape {tuple(mask.shape)}: it takes key padding alone")
+    return ~mask[:, 0, 0, :]
+
+
+def _window_or_minus_one(call: _Call, ours: tuple[str, ...]) -> Any:
+    window = _plain(call, ours)
+    return window if window is None else tuple(-1 if n is None else n for n in window)
+
+
+def _window_of_numbers(call: _Call, ours: tuple[str, ...]) -> Any:
+    """Return a window whose unlimited sides reach beyond every key."""
+    window = _plain(call, ours)
+    beyond = call.sizes.T + call.sizes.S
+    return window if window is None else tuple(beyond if n is None else n for n in window)
+
+
+FORMS: dict[str, Callable[[_Call, tuple[str, ...]], Any]] = {
+    "mask or bias": _mask_or_bias,
+    "key padding": _key_padding,
+    "window or −1": _window_or_minus_one,
+    "window of numbers": _window_of_numbers,
+    "need_weights": lambda call, ours: "return_weights" in call.values,
+    "shared heads": lambda call, ours: True if call.sizes.K < call.sizes.H else None,
+    "no dropout": lambda call, ours: None,
+    "packed": lambda call, ours: None,
+}
+"""Value of a parameter by its meaning; None is not passed. The others are passed as they are."""
+
+
+def _inexpressible(what: str) -> ImplementationError:
+    error = ImplementationError(f"has no parameter for {what}")
+    error.__cause__ = NotImplementedError(what)
+    return error

@@ -1,0 +1,75 @@
+"""Results and gradients of a call, by npattn's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from npattn.options import RESULTS
+from npattn.testing.adapters.base import ResultError
+from npattn.testing.adapters.signature import Signature
+
+__all__ = ["INPUTS", "name_gradients", "name_results"]
+
+INPUTS = ("q", "k", "v", "bias", "sinks")
+"""Inputs that have a gradient."""
+
+
+def name_results(signature: Signature, value: Any, returns: tuple[str, ...]) -> dict[str, Any]:
+    """Return what a call returned, by npattn's names.
+
+    Raises
+    ------
+    ResultError
+        If it returned fewer results than were asked for; or more, under npattn's own flags.
+    """
+    names = ["o", *(n.removeprefix("return_") for n in RESULTS if n in returns)]
+    several = isinstance(value, (tuple, list))
+    if len(names) == 1:
+        pair = several and len(value) == 2 and "need_weights" in signature.meanings.values()
+        return {"o": value[0] if pair else value}
+    theirs = [signature.names.get(n, n) for n in returns]
+    more = not set(theirs) <= set(RESULTS)  # other systems return more beside it
+    if not several or len(value) < len(names) or (len(value) > len(names) and not more):
+        got = f"{len(value)} results" if several else "one result"
+        flags = ", ".join(f"{n}=True" for n in theirs)
+        raise ResultError(f"returned {got} for {flags}, must return ({', '.join(names)})")
+    return dict(zip(names, value, strict=False))
+
+
+def name_gradients(
+    signature: Signature, grads: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return gradients by npattn's names; that of a parameter for mask and bias is dbias.
+
+    Raises
+    ------
+    ResultError
+        If one is of no input that has a gradient.
+    """
+    carries = signature.carries.items()
+    ours = {theirs: [n for n in names if n in INPUTS] for theirs, names in carries}
+    named = {}
+    for theirs, gradient in grads.items():
+        name = next(iter(ours.get(theirs, ())), theirs)
+        if name not in INPUTS:
+            raise ResultError(f"backward returned {theirs}, must be among {', '.join(INPUTS)}")
+        if gradient is not None and name == "bias" and "mask" in inputs:
+            gradient = _fold_to_shape(gradient, tuple(inputs["bias"].shape))
+        if gradient is not None:
+            named[f"d{name}"] = gradient
+    return named
+
+
+def _fold_to_shape(gradient: Any, shape: tuple[int, ...]) -> Any:
+    """Sum a gradient over the axes that its input broadcast along."""
+    wide = {"dtype": np.float64} if isinstance(gradient, np.ndarray) else {}
+    folded = gradient
+    while folded.ndim > len(shape):
+        folded = folded.sum(0, **wide)
+    for axis, size in enumerate(shape):
+        if size == 1 and folded.shape[axis] != 1:
+            folded = folded.sum(axis, keepdims=True, **wide)
+    return folded.astype(gradient.dtype) if wide else folded

@@ -1,0 +1,360 @@
+"""Parameters as other libraries name them: read, said, and passed in their own form."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import npattn
+from npattn.errors import OptionError
+from npattn.options import FOREIGN, MEANINGS
+from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe
+from npattn.testing.targets.numpy import flash, flash_backward
+
+B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
+SIZES = {"lead": (B,), "H": H, "K": K, "T": T, "S": S, "D": D, "E": E}
+
+
+def problem(**options):
+    return Recipe(**(SIZES | options)).problem()
+
+
+def zeros_for(q, v):
+    return np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+
+
+def test_every_foreign_meaning_exists():
+    assert {foreign.meaning for foreign in FOREIGN.values()} - {""} <= set(MEANINGS)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["softmax_scale", "sm_scale", "scale_factor", "scaling"])
+def test_scale_has_many_names(name):
+    scope = {}
+    exec(f"def f(q, k, v, *, {name}=None): scales.append({name}); return q", scope)
+    scope["scales"] = []
+    read = Implementation(scope["f"], framework="numpy")
+    assert read.features == {"scale"}
+    assert read.reads == (f"{name} as scale",)
+    read.forward(problem(scale=-0.75))
+    assert scope["scales"] == [-0.75]
+
+
+@pytest.mark.parametrize("name", ["logits_soft_cap", "logit_cap", "soft_cap"])
+def test_softcap_has_many_names(name):
+    scope = {}
+    exec(f"def f(q, k, v, *, {name}=None): return q", scope)
+    assert Implementation(scope["f"], framework="numpy").features == {"softcap"}
+
+
+def test_own_name_wins_over_foreign_one():
+    def f(q, k, v, softmax_scale=None, scale=None):
+        return zeros_for(q, v)
+
+    read = Implementation(f, framework="numpy")
+    assert read.signature.names["scale"] == "scale"
+    assert read.untested == ("softmax_scale",)
+
+
+def test_is_causal_implies_top_left():
+    def foreign(q, k, v, is_causal=False):
+        return zeros_for(q, v)
+
+    def own(q, k, v, causal=False):
+        return zeros_for(q, v)
+
+    read = Implementation(foreign, framework="numpy")
+    assert read.reads == ("is_causal as causal (top_left)",)
+    assert read.conventions.causal == "top_left"
+    renamed = Implementation(foreign, framework="numpy", rename={"is_causal": "causal"})
+    for plain in (renamed, Implementation(own, framework="numpy")):
+        assert plain.conventions == npattn.Conventions()
+
+
+def test_annotation_decides_kind_of_mask():
+    def boolean(q, k, v, attn_mask: "npt.NDArray[np.bool_] | None" = None):  # noqa: F821
+        return zeros_for(q, v)
+
+    def real(q, k, v, attn_mask: "Float[Array, 'B H T S'] | None" = None):  # noqa: F821, F722
+        return zeros_for(q, v)
+
+    def either(q, k, v, attn_mask=None):
+        return zeros_for(q, v)
+
+    features = [Implementation(f, framework="numpy").features for f in (boolean, real, either)]
+    assert features == [{"mask"}, {"bias"}, {"mask", "bias"}]
+
+
+def test_packed_sequences_are_refused_by_name():
+    def needs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None):
+        return q
+
+    def has(q, k, v, cu_seqlens=None):
+        return zeros_for(q, v)
+
+    with pytest.raises(OptionError, match="cu_seqlens_q, cu_seqlens_k: packed sequences cannot be"):
+        Implementation(needs)
+    (line,) = Implementation(has, framework="numpy").untested
+    assert line == "cu_seqlens: packed sequences cannot be judged yet"
+
+
+def test_dropout_of_its_own_is_never_asked():
+    rates = []
+
+    def f(q, k, v, dropout_p=0.0, *, dropout_rate=0.0, seed=0):
+        rates.append((dropout_p, dropout_rate))
+        return zeros_for(q, v)
+
+    read = Implementation(f, framework="numpy")
+    assert read.features == set()
+    assert [line.split(":")[0] for line in read.untested] == ["dropout_p", "seed", "dropout_rate"]
+    with pytest.raises(AssertionError, match="dropout_mask"):
+        read.forward(problem(dropout=0.5))
+    assert set(rates) <= {(0.0, 0.0)}
+
+
+def test_rate_of_dropout_is_kept_at_0():
+    rates = []
+
+    def f(q, k, v, dropout_p=0.1):
+        rates.append(dropout_p)
+        return zeros_for(q, v)
+
+    Implementation(f, framework="numpy").forward(problem())
+    assert rates == [0.0]
+
+
+def test_rename_takes_meanings():
+    given = []
+
+    def f(q, k, v, masking=None, near=None):
+        given.append((masking, near))
+        return zeros_for(q, v)
+
+    rename = {"masking": "mask or bias", "near": "window or −1"}
+    read = Implementation(f, framework="numpy", rename=rename)
+    assert read.features == {"mask", "bias", "window"}
+    read.forward(problem(window=(None, 3), bias="full"))
+    assert given[-1][0].dtype == np.float32
+    assert given[-1][1] == (-1, 3)
+    with pytest.raises(OptionError, match="did you mean window"):
+        Implementation(f, framework="numpy", rename={"near": "windows"})
+
+
+class Callable:
+    """A callable object with the signature of a kernel."""
+
+    def __call__(self, q, k, v, attn_mask=None):
+        return zeros_for(q, v)
+
+
+def test_callable_objects_and_partials_are_read():
+    assert Implementation(Callable(), framework="numpy").features == {"mask", "bias"}
+    bound = functools.partial(flash, causal=True)
+    assert "window" in Implementation(bound).features
+
+
+class Module:
+    """A module as torch makes them: its ``__call__`` names nothing."""
+
+    def __call__(self, *args, **kwargs):
+        return self.forward(*args, **kwargs)
+
+    def forward(self, query, key, value, mask=None):
+        return flash(query, key, value, mask=mask)
+
+
+def test_module_is_read_by_its_forward():
+    read = Implementation(Module(), framework="numpy")
+    assert read.features == {"mask"}
+    assert read.untested == ()
+    with pytest.raises(OptionError, match=r"rename has nonsense.*\(query, key, value, mask\)"):
+        Implementation(Module(), rename={"nonsense": "mask"}, framework="numpy")
+
+
+# --- calling --------------------------------------------------------------------------------------
+
+
+class FlashAttn:
+    """flash_attn_func as its users know it: (B, T, H, D), windows with −1, results beside o."""
+
+    def __init__(self):
+        self.windows = []
+
+    def __call__(
+        self,
+        q,
+        k,
+        v,
+        dropout_p=0.0,
+        softmax_scale=None,
+        causal=False,
+        window_size=(-1, -1),
+        softcap=0.0,
+        alibi_slopes=None,
+        deterministic=False,
+        return_attn_probs=False,
+    ):
+        self.windows.append(window_size)
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+        out, lse = flash(
+            q, k, v, causal=causal, scale=softmax_scale, softcap=softcap or None,
+            window=tuple(None if n == -1 else n for n in window_size), return_lse=True,
+        )  # fmt: skip
+        out = out.swapaxes(1, 2)
+        return (out, lse, None) if return_attn_probs else out
+
+
+def test_flash_attn_is_called_in_its_own_form():
+    f = FlashAttn()
+    read = Implementation(f, framework="numpy", layout="BTHD")
+    assert read.features == {"scale", "causal", "window", "softcap"}
+    assert read.reads == (
+        "softmax_scale as scale",
+        "window_size as window (−1 is unlimited)",
+        "return_attn_probs as lse",
+    )
+    case = problem(causal=True, window=(2, None), scale=0.5, softcap=2.0)
+    results = read.forward(case)
+    assert f.windows[-1] == (2, -1)
+    exact = npattn.forward(
+        case.q, case.k, case.v, causal=case.causal, window=(2, None), scale=0.5, softcap=2.0
+    )
+    np.testing.assert_allclose(results["o"], exact.out, atol=1e-5)
+    np.testing.assert_allclose(results["lse"], exact.lse, atol=1e-5)
+
+
+def test_unlimited_side_of_numbers_reaches_beyond_every_key():
+    windows = []
+
+    def f(q, k, v, local_window_size=None):
+        windows.append(local_window_size)
+        return zeros_for(q, v)
+
+    read = Implementation(f, framework="numpy")
+    read.forward(problem())
+    read.forward(problem(window=(3, None)))
+    assert windows[-2:] == [None, (3, T + S)]
+
+
+def test_heads_are_declared_shared_only_where_they_are():
+    flags = []
+
+    def f(q, k, v, enable_gqa=False):
+        flags.append(enable_gqa)
+        return zeros_for(q, v)
+
+    read = Implementation(f, framework="numpy")
+    assert read.reads == ("enable_gqa as K < H",)
+    flags.clear()
+    read.forward(problem())
+    read.forward(problem(K=H))
+    assert flags == [True, False]
+
+
+def test_key_padding_hides_where_it_is_true():
+    given = []
+
+    def f(q, k, v, key_padding_mask=None):
+        given.append(key_padding_mask)
+        return zeros_for(q, v)
+
+    read = Implementation(f, framework="numpy")
+    case = problem()
+    mask = np.random.default_rng(0).random((B, 1, 1, S)) < 0.5
+    read.forward(case.replace(mask=mask))
+    np.testing.assert_array_equal(given[-1], ~mask[:, 0, 0])
+    with pytest.raises(ImplementationError, match="takes key padding alone"):
+        read.forward(problem(mask="full"))
+
+
+def test_parameters_without_default_are_always_passed():
+    given = []
+
+    def f(q, k, v, attention_mask, is_causal, scaling, window_size, dropout_p, need_weights):
+        given.append((attention_mask, is_causal, scaling, window_size, dropout_p, need_weights))
+        return (zeros_for(q, v), np.ones((B, H, T, S))) if need_weights else zeros_for(q, v)
+
+    Implementation(f, framework="numpy").forward(problem())
+    assert given[0] == (None, False, D**-0.5, (-1, -1), 0.0, False)
+
+
+def test_need_weights_returns_a_pair():
+    def f(q, k, v, need_weights=True):
+        out = zeros_for(q, v)
+        return out, np.ones((B, H, T, S)) if need_weights else None
+
+    results = Implementation(f, framework="numpy").forward(problem())
+    assert results["weights"].shape == (B, H, T, S)
+    assert [name for name, _ in results.pairs] == ["o", "o", "weights"]
+
+
+def test_lse_by_position_is_swapped():
+    def f(q, k, v, return_residual=False):
+        out, lse = flash(q, k, v, return_lse=True)
+        return (out, lse.swapaxes(-1, -2)) if return_residual else out
+
+    case = problem()
+    exact = npattn.forward(case.q, case.k, case.v)
+    lse = Implementation(f, framework="numpy").forward(case)["lse"]
+    np.testing.assert_allclose(lse, exact.lse, atol=1e-5)
+
+
+# --- one parameter for mask and bias --------------------------------------------------------------
+
+
+def attend(q, k, v, attn_mask=None):
+    boolean = attn_mask is not None and attn_mask.dtype == bool
+    kind = {} if attn_mask is None else {"mask" if boolean else "bias": attn_mask}
+    return flash(q, k, v, **kind)
+
+
+def attend_backward(dout, q, k, v, *, out, lse, attn_mask=None):
+    boolean = attn_mask is not None and attn_mask.dtype == bool
+    kind = {} if attn_mask is None else {"mask" if boolean else "bias": attn_mask}
+    _, lse = flash(q, k, v, return_lse=True, **kind)
+    grads = flash_backward(dout, q, k, v, out=out, lse=lse, **kind)
+    named = grads if isinstance(grads, dict) else dict(zip("qkv", grads, strict=True))
+    return {"attn_mask" if n == "bias" else n: x for n, x in named.items()}
+
+
+@pytest.mark.parametrize(
+    "options", [{"mask": "full"}, {"bias": "heads"}, {"mask": "full", "bias": "heads"}]
+)
+def test_mask_and_bias_share_a_parameter(options):
+    read = Implementation(attend, backward=attend_backward, framework="numpy")
+    case = problem(**options)
+    given = {n: getattr(case, n) for n in ("q", "k", "v", "mask", "bias")}
+    exact = npattn.forward(**given)
+    np.testing.assert_allclose(read.forward(case)["o"], exact.out, atol=1e-5)
+    dout = np.random.default_rng(1).standard_normal(exact.out.shape).astype(np.float32)
+    grads = read.gradients(case, Cotangents(dout, None))
+    wanted = npattn.backward(exact, dout)
+    np.testing.assert_allclose(grads["dk"], wanted.k, atol=1e-4)
+    if case.bias is not None:
+        assert grads["dbias"].shape == case.bias.shape
+        np.testing.assert_allclose(grads["dbias"], wanted.bias, atol=1e-4)
+
+
+def test_8_bits_cannot_hold_mask_beside_bias():
+    read = Implementation(attend, framework="numpy")
+    with pytest.raises(ImplementationError, match="cannot hold −inf"):
+        read.forward(problem(mask="full", bias="full", dtype="float8_e4m3fn"))
+
+
+def test_backward_has_names_of_its_own():
+    given = []
+
+    def forward(q, k, v, softmax_scale=None, window_size=(-1, -1)):
+        return zeros_for(q, v)
+
+    def backward(dout, q, k, v, *, scale=None, window_size=(-1, -1)):
+        given.append((scale, window_size))
+        return q, k, v
+
+    read = Implementation(forward, backward=backward, framework="numpy")
+    dout = np.zeros((B, H, T, E), np.float32)
+    read.gradients(problem(scale=0.5, window=(2, None)), Cotangents(dout, None))
+    assert given == [(0.5, (2, -1))]
