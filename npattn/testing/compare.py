@@ -16,6 +16,7 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError, ShapeError
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import tolerance
+from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess_of, largest, real
 
@@ -190,12 +191,15 @@ def compare(
     exact = _exact(problem, conventions, "weights" in results, **cotangents)
     dtype = problem.q.dtype
     tolerances = tolerance(problem, dtype, rounding, conventions=conventions, **cotangents)
+    for name, free in free_elements(problem, conventions).items():
+        if name in tolerances:
+            tolerances[name] = np.where(free, np.inf, tolerances[name])
     comparisons = []
     for name, value in results.items():
         array = _check_result(name, value, exact)
         # Gradients to which a row of NaN adds are not compared.
-        free = name[0] == "d" and conventions is not None and conventions.empty_row == "nan"
-        limit = np.where(free & np.isnan(exact[name]), np.inf, tolerances[name])
+        undefined = name[0] == "d" and conventions is not None and conventions.empty_row == "nan"
+        limit = np.where(undefined & np.isnan(exact[name]), np.inf, tolerances[name])
         comparisons.append(compare_arrays(name, array, exact[name], limit))
     return tuple(comparisons)
 

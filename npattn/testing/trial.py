@@ -20,6 +20,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.allowed import tolerance
+from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
@@ -332,6 +333,9 @@ class Trial:
             conventions=self.conventions,
             row_norms=cheap,
         )
+        for name, free in free_elements(problem, self.conventions).items():
+            if name in allowed:
+                allowed[name] = np.where(free, np.inf, allowed[name])
         if self.conventions.empty_row == "nan":
             for name in GRADIENTS:  # undefined where a NaN row adds to it, says the convention
                 if name in exact:

@@ -201,6 +201,13 @@ def _low_rows(offset: float) -> SampleArray:
     return sample
 
 
+def _empty_bias_rows(rng: np.random.Generator, recipe: Structure) -> Array:
+    """A normal bias in which every third row is −inf throughout."""
+    bias = 2 * rng.standard_normal(recipe.whole)
+    bias[..., rng.integers(0, min(max(recipe.T, 1), 3)) :: 3, :] = -np.inf
+    return bias
+
+
 def _limit(offset: float, recipe: Structure) -> float:
     """Limit a finite offset to half of the lowest number of the dtype."""
     return offset if offset == -np.inf else max(offset, float(finfo(recipe.dtype).min) / 2)
@@ -223,6 +230,7 @@ BIASES: dict[str, SampleArray] = {
     "-1e4 padding": _additive(-1e4),
     "large negative padding": _additive(-1e9),
     "least padding": _additive(-np.finfo(float).max),
+    "-inf rows": _empty_bias_rows,
     "-1e4 rows": _low_rows(-1e4),
     "-1e9 rows": _low_rows(-1e9),
     "least rows": _low_rows(-np.finfo(float).max),

@@ -18,7 +18,7 @@ from npattn.testing.rules.requirements import (
     hidden_keys_matter,
     nothing_hides,
 )
-from npattn.testing.trial import Trial, Violation
+from npattn.testing.trial import GRADIENTS, Trial, Violation
 
 
 def _hidden_keys(trial: Trial, recipe: Recipe, problem: Problem) -> tuple[Array, Array] | None:
@@ -117,6 +117,8 @@ def _hidden_nan(where: str) -> Check:
             return None
         rng = np.random.default_rng([recipe.seed, 9])
         keys, exposed = choice
+        if hidden_keys_matter(trial) is not None:
+            return _check_gradients_behind_fill(trial, recipe, where)
         # Nothing is required of a visible inf, so it is put only where it is hidden from all.
         values = [np.nan] if exposed.any() else [np.nan, np.inf, -np.inf]
         if "v" in where and _negligible(trial, problem, keys):
@@ -129,9 +131,45 @@ def _hidden_nan(where: str) -> Check:
 
     Hidden positions leave the softmax: they are not multiplied by 0, which would make NaN of
     them. A row to which the NaN is visible is non-finite, and so are its gradients; no other is.
+    Where hidden scores become a number, only the gradients of a forward without NaN are asked.
     Broken by weights of 0 times v, by additive masks, by gradients masked after the product.
     """
     return check
+
+
+def _check_gradients_behind_fill(trial: Trial, recipe: Recipe, where: str) -> float | None:
+    """Compare gradients with a NaN at keys that no query sees, if the forward is as without it.
+
+    A convention gives hidden keys a number for a score. If that leaves them no weight, and the
+    implementation's forward replaces what is there, its backward has to do so too.
+    """
+    problem = trial.problem(recipe)
+    weights = evaluate(problem, trial.conventions, engine="dense").weights
+    rows = tuple(range(weights.ndim - 1))
+    keys = np.flatnonzero(~(trial.visible(problem).any(rows) | (weights != 0).any(rows)))
+    if not keys.size:
+        return None
+    cotangents = trial.cotangents(recipe, problem)
+    exact, allowed = trial.oracle(problem, cotangents)
+    poisoned = _poison(problem, keys, where, np.array([np.nan]))
+    comparisons = [
+        compare_arrays(name, result, exact[name], allowed[name])
+        for name, result in trial.results(poisoned, cotangents).pairs
+        if name in exact and result.shape == exact[name].shape
+    ]
+    if not all(c.passed for c in comparisons if c.name not in GRADIENTS):
+        return None  # as the convention lets it be
+    gradients = [c for c in comparisons if c.name in GRADIENTS]
+    wrong = "\n".join(str(c) for c in gradients if not c.passed)
+    worst = max((c.ratio for c in gradients), default=0.0)
+    if wrong:
+        raise Violation(wrong, poisoned, cotangents, "moves", worst, before=problem)
+    return worst
+
+
+def _nothing_to_ask(trial: Trial) -> str | None:
+    """Return why hidden keys matter, if there are no gradients that they must not reach."""
+    return hidden_keys_matter(trial) if not trial.gradients else None
 
 
 for _where in ("k", "v", "kv"):
@@ -139,7 +177,7 @@ for _where in ("k", "v", "kv"):
         f"hidden-nan-{_where}",
         "10",
         level="non-finite",
-        unless=first(nothing_hides, hidden_keys_matter),
+        unless=first(nothing_hides, _nothing_to_ask),
         draw=force_hiding,
         alters=True,
     )(_hidden_nan(_where))

@@ -14,6 +14,7 @@ from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.register import rule
+from npattn.testing.rules.requirements import no_inf
 from npattn.testing.trial import Trial, Violation
 
 
@@ -52,19 +53,35 @@ def rows_sum_to_one(trial: Trial, recipe: Recipe) -> float:
 
 
 def _sample_empty(trial: Trial) -> dict[str, Any]:
+    force: dict[str, Any] = {}
     if "mask" in trial.space.features:
-        return {"force": {"mask": ("empty rows", "empty head")}, "nonempty": True}
-    return {"force": {"causal": True, "T": (5, 7, 17), "S": (3, 2, 5)}, "nonempty": True}
+        force["mask"] = ("empty rows", "empty head")
+    elif _causal_empties(trial):
+        force |= {"causal": (True,), "T": (5, 7, 17), "S": (3, 2, 5)}
+    if not _bias_empties(trial):
+        return {"force": force, "nonempty": True}
+    for name, off in {"mask": (None,), "causal": (False,)}.items():
+        if name in force:
+            force[name] += off
+    force["bias"] = ("-inf rows", None, None) if force else ("-inf rows",)
+    # A bias of −inf times a scale of 0 or less is NaN, or +inf.
+    scaled = {"scale"} if trial.conventions.bias == "before_scale" else set()
+    return {"force": force, "forbid": frozenset(scaled), "nonempty": True}
+
+
+def _causal_empties(trial: Trial) -> bool:
+    space = trial.space
+    late = trial.conventions.causal == "bottom_right" and "T > S" in space.structure
+    return "causal" in space.features and late and not set(space.sizes) & {"T", "S"}
+
+
+def _bias_empties(trial: Trial) -> bool:
+    return "bias" in trial.space.features and no_inf(trial) is None
 
 
 def _no_empty_rows(trial: Trial) -> str | None:
-    space = trial.space
-    if "mask" in space.features:
-        return None
-    late = trial.conventions.causal == "bottom_right" and "T > S" in space.structure
-    if "causal" in space.features and late and not set(space.sizes) & {"T", "S"}:
-        return None
-    return "nothing empties a row"
+    empties = "mask" in trial.space.features or _causal_empties(trial) or _bias_empties(trial)
+    return None if empties else "nothing empties a row"
 
 
 @rule("empty-row", "8, 10, 13", level="edges", unless=_no_empty_rows, draw=_sample_empty)

@@ -7,11 +7,14 @@ import pytest
 
 from npattn.mistakes import Attention, base, base_backward
 from npattn.profiles import PROFILES
+from npattn.testing import Implementation
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import POOLS
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.mutants import MUTANTS
+from tests.testing.rules.relations import trial_of
 from tests.testing.rules.test_extremes import outcome_of
 
 RULES = ("after-other-strides", "after-other-dtype")
@@ -123,3 +126,39 @@ def test_no_other_rule_samples_their_shapes(rule):
     trial = Trial(f, Conventions(), Rounding.eager(), space)
     pools = Pools(space, **PROPERTIES[rule].draw(trial))
     assert not {r.T for r in itertools.islice(pools.cases(0, 50), 50)} & set(POOLS["T"])
+
+
+# --- wrong in any order ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_marginal_errors_are_left_to_agreement(rule):
+    """Calls that agree with each other are not after-effects, wherever the tolerance ends."""
+
+    def marginal(q, k, v):
+        return flash(q, k, v) * np.float32(1 + 2.0**-18)
+
+    assert outcome_of(marginal, rule).status != "failed"
+
+
+def test_same_wrong_result_of_any_shape_is_repeatable():
+    """A row without keys gives 0, so that the first call is right and the second wrong."""
+
+    def zero(q, k, v, mask=None):
+        return np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+
+    trial = trial_of(f=Implementation(zero, framework="numpy"))
+    trial.gradients = frozenset()
+    recipes = [Recipe(lead=(2,), T=1, S=1, mask="matrix", seed=seed) for seed in range(30)]
+    assert {PROPERTIES["repeatable"].check(trial, recipe) for recipe in recipes} == {0.0}
+
+
+def test_result_of_the_first_call_with_a_shape_fails():
+    kept = {}
+
+    def stale(q, k, v):
+        return kept.setdefault((q.shape, k.shape, v.shape), flash(q, k, v))
+
+    outcome = outcome_of(stale, "repeatable")
+    assert outcome.status == "failed"
+    assert "out of tolerance" in outcome.message
