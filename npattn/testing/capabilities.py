@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from npattn.options import OPTIONS
-from npattn.problem import Problem
-from npattn.testing.adapters.base import ImplementationError, ResultError
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import ImplementationError, ResultError, Results
 from npattn.testing.cases.recipe import Recipe, repeat_for_view
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.levels import Level
-from npattn.testing.trial import Trial, Violation
+from npattn.testing.trial import GRADIENTS, Trial, Violation
 
 __all__ = ["Capabilities", "Finding", "probe"]
 
@@ -73,6 +73,7 @@ def probe(trial: Trial) -> Capabilities:
     """Try structure, then each option alone, then gradients and sizes of 0."""
     probing = _Probe(trial)
     findings = probing.run()
+    probing.trial.first_calls = tuple(probing.calls)
     return Capabilities(probing.trial, tuple(probing.refused), tuple(findings))
 
 
@@ -82,6 +83,24 @@ class _Probe:
     def __init__(self, trial: Trial) -> None:
         self.trial = replace(trial)
         self.refused: list[str] = []
+        self.calls: list[tuple[Problem, Cotangents, Results]] = []
+
+    def _call(self, recipe: Recipe, *, gradients: bool = True) -> Results:
+        """Return results of one problem, and record them if it is among the first."""
+        f = self.trial.implementation
+        problem = self.trial.problem(recipe)
+        cotangents = self.trial.cotangents(recipe, problem)
+        problem, cotangents = repeat_for_view(recipe, problem, cotangents)
+        results = f.forward(problem, recipe.view)
+        if gradients and f.has_gradients:
+            try:
+                results += f.gradients(problem, cotangents, recipe.view)
+            except ImplementationError as err:
+                err.cotangents = cotangents
+                raise
+        if recipe.view == "contiguous" and len(self.calls) < FIRST_CALLS:
+            self.calls.append((problem, cotangents, results))
+        return results
 
     def run(self) -> list[Finding]:
         findings = self._structure()
@@ -102,7 +121,7 @@ class _Probe:
                 continue
             shape = _with_rank(base, rank)
             try:
-                self.trial.implementation.forward(self.trial.problem(shape))
+                self._call(shape, gradients=False)
             except ResultError as err:
                 wrong = wrong or [self._unreadable(shape, err)]
                 first = first or str(err)
@@ -125,11 +144,11 @@ class _Probe:
 
     def _forward_only(self, base: Recipe) -> list[Finding]:
         """Mark it forward-only if even the plainest problem has no gradient."""
-        implementation, problem = self.trial.implementation, self.trial.problem(base)
+        implementation = self.trial.implementation
         if not implementation.has_gradients:
             return []
         try:
-            implementation.gradients(problem, self.trial.cotangents(base, problem))
+            self._call(base)
         except ResultError as err:
             implementation.forward_only = True
             return [self._unreadable(base, err)]
@@ -146,14 +165,8 @@ class _Probe:
     def _variations(self, base: Recipe) -> set[str]:
         accepted = set()
         for name, change in _variations(base, self.trial.space.sizes).items():
-            recipe = replace(base, **change)
-            problem = self.trial.problem(recipe)
-            cotangents = self.trial.cotangents(recipe, problem)
-            problem, cotangents = repeat_for_view(recipe, problem, cotangents)
             try:
-                self.trial.implementation.forward(problem, recipe.view)
-                if self.trial.implementation.has_gradients:
-                    self.trial.implementation.gradients(problem, cotangents, recipe.view)
+                self._call(replace(base, **change))
             except ImplementationError as err:
                 self.refused.append(f"{name}: refused ({err})")
             else:
@@ -169,14 +182,12 @@ class _Probe:
             if feature not in space.features:
                 continue
             recipe = replace(base, **_probe_of(feature))
-            problem = trial.problem(recipe)
             try:
-                trial.implementation.forward(problem)
-                if trial.implementation.has_gradients:
-                    trial.implementation.gradients(problem, trial.cotangents(recipe, problem))
+                self._call(recipe)
             except ImplementationError as err:
-                err.cotangents = trial.cotangents(recipe, problem)
                 message = f"{feature} alone: {err}"
+                problem = trial.problem(recipe)
+                err.cotangents = err.cotangents or trial.cotangents(recipe, problem)
                 findings.append(
                     Finding(f"option-{feature}", "error", message, problem, recipe, err)
                 )
@@ -193,9 +204,8 @@ class _Probe:
         base = self._base()
         bias = "matrix" if "bias" in trial.space.features else None
         recipe = replace(base, bias=bias, sinks="sinks" in trial.space.features)
-        problem = trial.problem(recipe)
         try:
-            returned = trial.implementation.gradients(problem, trial.cotangents(recipe, problem))
+            returned = {n for n in self._call(recipe) if n in GRADIENTS}
         except ImplementationError as err:
             self.refused.append(f"gradients: refused ({err})")
             return
@@ -239,6 +249,8 @@ class _Probe:
         return _with_rank(base, next(rank for rank in RANKS if rank in self.trial.space.structure))
 
 
+FIRST_CALLS = 64
+"""Calls of the probe that are recorded, and made again by a rule."""
 RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
 
 

@@ -119,6 +119,9 @@ class Trial:
         Names among `GRADIENTS` that it returns.
     skips_empty_rows : bool
         Fully masked rows are known to be wrong, and only the rule empty-row has them.
+    first_calls : tuple of (Problem, Cotangents, Results)
+        The first calls ever made, by the probe: results of the forward and, where it has
+        gradients, of those, in the order in which the calls were made.
     memo : dict
         Values computed for recipes, shared by rules that sample alike; see `fresh`.
     """
@@ -129,6 +132,7 @@ class Trial:
     space: Space
     gradients: frozenset[str] = frozenset()
     skips_empty_rows: bool = False
+    first_calls: tuple[tuple[Problem, Cotangents, Results], ...] = ()
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def fresh(self) -> Trial:

@@ -20,7 +20,8 @@ from multiprocessing.process import BaseProcess
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.testing.adapters.base import ImplementationError, format_exception_line
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import ImplementationError, Results, format_exception_line
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
@@ -177,6 +178,7 @@ class _Setting:
     space: Space
     gradients: frozenset[str]
     skips_empty_rows: bool
+    first_calls: tuple[tuple[Problem, Cotangents, Results], ...]
     forward_only: bool
     examples: int
     seed: int
@@ -192,6 +194,7 @@ class _Setting:
             trial.space,
             trial.gradients,
             trial.skips_empty_rows,
+            trial.first_calls,
             trial.implementation.forward_only,
             judge.examples,
             judge.seed,
@@ -201,6 +204,7 @@ class _Setting:
     def judge(self, implementation: Implementation) -> Judge:
         trial = Trial(implementation, self.conventions, self.rounding, self.space, self.gradients)
         trial.skips_empty_rows = self.skips_empty_rows
+        trial.first_calls = self.first_calls
         return Judge(trial, self.examples, self.seed, lambda *_: None, self.shrinks)
 
 
