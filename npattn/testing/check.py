@@ -18,7 +18,9 @@ from npattn.options import FEATURES
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
+from npattn.testing.diagnosis.causes import diagnose
 from npattn.testing.levels import REQUIRED, check_levels
+from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 from npattn.testing.rules import PROPERTIES, Property
@@ -56,6 +58,7 @@ def check(
     processes: int = 1,
     progress: Progress | None = None,
     sweep: int = 0,
+    diagnosis: bool = True,
 ) -> Report:
     """Judge whether an attention implementation is right, forward and backward.
 
@@ -104,6 +107,8 @@ def check(
     sweep : int, default 0
         For torch functions: number of problems of every length up to 4096 that are sampled,
         computed and judged on the device; a few very long ones are added.
+    diagnosis : bool, default True
+        Search for the causes of failures, for a second or two.
 
     Returns
     -------
@@ -147,12 +152,17 @@ def check(
     untested = [*_missing(implementation)]
     refused: list[str] = []
     untested.append(f"sizes above {space.largest} (others: sizes={'' if sweeps else ', sweep='})")
-    outcomes: list[Outcome] = []
+    judged: list[tuple[Trial, list[Outcome]]] = []
     for dtype, done in zip(dtypes, rounds, strict=True):
-        outcomes += done.outcomes()
+        judged.append((done.judge.trial, done.outcomes()))
         if done.judge.trial.space.structure:
-            outcomes += [done.judge.sweep(rule, sweep) for rule in sweeps]
+            judged[-1][1].extend(done.judge.sweep(rule, sweep) for rule in sweeps)
         refused += [f"{dtype}: {line}" for line in done.judge.refused]
+    outcomes = [outcome for _, own in judged for outcome in own]
+    causes: tuple[Cause, ...] = ()
+    if diagnosis:
+        with implementation.framework.one_thread():
+            outcomes, causes = diagnose(judged)
     behaves = {d: done.behaves for d, done in zip(dtypes, rounds, strict=True) if done.behaves}
     settings = {
         "seed": seed,
@@ -172,6 +182,7 @@ def check(
         settings,
         strict,
         require=(*levels, *(rule.rule for rule in rules if only is not None)),
+        causes=causes,
         refused=tuple(refused),
         expected=dict(expect or {}),
     )

@@ -245,6 +245,7 @@ def run_task(task: Task) -> Row:
                 seed=seed,
                 only=only,
                 shrink=False,
+                diagnosis=False,
             )
         ]
         row = Row(name, kind, mutant.family, worst_statuses(reports), mutant.killed_by)
@@ -270,6 +271,7 @@ def reports_of_correct(name: str, examples: int, seed: int) -> Iterator[Report]:
             sizes=correct.sizes,
             only=correct.rules,
             shrink=False,
+            diagnosis=False,
         )
 
 

@@ -1,0 +1,184 @@
+"""Causes of failures: the simplest candidates that together reproduce all wrong results.
+
+Candidates are tried on the smallest failing problem first; those that reproduce it are tried on
+every other one. Where several reproduce as many, problems on which the rules did not fail decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+
+from npattn.conventions import Conventions
+from npattn.testing.cases.strategies import Pools
+from npattn.testing.diagnosis.candidates import Candidate
+from npattn.testing.diagnosis.conduct import conduct_causes
+from npattn.testing.diagnosis.contrasts import contrast
+from npattn.testing.diagnosis.conventions import (
+    convention_candidates,
+    profile_candidates,
+    with_another,
+)
+from npattn.testing.diagnosis.evidence import Evidence, collect, sample
+from npattn.testing.diagnosis.mistakes import mistake_candidates
+from npattn.testing.diagnosis.ratios import ratio_candidates
+from npattn.testing.report.cause import Cause
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.rules import PROPERTIES
+from npattn.testing.trial import Trial
+
+__all__ = ["diagnose"]
+
+PROBES = 24
+"""Problems beside the failing ones on which candidates that explain equally much are compared."""
+CONTRASTS = 2
+"""Causes of which it is found when they pass, which takes as long as finding the cause."""
+LARGE = 2**14
+"""Scores of the largest problem on which every candidate is tried."""
+PASSES = 6
+"""Failing problems on which every candidate is tried; what then is left stays unexplained."""
+
+
+def diagnose(
+    judged: Sequence[tuple[Trial, Sequence[Outcome]]],
+    without: Container[str] = (),
+    contrasts: int = CONTRASTS,
+) -> tuple[list[Outcome], tuple[Cause, ...]]:
+    """Find the causes of what failed.
+
+    Parameters
+    ----------
+    judged : sequence of (Trial, sequence of Outcome)
+        For each dtype, the trial with its space narrowed to what is accepted, and all outcomes.
+    without : container of str
+        Names of known mistakes that are no candidates.
+    contrasts : int
+        Number of causes of which it is found when they pass.
+
+    Returns
+    -------
+    outcomes : list of Outcome
+        All of them, those that failed with a diagnosis.
+    causes : tuple of Cause
+        Every outcome that failed, raised or is suspect belongs to exactly one; the cause of most
+        comes first.
+    """
+    causes: dict[tuple[str, str], Cause] = {}
+    for trial, outcomes in judged:
+        bad = [o for o in outcomes if o.status in ("failed", "error", "suspect")]
+        for cause in _Diagnosis(trial.fresh(), bad, without).causes() if bad else ():
+            key = (cause.kind, cause.name or cause.text)
+            known = causes.get(key)
+            causes[key] = replace(known, rules=known.rules + cause.rules) if known else cause
+    ordered = sorted(causes.values(), key=lambda c: (c.kind == "unexplained", -len(c.rules)))
+    contrasting = [_with_contrast(cause, judged) for cause in ordered[:contrasts]]
+    ordered[:contrasts] = contrasting
+    texts = {rule: cause.text for cause in ordered for rule in cause.rules}
+    explained = [
+        replace(outcome, diagnosis=texts.get(outcome.id))
+        for _, outcomes in judged
+        for outcome in outcomes
+    ]
+    return explained, tuple(ordered)
+
+
+def _with_contrast(cause: Cause, judged: Sequence[tuple[Trial, Sequence[Outcome]]]) -> Cause:
+    """Return the cause with what separates failing from passing problems of its first rule."""
+    first = next((t, o) for t, outcomes in judged for o in outcomes if o.id == cause.rules[0])
+    asked = cause.kind != "raised" or first[1].rule in PROPERTIES  # no option is tried twice
+    return replace(cause, passes_when=contrast(*first)) if asked else cause
+
+
+@dataclass
+class _Diagnosis:
+    """Search for the causes of the failures in one dtype."""
+
+    trial: Trial
+    outcomes: list[Outcome]
+    without: Container[str]
+    evidence: list[Evidence] = field(default_factory=list)
+
+    def causes(self) -> Iterator[Cause]:
+        """Yield causes that together have every outcome once."""
+        for outcome in self.outcomes:
+            evidence = collect(self.trial, outcome)
+            if evidence is not None and evidence.wrong:
+                self.evidence.append(evidence)
+        left = sorted(self.evidence, key=lambda e: e.size)
+        found: list[tuple[Candidate, list[Evidence]]] = []
+        skipped: list[Evidence] = []
+        for _ in range(PASSES):
+            if not left or left[0].size > LARGE:
+                break
+            candidate, claimed = self._best(left)
+            if candidate is None:
+                skipped.append(left.pop(0))
+                continue
+            found.append((candidate, claimed))
+            left = [e for e in left if e not in claimed]
+        explained = {e.outcome.rule for _, claimed in found for e in claimed if e.outcome}
+        for candidate, claimed in found:
+            yield self._cause(candidate, claimed)
+        rest = [o for o in self.outcomes if o.rule not in explained]
+        wrong = {e.outcome.rule: e for e in (*skipped, *left) if e.outcome}
+        yield from conduct_causes(self.trial, rest, wrong, self.without)
+
+    def _best(self, left: list[Evidence]) -> tuple[Candidate | None, list[Evidence]]:
+        """Return the candidate that explains most of what is left, the smallest problem included.
+
+        Of several it is the one that fits other problems best, and then the simplest.
+        """
+        first, *others = left
+        hits = [c for c in self._candidates(first) if c.explains(first)]
+        claims = {c: [first, *(e for e in others if c.explains(e))] for c in hits}
+        if max(map(len, claims.values()), default=0) < len(left):
+            pairs = [two for c in hits if c.conventions for two in with_another(c, first)]
+            more = {c: [first, *(e for e in others if c.explains(e))] for c in pairs}
+            claims |= {c: x for c, x in more.items() if len(x) > 1}
+        for most in sorted({len(x) for x in claims.values()}, reverse=True):
+            rivals = [c for c in claims if len(claims[c]) == most and not self._contradicts(c)]
+            if rivals:
+                best = min(rivals, key=lambda c: (-self._fit(c), c.rank, len(c.name)))
+                return best, claims[best]
+        return None, []
+
+    def _candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        yield from convention_candidates(evidence)
+        yield from profile_candidates(evidence)
+        yield from ratio_candidates(evidence)
+        yield from mistake_candidates(evidence, self.without)
+
+    @cached_property
+    def probes(self) -> list[Evidence]:
+        """Problems of every option, as rules sample them."""
+        cases = self.trial.cases(Pools(self.trial.space), 0, PROBES)
+        recipes = (r for r in cases if not self.trial.skips(r, "probe"))
+        return [e for e in sample(self.trial, islice(recipes, PROBES)) if e.size <= LARGE]
+
+    def _fit(self, candidate: Candidate) -> int:
+        """Number of probes that a candidate explains."""
+        return sum(candidate.explains(probe) for probe in self.probes)
+
+    def _contradicts(self, candidate: Candidate) -> bool:
+        """Return True if the candidate would make a probe wrong that is right.
+
+        Such a mistake, or convention, is another one. A factor or a step may be wrong on some
+        problems only, as where a kernel has several paths.
+        """
+        if candidate.kind in ("ratio", "step", "layout"):
+            return False
+        return any(not (e.wrong or candidate.explains(e)) for e in self.probes)
+
+    def _cause(self, candidate: Candidate, claimed: list[Evidence]) -> Cause:
+        outcomes = [e.outcome for e in claimed if e.outcome is not None]
+        rules = {o.id for o in outcomes}
+        conventions: Conventions | None = candidate.conventions
+        return Cause(
+            candidate.text,
+            tuple(o.id for o in self.outcomes if o.id in rules),
+            candidate.kind,
+            candidate.name,
+            conventions=conventions,
+        )

@@ -1,0 +1,92 @@
+"""Causes of what no candidate reproduces: exceptions, conduct, and the unexplained."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+
+from npattn.mistakes import MISTAKES
+from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.diagnosis.mistakes import breaks_alike
+from npattn.testing.report.cause import Cause
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.trial import Trial
+
+__all__ = ["conduct_causes"]
+
+CONDUCT = ("change", "bits", "moves", "after", "shape")
+"""Kinds of failures that one call cannot show, or whose values are right."""
+FAMILIES = ("cache", "dtype", "dtypes", "memory", "state")
+"""Families of known mistakes that show in several calls, in views or in dtypes."""
+
+
+def conduct_causes(
+    trial: Trial,
+    outcomes: Sequence[Outcome],
+    wrong: Mapping[str, Evidence],
+    without: Container[str],
+) -> Iterator[Cause]:
+    """Yield the causes of outcomes that no candidate reproduces.
+
+    Parameters
+    ----------
+    trial : Trial
+    outcomes : sequence of Outcome
+    wrong : mapping of str to Evidence
+        By rule, what is out of tolerance in a single call.
+    without : container of str
+        Names of known mistakes that are no candidates.
+    """
+    left = list(outcomes)
+    raised: dict[str, list[Outcome]] = {}
+    for outcome in left:
+        if outcome.kind == "raised":
+            raised.setdefault(_first_line(outcome.message), []).append(outcome)
+    for message, group in raised.items():
+        yield Cause(f"it raises: {message}", _ids(group), "raised")
+    left = [o for o in left if o.kind != "raised"]
+    for cause in _mistakes(trial, left, without):
+        yield cause
+        left = [o for o in left if o.id not in cause.rules]
+    conduct = [o for o in left if o.rule not in wrong and o.kind in CONDUCT]
+    for kind in dict.fromkeys(o.kind for o in conduct):
+        group = [o for o in conduct if o.kind == kind]
+        yield Cause(_first_line(group[0].message), _ids(group), "conduct", kind)
+    left = [o for o in left if o not in conduct]
+    if left:
+        yield Cause(_describe_rest(left, wrong), _ids(left), "unexplained", share=0.0)
+
+
+def _mistakes(
+    trial: Trial, outcomes: Sequence[Outcome], without: Container[str]
+) -> Iterator[Cause]:
+    """Yield known mistakes that break the same rules in the same way."""
+    known = [m for m in MISTAKES.values() if m.family in FAMILIES and m.name not in without]
+    left = list(outcomes)
+    while left:
+        alike = [m for m in known if breaks_alike(m, trial, left[0])]
+        groups = {m.name: [o for o in left if breaks_alike(m, trial, o)] for m in alike}
+        if groups:
+            name = max(groups, key=lambda name: len(groups[name]))
+            yield Cause(MISTAKES[name].sentence.rstrip("."), _ids(groups[name]), "mistake", name)
+            left = [o for o in left if o not in groups[name]]
+        left = left if groups else left[1:]
+
+
+def _describe_rest(outcomes: Sequence[Outcome], wrong: Mapping[str, Evidence]) -> str:
+    results = {
+        name: ratio
+        for o in outcomes
+        if o.rule in wrong
+        for name, ratio in sorted(wrong[o.rule].wrong.items())
+    }
+    if not results:
+        return f"no known mistake reproduces this: {_first_line(outcomes[0].message)}"
+    return f"no known mistake reproduces this: {', '.join(results)} out of tolerance"
+
+
+def _first_line(message: str) -> str:
+    return message.splitlines()[0] if message else ""
+
+
+def _ids(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
+    return tuple(o.id for o in outcomes)

@@ -1,0 +1,160 @@
+"""Candidates that follow other conventions: each legal value of each field, and pairs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from npattn.conventions import LEGAL, Conventions
+from npattn.errors import NpattnError
+from npattn.problem import Problem
+from npattn.profiles import PROFILES
+from npattn.testing.diagnosis.candidates import Candidate
+from npattn.testing.diagnosis.evidence import Arrays, Evidence
+
+__all__ = ["convention_candidates", "predict_under", "profile_candidates", "with_another"]
+
+NUMBERS: dict[str, tuple[Any, ...]] = {
+    "hidden_fill": (None, -1e4, -1e9, float(np.finfo(np.float32).min)),
+    "lse_empty": (-np.inf, np.inf, 0.0),
+}
+"""Values that are tried of the fields that are numbers."""
+USED_WITH: dict[str, Callable[[Problem], bool]] = {
+    "causal": lambda p: p.T != p.S and bool(p.causal or p.window),
+    "mask_true": lambda p: p.mask is not None,
+    "window": lambda p: p.window is not None,
+    "softcap": lambda p: p.softcap is not None,
+    "bias": lambda p: p.bias is not None,
+    "kv_head": lambda p: p.H != p.K > 1,
+    "weights": lambda p: p.dropout_mask is not None,
+}
+"""Problems on which a field makes a difference; on any problem, for the others."""
+TEXTS = {
+    "causal=top_left": "causal and windows are aligned top-left: query t sees keys s ≤ t",
+    "causal=bottom_right": (
+        "causal and windows are aligned bottom-right: query t sees keys s ≤ t + S − T"
+    ),
+    "empty_row=zero": "a query that sees nothing gives 0",
+    "empty_row=nan": "a query that sees nothing gives NaN",
+    "empty_row=mean": "a query that sees nothing gives the mean of all values",
+    "mask_true=hide": "True in the mask hides a key: the mask is inverted",
+    "mask_true=attend": "True in the mask shows a key: the mask is inverted",
+    "window=inclusive": "left of the window counts the query too: the window is one key short",
+    "window=exclusive": "left of the window leaves out the query: the window is one key too long",
+    "softcap=before_bias": "the softcap caps scale · q·k, before the bias is added",
+    "softcap=after_bias": "the softcap is applied after the bias is added",
+    "softcap=after_mask": "the softcap is applied after the mask, so that hidden keys take weight",
+    "bias=before_scale": "the bias is multiplied by the scale",
+    "bias=after_scale": "the bias is not multiplied by the scale",
+    "kv_head=tile": "query head h uses key/value head h % K, where h // (H / K) is expected",
+    "kv_head=repeat": "query head h uses key/value head h // (H / K), where h % K is expected",
+    "lse_base=2": "lse is a base-2 logarithm",
+    "lse_base=e": "lse is a natural logarithm",
+    "weights=after_dropout": "the weights returned are those after dropout",
+    "weights=before_dropout": "the weights returned are those before dropout",
+}
+
+
+def convention_candidates(evidence: Evidence) -> Iterator[Candidate]:
+    """Yield each other value of each field that matters to a problem, then pairs of them."""
+    declared = evidence.trial.conventions
+    single = [x for x in _changes(declared) if _matters(x[0], evidence.problem)]
+    for change in single:
+        yield _candidate(declared, dict([change]))
+    for one, other in combinations(single, 2):
+        if one[0] != other[0]:
+            yield _candidate(declared, dict([one, other]))
+
+
+def profile_candidates(evidence: Evidence) -> Iterator[Candidate]:
+    """Yield the conventions of each known system that differ from the declared ones."""
+    declared = evidence.trial.conventions
+    for name, profile in PROFILES.items():
+        conventions = profile.conventions
+        if conventions != declared:
+            changes = {
+                field: value
+                for field, value in vars(conventions).items()
+                if value != getattr(declared, field)
+            }
+            system = replace(_candidate(declared, changes), name=f"as {name} {profile.version}")
+            yield replace(system, text=f"{system.text}: it follows {name} {profile.version}")
+
+
+def with_another(candidate: Candidate, evidence: Evidence) -> Iterator[Candidate]:
+    """Yield a convention together with each one that does not matter to a problem."""
+    declared, conventions = evidence.trial.conventions, candidate.conventions
+    changed = {
+        name: value for name, value in vars(conventions).items() if value != getattr(declared, name)
+    }
+    for field, value in _changes(declared):
+        if field not in changed and not _matters(field, evidence.problem):
+            yield _candidate(declared, changed | {field: value})
+
+
+def _changes(declared: Conventions) -> Iterator[tuple[str, Any]]:
+    for field, values in (LEGAL | NUMBERS).items():
+        for value in values:
+            if value != getattr(declared, field):
+                yield field, value
+
+
+def _matters(field: str, problem: Problem) -> bool:
+    return field not in USED_WITH or USED_WITH[field](problem)
+
+
+def _candidate(declared: Conventions, changes: dict[str, Any]) -> Candidate:
+    conventions = replace(declared, **changes)
+    names = [f"{field}={_format(value)}" for field, value in changes.items()]
+    text = "; ".join(TEXTS.get(name) or f"it follows {name}" for name in names)
+    flags = " ".join(f"--convention {name}" for name in names)
+    return Candidate(
+        "convention",
+        ", ".join(names),
+        f"{text} ({flags})",
+        partial(_explains, conventions),
+        topic=next(iter(changes)),
+        conventions=conventions,
+    )
+
+
+def _format(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _explains(conventions: Conventions, evidence: Evidence) -> bool:
+    try:
+        return evidence.reproduced_by([predict_under(conventions, evidence)])
+    except NpattnError:  # these conventions do not allow the problem
+        return False
+
+
+def predict_under(conventions: Conventions, evidence: Evidence) -> Arrays:
+    """Return the exact results under other conventions.
+
+    Raises
+    ------
+    OptionError
+        If the conventions do not allow the problem.
+    """
+    problem = _realign(evidence.problem, conventions)
+    trial = replace(evidence.trial, conventions=conventions, memo={})
+    exact = trial.exact(problem, evidence.cotangents)
+    if conventions.empty_row == "nan":  # gradients to which a row of NaN adds are undefined
+        exact = {
+            name: np.where(np.isnan(x) & np.isfinite(evidence.exact[name]), evidence.exact[name], x)
+            if name[0] == "d" and evidence.exact[name].shape == x.shape
+            else x
+            for name, x in exact.items()
+        }
+    return {name: [array] for name, array in exact.items()}
+
+
+def _realign(problem: Problem, conventions: Conventions) -> Problem:
+    """Return the problem with its diagonal where the conventions have it."""
+    return problem.replace(causal=bool(problem.causal), alignment=conventions.causal)

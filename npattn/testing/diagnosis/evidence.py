@@ -1,0 +1,224 @@
+"""Evidence for a diagnosis: a failing problem, what the implementation returned, what is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from npattn.arrays import Array, finfo
+from npattn.errors import NpattnError
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.bounds.rounding import Units
+from npattn.testing.bounds.ulp import real
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.trial import Trial
+
+__all__ = ["Arrays", "Evidence", "collect", "group", "observe", "sample"]
+
+Arrays = Mapping[str, Sequence[Array]]
+"""Results by name, each as often as the implementation was called for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """One problem, the results of the implementation under test, and the exact ones.
+
+    Attributes
+    ----------
+    trial : Trial
+    problem : npattn.Problem
+    cotangents : Cotangents
+    view : str
+        Memory layout of the arrays.
+    observed : mapping of str to sequence of arrays
+        Results of the implementation under test.
+    exact : mapping of str to arrays
+        By the same names, float64.
+    outcome : Outcome or None
+        The failed one; None for a problem that is only asked for comparison.
+    """
+
+    trial: Trial
+    problem: Problem
+    cotangents: Cotangents
+    view: str
+    observed: Arrays
+    exact: Mapping[str, Array]
+    outcome: Outcome | None = None
+
+    @cached_property
+    def wrong(self) -> dict[str, float]:
+        """Largest error / tolerance of each result that is out of tolerance."""
+        ratios = {
+            name: max(self._ratio(name, array) for array in arrays)
+            for name, arrays in self.observed.items()
+        }
+        return {name: ratio for name, ratio in ratios.items() if ratio > 1}
+
+    def _ratio(self, name: str, array: Array) -> float:
+        exact = self.exact[name]
+        if _largest(array, exact, np.zeros(exact.shape)) == 0:
+            return 0.0
+        return _largest(array, exact, self.tolerance[name])
+
+    @cached_property
+    def tolerance(self) -> Mapping[str, Array]:
+        """Tolerances by name; computed when first needed."""
+        return self.trial.tolerance(self.problem, self.cotangents, self.exact)
+
+    @property
+    def rounding(self) -> float:
+        """Relative rounding error of the longest sums."""
+        problem = self.problem
+        unit = Units.of(self.trial.rounding, problem.q.dtype)
+        return (problem.D + problem.E + problem.S + problem.T) * unit.u
+
+    @property
+    def size(self) -> int:
+        """Number of scores."""
+        problem = self.problem
+        return math.prod((*problem.lead, problem.H, problem.T, problem.S))
+
+    def reproduced_by(self, parts: Iterable[Arrays]) -> bool:
+        """Return True if predicted results, which may come in parts, are those observed.
+
+        A prediction has to hit what is right as well as what is wrong, and to come much closer to
+        what is wrong than the exact values do.
+        """
+        missing = set(self.observed)
+        for predicted in parts:
+            for name in [n for n in predicted if n in missing]:
+                missing.discard(name)
+                if not self.reproduces(name, predicted[name]):
+                    return False
+        return not missing
+
+    def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
+        """Return True if predicted arrays are those observed of one result."""
+        observed = self.observed[name]
+        if len(observed) != len(predicted):
+            predicted = [predicted[0]] * len(observed)
+        errors = [
+            _error(got, want, self, name) for got, want in zip(observed, predicted, strict=True)
+        ]
+        limit = min(1.0, self.wrong.get(name, math.inf) / 2)
+        return all(error <= limit for error in errors)
+
+
+def _error(got: Array, predicted: Array, evidence: Evidence, name: str) -> float:
+    """Return the largest distance of a result from a predicted one, in units of its tolerance.
+
+    That is the tolerance of the exact result, wider as the predicted one is larger, and at least
+    one rounding for each term of its sums.
+    """
+    exact = evidence.exact[name]
+    if got.shape != predicted.shape:
+        return math.inf
+    got, predicted = real(got), real(predicted)
+    with np.errstate(all="ignore"):
+        if np.array_equal(got, predicted.astype(got.dtype), equal_nan=True):
+            return 0.0
+        wide = predicted.astype(np.float64)
+        if got.shape != exact.shape or not _same_range(got, wide):
+            return math.inf
+        size = _top(wide)
+        growth = max(1.0, size / max(_top(exact), np.finfo(float).tiny))
+        allowed = np.maximum(evidence.tolerance[name] * growth, evidence.rounding * size)
+        return _largest(got, wide, allowed + _half_ulp(predicted))
+
+
+def _same_range(got: Array, wanted: Array) -> bool:
+    """Return True if the same elements are finite, but for those beyond the range of the dtype."""
+    return bool((np.isfinite(got) == np.isfinite(wanted.astype(got.dtype))).all())
+
+
+def _top(x: Array) -> float:
+    return float(np.max(abs(x), initial=0.0, where=np.isfinite(x)))
+
+
+def _half_ulp(x: Array) -> Array:
+    """Return at least half the gap beside each number."""
+    info = finfo(x.dtype)
+    wide = abs(np.where(np.isfinite(x), x, 0).astype(np.float64))
+    return np.asarray(wide * (float(info.eps) / 2) + float(info.smallest_subnormal))
+
+
+def _largest(got: Array, wanted: Array, allowed: Array) -> float:
+    """Return the largest error / tolerance; inf for another shape, and for NaN."""
+    if got.shape != wanted.shape:
+        return math.inf
+    if not got.size:
+        return 0.0
+    got = real(got)
+    with np.errstate(all="ignore"):
+        if not _same_range(got, wanted):
+            return math.inf
+        gap = np.maximum(abs(got.astype(np.float64) - wanted) - _half_ulp(got), 0)
+        gap = np.where(np.isfinite(got), gap, 0.0)
+        ratio = np.where(gap == 0, 0.0, gap / allowed)
+    return float(np.where(np.isnan(ratio), np.inf, ratio).max())
+
+
+# --- gathering it ---------------------------------------------------------------------------------
+
+
+def collect(trial: Trial, outcome: Outcome) -> Evidence | None:
+    """Run the implementation again on the failing problem of an outcome.
+
+    Returns None if the outcome has no problem, or the implementation raised or raises.
+    """
+    if outcome.problem is None or outcome.kind == "raised":
+        return None
+    cotangents = outcome.cotangents
+    if cotangents is None and outcome.sampled is not None:
+        cotangents = trial.cotangents(outcome.sampled, outcome.problem, weights=True)
+    if cotangents is None:
+        return None
+    try:
+        return observe(trial, outcome.problem, cotangents, outcome.view, outcome)
+    except ImplementationError:
+        return None
+
+
+def observe(
+    trial: Trial,
+    problem: Problem,
+    cotangents: Cotangents,
+    view: str = "contiguous",
+    outcome: Outcome | None = None,
+) -> Evidence:
+    """Run the implementation on a problem, and compute what is right.
+
+    Raises
+    ------
+    ImplementationError
+        If the implementation raises.
+    """
+    observed = group(trial.results(problem, cotangents, view))
+    exact = trial.exact(problem, cotangents)
+    known = {name: arrays for name, arrays in observed.items() if name in exact}
+    return Evidence(trial, problem, cotangents, view, known, exact, outcome)
+
+
+def group(results: Results) -> dict[str, list[Array]]:
+    """Group results by name."""
+    grouped: dict[str, list[Array]] = {}
+    for name, array in results.pairs:
+        grouped.setdefault(name, []).append(array)
+    return grouped
+
+
+def sample(trial: Trial, recipes: Iterable[Recipe]) -> Iterator[Evidence]:
+    """Yield evidence of problems on which nothing has failed yet, leaving out what raises."""
+    for recipe in recipes:
+        try:
+            problem = trial.problem(recipe)
+            yield observe(trial, problem, trial.cotangents(recipe, problem), recipe.view)
+        except (ImplementationError, NpattnError):
+            continue

@@ -1,0 +1,93 @@
+"""Candidates from npattn.mistakes: wrong implementations, called as the one under test is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator
+from dataclasses import replace
+from functools import cache, partial
+
+from npattn.mistakes import MISTAKES, Mistake
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.diagnosis.candidates import Candidate
+from npattn.testing.diagnosis.evidence import Arrays, Evidence, group
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.rules import PROPERTIES
+from npattn.testing.trial import Trial, Violation
+
+__all__ = ["breaks_alike", "implementation_of", "mistake_candidates", "predict_by"]
+
+
+def mistake_candidates(evidence: Evidence, without: Container[str] = ()) -> Iterator[Candidate]:
+    """Yield every known mistake, but for those left out."""
+    for mistake in MISTAKES.values():
+        if mistake.name not in without:
+            yield _candidate(mistake)
+
+
+@cache
+def _candidate(mistake: Mistake) -> Candidate:
+    return Candidate(
+        "mistake",
+        mistake.name,
+        mistake.sentence.rstrip("."),
+        partial(_explains, mistake),
+        topic=mistake.family,
+    )
+
+
+def _explains(mistake: Mistake, evidence: Evidence) -> bool:
+    like = evidence.trial.implementation
+    try:
+        implementation = implementation_of(mistake, like)
+        return evidence.reproduced_by(predict_by(implementation, evidence))
+    except ImplementationError:
+        return False
+
+
+def implementation_of(mistake: Mistake, like: Implementation) -> Implementation:
+    """Return a mistake, without state of earlier calls, with the options of an implementation."""
+    cls = type(mistake.forward.__self__)  # type: ignore[attr-defined]
+    fresh = cls()
+    return Implementation(
+        fresh.forward,
+        backward=fresh.backward,
+        features=[*like.features, *like.returns],
+        framework="numpy",
+        name=mistake.name,
+    )
+
+
+def predict_by(implementation: Implementation, evidence: Evidence) -> Iterator[Arrays]:
+    """Yield the results of a forward pass, then those of a backward pass.
+
+    Raises
+    ------
+    ImplementationError
+        If the implementation raises.
+    """
+    yield group(implementation.forward(evidence.problem, evidence.view))
+    if evidence.trial.gradients:
+        gradients = implementation.gradients(evidence.problem, evidence.cotangents, evidence.view)
+        yield group(gradients)
+
+
+def breaks_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool:
+    """Return True if a mistake breaks the rule of an outcome on its recipe, in the same way."""
+    rule = PROPERTIES.get(outcome.rule)
+    if rule is None or outcome.sampled is None:
+        return False
+    implementation = implementation_of(mistake, trial.implementation)
+    try:
+        rule.check(replace(trial, implementation=implementation, memo={}), outcome.sampled)
+    except Violation as err:
+        return err.kind == outcome.kind and _results(str(err)) == _results(outcome.message)
+    except ImplementationError:
+        return False
+    return False
+
+
+def _results(message: str) -> list[str]:
+    """Return the first word of each line, in which the result or input is named, without index."""
+    return sorted({re.split(r"[\[ :]", line)[0] for line in message.splitlines() if line})

@@ -1,0 +1,57 @@
+"""Failed outcomes made from chosen recipes, without asking the rules."""
+
+from __future__ import annotations
+
+from npattn.conventions import Conventions
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.space import Space
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.trial import GRADIENTS, Trial
+
+SIZES = {"lead": (2,), "T": 3, "S": 5, "D": 7, "E": 11}
+RECIPES = {
+    "plain": Recipe(**SIZES, H=2, K=2),
+    "wide": Recipe(lead=(1,), H=3, K=3, T=7, S=11, D=13, E=5, seed=1),
+    "groups": Recipe(**SIZES, H=6, K=3, seed=2),
+    "causal": Recipe(**SIZES, H=2, K=2, causal=True, seed=3),
+    "bias": Recipe(**SIZES, H=2, K=2, bias="full", seed=4),
+    "mask": Recipe(**SIZES, H=2, K=2, mask="random", seed=5),
+    "window": Recipe(**SIZES, H=2, K=2, window=(1, 2), seed=6),
+}
+
+
+def trial_of(forward, backward=None, features=None, conventions=None, dtype="float32"):
+    implementation = Implementation(
+        forward, backward=backward, features=features, framework="numpy", name="f"
+    )
+    return Trial(
+        implementation,
+        conventions or Conventions(),
+        Rounding.undeclared(dtype),
+        Space(features=implementation.features, dtype=dtype),
+        gradients=frozenset(GRADIENTS if backward else ()),
+    )
+
+
+def fail(trial, names, rule="agreement", status="failed", **details):
+    """Outcomes as of rules that fail on these recipes, right or not."""
+    outcomes = []
+    for number, name in enumerate(names):
+        recipe = RECIPES[name]
+        problem = trial.problem(recipe)
+        outcomes.append(
+            Outcome(
+                f"{rule}-{number}",
+                "1",
+                "",
+                trial.space.dtype,
+                status,
+                problem=problem,
+                cotangents=trial.cotangents(recipe, problem, weights=True),
+                sampled=recipe,
+                **({"kind": "value", "message": "o is wrong"} | details),
+            )
+        )
+    return outcomes

@@ -1,0 +1,141 @@
+"""Causes are named where they explain, and only there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import npattn
+from npattn.conventions import Conventions
+from npattn.mistakes import MISTAKES
+from npattn.testing.diagnosis import causes as search
+from tests.testing.diagnosis.failures import fail, trial_of
+
+
+def attend(q, k, v, causal=False, **conventions):
+    return npattn.attention(
+        q, k, v, causal=causal, conventions=Conventions(**{"causal": "bottom_right"} | conventions)
+    ).astype(q.dtype)
+
+
+def gradients(dout, q, k, v, factor=1.0):
+    g = npattn.backward(npattn.forward(q, k, v), dout.astype(float))
+    return g.q.astype(q.dtype), (g.k * factor).astype(k.dtype), g.v.astype(v.dtype)
+
+
+def diagnose(judged, without=()):
+    return search.diagnose(judged, without, contrasts=0)
+
+
+def only_cause(trial, outcomes):
+    _, causes = diagnose([(trial, outcomes)])
+    assert [o.id for o in outcomes] == sorted(rule for cause in causes for rule in cause.rules)
+    assert len(causes) == 1, causes
+    return causes[0]
+
+
+def test_other_heads_are_a_convention():
+    def tiled(q, k, v):
+        return attend(q, k, v, kv_head="tile")
+
+    trial = trial_of(tiled)
+    cause = only_cause(trial, fail(trial, ["groups"]))
+    assert (cause.kind, cause.name) == ("convention", "kv_head=tile")
+    assert "h % K" in cause.text
+    assert "--convention kv_head=tile" in cause.text
+    assert cause.conventions == Conventions(kv_head="tile")
+
+
+def test_scale_missing_in_dk_is_a_ratio():
+    def backward(dout, q, k, v):
+        return gradients(dout, q, k, v, factor=q.shape[-1] ** 0.5)
+
+    trial = trial_of(attend, backward, features=())
+    cause = only_cause(trial, fail(trial, ["plain", "wide"]))
+    assert cause.kind == "ratio"
+    assert cause.text == "dk is √D times too large (2.65 at D = 7): the scale is missing in dk"
+
+
+def test_constant_factor_is_told_from_a_size():
+    def backward(dout, q, k, v):
+        return gradients(dout, q, k, v, factor=7.0)
+
+    trial = trial_of(attend, backward, features=())
+    cause = only_cause(trial, fail(trial, ["plain"]))  # D = 7
+    assert cause.text == "dk is multiplied by 7"
+
+
+@pytest.mark.parametrize("name", ["heads-all-of-first", "jacobian-without-rank-1-term"])
+def test_known_mistake_gets_its_sentence(name):
+    mistake = MISTAKES[name]
+    trial = trial_of(mistake.forward, mistake.backward)
+    cause = only_cause(trial, fail(trial, ["groups"]))
+    assert (cause.kind, cause.name) == ("mistake", name)
+    assert cause.text == mistake.sentence.rstrip(".")
+
+
+def test_mistake_left_out_is_not_named():
+    mistake = MISTAKES["heads-all-of-first"]
+    trial = trial_of(mistake.forward, mistake.backward)
+    _, causes = diagnose([(trial, fail(trial, ["groups"]))], without={"heads-all-of-first"})
+    assert all(cause.name != "heads-all-of-first" for cause in causes)
+
+
+def test_noise_is_not_explained():
+    def noisy(q, k, v):
+        out = npattn.attention(q, k, v)
+        return (out * np.random.default_rng(0).normal(1, 0.1, out.shape)).astype(q.dtype)
+
+    trial = trial_of(noisy)
+    cause = only_cause(trial, fail(trial, ["plain", "wide"]))
+    assert cause.kind == "unexplained"
+    assert cause.text == "no known mistake reproduces this: o out of tolerance"
+
+
+def test_right_results_get_no_cause():
+    trial = trial_of(attend, features=())
+    cause = only_cause(trial, fail(trial, ["plain", "wide"]))
+    assert cause.kind == "unexplained"
+
+
+def test_two_conventions_are_one_cause():
+    def both(q, k, v, causal=False):
+        return attend(q, k, v, causal=causal and "top_left", kv_head="tile")
+
+    trial = trial_of(both)
+    cause = only_cause(trial, fail(trial, ["groups", "causal"]))
+    assert cause.name == "causal=top_left, kv_head=tile"
+    assert "(--convention causal=top_left --convention kv_head=tile)" in cause.text
+
+
+def test_two_mistakes_are_two_causes():
+    def both(q, k, v, causal=False):
+        return attend(q, k, v, causal=causal, kv_head="tile") * (-1 if causal else 1)
+
+    trial = trial_of(both)
+    outcomes, causes = diagnose([(trial, fail(trial, ["groups", "causal"]))])
+    assert {cause.name for cause in causes} == {"kv_head=tile", "o: −1"}
+    assert [o.diagnosis for o in outcomes] == [
+        next(c.text for c in causes if o.id in c.rules) for o in outcomes
+    ]
+
+
+def test_exceptions_are_grouped_by_message():
+    def raises(q, k, v, causal=False):
+        raise ValueError("no causal" if causal else "no")
+
+    trial = trial_of(raises)
+    outcomes = [
+        *fail(trial, ["plain", "wide"], "a", "error", kind="raised", message="ValueError: no"),
+        *fail(trial, ["causal"], "b", "error", kind="raised", message="ValueError: no causal"),
+    ]
+    _, causes = diagnose([(trial, outcomes)])
+    assert [(c.kind, len(c.rules)) for c in causes] == [("raised", 2), ("raised", 1)]
+    assert causes[0].text == "it raises: ValueError: no"
+
+
+def test_passed_outcomes_have_no_diagnosis():
+    trial = trial_of(attend, features=())
+    outcomes, causes = diagnose([(trial, fail(trial, ["plain"], status="passed"))])
+    assert causes == ()
+    assert outcomes[0].diagnosis is None
