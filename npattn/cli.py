@@ -1,4 +1,4 @@
-"""Command line: npattn check, list, zoo, bench, plot, train."""
+"""Command line: npattn check, fingerprint, list, zoo, bench, plot, train."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ try:
     from npattn.testing.adapters.choose import FRAMEWORKS
     from npattn.testing.adapters.implementation import Implementation
     from npattn.testing.check import DTYPES, SWEEPS, check
+    from npattn.testing.diagnosis.fingerprint import LAYOUTS, fingerprint
     from npattn.testing.report.expected import compare_with_expected, read_expected
     from npattn.testing.report.report import Report
     from npattn.testing.rules import PROPERTIES
@@ -166,6 +167,36 @@ def _implementation(
         spec=target,
         backward_spec=backward,
     )
+
+
+@cli.command("fingerprint")
+@click.argument("target", default=DEFAULT_TARGET)
+@click.option("--dtype", default="float32", show_default=True, type=click.Choice(DTYPES[:4]))
+@click.option("--device", help="Device of torch tensors, for instance cuda.")
+@click.option("--backward", help="Gradient of a NumPy function, as for check.")
+@click.option(
+    "--framework",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", *FRAMEWORKS]),
+    help="Framework of its arrays.",
+)
+@click.option("--layout", type=click.Choice(LAYOUTS), help="Axes of q, k, v.  [default: found out]")
+@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
+def fingerprint_command(target: str, backward: str | None, **options: Any) -> None:
+    """Find out the conventions of TARGET, its layout, its precision and its refusals.
+
+    Exit code 0: determined; 1: its output disagrees on problems of several options under the
+    conventions found; 2: wrong usage, or it is not attention.
+    """
+    try:
+        f, known_backward = load(target)
+        backward_function = known_backward if backward is None else load(backward)[0]
+        found = fingerprint(f, backward=backward_function, **options)
+    except NpattnError as err:
+        raise click.UsageError(str(err)) from err
+    click.echo(str(replace(found, name=target)))
+    sys.exit(0 if found.holds else 1)
 
 
 @cli.command("list")

@@ -386,3 +386,10 @@ def test_number_of_processes_does_not_change_the_report(mine):
 def test_target_loaded_by_module_is_judged_in_processes(mine):
     words = ("check", f"{mine}:good", "--backward", f"{mine}:good_backward", *FAST)
     assert "agreement-dq" in run(*words, "--only", "agreement-d", "--processes", 2)
+
+
+def test_fingerprint_of_what_is_no_attention(tmp_path):
+    (tmp_path / "sums.py").write_text("def f(q, k, v):\n    return q + k + v\n")
+    result = CliRunner().invoke(cli, ["fingerprint", f"{tmp_path}/sums.py:f"])
+    assert result.exit_code == 2
+    assert "in no layout" in result.output

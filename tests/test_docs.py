@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import npattn
+from npattn.cli import cli
 from tests.pages import block, blocks, difference, run, run_console, same_line
 
 ROOT = Path(__file__).parent.parent
@@ -99,6 +101,16 @@ def test_checking_report_of_a_torch_function(tmp_path):
         pytest.skip("the page shows PyTorch 2.13")
     printed = run("-c", block(CHECKING, "python", "def attend("), cwd=tmp_path)
     assert difference(block(CHECKING, "text", "npattn check attend\n"), printed) is None
+
+
+def test_checking_fingerprint():
+    torch = pytest.importorskip("torch")
+    if not torch.__version__.startswith("2.13."):
+        pytest.skip("the page shows PyTorch 2.13")
+    command, shown = block(CHECKING, "console", "npattn fingerprint").split("\n", 1)
+    result = CliRunner().invoke(cli, command.split()[2:])
+    assert result.exit_code == 0
+    assert difference(shown, result.output) is None
 
 
 def test_checking_expected_failures(tmp_path):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from npattn.testing.cases.recipe import Recipe
     from npattn.testing.check import check
     from npattn.testing.compare import Comparison, compare
+    from npattn.testing.diagnosis.fingerprint import Fingerprint, fingerprint
     from npattn.testing.report.cause import Cause
     from npattn.testing.report.outcome import Outcome
     from npattn.testing.report.report import Report
@@ -26,6 +27,7 @@ __all__ = [
     "Cause",
     "Comparison",
     "Cotangents",
+    "Fingerprint",
     "Implementation",
     "ImplementationError",
     "Outcome",
@@ -35,6 +37,7 @@ __all__ = [
     "SpotCheck",
     "check",
     "compare",
+    "fingerprint",
     "spot_check",
 ]
 
@@ -42,6 +45,7 @@ _HOMES = {
     "Cause": "npattn.testing.report.cause",
     "Comparison": "npattn.testing.compare",
     "Cotangents": "npattn.problem",
+    "Fingerprint": "npattn.testing.diagnosis.fingerprint",
     "Implementation": "npattn.testing.adapters.implementation",
     "ImplementationError": "npattn.testing.adapters.base",
     "Outcome": "npattn.testing.report.outcome",
@@ -51,6 +55,7 @@ _HOMES = {
     "SpotCheck": "npattn.testing.spot",
     "check": "npattn.testing.check",
     "compare": "npattn.testing.compare",
+    "fingerprint": "npattn.testing.diagnosis.fingerprint",
     "spot_check": "npattn.testing.spot",
 }
 

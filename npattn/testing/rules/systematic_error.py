@@ -25,6 +25,7 @@ from npattn.testing.rules.mistake_effects import mistake_effects
 from npattn.testing.trial import Evaluation, Trial
 
 __all__ = [
+    "EXCESSIVE",
     "ErrorSample",
     "Fit",
     "chi_square",

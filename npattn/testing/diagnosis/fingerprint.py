@@ -1,0 +1,244 @@
+"""Fingerprint of an unknown implementation: its layout, conventions, precision and refusals.
+
+Small problems on which the values of one convention give different results are given to it; the
+value whose exact result it returns is its own. Conventions that no result tells apart stay open.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from npattn.arrays import finfo
+from npattn.conventions import Conventions
+from npattn.errors import DtypeError, OptionError
+from npattn.profiles import PROFILES
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.capabilities import probe
+from npattn.testing.cases.space import Space
+from npattn.testing.diagnosis.convention_probes import probe_conventions
+from npattn.testing.diagnosis.precision import describe_precision, explain_rounding
+from npattn.testing.diagnosis.unknown import FILLS, KNOWN, Unknown
+from npattn.testing.trial import Trial
+
+__all__ = ["LAYOUTS", "Fingerprint", "fingerprint"]
+
+LAYOUTS = ("BHTD", "BTHD")
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Findings about an unknown implementation.
+
+    Attributes
+    ----------
+    name : str
+    layout : {"BHTD", "BTHD"}
+    conventions : Conventions
+        Those that were determined; the others at their default.
+    profiles : tuple of str
+        Names in `npattn.profiles.PROFILES` that agree in every convention determined; if there is
+        none, "jax.nn but for empty_row_bias": those that differ in one.
+    precision : str
+        Rounding model that explains its errors, and dtypes that it computes in with less.
+    refused : tuple of str
+        Structure and options that it refuses, a line each.
+    undetermined : mapping
+        Convention → why nothing tells.
+    agreement : mapping
+        Result ("o", "lse", "dq", ...) → (number of mixed problems on which it agrees with the
+        oracle under these conventions, number tried).
+    """
+
+    name: str
+    layout: str
+    conventions: Conventions
+    profiles: tuple[str, ...]
+    precision: str
+    refused: tuple[str, ...] = ()
+    undetermined: Mapping[str, str] = field(default_factory=dict)
+    agreement: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """True if its output agrees on all mixed problems."""
+        agree, tried = self.agreement.get("o", (0, 0))
+        return agree == tried > 0
+
+    def __str__(self) -> str:
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.undetermined.items():
+            reasons.setdefault(reason, []).append(name)
+        counts = [f"{n} {agree} of {tried}" for n, (agree, tried) in self.agreement.items()]
+        rows = [
+            ("layout", [self.layout]),
+            ("conventions", [format_conventions(self.conventions)]),
+            ("profiles", [", ".join(self.profiles) or "none that is known"]),
+            ("precision", [self.precision]),
+            ("mixed problems", [f"agree in {', '.join(counts)}" if counts else "none was tried"]),
+            ("undetermined", [f"{', '.join(names)}: {why}" for why, names in reasons.items()]),
+            ("refused", list(self.refused)),
+        ]
+        lines = [
+            f"{title if n == 0 else '':<15}{line}"
+            for title, texts in rows
+            for n, line in enumerate(texts)
+        ]
+        return "\n".join([self.name, *lines])
+
+
+def fingerprint(
+    f: Callable[..., Any] | Implementation,
+    *,
+    backward: Callable[..., Any] | None = None,
+    framework: str = "auto",
+    layout: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    device: str | None = None,
+    dtype: str = "float32",
+    seed: int = 0,
+) -> Fingerprint:
+    """Find out the conventions of an implementation, its layout, its precision and its refusals.
+
+    Parameters
+    ----------
+    f : callable or Implementation
+        ``f(q, k, v, <options it has>)``.
+    backward : callable, optional
+        Gradients of a NumPy function, as `check` takes them; only the mixed problems use them.
+    framework : {"auto", "numpy", "torch", "jax"}
+    layout : {"BHTD", "BTHD"}, optional
+        Axes of q, k, v, o; default: found out.
+    rename : mapping, optional
+        Its parameter names → npattn's.
+    device : str, optional
+    dtype : str, default "float32"
+    seed : int, default 0
+
+    Returns
+    -------
+    Fingerprint
+
+    Raises
+    ------
+    DtypeError
+        If `dtype` is unknown.
+    OptionError
+        If `f` cannot be called with q, k, v alone, or without options agrees with the oracle in no
+        layout and no precision, so that conventions cannot be told from mistakes.
+
+    Examples
+    --------
+    >>> from npattn.testing import fingerprint
+    >>> from npattn.testing.targets.numpy import naive
+    >>> fingerprint(naive).conventions.empty_row
+    'nan'
+    """
+    if dtype not in ("float64", "float32", "float16", "bfloat16"):
+        raise DtypeError(f"dtype is {dtype!r}, must be float64, float32, float16 or bfloat16")
+    options: dict[str, Any] = {"backward": backward, "framework": framework, "rename": rename}
+    trial = _match_layout(f, layout, device, dtype, options)
+    capabilities = probe(trial)
+    unknown = Unknown(replace(capabilities.trial, memo={}))
+    probe_conventions(unknown)
+    return Fingerprint(
+        trial.implementation.name,
+        trial.implementation.layout,
+        unknown.conventions,
+        _matching_profiles(unknown),
+        describe_precision(unknown.trial, seed),
+        capabilities.refused,
+        unknown.undetermined,
+        _try_mixed(unknown),
+    )
+
+
+def format_conventions(conventions: Conventions) -> str:
+    """Format conventions as an expression, those at their default left out."""
+    own = [
+        f"{f.name}={_format_number(x) if isinstance(x, float) else json.dumps(x)}"
+        for f in fields(conventions)
+        if (x := getattr(conventions, f.name)) != f.default
+    ]
+    return f"Conventions({', '.join(own)})"
+
+
+def _format_number(x: float) -> str:
+    return repr(x) if math.isfinite(x) else f"{'-' if x < 0 else ''}math.{abs(x)}"
+
+
+def _match_layout(
+    f: Callable[..., Any] | Implementation,
+    layout: str | None,
+    device: str | None,
+    dtype: str,
+    options: dict[str, Any],
+) -> Trial:
+    """Return a trial in the layout and the rounding model that explain a plain problem."""
+    if isinstance(f, Implementation):
+        if any(x not in (None, "auto") for x in options.values()) or layout is not None:
+            raise OptionError("got options beside an Implementation: pass them to it instead")
+        candidates = [f]
+    else:
+        layouts = LAYOUTS if layout is None else (layout,)
+        candidates = [Implementation(f, layout=name, **options) for name in layouts]
+    reasons = []
+    for implementation in candidates:
+        if device is not None:
+            implementation.on(device)
+        space = Space(features=implementation.features, dtype=dtype)
+        trial = Trial(implementation, Conventions(), Rounding.undeclared(dtype), space)
+        try:
+            model = explain_rounding(trial)
+        except ImplementationError as err:
+            reasons.append(f"{implementation.layout}: {err}")
+            continue
+        if model is not None:
+            return replace(trial, rounding=model, memo={})
+        reasons.append(f"{implementation.layout}: it is not attention in any precision")
+    raise OptionError(
+        f"{candidates[0].name} without options agrees with the oracle in no layout "
+        f"({'; '.join(reasons)}): npattn check says how it differs"
+    )
+
+
+def _matching_profiles(unknown: Unknown) -> tuple[str, ...]:
+    """Return the profiles that agree in all that was determined, else those but for one convention.
+
+    Of a fill that is too far from the scores to be measured only that there is one is known.
+    """
+    asked = KNOWN & {*unknown.determined, *(FILLS if "mask_true" in unknown.determined else ())}
+    least = float(finfo(unknown.trial.space.dtype).min)
+
+    def differs(name: str, value: Any) -> bool:
+        own = getattr(unknown.conventions, name)
+        if name in FILLS and (own is None or value is None or name not in unknown.determined):
+            return (own is None) != (value is None)
+        return bool((least if own == "min" else own) != (least if value == "min" else value))
+
+    differences = {
+        name: sorted(n for n in asked if differs(n, getattr(profile.conventions, n)))
+        for name, profile in PROFILES.items()
+    }
+    same = tuple(name for name, wrong in differences.items() if not wrong)
+    near = (f"{name} but for {wrong[0]}" for name, wrong in differences.items() if len(wrong) == 1)
+    return same or tuple(near)
+
+
+def _try_mixed(unknown: Unknown) -> dict[str, tuple[int, int]]:
+    """Count the problems of several options on which each result agrees with the oracle."""
+    counts: dict[str, tuple[int, int]] = {}
+    for recipe in unknown.mixed_recipes():
+        try:
+            compared = unknown.trial.agreement(recipe)
+        except ImplementationError:
+            continue  # a combination of options that it refuses says nothing of conventions
+        for name, comparison in compared.items():
+            agree, tried = counts.get(name, (0, 0))
+            counts[name] = agree + comparison.passed, tried + 1
+    return counts

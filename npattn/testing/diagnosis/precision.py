@@ -1,0 +1,88 @@
+"""The precision in which an implementation computes, told from its errors on plain problems."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.bounds.rounding import Rounding, unit_roundoff
+from npattn.testing.compare import compare_arrays
+from npattn.testing.rules.systematic_error import (
+    EXCESSIVE,
+    chi_square,
+    measure_errors,
+    plain_recipes,
+    tightest_model,
+)
+from npattn.testing.trial import Trial
+
+__all__ = ["describe_precision", "explain_rounding"]
+
+NARROWER = {"float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Formats in which an implementation may compute instead of the input's → unit roundoff."""
+
+
+def explain_rounding(trial: Trial) -> Rounding | None:
+    """Return the model that explains its output on a plain problem: that of the dtype, or narrower.
+
+    Within the worst case of a narrow format nearly every error of a wider one fits too, so that a
+    narrower format has to explain the mean square of the errors.
+
+    Raises
+    ------
+    ImplementationError
+        If it raises on a plain problem.
+    """
+    recipe, dtype = trial.space.base(), trial.space.dtype
+    forward = replace(trial, gradients=frozenset(), memo={})
+    evaluation = forward.evaluation(recipe)
+    result, exact = evaluation.results.get("o"), evaluation.exact["o"]
+    if result is None or result.shape != exact.shape:
+        return None
+    if compare_arrays("o", result, exact, evaluation.tolerance["o"]).passed:
+        return trial.rounding
+    for name, u in NARROWER.items():
+        model = _computing_in(name)
+        sample = measure_errors(forward, recipe, model)
+        if u > unit_roundoff(dtype) and np.nanmean(chi_square(sample, "o")) <= EXCESSIVE:
+            return model
+    return None
+
+
+def _computing_in(name: str) -> Rounding:
+    """Return the model that rounds everything to a format narrower than the input's."""
+    stored = "operands", "queries", "scores", "weights", "row_sum", "lse", "dweights", "dscores"
+    return Rounding(
+        name=name,
+        accumulator="float32",
+        exp_error=4 * NARROWER[name],
+        gradient_roundings=2,
+        out_roundings=2,
+        **dict.fromkeys((*stored, "shared"), name),  # type: ignore[arg-type]  # names of formats
+    )
+
+
+def describe_precision(trial: Trial, seed: int) -> str:
+    """Describe the precision in the trial's dtype, and in float64 where that is less."""
+    dtype = trial.space.dtype
+    words = [f"{dtype} computed in {trial.rounding.name}"]
+    if trial.rounding == Rounding.undeclared(dtype):
+        model = tightest_model(trial, plain_recipes(trial.space, seed))
+        words = [f"{dtype} as {model[0].name}, χ² {model[1]:.2g}" if model else f"{dtype} as none"]
+    if dtype != "float64":
+        words += _describe_float64(trial)
+    return "; ".join(words)
+
+
+def _describe_float64(trial: Trial) -> list[str]:
+    space = replace(trial.space, dtype="float64")
+    wide = replace(trial, space=space, rounding=Rounding.undeclared("float64"), memo={})
+    try:
+        model = explain_rounding(wide)
+    except ImplementationError as err:
+        return [f"float64 refused ({err})"]
+    if model is None:
+        return ["float64 agrees in no precision"]
+    return [] if model == wide.rounding else [f"float64 computed in {model.name}"]

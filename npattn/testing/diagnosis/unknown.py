@@ -1,0 +1,220 @@
+"""An implementation whose conventions are not known, and the choice among candidates for them.
+
+Each candidate makes the oracle give another result on the same arrays. The implementation follows
+the one whose result it gives within the tolerance, if that of every other is far away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import combinations
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.conventions import Conventions
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.cases.options import BIASES, MASKS
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.compare import compare_arrays
+from npattn.testing.trial import Trial
+
+__all__ = ["FILLS", "KNOWN", "Unknown", "legal"]
+
+KNOWN = {field.name for field in fields(Conventions)}
+
+FAR = 8.0
+"""Least distance of candidates in units of their tolerances."""
+FILLS = ("hidden_fill", "hidden_add")
+MIXED = 8
+"""Least number of problems of several options."""
+KINDS = {
+    "mask": ("full", "heads", "matrix", "padding"),
+    "bias": ("full", "heads", "matrix", "keys of samples"),
+}
+"""Shapes of masks and biases, the largest first: the first that is accepted is probed with."""
+
+
+@dataclass
+class Unknown:
+    """An implementation, and what is known of its conventions so far.
+
+    Attributes
+    ----------
+    trial : Trial
+        With the conventions known so far, those not determined at their default.
+    determined : dict
+        Convention → value.
+    undetermined : dict
+        Convention → why nothing tells.
+    kinds : dict
+        Option → kind of mask or bias that it accepts, once tried.
+    """
+
+    trial: Trial
+    determined: dict[str, Any] = field(default_factory=dict)
+    undetermined: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def conventions(self) -> Conventions:
+        return self.trial.conventions
+
+    @property
+    def fills(self) -> bool:
+        """True if hidden scores take part in the softmax."""
+        return any(getattr(self.conventions, n, None) is not None for n in FILLS)
+
+    def has(self, *names: str) -> bool:
+        """Return True if it has these options, or accepts this structure."""
+        return set(names) <= self.trial.space.features | self.trial.space.structure
+
+    def give_up(self, reason: str, *names: str) -> None:
+        """Record why nothing tells those of these conventions that are not determined."""
+        self.undetermined |= {n: reason for n in names if n not in self.determined}
+
+    def settle(self, **values: Any) -> None:
+        """Record conventions as determined."""
+        values = {n: x for n, x in values.items() if n in KNOWN or x is not None}
+        self.determined |= values
+        self.trial = replace(self.trial, conventions=replace(self.conventions, **values), memo={})
+
+    # --- problems ---
+
+    def recipe(self, **changes: Any) -> Recipe:
+        """Return a plain recipe that it accepts, T < S if it can, with some changes."""
+        base = self.trial.space.base()
+        if "rank 4" not in self.trial.space.structure:
+            flat = "rank 3" not in self.trial.space.structure
+            base = replace(base, lead=None, H=1, K=1) if flat else replace(base, lead=())
+        if self.has("T != S") and "S" not in self.trial.space.sizes:
+            base = replace(base, S=base.T + 8)
+        return replace(base, **changes)
+
+    def mixed_recipes(self) -> Iterator[Recipe]:
+        """Yield a recipe for every pair of options that it accepts, and several in any case."""
+        values: dict[str, Any] = {"causal": True, "window": (3, 1), "scale": 0.5, "softcap": 2.0}
+        values |= {"mask": self.kinds.get("mask"), "bias": self.kinds.get("bias"), "sinks": True}
+        names = [n for n, value in values.items() if self.has(n) and value is not None]
+        if self.has("dropout_mask"):
+            names.append("dropout")
+            values["dropout"] = 0.5 if self.has("dropout_rate") else 0.0
+        sets = [(), *combinations(names, min(2, max(len(names), 1)))]
+        heads = [{}, *([{"H": 4, "K": 2}] if "kv_head" in self.determined else [])]
+        for n in range(max(len(sets), MIXED)):
+            options = {name: values[name] for name in sets[n % len(sets)]}
+            yield self.recipe(seed=n, **heads[n % len(heads)], **options)
+
+    def problem(self, recipe: Recipe) -> Problem:
+        """Return the problem of a recipe, its mask as the conventions known so far mean it."""
+        return recipe.problem(self.conventions.causal, self.conventions.mask_true)
+
+    def kind(self, option: str) -> str | None:
+        """Return the kind of mask or bias with the most axes that it accepts, if any."""
+        if option not in self.kinds:
+            accepted = (kind for kind in KINDS[option] if self._accepts({option: kind}))
+            self.kinds[option] = next(accepted, None)
+        return self.kinds[option]
+
+    def _accepts(self, changes: Mapping[str, Any]) -> bool:
+        try:
+            self.call(self.problem(self.recipe(**changes)))
+        except ImplementationError:
+            return False
+        return True
+
+    def mask_of(self, problem: Problem) -> Array:
+        """Return the mask of a problem, which has one, as an array."""
+        mask = problem.mask_array
+        assert mask is not None
+        return np.asarray(mask)
+
+    def hide_rows(self, option: str, kind: str) -> Problem:
+        """Return a problem in which mask, or a bias of −inf, hides all keys of some queries."""
+        recipe = self.recipe()
+        sample = {"mask": MASKS, "bias": BIASES}[option][kind]
+        array = np.array(sample(np.random.default_rng([recipe.seed, 7]), recipe))
+        hidden = False if option == "mask" else -np.inf
+        if kind in ("padding", "keys of samples"):
+            array[(0,) * (array.ndim - 1)] = hidden
+        else:
+            array[..., ::3, :] = hidden
+        array = array if option == "mask" else array.astype(recipe.dtype)
+        array = ~array if option == "mask" and self.conventions.mask_true == "hide" else array
+        return self.problem(recipe).replace(**{option: array})
+
+    # --- results ---
+
+    def call(self, problem: Problem) -> Results:
+        """Return what it gives, without gradients."""
+        return self.trial.implementation.forward(problem)
+
+    def choose(
+        self, name: str, values: Sequence[Any], problems: Iterable[Problem], result: str = "o"
+    ) -> str | None:
+        """Determine a convention by the one value whose results it gives on every problem.
+
+        Returns
+        -------
+        str or None
+            Why nothing tells; None if exactly one value explains its results, and the results of
+            all others are far away.
+        """
+        candidates = {i: replace(self.conventions, **{name: x}) for i, x in enumerate(values)}
+        fits, apart, calls = set(candidates), np.zeros((len(values),) * 2, bool), 0
+        refusal = ""
+        for problem in problems:
+            try:
+                results = self.call(problem)
+            except ImplementationError as err:
+                refusal = str(err)
+                continue
+            calls += 1
+            exact = {i: self._exact(problem, c, result) for i, c in candidates.items()}
+            own = [x for n, x in results.pairs if n == result]
+            fits -= {i for i, e in exact.items() if not all(_agree(x, *e) for x in own)}
+            apart |= np.array([[_are_apart(a, b) for b in exact.values()] for a in exact.values()])
+        if not calls:
+            return f"it raised {refusal}"
+        if not fits:
+            return f"matches none of {_either(values)}"
+        close = sorted(i for i in candidates if not all(apart[i, j] for j in fits))
+        if len(fits) > 1 or close != list(fits):
+            return f"{_either([values[i] for i in close])}: nothing tells"
+        self.settle(**{name: values[close[0]]})
+        return None
+
+    def _exact(
+        self, problem: Problem, conventions: Conventions, result: str
+    ) -> tuple[Array, Array]:
+        """Return the exact result under candidate conventions, and its tolerance."""
+        trial = replace(self.trial, conventions=conventions, gradients=frozenset(), memo={})
+        problem = problem.replace(alignment=conventions.causal)
+        cotangents = Cotangents(np.zeros((*problem.q.shape[:-1], problem.E)), None)
+        exact, tolerance = trial.oracle(problem, cotangents)
+        return exact[result], tolerance[result]
+
+
+def legal(name: str) -> tuple[Any, ...]:
+    """Return the values of a convention that is one of several words."""
+    return get_args(get_type_hints(Conventions)[name])
+
+
+def _agree(got: Array, exact: Array, tolerance: Array) -> bool:
+    return got.shape == exact.shape and compare_arrays("", got, exact, tolerance).passed
+
+
+def _are_apart(a: tuple[Array, Array], b: tuple[Array, Array]) -> bool:
+    """Return True if two exact results differ by far more than is allowed somewhere."""
+    same = (a[0] == b[0]) | (np.isnan(a[0]) & np.isnan(b[0]))
+    finite = np.isfinite(a[0]) & np.isfinite(b[0])
+    with np.errstate(invalid="ignore"):
+        far = ~finite | (abs(a[0] - b[0]) > FAR * (a[1] + b[1]))
+    return bool((~same & far).any())
+
+
+def _either(values: Sequence[Any]) -> str:
+    return " or ".join(map(repr, values))

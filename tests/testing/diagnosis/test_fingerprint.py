@@ -1,0 +1,163 @@
+"""Fingerprints: the conventions of functions that are known to have them are found out."""
+
+import math
+
+import pytest
+
+from npattn.api import attention
+from npattn.conventions import Conventions
+from npattn.errors import DtypeError, OptionError
+from npattn.testing import Implementation, fingerprint
+from npattn.testing.diagnosis.convention_probes import probe_conventions
+from npattn.testing.diagnosis.fingerprint import format_conventions
+from npattn.testing.diagnosis.precision import describe_precision, explain_rounding
+from npattn.testing.diagnosis.unknown import Unknown
+from tests.testing.rules.relations import Oracle, trial_of
+
+
+def probed(conventions, **space):
+    """Probe npattn itself under conventions, as a function that promises none."""
+    f = Implementation(Oracle(conventions).forward, framework="numpy")
+    trial = trial_of(f=f, **space)
+    trial.gradients = frozenset()
+    unknown = Unknown(trial)
+    probe_conventions(unknown)
+    return unknown
+
+
+EVERY = [
+    {},
+    {"causal": "top_left", "mask_true": "hide", "lse_base": "2", "lse_empty": math.inf},
+    {"kv_head": "tile", "empty_row": "nan", "softcap": "after_mask", "weights": "after_dropout"},
+    {"bias": "before_scale", "softcap": "after_bias", "window": "inclusive", "lse_empty": 0.0},
+    {"hidden_fill": -1e4, "mask_true": "hide"},
+    {"hidden_fill": -12.5},
+]
+
+
+@pytest.mark.parametrize("changes", EVERY, ids=str)
+def test_every_value_is_found_out(changes):
+    unknown = probed(Conventions(**changes))
+    assert {**vars(unknown.conventions)} == {**vars(Conventions(**changes))}
+    assert set(unknown.undetermined) <= {"lse_empty", "empty_row"}
+
+
+def test_measured_fill_is_rounded():
+    """A number that no system uses comes back in three digits."""
+    assert probed(Conventions(hidden_fill=-7654.0)).conventions.hidden_fill == -7650.0
+
+
+def plain(q, k, v):
+    return attention(q, k, v).astype(q.dtype)
+
+
+def test_nothing_tells_without_options():
+    found = fingerprint(plain)
+    assert found.conventions == Conventions()
+    assert found.undetermined["softcap"] == "no such option"
+    assert found.undetermined["lse_base"] == "returns no lse"
+    assert "kv_head" not in found.undetermined
+    assert found.holds
+
+
+def seq_first(q, k, v, mask=None):
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    return attention(q, k, v, mask).astype(q.dtype).swapaxes(1, 2)
+
+
+def test_layout():
+    assert fingerprint(seq_first).layout == "BTHD"
+    with pytest.raises(OptionError, match="agrees with the oracle in no layout"):
+        fingerprint(seq_first, layout="BHTD")
+
+
+def test_conventions_that_contradict_each_other():
+    """A function that is wrong where two options meet does not hold, and says so."""
+
+    def f(q, k, v, mask=None, *, causal=False):
+        mask = None if causal else mask
+        return attention(q, k, v, mask, causal="top_left" if causal else False).astype(q.dtype)
+
+    found = fingerprint(f)
+    agree, tried = found.agreement["o"]
+    assert not found.holds
+    assert 0 < agree < tried
+    assert found.conventions.causal == "top_left"
+
+
+def test_shared_heads_that_are_refused():
+    def f(q, k, v):
+        if q.shape[-3] != k.shape[-3]:
+            raise ValueError("as many heads")
+        return plain(q, k, v)
+
+    assert fingerprint(f).undetermined["kv_head"] == "takes no K < H"
+
+
+def test_mask_without_effect():
+    def f(q, k, v, mask=None):
+        return plain(q, k, v)
+
+    assert "does not choose" in fingerprint(f).undetermined["mask_true"]
+
+
+def test_softcap_without_bias_is_ambiguous():
+    def f(q, k, v, *, softcap=None, causal=False):
+        causal = "bottom_right" if causal else False
+        return attention(q, k, v, softcap=softcap, causal=causal).astype(q.dtype)
+
+    reason = fingerprint(f).undetermined["softcap"]
+    assert reason == "'before_bias' or 'after_bias': nothing tells"
+
+
+def rounded(name):
+    import ml_dtypes
+
+    dtype = {"bfloat16": ml_dtypes.bfloat16}.get(name, name)
+
+    def f(q, k, v):
+        return attention(*(x.astype(dtype) for x in (q, k, v))).astype(dtype).astype(q.dtype)
+
+    return f
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_dtype_computed_in(name):
+    trial = trial_of(f=Implementation(rounded(name), framework="numpy"), dtype="float64")
+    assert explain_rounding(trial).name == {"float16": "tf32"}.get(name, name)
+
+
+def test_precision_of_what_computes_in_its_own_dtype():
+    trial = trial_of(f=Implementation(plain, framework="numpy"))
+    trial.gradients = frozenset()
+    assert describe_precision(trial, 0).startswith("float32 as upcast")
+
+
+def test_no_attention_at_all():
+    with pytest.raises(OptionError, match="npattn check says how"):
+        fingerprint(lambda q, k, v: v)
+
+
+def test_refused_arguments():
+    with pytest.raises(DtypeError, match="float8"):
+        fingerprint(plain, dtype="float8_e4m3fn")
+    with pytest.raises(OptionError, match="beside an Implementation"):
+        fingerprint(Implementation(plain), layout="BHTD")
+
+
+def test_printed_form():
+    conventions = Conventions(causal="top_left", hidden_fill=-1e9, lse_empty=math.inf)
+    text = format_conventions(conventions)
+    assert text == 'Conventions(causal="top_left", hidden_fill=-1000000000.0, lse_empty=math.inf)'
+    assert eval(text) == conventions
+    lines = str(fingerprint(plain)).splitlines()
+    assert lines[:3] == ["plain", "layout         BHTD", "conventions    Conventions()"]
+
+
+def test_profiles():
+    def sdpa(q, k, v, mask=None, *, causal=False):
+        causal = "top_left" if causal else False
+        return attention(q, k, v, mask, causal=causal).astype(q.dtype)
+
+    assert "torch.sdpa" in fingerprint(sdpa).profiles
+    assert "npattn" not in fingerprint(sdpa).profiles
