@@ -64,16 +64,6 @@ class _DropoutMaskInverted(Attention):
         return super().inputs(*arrays, **options)
 
 
-@mistake("dropout-mask-needs-a-rate", "dropout")
-class _DropoutMaskNeedsARate(Attention):
-    """The dropout mask is ignored if the rate is 0."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        if not options.get("dropout_rate"):
-            options["dropout_mask"] = None
-        return super().inputs(*arrays, **options)
-
-
 @mistake("dropout-of-first-query", "dropout", "NVIDIA/TransformerEngine#227")
 class _DropoutOfFirstQuery(Attention):
     """The dropout mask of the first query is used for all queries of a head."""

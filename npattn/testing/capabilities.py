@@ -266,7 +266,7 @@ PROBES: dict[str, dict[str, Any]] = {
     "bias": {"bias": "full"},
     "score_mod": {"score_mod": "distance"},
     "sinks": {"sinks": True},
-    "dropout_mask": {"dropout": 0.0},
+    "dropout_mask": {"dropout": 0.5},
     "dropout_rate": {"dropout": 0.5},
 }
 """Fields of a recipe that probe an option, if not its first example or True."""

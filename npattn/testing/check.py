@@ -151,7 +151,7 @@ def check(
     rounds = _ask(judges, rules, robust, processes, implementation)
     untested = [*_missing(implementation)]
     refused: list[str] = []
-    untested.append(f"sizes above {space.largest} (others: sizes={'' if sweeps else ', sweep='})")
+    untested.append(_describe_sizes(rounds[0], bool(sweeps)))
     judged: list[tuple[Trial, list[Outcome]]] = []
     for dtype, done in zip(dtypes, rounds, strict=True):
         judged.append((done.judge.trial, done.outcomes()))
@@ -280,6 +280,14 @@ def _choose_sweeps(
             "arrays: it samples torch tensors"
         )
     return (named or SWEEPS) if sweep else ()
+
+
+def _describe_sizes(done: Round, sweeps: bool) -> str:
+    """Say which sizes the rules of a round sampled."""
+    ranges = done.judge.trial.space.ranges.items()
+    drawn = ", ".join(f"{n} {a}–{b}" if a < b else f"{n} {a}" for n, (a, b) in ranges)
+    drawn += " and model-sizes" if "model-sizes" in done.names else ""
+    return f"sizes outside {drawn} (sizes={'' if sweeps else ', sweep='})"
 
 
 def _missing(implementation: Implementation) -> list[str]:

@@ -120,9 +120,10 @@ def read_signature(
         has = set(features)
     elif any(p.kind in STARRED for p in named.values()):
         untested.append(_STARS)
-    if "dropout_rate" in has and "dropout_mask" not in has:
-        has.remove("dropout_rate")
-        untested.append(f"dropout_rate: {_OWN_DROPOUT}")
+    if len(has & _DROPOUT.keys()) == 1:
+        (name_,) = has & _DROPOUT.keys()
+        has.remove(name_)
+        untested.append(f"{name_}: {_DROPOUT[name_]}")
     causal = {ours: theirs for theirs, names in carries.items() for ours in names}.get("causal", "")
     return Signature(
         frozenset(has) & frozenset(FEATURES),
@@ -137,6 +138,10 @@ def read_signature(
 
 _STARS = "*args or **kwargs: say which options there are with features="
 _OWN_DROPOUT = "its dropout has a generator of its own, and stays at rate 0"
+_DROPOUT = {
+    "dropout_rate": _OWN_DROPOUT,
+    "dropout_mask": "no dropout_rate parameter, and a mask at rate 0 means different things",
+}
 _NOT_JUDGED = "packed sequences cannot be judged yet"
 
 

@@ -172,11 +172,7 @@ class Recipe:
         return tuple(n if axis + 1 == kept else 1 for axis, n in enumerate(lead))
 
     def _sinks(self) -> Array:
-        """Sample one sink per head; every fourth seed makes one −inf (no sink)."""
-        sinks = 2 * self._stream(4).standard_normal(self.H)
-        if self.H and self.seed % 4 == 1:
-            sinks[self.seed // 4 % self.H] = -np.inf
-        return self._cast(sinks)
+        return self._cast(2 * self._stream(4).standard_normal(self.H))
 
     def arrays(self, sample: Callable[[tuple[int, ...]], Array]) -> tuple[Array, Array, Array]:
         """Sample q, k, v, each by its shape."""

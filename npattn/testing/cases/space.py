@@ -109,12 +109,15 @@ class Space:
         return [(K * G, K) for G in groups for K in self.pool("K") if K]
 
     @property
-    def largest(self) -> str:
-        """Largest sizes that are sampled, in words."""
-        largest = {letter: max(self.pool(letter)) for letter in "TSDE"}
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Least and largest size that is sampled, by letter; sizes of 0 are listed apart."""
+        heads, lone = self.heads, set(self.ranks) == {"rank 2"}
+        sizes = {letter: [*self.pool(letter)] for letter in "BTSDE"}
+        sizes["H"], sizes["K"] = ([1] if lone else [pair[n] for pair in heads] for n in (0, 1))
+        sizes["G"] = [1] if lone else [H // K for H, K in heads if K]
         if "long" in self.extents(frozenset()):
-            largest["S"] = LONG
-        return ", ".join(f"{letter} {size}" for letter, size in largest.items())
+            sizes["S"].append(LONG)
+        return {n: (min(sizes[n]), max(sizes[n])) for n in "BHKGTSDE" if sizes[n]}
 
     def base(self) -> Recipe:
         """Return the plainest problem, with round sizes, on which structure is probed."""

@@ -227,11 +227,12 @@ def recipes(space: Space | None = None, **options: Any) -> st.SearchStrategy[Rec
 
 def _options(features: frozenset[str]) -> dict[str, Sequence[Any]]:
     """Return the values of each option, by field of `Recipe`; off in two of three problems."""
-    rates = OPTIONS["dropout_rate"].examples if "dropout_rate" in features else (0.0,)
+    # No system means by a mask at rate 0 that it drops.
+    rates = [rate for rate in OPTIONS["dropout_rate"].examples if rate]
     values: dict[str, Sequence[Any]] = {}
     for name in OPTION_FIELDS:
         if name == "dropout":
-            on: Sequence[Any] = rates if "dropout_mask" in features else ()
+            on: Sequence[Any] = rates if features >= {"dropout_mask", "dropout_rate"} else ()
         elif name in features:
             on = NAMED.get(name) or OPTIONS[name].examples or (True,)
         else:

@@ -14,7 +14,7 @@ from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.register import rule
-from npattn.testing.rules.requirements import no_inf
+from npattn.testing.rules.requirements import first, lacks, no_inf
 from npattn.testing.trial import Trial, Violation
 
 
@@ -116,6 +116,34 @@ def empty_row(trial: Trial, recipe: Recipe) -> float | None:
         if name not in comparisons or comparison.ratio > comparisons[name].ratio:
             comparisons[name] = comparison
     return trial.check(comparisons, problem, cotangents)
+
+
+def _sample_lone_sinks(trial: Trial) -> dict[str, Any]:
+    """Force sinks and, in a third of the problems, rows that see nothing else."""
+    masks = {"mask": (None, None, "empty rows")} if "mask" in trial.space.features else {}
+    return {"force": {"sinks": True, **masks}, "nonempty": True}
+
+
+@rule(
+    "sink-minus-inf",
+    "8",
+    level="degenerate",
+    unless=first(lacks("sinks"), no_inf),
+    draw=_sample_lone_sinks,
+)
+def sink_minus_inf(trial: Trial, recipe: Recipe) -> float:
+    """A sink of −inf takes no weight: the head is as without a sink, gradients included.
+
+    Broken by exp(−inf − −inf) where a row sees nothing else, by a sink that starts the running
+    maximum, by dsinks that is NaN.
+    """
+    problem = trial.problem(recipe)
+    assert problem.sinks is not None
+    sinks = problem.sinks.copy()
+    sinks[recipe.seed // 2 % problem.H] = -np.inf
+    problem = problem.replace(sinks=sinks)
+    cotangents = trial.cotangents(recipe, problem)
+    return trial.check(trial.against_oracle(problem, cotangents), problem, cotangents)
 
 
 def _only_rows(rows: Array, name: str, tolerance: Array) -> Array:

@@ -59,10 +59,11 @@ class Judge:
         names += [ROBUSTNESS] if robust else []
         names += [BEHAVIOUR] if "aggregate" in names else []
         begun = Round(self, wrong, names)
-        if "empty-row" in names:
+        if self.trial.space.structure:  # also if others are asked only: they must say the same
             begun.report_progress("empty-row")
             empty = self.judge(PROPERTIES["empty-row"], self.trial)
-            begun.answers["empty-row"] = empty
+            if "empty-row" in names:
+                begun.answers["empty-row"] = empty
             if empty.status in ("failed", "error"):
                 self.trial.skips_empty_rows = True
                 self.refused.append(

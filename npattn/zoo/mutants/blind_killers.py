@@ -54,7 +54,7 @@ BLIND_KILLERS: dict[str, str] = {
     # sinks
     "blind-sinks-by-group": "agreement-o agreement-lse sink-key permute-heads",
     "blind-sink-not-in-maximum": "agreement-lse agreement-dsinks sink-key",
-    "blind-sink-minus-inf": "empty-row agreement-o agreement-lse",
+    "blind-sink-minus-inf": "sink-minus-inf",
     "blind-empty-row-lse-without-sink": "empty-row agreement-lse",
     "blind-empty-row-dsinks": "agreement-dsinks empty-row lse-gradient directional",
     "blind-weights-without-sink": "agreement-weights rows-sum-to-one sink-key",

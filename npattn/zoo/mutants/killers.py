@@ -53,7 +53,6 @@ KILLERS: dict[str, str] = {
     "dropout-not-rescaled": "agreement-o",
     "dropout-rescaled-twice": "agreement-o",
     "dropout-mask-inverted": "agreement-o",
-    "dropout-mask-needs-a-rate": "agreement-o",
     "dropout-of-first-query": "agreement-o",
     "dropout-of-first-head": "agreement-o",
     "dropout-before-softmax": "agreement-o agreement-lse",

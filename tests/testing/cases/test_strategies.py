@@ -124,7 +124,7 @@ def test_revealing_structure_is_sampled_often(name, condition):
         ("score_mod", SCORE_MODS),
         ("causal", (True, False)),
         ("sinks", (True, False)),
-        ("dropout", (None, 0.0, 0.5, 0.3)),
+        ("dropout", (None, 0.5, 0.3)),
         ("scale", (None, 0.0, -0.75)),
         ("window", (None, (0, 0), (3, None), (None, 1))),
         ("softcap", (None, 0.5, 30.0)),
@@ -195,13 +195,9 @@ def test_missing_features_are_not_sampled():
     assert not any(r.sinks for r in samples)
 
 
-def test_dropout_mask_without_rate_has_rate_0():
-    samples = sample_from(recipes(Space(features=frozenset({"dropout_mask"}))), 60)
-    assert {r.dropout for r in samples} == {None, 0.0}
-
-
-def test_dropout_rate_needs_dropout_mask():
-    samples = sample_from(recipes(Space(features=frozenset({"dropout_rate"}))), 30)
+@pytest.mark.parametrize("alone", ["dropout_mask", "dropout_rate"])
+def test_dropout_needs_both_its_mask_and_its_rate(alone):
+    samples = sample_from(recipes(Space(features=frozenset({alone}))), 30)
     assert {r.dropout for r in samples} == {None}
 
 
@@ -382,7 +378,7 @@ def test_within_100_examples_every_kind_is_there(seed):
         ("scale", OPTIONS["scale"].examples),
         ("softcap", OPTIONS["softcap"].examples),
         ("window", OPTIONS["window"].examples),
-        ("dropout", OPTIONS["dropout_rate"].examples),
+        ("dropout", (0.5, 0.3)),
         ("T", (1, *EDGES)),
         ("S", (1, *EDGES, 4096)),
         ("D", (1, 8, 64, 65, 128)),
@@ -427,6 +423,10 @@ def test_problems_stay_within_size_limit():
         assert heads * (recipe.T + recipe.S) * max(recipe.D, recipe.E) <= 2**18, recipe
 
 
-def test_largest_sizes_are_formatted():
-    assert Space().largest == "T 257, S 4096, D 128, E 128"
-    assert Space(sizes={"T": (64,)}).largest == "T 64, S 257, D 128, E 128"
+def test_ranges_have_every_letter():
+    assert Space().ranges == {
+        "B": (1, 3), "H": (1, 20), "K": (1, 5), "G": (1, 4), "T": (1, 257), "S": (1, 4096),
+        "D": (1, 128), "E": (1, 128),
+    }  # fmt: skip
+    lone = Space(structure=frozenset({"rank 2"}), sizes={"T": (7,)}).ranges
+    assert (lone["H"], lone["G"], lone["T"], lone["S"]) == ((1, 1), (1, 1), (7, 7), (1, 257))

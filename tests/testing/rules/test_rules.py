@@ -61,6 +61,7 @@ KILLS = {
     "convex-hull": "softmax-over-queries",
     "value-linear": "values-ignored",
     "sink-key": "sink-scaled",
+    "sink-minus-inf": "blind-sink-minus-inf",
     "equal-scores": "mask-after-softmax",
     "dbias-rows": "dbias-last-writer-wins",
     "unseen-keys": "mask-ignored-in-backward",
@@ -81,8 +82,9 @@ KILLS = {
 
 ORDER = """
  shape-dtype agreement-o agreement-lse agreement-weights agreement-dq agreement-dk agreement-dv
-agreement-dbias agreement-dsinks model-sizes rows-sum-to-one empty-row hidden-finite hidden-nan-k
-hidden-nan-v hidden-nan-kv late-keys nan-value nan-query nan-query-alone look-alike-masks
+agreement-dbias agreement-dsinks model-sizes rows-sum-to-one empty-row sink-minus-inf hidden-finite
+hidden-nan-k hidden-nan-v hidden-nan-kv late-keys nan-value nan-query nan-query-alone
+look-alike-masks
 permute-keys permute-queries permute-heads permute-batch batch-alone shared-heads padded-keys
 causal-prefix split-merge window-infinite causal-as-mask window-as-mask mask-as-bias
 scale-of-query bias-shift one-key convex-hull value-linear sink-key equal-scores dbias-rows
