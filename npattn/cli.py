@@ -9,6 +9,7 @@ from typing import Any
 
 from npattn.conventions import Conventions
 from npattn.errors import MissingExtraError, NpattnError, OptionError
+from npattn.profiles import PROFILES
 
 try:
     import click
@@ -18,13 +19,12 @@ try:
     from rich.table import Table
 
     from npattn.testing.adapters.choose import FRAMEWORKS
-    from npattn.testing.adapters.implementation import Implementation
     from npattn.testing.check import DTYPES, SWEEPS, check
     from npattn.testing.diagnosis.fingerprint import LAYOUTS, fingerprint
     from npattn.testing.report.expected import compare_with_expected, read_expected
     from npattn.testing.report.report import Report
     from npattn.testing.rules import PROPERTIES
-    from npattn.testing.targets import TARGETS, load
+    from npattn.testing.targets import TARGETS, load, load_implementation
 except ImportError as err:
     raise MissingExtraError(
         "the npattn command needs hypothesis, rich and click: pip install 'npattn[check]'"
@@ -47,7 +47,7 @@ def cli() -> None:
     "--dtype",
     "dtypes",
     multiple=True,
-    type=click.Choice(DTYPES),
+    metavar=f"[{'|'.join(DTYPES)}]",
     help="Dtype of q, k, v; may be given several times.  [default: float32]",
 )
 @click.option("--device", help="Device of torch tensors, for instance cuda.")
@@ -65,7 +65,23 @@ def cli() -> None:
     type=click.Choice(["auto", *FRAMEWORKS]),
     help="Framework of its arrays.",
 )
-@click.option("--layout", default="BHTD", show_default=True, type=click.Choice(["BHTD", "BTHD"]))
+@click.option(
+    "--layout",
+    type=click.Choice(["BHTD", "BTHD"]),
+    help="Axes of q, k, v and o.  [default: BHTD, or those of --like]",
+)
+@click.option(
+    "--like",
+    metavar="NAME",
+    help=f"System that it stands in for: {', '.join(n for n in PROFILES if '@' not in n)}.",
+)
+@click.option(
+    "--rename",
+    "renames",
+    multiple=True,
+    metavar="THEIRS=OURS",
+    help="Parameter that means an option of npattn, as cap=softcap; may be given several times.",
+)
 @click.option("--only", multiple=True, metavar="RULE", help="A rule, or a prefix of several.")
 @click.option(
     "--sizes", multiple=True, metavar="D=64,128", help="Sample these sizes only (B H K T S D E)."
@@ -110,7 +126,9 @@ def check_command(
     target: str,
     dtypes: tuple[str, ...],
     backward: str | None,
-    layout: str,
+    layout: str | None,
+    like: str | None,
+    renames: tuple[str, ...],
     framework: str,
     sizes: tuple[str, ...],
     only: tuple[str, ...],
@@ -127,9 +145,15 @@ def check_command(
     console = Console()
     try:
         expected = {} if expect_path is None else read_expected(expect_path)
-        implementation = _implementation(target, backward, layout, framework)
-        conventions = TARGETS[target].conventions if target in TARGETS else Conventions()
-        conventions = _with_conventions(conventions, convention_words)
+        implementation = load_implementation(
+            target,
+            backward=backward,
+            framework=framework,
+            layout=layout,
+            like=like,
+            rename=_renames(renames),
+        )
+        conventions = _with_conventions(implementation.conventions, convention_words)
         with _ProgressBar() as (bar, advance):
             report = check(
                 implementation,
@@ -153,20 +177,6 @@ def check_command(
         left_out = {*PROPERTIES, *SWEEPS} - checked
         expected = {n: reason for n, reason in expected.items() if n.split("[")[0] not in left_out}
     sys.exit(_exit_code(report, expected, console))
-
-
-def _implementation(
-    target: str, backward: str | None, layout: str, framework: str
-) -> Implementation:
-    f, known_backward = load(target)
-    return Implementation(
-        f,
-        backward=known_backward if backward is None else load(backward)[0],
-        layout=layout,
-        framework=framework,
-        spec=target,
-        backward_spec=backward,
-    )
 
 
 @cli.command("fingerprint")
@@ -482,6 +492,17 @@ def _sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
         if not equals:
             raise OptionError(f"--sizes is {text!r}, must look like D=64,128")
     return sizes
+
+
+def _renames(texts: tuple[str, ...]) -> dict[str, str]:
+    """Parse ("cap=softcap", ...) into {"cap": "softcap"}."""
+    renames = {}
+    for text in texts:
+        theirs, equals, ours = text.partition("=")
+        if not theirs or not equals or not ours:
+            raise OptionError(f"--rename is {text!r}, must look like THEIRS=OURS: cap=softcap")
+        renames[theirs] = ours
+    return renames
 
 
 def _lengths(text: str) -> tuple[int, ...]:

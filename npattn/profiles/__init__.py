@@ -1,5 +1,8 @@
 """Known systems by name and version: what they mean, how they are called, what they promise."""
 
+from difflib import get_close_matches
+
+from npattn.errors import OptionError
 from npattn.profiles.flash_attn import FLASH_ATTN
 from npattn.profiles.jax import NN
 from npattn.profiles.onnx import ATTENTION, ATTENTION_1_22
@@ -7,9 +10,24 @@ from npattn.profiles.own import NPATTN
 from npattn.profiles.profile import Profile
 from npattn.profiles.torch import SDPA
 
-__all__ = ["PROFILES", "Profile"]
+__all__ = ["PROFILES", "Profile", "find_profile"]
 
 PROFILES = {
     profile.name: profile for profile in (NPATTN, SDPA, NN, ATTENTION, ATTENTION_1_22, FLASH_ATTN)
 }
 """The profiles of known systems, by name: "onnx" is the newest version, "onnx@1.22" another."""
+
+
+def find_profile(name: str) -> Profile:
+    """Return the profile of a system.
+
+    Raises
+    ------
+    OptionError
+        If there is none of this name; the message says which there are.
+    """
+    if name not in PROFILES:
+        near = get_close_matches(name, PROFILES, 1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise OptionError(f"like is {name!r}, must be a known system: {', '.join(PROFILES)}{hint}")
+    return PROFILES[name]

@@ -165,6 +165,8 @@ class _Probe:
     def _variations(self, base: Recipe) -> set[str]:
         accepted = set()
         for name, change in _variations(base, self.trial.space.sizes).items():
+            if name not in self.trial.space.structure:  # a profile refuses it
+                continue
             try:
                 self._call(replace(base, **change))
             except ImplementationError as err:

@@ -15,9 +15,10 @@ from npattn.checks import check_integer
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.options import FEATURES
+from npattn.profiles import Profile
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.cases.space import Space
+from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.diagnosis.causes import diagnose
 from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.report.cause import Cause
@@ -31,9 +32,31 @@ from npattn.testing.trial import Trial
 __all__ = ["check"]
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+SHORT_DTYPES = {
+    **{name: name for name in DTYPES},
+    "double": "float64",
+    "fp64": "float64",
+    "f64": "float64",
+    "float": "float32",
+    "single": "float32",
+    "fp32": "float32",
+    "f32": "float32",
+    "half": "float16",
+    "fp16": "float16",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "bfloat": "bfloat16",
+    "fp8": "float8_e4m3fn",
+    "float8": "float8_e4m3fn",
+    "e4m3": "float8_e4m3fn",
+    "float8_e4m3": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+    "fp8_e5m2": "float8_e5m2",
+}
+"""Other words for the dtypes, for errors."""
 SWEEPS = ("sweep", "long")
 """Rules asked with ``sweep=``, which sample on the device."""
-DEFAULTS = {"framework": "auto", "layout": "BHTD"}
 
 
 def check(
@@ -41,8 +64,10 @@ def check(
     *,
     backward: Callable[..., Any] | None = None,
     framework: str = "auto",
-    layout: str = "BHTD",
+    layout: str | None = None,
     conventions: Conventions | None = None,
+    like: str | Profile | None = None,
+    rename: Mapping[str, str] | None = None,
     features: Iterable[str] | None = None,
     sizes: Mapping[str, Sequence[int]] | None = None,
     dtypes: Sequence[str] = ("float32",),
@@ -70,10 +95,17 @@ def check(
         Gradients of a NumPy function: ``backward(dout, q, k, v, *, out, lse, ...)``.
     framework : {"auto", "numpy", "torch", "jax"}
         Arrays that it takes; "auto" finds out by its module, annotations or a tiny call.
-    layout : {"BHTD", "BTHD"}
-        Axes of q, k, v, o, dout and their gradients; "BTHD" is for rank 4.
+    layout : {"BHTD", "BTHD"}, optional
+        Axes of q, k, v, o, dout and their gradients; "BTHD" is for rank 4. Default: "BHTD", or
+        those of `like`.
     conventions : Conventions, optional
-        Its promises where systems disagree; default: docs/semantics.md.
+        Its promises where systems disagree; default: those of `like`, or of docs/semantics.md,
+        with causal="top_left" for a parameter ``is_causal``.
+    like : str or Profile, optional
+        System that it stands in for, one of `npattn.profiles.PROFILES`: signature, layout,
+        conventions and refusals come from there, and rules that it takes back are not required.
+    rename : mapping, optional
+        Its parameter names → npattn's: ``{"cap": "softcap"}``.
     features : iterable of str, optional
         Its options, instead of those of its signature.
     sizes : mapping, optional
@@ -130,7 +162,15 @@ def check(
     >>> report.passed
     False
     """
-    implementation = _read(f, backward, features, framework, layout)
+    implementation = _read(
+        f,
+        framework=framework,
+        backward=backward,
+        features=features,
+        layout=layout,
+        like=like,
+        rename=rename,
+    )
     if device is not None:
         implementation.on(device)
     dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
@@ -141,7 +181,12 @@ def check(
     rules, robust = _choose_rules(only), ROBUSTNESS in (only or ())
     progress = progress or (lambda *_: None)
     sweeps = _choose_sweeps(implementation, sweep, only)
-    space = Space(features=implementation.features, sizes=dict(sizes or {}))
+    refused, unasked = _refusals(implementation.profile)
+    space = Space(
+        features=implementation.features,
+        structure=frozenset(STRUCTURE) - unasked,
+        sizes=dict(sizes or {}),
+    )
     conventions = implementation.conventions if conventions is None else conventions
     judges = []
     for dtype in dtypes:
@@ -150,7 +195,6 @@ def check(
         judges.append(Judge(trial, examples, seed, progress, shrink))
     rounds = _ask(judges, rules, robust, processes, implementation)
     untested = [*_missing(implementation)]
-    refused: list[str] = []
     untested.append(_describe_sizes(rounds[0], bool(sweeps)))
     judged: list[tuple[Trial, list[Outcome]]] = []
     for dtype, done in zip(dtypes, rounds, strict=True):
@@ -185,23 +229,18 @@ def check(
         causes=causes,
         refused=tuple(refused),
         expected=dict(expect or {}),
+        taken_back=dict(implementation.profile.promises) if implementation.profile else {},
     )
 
 
 def _read(
-    f: Callable[..., Any] | Implementation,
-    backward: Callable[..., Any] | None,
-    features: Iterable[str] | None,
-    framework: str,
-    layout: str,
+    f: Callable[..., Any] | Implementation, *, framework: str, **arguments: Any
 ) -> Implementation:
     """Return `f` as an implementation, after checking that nothing is said of one twice."""
     if not isinstance(f, Implementation):
-        return Implementation(
-            f, backward=backward, features=features, framework=framework, layout=layout
-        )
-    beside = [n for n, x in (("backward", backward), ("features", features)) if x is not None]
-    beside += [n for n, x in (("framework", framework), ("layout", layout)) if x != DEFAULTS[n]]
+        return Implementation(f, framework=framework, **arguments)
+    beside = [name for name, value in arguments.items() if value is not None]
+    beside += ["framework"] if framework != "auto" else []
     if beside:
         raise OptionError(
             f"got {', '.join(beside)} beside an Implementation: pass it to "
@@ -210,10 +249,21 @@ def _read(
     return f
 
 
+def _refusals(profile: Profile | None) -> tuple[list[str], frozenset[str]]:
+    """Return what a profile refuses, a line each, and the structure among it."""
+    lines = profile.refuses if profile else ()
+    names = {line.split(":")[0].replace("≠", "!=") for line in lines}
+    names |= {"D = 0", "E = 0"} if "E != D" in names else set()
+    said = [f"{line} (not promised by {profile.name})" for line in lines] if profile else []
+    return said, frozenset(names & set(STRUCTURE))
+
+
 def _check_numbers(dtypes: Sequence[str], examples: int, sweep: int) -> None:
     for dtype in dtypes:
         if dtype not in DTYPES:
-            raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}")
+            hint = SHORT_DTYPES.get(str(dtype).removeprefix("torch."))
+            hint = f"; did you mean {hint}?" if hint else ""
+            raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}{hint}")
     if isinstance(sweep, bool) or not isinstance(sweep, int) or sweep < 0:
         raise OptionError(f"sweep is {sweep!r}, must be an integer ≥ 0: how many problems")
     if not dtypes or examples < 1:

@@ -18,6 +18,7 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.options import OPTIONS, RESULTS
 from npattn.problem import Cotangents, Problem
+from npattn.profiles import Profile, find_profile
 from npattn.testing.adapters.arguments import Sizes, form_arguments
 from npattn.testing.adapters.base import (
     Framework,
@@ -56,8 +57,12 @@ class Implementation:
     features : iterable of str, optional
         Its options, if the signature cannot be read or names too many.
     framework : {"auto", "numpy", "torch", "jax"}
-    layout : {"BHTD", "BTHD"}
-        Of q, k, v, o, dout and their gradients; "BTHD" is for rank 4.
+    layout : {"BHTD", "BTHD"}, optional
+        Of q, k, v, o, dout and their gradients; "BTHD" is for rank 4. Default: "BHTD", or that of
+        `like`.
+    like : str or Profile, optional
+        System that it stands in for, one of `npattn.profiles.PROFILES`: its signature, layout and
+        conventions hold where nothing else is said.
     name : str, optional
         Its name in reports.
     spec, backward_spec : str, optional
@@ -73,12 +78,15 @@ class Implementation:
     reads : tuple of str
         How parameters with names of their own are understood: ``"attn_mask as mask and bias"``.
     conventions : Conventions
-        Those that its names imply.
+        Those of `like`, or that its names imply.
+    profile : Profile or None
+        That of `like`.
 
     Raises
     ------
     OptionError
-        If `f` is no callable, cannot be called with q, k, v alone, or an argument is not legal.
+        If `f` is no callable, cannot be called with q, k, v alone, or an argument is not legal; if
+        there is no profile `like`.
     """
 
     def __init__(
@@ -89,26 +97,29 @@ class Implementation:
         rename: Mapping[str, str] | None = None,
         features: Iterable[str] | None = None,
         framework: str = "auto",
-        layout: str = "BHTD",
+        layout: str | None = None,
+        like: str | Profile | None = None,
         name: str | None = None,
         spec: str | None = None,
         backward_spec: str | None = None,
     ) -> None:
         if not callable(f):
             raise OptionError(f"f is {f!r}, must be a callable f(q, k, v, ...)")
-        if layout not in ("BHTD", "BTHD"):
+        if layout not in (None, "BHTD", "BTHD"):
             raise OptionError(f"layout is {layout!r}, must be BHTD or BTHD")
-        self.f, self.backward, self.layout = f, backward, layout
+        self.profile = find_profile(like) if isinstance(like, str) else like
+        self.f, self.backward = f, backward
+        self.layout = layout or (self.profile.layout if self.profile else "BHTD")
         self.spec, self.backward_spec = spec, backward_spec
         self.forward_only = False  # until a probe finds that it gives no gradient
         self.name = name or spec or qualified_name(f)
         self.rename = dict(rename or {})
-        self.signature = read_signature(f, self.name, self.rename, features)
+        signature = self.profile.signature if self.profile else None
+        self.signature = read_signature(f, self.name, self.rename, features, signature)
         self.features, self.returns = self.signature.features, self.signature.returns
         self.untested, self.reads = self.signature.untested, self.signature.reads
-        self.conventions = (
-            Conventions(causal="top_left") if self.signature.top_left else Conventions()
-        )
+        implied = Conventions(causal="top_left") if self.signature.top_left else Conventions()
+        self.conventions = self.profile.conventions if self.profile else implied
         self.backward_takes = frozenset(parameters(backward))
         self.backward_signature = read_backward(backward, self.signature)
         self.framework = choose_framework(f, self.name, framework)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +14,7 @@ from typing import Any, NamedTuple
 
 from npattn.errors import NpattnError, OptionError
 
-__all__ = ["Spec", "by_spec", "load_callable"]
+__all__ = ["Spec", "by_spec", "load_callable", "load_object"]
 
 
 def load_callable(spec: str) -> Callable[..., Any]:
@@ -28,36 +30,30 @@ def load_callable(spec: str) -> Callable[..., Any]:
     OptionError
         If `spec` has another form, or there is no such module, file or callable.
     """
-    home, colon, name = spec.rpartition(":")
-    if not colon or not home or not name:
-        raise OptionError(f"{spec!r} must be module:function or path/file.py:function")
-    module = _import_module(home)
-    value: Any = module
-    for part in name.split("."):
-        value = getattr(value, part, None)
+    value = load_object(spec)
     if not callable(value):
-        public = [n for n, x in vars(module).items() if callable(x) and n[0] != "_"]
+        home, _, name = spec.rpartition(":")
+        public = [n for n, x in vars(_import_module(home)).items() if callable(x) and n[0] != "_"]
         raise OptionError(f"{home} has no callable {name!r}, it has {', '.join(public[:20])}")
     function: Callable[..., Any] = value
     return function
 
 
+def load_object(spec: str) -> Any:
+    """Import the object that a spec names; None if its module or file has no such object."""
+    home, colon, name = spec.rpartition(":")
+    if not colon or not home or not name:
+        raise OptionError(f"{spec!r} must be module:function or path/file.py:function")
+    value: Any = _import_module(home)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
 def _import_module(home: str) -> ModuleType:
     """Import a module by name or path; exceptions that it raises itself pass through."""
     if home.endswith(".py"):
-        path = Path(home).resolve()
-        if not path.is_file():
-            raise OptionError(f"TARGET has file {home!r}, which does not exist [in {Path.cwd()}]")
-        loaded = sys.modules.get(path.stem)
-        if loaded is not None and getattr(loaded, "__file__", None) == str(path):
-            return loaded
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(path.stem, module)
-        spec.loader.exec_module(module)
-        return module
+        return _import_file(home)
     if str(Path.cwd()) not in sys.path:  # as python -m does
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -68,6 +64,45 @@ def _import_module(home: str) -> ModuleType:
         raise OptionError(
             f"TARGET has module {home!r}, which cannot be found [in {Path.cwd()} and sys.path]"
         ) from err
+
+
+def _import_file(home: str) -> ModuleType:
+    """Import a file under a name that no other module has, with its neighbours on the path."""
+    path = Path(home).resolve()
+    if not path.is_file():
+        raise OptionError(f"TARGET has file {home!r}, which does not exist [in {Path.cwd()}]")
+    for name, loaded in list(sys.modules.items()):
+        file = vars(loaded).get("__file__") if isinstance(loaded, ModuleType) else None
+        if file == str(path) and name != "__main__":
+            return loaded
+    taken = path.stem in sys.modules or _is_installed(path.stem, path.parent)
+    name = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}" if taken else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    _add_to_path(path.parent)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _add_to_path(folder: Path) -> None:
+    """Let files of a folder be imported: first, or last if one has an installed module's name."""
+    if str(folder) in sys.path:
+        return
+    shadows = any(_is_installed(path.stem, folder) for path in folder.glob("*.py"))
+    sys.path.insert(len(sys.path) if shadows else 0, str(folder))
+
+
+def _is_installed(name: str, folder: Path) -> bool:
+    """Return True if a module of this name is found outside `folder`."""
+    elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
+    found = importlib.machinery.PathFinder.find_spec(name, elsewhere)
+    return name in sys.stdlib_module_names or (found is not None and found.origin is not None)
 
 
 class Spec(NamedTuple):

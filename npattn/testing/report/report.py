@@ -52,6 +52,8 @@ class Report:
         What it does not take (structure, options, combinations, values), a line each.
     expected : mapping
         Expected failures: rule, or ``rule[dtype]`` → reason.
+    taken_back : mapping
+        Rules that the system of ``like`` does not promise → its documentation that says so.
     """
 
     target: str
@@ -63,6 +65,7 @@ class Report:
     causes: tuple[Cause, ...] = ()
     refused: tuple[str, ...] = ()
     expected: Mapping[str, str] = field(default_factory=dict)
+    taken_back: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -73,6 +76,8 @@ class Report:
         """Return True if the outcome fails the report: bad, required and not expected."""
         bad = {"failed", "error"} | ({"suspect"} if self.strict else set())
         required = {outcome.level, outcome.rule} & set(self.require)
+        if outcome.rule in self.taken_back and outcome.rule not in self.require:
+            return False
         expected = {outcome.id, outcome.rule} & set(self.expected)
         return outcome.status in bad and bool(required) and not expected
 

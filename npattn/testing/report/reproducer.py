@@ -12,6 +12,7 @@ from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.options import OPTIONS
 from npattn.problem import Problem
+from npattn.profiles import PROFILES, Profile
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.options import SCORE_MODS
@@ -44,9 +45,9 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
     cotangents = error.cotangents if known else None  # type: ignore[union-attr]
     view = getattr(error, "view", "contiguous")
     kind = error.kind if isinstance(error, Violation) else "raise"
-    message = "\n".join(str(error or "").splitlines()).replace('"""', "'''").replace("\\", "/")
+    message = "\n".join(str(error or "").splitlines())
     head = [
-        f'"""{f.name} breaks "{rule}".\n\n{message}\n"""',
+        _docstring(f'{f.name} breaks "{rule}".\n\n{message}'),
         "",
         "import numpy as np",
         "",
@@ -88,9 +89,8 @@ def sampling_script(trial: Trial, rule: str, message: str, arguments: str) -> st
     `arguments` are those of `npattn.testing.device.sweep.show_problem`, after the implementation.
     """
     f = trial.implementation
-    message = message.replace('"""', "'''").replace("\\", "/")
     lines = [
-        f'"""{f.name} breaks "{rule}".\n\n{message}\n"""',
+        _docstring(f'{f.name} breaks "{rule}".\n\n{message}'),
         "",
         "import npattn",
         "from npattn.testing import Implementation, Recipe",
@@ -105,6 +105,13 @@ def sampling_script(trial: Trial, rule: str, message: str, arguments: str) -> st
         "",
     ]
     return "\n".join(lines)
+
+
+def _docstring(text: str) -> str:
+    """Return a docstring of any text: names and messages come from the code under test."""
+    safe = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    shown = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in safe)
+    return f'"""{"".join(shown)}\n"""'
 
 
 def _check_aggregate(trial: Trial) -> list[str]:
@@ -227,7 +234,10 @@ def _import_object(function: Any, name: str, spec: str | None) -> list[str]:
     if home == "__main__" and path is None:
         return [PLACEHOLDER]
     if home == "__main__":
-        return ["from npattn.testing.targets import load", f"{name}, _ = load('{path}:{qualname}')"]
+        return [
+            "from npattn.testing.targets import load",
+            f"{name}, _ = load({f'{path}:{qualname}'!r})",
+        ]
     return [f"from {home} import {qualname.split('.')[0]}", f"{name} = {qualname}"]
 
 
@@ -246,13 +256,24 @@ def _implementation(f: Implementation) -> str:
     kwargs = ["f"]
     if f.backward is not None:
         kwargs.append("backward=f_backward")
+    if f.profile is not None:
+        kwargs.append(f"like={_like(f.profile)}")
     if f.rename:
         kwargs.append(f"rename={f.rename!r}")
     kwargs.append(f"features={sorted(f.features | set(f.returns))!r}")
     kwargs.append(f"framework={f.framework.name!r}")
-    if f.layout != "BHTD":
+    if f.layout != (f.profile.layout if f.profile else "BHTD"):
         kwargs.append(f"layout={f.layout!r}")
     return ", ".join(kwargs)
+
+
+def _like(profile: Profile) -> str:
+    """Return the name of a known profile, or what makes the calls of another."""
+    if PROFILES.get(profile.name) is profile:
+        return repr(profile.name)
+    fields = ("name", "version", "about", "layout")
+    words = ", ".join(f"{n}={getattr(profile, n)!r}" for n in fields)
+    return f"npattn.profiles.Profile({words}, signature={dict(profile.signature)!r})"
 
 
 def _conventions_line(conventions: Conventions) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from npattn.conventions import Conventions
 from npattn.errors import MissingExtraError, OptionError
 from npattn.profiles import PROFILES, Profile
-from npattn.testing.adapters.load import load_callable
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.adapters.load import load_callable, load_object
 
-__all__ = ["TARGETS", "Target", "load"]
+__all__ = ["TARGETS", "Target", "load", "load_implementation"]
 
 
 @dataclass(frozen=True)
@@ -179,3 +181,66 @@ def load(spec: str) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
             f"{', '.join(TARGETS)}{hint}"
         )
     return load_callable(spec), None
+
+
+def load_implementation(
+    spec: str,
+    *,
+    backward: str | None = None,
+    framework: str = "auto",
+    layout: str | None = None,
+    like: str | None = None,
+    rename: Mapping[str, str] | None = None,
+) -> Implementation:
+    """Return the implementation that a target names, with the conventions that are known of it.
+
+    Parameters
+    ----------
+    spec : str
+        A known name, ``module:function`` or ``path/file.py:function``; in place of the function
+        an `Implementation` may stand, which is taken as it is.
+    backward : str, optional
+        Spec of its backward.
+    framework, layout, like, rename
+        As of `Implementation`.
+
+    Raises
+    ------
+    OptionError
+        If there is no such target, an argument is not legal, or one is given beside an
+        `Implementation`.
+    MissingExtraError
+        If the target needs a package that is not installed.
+    """
+    given: dict[str, Any] = {"layout": layout, "like": like, "rename": rename or None}
+    given |= {"backward": backward, "framework": None if framework == "auto" else framework}
+    made = load_object(spec) if spec not in TARGETS and ":" in spec else None
+    if isinstance(made, Implementation):
+        return _take_whole(made, spec, [n for n, x in given.items() if x is not None])
+    f, known_backward = load(spec)
+    implementation = Implementation(
+        f,
+        backward=known_backward if backward is None else load(backward)[0],
+        framework=framework,
+        layout=layout,
+        like=like,
+        rename=rename,
+        spec=spec,
+        backward_spec=backward,
+    )
+    if spec in TARGETS and like is None:
+        implementation.conventions = TARGETS[spec].conventions
+    return implementation
+
+
+def _take_whole(made: Implementation, spec: str, beside: Sequence[str]) -> Implementation:
+    """Return an implementation of a module under the spec that finds it."""
+    if beside:
+        raise OptionError(
+            f"got {', '.join(beside)} beside {spec}, which is an Implementation: pass it to "
+            "Implementation(f, ...) there"
+        )
+    implementation = copy.copy(made)
+    implementation.name = spec
+    implementation.spec, implementation.backward_spec = f"{spec}.f", f"{spec}.backward"
+    return implementation

@@ -15,6 +15,7 @@ from npattn.conventions import Conventions
 from npattn.testing import Implementation, check
 from npattn.testing.report.reproducer import _literal
 from npattn.testing.targets import load
+from npattn.testing.targets.numpy import flash
 from npattn.zoo.mutants import MUTANTS
 
 # A user's file, in which each function is wrong in its own way.
@@ -187,6 +188,15 @@ def test_script_docstring_names_broken_rule(mine):
     assert 'breaks "agreement-o"' in head
     assert "got" in head
     assert "want" in head
+
+
+@pytest.mark.parametrize(
+    "name", ["C:\\new\\x.py:f", 'a"""\nraise SystemExit(3)\n"""', "nul \0", '"""" ""', "\\"]
+)
+def test_script_quotes_any_name(name):
+    f = Implementation(lambda q, k, v: 2 * flash(q, k, v), name=name, framework="numpy")
+    text = failure(f, "agreement-o", examples=1, shrink=False).script()
+    assert name in ast.get_docstring(ast.parse(text), clean=False)
 
 
 def test_a_wrong_gradient_prints_wrong(mine):

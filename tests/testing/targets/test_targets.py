@@ -1,6 +1,8 @@
 """Targets by name and by import path, and errors for unknown ones."""
 
 import itertools
+import math
+import pickle
 import re
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from npattn.errors import MissingExtraError, OptionError
 from npattn.problem import Cotangents
 from npattn.profiles import PROFILES
 from npattn.testing import Implementation, Recipe, check
-from npattn.testing.targets import TARGETS, Target, load
+from npattn.testing.targets import TARGETS, Target, load, load_implementation
 from npattn.testing.targets.numpy import flash, flash_backward
 
 # Package whose arrays each target takes.
@@ -140,6 +142,63 @@ def test_import_error_inside_module_passes_through(folder):
         load("own_four:f")
     with pytest.raises(ModuleNotFoundError, match="absent_dependency"):
         load("own_four.py:f")
+
+
+def test_file_imports_its_neighbour(folder):
+    inner = folder / "kernels"
+    inner.mkdir()
+    (inner / "own_helper.py").write_text("def f(q, k, v): return q\n")
+    (inner / "own_five.py").write_text("from own_helper import f\n")
+    assert load("kernels/own_five.py:f")[0](1, 2, 3) == 1
+
+
+@pytest.mark.parametrize("name", ["csv", "hypothesis"])
+def test_file_named_like_installed_module_is_not_taken_for_it(folder, name):
+    (folder / f"{name}.py").write_text(f"import {name}\ndef f(q, k, v): return {name}\n")
+    f, _ = load(f"{name}.py:f")
+    other = f(1, 2, 3)
+    assert other.__file__ != str(folder / f"{name}.py")
+    assert f.__module__ != name
+    assert load(f"{name}.py:f")[0] is f
+
+
+def test_files_of_the_same_name_are_loaded_apart(folder):
+    for place, value in (("one", 1), ("two", 2)):
+        (folder / place).mkdir()
+        (folder / place / "own_six.py").write_text(f"def f(q, k, v): return {value}\n")
+    assert load("one/own_six.py:f")[0](0, 0, 0) == 1
+    assert load("two/own_six.py:f")[0](0, 0, 0) == 2
+
+
+WHOLE = """
+from npattn.testing import Implementation
+from npattn.testing.targets.numpy import flash, flash_backward
+
+def attend(q, k, v, cap=None):
+    return flash(q, k, v, softcap=cap)
+
+mine = Implementation(attend, rename={"cap": "softcap"}, name="other", framework="numpy")
+"""
+
+
+def test_implementation_is_a_target(folder):
+    (folder / "own_seven.py").write_text(WHOLE)
+    read = load_implementation("own_seven.py:mine")
+    assert read.features == {"softcap"}
+    assert (read.name, read.spec) == ("own_seven.py:mine", "own_seven.py:mine.f")
+    again = pickle.loads(pickle.dumps(read))
+    assert again.f is read.f
+    with pytest.raises(OptionError, match="got like, rename beside own_seven"):
+        load_implementation("own_seven.py:mine", like="torch.sdpa", rename={"cap": "softcap"})
+
+
+def test_target_stands_in_for_system(folder):
+    (folder / "own_eight.py").write_text("def f(q, k, v, window_size=(-1, -1)): return q\n")
+    read = load_implementation("own_eight.py:f", like="flash_attn", framework="numpy")
+    assert (read.layout, read.features) == ("BTHD", {"window"})
+    assert read.conventions.lse_empty == math.inf
+    renamed = load_implementation("numpy.flash", rename={"causal": "causal"})
+    assert renamed.conventions == TARGETS["numpy.flash"].conventions
 
 
 # --- torch ----------------------------------------------------------------------------------------
