@@ -521,7 +521,7 @@ def _with_conventions(conventions: Conventions, words: tuple[str, ...]) -> Conve
         name, equals, value = word.partition("=")
         if not equals or name not in names:
             raise OptionError(f"--convention is {word!r}, must be NAME=VALUE, {', '.join(names)}")
-        number = name in ("hidden_fill", "lse_empty")
+        number = name in ("hidden_fill", "hidden_add", "lse_empty") and value != "min"
         try:
             changes[name] = float(value) if number else value
         except ValueError:

@@ -6,6 +6,7 @@ Every message names the argument, its value and the way out, so that nobody need
 
 __all__ = [
     "DtypeError",
+    "InternalError",
     "MissingExtraError",
     "NpattnError",
     "OptionError",
@@ -32,6 +33,10 @@ class OptionError(NpattnError, ValueError):
 
 class UnknownOptionError(OptionError, TypeError):
     """A keyword is no option; a TypeError too, as Python's own answer to an unknown keyword."""
+
+
+class InternalError(NpattnError):
+    """npattn itself is wrong: no input should lead here. Please report it."""
 
 
 class MissingExtraError(NpattnError, ImportError):

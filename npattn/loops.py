@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.arrays import Array, finfo
 from npattn.errors import OptionError
 from npattn.problem import Gradients, Problem
 
@@ -47,9 +47,13 @@ class Meaning(Protocol):
     @property
     def window(self) -> str: ...
     @property
-    def hidden_fill(self) -> float | None: ...
+    def hidden_fill(self) -> float | str | None: ...
+    @property
+    def hidden_add(self) -> float | str | None: ...
     @property
     def empty_row(self) -> str: ...
+    @property
+    def empty_row_bias(self) -> str | None: ...
     @property
     def softcap(self) -> str: ...
     @property
@@ -62,6 +66,8 @@ class Meaning(Protocol):
     def lse_empty(self) -> float: ...
     @property
     def weights(self) -> str: ...
+    @property
+    def dropout_at_rate_0(self) -> str: ...
 
 
 class _Default(NamedTuple):
@@ -69,14 +75,17 @@ class _Default(NamedTuple):
 
     mask_true: str = "attend"
     window: str = "exclusive"
-    hidden_fill: float | None = None
+    hidden_fill: float | str | None = None
+    hidden_add: float | str | None = None
     empty_row: str = "zero"
+    empty_row_bias: str | None = None
     softcap: str = "before_bias"
     bias: str = "after_scale"
     kv_head: str = "repeat"
     lse_base: str = "e"
     lse_empty: float = -math.inf
     weights: str = "before_dropout"
+    dropout_at_rate_0: str = "drop"
 
 
 class _Score(NamedTuple):
@@ -97,6 +106,7 @@ class _Row(NamedTuple):
     p_sink: float
     lse: float
     out: list[float]  # (E,)
+    defined: bool = True  # False for a row of NaN, whose own gradients are undefined
 
 
 def forward(problem: Problem, conventions: Meaning | None = None) -> tuple[Array, Array, Array]:
@@ -167,9 +177,16 @@ def backward(
         for name in ("q", "k", "v", "bias", "sinks")
         if (array := getattr(task.problem, name)) is not None
     }
+    undefined = "nan" in (task.conventions.empty_row, task.conventions.empty_row_bias)
+    own = (("q", task.problem.D), ("bias", task.problem.S)) if undefined else ()
     for b, at in task.queries():
-        do, dl, dw = _cotangents(task, at, *cotangents)
-        _add_row(task, sums, at, _row(task, b, at), do, dl, dw)
+        row = _row(task, b, at)
+        for name, n in own:
+            if name in sums:
+                sums[name].note(at, n, row.defined)
+        if row.defined:
+            do, dl, dw = _cotangents(task, at, *cotangents)
+            _add_row(task, sums, at, row, do, dl, dw)
     return Gradients(**{name: total.array() for name, total in sums.items()})
 
 
@@ -178,16 +195,17 @@ def backward(
 
 def _row(task: _Task, b: int, at: Index) -> _Row:
     """Compute the query at `at` = (..., h, t) with all keys."""
-    scores = {}
-    for s in range(task.problem.S):
-        if _sees(task, at, s):
-            scores[s] = _score(task, b, at, s)
+    scores, more = {}, task.number(task.conventions.hidden_add)
+    seen = {s: _sees(task, at, s) for s in range(task.problem.S)}
+    for s in seen:
+        if seen[s] or more is not None:
+            scores[s] = _score(task, b, at, s, 0.0 if seen[s] or more is None else more)
         else:
             scores[s] = _Score(_hidden_score(task), free=False)
     scores = {s: score for s, score in scores.items() if score.value != -math.inf}  # [4]
     sink = task.value("sinks", at[-2:-1], -math.inf)
     if not scores and sink == -math.inf:
-        return _empty_row(task, at)
+        return _empty_row(task, at, more is not None or any(seen.values()))
 
     p, p_sink, lse = _softmax({s: score.value for s, score in scores.items()}, sink)  # [8, 11]
     if task.conventions.lse_base == "2":
@@ -221,24 +239,29 @@ def _sees(task: _Task, at: Index, s: int) -> bool:
 
 def _hidden_score(task: _Task) -> float:
     """Score of a hidden key; −inf leaves the softmax."""
-    fill, cap = task.conventions.hidden_fill, task.problem.softcap
+    fill, cap = task.number(task.conventions.hidden_fill), task.problem.softcap
     score = -math.inf if fill is None else fill
     if cap is not None and task.conventions.softcap == "after_mask":
         score = cap * math.tanh(score / cap)
     return score
 
 
-def _score(task: _Task, b: int, at: Index, s: int) -> _Score:
-    """Compute scale · q·k, with cap, score_mod and bias in the order of the conventions [1-4]."""
+def _score(task: _Task, b: int, at: Index, s: int, more: float) -> _Score:
+    """Compute scale · q·k, with cap, score_mod and bias in the order of the conventions [1-4].
+
+    `more` is what a hidden score has added.
+    """
     q, k = task.vector("q", at), task.vector("k", task.key(at, s))
     score = _Score(task.scale * _sum(a * b for a, b in zip(q, k, strict=True)), slope=1.0)
     if task.conventions.softcap == "before_bias":
         score = _cap(task, score)
     score = _modify(task, b, (*at, s), score)
     score = _add_bias(task, (*at, s), score)
-    if task.conventions.softcap != "before_bias":
+    if task.conventions.softcap == "after_mask":
+        return _cap(task, score._replace(value=score.value + more))
+    if task.conventions.softcap == "after_bias":
         score = _cap(task, score)
-    return score
+    return score._replace(value=score.value + more)
 
 
 def _cap(task: _Task, score: _Score) -> _Score:
@@ -280,14 +303,17 @@ def _softmax(scores: dict[int, float], sink: float) -> tuple[dict[int, float], f
     return {s: x / total for s, x in e.items()}, e_sink / total, top + math.log(total)
 
 
-def _empty_row(task: _Task, at: Index) -> _Row:
-    """Result of a query without a score, by convention [8]."""
+def _empty_row(task: _Task, at: Index, by_bias: bool) -> _Row:
+    """Result of a query without a score, by convention [8]; `by_bias`: they are all −inf."""
     S, E, lse = task.problem.S, task.problem.E, task.conventions.lse_empty
-    if task.conventions.empty_row == "zero" or (task.conventions.empty_row == "mean" and S == 0):
+    result = task.conventions.empty_row
+    if by_bias:
+        result = task.conventions.empty_row_bias or result
+    if result == "zero" or S == 0:
         return _Row({}, {}, {}, 0.0, lse, [0.0] * E)
-    if task.conventions.empty_row == "nan":
+    if result == "nan":
         p = dict.fromkeys(range(S), math.nan)
-        return _Row(dict.fromkeys(p, _Score(math.nan, 1.0, 1.0)), p, p, 0.0, lse, [math.nan] * E)
+        return _Row({}, p, p, 0.0, lse, [math.nan] * E, defined=False)
     p = dict.fromkeys(range(S), 1 / S)
     return _Row(dict.fromkeys(p, _Score(0.0, free=False)), p, p, 0.0, lse, _out(task, at, p))
 
@@ -300,6 +326,8 @@ def _out(task: _Task, at: Index, w: dict[int, float]) -> list[float]:
 
 def _keep(task: _Task, at: Index, s: int) -> float:
     """Factor of a weight by dropout [9]."""
+    if task.conventions.dropout_at_rate_0 == "ignore" and task.problem.dropout_rate == 0:
+        return 1.0
     kept = task.value("dropout_mask", (*at, s), 1.0)
     return kept / (1 - task.problem.dropout_rate)
 
@@ -377,6 +405,13 @@ class _Task:
         names = ("q", "k", "v", "bias", "sinks", "dropout_mask")
         self.arrays = {name: _real(name, getattr(problem, name)) for name in names}
 
+    def number(self, value: float | str | None) -> float | None:
+        """Return what "min" stands for: the smallest finite number of the dtype of q."""
+        if value != "min":
+            return value  # type: ignore[return-value]  # "min" is the only word
+        dtype = self.problem.storage or self.problem.q.dtype
+        return max(float(finfo(dtype).min), float(finfo(self.problem.dtype).min))
+
     def queries(self) -> Iterator[tuple[int, Index]]:
         """Yield the flat leading index b and the index (..., h, t) of every query."""
         problem = self.problem
@@ -411,16 +446,25 @@ class _Sums:
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
         self.terms: dict[Index, list[float]] = defaultdict(list)
+        self.defined: dict[Index, bool] = defaultdict(bool)
 
     def add(self, at: Index, term: float) -> None:
         """Add to the element that broadcasts to the index `at` of the whole."""
         self.terms[_within(self.shape, at)].append(term)
 
+    def note(self, at: Index, n: int, defined: bool) -> None:
+        """Note the n elements of the row at an index of the whole, and if it has a gradient."""
+        for i in range(n):
+            self.defined[_within(self.shape, (*at, i))] |= defined
+
     def array(self) -> Array:
-        """Return the gradient, 0 where nothing was added."""
+        """Return the gradient: 0 where nothing was added, NaN where no row has one."""
         array = np.zeros(self.shape)
         for at, terms in self.terms.items():
             array[at] = _sum(terms)
+        for at, defined in self.defined.items():
+            if not defined:
+                array[at] = math.nan
         return array
 
 

@@ -355,7 +355,9 @@ class MultiHeadAttention(MultiHeadParameters):
         if self._appended_keys:
             k, v = self._append_key(k, p.get("bias_k")), self._append_key(v, p.get("bias_v"))
             conventions = options.get("conventions") or Conventions()
-            plain = dataclasses.replace(conventions, hidden_fill=None, softcap="before_bias")
+            plain = dataclasses.replace(
+                conventions, hidden_fill=None, hidden_add=None, softcap="before_bias"
+            )
             visible = plain.canonical(frame).visible
             if visible is not None:
                 mask = _append_columns(visible, frame.S, self._appended_keys, True)

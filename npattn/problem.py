@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from npattn import checks
-from npattn.arrays import Array, BiasLike, MaskLike, band, describe_value, diagonal, sum_to
+from npattn.arrays import Array, BiasLike, MaskLike, band, describe_value, diagonal, finfo, sum_to
 from npattn.options import OPTIONS, Alignment, ScoreMod, Window
 
 __all__ = ["Cotangents", "Forward", "Gradients", "Problem"]
@@ -193,6 +193,15 @@ class Problem:
     def bias_array(self) -> Array | None:
         """Bias as an array."""
         return self._as_array(self.bias)
+
+    @property
+    def lowest(self) -> float:
+        """Smallest finite number of the dtype of q, or of mixed precision, in range of `dtype`.
+
+        An implementation of these inputs has its scores in that dtype.
+        """
+        own = finfo(self.q.dtype if self.storage is None else self.storage)
+        return max(float(own.min), float(finfo(self.dtype).min))
 
     def materialise(self) -> Problem:
         """Return the problem with arrays for mask and bias; itself if they are no objects."""

@@ -25,7 +25,7 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.compare import Comparison, check_tolerance, compare_arrays
 
 __all__ = ["GRADIENTS", "Evaluation", "Suspicion", "Trial", "Violation"]
 
@@ -204,7 +204,7 @@ class Trial:
         """Conventions under which hidden keys leave the softmax."""
         late = self.conventions.softcap == "after_mask"
         softcap = "after_bias" if late else self.conventions.softcap
-        return replace(self.conventions, hidden_fill=None, softcap=softcap)
+        return replace(self.conventions, hidden_fill=None, hidden_add=None, softcap=softcap)
 
     def visible(self, problem: Problem) -> Array:
         """Return the visible positions, broadcast to (..., H, T, S) (rank 2: (T, S))."""
@@ -340,10 +340,8 @@ class Trial:
         for name, free in free_elements(problem, self.conventions).items():
             if name in allowed:
                 allowed[name] = np.where(free, np.inf, allowed[name])
-        if self.conventions.empty_row == "nan":
-            for name in GRADIENTS:  # undefined where a NaN row adds to it, says the convention
-                if name in exact:
-                    allowed[name] = np.where(np.isnan(exact[name]), np.inf, allowed[name])
+        for name in exact:
+            check_tolerance(name, allowed[name], exact[name])
         return allowed
 
     def check(self, found: Mapping[str, Comparison], problem: Problem, cot: Cotangents) -> float:

@@ -145,6 +145,12 @@ class Problem(numpy_problem.Problem):
         """Functions that `npattn.conventions` calls in the place of those of `npattn.dense`."""
         return score_mod
 
+    @property
+    def lowest(self) -> float:
+        """Smallest finite number of the dtype of q, or of mixed precision, in range of `dtype`."""
+        own = self.q.dtype if self.storage is None else self.storage
+        return max(torch.finfo(own).min, torch.finfo(self.dtype).min)
+
     def to_compute_dtype(self, x: Any) -> Any:
         """Return x in the dtype computed in."""
         return x.to(self.dtype)

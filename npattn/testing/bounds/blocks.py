@@ -37,17 +37,27 @@ class Blocks:
     @cached_property
     def attends_hidden(self) -> bool:
         """True if hidden keys take part in the softmax."""
+        return self.fills_hidden or (self.conventions.hidden_add is not None and self._hides)
+
+    @cached_property
+    def _hides(self) -> bool:
         whole = self.problem
-        if whole.mask is None and whole.window is None and not whole.causal:
+        return whole.mask is not None or whole.window is not None or bool(whole.causal)
+
+    @cached_property
+    def fills_hidden(self) -> bool:
+        """True if hidden keys take part with a number as their score."""
+        if not self._hides or self.conventions.hidden_add is not None:
             return False
-        after = whole.softcap is not None and self.conventions.softcap == "after_mask"
+        after = self.problem.softcap is not None and self.conventions.softcap == "after_mask"
         return self.conventions.hidden_fill is not None or after
 
     @cached_property
     def block_conventions(self) -> Conventions:
         """The conventions of a block, whose mask, window and heads are canonical already."""
         c = self.conventions
-        return Conventions(hidden_fill=c.hidden_fill, softcap=c.softcap, bias=c.bias)
+        kept = ("hidden_fill", "hidden_add", "softcap", "bias", "dropout_at_rate_0")
+        return Conventions(**{name: getattr(c, name) for name in kept})
 
     @cached_property
     def window(self) -> Window | None:
@@ -58,7 +68,7 @@ class Blocks:
     @property
     def keys(self) -> int:
         """Number of keys that a row sums over; where hidden ones take part, each has a twin."""
-        return self.problem.S * (2 if self.attends_hidden else 1)
+        return self.problem.S * (2 if self.fills_hidden else 1)
 
     @property
     def group(self) -> int:

@@ -33,13 +33,14 @@ def translate_bounds(
         size = np.where(empty, 0, abs(form.lse))
         bounds["lse"] = (bounds["lse"] + 4 * form.unit.u * size) / math.log(2)
     bounds["weights"] = _translate_weights(problem, conventions, form, bounds["weights"])
-    if conventions.empty_row == "mean" and empty.any():
+    _, mean = conventions.empty_rows(problem, empty)
+    if mean is not None:
         # As a softmax over S equal scores: a weight, S products and sums, a division.
         rel = form.gamma(form.chain + 4) + 2 * form.unit.p.u + form.unit.exp
         sizes = conventions.results(problem.replace(v=abs(problem.v)), abs(form.o), form.lse)[0]
-        bounds["o"] = np.where(empty[..., None], rel * sizes, bounds["o"])
+        bounds["o"] = np.where(mean[..., None], rel * sizes, bounds["o"])
         even = rel / max(problem.S, 1)
-        bounds["weights"] = np.where(empty[..., None], even, bounds["weights"])
+        bounds["weights"] = np.where(mean[..., None], even, bounds["weights"])
     if problem.headless:
         bounds = {n: t[0] if n in FORWARD else t for n, t in bounds.items()}
     if dout is None:
@@ -54,7 +55,7 @@ def _translate_weights(
     problem: Problem, conventions: Conventions, form: WorstCase, bound: Array
 ) -> Array:
     unit, lse = form.unit, form.lse
-    whole = replace(conventions, empty_row="zero")
+    whole = _without_empty_rows(conventions)
     with np.errstate(invalid="ignore"):  # a deviation of inf, dropped
         bound = whole.returned_weights(problem, bound, lse)
     if conventions.weights == "after_dropout" and problem.dropout_mask is not None:
@@ -69,20 +70,31 @@ def _translate_gradients(
 ) -> Gradients:
     """Translate bounds of gradients; `dout` is |dout|."""
     flat = form.lse[0] if problem.headless else form.lse
-    whole = replace(conventions, empty_row="zero")
+    whole = _without_empty_rows(conventions)
     grads = whole.gradients(problem, raw, dout, flat)
     if problem.bias_array is not None and grads.bias is not None and raw.bias is not None:
         bias = abs(grads.bias) + _extra_dbias_error(problem, conventions, form, raw.bias)
         grads = replace(grads, bias=np.where(np.isnan(bias), np.inf, bias))
-    if conventions.empty_row == "mean" and np.isneginf(form.lse).any():
+    undefined, mean = conventions.empty_rows(problem, np.isneginf(form.lse))
+    if undefined is None and mean is None:
+        return grads
+    nothing = replace(raw, **{n: np.zeros_like(t) for n, t in vars(raw).items() if t is not None})
+    own = conventions.gradients(problem, nothing, dout, flat)
+    if mean is not None:
         # The cotangent of an empty row goes to v through a rounded 1/S.
-        nothing = replace(
-            raw, **{n: np.zeros_like(t) for n, t in vars(raw).items() if t is not None}
-        )
-        mean_of = replace(conventions, empty_row="mean").gradients(problem, nothing, dout, flat)
         rel = form.gamma(form.chain + problem.T + 4) + 3 * form.unit.low.u
-        grads = replace(grads, v=grads.v + rel * mean_of.v)
+        grads = replace(grads, v=grads.v + rel * own.v)
+    if undefined is not None:  # where only rows of NaN have a share, nothing is compared
+        free = {n: np.isnan(t) for n, t in vars(own).items() if t is not None}
+        grads = replace(
+            grads, **{n: np.where(at, np.inf, getattr(grads, n)) for n, at in free.items()}
+        )
     return grads
+
+
+def _without_empty_rows(conventions: Conventions) -> Conventions:
+    """Return the conventions under which empty rows are 0, as the canonical ones."""
+    return replace(conventions, empty_row="zero", empty_row_bias=None)
 
 
 @np.errstate(invalid="ignore")  # inf · 0, in deviations that do not count

@@ -97,7 +97,7 @@ class Plan:
     def options(self) -> set[str]:
         """Options that are sampled."""
         left_out: set[str] = set()
-        if self.conventions.hidden_fill is not None:
+        if self.conventions.attends_hidden:
             left_out = {"mask", "causal", "window"}
         if self.conventions.bias != "after_scale":
             left_out |= {"bias"}
@@ -105,7 +105,9 @@ class Plan:
 
     @property
     def _empties(self) -> bool:
-        plain = self.conventions.empty_row == "zero" and self.conventions.lse_empty == -math.inf
+        plain = (
+            self.conventions.empty_results == {"zero"} and self.conventions.lse_empty == -math.inf
+        )
         return plain and self.empty_rows
 
     @property

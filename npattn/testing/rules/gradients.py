@@ -108,14 +108,14 @@ def unseen_keys(trial: Trial, recipe: Recipe) -> float | None:
     """
     problem = trial.problem(recipe)
     empty = trial.empty(problem)
-    if trial.conventions.empty_row == "nan" and empty.any():
-        return None
     dout, dlse = trial.cotangents(recipe, problem)
-    if trial.conventions.empty_row == "mean":  # such a row takes all values, and no keys
+    results = trial.conventions.empty_results
+    if "mean" in results:  # such a row takes all values, and no keys
         dout = np.where(empty[..., None], np.zeros_like(dout), dout)
     evaluation = trial.evaluate(problem, Cotangents(dout, dlse))
     queries = live(trial, problem).sum(-2)[..., None]  # (..., H, S, 1) for which a key is visible
-    visible = {"dq": ~empty[..., None]}
+    # dq of a row that is NaN is undefined, but such a row adds nothing to dk and dv.
+    visible = {} if "nan" in results else {"dq": ~empty[..., None]}
     for name in ("dk", "dv"):
         shape = getattr(problem, name[1:]).shape
         visible[name] = sum_over_group(trial, problem, queries, (*shape[:-1], 1)) > 0

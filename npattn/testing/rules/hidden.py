@@ -62,7 +62,7 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
     if choice is None:
         return None
     keys, exposed = choice
-    if trial.conventions.empty_row == "mean":
+    if "mean" in trial.conventions.empty_results:
         exposed = exposed | trial.empty(problem)  # a mean of all values, hidden ones too
     rng = np.random.default_rng([recipe.seed, 8])
     size = min(1e3, float(finfo(recipe.dtype).max) / 64)

@@ -65,8 +65,9 @@ def nothing_hides(trial: Trial) -> str | None:
 
 def hidden_keys_matter(trial: Trial) -> str | None:
     """Return why hidden keys take weight under the conventions."""
-    if trial.conventions.hidden_fill is not None:
-        return "hidden_fill lets hidden keys matter"
+    if trial.conventions.attends_hidden:
+        name = "hidden_add" if trial.conventions.hidden_fill is None else "hidden_fill"
+        return f"{name} lets hidden keys matter"
     late = trial.conventions.softcap == "after_mask" and "softcap" in trial.space.features
     return "a softcap after the mask lets hidden keys matter" if late else None
 

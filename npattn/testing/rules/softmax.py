@@ -33,9 +33,8 @@ def rows_sum_to_one(trial: Trial, recipe: Recipe) -> float:
     problem = problem.replace(v=np.ones_like(problem.v))
     fwd = evaluate(problem, trial.conventions, engine="dense")
     # A fully masked row follows the conventions; every other row sums to 1 exactly.
-    rows = np.zeros(fwd.lse.shape, bool)
-    if trial.conventions.fill(problem) is None:
-        rows = trial.empty(problem)
+    canonical = trial.conventions.canonical(problem)
+    rows = np.isneginf(evaluate(canonical, engine="dense").lse)
     ones = np.where(rows[..., None], fwd.out, 1.0)
     allowed = bounds(problem, problem.q.dtype, trial.rounding, conventions=trial.conventions)
     results = trial.implementation.forward(problem)

@@ -53,7 +53,7 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
     cuts = [
         n for n in range(1, S) if fits_sizes(trial, T=T, S=n) and fits_sizes(trial, T=T, S=S - n)
     ]
-    if not cuts or (trial.conventions.empty_row == "mean" and trial.empty(problem).any()):
+    if not cuts or ("mean" in trial.conventions.empty_results and trial.empty(problem).any()):
         return None
     cut = int(generator(recipe).choice(cuts))
     picks = [[pick_keys(problem, keys)] for keys in np.split(np.arange(S), [cut])]

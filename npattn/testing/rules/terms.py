@@ -39,9 +39,10 @@ def live(trial: Trial, problem: Problem) -> Array:
 
 def hidden_keys_count(trial: Trial, problem: Problem) -> bool:
     """Return True if hidden keys take part in this problem: as a fill, or in a mean of values."""
-    if trial.conventions.fill(problem) is not None:
+    conventions = trial.conventions
+    if conventions.fill(problem) is not None or conventions.addend(problem) is not None:
         return True
-    return trial.conventions.empty_row == "mean" and bool(trial.empty(problem).any())
+    return "mean" in conventions.empty_results and bool(trial.empty(problem).any())
 
 
 def translate_mask(trial: Trial, mask: Array) -> Array:

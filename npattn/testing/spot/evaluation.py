@@ -72,6 +72,7 @@ class SampledRows:
         }
         self.dout = None if dout is None else self._array("dout", dout, shapes["o"])
         self.dlse = None if dlse is None else self._array("dlse", dlse, shapes["lse"])
+        self._check_conventions()
         self._check_gradients()
         self.slack = Slack()
 
@@ -81,6 +82,13 @@ class SampledRows:
         if array.shape != shape:
             raise ShapeError(f"{name} has shape {array.shape}, must have {shape}")
         return array[None] if self.problem.headless else array
+
+    def _check_conventions(self) -> None:
+        if len(self.conventions.empty_results) > 1:
+            raise OptionError(
+                f"empty_row_bias is {self.conventions.empty_row_bias!r}, must be None in a spot "
+                f"check, or as empty_row, {self.conventions.empty_row!r}"
+            )
 
     def _check_gradients(self) -> None:
         gradients = [name for name in ("dq", "dk", "dv") if name in self.got]
@@ -100,7 +108,7 @@ class SampledRows:
             return
         if "lse" not in self.got:
             raise OptionError(f"{gradients[-1]} needs lse, since P is exp(s − lse): pass lse too")
-        if self.conventions.empty_row != "zero" or self.blocks.attends_hidden:
+        if self.conventions.empty_results != {"zero"} or self.blocks.attends_hidden:
             raise OptionError(
                 f"got {gradients[-1]} under conventions that give hidden keys a gradient: leave it "
                 'out, or hidden_fill, softcap="after_mask" and empty_row'
@@ -221,19 +229,21 @@ class SampledRows:
             error = 4 * unit.u * np.where(empty, 0, abs(lse))
             tolerances["lse"] = (tolerances["lse"] + error) / math.log(2)
         means = np.zeros((1, 1, self.problem.E))
-        if c.empty_row == "mean" and empty.any():
+        result = c.empty_row if self.problem.S else "zero"
+        if result == "mean" and empty.any():
             # As a softmax over S equal scores: a weight, S products and sums, a division.
             kv = self.blocks.kv_head(int(rows.at[1][0]))
             mean, size = self._means(self.blocks.plane(self.problem.v, lead)[kv])
             rel = rows.gamma(rows.chain + 4) + 2 * unit.p.u + unit.exp
             tolerances["o"] = np.where(empty[:, None], rel * size, tolerances["o"])
             means = mean[None, None]
-        one = Problem(np.zeros((1, len(lse), 1)), np.zeros((1, 1, 1)), means)
+        keys = min(self.problem.S, 1)
+        one = Problem(np.zeros((1, len(lse), 1)), np.zeros((1, keys, 1)), means[:, :keys])
         o, lse = (x[0] for x in c.results(one, o[None], lse[None]))
         exact = {"o": o, "lse": lse}
         if dq is not None:
             exact["dq"] = dq
-            if c.empty_row == "nan":  # a gradient of such a row is not compared
+            if result == "nan":  # a gradient of such a row is not compared
                 tolerances["dq"] = np.where(empty[:, None], np.inf, tolerances["dq"])
         return exact, tolerances
 

@@ -156,10 +156,12 @@ def _check_translatable(problem: Any, conventions: Conventions) -> None:
     """Raise OptionError if conventions change results, not only the names of options."""
     hides = problem.bias is not None or problem.visible is not None
     wrong = None
-    if conventions.fill(problem) is not None:
-        wrong = "hidden scores are filled, must leave the softmax"
+    if conventions.fill(problem) is not None or conventions.addend(problem) is not None:
+        wrong = "hidden scores are filled or added to, must leave the softmax"
     elif conventions.empty_row != "zero" and hides:
         wrong = f'empty_row is {conventions.empty_row!r}, must be "zero"'
+    elif conventions.empty_row_bias not in (None, "zero") and problem.bias is not None:
+        wrong = f'empty_row_bias is {conventions.empty_row_bias!r}, must be "zero"'
     elif conventions.bias != "after_scale" and problem.bias is not None:
         wrong = f'bias is {conventions.bias!r}, must be "after_scale"'
     elif conventions.softcap != "before_bias" and problem.softcap is not None:

@@ -15,6 +15,8 @@ __all__ = ["VAST", "ForwardErrors", "OutErrorSums", "WeightSums"]
 
 VAST = 50.0
 """An error of the argument of exp that is too large to take its exponential."""
+GONE = -746.0
+"""The exponential of it, and of anything below, is 0 in float64."""
 
 
 class WeightSums(NamedTuple):
@@ -66,7 +68,8 @@ class ForwardErrors(ScoreErrors):
         """Bound each weight before it is normalised: p e^a with |a| ≤ A, so pR ≥ p (e^A − 1)."""
         live, p = self.r.live, self.r.p
         # A weight that is 0 to float64 may not be 0 after such an error, so grow its logarithm.
-        self.grown = np.where(live, self.s - finite(self.lse)[..., None] + A, -np.inf)
+        log_p = self.s - finite(self.lse)[..., None]
+        self.grown, self.fallen = np.where(live, log_p + A, -np.inf), log_p - A
         pR = p * np.expm1(A)
         if not (A < 1).all():
             pR = np.where(A < 1, pR, np.exp(np.minimum(self.grown, 100)))
@@ -75,13 +78,14 @@ class ForwardErrors(ScoreErrors):
     def _weight_sums(self, A: Array) -> WeightSums:
         p, up = self.r.p, self.pR.sum(-1, keepdims=True)
         down = (p * np.exp(-A)).sum(-1, keepdims=True)
-        most = A.max(-1, keepdims=True, initial=0)
+        # A weight that is 0 whatever its error, as under a fill of −1e9, makes no row vast.
+        most = np.max(A, -1, keepdims=True, initial=0, where=self.grown > GONE)
         top = np.max(self.grown, -1, keepdims=True, initial=0)
         whole, least = np.log(p.sum(-1, keepdims=True) + up), np.log(down)
         if not (most < 1).all():  # pR may have been cut off
             whole = top + np.log(np.exp(self.grown - top).sum(-1, keepdims=True))
         if (most > VAST).any():  # down may have vanished
-            fallen = np.where(np.isneginf(self.grown), -np.inf, self.grown - 2 * A)
+            fallen = np.where(np.isneginf(self.grown), -np.inf, self.fallen)
             low = fallen.max(-1, keepdims=True, initial=-1e300)
             least = low + np.log(np.exp(fallen - low).sum(-1, keepdims=True))
         return WeightSums(up, down, most, top, whole, least)
@@ -102,7 +106,8 @@ class ForwardErrors(ScoreErrors):
             down, up = down + self.p_sink * np.exp(-A_sink), up + self.p_sink * self.R_sink
             most, top = np.maximum(most, A_sink), np.maximum(top, grown)
             whole = np.logaddexp(whole, grown)
-            least = np.logaddexp(least, np.where(np.isneginf(grown), -np.inf, grown - 2 * A_sink))
+            fallen = np.where(np.isneginf(grown), -np.inf, self.sink - lse - A_sink)
+            least = np.logaddexp(least, fallen)
         # A fully masked row has no error; one whose A is vast has the range as its bound.
         seen = self.lse[..., None] != -np.inf
         self.vast, self.log_down = most > VAST, least

@@ -237,5 +237,6 @@ class ScoreErrors:
         online = unit.exp * (1 + min(self.blocks, 16)) + u * self.blocks
         # (Multiplied by log₂e one by one, s and m lose their difference beyond 2¹⁴: a defect.)
         near_m = 2 * u * np.minimum(abs(m), 2.0**14)
-        size = 2 * abs(s - m) + 4 * np.minimum(abs(s), 2.0**14)
-        return np.asarray(u * size + near_m + online)
+        # u first: a fill of finfo(float64).min, twice, would be −inf.
+        size = 2 * u * abs(s - m) + 4 * u * np.minimum(abs(s), 2.0**14)
+        return np.asarray(size + near_m + online)
