@@ -522,8 +522,9 @@ def _with_conventions(conventions: Conventions, words: tuple[str, ...]) -> Conve
         if not equals or name not in names:
             raise OptionError(f"--convention is {word!r}, must be NAME=VALUE, {', '.join(names)}")
         number = name in ("hidden_fill", "hidden_add", "lse_empty") and value != "min"
+        none = value == "none" and name in ("hidden_fill", "hidden_add", "empty_row_bias")
         try:
-            changes[name] = float(value) if number else value
+            changes[name] = None if none else float(value) if number else value
         except ValueError:
             raise OptionError(f"--convention is {word!r}, must have a number") from None
     return replace(conventions, **changes)

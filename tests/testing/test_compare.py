@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import npattn
 from npattn.arrays import finfo
-from npattn.errors import NpattnError, OptionError
+from npattn.errors import InternalError, NpattnError, OptionError
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.rounding import Rounding
@@ -152,9 +152,11 @@ def test_number_never_passes_for_nan() -> None:
     assert arrays([np.inf], [np.nan], 0.0).passed
 
 
-def test_nan_tolerance_passes_the_exact_value_alone() -> None:
-    assert not arrays([1.0], [2.0], np.nan).passed
-    assert arrays([2.0], [2.0], np.nan).passed
+def test_nan_tolerance_is_a_defect_of_npattn_and_no_verdict() -> None:
+    for got in (1.0, 2.0):
+        with pytest.raises(InternalError, match="the tolerance of o is NaN"):
+            arrays([got], [2.0], np.nan)
+    assert arrays([np.nan], [np.inf], np.nan).passed  # not read there
 
 
 def test_zero_tolerance_passes_the_rounded_exact_value_alone() -> None:

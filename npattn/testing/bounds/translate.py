@@ -56,8 +56,9 @@ def _translate_weights(
 ) -> Array:
     unit, lse = form.unit, form.lse
     whole = _without_empty_rows(conventions)
-    with np.errstate(invalid="ignore"):  # a deviation of inf, dropped
+    with np.errstate(invalid="ignore"):  # a deviation of inf, dropped, is none
         bound = whole.returned_weights(problem, bound, lse)
+    bound = np.where(np.isnan(bound), np.inf, bound)
     if conventions.weights == "after_dropout" and problem.dropout_mask is not None:
         p_hat = replace(whole, weights="before_dropout").returned_weights(problem, form.p_hat, lse)
         more = (2 * unit.u + unit.p.u) / (1 - problem.dropout_rate) * p_hat

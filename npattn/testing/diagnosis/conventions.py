@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.conventions import LEGAL, Conventions
+from npattn.conventions import Conventions
+from npattn.conventions.checks import LEGAL
 from npattn.errors import NpattnError
 from npattn.problem import Problem
 from npattn.profiles import PROFILES
@@ -20,11 +21,16 @@ from npattn.testing.diagnosis.evidence import Arrays, Evidence
 __all__ = ["convention_candidates", "predict_under", "profile_candidates", "with_another"]
 
 NUMBERS: dict[str, tuple[Any, ...]] = {
-    "hidden_fill": (None, -1e4, -1e9, float(np.finfo(np.float32).min)),
+    "hidden_fill": (None, -1e4, -1e9, "min"),
+    "hidden_add": (None, -1e4, -1e9, "min"),
     "lse_empty": (-np.inf, np.inf, 0.0),
 }
 """Values that are tried of the fields that are numbers."""
 USED_WITH: dict[str, Callable[[Problem], bool]] = {
+    "empty_row_bias": lambda p: p.bias is not None,
+    "hidden_fill": lambda p: p.visible is not None,
+    "hidden_add": lambda p: p.visible is not None,
+    "dropout_at_rate_0": lambda p: p.dropout_mask is not None and p.dropout_rate == 0,
     "causal": lambda p: p.T != p.S and bool(p.causal or p.window),
     "mask_true": lambda p: p.mask is not None,
     "window": lambda p: p.window is not None,
@@ -34,6 +40,7 @@ USED_WITH: dict[str, Callable[[Problem], bool]] = {
     "weights": lambda p: p.dropout_mask is not None,
 }
 """Problems on which a field makes a difference; on any problem, for the others."""
+FILLS = {"hidden_fill", "hidden_add"}
 TEXTS = {
     "causal=top_left": "causal and windows are aligned top-left: query t sees keys s ≤ t",
     "causal=bottom_right": (
@@ -57,6 +64,8 @@ TEXTS = {
     "lse_base=e": "lse is a natural logarithm",
     "weights=after_dropout": "the weights returned are those after dropout",
     "weights=before_dropout": "the weights returned are those before dropout",
+    "dropout_at_rate_0=ignore": "a dropout mask beside a rate of 0 does nothing",
+    "dropout_at_rate_0=drop": "a dropout mask beside a rate of 0 drops",
 }
 
 
@@ -67,7 +76,7 @@ def convention_candidates(evidence: Evidence) -> Iterator[Candidate]:
     for change in single:
         yield _candidate(declared, dict([change]))
     for one, other in combinations(single, 2):
-        if one[0] != other[0]:
+        if one[0] != other[0] and not {one[0], other[0]} >= FILLS:
             yield _candidate(declared, dict([one, other]))
 
 
@@ -109,6 +118,9 @@ def _matters(field: str, problem: Problem) -> bool:
 
 
 def _candidate(declared: Conventions, changes: dict[str, Any]) -> Candidate:
+    for one, other in (sorted(FILLS), sorted(FILLS, reverse=True)):  # one of them at most
+        if changes.get(one) is not None and getattr(declared, other) is not None:
+            changes = {other: None} | changes
     conventions = replace(declared, **changes)
     names = [f"{field}={_format(value)}" for field, value in changes.items()]
     text = "; ".join(TEXTS.get(name) or f"it follows {name}" for name in names)
@@ -124,7 +136,7 @@ def _candidate(declared: Conventions, changes: dict[str, Any]) -> Candidate:
 
 
 def _format(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def _explains(conventions: Conventions, evidence: Evidence) -> bool:
@@ -145,7 +157,7 @@ def predict_under(conventions: Conventions, evidence: Evidence) -> Arrays:
     problem = _realign(evidence.problem, conventions)
     trial = replace(evidence.trial, conventions=conventions, memo={})
     exact = trial.exact(problem, evidence.cotangents)
-    if conventions.empty_row == "nan":  # gradients to which a row of NaN adds are undefined
+    if "nan" in conventions.empty_results:  # gradients to which a row of NaN adds are undefined
         exact = {
             name: np.where(np.isnan(x) & np.isfinite(evidence.exact[name]), evidence.exact[name], x)
             if name[0] == "d" and evidence.exact[name].shape == x.shape
