@@ -43,7 +43,7 @@ class Violation(NpattnError):
     ----------
     problem : npattn.Problem
     cotangents : Cotangents or None
-    kind : {"value", "shape", "change", "bits", "moves", "range", "after"}
+    kind : {"value", "shape", "change", "bits", "moves", "range", "after", "calls"}
         How a script shows it.
     ratio : float
         Largest error / tolerance.
@@ -258,7 +258,12 @@ class Trial:
         cheap: bool = False,
     ) -> dict[str, Comparison]:
         """Compare every result with the oracle, by the cheap form of the bound first if asked."""
-        results = self.results(problem, cotangents, view)
+        return self.compare(self.results(problem, cotangents, view), problem, cotangents, cheap)
+
+    def compare(
+        self, results: Results, problem: Problem, cotangents: Cotangents, cheap: bool = False
+    ) -> dict[str, Comparison]:
+        """Compare results of any call for a problem with the oracle."""
         cheap |= math.prod((*problem.lead, problem.H, problem.T, problem.S)) > LARGE
         comparisons = _worst_by_name(results, *self.oracle(problem, cotangents, cheap=cheap))
         if cheap and not all(c.passed for c in comparisons.values()):

@@ -185,16 +185,35 @@ class Implementation:
             del values["scale"]
         return {name: x for name, x in values.items() if x != OPTIONS[name].default}
 
+    def through(self, change: Callable[[Any], Any]) -> Implementation:
+        """Return the same implementation, to which q, k and v come through a function."""
+
+        def call(q: Any, k: Any, v: Any, **kwargs: Any) -> Any:
+            return self.f(change(q), change(k), change(v), **kwargs)
+
+        other = object.__new__(Implementation)
+        vars(other).update(vars(self) | {"f": call})
+        return other
+
     def forward(
-        self, problem: Problem, view: str = "contiguous", inputs: dict[str, Any] | None = None
+        self,
+        problem: Problem,
+        view: str = "contiguous",
+        inputs: dict[str, Any] | None = None,
+        *,
+        before_reading: Callable[[], object] = lambda: None,
     ) -> Results:
-        """Call it plainly and, if it returns lse or weights on request, once more with them."""
+        """Call it plainly and, if it returns lse or weights on request, once more with them.
+
+        `before_reading` is called between the calls and the reading of their results.
+        """
         inputs = self.inputs(problem, view) if inputs is None else inputs
         options = self.options(problem)
         with self.framework.allowing(problem.q.dtype):
             pairs = [*self._call(inputs, options, ()).items()]
             if self.returns:
                 pairs += self._call(inputs, options, self.returns).items()
+            before_reading()
             return self._read(pairs)
 
     def gradients(
@@ -207,6 +226,7 @@ class Implementation:
         inputs: dict[str, Any] | None = None,
         given: dict[str, Any] | None = None,
         meanwhile: Callable[[], object] = lambda: None,
+        before_reading: Callable[[], object] = lambda: None,
     ) -> Results:
         """Return dq, dk, dv and, where it has them, dbias and dsinks.
 
@@ -222,12 +242,15 @@ class Implementation:
             Arrays of the framework, from `inputs` and `give_cotangents`; default: fresh ones.
         meanwhile : callable
             Called between the forward and an explicit backward.
+        before_reading : callable
+            Called between the backward and the reading of its results.
         """
         inputs = self.inputs(problem, view) if inputs is None else inputs
         options = self.options(problem)
         with self.framework.allowing(problem.q.dtype):
             given = self.give_cotangents(problem, cotangents, view) if given is None else given
             _, gradients = self._differentiate(inputs, options, given, bias_gradient, meanwhile)
+            before_reading()
             return self._read(gradients.items())
 
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:

@@ -1,12 +1,15 @@
-"""Lay arrays out in memory: transposed, stepped, reversed, or repeated by a stride of 0."""
+"""Lay arrays out in memory: transposed, stepped, reversed, repeated, or packed into one buffer."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from npattn.arrays import Array
+from npattn.problem import Problem
 
-__all__ = ["lay_out"]
+__all__ = ["lay_out", "pack", "unpack"]
 
 
 def lay_out(array: Array, view: str, swap: bool) -> Array:
@@ -43,3 +46,41 @@ def lay_out(array: Array, view: str, swap: bool) -> Array:
 def _is_constant(array: Array) -> bool:
     """Return True if the first axis repeats one value, so that a stride of 0 can hold it."""
     return bool((array == array[:1]).all())
+
+
+def pack(q: Array, k: Array, v: Array, by_head: bool = False) -> Array:
+    """Pack q, k, v of one length and size into one buffer, as a fused projection does.
+
+    Parameters
+    ----------
+    q, k, v : array (..., H, T, D) and (..., K, T, D), or all (T, D)
+    by_head : bool
+        [q|k|v] head by head instead of [Q | K | V]; needs K = H.
+
+    Returns
+    -------
+    array (..., T, H + 2K, D), by head (..., T, 3H, D), or (T, 3, D)
+    """
+    if q.ndim == 2:
+        return np.stack([q, k, v], axis=1)
+    heads_last = [x.swapaxes(-2, -3) for x in (q, k, v)]
+    if not by_head:
+        return np.concatenate(heads_last, axis=-2)
+    *lead, H, D = heads_last[0].shape
+    return np.stack(heads_last, axis=-2).reshape(*lead, 3 * H, D)
+
+
+def unpack(packed: Any, problem: Problem, by_head: bool, swap: bool) -> tuple[Any, Any, Any]:
+    """Return q, k, v as slices of a buffer of any framework that `pack` has filled.
+
+    `swap` leaves the heads behind the queries, (..., T, H, D).
+    """
+    H, K = problem.H, problem.K
+    if problem.headless:
+        return packed[:, 0], packed[:, 1], packed[:, 2]
+    ends = (slice(0, H), slice(H, H + K), slice(H + K, H + 2 * K))
+    if by_head:
+        ends = (slice(0, None, 3), slice(1, None, 3), slice(2, None, 3))
+    parts = [packed[..., heads, :] for heads in ends]
+    q, k, v = parts if swap else (x.swapaxes(-2, -3) for x in parts)
+    return q, k, v

@@ -8,6 +8,7 @@ exercise the rule). If it can, it compares the implementation with itself, and n
 from npattn.testing.rules import (
     aggregate,
     agreement,
+    calls,
     differences,
     equivalents,
     extremes,
@@ -42,6 +43,7 @@ MODULES = (
     differences,
     extremes,
     memory,
+    calls,
     aggregate,
 )
 

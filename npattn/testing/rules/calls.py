@@ -1,0 +1,320 @@
+"""Rules about the arrays that several calls, results or threads share [15].
+
+Each is an experiment on one problem: `show` repeats it, for scripts.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from npattn.conventions import Conventions
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.adapters.views import pack, unpack
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.space import Space
+from npattn.testing.cases.strategies import Pools
+from npattn.testing.rules.register import Check, Condition, rule
+from npattn.testing.trial import GRADIENTS, Trial, Violation
+
+__all__ = ["show"]
+
+Experiment = Callable[[Trial, Problem, Cotangents], "float | None"]
+EXPERIMENTS: dict[str, Experiment] = {}
+"""Experiments of this module, by rule."""
+SIZES = {"T": (5, 1, 8, 16, 19), "S": (7, 8, 13, 16, 17)}
+"""Small: nothing is shrunk, and each is called often."""
+HELD, THREADED = 39, 6
+"""Calls while one result is held, and calls of each of two threads."""
+
+
+def _few(count: int, square: bool) -> Callable[[Trial, int, int], list[Recipe]]:
+    """Return a sampling of a few small recipes, plain and with several options in turn."""
+
+    def recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
+        space, force = trial.space, {"broadcast": False, "square": square, "same size": square}
+        small = {n: x for n, x in SIZES.items() if n not in space.sizes and n != "S" * square}
+        pools = Pools(space, force={**force, **small}, nonempty=True)
+        if not all(pools.lists.values()):
+            return []  # sizes of 0 only
+        seeds = np.random.default_rng([seed, 29]).integers(2**31, size=min(count, examples))
+        return [pools.recipe(2 * int(n) + (turn + 1) % 2) for turn, n in enumerate(seeds)]
+
+    return recipes
+
+
+def _experiment(
+    name: str,
+    count: int,
+    unless: Condition = lambda trial: None,
+    *,
+    square: bool = False,
+) -> Callable[[Experiment], Check]:
+    """Register an experiment as a rule of level conduct, on a few problems, or T = S and D = E."""
+
+    def register(experiment: Experiment) -> Check:
+        EXPERIMENTS[name] = experiment
+
+        def check(trial: Trial, recipe: Recipe) -> float | None:
+            problem = trial.problem(recipe)
+            return experiment(trial, problem, trial.cotangents(recipe, problem))
+
+        check.__doc__ = experiment.__doc__
+        recipes = _few(count, square)
+        return rule(name, "15", level="conduct", unless=unless, recipes=recipes)(check)
+
+    return register
+
+
+def _judge(
+    trial: Trial, results: Results, problem: Problem, cotangents: Cotangents, when: str
+) -> float | None:
+    """Return the worst ratio; raise Violation if it is wrong that a call of its own gets right."""
+    comparisons = trial.compare(results, problem, cotangents)
+    wrong = [c for c in comparisons.values() if not c.passed]
+    if not wrong:
+        return max((c.ratio for c in comparisons.values()), default=0.0)
+    alone = trial.against_oracle(problem, cotangents)
+    if not all(alone[c.name].passed for c in wrong):
+        return None  # other rules report it
+    text = "\n".join([f"{when}:", *(str(c) for c in wrong)])
+    ratio = max(c.ratio for c in wrong)
+    raise Violation(text, problem, cotangents, "calls", ratio)
+
+
+def _results(
+    trial: Trial, problem: Problem, cotangents: Cotangents, inputs: dict[str, Any]
+) -> Results:
+    """Return results and gradients of a call with these arrays."""
+    f = trial.implementation
+    results = f.forward(problem, inputs=inputs)
+    if trial.gradients:
+        results += f.gradients(problem, cotangents, inputs=inputs)
+    return results
+
+
+def _largest(ratios: list[float | None]) -> float | None:
+    return max((ratio for ratio in ratios if ratio is not None), default=None)
+
+
+# --- one buffer for several inputs ---
+
+
+def _packed_inputs(f: Implementation, problem: Problem, by_head: bool) -> dict[str, Any]:
+    inputs = f.inputs(problem)
+    swap = f.layout == "BTHD" and problem.q.ndim == 4
+    with f.framework.allowing(problem.q.dtype):
+        packed = f.framework.give(pack(problem.q, problem.k, problem.v, by_head))
+        return inputs | dict(zip("qkv", unpack(packed, problem, by_head, swap), strict=True))
+
+
+def _refuses_packed(trial: Trial) -> str | None:
+    if not {"transposed", "stepped"} & trial.space.structure:
+        return "refuses every view that is not contiguous"
+    base = trial.space.base()
+    if (base.T, base.D) != (base.S, base.E):
+        return "sizes allow no T = S with D = E"
+    problem = trial.problem(base)
+    try:
+        trial.implementation.forward(
+            problem, inputs=_packed_inputs(trial.implementation, problem, False)
+        )
+    except ImplementationError as err:
+        return f"refuses slices of one buffer ({err})"
+    return None
+
+
+@_experiment("packed-inputs", 8, _refuses_packed, square=True)
+def packed_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
+    """q, k, v may be slices of one packed buffer, and results of other operations.
+
+    A fused projection gives (B, T, H + 2K, D), [Q | K | V] or [q|k|v] head by head; frameworks that
+    differentiate get slices that are no leaves. Broken by kernels that take the strides of q for
+    those of k and v, that read a base buffer in one order only, or that cut a graph of autograd.
+    """
+    if (problem.T, problem.D) != (problem.S, problem.E):
+        return None
+    orders = (False, True) if problem.H == problem.K and not problem.headless else (False,)
+    f, ratios = trial.implementation, []
+    for by_head in orders:
+        results = f.forward(problem, inputs=_packed_inputs(f, problem, by_head))
+        if trial.gradients:
+            no_leaves = f if f.backward is not None else f.through(lambda x: x[...])
+            inputs = _packed_inputs(f, problem, by_head)
+            results += no_leaves.gradients(problem, cotangents, inputs=inputs)
+        when = f"as slices of one buffer, {'head by head' if by_head else 'side by side'}"
+        ratios.append(_judge(trial, results, problem, cotangents, when))
+    return _largest(ratios)
+
+
+ALIASES = {"v is k": ("k", "v"), "q is k": ("k", "q")}
+"""Pairs of inputs that may be one object: the first stands for the second too."""
+
+
+@_experiment("aliased-inputs", 8, square=True)
+def aliased_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
+    """k and v may be one object, and so may q and k.
+
+    Shared projections and latent attention pass one array twice. Broken by buffers and gradients
+    that are kept by the address or the identity of an input, and by work in place.
+    """
+    ratios = []
+    for when, (name, other) in ALIASES.items():
+        one = getattr(problem, name)
+        if one.shape != getattr(problem, other).shape:
+            continue
+        same = problem.replace(**{other: one})
+        inputs = trial.implementation.inputs(same)
+        inputs[other] = inputs[name]
+        results = _results(trial, same, cotangents, inputs)
+        ratios.append(_judge(trial, results, same, cotangents, f"where {when}"))
+    return _largest(ratios)
+
+
+# --- one array for several contents ---
+
+
+def _other(problem: Problem, number: int) -> Problem:
+    """Return a problem of the same shapes and options, whose q, k, v are shifted."""
+    return problem.replace(**{n: np.roll(getattr(problem, n), number) for n in "qkv"})
+
+
+def _immutable(trial: Trial) -> str | None:
+    array = trial.implementation.inputs(trial.problem(trial.space.base()))["q"]
+    try:
+        array[...] = 0
+    except TypeError:
+        return "its arrays are immutable"
+    return None
+
+
+@_experiment("arrays-reused", 6, _immutable)
+def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
+    """Results belong to the contents that the arrays had when the call was made.
+
+    The inputs get other contents before the results are read, and the same objects are passed
+    again. Broken by results that are views of inputs or computed when they are read, and by
+    caches that know an array by its address or its identity.
+    """
+    f, other = trial.implementation, _other(problem, 1)
+    inputs, old, new = (f.inputs(x) for x in (problem, problem, other))
+    given = f.give_cotangents(problem, cotangents)
+
+    def write(contents: dict[str, Any]) -> None:
+        for name in "qkv":
+            inputs[name][...] = contents[name]
+
+    first = f.forward(problem, inputs=inputs, before_reading=lambda: write(new))
+    second = f.forward(other, inputs=inputs)
+    if trial.gradients:
+        write(old)
+        first += f.gradients(
+            problem, cotangents, inputs=inputs, given=given, before_reading=lambda: write(new)
+        )
+        second += f.gradients(other, cotangents, inputs=inputs, given=given)
+    changed = "where the inputs changed before the results were read"
+    again = "where the same objects hold other contents"
+    return _largest(
+        [
+            _judge(trial, first, problem, cotangents, changed),
+            _judge(trial, second, other, cotangents, again),
+        ]
+    )
+
+
+@_experiment("outputs-kept", 2)
+def outputs_kept(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
+    """A result keeps its contents while forty calls of the same shapes are made.
+
+    Broken by output buffers that are used again, one or a few by turns, and by arenas that are
+    freed.
+    """
+    f = trial.implementation
+    others = [_other(problem, n) for n in range(1, HELD + 1)]
+    results = f.forward(problem, before_reading=lambda: [f.forward(x) for x in others])
+    if trial.gradients:
+        results += f.gradients(
+            problem,
+            cotangents,
+            before_reading=lambda: [f.gradients(x, cotangents) for x in others],
+        )
+    when = f"read after {HELD} other calls"
+    return _judge(trial, results, problem, cotangents, when)
+
+
+# --- two threads ---
+
+
+def _no_threads(trial: Trial) -> str | None:
+    name = trial.implementation.framework.name
+    return None if name in ("numpy", "torch") else f"functions of {name} arrays are not asked"
+
+
+@_experiment("two-threads", 3, _no_threads)
+def two_threads(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
+    """Two threads may call it at once, each with its own arrays.
+
+    Servers and data loaders do. Broken by work buffers, plans and statistics that all calls of a
+    process share.
+    """
+    problems = (problem, _other(problem, 1))
+    barrier = threading.Barrier(len(problems))
+
+    def work(own: Problem) -> list[Results]:
+        barrier.wait()
+        return [trial.results(own, cotangents) for _ in range(THREADED)]
+
+    with _frequent_switches(), ThreadPoolExecutor(len(problems)) as pool:
+        results = list(pool.map(work, problems))
+    return _largest(
+        [
+            _judge(trial, result, own, cotangents, "in one of two threads")
+            for own, several in zip(problems, results, strict=True)
+            for result in _distinct(several)
+        ]
+    )
+
+
+def _distinct(results: list[Results]) -> list[Results]:
+    """Return results without those that have the same bits as one before."""
+    return list({tuple(x.tobytes() for _, x in r.pairs): r for r in results}.values())
+
+
+@contextmanager
+def _frequent_switches() -> Iterator[None]:
+    """Let threads switch often, so that few calls show what they share."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def show(
+    name: str,
+    f: Implementation,
+    problem: Problem,
+    cotangents: Cotangents,
+    conventions: Conventions,
+    rounding: Rounding,
+) -> None:
+    """Repeat the experiment of a rule on one problem, and print what it finds."""
+    space = Space(features=f.features, dtype=str(problem.q.dtype))
+    gradients = frozenset(GRADIENTS) if f.has_gradients else frozenset[str]()
+    trial = Trial(f, conventions, rounding, space, gradients)
+    try:
+        ratio = EXPERIMENTS[name](trial, problem, cotangents)
+    except Violation as err:
+        print("WRONG", err)
+    else:
+        print("ok   ", "nothing to show" if ratio is None else f"{ratio:.3g} × tolerance")
