@@ -6,6 +6,7 @@ docstring is the sentence that explains it to a user.
 
 from npattn.mistakes import (  # noqa: F401  each module registers its own
     blind,
+    buffers,
     cache,
     dropout,
     empty,

@@ -76,7 +76,8 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
     if isinstance(error, Violation) and error.limits is not None:
         low, high = error.limits
         body += [f"low = {_literal(low)}", f"high = {_literal(high)}"]
-    body += _show(kind, view, with_gradients)
+    calls = _show_calls(rule, with_gradients)
+    body += calls if kind == "calls" else _show(kind, view, with_gradients)
     if isinstance(error, Suspicion):  # about thousands of numbers: they are sampled anew
         body = [*_import_lines(f), "", _conventions_line(trial.conventions)]
         body += [f"f = Implementation({_implementation(f)})", *_check_aggregate(trial)]
@@ -158,6 +159,14 @@ def _show_change(with_gradients: bool) -> list[str]:
         "for name, old in before.items():",
         "    new = f.framework.take(inputs[name])",
         '    print(name, "unchanged" if old.tobytes() == new.tobytes() else "WAS WRITTEN TO")',
+    ]
+
+
+def _show_calls(rule: str, with_gradients: bool) -> list[str]:
+    cotangents = "Cotangents(dout, dlse, dweights)" if with_gradients else "None"
+    return [
+        "from npattn.testing.rules.calls import show",
+        f"show({rule!r}, f, problem, {cotangents}, conventions, rounding)",
     ]
 
 

@@ -38,16 +38,20 @@ HELD, THREADED = 39, 6
 
 
 def _few(count: int, square: bool) -> Callable[[Trial, int, int], list[Recipe]]:
-    """Return a sampling of a few small recipes, plain and with several options in turn."""
+    """Return a sampling of a few small recipes: plain ones with K = H, and mixed ones, in turn."""
 
     def recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
-        space, force = trial.space, {"broadcast": False, "square": square, "same size": square}
-        small = {n: x for n, x in SIZES.items() if n not in space.sizes and n != "S" * square}
-        pools = Pools(space, force={**force, **small}, nonempty=True)
-        if not all(pools.lists.values()):
+        space = trial.space
+        force: dict[str, Any] = {"broadcast": False, "square": square, "same size": square}
+        force |= {n: x for n, x in SIZES.items() if n not in space.sizes and n != "S" * square}
+        equal = tuple((H, K) for H, K in space.heads if H == K > 1) or tuple(space.heads)
+        plain = Pools(space, force=force | {"heads": equal}, nonempty=True)
+        mixed = Pools(space, force=force, nonempty=True)
+        if not all(mixed.lists.values()):
             return []  # sizes of 0 only
         seeds = np.random.default_rng([seed, 29]).integers(2**31, size=min(count, examples))
-        return [pools.recipe(2 * int(n) + (turn + 1) % 2) for turn, n in enumerate(seeds)]
+        turns = enumerate(seeds.tolist())
+        return [mixed.recipe(2 * n) if turn % 2 else plain.recipe(2 * n + 1) for turn, n in turns]
 
     return recipes
 
@@ -207,7 +211,6 @@ def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
     """
     f, other = trial.implementation, _other(problem, 1)
     inputs, old, new = (f.inputs(x) for x in (problem, problem, other))
-    given = f.give_cotangents(problem, cotangents)
 
     def write(contents: dict[str, Any]) -> None:
         for name in "qkv":
@@ -217,10 +220,8 @@ def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
     second = f.forward(other, inputs=inputs)
     if trial.gradients:
         write(old)
-        first += f.gradients(
-            problem, cotangents, inputs=inputs, given=given, before_reading=lambda: write(new)
-        )
-        second += f.gradients(other, cotangents, inputs=inputs, given=given)
+        first += f.gradients(problem, cotangents, inputs=inputs, before_reading=lambda: write(new))
+        second += f.gradients(other, cotangents, inputs=inputs)
     changed = "where the inputs changed before the results were read"
     again = "where the same objects hold other contents"
     return _largest(
@@ -304,14 +305,18 @@ def show(
     name: str,
     f: Implementation,
     problem: Problem,
-    cotangents: Cotangents,
+    cotangents: Cotangents | None,
     conventions: Conventions,
     rounding: Rounding,
 ) -> None:
-    """Repeat the experiment of a rule on one problem, and print what it finds."""
+    """Repeat the experiment of a rule on one problem, and print what it finds.
+
+    Without cotangents no gradients are asked.
+    """
     space = Space(features=f.features, dtype=str(problem.q.dtype))
-    gradients = frozenset(GRADIENTS) if f.has_gradients else frozenset[str]()
+    gradients = frozenset(GRADIENTS if cotangents is not None else ())
     trial = Trial(f, conventions, rounding, space, gradients)
+    cotangents = cotangents or Cotangents(np.zeros((1, 1)), None)  # without gradients none is read
     try:
         ratio = EXPERIMENTS[name](trial, problem, cotangents)
     except Violation as err:

@@ -165,6 +165,10 @@ KILLERS: dict[str, str] = {
     "visible-of-first-call": "agreement-o repeatable",
     "scale-of-first-call": "agreement-o structure",
     "update-lost": "repeatable",
+    "packed-in-one-order": "packed-inputs",
+    "contents-of-first-call": "arrays-reused",
+    "value-scaled-with-key": "aliased-inputs",
+    "work-shared-by-threads": "two-threads",
     # online softmax
     "maximum-starts-finite": "agreement-o agreement-lse",
     "maximum-pinned-to-0": "agreement-o agreement-lse late-keys",

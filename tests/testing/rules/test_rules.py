@@ -76,21 +76,26 @@ KILLS = {
     "large-products": "product-in-float16",
     "after-other-dtype": "precision-of-first-call",
     "after-other-strides": "plan-of-other-strides",
+    "packed-inputs": "packed-in-one-order",
+    "aliased-inputs": "value-scaled-with-key",
+    "arrays-reused": "contents-of-first-call",
+    "outputs-kept": "out-written-again",
+    "two-threads": "work-shared-by-threads",
     "aggregate": "weights-truncated",
     "late-keys": "maximum-pinned-to-0",
 }
 
 ORDER = """
- shape-dtype agreement-o agreement-lse agreement-weights agreement-dq agreement-dk agreement-dv
-agreement-dbias agreement-dsinks model-sizes rows-sum-to-one empty-row sink-minus-inf hidden-finite
-hidden-nan-k hidden-nan-v hidden-nan-kv late-keys nan-value nan-query nan-query-alone
-look-alike-masks
-permute-keys permute-queries permute-heads permute-batch batch-alone shared-heads padded-keys
-causal-prefix split-merge window-infinite causal-as-mask window-as-mask mask-as-bias
-scale-of-query bias-shift one-key convex-hull value-linear sink-key equal-scores dbias-rows
-unseen-keys key-gradient-sum value-euler query-key-euler cotangent-linear lse-gradient directional
-offset-bias saturated large-products inputs-unchanged views repeatable after-other-strides
-after-other-dtype aggregate
+shape-dtype agreement-o agreement-lse agreement-weights agreement-dq agreement-dk agreement-dv
+agreement-dbias agreement-dsinks model-sizes rows-sum-to-one empty-row sink-minus-inf
+hidden-finite hidden-nan-k hidden-nan-v hidden-nan-kv late-keys nan-value nan-query
+nan-query-alone look-alike-masks permute-keys permute-queries permute-heads permute-batch
+batch-alone shared-heads padded-keys causal-prefix split-merge window-infinite causal-as-mask
+window-as-mask mask-as-bias scale-of-query bias-shift one-key convex-hull value-linear sink-key
+equal-scores dbias-rows unseen-keys key-gradient-sum value-euler query-key-euler cotangent-linear
+lse-gradient directional offset-bias saturated large-products inputs-unchanged views repeatable
+after-other-strides after-other-dtype packed-inputs aliased-inputs arrays-reused outputs-kept
+two-threads aggregate
 """
 
 

@@ -1,0 +1,66 @@
+"""Mistakes with arrays that share memory, hold new contents, or belong to another thread."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.mistakes.attention import Attention, Inputs
+from npattn.mistakes.register import mistake
+
+KEPT = 64
+"""Arrays that a cache holds."""
+
+
+@mistake("packed-in-one-order", "memory")
+class _PackedInOneOrder(Attention):
+    """Slices of one packed buffer are read as [Q | K | V], also where they lie head by head."""
+
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        q, k, v, *rest = arrays
+        bases = {id(x.base) for x in (q, k, v)}
+        if len(bases) == 1 and q.base is not None and q.ndim > 2:
+            (*lead, H, T, D), K = q.shape, k.shape[-3]
+            packed = q.base.reshape(*lead, T, H + 2 * K, D).swapaxes(-2, -3)
+            q, k, v = np.split(packed, [H, H + K], axis=-3)
+        return super().inputs(q, k, v, *rest, **options)
+
+
+@mistake("contents-of-first-call", "memory")
+class _ContentsOfFirstCall(Attention):
+    """Arrays are prepared once and known by their identity, whatever they hold later."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Array, Array]] = {}
+
+    def read(self, x: Array) -> Array:
+        if id(x) not in self.known:
+            self.known[id(x)] = x, super().read(x)  # with x, so that no other gets its id
+        prepared = self.known[id(x)][1]
+        if len(self.known) > KEPT:
+            del self.known[next(iter(self.known))]
+        return prepared.copy()
+
+
+@mistake("value-scaled-with-key", "memory")
+class _ValueScaledWithKey(Attention):
+    """The scale goes into a copy of k, which also stands for v if they are one array."""
+
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
+        return c._replace(v=c.scale * c.v) if arrays[1] is arrays[2] else c
+
+
+@mistake("work-shared-by-threads", "memory")
+class _WorkSharedByThreads(Attention):
+    """The inputs wait in a place that all threads share."""
+
+    waiting: Inputs
+
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
+        self.waiting = c
+        time.sleep(0.005)  # in which another thread may call
+        return super().results(self.waiting)
