@@ -109,6 +109,9 @@ def cli() -> None:
     type=click.IntRange(0),
     help="Also sample and judge N problems of every length on the device.",
 )
+@click.option(
+    "-x", "--fail-fast", is_flag=True, help="Stop at the first failure of a required level."
+)
 @click.option("--strict", is_flag=True, help="Count suspects as failed.")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False), help="Write the report to this file."

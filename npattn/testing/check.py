@@ -81,6 +81,7 @@ def check(
     only: Iterable[str] | None = None,
     shrink: bool = True,
     processes: int = 1,
+    fail_fast: bool = False,
     progress: Progress | None = None,
     sweep: int = 0,
     diagnosis: bool = True,
@@ -134,6 +135,9 @@ def check(
     processes : int, default 1
         Number of processes, with one thread each; the report is the same. They have to import `f`:
         a function of a module, or an Implementation with a `spec`.
+    fail_fast : bool
+        Stop at the first failure of a required level that is not expected; the report has what is
+        known by then.
     progress : callable, optional
         Called with ``(dtype, rule, done, total)``.
     sweep : int, default 0
@@ -192,14 +196,18 @@ def check(
     for dtype in dtypes:
         model, own = _model(rounding, dtype), replace(space, dtype=dtype)
         trial = Trial(implementation, conventions, model, own)
-        judges.append(Judge(trial, examples, seed, progress, shrink))
+        stops_at = {*levels, *(rule.rule for rule in rules if only is not None)}
+        limits = frozenset(stops_at if fail_fast else ()), frozenset(expect or ())
+        judges.append(Judge(trial, examples, seed, progress, shrink, *limits))
     rounds = _ask(judges, rules, robust, processes, implementation)
     untested = [*_missing(implementation)]
+    stopped = any(done.stopped for done in rounds)
+    untested += ["what comes after the first failure (fail_fast)"] if stopped else []
     untested.append(_describe_sizes(rounds[0], bool(sweeps)))
     judged: list[tuple[Trial, list[Outcome]]] = []
     for dtype, done in zip(dtypes, rounds, strict=True):
         judged.append((done.judge.trial, done.outcomes()))
-        if done.judge.trial.space.structure:
+        if done.judge.trial.space.structure and not stopped:
             judged[-1][1].extend(done.judge.sweep(rule, sweep) for rule in sweeps)
         refused += [f"{dtype}: {line}" for line in done.judge.refused]
     outcomes = [outcome for _, own in judged for outcome in own]
@@ -278,11 +286,12 @@ def _ask(
     implementation: Implementation,
 ) -> list[Round]:
     """Let each judge probe its dtype, and ask the rules, in this process or in others."""
-    rounds = []
+    rounds: list[Round] = []
     with Processes(processes, implementation) if processes > 1 else InProcess() as executor:
         for judge in judges:
             with implementation.framework.one_thread():
-                rounds.append(judge.begin(rules, robust))
+                stopped = any(done.stopped for done in rounds)
+                rounds.append(Round(judge, [], []) if stopped else judge.begin(rules, robust))
                 executor.ask(rounds[-1])
         executor.finish()
     return rounds

@@ -27,7 +27,7 @@ from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.compare import Comparison, check_tolerance, compare_arrays
 
-__all__ = ["GRADIENTS", "Evaluation", "Suspicion", "Trial", "Violation"]
+__all__ = ["GRADIENTS", "Evaluation", "Suspicion", "Trial", "Violation", "WrongAnyway"]
 
 LARGE = 2**20
 """Number of scores from which the cheap form of the bound is tried first."""
@@ -53,6 +53,8 @@ class Violation(NpattnError):
         Problem whose results should be the same, if the kind is "moves" or "after".
     limits : (array, array) or None
         Least and largest legal o, if the kind is "range".
+    related : frozenset of str
+        Results in which two calls differ that a relation holds against each other; none for others.
     """
 
     def __init__(
@@ -64,12 +66,17 @@ class Violation(NpattnError):
         ratio: float = float("inf"),
         before: Problem | None = None,
         limits: tuple[Array, Array] | None = None,
+        related: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(text)
         self.problem, self.cotangents = problem, cotangents
         self.kind, self.ratio = kind, ratio
-        self.before, self.limits = before, limits
+        self.before, self.limits, self.related = before, limits, related
         self.view = "contiguous"
+
+
+class WrongAnyway(NpattnError):
+    """A problem that is wrong unaltered too, which is left to the rules on agreement."""
 
 
 class Suspicion(Violation):
@@ -244,10 +251,14 @@ class Trial:
     def fails_unaltered(self, recipe: Recipe) -> bool:
         """Return True if the plain, contiguous problem is wrong or raises."""
         try:
-            comparisons = self.agreement(replace(recipe, view="contiguous"))
+            return bool(self.disagreements(recipe))
         except (Violation, ImplementationError):
             return True
-        return not all(c.passed for c in comparisons.values())
+
+    def disagreements(self, recipe: Recipe) -> frozenset[str]:
+        """Return the results of the plain, contiguous problem that the oracle finds wrong."""
+        comparisons = self.agreement(replace(recipe, view="contiguous"))
+        return frozenset(name for name, c in comparisons.items() if not c.passed)
 
     def against_oracle(
         self,

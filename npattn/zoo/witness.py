@@ -15,7 +15,7 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import PROPERTIES, Property
-from npattn.testing.trial import Trial, Violation
+from npattn.testing.trial import Trial, Violation, WrongAnyway
 from npattn.zoo.mutants import Mutant
 
 __all__ = ["ENOUGH", "witness"]
@@ -46,7 +46,7 @@ def witness(mutant: Mutant, *, seed: int = 0, tries: int = 300) -> tuple[Recipe,
         except Violation as err:
             if err.ratio > ENOUGH:
                 return recipe, err.ratio
-        except ImplementationError:
+        except (WrongAnyway, ImplementationError):
             continue  # a crash is no witness
     return None
 

@@ -12,7 +12,7 @@ from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.predicates import size_of
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import PROPERTIES
-from npattn.testing.trial import Suspicion, Trial, Violation
+from npattn.testing.trial import Suspicion, Trial, Violation, WrongAnyway
 
 __all__ = ["Exhausted", "Verdicts", "is_within"]
 
@@ -79,9 +79,11 @@ class Verdicts:
             ratio = self._check(recipe)
         except Suspicion:
             return None
-        except Violation:
-            altered = self.property is not None and self.property.alters
-            if raised or (altered and self.trial.fails_unaltered(recipe)):
+        except WrongAnyway:
+            return None
+        except Violation as err:
+            rule = self.property
+            if raised or (rule is not None and rule.leaves(self.trial, recipe, err)):
                 return None  # another failure than the one asked about
             return True
         except ImplementationError:

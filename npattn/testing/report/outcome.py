@@ -52,6 +52,8 @@ class Outcome:
         Recipe from which that problem was made, maybe by changing it.
     view : str
         Memory layout of its arrays.
+    left_to : frozenset of str
+        Results in which it fails where they are wrong anyway: rules agreement-… report these.
     """
 
     rule: str
@@ -71,6 +73,7 @@ class Outcome:
     cotangents: Cotangents | None = field(default=None, repr=False, compare=False)
     sampled: Recipe | None = field(default=None, repr=False)
     view: str = "contiguous"
+    left_to: frozenset[str] = frozenset()
 
     def script(self) -> str:
         """Return a standalone Python file that shows the failure; "" if nothing failed."""

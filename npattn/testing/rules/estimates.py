@@ -112,11 +112,14 @@ def agree_all(
     return comparisons
 
 
-def settle(comparisons: Iterable[Comparison], *evaluations: Evaluation) -> float | None:
+def settle(
+    comparisons: Iterable[Comparison], *evaluations: Evaluation, related: bool = False
+) -> float | None:
     """Return the worst ratio, None if nothing was compared; raise Violation if it is above 1.
 
     The violation shows the first problem whose results are themselves out of tolerance: there must
-    be one, or the identity would hold.
+    be one, or the identity would hold. `related` says that results of two calls were compared, by
+    their names.
     """
     comparisons = [c for c in comparisons if c.size]
     worst = max((c.ratio for c in comparisons), default=None)
@@ -125,7 +128,8 @@ def settle(comparisons: Iterable[Comparison], *evaluations: Evaluation) -> float
     wrong = sorted((c for c in comparisons if not c.passed), key=lambda c: -c.ratio)
     shown = next((x for x in evaluations if is_wrong(x)), evaluations[0])
     text = "\n".join(map(str, wrong))
-    raise Violation(text, shown.problem, shown.cotangents, ratio=worst)
+    names = frozenset(c.name for c in wrong) if related else frozenset[str]()
+    raise Violation(text, shown.problem, shown.cotangents, ratio=worst, related=names)
 
 
 def forward_only(trial: Trial) -> Trial:

@@ -23,7 +23,7 @@ from npattn.testing.rules.picks import (
 )
 from npattn.testing.rules.register import rule
 from npattn.testing.rules.terms import fits_sizes
-from npattn.testing.trial import Trial, Violation
+from npattn.testing.trial import Trial, Violation, WrongAnyway
 
 
 @rule("inputs-unchanged", "15", level="conduct")
@@ -302,7 +302,8 @@ class CallArguments(NamedTuple):
 def _check_after(trial: Trial, between: CallArguments, call: CallArguments) -> float | None:
     """Return the worst ratio of a call that comes after another.
 
-    Raise Violation if it is wrong, or if either gives other bits when both are repeated.
+    Raise Violation if it is wrong, or if either gives other bits when both are repeated;
+    WrongAnyway if it is as wrong in another shape, whatever came before.
     """
     other, first = trial.results(*between), trial.results(*call)
     again, second = trial.results(*between), trial.results(*call)
@@ -311,7 +312,7 @@ def _check_after(trial: Trial, between: CallArguments, call: CallArguments) -> f
     wrong = [c for c in comparisons if not c.passed]
     names = {c.name for c in wrong}
     if wrong and not _differs_in_another_shape(trial, first, call, names):
-        return None  # it is wrong anyway, which other rules report
+        raise WrongAnyway(", ".join(sorted(names)))
     messages = [str(c) for c in wrong]
     changes = _changes(other, again) + _changes(first, second)
     if changes and not messages:

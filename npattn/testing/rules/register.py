@@ -8,7 +8,7 @@ from typing import Any
 
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.levels import Level
-from npattn.testing.trial import Trial
+from npattn.testing.trial import Trial, Violation
 
 __all__ = ["REGISTER", "Check", "Condition", "Property", "Sampling", "rule"]
 
@@ -60,6 +60,18 @@ class Property:
     level: Level = "values"
     alters: bool = False
     recipes: Callable[[Trial, int, int], list[Recipe]] | None = None
+
+    def leaves(self, trial: Trial, recipe: Recipe, err: Exception) -> bool:
+        """Return True if an exception of the check is left to the rules on agreement.
+
+        It is if the plain problem is wrong too, in the same results. A relation between two calls
+        says something about right results alone: those of a gradient that is twice too large may
+        differ by more than the tolerance of the right one, which may be 0.
+        """
+        if self.alters:
+            return trial.fails_unaltered(recipe)
+        related = err.related if isinstance(err, Violation) else frozenset()
+        return bool(related) and related <= trial.disagreements(recipe)
 
     @property
     def about(self) -> str:

@@ -64,7 +64,8 @@ def relate(
     culprit = second if is_wrong(second) else first
     text = "\n".join(str(c) for c in sorted(wrong, key=lambda c: -c.ratio))
     worst = max(c.ratio for c in wrong)
-    raise Violation(text, culprit.problem, culprit.cotangents, ratio=worst)
+    related = frozenset(c.name for c in wrong)
+    raise Violation(text, culprit.problem, culprit.cotangents, ratio=worst, related=related)
 
 
 def _pairs(

@@ -1,8 +1,8 @@
-"""Judge one dtype: probe what is accepted, then ask each rule."""
+"""Judge one dtype: probe what is accepted, then ask each rule, in rounds of growing size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,10 @@ from npattn.testing.report.outcome import Outcome, Status, add_reproducer
 from npattn.testing.rules import PROPERTIES, Property
 from npattn.testing.rules.systematic_error import plain_recipes, tightest_model
 from npattn.testing.runner.robustness import describe_wrong_input
-from npattn.testing.runner.search import Search
+from npattn.testing.runner.search import Search, Standing
 from npattn.testing.trial import Suspicion, Trial, Violation
 
-__all__ = ["BEHAVIOUR", "ROBUSTNESS", "Answers", "Judge", "Progress", "Round"]
+__all__ = ["BEHAVIOUR", "ROBUSTNESS", "Answers", "Judge", "Progress", "Round", "round_sizes"]
 
 BEHAVIOUR = "behaves as"
 ROBUSTNESS = "robustness"  # asked only by name: it gives notes, and needs child processes
@@ -24,7 +24,16 @@ ABOUT_STRUCTURE = (
     "Accepted structure, sizes of 0 included, and each option alone give right results."
 )
 Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
-Answers = dict[str, Outcome | str]
+Answer = Outcome | str | Standing
+Answers = dict[str, Answer]
+"""By rule: its outcome, or how far it has come; by `BEHAVIOUR`: a text."""
+FIRST_ROUNDS = (4, 20)
+"""Examples of every rule after which the next rule is asked: most mistakes show at once."""
+
+
+def round_sizes(examples: int) -> list[int]:
+    """Return the number of examples of each rule after each round."""
+    return [*(n for n in FIRST_ROUNDS if n < examples), examples]
 
 
 @dataclass
@@ -35,6 +44,10 @@ class Judge:
     ----------
     refused : list of str
         What was not accepted, and why.
+    stops_at : frozenset of str
+        Levels and rules whose first failure ends the questions.
+    expected : frozenset of str
+        Failures that do not: outcomes' ids.
     """
 
     trial: Trial
@@ -42,6 +55,8 @@ class Judge:
     seed: int
     progress: Progress
     shrinks: bool
+    stops_at: frozenset[str] = frozenset()
+    expected: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.refused: list[str] = []
@@ -62,8 +77,9 @@ class Judge:
         if self.trial.space.structure:  # also if others are asked only: they must say the same
             begun.report_progress("empty-row")
             empty = self.judge(PROPERTIES["empty-row"], self.trial)
+            assert isinstance(empty, Outcome)  # all its examples were asked
             if "empty-row" in names:
-                begun.answers["empty-row"] = empty
+                begun.record("empty-row", empty)
             if empty.status in ("failed", "error"):
                 self.trial.skips_empty_rows = True
                 self.refused.append(
@@ -87,20 +103,38 @@ class Judge:
             return outcome
         return add_reproducer(outcome, self.trial, finding.problem, finding.recipe, finding.error)
 
-    def answer(self, names: Sequence[str]) -> Iterator[tuple[str, Outcome | str]]:
-        """Yield the outcome of each rule, or of `ROBUSTNESS`; for `BEHAVIOUR` its text.
+    def answer(
+        self, names: Sequence[str], count: int, standings: Mapping[str, Standing]
+    ) -> Iterator[tuple[str, Answer]]:
+        """Yield the outcome of each rule, or its standing after `count` examples.
 
-        These rules sample alike and share one memo. Others start with an empty one, so that it
-        does not matter which were asked before.
+        `ROBUSTNESS` has an outcome, `BEHAVIOUR` a text, both in the last round. These rules sample
+        alike and share one memo. Others start with an empty one, so that it does not matter which
+        were asked before. Nothing follows a failure that stops the check.
         """
         trial = self.trial.fresh()
         for name in names:
-            if name == ROBUSTNESS:
-                yield name, _robustness(trial)
+            answer: Answer
+            if name in (ROBUSTNESS, BEHAVIOUR) and count < self.examples:
+                answer = Standing()
+            elif name == ROBUSTNESS:
+                answer = _robustness(trial)
             elif name == BEHAVIOUR:
-                yield name, _behaviour(trial, self.seed)
+                answer = _behaviour(trial, self.seed)
             else:
-                yield name, self.judge(PROPERTIES[name], trial)
+                answer = self.judge(PROPERTIES[name], trial, count, standings.get(name))
+            yield name, answer
+            if self.stops(answer):
+                return
+
+    def stops(self, answer: Answer) -> bool:
+        """Return True if this failure ends the questions."""
+        return (
+            isinstance(answer, Outcome)
+            and answer.failed
+            and not self.stops_at.isdisjoint({answer.level, answer.rule})
+            and answer.id not in self.expected
+        )
 
     def sweep(self, rule: str, count: int) -> Outcome:
         """Return the outcome of "sweep" or "long", which sample on the device."""
@@ -109,20 +143,41 @@ class Judge:
         sweep = Sweep(self.trial, self.seed, self.progress, self.shrinks)
         return sweep.run(count) if rule == "sweep" else sweep.long()
 
-    def judge(self, rule: Property, trial: Trial) -> Outcome:
-        """Search for a failing problem of one rule."""
+    def judge(
+        self,
+        rule: Property,
+        trial: Trial,
+        count: int | None = None,
+        standing: Standing | None = None,
+        *,
+        leaves: bool = True,
+    ) -> Outcome | Standing:
+        """Search for a failing problem of one rule among its next ones, up to `count`."""
         dtype = trial.space.dtype
         reason = rule.unless(trial)
         if reason is not None:
             return _outcome(rule, dtype, "not applicable", message=reason)
-        search = Search(rule, trial, self.examples, self.shrinks)
-        search.run(self.seed)
+        search = Search(rule, trial, self.examples, self.shrinks, standing, leaves=leaves)
+        search.run(self.seed, count)
+        standing = search.standing
         if search.failure is not None:
             return _failed_outcome(rule, trial, search)
-        if search.tried == 0:
+        if count is not None and count < self.examples:
+            return standing
+        if standing.tried == 0:
             message = "no generated problem exercises this rule"
-            return _outcome(rule, dtype, "not applicable", message=message)
-        return _outcome(rule, dtype, "passed", worst=search.worst, examples=search.tried)
+            message = "agreement fails there" if standing.left else message
+            return _outcome(
+                rule, dtype, "not applicable", message=message, left_to=standing.left_to
+            )
+        return _outcome(
+            rule,
+            dtype,
+            "passed",
+            worst=standing.worst,
+            examples=standing.tried,
+            left_to=standing.left_to,
+        )
 
 
 def _outcome(rule: Property, dtype: str, status: Status, **details: Any) -> Outcome:
@@ -140,7 +195,7 @@ def _failed_outcome(rule: Property, trial: Trial, search: Search) -> Outcome:
         trial.space.dtype,
         status,
         worst=getattr(err, "ratio", 0.0),
-        examples=search.tried,
+        examples=search.standing.tried,
         message=str(err) + search.note,
     )
     problem = err.problem if isinstance(err, Violation) else trial.problem(recipe)
@@ -160,12 +215,29 @@ class Round:
         The rules, and other names that `Judge.answer` takes.
     answers : dict
         By name.
+    standings : dict of Standing
+        By name, of rules without an answer yet.
+    stopped : bool
+        A failure has ended the questions.
     """
 
     judge: Judge
     wrong: list[Outcome]
     names: list[str]
-    answers: Answers = field(default_factory=dict)
+    answers: dict[str, Outcome | str] = field(default_factory=dict)
+    standings: dict[str, Standing] = field(default_factory=dict)
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self.stopped = any(map(self.judge.stops, self.wrong))
+
+    def record(self, name: str, answer: Answer) -> None:
+        """Keep an answer, or how far a rule has come."""
+        if isinstance(answer, Standing):
+            self.standings[name] = answer
+        else:
+            self.answers[name] = answer
+            self.stopped = self.stopped or self.judge.stops(answer)
 
     @property
     def left(self) -> list[str]:
@@ -178,10 +250,28 @@ class Round:
         text = self.answers.get(BEHAVIOUR)
         return text if isinstance(text, str) else None
 
+    def standings_of(self, names: Sequence[str]) -> dict[str, Standing]:
+        """Return how far these rules have come, where they have begun."""
+        return {name: self.standings[name] for name in names if name in self.standings}
+
     def outcomes(self) -> list[Outcome]:
         """Return the findings of the probe, and the outcomes in the order of the names."""
-        answers = (self.answers[name] for name in self.names)
+        answers = (self.answers[name] for name in self.names if name in self.answers)
         return self.wrong + [answer for answer in answers if isinstance(answer, Outcome)]
+
+    def ask_again(self) -> None:
+        """Ask relations without leaving anything to agreement, where that passed.
+
+        They left problems on which it fails, but its own samples do not show that.
+        """
+        trial = self.judge.trial.fresh()
+        for name, answer in () if self.stopped else self.answers.items():
+            asked = [self.answers.get(f"agreement-{n}") for n in getattr(answer, "left_to", ())]
+            if any(isinstance(a, Outcome) and a.status == "passed" for a in asked):
+                with trial.implementation.framework.one_thread():
+                    again = self.judge.judge(PROPERTIES[name], trial, leaves=False)
+                assert isinstance(again, Outcome)  # all its examples were asked
+                self.answers[name] = again
 
     def report_progress(self, name: str) -> None:
         """Pass the current rule and the number of rules done to the progress callback."""

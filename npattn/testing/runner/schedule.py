@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import pickle
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
@@ -25,7 +25,8 @@ from npattn.testing.adapters.base import ImplementationError, Results, format_ex
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
-from npattn.testing.runner.rounds import Answers, Judge, Round
+from npattn.testing.runner.rounds import Answers, Judge, Round, round_sizes
+from npattn.testing.runner.search import Standing
 from npattn.testing.trial import Trial
 
 __all__ = ["InProcess", "Processes"]
@@ -50,11 +51,15 @@ class InProcess:
         pass
 
     def ask(self, work: Round) -> None:
-        for names in work.groups():
-            work.report_progress(names[0])
-            for name, answer in work.judge.answer(names):
-                work.answers[name] = answer
-                work.report_progress(name)
+        for count in round_sizes(work.judge.examples):
+            for names in () if work.stopped else work.groups():
+                work.report_progress(names[0])
+                for name, answer in work.judge.answer(names, count, work.standings):
+                    work.record(name, answer)
+                    work.report_progress(name)
+                if work.stopped:
+                    break
+        work.ask_again()
         work.report_progress("")
 
     def finish(self) -> None:
@@ -72,7 +77,7 @@ class Processes:
 
     def __init__(self, n: int, implementation: Implementation) -> None:
         self.name = implementation.name
-        self.pending: dict[Future[Answers], Round] = {}
+        self.pending: list[tuple[Round, _Setting, list[Future[Answers]]]] = []
         self.before: set[BaseProcess] = set()
         self.n, self.rounds, self.pickled = n, 0, _pickle(implementation)
 
@@ -113,19 +118,41 @@ class Processes:
         self.pool.shutdown(cancel_futures=True)
 
     def ask(self, work: Round) -> None:
-        """Share out the rules of a round; `finish` waits for the answers."""
+        """Share out the first examples of every rule; `finish` waits for the answers."""
         self.rounds += 1
         setting = _Setting.of(work.judge, self.rounds)
+        self.pending.append((work, setting, self._submit(work, setting, 0)))
+
+    def _submit(self, work: Round, setting: _Setting, turn: int) -> list[Future[Answers]]:
+        sizes = round_sizes(work.judge.examples)
+        if work.stopped or turn == len(sizes):
+            return []
         with _one_thread_each(), self._catch_crash():
-            for names in work.groups():
-                self.pending[self.pool.submit(_answer, setting, names)] = work
+            return [
+                self.pool.submit(_answer, setting, names, sizes[turn], work.standings_of(names))
+                for names in work.groups()
+            ]
 
     def finish(self) -> None:
         with self._catch_crash():
-            for future in as_completed(self.pending):
-                work, answers = self.pending[future], future.result()
-                work.answers |= answers
-                work.report_progress(next(iter(answers)))
+            for work, setting, futures in self.pending:
+                turn = 0
+                while futures:
+                    self._collect(work, futures)
+                    turn += 1
+                    futures = self._submit(work, setting, turn)
+                work.ask_again()
+
+    def _collect(self, work: Round, futures: Sequence[Future[Answers]]) -> None:
+        """Record the answers, up to the first that stops the check, in the order of the rules."""
+        in_order = bool(work.judge.stops_at)
+        for future in futures if in_order else as_completed(futures):
+            if work.stopped:
+                future.cancel()
+                continue
+            for name, answer in future.result().items():
+                work.record(name, answer)
+                work.report_progress(name)
 
     @contextmanager
     def _catch_crash(self) -> Iterator[None]:
@@ -183,6 +210,8 @@ class _Setting:
     examples: int
     seed: int
     shrinks: bool
+    stops_at: frozenset[str]
+    expected: frozenset[str]
 
     @classmethod
     def of(cls, judge: Judge, number: int) -> _Setting:
@@ -199,13 +228,16 @@ class _Setting:
             judge.examples,
             judge.seed,
             judge.shrinks,
+            judge.stops_at,
+            judge.expected,
         )
 
     def judge(self, implementation: Implementation) -> Judge:
         trial = Trial(implementation, self.conventions, self.rounding, self.space, self.gradients)
         trial.skips_empty_rows = self.skips_empty_rows
         trial.first_calls = self.first_calls
-        return Judge(trial, self.examples, self.seed, lambda *_: None, self.shrinks)
+        limits = self.stops_at, self.expected
+        return Judge(trial, self.examples, self.seed, lambda *_: None, self.shrinks, *limits)
 
 
 # --- in the processes -----------------------------------------------------------------------------
@@ -239,11 +271,13 @@ def _get_implementation() -> Implementation:
     return _Process.implementation
 
 
-def _answer(setting: _Setting, names: Sequence[str]) -> Answers:
+def _answer(
+    setting: _Setting, names: Sequence[str], count: int, standings: Mapping[str, Standing]
+) -> Answers:
     implementation = _get_implementation()
     if setting.number not in _Process.judges:
         _Process.judges[setting.number] = setting.judge(implementation)
     judge = _Process.judges[setting.number]
     implementation.forward_only = setting.forward_only
     with implementation.framework.one_thread():
-        return dict(judge.answer(names))
+        return dict(judge.answer(names, count, standings))

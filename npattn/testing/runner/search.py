@@ -1,9 +1,12 @@
-"""Search for a problem on which a rule fails, and shrink it."""
+"""Search for a problem on which a rule fails, a part of the problems at a time, and shrink it."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
@@ -13,9 +16,9 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import Property
-from npattn.testing.trial import Trial, Violation
+from npattn.testing.trial import Trial, Violation, WrongAnyway
 
-__all__ = ["SHRINK_SECONDS", "Failure", "Search"]
+__all__ = ["SHRINK_SECONDS", "Failure", "Search", "Standing"]
 
 SHRINK_SECONDS = 8.0
 """Time per failing rule; the smallest problem found by then is reported."""
@@ -29,46 +32,89 @@ class Failure:
     error: Violation | ImplementationError
 
 
+@dataclass
+class Standing:
+    """How far one rule has come, between rounds.
+
+    Attributes
+    ----------
+    position : int
+        Number of recipes taken from those of the rule.
+    tried : int
+        Number of recipes that had something to show, and passed.
+    left : int
+        Number of recipes that are wrong unaltered too, and are left to other rules.
+    left_to : frozenset of str
+        Results that were wrong there, where a relation failed.
+    worst : float
+        Largest ratio of the recipes that passed.
+    """
+
+    position: int = 0
+    tried: int = 0
+    left: int = 0
+    left_to: frozenset[str] = field(default_factory=frozenset)
+    worst: float = 0.0
+
+
 class Search:
     """Try one rule on different recipes, and shrink the first that fails.
 
     Attributes
     ----------
-    worst : float
-        Largest ratio of the recipes that passed.
-    tried : int
-        Number of recipes that had something to show.
+    standing : Standing
     failure : Failure or None
         The simplest one found.
     note : str
         Appended to the message of the failure.
     """
 
-    def __init__(self, rule: Property, trial: Trial, examples: int, shrinks: bool = True) -> None:
+    def __init__(
+        self,
+        rule: Property,
+        trial: Trial,
+        examples: int,
+        shrinks: bool = True,
+        standing: Standing | None = None,
+        *,
+        leaves: bool = True,
+    ) -> None:
+        """Begin, or go on from a standing; `leaves` leaves what agreement finds wrong to it."""
         self.rule, self.trial, self.examples, self.shrinks = rule, trial, examples, shrinks
-        self.worst, self.tried, self.note = 0.0, 0, ""
+        self.standing, self.leaves, self.note = standing or Standing(), leaves, ""
         self.failure: Failure | None = None
         self._errors: dict[Recipe, Violation | ImplementationError | None] = {}
         self._deadline = float("inf")
 
-    def run(self, seed: int) -> None:
-        """Try the cases of the rule until one fails, or enough of them have passed."""
+    def run(self, seed: int, count: int | None = None) -> None:
+        """Try the recipes of the rule until one fails, or `count` of them are done.
+
+        A rule with recipes of its own tries them all, once `count` reaches the examples.
+        """
+        count = self.examples if count is None else count
+        if self.rule.recipes is not None and count < self.examples:
+            return
         pools = Pools(self.trial.space, **self.rule.draw(self.trial))
-        own_recipes = self.rule.recipes
-        try:
-            if own_recipes is not None:
-                for recipe in own_recipes(self.trial, seed, self.examples):
-                    self.try_recipe(recipe)
-                return
-            for recipe in self.trial.cases(pools, seed, self.examples):
-                self.try_recipe(recipe)
-                if self.tried >= self.examples:
-                    return
-        except (Violation, ImplementationError):
-            pass  # it is in self.failure
+        with suppress(Violation, ImplementationError):  # it is in self.failure
+            self._try(self._recipes(pools, seed), count)
         # Not where it is caught: Hypothesis tells errors apart by what was being handled, too.
-        if self.failure is not None and own_recipes is None and self.shrinks:
+        if self.failure is not None and self.rule.recipes is None and self.shrinks:
             self._shrink(self.failure, pools, seed)
+
+    def _recipes(self, pools: Pools, seed: int) -> Iterator[Recipe]:
+        if self.rule.recipes is not None:
+            return iter(self.rule.recipes(self.trial, seed, self.examples))
+        return self.trial.cases(pools, seed, self.examples)
+
+    def _try(self, recipes: Iterator[Recipe], count: int) -> None:
+        standing = self.standing
+        for recipe in islice(recipes, standing.position):
+            self._errors[recipe] = None  # tried in an earlier round
+        for recipe in recipes:
+            standing.position += 1
+            self.try_recipe(recipe)
+            if self.rule.recipes is None and standing.tried + standing.left >= count:
+                return
 
     def _shrink(self, failure: Failure, pools: Pools, seed: int) -> None:
         """Let Hypothesis find the simplest failing recipe near the one that failed."""
@@ -106,12 +152,22 @@ class Search:
             return
         try:
             ratio = self.rule.check(self.trial, recipe)
+        except WrongAnyway:
+            self._leave()
+            return
         except (Violation, ImplementationError) as err:
-            if self.rule.alters and self.trial.fails_unaltered(recipe):
+            asks = self.leaves or self.rule.alters
+            if asks and self.rule.leaves(self.trial, recipe, err):
+                self._leave(getattr(err, "related", frozenset()))
                 return
             self._errors[recipe] = err
             self.failure = Failure(recipe, err)
             raise
         if ratio is not None and self.failure is None:
-            self.tried += 1
-            self.worst = max(self.worst, ratio)
+            self.standing.tried += 1
+            self.standing.worst = max(self.standing.worst, ratio)
+
+    def _leave(self, names: frozenset[str] = frozenset()) -> None:
+        if self.failure is None:
+            self.standing.left += 1
+            self.standing.left_to |= names
