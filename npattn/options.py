@@ -151,7 +151,8 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "key padding": ("mask",),
     "window or −1": ("window",),
     "window of numbers": ("window",),
-    "return_lse as (B, T, H)": ("return_lse",),
+    "lse without gradient": ("return_lse",),
+    "lse (B, T, H) without gradient": ("return_lse",),
     "need_weights": ("return_weights",),
     "shared heads": (),
     "no dropout": (),
@@ -167,8 +168,9 @@ An option's own name means its plain form. Of the others,
     is boolean, of shape (B, S); True hides the key from every query.
 "window or −1"
     has −1 for an unlimited side; "window of numbers" has a number there, as large as need be.
-"return_lse as (B, T, H)"
-    returns lse with its last two axes swapped.
+"lse without gradient"
+    is ``return_lse`` of an lse that is not differentiated; "lse (B, T, H) without gradient" has
+    these axes.
 "need_weights"
     returns the pair (o, weights), or (o, None) if it is False.
 "shared heads"
@@ -204,7 +206,7 @@ _MASK_OR_BIAS = ForeignName(
 )
 _SCALE = ForeignName("pass it as scale=", "scale")
 _SOFTCAP = ForeignName("pass it as softcap=", "softcap")
-_LSE = ForeignName("call npattn.forward, whose result has .lse", "return_lse")
+_LSE = ForeignName("call npattn.forward, whose result has .lse", "lse without gradient")
 _PACKED = ForeignName("packed sequences are not supported: pad them, and pass mask=", "packed")
 
 FOREIGN = {
@@ -239,7 +241,7 @@ FOREIGN = {
     "need_weights": ForeignName("call npattn.forward, whose result has .weights", "need_weights"),
     "return_attn_probs": _LSE,
     "return_lse": ForeignName("call npattn.forward, whose result has .lse"),
-    "return_residual": ForeignName(_LSE.hint, "return_lse as (B, T, H)"),
+    "return_residual": ForeignName(_LSE.hint, "lse (B, T, H) without gradient"),
     "return_softmax_lse": _LSE,
     "return_weights": ForeignName("call npattn.forward, whose result has .weights"),
     "s_aux": ForeignName("pass it as sinks=", "sinks"),

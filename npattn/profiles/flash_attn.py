@@ -21,7 +21,7 @@ FLASH_ATTN = Profile(
         "causal": "causal",
         "window_size": "window or −1",
         "softcap": "softcap",
-        "return_attn_probs": "return_lse",
+        "return_attn_probs": "lse without gradient",
     },
     layout="BTHD",
     refuses=(

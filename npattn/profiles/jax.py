@@ -22,7 +22,7 @@ NN = Profile(
         "scale": "scale",
         "is_causal": "causal",
         "local_window_size": "window of numbers",
-        "return_residual": "return_lse as (B, T, H)",
+        "return_residual": "lse (B, T, H) without gradient",
     },
     layout="BTHD",
     refuses=(

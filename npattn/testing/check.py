@@ -360,8 +360,11 @@ def _missing(implementation: Implementation) -> list[str]:
         lines.append("gradients: no backward= was given")
     if not implementation.returns_lse:
         lines.append("lse: no return_lse parameter")
-    elif implementation.backward is not None and "dlse" not in implementation.backward_takes:
+    elif not implementation.takes_dlse and implementation.backward is not None:
         lines.append("gradients through lse: backward has no dlse parameter")
+    elif not implementation.takes_dlse:
+        flag = implementation.signature.names["return_lse"]
+        lines.append(f"gradients through lse: {flag} returns one that is not differentiated")
     return lines
 
 

@@ -197,8 +197,7 @@ class Trial:
     @property
     def takes_dlse(self) -> bool:
         """True if it has gradients through lse."""
-        f = self.implementation
-        return f.returns_lse and (f.backward is None or "dlse" in f.backward_takes)
+        return self.implementation.takes_dlse
 
     @property
     def takes_dweights(self) -> bool:

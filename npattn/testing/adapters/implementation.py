@@ -154,6 +154,14 @@ class Implementation:
         return "return_lse" in self.returns
 
     @property
+    def takes_dlse(self) -> bool:
+        """True if it has gradients through lse."""
+        theirs = self.signature.names.get("return_lse", "")
+        detached = "without gradient" in self.signature.meanings.get(theirs, "")
+        in_backward = self.backward is None or "dlse" in self.backward_takes
+        return self.returns_lse and in_backward and not detached
+
+    @property
     def returns_weights(self) -> bool:
         """True if it has a parameter ``return_weights``."""
         return "return_weights" in self.returns
@@ -289,6 +297,8 @@ class Implementation:
             given |= {"lse": self._swap_lse(given["lse"])} if "lse" in given else {}
             results, grads = self._differentiate(inputs, options, given, True, lambda: None)
             more = {n: x for n, x in results.items() if n in ("o", "lse")} | grads
+            if self.returns_lse and "lse" not in more:
+                more |= self._call(inputs, options, ("return_lse",))
         with catch_foreign("raised"):
             self.framework.finish()
         return [(n, self._from_layout(n, x)) for n, x in [*pairs, *more.items()]]
@@ -393,7 +403,7 @@ class Implementation:
 
     def _swap_lse(self, lse: Any) -> Any:
         """Return lse, or its cotangent, from or to the layout of the implementation."""
-        swaps = "return_lse as (B, T, H)" in self.signature.meanings.values()
+        swaps = "lse (B, T, H) without gradient" in self.signature.meanings.values()
         return lse.swapaxes(-1, -2) if swaps and lse.ndim == 3 else lse
 
     def _to_layout(self, array: Any) -> Any:

@@ -66,9 +66,10 @@ class Signature:
 
 
 NOTES = {
-    "key padding": "(B, S), True hides",
+    "key padding": "of keys, True hides",
     "need_weights": "returns a pair",
-    "return_lse as (B, T, H)": "(B, T, H)",
+    "lse without gradient": "not differentiated",
+    "lse (B, T, H) without gradient": "axes B, T, H, not differentiated",
     "window or −1": "−1 is unlimited",
 }
 """What a report adds to the meaning of a parameter."""

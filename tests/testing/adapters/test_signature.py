@@ -214,7 +214,7 @@ def test_flash_attn_is_called_in_its_own_form():
     assert read.reads == (
         "softmax_scale as scale",
         "window_size as window (−1 is unlimited)",
-        "return_attn_probs as lse",
+        "return_attn_probs as lse (not differentiated)",
     )
     case = problem(causal=True, window=(2, None), scale=0.5, softcap=2.0)
     results = read.forward(case)
@@ -289,6 +289,22 @@ def test_need_weights_returns_a_pair():
     results = Implementation(f, framework="numpy").forward(problem())
     assert results["weights"].shape == (B, H, T, S)
     assert [name for name, _ in results.pairs] == ["o", "o", "weights"]
+
+
+def test_lse_of_other_systems_is_not_differentiated():
+    def f(q: "torch.Tensor", k, v, return_softmax_lse=False):  # noqa: F821
+        scores = q @ k.transpose(-1, -2) * D**-0.5
+        out = scores.softmax(-1) @ v
+        return (out, scores.detach().logsumexp(-1)) if return_softmax_lse else out
+
+    pytest.importorskip("torch")
+    foreign = Implementation(f)
+    told = Implementation(f, rename={"return_softmax_lse": "return_lse"})
+    assert (foreign.returns_lse, foreign.takes_dlse) == (True, False)
+    assert (told.returns_lse, told.takes_dlse) == (True, True)
+    case = problem(K=H)
+    dout = np.ones((B, H, T, E), np.float32)
+    assert set(foreign.gradients(case, Cotangents(dout, None))) == {"dq", "dk", "dv"}
 
 
 def test_lse_by_position_is_swapped():
