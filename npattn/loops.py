@@ -23,9 +23,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+import ml_dtypes
 import numpy as np
 
-from npattn.arrays import Array, finfo
+from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.problem import Gradients, Problem
 
@@ -409,8 +410,9 @@ class _Task:
         """Return what "min" stands for: the smallest finite number of the dtype of q."""
         if value != "min":
             return value  # type: ignore[return-value]  # "min" is the only word
-        dtype = self.problem.storage or self.problem.q.dtype
-        return max(float(finfo(dtype).min), float(finfo(self.problem.dtype).min))
+        own, most = self.problem.storage or self.problem.q.dtype, self.problem.dtype
+        least = [float(ml_dtypes.finfo(x).min) for x in (own, most)]  # type: ignore[no-untyped-call]
+        return max(least)
 
     def queries(self) -> Iterator[tuple[int, Index]]:
         """Yield the flat leading index b and the index (..., h, t) of every query."""

@@ -3,17 +3,47 @@
 from difflib import get_close_matches
 
 from npattn.errors import OptionError
-from npattn.profiles.flash_attn import FLASH_ATTN
-from npattn.profiles.jax import NN
-from npattn.profiles.onnx import ATTENTION, ATTENTION_1_22
-from npattn.profiles.own import NPATTN
+from npattn.profiles import (
+    equinox,
+    flash_attn,
+    flax,
+    flex,
+    haiku,
+    jax,
+    keras,
+    mlx,
+    onnx,
+    own,
+    torch,
+    transformers,
+    xformers,
+)
 from npattn.profiles.profile import Profile
-from npattn.profiles.torch import SDPA
 
 __all__ = ["PROFILES", "Profile", "find_profile"]
 
 PROFILES = {
-    profile.name: profile for profile in (NPATTN, SDPA, NN, ATTENTION, ATTENTION_1_22, FLASH_ATTN)
+    profile.name: profile
+    for profile in (
+        own.NPATTN,
+        torch.SDPA,
+        torch.MULTIHEAD,
+        flex.FLEX,
+        flash_attn.FLASH_ATTN,
+        xformers.MEMORY_EFFICIENT,
+        jax.NN,
+        flax.LINEN,
+        haiku.MULTIHEAD,
+        equinox.HEAD,
+        keras.OPS,
+        keras.OPS_TORCH,
+        mlx.FAST,
+        onnx.ATTENTION,
+        onnx.ATTENTION_1_22,
+        onnx.RUNTIME,
+        onnx.RUNTIME_MHA,
+        transformers.EAGER,
+    )
 }
 """The profiles of known systems, by name: "onnx" is the newest version, "onnx@1.22" another."""
 

@@ -1,9 +1,9 @@
-"""PyTorch: torch.nn.functional.scaled_dot_product_attention."""
+"""PyTorch: scaled_dot_product_attention, and the attention inside nn.MultiheadAttention."""
 
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["SDPA"]
+__all__ = ["MULTIHEAD", "SDPA"]
 
 # docs.pytorch.org, torch.nn.functional.scaled_dot_product_attention: "Efficient implementation
 # equivalent to the following". Its textbook lines give NaN where a query sees nothing; all three
@@ -21,4 +21,17 @@ SDPA = Profile(
         "enable_gqa": "shared heads",
     },
     refuses=('is_causal beside attn_mask: "Explicit attn_mask should not be set"',),
+)
+
+# docs.pytorch.org, torch.nn.MultiheadAttention: True in attn_mask and key_padding_mask hides. Run
+# on 2.13 with need_weights=True, its default: a query that sees nothing gives NaN, the weights
+# returned are those after dropout. (With need_weights=False it calls
+# scaled_dot_product_attention: 0.)
+MULTIHEAD = Profile(
+    name="torch.mha",
+    version="2.13",
+    about="torch.nn.MultiheadAttention between its projections",
+    conventions=Conventions(mask_true="hide", empty_row="nan", weights="after_dropout"),
+    signature={"attn_mask": "mask or bias", "key_padding_mask": "key padding"},
+    refuses=("K < H: one num_heads for all",),
 )

@@ -9,7 +9,14 @@ from npattn.errors import OptionError
 from npattn.profiles import PROFILES, Profile
 
 # The callable of a profile, where its signature can be read.
-CALLABLES = {"jax.nn": ("jax.nn", "dot_product_attention")}
+CALLABLES = {
+    "jax.nn": ("jax.nn", "dot_product_attention"),
+    "flax": ("flax.linen", "dot_product_attention"),
+    "flex": ("torch.nn.attention.flex_attention", "flex_attention"),
+    "keras": ("keras.ops", "dot_product_attention"),
+    "transformers": ("transformers.models.llama.modeling_llama", "eager_attention_forward"),
+    "torch.mha": ("torch.nn", "MultiheadAttention"),
+}
 
 
 def test_every_profile_stands_under_its_name():
@@ -32,6 +39,7 @@ def test_an_unknown_meaning_is_named():
 def test_the_system_has_the_parameters_of_its_profile(name):
     module, function = CALLABLES[name]
     f = getattr(pytest.importorskip(module), function)
+    f = getattr(f, "forward", f)  # of a module
     assert set(PROFILES[name].signature) <= set(inspect.signature(f).parameters)
 
 

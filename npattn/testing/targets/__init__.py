@@ -141,7 +141,7 @@ _ALL = (
         "attention",
         None,
         "onnxruntime",
-        PROFILES["onnx"],
+        PROFILES["onnxruntime"],
         "operator Attention, opset 24, by ONNX Runtime on the CPU; forward only",
     ),
 )

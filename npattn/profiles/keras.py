@@ -1,0 +1,33 @@
+"""Keras: keras.ops.dot_product_attention."""
+
+from dataclasses import replace
+
+from npattn.conventions import Conventions
+from npattn.profiles.profile import Profile
+
+__all__ = ["OPS", "OPS_TORCH"]
+
+# keras/src/backend/numpy/nn.py of 3.15.1, _get_large_negative: −0.7 · 3.38953e38 (−0.7 · 65500 in
+# float16) takes the place of hidden scores; on JAX it calls jax.nn.dot_product_attention.
+OPS = Profile(
+    name="keras",
+    version="3.15",
+    about="keras.ops.dot_product_attention on JAX or NumPy",
+    conventions=Conventions(causal="top_left", hidden_fill=-0.7 * 3.38953e38),
+    signature={"bias": "bias", "mask": "mask", "scale": "scale", "is_causal": "causal"},
+    layout="BTHD",
+    refuses=(
+        "q, k, v of another rank than 4",
+        "attn_logits_soft_cap elsewhere than on a TPU",
+    ),
+)
+
+# keras/src/backend/torch/nn.py of 3.15.1: where(mask, 0, that number) is the attn_mask of torch's
+# scaled_dot_product_attention, which adds it.
+OPS_TORCH = replace(
+    OPS,
+    name="keras.torch",
+    about="keras.ops.dot_product_attention on PyTorch",
+    conventions=Conventions(causal="top_left", hidden_add=-0.7 * 3.38953e38),
+    refuses=(*OPS.refuses, "bias beside mask"),
+)
