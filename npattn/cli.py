@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,10 +20,10 @@ try:
     from rich.table import Table
 
     from npattn.testing.adapters.choose import FRAMEWORKS
-    from npattn.testing.check import DTYPES, SWEEPS, check
+    from npattn.testing.check import DTYPES, check
     from npattn.testing.diagnosis.fingerprint import LAYOUTS, fingerprint
-    from npattn.testing.report.expected import compare_with_expected, read_expected
-    from npattn.testing.report.report import Report
+    from npattn.testing.levels import LEVELS, REQUIRED
+    from npattn.testing.report.expected import read_expected
     from npattn.testing.rules import PROPERTIES
     from npattn.testing.targets import TARGETS, load, load_implementation
 except ImportError as err:
@@ -114,10 +115,25 @@ def cli() -> None:
 )
 @click.option("--strict", is_flag=True, help="Count suspects as failed.")
 @click.option(
+    "--require",
+    "levels",
+    multiple=True,
+    type=click.Choice([*LEVELS, "all"]),
+    help=f"Level that must pass, may be given several times; all: every level but reproducible. "
+    f"[default: {', '.join(REQUIRED)}]",
+)
+@click.option("--verbose", is_flag=True, help="Print the whole table and every failure.")
+@click.option(
     "--json", "json_path", type=click.Path(dir_okay=False), help="Write the report to this file."
 )
 @click.option(
     "--html", "html_path", type=click.Path(dir_okay=False), help="Write the report as a web page."
+)
+@click.option(
+    "--script",
+    "script_path",
+    type=click.Path(dir_okay=False),
+    help="Write a Python file that shows the first failure.",
 )
 @click.option(
     "--expect",
@@ -135,8 +151,11 @@ def check_command(
     framework: str,
     sizes: tuple[str, ...],
     only: tuple[str, ...],
+    levels: tuple[str, ...],
+    verbose: bool,
     json_path: str | None,
     html_path: str | None,
+    script_path: str | None,
     expect_path: str | None,
     convention_words: tuple[str, ...],
     **options: Any,
@@ -145,8 +164,8 @@ def check_command(
 
     Exit code 0: passed; 1: failed; 2: wrong usage, or nothing could be tested.
     """
-    console = Console()
     try:
+        json_file, html_file, script_file = map(_file, (json_path, html_path, script_path))
         expected = {} if expect_path is None else read_expected(expect_path)
         implementation = load_implementation(
             target,
@@ -164,22 +183,43 @@ def check_command(
                 dtypes=dtypes or ("float32",),
                 sizes=_sizes(sizes),
                 only=only or None,
+                require=levels or REQUIRED,
+                expect=expected,
                 progress=advance,
                 **options,
             )
             bar.stop()
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
-    report.print_to(console)
-    if json_path is not None:
-        report.to_json(json_path)
-    if html_path is not None:
-        report.to_html(html_path)
-    checked = {o.rule for o in report.outcomes}
-    if only:  # a rule that was not checked is not stale
-        left_out = {*PROPERTIES, *SWEEPS} - checked
-        expected = {n: reason for n, reason in expected.items() if n.split("[")[0] not in left_out}
-    sys.exit(_exit_code(report, expected, console))
+    # Files first: nobody may be reading what is printed.
+    if json_file is not None:
+        report.to_json(json_file)
+    if html_file is not None:
+        report.to_html(html_file)
+    if script_file is not None:
+        script_file.write_text(report.script(), "utf-8")
+    _print_anything()
+    console = Console()
+    report.print_to(console, verbose=verbose)
+    if not report.tested:
+        console.print("nothing could be tested")
+        sys.exit(2)
+    sys.exit(0 if report.passed else 1)
+
+
+def _file(path: str | None) -> Path | None:
+    """Return the absolute path of a file to write: what is judged may change the folder."""
+    if path is None:
+        return None
+    if not Path(path).absolute().parent.is_dir():
+        raise OptionError(f"the folder of {path} does not exist; create it first")
+    return Path(path).absolute()
+
+
+def _print_anything() -> None:
+    """Let standard output escape what its encoding lacks, instead of losing the report."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @cli.command("fingerprint")
@@ -370,8 +410,7 @@ def bench_command(
             options["lengths"] = _lengths(lengths)
         settings = Settings(**options)
         for path in (json_path, picture_path):
-            if path is not None and not Path(path).absolute().parent.is_dir():
-                raise OptionError(f"the folder of {path} does not exist; create it first")
+            _file(path)
         if picture_path is not None:
             from npattn.bench import picture
 
@@ -531,16 +570,3 @@ def _with_conventions(conventions: Conventions, words: tuple[str, ...]) -> Conve
         except ValueError:
             raise OptionError(f"--convention is {word!r}, must have a number") from None
     return replace(conventions, **changes)
-
-
-def _exit_code(report: Report, expected: dict[str, str], console: Console) -> int:
-    """Print expected failures; return 0 if exactly those occurred, 2 if nothing was tested."""
-    if not report.tested:
-        console.print("nothing could be tested")
-        return 2
-    as_expected, lines = compare_with_expected(report, expected)
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
-    if as_expected and lines:
-        console.print("as expected", style="bold")
-    return 0 if as_expected else 1

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -104,9 +105,10 @@ def test_backward_names_a_function_too(mine):
 
 
 def test_dtype_may_be_given_twice():
-    output = check("--dtype", "float32", "--dtype", "bfloat16", "--only", "agreement-o")
+    words = ("--dtype", "float32", "--dtype", "bfloat16", "--only", "agreement-o", "--verbose")
+    output = check(*words)
     assert "2 passed" in output
-    header = next(line for line in output.splitlines() if line.startswith("rule"))
+    header = next(line for line in output.splitlines() if line.split()[:1] == ["rule"])
     assert header.split() == ["rule", "§", "float32", "bfloat16"]
 
 
@@ -114,10 +116,10 @@ def test_sizes_seed_examples_rounding_and_strict_are_passed_on(tmp_path):
     path = tmp_path / "report.json"
     words = ("--sizes", "D=8,16", "--sizes", "T=3", "--seed", "11", "--rounding", "eager")
     check(*words, "--strict", "--only", "agreement-o", "--json", path)
-    facts = json.loads(path.read_text())["facts"]
-    assert facts["seed"] == "11"
-    assert facts["examples"] == "3"
-    assert facts["rounding"] == "eager"
+    settings = json.loads(path.read_text())["settings"]
+    assert settings["seed"] == 11
+    assert settings["examples"] == 3
+    assert settings["rounding"] == "eager"
 
 
 def test_sizes_restrict_failing_problems(mine):
@@ -163,14 +165,59 @@ def test_conventions_are_changed_one_by_one(tmp_path):
     words = ("--convention", "causal=top_left", "--convention", "hidden_fill=-1e9")
     path = tmp_path / "report.json"
     check("numpy.flash", *words, "--only", "shape-dtype", "--json", path)
-    text = path.read_text()
-    assert "causal='top_left'" in text
-    assert "hidden_fill=-1000000000.0" in text
+    settings = json.loads(path.read_text())["settings"]
+    assert settings["conventions"] == {"causal": "top_left", "hidden_fill": -1e9}
 
 
 def test_device_is_passed_on(mine):
     message = told(check(f"{mine}:good", "--device", "cuda", code=2))
     assert "device is 'cuda', must be None for NumPy arrays" in message
+
+
+def test_required_levels_are_passed_on():
+    words = ("numpy.naive", "--only", "hidden-nan-v", "--only", "repeatable")
+    by_name = check(*words, code=1)  # what `only` names is required
+    assert "non-finite: 1 of 1 failed\n" in by_name
+    words = ("numpy.naive", "--sizes", "D=3", "--sizes", "S=3", "--require", "conduct")
+    output = check(*words)
+    assert re.search(r"non-finite: \d of 6 failed \(not required\): hidden-nan-v", output)
+    assert "FAILED" in check(*words, "--require", "all", code=1)
+
+
+def test_verbose_prints_the_table():
+    assert "  nan-query  10  passed" in check("--only", "nan-query", "--verbose")
+    assert "  nan-query  " not in check("--only", "nan-query")
+
+
+def test_script_of_the_first_failure_is_written(mine, tmp_path):
+    path = tmp_path / "shows.py"
+    check(f"{mine}:doubled", "--only", "agreement-o", "--script", path, code=1)
+    assert 'breaks "agreement-o"' in path.read_text("utf-8")
+
+
+def test_files_are_written_where_the_command_began(mine, tmp_path):
+    source = MINE.replace("    raise ValueError", "    os.chdir('/')\n    raise ValueError")
+    (tmp_path / f"{mine}.py").write_text("import os\n" + source)
+    check(f"{mine}:refuses", "--json", "report.json", code=2)
+    assert (tmp_path / "report.json").exists()
+
+
+@pytest.mark.parametrize("flag", ["--json", "--html", "--script"])
+def test_folder_of_a_file_is_looked_at_first(tmp_path, flag):
+    output = told(check("numpy.flash", flag, tmp_path / "nowhere" / "file", code=2))
+    assert "does not exist; create it first" in output
+
+
+@pytest.mark.parametrize(
+    "variables", [{"COLUMNS": "0"}, {"PYTHONIOENCODING": "ascii"}, {"COLUMNS": "5"}]
+)
+def test_report_is_printed_to_any_stream(variables):
+    words = [sys.executable, "-m", "npattn", "check", "numpy.naive", "--only", "empty-row", *FAST]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "empty-row[float32] failed: " in done.stdout
+    assert "FAILED: " in done.stdout
 
 
 # --- nothing tested, wrong usage ------------------------------------------------------------------
@@ -235,7 +282,8 @@ ZERO = '"structure" = "0 / 0 where D = 0"\n'
 def test_expected_failure_passes(tmp_path, name):
     output = check(*NAIVE, *expecting(tmp_path, f'{ZERO}"{name}" = "it has no guard"'), code=0)
     assert "expected: empty-row[float32]: it has no guard" in output
-    assert "FAILED" in output  # the report says what it found all the same
+    assert "FAILED" not in output
+    assert "2 failed (expected)" in output  # the report says what it found all the same
 
 
 def test_expected_failure_that_passes_is_stale(tmp_path):
@@ -387,7 +435,7 @@ def test_number_of_processes_does_not_change_the_report(mine):
 
 
 def test_target_loaded_by_module_is_judged_in_processes(mine):
-    words = ("check", f"{mine}:good", "--backward", f"{mine}:good_backward", *FAST)
+    words = ("check", f"{mine}:good", "--backward", f"{mine}:good_backward", *FAST, "--verbose")
     assert "agreement-dq" in run(*words, "--only", "agreement-d", "--processes", 2)
 
 

@@ -74,7 +74,7 @@ CONFINED = {
     "matplotlib": ("plot/", "bench/picture.py"),
     "sklearn": ("train.py",),
     "rich": ("cli.py", "testing/report/report.py"),
-    "click": ("cli.py", "testing/report/report.py"),
+    "click": ("cli.py",),
 }
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))

@@ -22,6 +22,7 @@ from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.diagnosis.causes import diagnose
 from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.report.cause import Cause
+from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 from npattn.testing.rules import PROPERTIES, Property
@@ -181,7 +182,7 @@ def check(
     _check_numbers(dtypes, examples, sweep)
     check_conventions(conventions)
     processes = check_integer("processes", processes)
-    levels = check_levels(require)
+    levels, expected = check_levels(require), check_expected(expect or {})
     rules, robust = _choose_rules(only), ROBUSTNESS in (only or ())
     progress = progress or (lambda *_: None)
     sweeps = _choose_sweeps(implementation, sweep, only)
@@ -220,13 +221,15 @@ def check(
         "seed": seed,
         "examples": examples,
         **({"sweep": sweep} if sweeps else {}),
-        "features": ", ".join(sorted(implementation.features)) or "none",
-        **({"reads": ", ".join(implementation.reads)} if implementation.reads else {}),
+        "features": tuple(sorted(implementation.features)),
+        **({"reads": implementation.reads} if implementation.reads else {}),
         "rounding": rounding.name if isinstance(rounding, Rounding) else rounding or "undeclared",
         "conventions": _describe(conventions),
         **({"behaves as": behaves} if behaves else {}),
         "versions": _versions(),
     }
+    if only is not None:
+        expected = asked_of(expected, [*PROPERTIES, *SWEEPS], outcomes)
     return Report(
         implementation.name,
         tuple(outcomes),
@@ -236,7 +239,7 @@ def check(
         require=(*levels, *(rule.rule for rule in rules if only is not None)),
         causes=causes,
         refused=tuple(refused),
-        expected=dict(expect or {}),
+        expected=expected,
         taken_back=dict(implementation.profile.promises) if implementation.profile else {},
     )
 
@@ -368,9 +371,9 @@ def _missing(implementation: Implementation) -> list[str]:
     return lines
 
 
-def _describe(conventions: Conventions) -> str:
+def _describe(conventions: Conventions) -> dict[str, Any]:
+    """Return what the conventions change, by name."""
     default = Conventions()
-    changed = {
+    return {
         name: value for name, value in vars(conventions).items() if value != getattr(default, name)
     }
-    return ", ".join(f"{n}={v!r}" for n, v in changed.items()) or "default"

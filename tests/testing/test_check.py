@@ -9,7 +9,7 @@ from hypothesis import settings
 
 import npattn
 from npattn.conventions import Conventions
-from npattn.errors import NpattnError
+from npattn.errors import NpattnError, OptionError
 from npattn.testing import Implementation, Recipe, Rounding, check
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward, naive
@@ -530,7 +530,7 @@ def test_an_implementation_is_taken_as_it_is():
 
     report = judge(Implementation(f, rename={"is_causal": "causal"}, name="mine"))
     assert report.target == "mine"
-    assert report.settings["features"] == "causal"
+    assert report.settings["features"] == ("causal",)
     assert report.passed
 
 
@@ -661,7 +661,7 @@ def test_other_conventions_fail_under_npattn(name):
     only = ["empty-row", "agreement-o", "agreement-lse"]
     report = check(peculiar(**quirks), framework="numpy", examples=30, only=only, shrink=False)
     assert "failed" in statuses(report).values()
-    assert report.settings["conventions"] == "default"
+    assert report.settings["conventions"] == {}
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
@@ -723,7 +723,7 @@ def test_untested_lines_come_first():
         return flash(q, k, v)
 
     report = check(f, examples=2, only=["agreement-o"])
-    text = str(report)
+    text = report.text(verbose=True)
     for line in (
         "block: unknown to the judge, keeps its default",
         "options it does not have: mask, causal, window",
@@ -734,7 +734,25 @@ def test_untested_lines_come_first():
         lines = (*report.untested, *report.refused)
         assert any(entry.startswith(line) for entry in lines), line
         assert text.index(line) < text.index("agreement-o")
-    assert text.index("not tested") < text.index("rule")
+    assert text.index("not tested") < text.index("rule ")
+    assert "not tested: block: unknown to the judge, keeps its default; options it" in str(report)
+
+
+def test_expected_failures_with_only_are_those_asked():
+    kwargs = {"examples": 2, "only": ["agreement-o", "shape-dtype"]}
+    doubled = lambda q, k, v: 2 * flash(q, k, v)  # noqa: E731
+    other = {"empty-row": "is not asked here", "agreement-o": "doubled"}
+    report = check(doubled, framework="numpy", expect=other, **kwargs)
+    assert report.passed, str(report)
+    stale = {**other, "shape-dtype[float32]": "old", "emty-row": "a slip"}
+    report = check(doubled, framework="numpy", expect=stale, **kwargs)
+    assert not report.passed
+    assert set(report.stale) == {"shape-dtype[float32]", "emty-row"}
+
+
+def test_expected_failure_needs_a_reason():
+    with pytest.raises(OptionError, match="expect has views without a reason"):
+        check(flash, expect={"views": " "})
 
 
 def test_facts_describe_the_run():

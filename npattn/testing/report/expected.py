@@ -1,16 +1,15 @@
-"""Expected failures: a file that names rules with reasons, compared with a report."""
+"""Expected failures: rules with reasons, from a file or given to a check."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from npattn.errors import OptionError
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.report.report import Report
 
-__all__ = ["compare_with_expected", "read_expected"]
+__all__ = ["asked_of", "check_expected", "read_expected"]
 
 
 def read_expected(path: str | Path) -> dict[str, str]:
@@ -22,39 +21,31 @@ def read_expected(path: str | Path) -> dict[str, str]:
         If it is not TOML, or an entry has no reason.
     """
     try:
-        entries = tomllib.loads(Path(path).read_text())
-    except tomllib.TOMLDecodeError as err:
-        raise OptionError(f'{path} is not TOML ({err}); write "rule[dtype]" = "reason"') from err
-    for name, reason in entries.items():
-        if not isinstance(reason, str) or not reason.strip():
-            raise OptionError(f'{path} has {name} without a reason; write "rule" = "reason"')
-    return entries
+        entries = tomllib.loads(Path(path).read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise OptionError(
+            f'{path} is not TOML in UTF-8 ({err}); write "rule[dtype]" = "reason"'
+        ) from err
+    return check_expected(entries, str(path))
 
 
-def compare_with_expected(report: Report, expected: Mapping[str, str]) -> tuple[bool, list[str]]:
-    """Compare the failures of a report with the expected ones.
+def check_expected(expect: Mapping[str, str], source: str = "expect") -> dict[str, str]:
+    """Return expected failures, each with its reason; `source` is named in errors.
 
-    Returns
-    -------
-    bool
-        True if exactly the expected failures occurred.
-    list of str
-        Lines that name expected failures, and entries that failed nothing.
+    Raises
+    ------
+    OptionError
+        If an entry has no reason.
     """
+    for name, reason in expect.items():
+        if not isinstance(reason, str) or not reason.strip():
+            raise OptionError(f'{source} has {name} without a reason; write "rule" = "reason"')
+    return dict(expect)
 
-    def entries(outcome: Outcome) -> set[str]:
-        return {outcome.id, outcome.rule} & set(expected)
 
-    bad = {"failed", "error"} | ({"suspect"} if report.strict else set())
-    failed = [outcome for outcome in report.outcomes if outcome.status in bad]
-    lines = [
-        f"expected: {outcome.id}: {expected[name]}"
-        for outcome in failed
-        for name in sorted(entries(outcome))
-    ]
-    stale = sorted(set(expected) - {name for outcome in failed for name in entries(outcome)})
-    checked = {name for outcome in report.outcomes for name in (outcome.id, outcome.rule)}
-    for name in stale:
-        why = "did not fail" if name in checked else "matches no rule that was checked"
-        lines.append(f"expected failure {name} {why}: remove it")
-    return not stale and all(map(entries, failed)), lines
+def asked_of(
+    expected: Mapping[str, str], rules: Iterable[str], outcomes: Iterable[Outcome]
+) -> dict[str, str]:
+    """Return the expected failures without those of rules that exist and were not asked."""
+    left_out = set(rules) - {outcome.rule for outcome in outcomes}
+    return {n: reason for n, reason in expected.items() if n.partition("[")[0] not in left_out}

@@ -1,0 +1,158 @@
+"""Record of a check: outcomes, causes and settings, and the verdict that follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from npattn.testing.levels import LEVELS, REQUIRED, Level
+from npattn.testing.report.cause import Cause
+from npattn.testing.report.outcome import Outcome
+
+__all__ = ["Group", "Record"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Failures that one cause explains, or that none does, in the order of levels.
+
+    Attributes
+    ----------
+    cause : Cause or None
+    outcomes : tuple of Outcome
+        One or more.
+    """
+
+    cause: Cause | None
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def is_explained(self) -> bool:
+        """True if the cause is more than a contrast."""
+        return self.cause is not None and self.cause.kind != "unexplained"
+
+    @property
+    def smallest(self) -> Outcome:
+        """The failure with the smallest problem."""
+        return min(self.outcomes, key=_problem_size)
+
+
+@dataclass(frozen=True, repr=False)
+class Record:
+    """Result of a check, without its formats.
+
+    Attributes
+    ----------
+    target : str
+    outcomes : tuple of Outcome
+    untested : tuple of str
+        Untested options, sizes and results, each with the reason.
+    settings : dict
+        Seed, examples, conventions, rounding, features, versions.
+    strict : bool
+        A suspect counts as failed.
+    require : tuple of str
+        Levels and rules that must pass.
+    causes : tuple of Cause
+        What explains the failures, the one that explains most first.
+    refused : tuple of str
+        What it does not take (structure, options, combinations, values), a line each.
+    expected : mapping
+        Expected failures: rule, or ``rule[dtype]`` → reason.
+    taken_back : mapping
+        Rules that the system of ``like`` does not promise → its documentation that says so.
+    """
+
+    target: str
+    outcomes: tuple[Outcome, ...]
+    untested: tuple[str, ...]
+    settings: dict[str, Any]
+    strict: bool = False
+    require: tuple[str, ...] = REQUIRED
+    causes: tuple[Cause, ...] = ()
+    refused: tuple[str, ...] = ()
+    expected: Mapping[str, str] = field(default_factory=dict)
+    taken_back: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """True if something was tested, nothing counts against it, and no expectation is stale."""
+        return self.tested and not self.stale and not any(self.counts(o) for o in self.outcomes)
+
+    @property
+    def tested(self) -> bool:
+        """True if any problem was accepted."""
+        return any(o.status != "not applicable" for o in self.outcomes)
+
+    def counts(self, outcome: Outcome) -> bool:
+        """Return True if the outcome fails the report: bad, required and not expected."""
+        return self.is_bad(outcome) and self.requires(outcome) and self.reason(outcome) is None
+
+    def is_bad(self, outcome: Outcome) -> bool:
+        """Return True if the outcome failed; with `strict` also if it is suspect."""
+        return outcome.failed or (self.strict and outcome.status == "suspect")
+
+    def requires(self, outcome: Outcome) -> bool:
+        """Return True if its rule is required by name, or its level is and the rule promised."""
+        if outcome.rule in self.require:
+            return True
+        return outcome.level in self.require and outcome.rule not in self.taken_back
+
+    def excuse(self, outcome: Outcome) -> str:
+        """Return why a failure does not count, in a word or two; "" if it does, or is none."""
+        if not self.is_bad(outcome) or self.counts(outcome):
+            return ""
+        if self.reason(outcome) is not None:
+            return "expected"
+        return "not promised" if outcome.rule in self.taken_back else "not required"
+
+    def reason(self, outcome: Outcome) -> str | None:
+        """Return the reason for which its failure is expected; None if it is not."""
+        return self.expected.get(outcome.id, self.expected.get(outcome.rule))
+
+    @property
+    def stale(self) -> dict[str, str]:
+        """Expected failures that did not occur, each with the reason to remove it."""
+        failed = {n for o in self.outcomes if self.is_bad(o) for n in (o.id, o.rule)}
+        checked = {n for o in self.outcomes for n in (o.id, o.rule)}
+        return {
+            name: "did not fail" if name in checked else "matches no rule that was checked"
+            for name in self.expected
+            if name not in failed
+        }
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(o.dtype for o in self.outcomes))
+
+    def by_level(self) -> dict[Level, list[Outcome]]:
+        """Return the outcomes of each level that has any, in the order of `LEVELS`."""
+        levels = {level: [o for o in self.outcomes if o.level == level] for level in LEVELS}
+        return {level: outcomes for level, outcomes in levels.items() if outcomes}
+
+    def groups(self, *, required: bool = True) -> list[Group]:
+        """Return the failures by cause, in the order of the causes, then those without one.
+
+        Parameters
+        ----------
+        required : bool
+            Only failures that count against the report; else every one.
+        """
+        wanted = self.counts if required else self.is_bad
+        left = [o for outcomes in self.by_level().values() for o in outcomes if wanted(o)]
+        groups = []
+        for cause in sorted(self.causes, key=lambda cause: cause.kind == "unexplained"):
+            members = tuple(o for o in left if o.id in cause.rules)
+            left = [o for o in left if o not in members]
+            groups += [Group(cause, members)] if members else []
+        levels = dict.fromkeys(o.level for o in left)
+        return groups + [Group(None, tuple(o for o in left if o.level == x)) for x in levels]
+
+
+def _problem_size(outcome: Outcome) -> float:
+    problem = outcome.problem
+    if problem is None:
+        return math.inf
+    return sum(array.size for array in (problem.q, problem.k, problem.v))

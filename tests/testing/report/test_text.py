@@ -1,0 +1,285 @@
+"""The report as text: the causes first, a line for each level, and everything on request."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from npattn import Conventions, Problem
+from npattn.testing import Cause, Outcome, Report
+from npattn.testing.levels import LEVELS
+from npattn.testing.report.text import CLOSE, LINES, PASSED_LINES
+
+SETTINGS = {
+    "seed": 7,
+    "examples": 3,
+    "features": ("causal", "scale"),
+    "conventions": {"causal": "top_left"},
+    "versions": {"npattn": "0"},
+    "behaves as": {"float32": "upcast, χ² 0.22"},
+}
+
+
+def problem(keys=3):
+    return Problem(np.zeros((1, 2)), np.zeros((keys, 2)), np.zeros((keys, 5)))
+
+
+def outcome(rule="agreement-o", status="passed", dtype="float32", **kwargs):
+    return Outcome(rule, "1-10", f"{rule} holds.", dtype, status, **kwargs)
+
+
+def failure(rule, keys=3, **kwargs):
+    details = {
+        "worst": 12.5,
+        "message": f"o[0, 1]: got 1, want 2 ({rule})\nlse[0]: got 3\ndq[0]: got 4",
+        "problem": problem(keys),
+        "recipe": f"Recipe(S={keys}).problem()",
+        "script_text": f"print({rule!r})",
+    }
+    return outcome(rule, "failed", **(details | kwargs))
+
+
+def report(*outcomes, untested=(), settings=SETTINGS, **kwargs):
+    return Report("mine:f", tuple(outcomes), tuple(untested), settings, **kwargs)
+
+
+SCALE = Cause(
+    "dk is √D times too large: the scale is missing in dk",
+    ("agreement-dk[float32]", "directional[float32]", "bias-shift[float32]"),
+    passes_when="fails only where D > 1",
+)
+FAILED = (failure("agreement-dk", 7), failure("directional", 5), failure("bias-shift", 11))
+
+
+# --- causes ---------------------------------------------------------------------------------------
+
+
+def test_causes_come_first_with_the_smallest_problem():
+    text = str(report(*FAILED, outcome("views", level="conduct"), causes=(SCALE,)))
+    assert text.splitlines()[:9] == [
+        "1 cause explains 3 of the 3 failed rules:",
+        "dk is √D times too large: the scale is missing in dk",
+        "  fails only where D > 1",
+        "  directional[float32] failed: directional holds. [semantics 1-10]",
+        "    o[0, 1]: got 1, want 2 (directional)",
+        "    lse[0]: got 3",
+        "    sampled as Recipe(S=5).problem()",
+        "  also failed: agreement-dk, bias-shift",
+        "",
+    ]
+    assert text.splitlines()[9] == "npattn check mine:f"
+    assert text.endswith("FAILED: 1 passed, 3 failed\n")
+
+
+def test_failures_without_a_cause_are_counted_and_shown():
+    more = failure("late-keys"), failure("empty-row", level="edges")
+    text = str(report(*FAILED, *more, causes=(SCALE,)))
+    assert text.startswith("1 cause explains 3 of the 5 failed rules:\n")
+    assert "late-keys[float32] failed" in text
+    assert "empty-row[float32] failed" in text
+
+
+def test_unexplained_cause_is_printed_last_and_explains_nothing():
+    contrast = Cause(
+        "unexplained", ("late-keys[float32]",), "unexplained", passes_when="only S > 8"
+    )
+    text = str(report(*FAILED, failure("late-keys"), causes=(contrast, SCALE)))
+    assert text.startswith("1 cause explains 3 of the 4 failed rules:\ndk is")
+    assert "\nunexplained\n  only S > 8\n  late-keys[float32] failed" in text
+
+
+def test_failures_without_any_cause_read_well():
+    text = str(report(failure("agreement-o")))
+    assert text.startswith(
+        "no known cause explains the 1 failed rule:\n  agreement-o[float32] failed"
+    )
+
+
+def test_convention_that_makes_it_pass_is_named():
+    meant = Conventions(causal="top_left")
+    cause = Cause("x", SCALE.rules, "convention", "causal=top_left", conventions=meant)
+    assert "\n  passes with --convention causal=top_left\n" in str(report(*FAILED, causes=(cause,)))
+
+
+def test_causes_of_what_is_not_required_are_left_to_verbose():
+    nan = replace(FAILED[0], level="non-finite")
+    sound = report(nan, outcome(), causes=(SCALE,))
+    assert sound.passed
+    assert "dk is" not in str(sound)
+    assert "dk is" in sound.text(verbose=True)
+
+
+@pytest.mark.parametrize("causes", [0, 1, 2, 5, 9])
+def test_short_report_fits(causes):
+    rules = [f"rule-{i}" for i in range(60)]
+    named = tuple(
+        Cause(f"mistake {i}", tuple(f"{rule}[float32]" for rule in rules[5 * i : 5 * i + 5]))
+        for i in range(causes)
+    )
+    refused = tuple(f"float32: {'a long reason ' * 20}{i}" for i in range(30))
+    levels = [outcome(level, level=level) for level in LEVELS]
+    whole = report(
+        *map(failure, rules), *levels, untested=["much " * 40] * 9, refused=refused, causes=named
+    )
+    assert len(str(whole).splitlines()) <= LINES
+    passed = replace(whole, outcomes=tuple(levels), causes=())
+    assert passed.passed
+    assert len(str(passed).splitlines()) <= PASSED_LINES
+
+
+def test_plain_passed_report_fits_15_lines():
+    levels = [outcome(level, level=level, worst=0.5) for level in LEVELS]
+    text = str(report(*levels, untested=["window"], refused=["float32: B = 0: refused"]))
+    assert len(text.splitlines()) <= PASSED_LINES
+
+
+def test_recipe_line_is_never_wrapped():
+    long = "Recipe(" + "x=1, " * 100 + ").problem()"
+    assert long in str(report(failure("agreement-o", recipe=long)))
+
+
+# --- levels ---------------------------------------------------------------------------------------
+
+
+def level_lines(*outcomes, **kwargs):
+    text = str(report(*outcomes, **kwargs))
+    return [line for line in text.splitlines() if line.split(" ")[0].rstrip(":") in LEVELS]
+
+
+def test_passed_level_is_one_line():
+    passed = outcome(worst=0.388), outcome("views"), outcome("x", "not applicable", message="no x")
+    assert level_lines(*passed) == ["values 2 passed, worst 0.39 of the tolerance"]
+
+
+def test_levels_come_in_their_order():
+    many = [outcome(level, level=level) for level in reversed(LEVELS)]
+    assert level_lines(*many) == [f"{level} 1 passed" for level in LEVELS]
+
+
+def test_rule_that_came_close_is_named():
+    assert level_lines(outcome(worst=CLOSE)) == [
+        "values 1 passed, worst 0.9 of the tolerance, close: agreement-o"
+    ]
+    assert "close" not in level_lines(outcome(worst=0.99 * CLOSE))[0]
+
+
+def test_level_that_is_not_required_fails_in_words():
+    bad = [failure(f"nan-{i}", level="non-finite") for i in range(2)]
+    sound = outcome("nan", level="non-finite", worst=0.5)
+    assert level_lines(*bad, sound) == [
+        "non-finite: 2 of 3 failed (not required): nan-0, nan-1; "
+        "the others: worst 0.5 of the tolerance"
+    ]
+    assert report(*bad, sound).passed
+    assert not report(*bad, sound, require=("non-finite",)).passed
+    assert level_lines(*bad, require=("non-finite",)) == ["non-finite: 2 of 2 failed"]
+
+
+def test_rule_named_by_only_is_required_whatever_its_level():
+    bad = failure("nan-v", level="non-finite")
+    assert not report(bad, require=("values", "nan-v")).passed
+
+
+def test_expected_failure_passes_with_its_reason():
+    known = report(*FAILED[:2], outcome(), expected={"agreement-dk[float32]": "as documented"})
+    assert not known.passed
+    assert level_lines(*known.outcomes, expected=known.expected) == [
+        "values: 2 of 3 failed, 1 of them as expected: agreement-dk"
+    ]
+    known = replace(known, outcomes=known.outcomes[::2])
+    assert known.passed
+    assert "FAILED" not in str(known)
+    assert "expected: agreement-dk[float32]: as documented" in str(known)
+    assert str(known).endswith("passed: 1 passed, 1 failed (expected)\n")
+
+
+def test_rule_that_a_system_takes_back_costs_nothing():
+    papers = {"key-euler": "its manual, page 3"}
+    known = report(FAILED[0], outcome(), taken_back=papers)
+    assert known.passed
+    assert "values: 1 of 2 failed (not promised): key-euler\n" in str(known)
+    assert "\nnot promised: key-euler: its manual, page 3\n" in str(known)
+    assert not replace(known, require=("values", "key-euler")).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("agreement-o", "did not fail"), ("agreement-x", "matches no rule that was checked")],
+)
+def test_stale_expectation_fails(name, why):
+    stale = report(outcome(), expected={name: "it once failed"})
+    assert not stale.passed
+    assert f"expected failure {name} {why}: remove it" in str(stale)
+    assert str(stale).endswith("FAILED: 1 passed, 1 expected failure stale\n")
+
+
+def test_error_is_named_as_such():
+    raised = outcome("views", "error", level="degenerate", message="raised ValueError: no")
+    assert level_lines(raised) == ["degenerate: 1 of 1 failed (not required): views (error)"]
+
+
+# --- the rest -------------------------------------------------------------------------------------
+
+
+def test_settings_are_printed_as_words():
+    text = str(report(outcome()))
+    assert "seed 7  examples 3  features causal, scale  conventions causal='top_left'\n" in text
+    assert "float32 behaves as upcast, χ² 0.22" in text
+    plain = {"features": (), "conventions": {}}
+    assert "features none  conventions default" in str(report(outcome(), settings=plain))
+
+
+def test_not_tested_is_a_few_lines():
+    refused = tuple(f"float32: size {i}: refused" for i in range(6))
+    text = str(report(outcome(), untested=["lse: none", "sinks: none"], refused=refused))
+    assert "not tested: lse: none; sinks: none\n  float32: size 0: refused\n" in text
+    assert "\n  and 3 refusals (--verbose: all)\n" in text
+    assert "not tested" not in str(report(outcome()))
+
+
+def test_where_nothing_was_tested_every_reason_is_printed():
+    refused = tuple(f"float32: size {i}: refused" for i in range(5))
+    text = str(report(outcome(status="not applicable"), refused=refused))
+    assert all(f"not tested: {line}" in text for line in refused)
+    assert text.endswith("FAILED: nothing tested\n")
+
+
+def test_way_to_a_script_is_named():
+    assert "--script FILE, or report.script()" in str(report(*FAILED, causes=(SCALE,)))
+    assert "--script" not in str(report(outcome()))
+    assert report(*FAILED, causes=(SCALE,)).script() == "print('directional')"
+    assert report(outcome()).script() == ""
+
+
+def test_verbose_has_the_table_by_level_and_every_failure():
+    others = (
+        outcome("views", dtype="bfloat16", worst=0.25, level="conduct"),
+        outcome("views", "not applicable", message="refuses [all] views", level="conduct"),
+    )
+    text = report(*others, *FAILED, causes=(SCALE,)).text(verbose=True)
+    parts = [
+        "1 cause explains 3 of the 3 failed rules:",
+        "dk is",
+        "  rule          §     bfloat16     float32",
+        "values: 3 of 3 failed",
+        "  agreement-dk  1-10               failed 12",
+        "conduct 1 passed",
+        "  views         1-10  passed 0.25  – refuses [all] views",
+        "agreement-dk[float32] failed: agreement-dk holds. [semantics 1-10]",
+        "  dq[0]: got 4",
+        "  on Problem(",
+        "  sampled as Recipe(S=7).problem()",
+        "bias-shift[float32] failed",
+        "FAILED: 1 passed, 3 failed",
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_controls_of_messages_do_not_reach_the_terminal():
+    message = "\x1b[2J\r\x00 \ud800 \u202e\nnext"
+    raised = failure("agreement-o", message=message)
+    for text in (str(report(raised)), report(raised).text(verbose=True)):
+        assert r"\x1b[2J\r\x00 \ud800 \u202e" in text
+        assert not set("\x1b\r\x00\ud800\u202e") & set(text)
+        assert "    next\n" in text or "  next\n" in text
