@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 import npattn
 from npattn.cli import cli
-from tests.pages import block, blocks, difference, run, run_console, same_line
+from tests.pages import block, blocks, difference, run, same_line
+from tests.printed import EXAMPLES, make, printed_blocks, write
 
 ROOT = Path(__file__).parent.parent
 CHECKING = "docs/checking.md"
@@ -71,52 +72,59 @@ def importable(name):
 # --- examples, and what they print ----------------------------------------------------------------
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A folder with the module of docs/checking.md."""
-    (tmp_path / "mykernels.py").write_text(block(CHECKING, "python", "def attention_backward("))
-    return tmp_path
-
-
-def test_checking_report_of_a_function_with_mistakes(folder):
-    printed, shown = run_console(block(CHECKING, "console", "--only nan\n"), folder)
-    assert difference(shown, printed) is None
-
-
-def test_checking_report_with_conventions_and_script(folder):
-    code = block(CHECKING, "python", "backward=attention_backward,") + block(
-        CHECKING, "python", '"dk.py"'
-    )
-    assert (
-        difference(block(CHECKING, "text", "npattn check attention\n"), run("-c", code, cwd=folder))
-        is None
-    )
-    printed, shown = run_console(block(CHECKING, "console", "$ python dk.py"), folder)
-    assert difference(shown, printed) is None
-
-
-def test_checking_report_of_a_torch_function(tmp_path):
+def needs_torch():
     torch = pytest.importorskip("torch")
     if not torch.__version__.startswith("2.13."):
-        pytest.skip("the page shows PyTorch 2.13")
-    printed = run("-c", block(CHECKING, "python", "def attend("), cwd=tmp_path)
-    assert difference(block(CHECKING, "text", "npattn check attend\n"), printed) is None
+        pytest.skip("the pages show PyTorch 2.13")
 
 
-def test_checking_fingerprint():
-    torch = pytest.importorskip("torch")
-    if not torch.__version__.startswith("2.13."):
-        pytest.skip("the page shows PyTorch 2.13")
-    command, shown = block(CHECKING, "console", "npattn fingerprint").split("\n", 1)
+def assert_printed(name, printed):
+    _, shown = printed_blocks()[name]
+    assert difference(shown, printed) is None, f"run: python -m tests.printed {name}"
+
+
+@pytest.mark.parametrize("name", ["two-mistakes", "expected"])
+def test_printed_report(name):
+    assert_printed(name, make(name))
+
+
+def test_printed_report_with_conventions_and_script(tmp_path):
+    assert_printed("conventions", EXAMPLES["conventions"](tmp_path))
+    assert_printed("script", EXAMPLES["script"](tmp_path))
+
+
+def test_printed_report_of_a_torch_function():
+    needs_torch()
+    assert_printed("attend", make("attend"))
+
+
+def test_printed_fingerprint():
+    needs_torch()
+    command, _ = block(CHECKING, "console", "npattn fingerprint").split("\n", 1)
     result = CliRunner().invoke(cli, command.split()[2:])
     assert result.exit_code == 0
-    assert difference(shown, result.output) is None
+    assert_printed("fingerprint", result.output)
 
 
-def test_checking_expected_failures(tmp_path):
-    (tmp_path / "expected.toml").write_text(block(CHECKING, "toml", "D = 0"))
-    printed, shown = run_console(block(CHECKING, "console", "--expect expected.toml"), tmp_path)
-    assert difference(shown, printed) is None
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["my-kernel", "torch-sdpa"])
+def test_printed_report_of_every_rule(name):
+    needs_torch()
+    assert_printed(name, make(name))
+
+
+def test_every_printed_block_is_made_and_shown():
+    assert set(printed_blocks()) == set(EXAMPLES)
+
+
+def test_printed_block_is_rewritten(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.printed.ROOT", tmp_path)
+    monkeypatch.setattr("tests.printed.PAGES", ("page.md",))
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- printed: x -->\n```console\n$ x\nold\nold\n$ echo $?\n0\n```\nb\n")
+    write("x", "new  \n")
+    assert "old" not in page.read_text()
+    assert "```console\n$ x\nnew\n$ echo $?\n0\n```\nb\n" in page.read_text()
 
 
 def test_checking_crash_dump(tmp_path):

@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import block, difference
-
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-ROW = re.compile(
-    r"^([a-z-]+) +[\d, -]+ +(passed|failed|error|suspect|–.*?)(?: [\d.e+-]+)? *$", re.M
-)
 
 
 def printed(*arguments, cwd):
@@ -22,29 +17,6 @@ def printed(*arguments, cwd):
         [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False
     )
     return run.stdout
-
-
-@pytest.mark.nightly
-def test_the_report_of_torch_is_the_one_that_it_prints(tmp_path):
-    torch = pytest.importorskip("torch")
-    if not torch.__version__.startswith("2.13."):
-        pytest.skip("the README shows PyTorch 2.13")
-    shown = README.split("<!-- report: torch.sdpa -->\n```text\n")[1].split("```")[0]
-    now = printed("-m", "npattn", "check", "torch.sdpa", cwd=tmp_path)
-    assert ROW.findall(shown) == ROW.findall(now)
-    assert len(ROW.findall(shown)) > 15
-    assert difference(shown, now) is None
-
-
-def test_the_kernel_fails_as_shown(tmp_path):
-    (tmp_path / "my_kernel.py").write_text(block("README.md", "python", "# my_kernel.py"))
-    shown = block("README.md", "text", "agreement-o[float32] failed: o agrees")
-    rules = re.findall(r"^([a-z-]+)\[float32\] failed", shown, re.M)
-    # The others do not change these, but for empty-row: its rows are left to it alone.
-    only = [x for rule in (*rules, "empty-row") for x in ("--only", rule)]
-    now = printed("-m", "npattn", "check", "my_kernel.py:attention", *only, cwd=tmp_path)
-    assert len(rules) == 2
-    assert difference(f"...\n{shown}\n...", now) is None
 
 
 def test_the_oracle_gives_the_shapes_shown(tmp_path):

@@ -35,8 +35,8 @@ class Group:
 
     @property
     def smallest(self) -> Outcome:
-        """The failure with the smallest problem."""
-        return min(self.outcomes, key=_problem_size)
+        """The failure to show: the smallest problem, of a plain agreement if one failed."""
+        return min(self.outcomes, key=_reading_order)
 
 
 @dataclass(frozen=True, repr=False)
@@ -151,8 +151,8 @@ class Record:
         return groups + [Group(None, tuple(o for o in left if o.level == x)) for x in levels]
 
 
-def _problem_size(outcome: Outcome) -> float:
+def _reading_order(outcome: Outcome) -> tuple[bool, float]:
+    """Agreements first: they compare with the oracle, on a problem as it was sampled."""
     problem = outcome.problem
-    if problem is None:
-        return math.inf
-    return sum(array.size for array in (problem.q, problem.k, problem.v))
+    size = math.inf if problem is None else sum(x.size for x in (problem.q, problem.k, problem.v))
+    return not outcome.rule.startswith("agreement-"), size

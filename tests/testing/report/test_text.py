@@ -45,10 +45,10 @@ def report(*outcomes, untested=(), settings=SETTINGS, **kwargs):
 
 SCALE = Cause(
     "dk is √D times too large: the scale is missing in dk",
-    ("agreement-dk[float32]", "directional[float32]", "bias-shift[float32]"),
+    ("key-euler[float32]", "directional[float32]", "bias-shift[float32]"),
     passes_when="fails only where D > 1",
 )
-FAILED = (failure("agreement-dk", 7), failure("directional", 5), failure("bias-shift", 11))
+FAILED = (failure("key-euler", 7), failure("directional", 5), failure("bias-shift", 11))
 
 
 # --- causes ---------------------------------------------------------------------------------------
@@ -64,11 +64,16 @@ def test_causes_come_first_with_the_smallest_problem():
         "    o[0, 1]: got 1, want 2 (directional)",
         "    lse[0]: got 3",
         "    sampled as Recipe(S=5).problem()",
-        "  also failed: agreement-dk, bias-shift",
+        "  also failed: key-euler, bias-shift",
         "",
     ]
     assert text.splitlines()[9] == "npattn check mine:f"
     assert text.endswith("FAILED: 1 passed, 3 failed\n")
+
+
+def test_agreement_is_shown_before_smaller_problems():
+    text = str(report(failure("one-key", 1), failure("agreement-o", 9), failure("agreement-dk", 8)))
+    assert text.splitlines()[1].startswith("  agreement-dk[float32] failed")
 
 
 def test_failures_without_a_cause_are_counted_and_shown():
@@ -181,15 +186,15 @@ def test_rule_named_by_only_is_required_whatever_its_level():
 
 
 def test_expected_failure_passes_with_its_reason():
-    known = report(*FAILED[:2], outcome(), expected={"agreement-dk[float32]": "as documented"})
+    known = report(*FAILED[:2], outcome(), expected={"key-euler[float32]": "as documented"})
     assert not known.passed
     assert level_lines(*known.outcomes, expected=known.expected) == [
-        "values: 2 of 3 failed, 1 of them as expected: agreement-dk"
+        "values: 2 of 3 failed, 1 of them (expected): key-euler"
     ]
     known = replace(known, outcomes=known.outcomes[::2])
     assert known.passed
     assert "FAILED" not in str(known)
-    assert "expected: agreement-dk[float32]: as documented" in str(known)
+    assert "expected: key-euler[float32]: as documented" in str(known)
     assert str(known).endswith("passed: 1 passed, 1 failed (expected)\n")
 
 
@@ -260,12 +265,12 @@ def test_verbose_has_the_table_by_level_and_every_failure():
     parts = [
         "1 cause explains 3 of the 3 failed rules:",
         "dk is",
-        "  rule          §     bfloat16     float32",
+        "  rule         §     bfloat16     float32",
         "values: 3 of 3 failed",
-        "  agreement-dk  1-10               failed 12",
+        "  key-euler    1-10               failed 12",
         "conduct 1 passed",
-        "  views         1-10  passed 0.25  – refuses [all] views",
-        "agreement-dk[float32] failed: agreement-dk holds. [semantics 1-10]",
+        "  views        1-10  passed 0.25  – refuses [all] views",
+        "key-euler[float32] failed: key-euler holds. [semantics 1-10]",
         "  dq[0]: got 4",
         "  on Problem(",
         "  sampled as Recipe(S=7).problem()",

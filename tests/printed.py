@@ -1,0 +1,125 @@
+"""Printed reports of the pages: how each is made again, to be held by tests or rewritten.
+
+A block that follows ``<!-- printed: NAME -->`` in a page shows what `EXAMPLES` makes under that
+name. ``python -m tests.printed`` makes all of them and writes them into the pages, ``python -m
+tests.printed NAME ...`` these alone.
+"""
+
+import re
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.pages import ROOT, block, run
+
+PAGES = ("README.md", "docs/checking.md")
+CHECKING = "docs/checking.md"
+BLOCK = re.compile(
+    r"(<!-- printed: ([\w-]+) -->\n```\w+\n(?:\$ [^\n]*\n)?)(.*?)(^\$ .*?)?(^```\n)", re.M | re.S
+)
+
+
+def printed_blocks():
+    """Map the name of each printed block to its page and its text."""
+    matches = ((page, m) for page in PAGES for m in BLOCK.finditer((ROOT / page).read_text()))
+    return {match[2]: (page, match[3]) for page, match in matches}
+
+
+def write(name, printed):
+    """Replace what a page shows under this name."""
+    page, _ = printed_blocks()[name]
+    lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+    new = "\n".join([*lines, ""])
+
+    def replace(match):
+        if match[2] != name:
+            return match[0]
+        return match[1] + new + (match[4] or "") + match[5]
+
+    (ROOT / page).write_text(BLOCK.sub(replace, (ROOT / page).read_text()))
+
+
+# --- how each is made, in a folder of its own -----------------------------------------------------
+
+
+def command(words, folder):
+    """Run a command of a page; return what it prints."""
+    first, *rest = shlex.split(words)
+    return run(*(["-m", "npattn"] if first == "npattn" else []), *rest, cwd=folder)
+
+
+def command_of(name, folder):
+    """Run the command that the block itself shows."""
+    page = next(page for page in PAGES if f"<!-- printed: {name} -->" in (ROOT / page).read_text())
+    text = (ROOT / page).read_text().split(f"<!-- printed: {name} -->\n")[1]
+    return command(text.split("\n")[1].removeprefix("$ "), folder)
+
+
+def torch_sdpa(folder):
+    return command("npattn check torch.sdpa", folder)
+
+
+def my_kernel(folder):
+    (folder / "my_kernel.py").write_text(block("README.md", "python", "# my_kernel.py"))
+    return command("npattn check my_kernel.py:attention", folder)
+
+
+def two_mistakes(folder):
+    """The module of docs/checking.md, by its command."""
+    (folder / "mykernels.py").write_text(block(CHECKING, "python", "def attention_backward("))
+    return command_of("two-mistakes", folder)
+
+
+def conventions(folder):
+    (folder / "mykernels.py").write_text(block(CHECKING, "python", "def attention_backward("))
+    code = block(CHECKING, "python", "backward=attention_backward,")
+    return run("-c", code + block(CHECKING, "python", '"dk.py"'), cwd=folder)
+
+
+def script(folder):
+    """The script of the report above, which that report's program writes."""
+    if not (folder / "dk.py").exists():
+        conventions(folder)
+    return command_of("script", folder)
+
+
+def attend(folder):
+    return run("-c", block(CHECKING, "python", "def attend("), cwd=folder)
+
+
+def expected(folder):
+    (folder / "expected.toml").write_text(block(CHECKING, "toml", "D = 0"))
+    return command_of("expected", folder)
+
+
+def fingerprint(folder):
+    return command_of("fingerprint", folder)
+
+
+EXAMPLES = {
+    "torch-sdpa": torch_sdpa,
+    "my-kernel": my_kernel,
+    "two-mistakes": two_mistakes,
+    "conventions": conventions,
+    "script": script,
+    "attend": attend,
+    "expected": expected,
+    "fingerprint": fingerprint,
+}
+
+
+def make(name):
+    """Return what the example prints, made in a fresh folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        return EXAMPLES[name](Path(folder))
+
+
+def main():
+    for name in sys.argv[1:] or EXAMPLES:
+        print(f"making {name}", flush=True)
+        write(name, make(name))
+
+
+if __name__ == "__main__":
+    main()
