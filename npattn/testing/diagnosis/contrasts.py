@@ -18,7 +18,7 @@ from npattn.options import OPTIONS
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import DISTRIBUTIONS, Recipe
 from npattn.testing.cases.space import Space
-from npattn.testing.diagnosis.predicates import Predicate, fit, size_of
+from npattn.testing.diagnosis.predicates import WITNESSES, Predicate, fit, size_of
 from npattn.testing.diagnosis.verdicts import Exhausted, Verdicts
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
@@ -129,8 +129,12 @@ def _scale_in_words(verdicts: Verdicts, base: Recipe) -> str:
 
 
 def _inputs_in_words(verdicts: Verdicts, base: Recipe) -> str:
-    """Return the distributions on which it fails, three at most by name."""
-    names = [n for n in DISTRIBUTIONS if verdicts.fails(replace(base, distribution=n))]
+    """Return the distributions on which it fails, three at most by name, if it passes on others."""
+    results = {n: verdicts.fails(replace(base, distribution=n)) for n in DISTRIBUTIONS}
+    names = [name for name, fails in results.items() if fails]
+    passing = sum(fails is False for fails in results.values())
+    if results["normal"] is not False or passing < WITNESSES:
+        return ""  # on normal inputs the rule is not asked, so that nothing can be said of them
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(f'"{name}"' for name in names[:3]) + more
 

@@ -130,6 +130,29 @@ def test_right_implementation_has_none():
     assert contrast(trial, outcome) == ""
 
 
+def no_maximum(q, k, v):
+    e = np.exp(np.float32(q.shape[-1] ** -0.5) * (q @ k.swapaxes(-1, -2)))
+    return (e / e.sum(-1, keepdims=True) @ v).astype(q.dtype)
+
+
+def test_inputs():
+    trial, outcome = failed(no_maximum, Recipe(S=7, distribution="huge logits"))
+    text = contrast(trial, outcome)
+    assert text.startswith('fails only on inputs of "one-hot", "huge logits", "low"')
+
+
+def test_inputs_on_which_the_rule_is_not_asked():
+    """A rule that leaves wrong problems to others fails on what few are right, by luck."""
+
+    def f(q, k, v, mask=None):
+        wrong = np.float32(1 + (abs(k).max() > 1e-30))
+        return right(q, k, v, mask) * wrong + 0 * v.sum(-2, keepdims=True)
+
+    recipe = Recipe(S=7, mask="matrix", distribution="subnormal", seed=2)
+    assert PROPERTIES["hidden-nan-v"].alters
+    assert contrast(*failed(f, recipe, "hidden-nan-v")) == ""
+
+
 def test_sizes_stay_in_the_space():
     """Only sizes that the implementation takes are tried, and nothing is said of others."""
     sizes = {"S": (3, 4, 5, 7, 8, 10, 11), "D": (16,), "T": (2,), "E": (16,)}
