@@ -235,8 +235,17 @@ def _print_anything() -> None:
     help="Framework of its arrays.",
 )
 @click.option("--layout", type=click.Choice(LAYOUTS), help="Axes of q, k, v.  [default: found out]")
+@click.option(
+    "--rename",
+    "renames",
+    multiple=True,
+    metavar="THEIRS=OURS",
+    help="Name of a parameter of TARGET, and of the option that it is.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
-def fingerprint_command(target: str, backward: str | None, **options: Any) -> None:
+def fingerprint_command(
+    target: str, backward: str | None, renames: tuple[str, ...], **options: Any
+) -> None:
     """Find out the conventions of TARGET, its layout, its precision and its refusals.
 
     Exit code 0: determined; 1: its output disagrees on problems of several options under the
@@ -245,7 +254,8 @@ def fingerprint_command(target: str, backward: str | None, **options: Any) -> No
     try:
         f, known_backward = load(target)
         backward_function = known_backward if backward is None else load(backward)[0]
-        found = fingerprint(f, backward=backward_function, **options)
+        rename = _renames(renames) or None
+        found = fingerprint(f, backward=backward_function, rename=rename, **options)
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
     click.echo(str(replace(found, name=target)))

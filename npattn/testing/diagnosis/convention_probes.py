@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from npattn.testing.diagnosis.fills import probe_hidden
-from npattn.testing.diagnosis.unknown import KNOWN, Unknown, legal
+from npattn.testing.diagnosis.unknown import Unknown, legal
 
 __all__ = ["probe_conventions"]
 
@@ -23,8 +23,6 @@ REFUSED = "refused in every shape"
 def probe_conventions(f: Unknown) -> None:
     """Determine every convention that results tell."""
     for names, probe in PROBES.items():
-        if not set(names) & KNOWN:
-            continue
         reason = probe(f)
         if reason is not None:
             f.give_up(reason, *names)
@@ -96,7 +94,7 @@ def probe_bias_rows(f: Unknown) -> str | None:
         return REFUSED if f.has("bias") else NO_OPTION
     problem = f.hide_rows("bias", kind)
     reason = f.choose("empty_row_bias", legal("empty_row"), [problem])
-    if f.determined.get("empty_row_bias") == f.conventions.empty_row:
+    if f.conventions.empty_row_bias == f.conventions.empty_row:
         f.settle(empty_row_bias=None)
     return reason
 

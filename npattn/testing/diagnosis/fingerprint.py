@@ -23,7 +23,7 @@ from npattn.testing.capabilities import probe
 from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.convention_probes import probe_conventions
 from npattn.testing.diagnosis.precision import describe_precision, explain_rounding
-from npattn.testing.diagnosis.unknown import FILLS, KNOWN, Unknown
+from npattn.testing.diagnosis.unknown import FILLS, Unknown
 from npattn.testing.trial import Trial
 
 __all__ = ["LAYOUTS", "Fingerprint", "fingerprint"]
@@ -150,7 +150,7 @@ def fingerprint(
         trial.implementation.name,
         trial.implementation.layout,
         unknown.conventions,
-        _matching_profiles(unknown),
+        match_profiles(unknown),
         describe_precision(unknown.trial, seed),
         capabilities.refused,
         unknown.undetermined,
@@ -207,12 +207,12 @@ def _match_layout(
     )
 
 
-def _matching_profiles(unknown: Unknown) -> tuple[str, ...]:
+def match_profiles(unknown: Unknown) -> tuple[str, ...]:
     """Return the profiles that agree in all that was determined, else those but for one convention.
 
     Of a fill that is too far from the scores to be measured only that there is one is known.
     """
-    asked = KNOWN & {*unknown.determined, *(FILLS if "mask_true" in unknown.determined else ())}
+    asked = {*unknown.determined, *(FILLS if "mask_true" in unknown.determined else ())}
     least = float(finfo(unknown.trial.space.dtype).min)
 
     def differs(name: str, value: Any) -> bool:

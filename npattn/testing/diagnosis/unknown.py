@@ -7,7 +7,7 @@ the one whose result it gives within the tolerance, if that of every other is fa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, get_args, get_type_hints
 
@@ -22,9 +22,8 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
 from npattn.testing.trial import Trial
 
-__all__ = ["FILLS", "KNOWN", "Unknown", "legal"]
+__all__ = ["FILLS", "Unknown", "legal"]
 
-KNOWN = {field.name for field in fields(Conventions)}
 
 FAR = 8.0
 """Least distance of candidates in units of their tolerances."""
@@ -66,7 +65,7 @@ class Unknown:
     @property
     def fills(self) -> bool:
         """True if hidden scores take part in the softmax."""
-        return any(getattr(self.conventions, n, None) is not None for n in FILLS)
+        return any(getattr(self.conventions, n) is not None for n in FILLS)
 
     def has(self, *names: str) -> bool:
         """Return True if it has these options, or accepts this structure."""
@@ -78,7 +77,6 @@ class Unknown:
 
     def settle(self, **values: Any) -> None:
         """Record conventions as determined."""
-        values = {n: x for n, x in values.items() if n in KNOWN or x is not None}
         self.determined |= values
         self.trial = replace(self.trial, conventions=replace(self.conventions, **values), memo={})
 

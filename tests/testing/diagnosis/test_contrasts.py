@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from npattn.api import attention
-from npattn.conventions import Conventions
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis import verdicts
@@ -95,7 +94,6 @@ CASES = [
      "fails only with mask and causal together"),
     (other_corner, {"causal": True, "mask": "matrix"}, "fails only with causal where T ≠ S"),
     (late_queries, {"T": 131}, "fails only where T > 128"),
-    (odd_key, {}, "fails only where S is odd"),
     (vector_tail, {}, "fails only where D is no multiple of 8"),
 ]  # fmt: skip
 
@@ -186,10 +184,3 @@ def test_exception_has_a_contrast():
     text = contrast(trial, replace(outcome, status="error"))
     assert outcome.kind == "raised"
     assert text == "fails only with mask and causal together"
-
-
-def test_conventions_of_the_trial_hold():
-    trial, outcome = failed(
-        right, Recipe(S=7, causal=True), conventions=Conventions(causal="top_left")
-    )
-    assert contrast(trial, outcome) == "fails only with causal where T ≠ S"

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from npattn.api import attention
@@ -9,7 +10,7 @@ from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.testing import Implementation, fingerprint
 from npattn.testing.diagnosis.convention_probes import probe_conventions
-from npattn.testing.diagnosis.fingerprint import format_conventions
+from npattn.testing.diagnosis.fingerprint import format_conventions, match_profiles
 from npattn.testing.diagnosis.precision import describe_precision, explain_rounding
 from npattn.testing.diagnosis.unknown import Unknown
 from tests.testing.rules.relations import Oracle, trial_of
@@ -30,8 +31,13 @@ EVERY = [
     {"causal": "top_left", "mask_true": "hide", "lse_base": "2", "lse_empty": math.inf},
     {"kv_head": "tile", "empty_row": "nan", "softcap": "after_mask", "weights": "after_dropout"},
     {"bias": "before_scale", "softcap": "after_bias", "window": "inclusive", "lse_empty": 0.0},
-    {"hidden_fill": -1e4, "mask_true": "hide"},
+    {"empty_row": "mean", "empty_row_bias": "nan", "dropout_at_rate_0": "ignore"},
+    {"hidden_fill": -1e9, "mask_true": "hide", "empty_row_bias": "mean"},
+    {"hidden_fill": "min", "window": "inclusive"},
+    {"hidden_fill": float(np.float32(-0.7) * np.finfo(np.float32).max)},
     {"hidden_fill": -12.5},
+    {"hidden_add": -1e4, "causal": "top_left"},
+    {"hidden_add": "min"},
 ]
 
 
@@ -51,8 +57,12 @@ def plain(q, k, v):
     return attention(q, k, v).astype(q.dtype)
 
 
-def test_nothing_tells_without_options():
-    found = fingerprint(plain)
+@pytest.fixture(scope="module")
+def found():
+    return fingerprint(plain)
+
+
+def test_nothing_tells_without_options(found):
     assert found.conventions == Conventions()
     assert found.undetermined["softcap"] == "no such option"
     assert found.undetermined["lse_base"] == "returns no lse"
@@ -145,19 +155,21 @@ def test_refused_arguments():
         fingerprint(Implementation(plain), layout="BHTD")
 
 
-def test_printed_form():
+def test_printed_form(found):
     conventions = Conventions(causal="top_left", hidden_fill=-1e9, lse_empty=math.inf)
     text = format_conventions(conventions)
     assert text == 'Conventions(causal="top_left", hidden_fill=-1000000000.0, lse_empty=math.inf)'
     assert eval(text) == conventions
-    lines = str(fingerprint(plain)).splitlines()
+    lines = str(found).splitlines()
     assert lines[:3] == ["plain", "layout         BHTD", "conventions    Conventions()"]
 
 
 def test_profiles():
-    def sdpa(q, k, v, mask=None, *, causal=False):
-        causal = "top_left" if causal else False
-        return attention(q, k, v, mask, causal=causal).astype(q.dtype)
-
-    assert "torch.sdpa" in fingerprint(sdpa).profiles
-    assert "npattn" not in fingerprint(sdpa).profiles
+    f = Implementation(Oracle(Conventions(causal="top_left")).forward, framework="numpy")
+    unknown = Unknown(trial_of(f=f))
+    unknown.settle(causal="top_left", mask_true="attend", hidden_fill=None, hidden_add=None)
+    same = match_profiles(unknown)
+    assert "torch.sdpa" in same
+    assert not {"npattn", "jax.nn"} & set(same)
+    unknown.settle(kv_head="tile")
+    assert "torch.sdpa but for kv_head" in match_profiles(unknown)
