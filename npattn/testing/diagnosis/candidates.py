@@ -32,6 +32,8 @@ class Candidate:
         Part of attention that it is about: "window", "softcap".
     conventions : Conventions or None
         Conventions under which the results would be right.
+    changes : int
+        Number of fields that differ from the declared conventions.
     """
 
     kind: str
@@ -40,6 +42,7 @@ class Candidate:
     explains: Callable[[Evidence], bool]
     topic: str = ""
     conventions: Conventions | None = None
+    changes: int = 1
 
     @property
     def rank(self) -> int:

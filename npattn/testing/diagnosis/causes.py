@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
+import numpy as np
+
 from npattn.conventions import Conventions
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.candidates import Candidate
@@ -24,6 +26,7 @@ from npattn.testing.diagnosis.conventions import (
 from npattn.testing.diagnosis.evidence import Evidence, collect, sample
 from npattn.testing.diagnosis.mistakes import mistake_candidates
 from npattn.testing.diagnosis.ratios import ratio_candidates
+from npattn.testing.diagnosis.steps import step_candidates
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import PROPERTIES
@@ -35,6 +38,8 @@ PROBES = 24
 """Problems beside the failing ones on which candidates that explain equally much are compared."""
 CONTRASTS = 2
 """Causes of which it is found when they pass, which takes as long as finding the cause."""
+REPEATED = 4
+"""Failing problems that are run once more, to see whether the results are the same."""
 LARGE = 2**14
 """Scores of the largest problem on which every candidate is tried."""
 PASSES = 6
@@ -107,6 +112,9 @@ class _Diagnosis:
             if evidence is not None and evidence.wrong:
                 self.evidence.append(evidence)
         left = sorted(self.evidence, key=lambda e: e.size)
+        if any(self._differs(e) for e in left[:REPEATED]):
+            yield from conduct_causes(self.trial, self.outcomes, {}, self.without, unsteady=True)
+            return
         found: list[tuple[Candidate, list[Evidence]]] = []
         skipped: list[Evidence] = []
         for _ in range(PASSES):
@@ -125,6 +133,16 @@ class _Diagnosis:
         wrong = {e.outcome.rule: e for e in (*skipped, *left) if e.outcome}
         yield from conduct_causes(self.trial, rest, wrong, self.without)
 
+    def _differs(self, evidence: Evidence) -> bool:
+        """Return True if another call on the same problem gives other results."""
+        assert evidence.outcome is not None
+        again = collect(self.trial, evidence.outcome)
+        return again is None or any(
+            not np.array_equal(x, y, equal_nan=True)
+            for name, arrays in evidence.observed.items()
+            for x, y in zip(arrays, again.observed[name], strict=True)
+        )
+
     def _best(self, left: list[Evidence]) -> tuple[Candidate | None, list[Evidence]]:
         """Return the candidate that explains most of what is left, the smallest problem included.
 
@@ -140,7 +158,7 @@ class _Diagnosis:
         for most in sorted({len(x) for x in claims.values()}, reverse=True):
             rivals = [c for c in claims if len(claims[c]) == most and not self._contradicts(c)]
             if rivals:
-                best = min(rivals, key=lambda c: (-self._fit(c), c.rank, len(c.name)))
+                best = min(rivals, key=lambda c: (-self._fit(c), c.rank, c.changes))
                 return best, claims[best]
         return None, []
 
@@ -148,6 +166,7 @@ class _Diagnosis:
         yield from convention_candidates(evidence)
         yield from profile_candidates(evidence)
         yield from ratio_candidates(evidence)
+        yield from step_candidates(evidence)
         yield from mistake_candidates(evidence, self.without)
 
     @cached_property

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 
 from npattn.mistakes import MISTAKES
 from npattn.testing.diagnosis.evidence import Evidence
@@ -15,8 +17,9 @@ __all__ = ["conduct_causes"]
 
 CONDUCT = ("change", "bits", "moves", "after", "shape")
 """Kinds of failures that one call cannot show, or whose values are right."""
-FAMILIES = ("cache", "dtype", "dtypes", "memory", "state")
+FAMILIES = ("dtype", "dtypes", "memory", "state", "cache")
 """Families of known mistakes that show in several calls, in views or in dtypes."""
+UNSTEADY = "two calls on the same problem give different results"
 
 
 def conduct_causes(
@@ -24,6 +27,7 @@ def conduct_causes(
     outcomes: Sequence[Outcome],
     wrong: Mapping[str, Evidence],
     without: Container[str],
+    unsteady: bool = False,
 ) -> Iterator[Cause]:
     """Yield the causes of outcomes that no candidate reproduces.
 
@@ -35,6 +39,8 @@ def conduct_causes(
         By rule, what is out of tolerance in a single call.
     without : container of str
         Names of known mistakes that are no candidates.
+    unsteady : bool
+        Two calls on the same problem give different results.
     """
     left = list(outcomes)
     raised: dict[str, list[Outcome]] = {}
@@ -44,7 +50,12 @@ def conduct_causes(
     for message, group in raised.items():
         yield Cause(f"it raises: {message}", _ids(group), "raised")
     left = [o for o in left if o.kind != "raised"]
-    for cause in _mistakes(trial, left, without):
+    if unsteady and left:
+        named = list(islice(_mistakes(trial, left, without), 1))
+        cause = named[0] if named else Cause(UNSTEADY, (), "conduct", "unsteady")
+        yield replace(cause, rules=_ids(left))
+        return
+    for cause in _mistakes(trial, [o for o in left if o.rule not in wrong], without):
         yield cause
         left = [o for o in left if o.id not in cause.rules]
     conduct = [o for o in left if o.rule not in wrong and o.kind in CONDUCT]
@@ -61,7 +72,7 @@ def _mistakes(
 ) -> Iterator[Cause]:
     """Yield known mistakes that break the same rules in the same way."""
     known = [m for m in MISTAKES.values() if m.family in FAMILIES and m.name not in without]
-    left = list(outcomes)
+    left = [o for o in outcomes if o.kind in CONDUCT]
     while left:
         alike = [m for m in known if breaks_alike(m, trial, left[0])]
         groups = {m.name: [o for o in left if breaks_alike(m, trial, o)] for m in alike}

@@ -91,6 +91,8 @@ def profile_candidates(evidence: Evidence) -> Iterator[Candidate]:
                 for field, value in vars(conventions).items()
                 if value != getattr(declared, field)
             }
+            if len(changes) < 3:
+                continue  # it is among the pairs
             system = replace(_candidate(declared, changes), name=f"as {name} {profile.version}")
             yield replace(system, text=f"{system.text}: it follows {name} {profile.version}")
 
@@ -132,6 +134,7 @@ def _candidate(declared: Conventions, changes: dict[str, Any]) -> Candidate:
         partial(_explains, conventions),
         topic=next(iter(changes)),
         conventions=conventions,
+        changes=len(changes),
     )
 
 

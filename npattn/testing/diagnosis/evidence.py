@@ -16,6 +16,7 @@ from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.bounds.rounding import Units
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.compare import compare_arrays
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
 
@@ -65,7 +66,9 @@ class Evidence:
         exact = self.exact[name]
         if _largest(array, exact, np.zeros(exact.shape)) == 0:
             return 0.0
-        return _largest(array, exact, self.tolerance[name])
+        if array.shape != exact.shape:
+            return math.inf
+        return compare_arrays(name, array, exact, self.tolerance[name]).ratio
 
     @cached_property
     def tolerance(self) -> Mapping[str, Array]:
@@ -108,7 +111,9 @@ class Evidence:
             _error(got, want, self, name) for got, want in zip(observed, predicted, strict=True)
         ]
         limit = min(1.0, self.wrong.get(name, math.inf) / 2)
-        return all(error <= limit for error in errors)
+        if any(error > limit for error in errors):
+            return False
+        return name not in self.wrong or any(self._ratio(name, x) > 1 for x in predicted)
 
 
 def _error(got: Array, predicted: Array, evidence: Evidence, name: str) -> float:

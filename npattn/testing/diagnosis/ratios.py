@@ -61,6 +61,8 @@ REASONS = {
     "1/(1 − rate)": "1/(1 − rate) of the dropout is applied twice in {}",
     "−1": "the sign of {} is wrong",
 }
+ENOUGH = 8
+"""Elements from which a factor is fitted: one number is any multiple of another."""
 MOST = 40
 """Most combinations of factors that are tried for one problem."""
 
@@ -91,7 +93,9 @@ def _fitting(evidence: Evidence, name: str) -> list[str]:
 def _fit(evidence: Evidence, name: str) -> Iterator[str]:
     """Yield the factor of least squares, if there is one."""
     got, exact = evidence.observed[name][0], evidence.exact[name]
-    if got.shape == exact.shape and np.isfinite(exact).all() and exact.any():
+    if got.shape != exact.shape or not np.isfinite(exact).all():
+        return
+    if np.count_nonzero(exact) >= ENOUGH:
         yield repr(float((got.astype(float) * exact).sum() / (exact**2).sum()))
 
 

@@ -17,7 +17,9 @@ RECIPES = {
     "groups": Recipe(**SIZES, H=6, K=3, seed=2),
     "causal": Recipe(**SIZES, H=2, K=2, causal=True, seed=3),
     "bias": Recipe(**SIZES, H=2, K=2, bias="full", seed=4),
-    "mask": Recipe(**SIZES, H=2, K=2, mask="random", seed=5),
+    "groups of 3": Recipe(**SIZES, H=6, K=2, seed=7),
+    "square bias": Recipe(**SIZES | {"S": 3}, H=2, K=2, bias="full", seed=8),
+    "mask": Recipe(**SIZES, H=2, K=2, mask="full", seed=5),
     "window": Recipe(**SIZES, H=2, K=2, window=(1, 2), seed=6),
 }
 

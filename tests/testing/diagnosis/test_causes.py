@@ -65,11 +65,12 @@ def test_constant_factor_is_told_from_a_size():
     assert cause.text == "dk is multiplied by 7"
 
 
-@pytest.mark.parametrize("name", ["heads-all-of-first", "jacobian-without-rank-1-term"])
+@pytest.mark.parametrize("name", ["heads-of-padded-group", "dbias-transposed"])
 def test_known_mistake_gets_its_sentence(name):
     mistake = MISTAKES[name]
     trial = trial_of(mistake.forward, mistake.backward)
-    cause = only_cause(trial, fail(trial, ["groups"]))
+    recipe = "square bias" if "bias" in name else "groups of 3"
+    cause = only_cause(trial, fail(trial, [recipe]))
     assert (cause.kind, cause.name) == ("mistake", name)
     assert cause.text == mistake.sentence.rstrip(".")
 

@@ -1,0 +1,6 @@
+"""Candidates that leave out or change one step of attention, in both passes or in backward."""
+
+from npattn.testing.diagnosis.steps import backward, forward, options  # noqa: F401  they register
+from npattn.testing.diagnosis.steps.step import step_candidates
+
+__all__ = ["step_candidates"]

@@ -1,0 +1,316 @@
+"""Steps between the inputs and o that are computed otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.mistakes.attention import Attention, Inputs
+from npattn.testing.diagnosis.steps.step import overrides
+
+# --- shared heads, and layout ---
+
+
+def _share_by(index: Any) -> dict[str, Any]:
+    """Return methods that index the key/value head of each query head, and sum its gradient."""
+
+    def share(self: Attention, x: Array, H: int) -> Array:
+        K = x.shape[-3]
+        return np.asarray(x[..., index(np.arange(H), H, max(K, 1)) % max(K, 1), :, :])
+
+    def share_back(self: Attention, dx: Array, x: Array) -> Array:
+        *lead, H, S, n = dx.shape
+        K = x.shape[-3]
+        back, used = np.zeros((*lead, K, S, n)), index(np.arange(H), H, max(K, 1)) % max(K, 1)
+        for head, key_head in enumerate(used):
+            back[..., key_head, :, :] += dx[..., head, :, :]
+        return back
+
+    return {"share": share, "share_back": share_back}
+
+
+def _take_first(self: Attention, dx: Array, x: Array) -> Array:
+    return np.asarray(dx[..., :: dx.shape[-3] // max(x.shape[-3], 1) or 1, :, :])
+
+
+def _take_last(self: Attention, dx: Array, x: Array) -> Array:
+    group = dx.shape[-3] // max(x.shape[-3], 1) or 1
+    return np.asarray(dx[..., group - 1 :: group, :, :])
+
+
+def _average(self: Attention, dx: Array, x: Array) -> Array:
+    return np.asarray(Attention.share_back(self, dx, x) * (x.shape[-3] / max(dx.shape[-3], 1)))
+
+
+def _add_tiled(self: Attention, dx: Array, x: Array) -> Array:
+    *lead, H, S, n = dx.shape
+    K = x.shape[-3]
+    return np.asarray(dx.reshape(*lead, H // max(K, 1), K, S, n).sum(-4))
+
+
+overrides("heads", "query head h uses key/value head h % K", **_share_by(lambda h, H, K: h))
+overrides(
+    "heads", "all query heads use the first key/value head", **_share_by(lambda h, H, K: 0 * h)
+)
+overrides("heads", "query head h uses key/value head h // K", **_share_by(lambda h, H, K: h // K))
+overrides(
+    "heads",
+    "dk and dv take one query head of each group, not the sum",
+    share_back=_take_first,
+    backward_only=True,
+)
+overrides(
+    "heads",
+    "dk and dv take the last query head of each group, not the sum",
+    share_back=_take_last,
+    backward_only=True,
+)
+overrides(
+    "heads",
+    "dk and dv are averaged over the heads of a group",
+    share_back=_average,
+    backward_only=True,
+)
+overrides(
+    "heads", "query head h adds to key/value head h % K", share_back=_add_tiled, backward_only=True
+)
+
+
+def _split_by_reshape(self: Attention, x: Array) -> Array:
+    moved = x.swapaxes(-2, -3).reshape(x.shape) if x.ndim > 2 else x
+    return Attention.read(self, moved)
+
+
+def _merge_by_reshape(self: Attention, c: Inputs) -> tuple[Array, Array, Array]:
+    o, lse, p = Attention.results(self, c)
+    *lead, H, T, E = o.shape
+    return o.reshape(*lead, T, H, E).swapaxes(-2, -3), lse, p
+
+
+overrides("layout", "heads are split by reshape, without moving their axis", read=_split_by_reshape)
+overrides(
+    "layout", "heads are merged by reshape, without moving their axis", results=_merge_by_reshape
+)
+
+# --- visible keys ---
+
+
+def _top_left(self: Attention, T: int, S: int) -> Array:
+    return np.arange(T)[:, None]
+
+
+def _earlier(self: Attention, T: int, S: int) -> Array:
+    return np.arange(T)[:, None] + (S - T) - 1
+
+
+def _later(self: Attention, T: int, S: int) -> Array:
+    return np.arange(T)[:, None] + (S - T) + 1
+
+
+def _offset_from_0(self: Attention, T: int, S: int) -> Array:
+    return np.arange(T)[:, None] + max(S - T, 0)
+
+
+def _bottom_right_by_queries(self: Attention, T: int, S: int) -> Array:
+    return np.arange(T)[:, None] - max(T - S, 0)
+
+
+overrides(
+    "diagonal", "causal or window is aligned top-left, with query t at key t", diagonal=_top_left
+)
+overrides("diagonal", "the diagonal is one key too early", diagonal=_earlier)
+overrides("diagonal", "the diagonal is one key too late", diagonal=_later)
+overrides(
+    "diagonal",
+    "the offset S − T of the diagonal is not negative with T > S",
+    diagonal=_offset_from_0,
+)
+overrides(
+    "diagonal",
+    "the offset S − T of the diagonal is not positive with S > T",
+    diagonal=_bottom_right_by_queries,
+)
+
+
+def _hide_with(number: float) -> Any:
+    def hide(self: Attention, s: Array, visible: Array) -> Array:
+        return np.where(visible, s, number)
+
+    return hide
+
+
+def _hide_by_adding(number: float) -> Any:
+    def hide(self: Attention, s: Array, visible: Array) -> Array:
+        return s + np.where(visible, 0, number)
+
+    return hide
+
+
+def _hide_by_product(self: Attention, s: Array, visible: Array) -> Array:
+    return s * visible
+
+
+def _everything_live(self: Attention, c: Inputs) -> tuple[Array, Array]:
+    s, _ = Attention.scores(self, c)
+    return s, s != -np.inf
+
+
+for _number in (-1e4, -1e9, float(np.finfo(np.float16).min), float(np.finfo(np.float32).min)):
+    overrides(
+        "hidden",
+        f"hidden scores are {_number:.5g}, and take weight where all others are as low",
+        hide=_hide_with(_number),
+        scores=_everything_live,
+    )
+    overrides(
+        "hidden",
+        f"{_number:.5g} is added to hidden scores, which take weight where all others are as low",
+        hide=_hide_by_adding(_number),
+        scores=_everything_live,
+    )
+overrides(
+    "hidden",
+    "the mask multiplies the scores: hidden ones are 0 and keep weight",
+    hide=_hide_by_product,
+    scores=_everything_live,
+)
+
+
+def _mask_weights(self: Attention, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
+    visible = self.visible(c)
+    p, p_sink, lse = Attention.softmax(self, self.cap(self.product(c), c) + self.bias(c), c, live)
+    return np.where(visible, p, 0), p_sink, lse
+
+
+overrides(
+    "hidden",
+    "weights are masked after the softmax, and not normalised again",
+    softmax=_mask_weights,
+)
+
+# --- softcap ---
+
+
+def _cap_products(self: Attention, x: Array, c: Inputs) -> Array:
+    return c.scale * Attention.cap(self, x / (c.scale or 1), c)
+
+
+def _cap_with_bias(self: Attention, x: Array, visible: Array, c: Inputs) -> Array:
+    return self.hide(self.cap(x + self.bias(c), c), visible)
+
+
+def _cap_last(self: Attention, x: Array, visible: Array, c: Inputs) -> Array:
+    return self.cap(self.hide(x + self.bias(c), visible), c)
+
+
+def _cap_sinks(self: Attention, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
+    return Attention.softmax(self, s, c._replace(sinks=self.cap(c.sinks, c)), live)
+
+
+def _clip(self: Attention, x: Array, c: Inputs) -> Array:
+    return x if c.softcap is None else np.clip(x, -c.softcap, c.softcap)
+
+
+def _cap_without_factor(self: Attention, x: Array, c: Inputs) -> Array:
+    return x if c.softcap is None else np.tanh(x / c.softcap)
+
+
+overrides("softcap", "the softcap is applied before the scale", cap=_cap_products)
+overrides("softcap", "the softcap is applied after the bias is added", final=_cap_with_bias)
+overrides(
+    "softcap", "the softcap is applied after the mask: hidden keys take weight", final=_cap_last
+)
+overrides("softcap", "the softcap is applied to the sinks too", softmax=_cap_sinks)
+overrides("softcap", "the softcap clips instead of c·tanh(s/c)", cap=_clip)
+overrides("softcap", "the softcap is tanh(s/c), without the factor c", cap=_cap_without_factor)
+
+# --- softmax ---
+
+
+def _over_queries(self: Attention, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
+    _, p_sink, lse = Attention.softmax(self, s, c, live)
+    e = np.exp(s - np.maximum(s.max(-2, keepdims=True, initial=-np.inf), np.finfo(float).min))
+    return e / np.maximum(e.sum(-2, keepdims=True), np.finfo(float).tiny), p_sink, lse
+
+
+def _without_maximum(
+    self: Attention, s: Array, c: Inputs, live: Array
+) -> tuple[Array, Array, Array]:
+    e, e_sink = np.exp(s.astype(np.float32)), np.exp(c.sinks.astype(np.float32))
+    total = e.sum(-1, keepdims=True) + e_sink
+    safe = np.where(total == 0, 1, total)
+    return np.where(live, e / safe, 0), e_sink / safe, np.log(total)
+
+
+def _empty_nan(self: Attention, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
+    p, p_sink, lse = Attention.softmax(self, s, c, live)
+    return np.where(np.isneginf(lse), np.nan, p), p_sink, lse
+
+
+def _empty_mean(self: Attention, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
+    p, p_sink, lse = Attention.softmax(self, s, c, live)
+    return np.where(np.isneginf(lse), 1 / max(s.shape[-1], 1), p), p_sink, lse
+
+
+def _everywhere(self: Attention, w: Array, x: Array, live: Array) -> Array:
+    return np.asarray(w @ x)
+
+
+def _ignore_nan(self: Attention, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
+    return Attention.softmax(self, np.where(np.isnan(s), -np.inf, s), c, live)
+
+
+def _clear_nan(self: Attention, w: Array, x: Array, live: Array) -> Array:
+    return np.asarray(np.nan_to_num(w) @ np.nan_to_num(x))
+
+
+overrides("softmax", "the softmax is taken over the queries", softmax=_over_queries)
+overrides(
+    "softmax", "no maximum is subtracted before exp, which overflows", softmax=_without_maximum
+)
+overrides("empty", "a query that sees nothing gives NaN", softmax=_empty_nan)
+overrides("empty", "a query that sees nothing gives the mean of all values", softmax=_empty_mean)
+overrides(
+    "NaN",
+    "hidden positions are multiplied by 0 instead of left out: 0 · NaN is NaN",
+    masked_matmul=_everywhere,
+)
+overrides("NaN", "NaN scores are hidden", softmax=_ignore_nan)
+overrides("NaN", "NaN is replaced by 0", masked_matmul=_clear_nan)
+
+
+# --- results ---
+
+
+def _lse_without_sink(self: Attention, pivot: Array, total: Array, e_sink: Array) -> Array:
+    return np.asarray(pivot + np.log(total - e_sink))
+
+
+def _lse_without_maximum(self: Attention, pivot: Array, total: Array, e_sink: Array) -> Array:
+    return np.asarray(np.log(total))
+
+
+def _drop_weights(self: Attention, p: Array, c: Inputs) -> Array:
+    return p * c.keep
+
+
+def _tail_rows(tile: int) -> Any:
+    def results(self: Attention, c: Inputs) -> tuple[Array, Array, Array]:
+        o, lse, p = Attention.results(self, c)
+        whole = np.arange(o.shape[-2]) < o.shape[-2] // tile * tile
+        return o * whole[:, None], lse, p
+
+    return results
+
+
+overrides("lse", "lse leaves out the sink", lse=_lse_without_sink)
+overrides("lse", "the maximum is not added back to lse", lse=_lse_without_maximum)
+overrides("dropout", "the weights returned are those after dropout", returned_weights=_drop_weights)
+for _tile in (4, 8, 16, 32, 64, 128):
+    overrides(
+        "sizes",
+        f"rows of o after the last whole tile of {_tile} queries are 0",
+        results=_tail_rows(_tile),
+    )

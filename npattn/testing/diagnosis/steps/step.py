@@ -1,0 +1,112 @@
+"""Steps of attention that may be wrong: a register, and a candidate of each in either pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from npattn.mistakes import Attention
+from npattn.mistakes.attention import Inputs
+from npattn.problem import Problem
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.diagnosis.candidates import Candidate
+from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.diagnosis.mistakes import predict_by
+
+__all__ = ["Change", "Step", "change", "overrides", "step_candidates"]
+
+Change = Callable[[Any], dict[str, Any]]
+"""`Inputs` → the fields that are changed."""
+
+NEEDS: dict[str, Callable[[Problem], bool]] = {
+    "mask": lambda p: p.mask is not None,
+    "causal": lambda p: bool(p.causal),
+    "window": lambda p: p.window is not None,
+    "diagonal": lambda p: bool(p.causal) or p.window is not None,
+    "hidden": lambda p: bool(p.causal) or p.window is not None or p.mask is not None,
+    "bias": lambda p: p.bias is not None,
+    "softcap": lambda p: p.softcap is not None,
+    "sinks": lambda p: p.sinks is not None,
+    "dropout": lambda p: p.dropout_mask is not None,
+    "heads": lambda p: p.H != p.K,
+}
+"""Problems on which a topic matters; others matter on all."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step that is wrong.
+
+    Attributes
+    ----------
+    topic : str
+        Part of attention that it belongs to; with an entry of `NEEDS`, what a problem must have.
+    text : str
+        The mistake in words.
+    make : callable
+        Returns an instance of `Attention` with this step changed.
+    backward_only : bool
+        It has no meaning in the forward pass.
+    """
+
+    topic: str
+    text: str
+    make: Callable[[], Attention]
+    backward_only: bool = False
+
+
+STEPS: list[Step] = []
+
+
+def change(topic: str, text: str, changes: Change) -> None:
+    """Register a step that takes other inputs or options than those given."""
+
+    def inputs(self: Attention, *arrays: Any, **options: Any) -> Inputs:
+        c = Attention.inputs(self, *arrays, **options)
+        if topic in ("mask", "window") and getattr(c, topic) is None:
+            return c
+        return c._replace(**changes(c))
+
+    overrides(topic, text, inputs=inputs)
+
+
+def overrides(
+    topic: str, text: str, *, backward_only: bool = False, **methods: Callable[..., Any]
+) -> None:
+    """Register a step that replaces methods of `Attention`."""
+    STEPS.append(Step(topic, text, type("Wrong", (Attention,), methods), backward_only))
+
+
+def step_candidates(evidence: Evidence) -> Iterator[Candidate]:
+    """Yield every step that matters to a problem, wrong in both passes and in backward alone."""
+    for step in STEPS:
+        if NEEDS.get(step.topic, bool)(evidence.problem):
+            if not step.backward_only:
+                yield _candidate(step, "")
+            if evidence.trial.gradients:
+                yield _candidate(step, "" if step.backward_only else " in backward")
+
+
+def _candidate(step: Step, where: str) -> Candidate:
+    in_forward = not (where or step.backward_only)
+    name = step.text + where
+    return Candidate("step", name, name, partial(_explains, step, in_forward), step.topic)
+
+
+def _explains(step: Step, in_forward: bool, evidence: Evidence) -> bool:
+    like = evidence.trial.implementation
+    wrong = step.make()
+    implementation = Implementation(
+        (wrong if in_forward else Attention()).forward,
+        backward=wrong.backward,
+        features=[*like.features, *like.returns],
+        framework="numpy",
+        name=step.text,
+    )
+    try:
+        return evidence.reproduced_by(predict_by(implementation, evidence))
+    except ImplementationError:
+        return False
