@@ -148,6 +148,7 @@ RESULTS = ("return_lse", "return_weights")
 MEANINGS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in (*OPTIONS, *RESULTS)},
     "mask or bias": ("mask", "bias"),
+    "added mask or bias": ("mask", "bias"),
     "key padding": ("mask",),
     "window or −1": ("window",),
     "window of numbers": ("window",),
@@ -157,6 +158,7 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "shared heads": (),
     "no dropout": (),
     "packed": (),
+    "module": (),
 }
 """Meanings of a parameter → the options or results that it carries.
 
@@ -164,6 +166,8 @@ An option's own name means its plain form. Of the others,
 
 "mask or bias"
     takes a boolean array as the mask, a float one as the bias, and −inf where both hide a key.
+"added mask or bias"
+    is float: 0 where a key may be seen and the least finite number elsewhere, plus the bias.
 "key padding"
     is boolean, of shape (B, S); True hides the key from every query.
 "window or −1"
@@ -179,6 +183,9 @@ An option's own name means its plain form. Of the others,
     is the rate of a dropout with a generator of its own: it stays 0.
 "packed"
     holds the bounds of packed sequences, which cannot be judged.
+"module"
+    stands before q, k, v in the attention functions of Hugging Face's models. They return o of
+    shape (B, T, H, E), and something beside it.
 """
 
 
@@ -238,6 +245,7 @@ FOREIGN = {
     ),
     "logit_cap": _SOFTCAP,
     "logits_soft_cap": _SOFTCAP,
+    "module": ForeignName("leave it out: attention is a function here", "module"),
     "need_weights": ForeignName("call npattn.forward, whose result has .weights", "need_weights"),
     "return_attn_probs": _LSE,
     "return_lse": ForeignName("call npattn.forward, whose result has .lse"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from npattn.options import OPTIONS
 from npattn.testing.adapters.base import Framework, ImplementationError
 from npattn.testing.adapters.signature import Signature
 
-__all__ = ["Sizes", "form_arguments"]
+__all__ = ["Sizes", "form_arguments", "make_module"]
 
 
 class Sizes(NamedTuple):
@@ -52,8 +53,8 @@ def form_arguments(
     ----------
     signature : Signature
     values : mapping
-        Options, results asked for and other keywords by npattn's names; those at their default are
-        left out.
+        Arrays, options, results asked for and other keywords by npattn's names; options at their
+        default are left out.
     sizes : Sizes
     framework : Framework
 
@@ -70,7 +71,7 @@ def form_arguments(
             kwargs[theirs] = _default(call, meaning)
         elif value is not None:
             kwargs[theirs] = value
-    named = signature.names
+    named = {*signature.names, "q", "k", "v"}
     return kwargs | {ours: value for ours, value in values.items() if ours not in named}
 
 
@@ -87,7 +88,11 @@ def _default(call: _Call, meaning: str) -> Any:
     return NEUTRAL.get(meaning, False)
 
 
-NEUTRAL = {"mask or bias": None, "key padding": None, "no dropout": 0.0, "window or −1": (-1, -1)}
+NEUTRAL = {
+    **dict.fromkeys(("mask or bias", "added mask or bias", "key padding")),
+    "no dropout": 0.0,
+    "window or −1": (-1, -1),
+}
 """Values that leave the result unchanged, by meanings that no option has."""
 
 
@@ -99,6 +104,20 @@ def _mask_or_bias(call: _Call, ours: tuple[str, ...]) -> Any:
     if "float8" in str(bias.dtype):
         raise _inexpressible(f"a mask beside a bias: {bias.dtype} cannot hold −inf")
     return call.framework.hide(bias, call.values["mask"])
+
+
+def _added_mask_or_bias(call: _Call, ours: tuple[str, ...]) -> Any:
+    """Return the sum of the bias and, where the mask hides, the least finite number."""
+    if "mask" not in ours or "mask" not in call.values:
+        return _plain(call, ours)
+    added = call.framework.add_mask(call.values["mask"], call.values["q"])
+    return added + call.values["bias"] if "bias" in call.values else added
+
+
+def make_module(sizes: Sizes) -> Any:
+    """Return what the attention functions of Hugging Face's models read of their module."""
+    groups = sizes.H // sizes.K if sizes.K else 1
+    return SimpleNamespace(num_key_value_groups=groups, is_causal=False, training=False)
 
 
 def _key_padding(call: _Call, ours: tuple[str, ...]) -> Any:
@@ -125,6 +144,7 @@ def _window_of_numbers(call: _Call, ours: tuple[str, ...]) -> Any:
 
 FORMS: dict[str, Callable[[_Call, tuple[str, ...]], Any]] = {
     "mask or bias": _mask_or_bias,
+    "added mask or bias": _added_mask_or_bias,
     "key padding": _key_padding,
     "window or −1": _window_or_minus_one,
     "window of numbers": _window_of_numbers,

@@ -92,6 +92,9 @@ class Framework(Protocol):
     def take(self, value: Any) -> Array:
         """Return a result as a NumPy array, in the dtype delivered."""
 
+    def add_mask(self, mask: Any, q: Any) -> Any:
+        """Return 0 where the mask is True, and the least finite number of q's dtype elsewhere."""
+
     def hide(self, bias: Any, mask: Any) -> Any:
         """Return the bias with −inf where the mask is False, differentiable in the bias."""
 

@@ -19,7 +19,7 @@ from npattn.errors import OptionError
 from npattn.options import OPTIONS, RESULTS
 from npattn.problem import Cotangents, Problem
 from npattn.profiles import Profile, find_profile
-from npattn.testing.adapters.arguments import Sizes, form_arguments
+from npattn.testing.adapters.arguments import Sizes, form_arguments, make_module
 from npattn.testing.adapters.base import (
     Framework,
     ImplementationError,
@@ -288,12 +288,12 @@ class Implementation:
             A name comes once for each way to call it.
         """
         options = self.options(problem)
-        inputs = {n: self._to_layout(x) if n in "qkv" else x for n, x in inputs.items()}
+        inputs = {n: self._to_layout(n, x) if n in "qkv" else x for n, x in inputs.items()}
         pairs = list(self._call(inputs, options, ()).items())
         if cotangents is None:
             more = self._call(inputs, options, ("return_lse",)) if self.returns_lse else {}
         else:
-            given = {n: self._to_layout(x) if n == "o" else x for n, x in cotangents.items()}
+            given = {n: self._to_layout(n, x) if n == "o" else x for n, x in cotangents.items()}
             given |= {"lse": self._swap_lse(given["lse"])} if "lse" in given else {}
             results, grads = self._differentiate(inputs, options, given, True, lambda: None)
             more = {n: x for n, x in results.items() if n in ("o", "lse")} | grads
@@ -312,7 +312,7 @@ class Implementation:
         self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
     ) -> dict[str, Any]:
         """Return the cotangents of its results as arrays of the framework, by result."""
-        swap = self._swaps("q", problem)
+        swap = self._swaps("o", problem)
         given = {"o": self.framework.give(lay_out(cotangents.dout, view, swap))}
         if cotangents.dlse is not None and self.returns_lse:
             dlse = np.ascontiguousarray(self._swap_lse(np.array(cotangents.dlse)))
@@ -373,15 +373,17 @@ class Implementation:
         self, inputs: dict[str, Any], options: dict[str, Any], returns: tuple[str, ...]
     ) -> dict[str, Any]:
         kwargs = self._kwargs(self.signature, inputs, options | dict.fromkeys(returns, True))
+        sizes = Sizes.of(inputs, self.layout)
+        module = (make_module(sizes),) if self.signature.module else ()
         with catch_foreign("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
-            value = self.f(inputs["q"], inputs["k"], inputs["v"], **kwargs)
+            value = self.f(*module, inputs["q"], inputs["k"], inputs["v"], **kwargs)
         return name_results(self.signature, value, returns)
 
     def _kwargs(
         self, signature: Signature, inputs: dict[str, Any], options: dict[str, Any]
     ) -> dict[str, Any]:
         """Return everything but q, k, v, by the names and in the forms of a signature."""
-        values = {n: x for n, x in {**inputs, **options}.items() if n not in "qkv"}
+        values = {**inputs, **options}
         unasked = [n for n in values if n in OPTIONS and n not in self.features]
         assert not unasked, f"{self.name} has no {', '.join(unasked)}: the judge must not pass it"
         sizes = Sizes.of(inputs, self.layout)
@@ -398,18 +400,22 @@ class Implementation:
         """Return a result in npattn's layout."""
         if name == "lse":
             return self._swap_lse(array)
-        swaps = self.layout == "BTHD" and name in ("o", "dq", "dk", "dv")
+        swaps = name in ("o", "dq", "dk", "dv") and self._layout_of(name) == "BTHD"
         return array.swapaxes(-2, -3) if swaps and array.ndim == 4 else array
+
+    def _layout_of(self, name: str) -> str:
+        """Return the layout of an array: Hugging Face's functions have another for o."""
+        return "BTHD" if name == "o" and self.signature.module else self.layout
 
     def _swap_lse(self, lse: Any) -> Any:
         """Return lse, or its cotangent, from or to the layout of the implementation."""
         swaps = "lse (B, T, H) without gradient" in self.signature.meanings.values()
         return lse.swapaxes(-1, -2) if swaps and lse.ndim == 3 else lse
 
-    def _to_layout(self, array: Any) -> Any:
+    def _to_layout(self, name: str, array: Any) -> Any:
         """Return a tensor in the implementation's layout."""
-        swaps = self.layout == "BTHD" and array.ndim == 4
+        swaps = self._layout_of(name) == "BTHD" and array.ndim == 4
         return array.swapaxes(-2, -3).contiguous() if swaps else array
 
     def _swaps(self, name: str, problem: Problem) -> bool:
-        return self.layout == "BTHD" and name in "qkv" and problem.q.ndim == 4
+        return self._layout_of(name) == "BTHD" and name in "qkvo" and problem.q.ndim == 4

@@ -68,6 +68,9 @@ class JAX:
             raise ImplementationError("the buffer of an array was donated (donate_argnums)")
         return np.array(value)
 
+    def add_mask(self, mask: jax.Array, q: jax.Array) -> jax.Array:
+        return jnp.where(mask, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
+
     def hide(self, bias: jax.Array, mask: jax.Array) -> jax.Array:
         return jnp.where(mask, bias, -jnp.inf)
 

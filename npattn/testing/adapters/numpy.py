@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.arrays import Array, finfo
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import ImplementationError, ResultError
 
@@ -45,6 +45,10 @@ class NumPy:
         if value.dtype.hasobject or value.dtype.kind in "SUMm":
             raise ResultError(f"returned an array of dtype {value.dtype}, must hold numbers")
         return np.array(value)
+
+    def add_mask(self, mask: Array, q: Array) -> Array:
+        added: Array = np.where(mask, 0, finfo(q.dtype).min).astype(q.dtype)
+        return added
 
     def hide(self, bias: Array, mask: Array) -> Array:
         return np.where(mask, bias, bias.dtype.type(-np.inf))

@@ -28,7 +28,8 @@ def name_results(signature: Signature, value: Any, returns: tuple[str, ...]) -> 
     names = ["o", *(n.removeprefix("return_") for n in RESULTS if n in returns)]
     several = isinstance(value, (tuple, list))
     if len(names) == 1:
-        pair = several and len(value) == 2 and "need_weights" in signature.meanings.values()
+        pairs = signature.module or "need_weights" in signature.meanings.values()
+        pair = several and len(value) == 2 and pairs
         return {"o": value[0] if pair else value}
     theirs = [signature.names.get(n, n) for n in returns]
     more = not set(theirs) <= set(RESULTS)  # other systems return more beside it

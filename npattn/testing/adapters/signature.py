@@ -34,6 +34,8 @@ class Signature:
         Its parameter names → the options and results that they carry, by npattn's names.
     required : frozenset of str
         Those of `meanings` without a default, which are always passed.
+    module : bool
+        True if a module stands before q, k, v.
     top_left : bool
         True if the name of its parameter for `causal` implies that alignment.
     """
@@ -44,6 +46,7 @@ class Signature:
     meanings: Mapping[str, str] = field(default_factory=dict)
     carries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
+    module: bool = False
     top_left: bool = False
 
     @property
@@ -54,7 +57,7 @@ class Signature:
     @property
     def reads(self) -> tuple[str, ...]:
         """How parameters with names of their own are understood, a phrase each."""
-        phrases = []
+        phrases = ["module as one of Hugging Face's"] if self.module else []
         for theirs, ours in self.carries.items():
             meaning = self.meanings[theirs]
             words = " and ".join(name.removeprefix("return_") for name in ours)
@@ -112,6 +115,10 @@ def read_signature(
             "(() for none), or which system it stands in for with like="
         )
     known: Mapping[str, str] = {**(profile or {}), **rename}
+    first, module = next(iter(named), ""), False
+    if _meaning(first, known) == "module":
+        named, module = {n: p for n, p in named.items() if n != first}, True
+    known = {theirs: ours for theirs, ours in known.items() if ours != "module"}
     rest = _optional(name, named, known) if named else {}
     meanings = _meanings(named, rest, known)
     carries = _carry(meanings, rest, known, features)
@@ -133,6 +140,7 @@ def read_signature(
         {theirs: meaning for theirs, meaning in meanings.items() if theirs in carries},
         carries,
         frozenset(n for n in carries if n in rest and _must_pass(rest[n], meanings[n])),
+        module,
         causal not in known and causal in FOREIGN and FOREIGN[causal].causal == "top_left",
     )
 

@@ -85,6 +85,10 @@ class Torch:
             return np.array(value.contiguous().view(bits).numpy().view(dtype))
         return np.array(value.numpy())
 
+    def add_mask(self, mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        zeros = torch.zeros_like(mask, dtype=q.dtype)
+        return zeros.masked_fill(~mask, torch.finfo(q.dtype).min)
+
     def hide(self, bias: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return torch.where(mask, bias, -torch.inf)
 

@@ -374,3 +374,32 @@ def test_backward_has_names_of_its_own():
     dout = np.zeros((B, H, T, E), np.float32)
     read.gradients(problem(scale=0.5, window=(2, None)), Cotangents(dout, None))
     assert given == [(0.5, (2, -1))]
+
+
+# --- attention functions of Hugging Face's models ------------------------------------------------
+
+
+def eager(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """Attention as their models call it: heads repeated by the module, and a mask that is added."""
+    key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+    scores = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = scores.softmax(-1)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": "padding"}, {"mask": "full", "bias": "full"}])
+def test_attention_of_hugging_face_is_called_with_module(options):
+    pytest.importorskip("torch")
+    rename = {"attention_mask": "added mask or bias"}
+    read = Implementation(
+        eager, rename=rename, framework="torch", features=["mask", "bias", "scale"]
+    )
+    assert read.signature.module
+    case = problem(**options)
+    exact = npattn.forward(**{n: getattr(case, n) for n in ("q", "k", "v", "mask", "bias")})
+    np.testing.assert_allclose(read.forward(case)["o"], exact.out, atol=1e-5)
+    dout = np.random.default_rng(1).standard_normal(exact.out.shape).astype(np.float32)
+    grads = read.gradients(case, Cotangents(dout, None))
+    np.testing.assert_allclose(grads["dk"], npattn.backward(exact, dout).k, atol=1e-4)
