@@ -39,7 +39,7 @@ LAYERS = (
 
 # The same inside testing/, by folder or module.
 TESTING_LAYERS = (
-    {"levels"},
+    {"levels", "excerpt"},
     {"cases", "bounds", "adapters"},
     {"compare", "targets"},
     {"spot", "trial"},

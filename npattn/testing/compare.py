@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess_of, largest, real
+from npattn.testing.excerpt import Excerpt
 
 __all__ = ["Comparison", "check_tolerance", "compare", "compare_arrays"]
 
@@ -40,6 +41,10 @@ class Comparison:
         that rounds to `got`.
     wrong, size : int
         Number of elements out of tolerance, and of all elements.
+    note : str
+        What is wrong, if it is no element.
+    excerpt : Excerpt or None
+        Elements around the worst one, if it is out of tolerance.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Comparison:
     wrong: int
     size: int
     note: str = ""
+    excerpt: Excerpt | None = field(default=None, repr=False, compare=False)
 
     @property
     def passed(self) -> bool:
@@ -128,6 +134,7 @@ def compare_arrays(name: str, got: Array, exact: Array, tolerance: Array) -> Com
         float(tolerance[index]),
         int((ratio > 1).sum()) if ratio[index] > 1 else 0,
         ratio.size,
+        excerpt=Excerpt.around(index, wide, exact, tolerance) if ratio[index] > 1 else None,
     )
 
 

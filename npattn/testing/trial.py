@@ -55,6 +55,8 @@ class Violation(NpattnError):
         Least and largest legal o, if the kind is "range".
     related : frozenset of str
         Results in which two calls differ that a relation holds against each other; none for others.
+    comparisons : tuple of Comparison
+        Results that are out of tolerance, the worst first.
     """
 
     def __init__(
@@ -67,12 +69,13 @@ class Violation(NpattnError):
         before: Problem | None = None,
         limits: tuple[Array, Array] | None = None,
         related: frozenset[str] = frozenset(),
+        comparisons: tuple[Comparison, ...] = (),
     ) -> None:
         super().__init__(text)
         self.problem, self.cotangents = problem, cotangents
         self.kind, self.ratio = kind, ratio
         self.before, self.limits, self.related = before, limits, related
-        self.view = "contiguous"
+        self.comparisons, self.view = comparisons, "contiguous"
 
 
 class WrongAnyway(NpattnError):
@@ -363,9 +366,10 @@ class Trial:
         """Return the largest ratio; raise a `Violation` if one is above 1."""
         wrong = [c for c in found.values() if not c.passed]
         if wrong:
-            worst = max(wrong, key=lambda c: c.ratio)
-            text = "\n".join(str(c) for c in sorted(wrong, key=lambda c: -c.ratio))
-            raise Violation(text, problem, cot, ratio=worst.ratio)
+            wrong.sort(key=lambda c: -c.ratio)
+            text = "\n".join(map(str, wrong))
+            ratio = wrong[0].ratio
+            raise Violation(text, problem, cot, ratio=ratio, comparisons=tuple(wrong))
         return max((c.ratio for c in found.values()), default=0.0)
 
 

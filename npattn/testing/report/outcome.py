@@ -7,6 +7,7 @@ from typing import Literal
 
 from npattn.problem import Cotangents, Problem
 from npattn.testing.cases.recipe import Recipe, are_identical
+from npattn.testing.compare import Comparison
 from npattn.testing.levels import Level
 from npattn.testing.report.reproducer import script
 from npattn.testing.trial import Trial, Violation
@@ -48,6 +49,8 @@ class Outcome:
         How it fails, as of a `Violation`; "raised" for an exception, "" if it passed.
     cotangents : Cotangents or None
         Of the smallest failing problem.
+    comparisons : tuple of Comparison
+        Results that are out of tolerance there, the worst first.
     sampled : Recipe or None
         Recipe from which that problem was made, maybe by changing it.
     view : str
@@ -71,6 +74,7 @@ class Outcome:
     diagnosis: str | None = None
     kind: str = ""
     cotangents: Cotangents | None = field(default=None, repr=False, compare=False)
+    comparisons: tuple[Comparison, ...] = field(default=(), repr=False)
     sampled: Recipe | None = field(default=None, repr=False)
     view: str = "contiguous"
     left_to: frozenset[str] = frozenset()
@@ -101,6 +105,7 @@ def add_reproducer(
         script_text=script(trial, outcome.rule, problem, error),
         kind=error.kind if isinstance(error, Violation) else "raised",
         cotangents=getattr(error, "cotangents", None),
+        comparisons=getattr(error, "comparisons", ()),
         sampled=recipe,
         view=getattr(error, "view", recipe.view),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from npattn.errors import MissingExtraError
+from npattn.testing.report.as_json import as_dict
 from npattn.testing.report.record import Record
 from npattn.testing.report.text import lines, verdict
 
@@ -57,34 +58,13 @@ class Report(Record):
         return next((g.smallest.script() for g in self.groups(required=False)), "")
 
     def to_json(self, path: str | Path) -> None:
-        """Write everything, scripts included, as JSON."""
-        Path(path).write_text(json.dumps(self.as_dict(), indent=1, default=str) + "\n", "utf-8")
+        """Write everything, scripts included, as JSON; schema.json in this folder describes it."""
+        text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        Path(path).write_text(text + "\n", "utf-8")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `to_json`."""
-        return {
-            "target": self.target,
-            "passed": self.passed,
-            "untested": list(self.untested),
-            "refused": list(self.refused),
-            "settings": self.settings,
-            "outcomes": [
-                {
-                    "rule": o.rule,
-                    "section": o.semantics,
-                    "level": o.level,
-                    "dtype": o.dtype,
-                    "status": o.status,
-                    "worst": o.worst if o.worst < float("inf") else "inf",
-                    "examples": o.examples,
-                    "message": o.message,
-                    "problem": "" if o.problem is None else repr(o.problem),
-                    "recipe": o.recipe,
-                    "script": o.script(),
-                }
-                for o in self.outcomes
-            ],
-        }
+        return as_dict(self)
 
     def to_html(self, path: str | Path) -> None:
         """Write the report as a page."""

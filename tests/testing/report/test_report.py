@@ -1,7 +1,5 @@
 """Reports: the verdict, and the files that hold everything."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -62,32 +60,6 @@ def test_outcome_has_id_and_script():
     assert FAILED.id == "agreement-o[float32]"
     assert FAILED.script() == "print('shown')"
     assert "shown" not in repr(FAILED)
-
-
-def test_json_holds_everything(tmp_path):
-    path = tmp_path / "report.json"
-    endless = outcome("views", "failed", worst=float("inf"), message="m")
-    report(FAILED, endless, outcome(dtype="float64"), untested=["lse"]).to_json(path)
-    data = json.loads(path.read_text())
-    assert data["target"] == "mine:f"
-    assert data["passed"] is False
-    assert data["untested"] == ["lse"]
-    assert data["settings"]["seed"] == 7
-    first, second, third = data["outcomes"]
-    assert first["script"] == "print('shown')"
-    assert first["problem"].startswith("Problem(q=float64 (1, 2)")
-    assert (first["worst"], second["worst"]) == (12.5, "inf")
-    assert (third["status"], third["problem"]) == ("passed", "")
-
-
-def test_json_is_valid_for_non_finite_worst(tmp_path):
-    path = tmp_path / "report.json"
-    report(outcome(worst=float("nan"), status="failed")).to_json(path)
-
-    def no_constant(name):
-        raise AssertionError(f"{name} is not JSON")
-
-    assert json.loads(path.read_text(), parse_constant=no_constant)["outcomes"]
 
 
 def test_html_is_a_page_with_the_same_text(tmp_path):

@@ -1,0 +1,60 @@
+"""Excerpt of an array around its worst element, small enough for a page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npattn.arrays import Array
+
+__all__ = ["SIDE", "Excerpt"]
+
+SIDE = 16
+"""Rows and columns at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Excerpt:
+    """Elements of a result around the worst one: rows and columns of its last two axes.
+
+    Attributes
+    ----------
+    lead : tuple of int
+        Index of the matrix in the leading axes.
+    row, column : int
+        Index of the first element.
+    got, want, allowed : (rows, columns) float64 arrays
+        The result, the exact values and the tolerance.
+    """
+
+    lead: tuple[int, ...]
+    row: int
+    column: int
+    got: Array
+    want: Array
+    allowed: Array
+
+    @classmethod
+    def around(cls, index: tuple[int, ...], got: Array, want: Array, allowed: Array) -> Excerpt:
+        """Cut out the elements around `index`; an array of rank 0 or 1 is one row."""
+        index = (0,) * (2 - len(index)) + index
+        *lead, row, column = index
+        shape = got.shape if got.ndim >= 2 else (1,) * (2 - got.ndim) + got.shape
+        rows, columns = (_near(i, n) for i, n in zip((row, column), shape[-2:], strict=True))
+        matrices = (x.reshape(shape)[tuple(lead)] for x in (got, want, allowed))
+        parts = (np.array(matrix[rows, columns], np.float64) for matrix in matrices)
+        return cls(tuple(lead), rows.start, columns.start, *parts)
+
+    @property
+    def ratio(self) -> Array:
+        """Error / tolerance; inf where a number is missing or nothing is allowed."""
+        with np.errstate(all="ignore"):
+            ratio = np.where(self.got == self.want, 0, abs(self.got - self.want) / self.allowed)
+        return np.where(np.isnan(ratio), np.inf, ratio)
+
+
+def _near(i: int, n: int) -> slice:
+    """Return `SIDE` of n positions at most, with i among them."""
+    start = max(0, min(i - SIDE // 2, n - SIDE))
+    return slice(start, min(n, start + SIDE))
