@@ -80,6 +80,9 @@ class Framework(Protocol):
     def one_thread(self) -> AbstractContextManager[None]:
         """Compute with one thread: small problems are slow on many."""
 
+    def threads(self, count: int) -> AbstractContextManager[None] | None:
+        """Compute with a number of threads, or return None if it is fixed."""
+
     def finish(self) -> None:
         """Wait for pending work, so that its errors are raised here."""
 

@@ -44,6 +44,9 @@ class JAX:
     def one_thread(self) -> AbstractContextManager[None]:
         return nullcontext()  # XLA sets its number of threads when the process starts
 
+    def threads(self, count: int) -> AbstractContextManager[None] | None:
+        return None
+
     def finish(self) -> None:
         pass  # `take` waits
 

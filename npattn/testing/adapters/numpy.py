@@ -27,6 +27,9 @@ class NumPy:
     def one_thread(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def threads(self, count: int) -> AbstractContextManager[None] | None:
+        return None  # BLAS sets its number of threads when it is loaded
+
     def finish(self) -> None:
         pass
 

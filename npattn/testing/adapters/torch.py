@@ -46,14 +46,20 @@ class Torch:
                 f"device is {device!r}, which torch cannot use here: {reason}"
             ) from err
 
+    def one_thread(self) -> AbstractContextManager[None]:
+        return self._set_threads(1)
+
     @contextmanager
-    def one_thread(self) -> Iterator[None]:
+    def _set_threads(self, count: int) -> Iterator[None]:
         before = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(count)
         try:
             yield
         finally:
             torch.set_num_threads(before)
+
+    def threads(self, count: int) -> AbstractContextManager[None] | None:
+        return self._set_threads(count)
 
     def finish(self) -> None:
         if torch.device(self.device).type != "cpu":

@@ -20,7 +20,8 @@ def lay_out(array: Array, view: str, swap: bool) -> Array:
     array : array
     view : str
         One of `npattn.testing.cases.recipe.VIEWS`; "expanded" needs a first axis that repeats one
-        value, and otherwise gives a plain copy.
+        value, and otherwise gives a plain copy. "shifted" is contiguous, one element behind the
+        start of its buffer.
     swap : bool
         Swap axes -2 and -3.
     """
@@ -36,6 +37,10 @@ def lay_out(array: Array, view: str, swap: bool) -> Array:
         )
         buffer[..., ::2, ::2] = array
         return buffer[..., ::2, ::2]
+    if view == "shifted":
+        buffer = np.empty(array.size + 1, array.dtype)[1:].reshape(array.shape)
+        buffer[...] = array
+        return buffer
     if view == "reversed":
         return array[..., ::-1, :].copy()[..., ::-1, :]
     if view == "expanded" and array.ndim > 2 and array.shape[0] > 1 and _is_constant(array):

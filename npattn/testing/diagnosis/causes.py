@@ -68,11 +68,12 @@ def diagnose(
         All of them, those that failed with a diagnosis.
     causes : tuple of Cause
         Every outcome that failed, raised or is suspect belongs to exactly one; the cause of most
-        comes first.
+        comes first. Bits that differ (level reproducible) are measured, and have none.
     """
     causes: dict[tuple[str, str], Cause] = {}
     for trial, outcomes in judged:
         bad = [o for o in outcomes if o.status in ("failed", "error", "suspect")]
+        bad = [o for o in bad if o.level != "reproducible"]  # measured, and no mistake
         for cause in _Diagnosis(trial.fresh(), bad, without).causes() if bad else ():
             key = (cause.kind, cause.name or cause.text)
             known = causes.get(key)

@@ -15,7 +15,7 @@ from npattn.testing.trial import Trial
 
 __all__ = ["conduct_causes"]
 
-CONDUCT = ("change", "bits", "moves", "after", "shape")
+CONDUCT = ("change", "bits", "moves", "after", "calls", "shape")
 """Kinds of failures that one call cannot show, or whose values are right."""
 FAMILIES = ("dtype", "dtypes", "memory", "state", "cache")
 """Families of known mistakes that show in several calls, in views or in dtypes."""

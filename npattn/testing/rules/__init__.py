@@ -12,12 +12,14 @@ from npattn.testing.rules import (
     differences,
     equivalents,
     extremes,
+    first_calls,
     gradients,
     hidden,
     identities,
     look_alikes,
     memory,
     permutations,
+    reproducible,
     sizes,
     softmax,
     split_merge,
@@ -44,6 +46,8 @@ MODULES = (
     extremes,
     memory,
     calls,
+    first_calls,
+    reproducible,
     aggregate,
 )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -23,30 +23,35 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
+from npattn.testing.levels import Level
 from npattn.testing.rules.register import Check, Condition, rule
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
-__all__ = ["show"]
+__all__ = ["experiment", "show"]
 
 Experiment = Callable[[Trial, Problem, Cotangents], "float | None"]
 EXPERIMENTS: dict[str, Experiment] = {}
-"""Experiments of this module, by rule."""
+"""Experiments, by rule."""
 SIZES = {"T": (5, 1, 8, 16, 19), "S": (7, 8, 13, 16, 17)}
 """Small: nothing is shrunk, and each is called often."""
 HELD, THREADED = 39, 6
 """Calls while one result is held, and calls of each of two threads."""
 
 
-def _few(count: int, square: bool) -> Callable[[Trial, int, int], list[Recipe]]:
+def _few(
+    count: int, square: bool, sizes: Mapping[str, tuple[int, ...]]
+) -> Callable[[Trial, int, int], list[Recipe]]:
     """Return a sampling of a few small recipes: plain ones with K = H, and mixed ones, in turn."""
 
     def recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
         space = trial.space
         force: dict[str, Any] = {"broadcast": False, "square": square, "same size": square}
-        force |= {n: x for n, x in SIZES.items() if n not in space.sizes and n != "S" * square}
-        equal = tuple((H, K) for H, K in space.heads if H == K > 1) or tuple(space.heads)
-        plain = Pools(space, force=force | {"heads": equal}, nonempty=True)
-        mixed = Pools(space, force=force, nonempty=True)
+        force |= {n: x for n, x in sizes.items() if n not in space.sizes and n != "S" * square}
+        heads = tuple(pair for pair in space.heads if pair[0] <= 4) or tuple(space.heads)
+        equal = tuple((H, K) for H, K in heads if H == K > 1) or heads
+        plain, mixed = (
+            Pools(space, force=force | {"heads": pairs}, nonempty=True) for pairs in (equal, heads)
+        )
         if not all(mixed.lists.values()):
             return []  # sizes of 0 only
         seeds = np.random.default_rng([seed, 29]).integers(2**31, size=min(count, examples))
@@ -56,25 +61,42 @@ def _few(count: int, square: bool) -> Callable[[Trial, int, int], list[Recipe]]:
     return recipes
 
 
-def _experiment(
+def experiment(
     name: str,
     count: int,
     unless: Condition = lambda trial: None,
     *,
     square: bool = False,
+    level: Level = "conduct",
+    sizes: Mapping[str, tuple[int, ...]] = SIZES,
 ) -> Callable[[Experiment], Check]:
-    """Register an experiment as a rule of level conduct, on a few problems, or T = S and D = E."""
+    """Register an experiment as a rule that is asked on a few problems.
 
-    def register(experiment: Experiment) -> Check:
-        EXPERIMENTS[name] = experiment
+    Parameters
+    ----------
+    name : str
+    count : int
+        Number of problems.
+    unless : callable
+        Trial → why the rule does not apply, or None.
+    square : bool
+        The problems have T = S and D = E.
+    level : str
+        One of `LEVELS`.
+    sizes : mapping
+        Sizes to sample from, where the user leaves a choice.
+    """
+
+    def register(run: Experiment) -> Check:
+        EXPERIMENTS[name] = run
 
         def check(trial: Trial, recipe: Recipe) -> float | None:
             problem = trial.problem(recipe)
-            return experiment(trial, problem, trial.cotangents(recipe, problem))
+            return run(trial, problem, trial.cotangents(recipe, problem))
 
-        check.__doc__ = experiment.__doc__
-        recipes = _few(count, square)
-        return rule(name, "15", level="conduct", unless=unless, recipes=recipes)(check)
+        check.__doc__, check.__module__ = run.__doc__, run.__module__
+        recipes = _few(count, square, sizes)
+        return rule(name, "15", level=level, unless=unless, recipes=recipes)(check)
 
     return register
 
@@ -137,7 +159,7 @@ def _refuses_packed(trial: Trial) -> str | None:
     return None
 
 
-@_experiment("packed-inputs", 8, _refuses_packed, square=True)
+@experiment("packed-inputs", 8, _refuses_packed, square=True)
 def packed_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """q, k, v may be slices of one packed buffer, and results of other operations.
 
@@ -164,7 +186,7 @@ ALIASES = {"v is k": ("k", "v"), "q is k": ("k", "q")}
 """Pairs of inputs that may be one object: the first stands for the second too."""
 
 
-@_experiment("aliased-inputs", 8, square=True)
+@experiment("aliased-inputs", 8, square=True)
 def aliased_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """k and v may be one object, and so may q and k.
 
@@ -201,7 +223,7 @@ def _immutable(trial: Trial) -> str | None:
     return None
 
 
-@_experiment("arrays-reused", 6, _immutable)
+@experiment("arrays-reused", 6, _immutable)
 def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """Results belong to the contents that the arrays had when the call was made.
 
@@ -232,7 +254,7 @@ def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
     )
 
 
-@_experiment("outputs-kept", 2)
+@experiment("outputs-kept", 2)
 def outputs_kept(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A result keeps its contents while forty calls of the same shapes are made.
 
@@ -260,7 +282,7 @@ def _no_threads(trial: Trial) -> str | None:
     return None if name in ("numpy", "torch") else f"functions of {name} arrays are not asked"
 
 
-@_experiment("two-threads", 3, _no_threads)
+@experiment("two-threads", 3, _no_threads)
 def two_threads(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """Two threads may call it at once, each with its own arrays.
 

@@ -1,0 +1,51 @@
+"""Rule about the first calls ever made [15]."""
+
+from __future__ import annotations
+
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.compare import Comparison
+from npattn.testing.rules.register import rule
+from npattn.testing.trial import Trial, Violation
+
+
+def _no_calls(trial: Trial) -> str | None:
+    return None if trial.first_calls else "no first calls were recorded"
+
+
+def _plainest(trial: Trial, seed: int, examples: int) -> list[Recipe]:
+    return [trial.space.base()]
+
+
+@rule("first-calls", "15", level="conduct", unless=_no_calls, recipes=_plainest)
+def first_calls(trial: Trial, recipe: Recipe) -> float | None:
+    """The first calls give results as right as later ones.
+
+    They are the judge's probes, each of which is compared with the oracle. If one is wrong that is
+    right when it is made again, its error is reported here; what stays wrong breaks other rules.
+    Broken by autotuners that return a trial of theirs, by buffers that are filled later, by
+    a lazy initialisation that the first calls do not wait for.
+    """
+    ratio, wrong, first = 0.0, 0, None
+    for number, (problem, cotangents, results) in enumerate(trial.first_calls, 1):
+        comparisons = trial.compare(results, problem, cotangents, cheap=True)
+        failed = [c for c in comparisons.values() if not c.passed]
+        if not failed:
+            ratio = max([ratio, *(c.ratio for c in comparisons.values())])
+        elif _right_again(trial, number - 1, failed):
+            wrong += 1
+            first = first or (number, problem, cotangents, failed)
+    if first is None:
+        return ratio
+    number, problem, cotangents, failed = first
+    text = f"the first calls were wrong, and right when made again: {wrong} of the first "
+    text += f"{len(trial.first_calls)}, call {number} before the others"
+    worst = max(c.ratio for c in failed)
+    lines = "\n".join(str(c) for c in failed)
+    raise Violation(f"{text}:\n{lines}", problem, cotangents, ratio=worst)
+
+
+def _right_again(trial: Trial, index: int, failed: list[Comparison]) -> bool:
+    """Return True if the results that were wrong in this call are right now."""
+    problem, cotangents, _ = trial.first_calls[index]
+    again = trial.against_oracle(problem, cotangents, cheap=True)
+    return all(again[c.name].passed for c in failed)
