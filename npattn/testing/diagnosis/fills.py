@@ -89,6 +89,7 @@ class FillReader:
         """Return the weight of all keys but the first, which has this score beside theirs of 0."""
         q, k, v = (np.zeros_like(a) for a in (self.problem.q, self.problem.k, self.problem.v))
         root = math.sqrt(abs(score)) / math.sqrt(self.scale)
+        root = min(root, self.top**0.75)  # whose square is beyond the dtype
         q[..., 0] = root
         k[..., 0, 0] = math.copysign(root, score)
         v[..., 1:, :] = 1
@@ -100,8 +101,7 @@ class FillReader:
         """Return the score that hidden keys get; None if a visible one always outweighs them."""
         if not self.share(-self.largest) > 0.5:
             # Where the visible score overflows to −inf, any number outweighs it.
-            overflows = self.share(-(self.top**1.5)) if self.top > 1e30 else 0.0
-            return -self.top if overflows > 1 - 0.5 / self.problem.S else None
+            return -self.top if self.share(-math.inf) > 1 - 0.5 / self.problem.S else None
         low, high = -20.0, math.log2(self.largest)  # log2 of minus the score
         for _ in range(STEPS):
             middle = (low + high) / 2

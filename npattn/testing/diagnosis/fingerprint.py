@@ -143,19 +143,20 @@ def fingerprint(
         raise DtypeError(f"dtype is {dtype!r}, must be float64, float32, float16 or bfloat16")
     options: dict[str, Any] = {"backward": backward, "framework": framework, "rename": rename}
     trial = _match_layout(f, layout, device, dtype, options)
-    capabilities = probe(trial)
-    unknown = Unknown(replace(capabilities.trial, memo={}))
-    probe_conventions(unknown)
-    return Fingerprint(
-        trial.implementation.name,
-        trial.implementation.layout,
-        unknown.conventions,
-        match_profiles(unknown),
-        describe_precision(unknown.trial, seed),
-        capabilities.refused,
-        unknown.undetermined,
-        _try_mixed(unknown),
-    )
+    with trial.implementation.framework.one_thread():
+        capabilities = probe(trial)
+        unknown = Unknown(replace(capabilities.trial, memo={}))
+        probe_conventions(unknown)
+        return Fingerprint(
+            trial.implementation.name,
+            trial.implementation.layout,
+            unknown.conventions,
+            match_profiles(unknown),
+            describe_precision(unknown.trial, seed),
+            capabilities.refused,
+            unknown.undetermined,
+            _try_mixed(unknown),
+        )
 
 
 def format_conventions(conventions: Conventions) -> str:

@@ -48,6 +48,13 @@ def test_every_value_is_found_out(changes):
     assert set(unknown.undetermined) <= {"lse_empty", "empty_row"}
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_fill_of_another_dtype(dtype):
+    for changes in ({}, {"hidden_fill": "min"}):
+        unknown = probed(Conventions(**changes), dtype=dtype, features={"mask", "scale"})
+        assert unknown.conventions == Conventions(**changes)
+
+
 def test_measured_fill_is_rounded():
     """A number that no system uses comes back in three digits."""
     assert probed(Conventions(hidden_fill=-7654.0)).conventions.hidden_fill == -7650.0
