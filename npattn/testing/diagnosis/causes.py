@@ -22,6 +22,7 @@ from npattn.testing.diagnosis.conventions import (
     convention_candidates,
     profile_candidates,
     with_another,
+    without_one,
 )
 from npattn.testing.diagnosis.evidence import Evidence, collect, sample
 from npattn.testing.diagnosis.mistakes import mistake_candidates
@@ -158,6 +159,7 @@ class _Diagnosis:
             claims |= {c: x for c, x in more.items() if len(x) > 1}
         for most in sorted({len(x) for x in claims.values()}, reverse=True):
             rivals = [c for c in claims if len(claims[c]) == most and not self._contradicts(c)]
+            rivals = [c for c in rivals if not self._overreaches(c)]
             if rivals:
                 best = min(rivals, key=lambda c: (-self._fit(c), c.rank, c.changes))
                 return best, claims[best]
@@ -190,6 +192,16 @@ class _Diagnosis:
         if candidate.kind in ("ratio", "step", "layout"):
             return False
         return any(not (e.wrong or candidate.explains(e)) for e in self.probes)
+
+    def _overreaches(self, candidate: Candidate) -> bool:
+        """Return True if it fits the probes better without one of its conventions.
+
+        A NaN that leaks into a row that sees nothing looks like the convention that it is NaN.
+        """
+        if candidate.conventions is None:
+            return False
+        fewer = without_one(candidate, self.trial.conventions)
+        return any(self._fit(c) > self._fit(candidate) for c in fewer)
 
     def _cause(self, candidate: Candidate, claimed: list[Evidence]) -> Cause:
         outcomes = [e.outcome for e in claimed if e.outcome is not None]

@@ -18,7 +18,13 @@ from npattn.profiles import PROFILES
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Arrays, Evidence
 
-__all__ = ["convention_candidates", "predict_under", "profile_candidates", "with_another"]
+__all__ = [
+    "convention_candidates",
+    "predict_under",
+    "profile_candidates",
+    "with_another",
+    "without_one",
+]
 
 NUMBERS: dict[str, tuple[Any, ...]] = {
     "hidden_fill": (None, -1e4, -1e9, "min"),
@@ -99,13 +105,21 @@ def profile_candidates(evidence: Evidence) -> Iterator[Candidate]:
 
 def with_another(candidate: Candidate, evidence: Evidence) -> Iterator[Candidate]:
     """Yield a convention together with each one that does not matter to a problem."""
-    declared, conventions = evidence.trial.conventions, candidate.conventions
-    changed = {
-        name: value for name, value in vars(conventions).items() if value != getattr(declared, name)
-    }
+    declared, changed = evidence.trial.conventions, _changed(candidate, evidence.trial.conventions)
     for field, value in _changes(declared):
         if field not in changed and not _matters(field, evidence.problem):
             yield _candidate(declared, changed | {field: value})
+
+
+def without_one(candidate: Candidate, declared: Conventions) -> Iterator[Candidate]:
+    """Yield several conventions with each of them left out; nothing for a single one."""
+    changed = _changed(candidate, declared)
+    for left_out in changed if len(changed) > 1 else ():
+        yield _candidate(declared, {n: x for n, x in changed.items() if n != left_out})
+
+
+def _changed(candidate: Candidate, declared: Conventions) -> dict[str, Any]:
+    return {n: x for n, x in vars(candidate.conventions).items() if x != getattr(declared, n)}
 
 
 def _changes(declared: Conventions) -> Iterator[tuple[str, Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import npattn
 from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES
+from npattn.problem import Cotangents
 from npattn.testing.diagnosis import causes as search
 from tests.testing.diagnosis.failures import fail, trial_of
 
@@ -107,6 +110,24 @@ def test_two_conventions_are_one_cause():
     cause = only_cause(trial, fail(trial, ["groups", "causal"]))
     assert cause.name == "causal=top_left, kv_head=tile"
     assert "(--convention causal=top_left --convention kv_head=tile)" in cause.text
+
+
+def test_convention_beside_a_leaking_nan():
+    """A convention that explains a NaN, and other problems less well, is not added."""
+
+    def both(q, k, v, mask=None, *, return_lse=False):
+        fwd = npattn.forward(q, k, v, mask, conventions=Conventions(lse_base="2"))
+        out = (fwd.out + 0 * v.sum(-2, keepdims=True)).astype(q.dtype)
+        return (out, fwd.lse) if return_lse else out
+
+    trial = trial_of(both)
+    base, row = fail(trial, ["plain", "plain"])
+    q, v = row.problem.q[..., :1, :], row.problem.v.copy()
+    v[..., 0, :] = np.nan
+    problem = row.problem.replace(q=q, v=v, mask=np.zeros((1, 5), bool))
+    cotangents = Cotangents(row.cotangents.dout[..., :1, :], None)
+    _, causes = diagnose([(trial, [base, replace(row, problem=problem, cotangents=cotangents)])])
+    assert "lse_base=2" in {cause.name for cause in causes}
 
 
 def test_two_mistakes_are_two_causes():
