@@ -191,6 +191,7 @@ def check(
         features=implementation.features,
         structure=frozenset(STRUCTURE) - unasked,
         sizes=dict(sizes or {}),
+        few_shapes=implementation.framework.compiles,
     )
     conventions = implementation.conventions if conventions is None else conventions
     judges = []

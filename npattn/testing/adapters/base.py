@@ -76,6 +76,7 @@ class Framework(Protocol):
 
     name: str
     differentiates: bool
+    compiles: bool  # for every shape, so that few shapes save time
 
     def one_thread(self) -> AbstractContextManager[None]:
         """Compute with one thread: small problems are slow on many."""

@@ -19,6 +19,7 @@ class NumPy:
 
     name = "numpy"
     differentiates = False
+    compiles = False
 
     def __init__(self, device: str | None = None) -> None:
         if device is not None:

@@ -35,6 +35,7 @@ class Torch:
 
     name = "torch"
     differentiates = True
+    compiles = False
 
     def __init__(self, device: str | None = None) -> None:
         self.device = device or "cpu"

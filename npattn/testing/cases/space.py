@@ -45,6 +45,8 @@ POOLS = {
     "D": (3, 1, 2, 5, 7, 11, 13, 40, 65, 128),
     "E": (2, 1, 3, 5, 9, 17, 33, 128),
 }
+FEW = {"T": (2, 1, 5, 17), "S": (3, 1, 7, 17, 65), "D": (3, 8, 13, 64), "E": (2, 5, 8, 64)}
+"""Sizes for frameworks that compile for every shape."""
 ROUND_D = (8, 16, 64)
 LONG = 4096  # keys, for a few queries: sums of thousands of nearly equal weights
 
@@ -62,12 +64,15 @@ class Space:
     dtype : str
     sizes : mapping of letter to sizes
         Sizes to sample, ``{"D": (64, 128)}``, instead of those of `POOLS`; letters B H K T S D E.
+    few_shapes : bool
+        Few shapes carry many contents: the framework compiles for each of them.
     """
 
     features: frozenset[str] = frozenset(FEATURES)
     structure: frozenset[str] = frozenset(STRUCTURE)
     dtype: str = "float32"
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    few_shapes: bool = False
 
     def __post_init__(self) -> None:
         for letter, values in self.sizes.items():
@@ -91,7 +96,7 @@ class Space:
             return tuple(self.sizes[letter])
         if letter in "DE" and "D % 8" not in self.structure:
             return ROUND_D
-        return POOLS[letter]
+        return FEW.get(letter, POOLS[letter]) if self.few_shapes else POOLS[letter]
 
     @property
     def heads(self) -> list[tuple[int, int]]:
@@ -143,6 +148,8 @@ class Space:
 
     def extents(self, forced: frozenset[str]) -> tuple[str, ...]:
         """Return extents of T, S and D to sample from: plain, long in S, or wide in S and D."""
+        if self.few_shapes:
+            return ("",)
         free = set("BTSD") - set(self.sizes) - forced
         long = ("long",) if free >= set("BTS") and "T != S" in self.structure else ()
         wide = ("wide", "wide", "wide") if free >= set("BTSD") else ()

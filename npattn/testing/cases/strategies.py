@@ -38,6 +38,12 @@ CANDIDATES = 1200
 """Recipes from which `covering` chooses."""
 FIELDS = 32
 """At least as many as pools have lists."""
+SHAPES = 12
+"""Shapes of the pools of one rule, where a framework compiles for each."""
+STRUCTURAL = frozenset(
+    {*"BTSDE", "rank", "heads", "extent", "broadcast", "same size", "square", "round", "B = H"}
+)
+"""Names of the lists that decide the shapes."""
 PLAIN = Recipe()
 KEEP = object()
 """Change that leaves a field as the seed chose it."""
@@ -134,6 +140,13 @@ class Pools:
         chosen = {
             name: pool[int(x * n)] for (name, pool, n), x in zip(self._lengths, where, strict=False)
         }
+        if self.space.few_shapes:
+            shape = _places(seed // 2 % SHAPES, max(len(self.lists), FIELDS))
+            chosen |= {
+                name: pool[int(x * n)]
+                for (name, pool, n), x in zip(self._lengths, shape, strict=False)
+                if name in STRUCTURAL
+            }
         if seed % 2:
             on = self.few[seed // 2 % len(self.few)]
             for name, (off, *values) in self._switches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from npattn.testing.adapters.base import ImplementationError
@@ -76,7 +76,8 @@ class Judge:
         begun = Round(self, wrong, names)
         if self.trial.space.structure:  # also if others are asked only: they must say the same
             begun.report_progress("empty-row")
-            empty = self.judge(PROPERTIES["empty-row"], self.trial)
+            judge = self if "empty-row" in names else replace(self, shrinks=False)
+            empty = judge.judge(PROPERTIES["empty-row"], self.trial)
             assert isinstance(empty, Outcome)  # all its examples were asked
             if "empty-row" in names:
                 begun.record("empty-row", empty)
