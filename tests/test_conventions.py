@@ -150,7 +150,7 @@ def rounding_under(
         sized = sized.replace(
             k=np.concatenate([problem.k] * tiles, -3), v=np.concatenate([problem.v] * tiles, -3)
         )
-    if isinstance(meaning.hidden_add, float):
+    if meaning.hidden_add is not None and not absorbs_scores(meaning):
         bias = np.zeros((1, 1)) if sized.bias is None else finite(sized.bias)
         sized = sized.replace(bias=bias + abs(meaning.hidden_add))
     hidden = fill_mask(problem, meaning)
@@ -187,10 +187,16 @@ def in_groups(bound: Array, K: int, tiles: int) -> Array:
     return total
 
 
+def absorbs_scores(meaning: Conventions) -> bool:
+    """True if a score of usual size plus the number is the number, in float64."""
+    more = meaning.hidden_add
+    return more == "min" or (isinstance(more, float) and abs(more) > 1e30)
+
+
 def fill_mask(problem: Problem, meaning: Conventions) -> Array | bool:
     """True where the score is a number that hidden keys get, or one that absorbs their score."""
     capped = meaning.softcap == "after_mask" and problem.softcap is not None
-    filled = meaning.hidden_fill is not None or meaning.hidden_add == "min"
+    filled = meaning.hidden_fill is not None or absorbs_scores(meaning)
     filled = filled or (capped and meaning.hidden_add is None)
     renaming = Conventions(mask_true=meaning.mask_true, window=meaning.window)
     visible = renaming.canonical(problem).visible

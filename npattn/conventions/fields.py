@@ -131,6 +131,12 @@ class Conventions:
         """
         return _number(self.hidden_add, problem) if _hides(problem) else None
 
+    def hidden_positions(self, problem: Problem) -> Array:
+        """Return the positions that mask, causal and window hide; shaped as they are."""
+        visible = self._translate_options(problem).visible
+        assert visible is not None
+        return ~visible
+
     def _translate_options(self, problem: Problem) -> Problem:
         """Translate mask, window, heads, bias and dropout."""
         changes: dict[str, object] = {}

@@ -71,8 +71,11 @@ class KeyBlock(WorstCase):
         live = live & (self.s != -np.inf)
         p = np.where(live, np.exp(self.s - self.m) / self.total, 0)
         self._set_residuals(self.r._replace(live=live, p=p))
-        self.A = np.where(live, error + self._shift(self.s), 0)
+        self.A = np.where(live, error + self._shift(self.s) + self._hidden_error(), 0)
         self._perturb_weights(self.A)
+
+    def _others_live(self) -> Array | bool:
+        return True  # in other blocks, maybe
 
 
 class KeyBlockVariance(Variance):

@@ -138,7 +138,11 @@ class ForwardVariance(GenericRows):
             x = f
         if problem.bias_array is not None:
             added = u2 * s**2 + storage_variance(s, unit.s)
-            var = var + (np.minimum(added, 16 * (x**2 + var)) if worst.stores_bias else added)
+            least = x**2 + var
+            if worst.adds_to_hidden:
+                least = np.where(worst.hidden_keys, worst.small**2 + var, least)
+            var = var + (np.minimum(added, 16 * least) if worst.stores_bias else added)
+            var = np.where(worst.absorbed, 0, var)
         near_s, near_m = np.minimum(abs(s), 2.0**14), np.minimum(abs(m), 2.0**14)
         self.online = online = self._online_variance()
         var = var + u2 * (4 * near_s**2 + 2 * near_m**2) + online

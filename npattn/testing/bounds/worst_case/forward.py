@@ -142,6 +142,8 @@ class ForwardErrors(ScoreErrors):
         whole = np.where(self.vast, 0, soft)  # there the weights are normalised already
         self.rebuild = np.expm1(np.minimum(whole + fixed + near + unit.exp, 100))
         stored = (3 * u + unit.lse.u) * abs(lse) + 2 * u * abs(self.m) + unit.lse.eta
+        if self.hidden_rounding:
+            stored = stored + np.where(self.near_hidden, self.hidden_rounding, 0)
         return np.asarray(soft + fixed + stored)
 
     # --- o ----------------------------------------------------------------------------------------

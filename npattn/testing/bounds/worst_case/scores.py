@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -118,10 +119,9 @@ class ScoreErrors:
         if problem.bias_array is not None:
             s, error = self._add_bias(s, error, problem.bias_array.astype(float))
             fill = self.conventions.fill(self.original)
-            if self.conventions.softcap == "after_mask" and fill is not None:
-                twin = np.arange(problem.S) >= self.original.S
+            if self._caps_hidden and fill is not None:
                 capped = (unit.s.times(2) + unit.exp + 4 * unit.u) * abs(fill)
-                error = error + np.where(twin, capped, 0)
+                error = error + np.where(self._twins, capped, 0)
         self.slope, self.slope_error = stage.slope, np.where(self.r.live, stage.slope_error, 0)
         return s, error
 
@@ -184,9 +184,93 @@ class ScoreErrors:
             added = np.minimum(added, 4 * (abs(x) + error))
         if self.conventions.bias == "before_scale" and not self.caps_late:
             # The sum is rounded, then its product with a rounded scale; or each product is.
-            size = abs(x) + abs(bias) + error
+            size = abs(x) + np.where(self._twins, 0, abs(bias)) + error
             added = ((1 + u + unit.s.u) ** 3 - 1) * size + unit.s.eta * self.scale
+        self.absorbed = np.zeros((), bool)
+        if self.adds_to_hidden:
+            added, error = self._add_to_hidden(s, x, added, error)
         return s, error + added + unit.s.eta
+
+    def _add_to_hidden(self, s: Array, x: Array, added: Array, error: Array) -> tuple[Array, Array]:
+        """Return the roundings of the sums, and the error before them, where hidden keys have more.
+
+        The bias and the number are added in either order. A score below half a unit of the number
+        leaves it as it is, in any format: then nothing is left of the score, nor of its error.
+        """
+        unit, original = self.unit, self.original
+        number = self.hidden_number
+        assert number is not None
+        self.small = abs(x) + error
+        if original.bias_array is not None and not self.caps_late:
+            factor = self.scale if self.conventions.bias == "before_scale" else 1.0
+            self.small = self.small + factor * abs(finite(original.bias_array.astype(float)))
+        twice = ((1 + unit.u + unit.s.u) ** 4 - 1) * (self.small + abs(number))
+        if self.rounding.accumulator != "truncated" and self.stores_bias:
+            twice = np.minimum(twice, 4 * self.small)
+        hidden = self.hidden_keys
+        self.absorbed = hidden & (s == number) & (self.small <= unit.u / 4 * abs(number))
+        added = np.where(hidden, np.where(self.absorbed, 0, twice), added)
+        return added, np.where(self.absorbed, 0, error)
+
+    @cached_property
+    def hidden_number(self) -> float | None:
+        """What hidden scores become, or have more; None if they leave the softmax."""
+        more = self.conventions.addend(self.original)
+        return self.conventions.fill(self.original) if more is None else more
+
+    @property
+    def adds_to_hidden(self) -> bool:
+        """True if the number is added to the final scores, after any cap."""
+        return self.conventions.addend(self.original) is not None and not self._caps_hidden
+
+    @property
+    def _caps_hidden(self) -> bool:
+        """True if hidden scores are capped too."""
+        return self.conventions.softcap == "after_mask" and self.original.softcap is not None
+
+    @property
+    def _twins(self) -> Array:
+        """Canonical keys that stand for hidden ones."""
+        return np.asarray(np.arange(self.problem.S) >= self.original.S)
+
+    @cached_property
+    def hidden_keys(self) -> Array:
+        """Hidden positions that take part in the softmax, among the canonical keys."""
+        if self.conventions.fill(self.original) is not None:
+            return self._twins
+        return self.conventions.hidden_positions(self.original)
+
+    def _hidden_error(self) -> Array | float:
+        """Error of the number at hidden keys, in rows that have others too.
+
+        It is common to the row's hidden keys. A row that has no other does not notice.
+        """
+        if self.hidden_rounding == 0:
+            return 0.0
+        mixed = self._others_live() & self.near_hidden
+        return np.where(self.hidden_keys & mixed, self.hidden_rounding, 0)
+
+    def _others_live(self) -> Array | bool:
+        """Return True for rows with a visible key or a sink beside the hidden keys: (..., T, 1)."""
+        others = (self.r.live & ~self.hidden_keys).any(-1, keepdims=True)
+        return np.asarray(others | (self.sink is not None))
+
+    @property
+    def near_hidden(self) -> Array:
+        """True for rows, (..., T, 1), in which hidden keys may have any weight at all."""
+        assert self.hidden_number is not None
+        far = abs(self.hidden_number)
+        return np.asarray(abs(self.m - self.hidden_number) <= far / 2 + 1000)
+
+    @cached_property
+    def hidden_rounding(self) -> float:
+        """Error of storing the number of hidden scores, which may be no number of the format."""
+        number = self.hidden_number
+        if number is None or self._caps_hidden:
+            return 0.0
+        with np.errstate(over="ignore"):
+            stored = float(np.array(number).astype(self.dtype))
+        return 0.0 if stored == number else (self.unit.u + self.unit.s.u) * abs(number)
 
     @property
     def stores_bias(self) -> bool:
@@ -207,6 +291,9 @@ class ScoreErrors:
             factor = self.scale if self.conventions.bias == "before_scale" else 1.0
             b = abs(original.bias_array.astype(float)) * factor
             size = size + np.where(np.isfinite(b), b, 0)
+        more = self.conventions.addend(original)
+        if more is not None and self.conventions.softcap == "after_mask":
+            size = size + np.where(self.hidden_keys, abs(more), 0)
         size = np.broadcast_to(size, x.shape)
         return size if self.problem.S == S else np.concatenate([size, 0 * size], -1)
 
@@ -221,7 +308,8 @@ class ScoreErrors:
         m = m if sink is None else np.maximum(m, sink)
         m = np.where(np.isneginf(m), 0, m)
         self.s, self.m, self.sink, self.p_sink = s, m, sink, self.r.p_sink
-        return np.where(self.r.live, error + self._shift(s), 0), self._sink_argument_error()
+        A = error + self._shift(s) + self._hidden_error()
+        return np.where(self.r.live, A, 0), self._sink_argument_error()
 
     def _sink_argument_error(self) -> Any:
         if self.sink is None:
