@@ -194,14 +194,16 @@ class _Diagnosis:
         return any(not (e.wrong or candidate.explains(e)) for e in self.probes)
 
     def _overreaches(self, candidate: Candidate) -> bool:
-        """Return True if it fits the probes better without one of its conventions.
+        """Return True if it fits the probes as well without one of its conventions.
 
-        A NaN that leaks into a row that sees nothing looks like the convention that it is NaN.
+        A NaN that leaks past a weight of 0 looks like a convention too. Those of a known system
+        may come with some that no probe shows.
         """
         if candidate.conventions is None:
             return False
-        fewer = without_one(candidate, self.trial.conventions)
-        return any(self._fit(c) > self._fit(candidate) for c in fewer)
+        own, known = self._fit(candidate), candidate.name.startswith("as ")
+        fewer = map(self._fit, without_one(candidate, self.trial.conventions))
+        return any(fit > own or (fit == own and not known) for fit in fewer)
 
     def _cause(self, candidate: Candidate, claimed: list[Evidence]) -> Cause:
         outcomes = [e.outcome for e in claimed if e.outcome is not None]
