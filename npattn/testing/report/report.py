@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from npattn.errors import MissingExtraError
 from npattn.testing.report.as_json import as_dict
+from npattn.testing.report.html import page
 from npattn.testing.report.record import Record
 from npattn.testing.report.text import lines, verdict
 
@@ -67,7 +67,5 @@ class Report(Record):
         return as_dict(self)
 
     def to_html(self, path: str | Path) -> None:
-        """Write the report as a page."""
-        console = Console(file=io.StringIO(), record=True, width=110)
-        self.print_to(console, verbose=True)
-        Path(path).write_text(console.export_html(clear=True), "utf-8")
+        """Write the report as a page of one file, which loads nothing."""
+        Path(path).write_text(page(self), "utf-8")

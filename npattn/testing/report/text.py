@@ -9,11 +9,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from npattn.testing.levels import Level
+from npattn.testing.report.cause import Cause
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.record import Group, Record
 
-__all__ = ["CLOSE", "LINES", "Line", "failure_lines", "headline", "level_line", "lines", "verdict"]
+__all__ = [
+    "CLOSE",
+    "LINES",
+    "PASSED_LINES",
+    "Line",
+    "convention_flag",
+    "failure_lines",
+    "headline",
+    "level_line",
+    "lines",
+    "settings_line",
+    "verdict",
+]
 
 LINES = 40
 """Lines of a short report of failures."""
@@ -122,8 +135,15 @@ def _group(record: Record, group: Group, width: int, *, whole: bool) -> Iterator
     if others:
         names = _names(record, others)
         yield from (Line(x) for x in _wrap(f"also failed: {names}", width, "  "))
-    if cause is not None and cause.conventions is not None and cause.name:
-        yield Line(f"  passes with --convention {cause.name}")
+    if cause is not None and convention_flag(cause):
+        yield Line(f"  passes with {convention_flag(cause)}")
+
+
+def convention_flag(cause: Cause) -> str:
+    """Return the flag with which its rules pass; "" if there is none, or its text names it."""
+    if cause.conventions is None or not cause.name or "--convention" in cause.text:
+        return ""
+    return f"--convention {cause.name}"
 
 
 def failure_lines(
@@ -140,7 +160,7 @@ def failure_lines(
 
 def _head(record: Record) -> Iterator[Line]:
     yield Line(f"npattn check {record.target}", BOLD)
-    yield Line(_settings(record), DIM)
+    yield Line(settings_line(record), DIM)
     if "reads" in record.settings:
         yield Line(f"reads {_value(record.settings['reads'])}", DIM)
     for dtype, model in record.settings.get("behaves as", {}).items():
@@ -148,7 +168,8 @@ def _head(record: Record) -> Iterator[Line]:
     yield Line()
 
 
-def _settings(record: Record) -> str:
+def settings_line(record: Record) -> str:
+    """Return the settings in a line: ``seed 0  examples 100  features causal, scale``."""
     apart = ("versions", "behaves as", "reads")
     return "  ".join(f"{k} {_value(v)}" for k, v in record.settings.items() if k not in apart)
 

@@ -129,7 +129,14 @@ def settle(
     shown = next((x for x in evaluations if is_wrong(x)), evaluations[0])
     text = "\n".join(map(str, wrong))
     names = frozenset(c.name for c in wrong) if related else frozenset[str]()
-    raise Violation(text, shown.problem, shown.cotangents, ratio=worst, related=names)
+    raise Violation(
+        text,
+        shown.problem,
+        shown.cotangents,
+        ratio=worst,
+        related=names,
+        comparisons=tuple(wrong),
+    )
 
 
 def forward_only(trial: Trial) -> Trial:

@@ -60,12 +60,16 @@ def relate(
         if all(c.passed for c in comparisons):
             return max((c.ratio for c in comparisons), default=0.0)
     # One of the two is beyond its tolerance; that is the one to show.
-    wrong = [c for c in comparisons if not c.passed]
+    wrong = sorted((c for c in comparisons if not c.passed), key=lambda c: -c.ratio)
     culprit = second if is_wrong(second) else first
-    text = "\n".join(str(c) for c in sorted(wrong, key=lambda c: -c.ratio))
-    worst = max(c.ratio for c in wrong)
-    related = frozenset(c.name for c in wrong)
-    raise Violation(text, culprit.problem, culprit.cotangents, ratio=worst, related=related)
+    raise Violation(
+        "\n".join(map(str, wrong)),
+        culprit.problem,
+        culprit.cotangents,
+        ratio=wrong[0].ratio,
+        related=frozenset(c.name for c in wrong),
+        comparisons=tuple(wrong),
+    )
 
 
 def _pairs(

@@ -60,13 +60,3 @@ def test_outcome_has_id_and_script():
     assert FAILED.id == "agreement-o[float32]"
     assert FAILED.script() == "print('shown')"
     assert "shown" not in repr(FAILED)
-
-
-def test_html_is_a_page_with_the_same_text(tmp_path):
-    path = tmp_path / "report.html"
-    report(FAILED, untested=["dq < dk"]).to_html(path)
-    page = path.read_text()
-    assert page.lower().startswith("<!doctype html>")
-    assert "agreement-o" in page
-    assert "dq &lt; dk" in page
-    assert "FAILED: 1 failed" in page

@@ -1,0 +1,123 @@
+"""The page of a report: causes on top, failures folded, maps, scripts, and nothing from outside."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from npattn import Conventions
+from npattn.testing import Cause, Outcome, Report, check
+from npattn.testing.report.html import page as make_page
+from npattn.testing.targets.numpy import flash
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+HOSTILE = "</details></script><script>throw 'run'</script>&\x1b[2J\ud800"
+
+
+@pytest.fixture(scope="module")
+def report():
+    def f(q, k, v, mask=None):
+        out = flash(q, k, v, mask)
+        out[..., -1, :] = np.float32(np.nan)
+        return out * np.float32(1.5)
+
+    only = ["agreement-o", "empty-row", "views", "hidden-nan-v"]
+    judged = check(f, examples=3, only=only, framework="numpy")
+    meant = Conventions(causal="top_left")
+    cause = Cause(
+        f"o is 1.5 times too large {HOSTILE}",
+        ("agreement-o[float32]",),
+        name="causal=top_left",
+        passes_when="fails only where D > 1",
+        conventions=meant,
+    )
+    return replace(judged, causes=(cause,), untested=(HOSTILE,), require=("values",))
+
+
+@pytest.fixture(scope="module")
+def page(report, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    report.to_html(path)
+    return path.read_text("utf-8")
+
+
+def test_cause_stands_above_its_failures(page):
+    parts = [
+        "<!doctype html>",
+        '<meta name="viewport"',
+        "FAILED: ",
+        "1 cause explains 1 of the ",
+        "o is 1.5 times too large",
+        "fails only where D &gt; 1",
+        "--convention causal=top_left",
+        '<details class="failure" open><summary><b>agreement-o[float32]</b>',
+        "got",
+        "error / tolerance",
+        '<button type="button" class="copy">',
+        "import numpy as np",
+        "<h2>Levels</h2>",
+        "Not tested: 1",
+    ]
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_maps_draw_each_element(page, report):
+    (outcome,) = (o for o in report.outcomes if o.rule == "agreement-o")
+    excerpt = outcome.comparisons[0].excerpt
+    figure = page[page.index("<figure>") : page.index("</figure>")]
+    assert figure.count("<rect") == 3 * excerpt.got.size
+    assert figure.count("<svg") == 3
+    assert figure.count('fill="#000"') == np.isnan(excerpt.got).sum() * 2  # in got, and the error
+
+
+def test_page_loads_nothing_and_escapes_texts(page):
+    assert not re.search(r"\b(?:src|href|@import|url\()", page)
+    assert "http" not in page
+    assert "<script>throw" not in page
+    assert "&lt;script&gt;throw" in page
+    assert r"\x1b[2J\ud800" in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_page_of_a_passed_report_has_no_causes():
+    passed = Outcome("views", "15", "Views.", "float32", "passed")
+    text = make_page(Report("mine:f", (passed,), (), {}))
+    assert "cause" not in text.split("</style>")[1].split("<script>")[0]
+    assert "passed: 1 passed" in text
+
+
+def test_expected_and_suspect_are_shown():
+    known = Outcome("views", "15", "Views.", "float32", "failed", message="slow")
+    odd = Outcome("aggregate", "1", "Errors.", "float32", "suspect", message="rather far off")
+    text = make_page(Report("f", (known, odd), (), {}, expected={"views": "as documented"}))
+    assert "views[float32]: as documented" in text
+    assert "rather far off" in text
+    stale = make_page(Report("f", (odd,), (), {}, expected={"views": "as documented"}))
+    assert "<details open><summary>Stale expectations: 1" in stale
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+@pytest.mark.parametrize("width", [500, 1100])
+def test_browser_renders_the_page_without_errors(page, tmp_path, width):
+    """The copy button works, no text is wider than the window, and the console stays empty."""
+    look = """<script>addEventListener('load', () => {
+      document.querySelectorAll('details').forEach(one => { one.open = true; });
+      document.querySelector('.copy').click();
+      document.title = 'fits: ' + (document.documentElement.scrollWidth <= innerWidth)
+        + ', maps: ' + document.querySelector('svg').getBoundingClientRect().height;
+    });</script></html>"""
+    path = tmp_path / "report.html"
+    path.write_text(page.replace("</html>", look), "utf-8")
+    words = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    words += [f"--user-data-dir={tmp_path}/profile", f"--window-size={width},900", "--dump-dom"]
+    words += ["--virtual-time-budget=2000", path.as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=100)
+    assert "CONSOLE" not in done.stderr
+    title = re.search("<title>(.*?)</title>", done.stdout)[1]
+    assert title.startswith("fits: true, maps: ")
+    assert float(title.rpartition(" ")[2]) > 5
+    assert re.search('class="copy">(copied|selected)<', done.stdout)
