@@ -13,6 +13,10 @@ EAGER = Profile(
     version="5.23",
     about="eager_attention_forward of Hugging Face's models",
     conventions=Conventions(hidden_add="min", weights="after_dropout"),
-    signature={"attention_mask": "bias", "scaling": "scale"},
+    signature={
+        "module": "module",
+        "attention_mask": "added mask or bias",
+        "scaling": "scale",
+    },
     refuses=("boolean masks: attention_mask is added",),
 )

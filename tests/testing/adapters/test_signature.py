@@ -8,7 +8,7 @@ import pytest
 import npattn
 from npattn.errors import OptionError
 from npattn.options import FOREIGN, MEANINGS
-from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe
+from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe, check
 from npattn.testing.targets.numpy import flash, flash_backward
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
@@ -403,3 +403,19 @@ def test_attention_of_hugging_face_is_called_with_module(options):
     dout = np.random.default_rng(1).standard_normal(exact.out.shape).astype(np.float32)
     grads = read.gradients(case, Cotangents(dout, None))
     np.testing.assert_allclose(grads["dk"], npattn.backward(exact, dout).k, atol=1e-4)
+
+
+def test_drop_in_for_transformers_passes():
+    pytest.importorskip("torch")
+    report = check(
+        eager,
+        like="transformers",
+        framework="torch",
+        sizes={"D": (8,), "T": (5,), "S": (7,), "E": (8,)},
+        examples=4,
+        only=["agreement-o", "agreement-dk"],
+    )
+    assert report.passed, str(report)
+    assert "module as one of Hugging Face's" in report.settings["reads"]
+    assert "attention_mask as mask and bias" in report.settings["reads"]
+    assert set(report.settings["features"]) == {"bias", "mask", "scale"}
