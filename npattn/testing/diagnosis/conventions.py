@@ -105,7 +105,10 @@ def profile_candidates(evidence: Evidence) -> Iterator[Candidate]:
 
 def with_another(candidate: Candidate, evidence: Evidence) -> Iterator[Candidate]:
     """Yield a convention together with each one that does not matter to a problem."""
-    declared, changed = evidence.trial.conventions, _changed(candidate, evidence.trial.conventions)
+    declared, changed = (
+        evidence.trial.conventions,
+        _list_changes(candidate, evidence.trial.conventions),
+    )
     for field, value in _changes(declared):
         if field not in changed and not _matters(field, evidence.problem):
             yield _candidate(declared, changed | {field: value})
@@ -113,12 +116,12 @@ def with_another(candidate: Candidate, evidence: Evidence) -> Iterator[Candidate
 
 def without_one(candidate: Candidate, declared: Conventions) -> Iterator[Candidate]:
     """Yield several conventions with each of them left out; nothing for a single one."""
-    changed = _changed(candidate, declared)
+    changed = _list_changes(candidate, declared)
     for left_out in changed if len(changed) > 1 else ():
         yield _candidate(declared, {n: x for n, x in changed.items() if n != left_out})
 
 
-def _changed(candidate: Candidate, declared: Conventions) -> dict[str, Any]:
+def _list_changes(candidate: Candidate, declared: Conventions) -> dict[str, Any]:
     return {n: x for n, x in vars(candidate.conventions).items() if x != getattr(declared, n)}
 
 

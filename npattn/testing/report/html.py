@@ -114,9 +114,9 @@ def _maps(comparison: Comparison, excerpt: Excerpt) -> str:
     both = np.concatenate([excerpt.got.ravel(), excerpt.want.ravel()])
     top = float(abs(both[np.isfinite(both)]).max(initial=0)) or 1.0
     maps = (
-        _map("got", excerpt.got, [_signed(x / top) for x in excerpt.got.flat]),
-        _map("want", excerpt.want, [_signed(x / top) for x in excerpt.want.flat]),
-        _map("error / tolerance", excerpt.ratio, [_severity(x) for x in excerpt.ratio.flat]),
+        _map("got", excerpt.got, [_sign_colour(x / top) for x in excerpt.got.flat]),
+        _map("want", excerpt.want, [_sign_colour(x / top) for x in excerpt.want.flat]),
+        _map("error / tolerance", excerpt.ratio, [_ratio_colour(x) for x in excerpt.ratio.flat]),
     )
     key = "blue below 0, red above; green within the tolerance, black without a number"
     caption = f"<figcaption>{_text(where)}: {key}</figcaption>"
@@ -136,7 +136,7 @@ def _map(title: str, values: Array, colours: Iterable[str]) -> str:
     return f"<div><small>{title}</small>{image}</div>"
 
 
-def _signed(share: float) -> str:
+def _sign_colour(share: float) -> str:
     """Return blue for negative, white for 0, red for positive shares of the largest number."""
     if not np.isfinite(share):
         return "#000"
@@ -144,7 +144,7 @@ def _signed(share: float) -> str:
     return f"rgb(235,{fade},{fade})" if share > 0 else f"rgb({fade},{fade},235)"
 
 
-def _severity(ratio: float) -> str:
+def _ratio_colour(ratio: float) -> str:
     """Return green within the tolerance, yellow to red beyond it, black for no number."""
     if not np.isfinite(ratio):
         return "#000"
