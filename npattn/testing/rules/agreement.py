@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from npattn.api import evaluate
 from npattn.arrays import finfo
+from npattn.problem import Problem
+from npattn.testing.bounds.allowed import bounds
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.compare import compare_arrays
 from npattn.testing.rules.register import Check, rule
 from npattn.testing.rules.requirements import needs, no_gradients, no_lse
 from npattn.testing.trial import Trial, Violation
@@ -70,11 +76,43 @@ def _agreement(name: str) -> Check:
 
 rule("agreement-o", "1-10")(_agreement("o"))
 rule("agreement-lse", "8, 11", unless=no_lse)(_agreement("lse"))
-rule(
-    "agreement-weights",
-    "8, 9",
-    unless=lambda t: None if t.implementation.returns_weights else "returns no weights",
-)(_agreement("weights"))
+
+
+@rule("agreement-weights", "8, 9")
+def agreement_weights(trial: Trial, recipe: Recipe) -> float | None:
+    """weights agree with the oracle, returned or read as o with v = I.
+
+    If none are returned, v has one column of the unit matrix for each of E keys, some at a time: o
+    is then the weight of each of these keys, and its tolerance the worst case of this problem.
+    Broken by weights after dropout or before the mask, by a key whose weight goes to another.
+    """
+    if trial.implementation.returns_weights:
+        return _agreement("weights")(trial, recipe)
+    problem = trial.problem(recipe)
+    if 0 in problem.v.shape:
+        return None
+    start = _first_key(problem, recipe.seed)
+    columns = start + np.arange(problem.E) == np.arange(problem.S)[:, None]  # (S, E)
+    problem = problem.replace(v=np.broadcast_to(columns, problem.v.shape).astype(problem.v.dtype))
+    fwd = evaluate(problem, trial.conventions, engine="dense")
+    allowed = bounds(problem, problem.q.dtype, trial.rounding, conventions=trial.conventions)
+    o, cotangents = (
+        trial.implementation.forward(problem)["o"],
+        recipe.cotangents(problem, lse=False),
+    )
+    if o.shape != fwd.out.shape:
+        raise Violation(f"o has shape {o.shape}, expected {fwd.out.shape}", problem, cotangents)
+    last = min(start + problem.E, problem.S) - 1
+    name = f"weights of keys {start} to {last} (o with v = I)"
+    return trial.check({"o": compare_arrays(name, o, fwd.out, allowed["o"])}, problem, cotangents)
+
+
+def _first_key(problem: Problem, seed: int) -> int:
+    """Return the first of E keys to read; the last keys, and any, in turn."""
+    last = max(problem.S - problem.E, 0)
+    return last if seed // 2 % 2 else int(np.random.default_rng([seed, 14]).integers(last + 1))
+
+
 for _name in ("dq", "dk", "dv"):
     rule(f"agreement-{_name}", "13", unless=no_gradients)(_agreement(_name))
 rule(
