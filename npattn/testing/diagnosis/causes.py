@@ -24,6 +24,7 @@ from npattn.testing.diagnosis.conventions import (
     with_another,
     without_one,
 )
+from npattn.testing.diagnosis.dtypes import dtype_candidates
 from npattn.testing.diagnosis.evidence import Evidence, collect, sample
 from npattn.testing.diagnosis.mistakes import mistake_candidates
 from npattn.testing.diagnosis.ratios import ratio_candidates
@@ -169,6 +170,7 @@ class _Diagnosis:
         yield from convention_candidates(evidence)
         yield from profile_candidates(evidence)
         yield from ratio_candidates(evidence)
+        yield from dtype_candidates(evidence)
         yield from step_candidates(evidence)
         yield from mistake_candidates(evidence, self.without)
 

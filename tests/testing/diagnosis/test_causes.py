@@ -85,6 +85,20 @@ def test_mistake_left_out_is_not_named():
     assert all(cause.name != "heads-all-of-first" for cause in causes)
 
 
+def test_dtype_that_a_sum_is_rounded_to():
+    """Partial sums in bfloat16 leave a result whose elements are bfloat16 numbers."""
+    import ml_dtypes
+
+    def halves(q, k, v):
+        even = (np.arange(k.shape[-2]) % 2 == 0)[:, None]
+        first, second = (npattn.attention(q, k, v * keys) for keys in (even, ~even))
+        return sum(x.astype(ml_dtypes.bfloat16) for x in (first, second)).astype(q.dtype)
+
+    trial = trial_of(halves, features=())
+    cause = only_cause(trial, fail(trial, ["plain", "wide"]))
+    assert (cause.kind, cause.name) == ("dtype", "o: bfloat16")
+
+
 def test_noise_is_not_explained():
     def noisy(q, k, v):
         out = npattn.attention(q, k, v)
