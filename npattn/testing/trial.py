@@ -22,6 +22,7 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.classes import classes_of_problem, classes_of_recipe
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
@@ -237,6 +238,16 @@ class Trial:
         if not self.skips_empty_rows or rule == "empty-row":
             return False
         return bool(self.empty(self.problem(recipe)).any())
+
+    def refuses_recipe(self, recipe: Recipe) -> bool:
+        """Return True if options of the recipe are refused together."""
+        return bool(self.space.refused) and self.space.refuses(classes_of_recipe(recipe))
+
+    def has_refused(self, err: ImplementationError) -> bool:
+        """Return True if it raised because options of the problem are refused together."""
+        if err.problem is None or not err.is_refusal or not self.space.refused:
+            return False
+        return self.space.refuses(classes_of_problem(err.problem))
 
     # --- results beside the oracle ---
 

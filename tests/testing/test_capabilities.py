@@ -1,13 +1,16 @@
 """What the probe learns of an implementation, and what is sampled afterwards."""
 
 import numpy as np
+import pytest
 
 import npattn
 from npattn.conventions import Conventions
+from npattn.testing import check
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities import probe
 from npattn.testing.cases.space import Space
+from npattn.testing.cases.strategies import Pools
 from npattn.testing.trial import Trial
 
 
@@ -37,3 +40,185 @@ def test_the_first_calls_are_recorded_as_they_were_answered():
     np.testing.assert_array_equal(first[2]["o"], 2 * again[0])
     np.testing.assert_array_equal(later[2]["o"], again[1])
     assert 5 < len(found.trial.first_calls) <= 64
+
+
+# --- structure ------------------------------------------------------------------------------------
+
+
+def gradients_of(q, k, v, dout):
+    fwd = npattn.forward(q, k, v)
+    return {n: np.asarray(getattr(npattn.backward(fwd, dout), n), q.dtype) for n in "qkv"}
+
+
+def test_leading_axes_that_are_not_summed_are_a_finding_and_not_sampled():
+    def backward(dout, q, k, v):
+        grads = gradients_of(q, k, v, dout)
+        wide = {n: np.broadcast_to(x, (len(q), *x.shape[1:])) for n, x in grads.items()}
+        return wide if q.ndim == 4 and len(q) else grads
+
+    found = probed(plain, backward=backward, framework="numpy")
+    (row,) = (f for f in found.findings if "broadcast" in f.message)
+    assert (row.rule, row.status, row.level) == ("structure", "failed", "values")
+    assert row.recipe is not None
+    assert row.recipe.broadcast
+    assert "broadcast" not in found.trial.space.structure
+
+
+def test_wrong_structure_is_a_row_for_each_level():
+    def f(q, k, v):
+        late, views = k.shape[-2] > q.shape[-2], not q.flags.c_contiguous
+        return plain(q, k, v) + np.float32(late or views or 0 in q.shape[-1:])
+
+    found = probed(f, framework="numpy")
+    rows = {f.level: f.message for f in found.findings}
+    assert set(rows) == {"values", "conduct", "degenerate"}
+    assert rows["values"].startswith("T != S: ")
+    assert not {"T != S", "transposed", "D = 0"} & found.trial.space.structure
+    assert {"K < H", "E != D", "T > S"} <= found.trial.space.structure
+
+
+def test_structure_is_not_blamed_if_the_plainest_problem_is_wrong():
+    found = probed(lambda q, k, v: 2 * plain(q, k, v), framework="numpy")
+    assert found.findings == ()
+    assert "K < H" in found.trial.space.structure
+
+
+def test_mistake_in_accepted_heads_is_an_error_and_no_refusal():
+    def f(q, k, v):
+        if q.ndim == 4 and q.shape[1] != k.shape[1]:
+            raise NameError("groups")
+        return plain(q, k, v)
+
+    (row,) = probed(f, framework="numpy").findings
+    assert (row.rule, row.status) == ("structure", "error")
+    assert row.message == "K < H: raised NameError: groups"
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def sampled(found, n=80, **kwargs):
+    pools = Pools(found.trial.space, **kwargs)
+    return [pools.recipe(seed) for seed in range(n)]
+
+
+def with_options(refuse):
+    def f(q, k, v, mask=None, *, causal=False, scale=None, window=None, softcap=None):
+        refuse(q, mask, causal, scale, window)
+        options = {"causal": "bottom_right" if causal else False, "window": window}
+        return npattn.attention(
+            q, k, v, mask, scale=scale, softcap=softcap, **options
+        ).astype(q.dtype)  # fmt: skip
+
+    return f
+
+
+def test_refused_pair_of_options_is_learned_and_each_alone_is_sampled():
+    def refuse(q, mask, causal, scale, window):
+        if mask is not None and causal:
+            raise ValueError("not both")
+
+    found = probed(with_options(refuse), framework="numpy")
+    assert found.findings == ()
+    assert 'option combinations refused: mask+causal "ValueError: not both"' in found.refused
+    recipes = sampled(found)
+    assert not any(r.mask and r.causal for r in recipes)
+    assert any(r.mask for r in recipes)
+    assert any(r.causal for r in recipes)
+
+
+def test_refused_values_are_learned():
+    def refuse(q, mask, causal, scale, window):
+        if scale is not None and scale <= 0:
+            raise ValueError("scale must be positive")
+        if window is not None and window[1] != 0:
+            raise NotImplementedError("left only")
+
+    found = probed(with_options(refuse), framework="numpy")
+    assert found.findings == ()
+    assert {r.scale for r in sampled(found)} == {None, 0.5, 1.0, 1.7}
+    assert {r.window for r in sampled(found)} == {None, (0, 0), (1, 0), (7, 0)}
+    assert sum("option values refused" in line for line in found.refused) == 2
+
+
+def test_refused_kinds_of_masks_are_learned():
+    def refuse(q, mask, causal, scale, window):
+        if mask is not None and (mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[-2] != 1):
+            raise ValueError("key padding only")
+
+    found = probed(with_options(refuse), framework="numpy")
+    assert found.findings == ()
+    assert {r.mask for r in sampled(found)} == {None, "padding", "left padding"}
+    assert all(len(r.lead or ()) == 1 for r in sampled(found) if r.mask)
+    late = Pools(found.trial.space, force={"mask": ("first tile",)})
+    assert late.conflict == "refuses mask (B, H, T, S)"
+
+
+def test_function_that_is_always_causal_is_judged():
+    def refuse(q, mask, causal, scale, window):
+        if not causal:
+            raise NotImplementedError("always causal")
+
+    found = probed(with_options(refuse), framework="numpy")
+    assert found.findings == ()
+    assert 'always causal: refused without "NotImplementedError: always causal"' in found.refused
+    assert all(r.causal for r in sampled(found))
+    forbidden = Pools(found.trial.space, forbid=frozenset({"causal"}))
+    assert forbidden.conflict == "causal is always on"
+
+
+def test_window_that_needs_causal_is_sampled_with_it():
+    def refuse(q, mask, causal, scale, window):
+        if window is not None and not causal:
+            raise ValueError("a window needs causal")
+
+    found = probed(with_options(refuse), framework="numpy")
+    assert found.findings == ()
+    windows = [r for r in sampled(found) if r.window]
+    assert windows
+    assert all(r.causal for r in windows)
+
+
+def test_refusal_of_a_size_of_0_with_a_mask_is_learned():
+    def refuse(q, mask, causal, scale, window):
+        if mask is not None and not q.size:
+            raise ValueError("no samples")
+
+    found = probed(with_options(refuse), framework="numpy")
+    assert found.findings == ()
+    assert any("B = 0 with mask" in line for line in found.refused)
+    assert not any(r.mask and r.lead and 0 in r.lead for r in sampled(found, 200))
+
+
+@pytest.mark.parametrize("error", [IndexError, KeyError, AttributeError, ZeroDivisionError])
+def test_mistakes_are_never_refusals(error):
+    def refuse(q, mask, causal, scale, window):
+        if mask is not None and causal:
+            raise error("oops")
+
+    found = probed(with_options(refuse), framework="numpy")
+    (row,) = found.findings
+    assert (row.rule, row.status) == ("option-mask+causal", "error")
+    assert not any(r.mask and r.causal for r in sampled(found))
+
+
+def test_exception_at_one_size_only_is_no_refusal():
+    def refuse(q, mask, causal, scale, window):
+        if mask is not None and causal and q.shape[-2] == 16:
+            raise ValueError("not with 16 queries")
+
+    (row,) = probed(with_options(refuse), framework="numpy").findings
+    assert (row.rule, row.status) == ("option-mask+causal", "error")
+    assert "other problems of its kind do not raise it" in row.message
+
+
+def test_problem_that_a_rule_made_and_is_refused_shows_nothing():
+    """window-as-mask states a window as a mask, which comes with causal."""
+
+    def refuse(q, mask, causal, scale, window):
+        if mask is not None and causal:
+            raise ValueError("not both")
+
+    f = with_options(refuse)
+    report = check(f, examples=3, only=["window-as-mask"], shrink=False, diagnosis=False)
+    assert {o.status for o in report.outcomes} <= {"passed", "not applicable"}

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from npattn.arrays import Array
 from npattn.errors import NpattnError
-from npattn.problem import Cotangents
+from npattn.problem import Cotangents, Problem
 
 __all__ = [
     "Framework",
@@ -19,7 +19,20 @@ __all__ = [
     "Results",
     "catch_foreign",
     "format_exception_line",
+    "note_problem",
 ]
+
+
+MISTAKES = (
+    IndexError,
+    KeyError,
+    AttributeError,
+    NameError,
+    ZeroDivisionError,
+    FloatingPointError,
+    MemoryError,
+)
+"""Exceptions that no one raises to refuse input."""
 
 
 class ImplementationError(NpattnError):
@@ -27,11 +40,20 @@ class ImplementationError(NpattnError):
 
     Attributes
     ----------
+    problem : npattn.Problem or None
+        Of the call that raised.
     cotangents : Cotangents or None
         Of the call that raised, if it was a call for gradients.
     """
 
+    problem: Problem | None = None
     cotangents: Cotangents | None = None
+
+    @property
+    def is_refusal(self) -> bool:
+        """True if the exception behind it may say that input is not supported."""
+        behind = self.__cause__
+        return isinstance(behind, Exception) and not isinstance(behind, MISTAKES)
 
 
 class ResultError(ImplementationError):
@@ -121,6 +143,16 @@ def catch_foreign(prefix: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as err:
         raise ImplementationError(f"{prefix} {format_exception_line(err)}") from err
+
+
+@contextmanager
+def note_problem(problem: Problem, cotangents: Cotangents | None = None) -> Iterator[None]:
+    """Put the problem, and cotangents, on an `ImplementationError` that is raised inside."""
+    try:
+        yield
+    except ImplementationError as err:
+        err.problem, err.cotangents = problem, cotangents
+        raise
 
 
 def format_exception_line(err: BaseException) -> str:

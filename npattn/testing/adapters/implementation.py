@@ -26,6 +26,7 @@ from npattn.testing.adapters.base import (
     ResultError,
     Results,
     catch_foreign,
+    note_problem,
 )
 from npattn.testing.adapters.choose import choose_framework
 from npattn.testing.adapters.load import Spec, by_spec, load_callable
@@ -217,7 +218,7 @@ class Implementation:
         """
         inputs = self.inputs(problem, view) if inputs is None else inputs
         options = self.options(problem)
-        with self.framework.allowing(problem.q.dtype):
+        with self.framework.allowing(problem.q.dtype), note_problem(problem):
             pairs = [*self._call(inputs, options, ()).items()]
             if self.returns:
                 pairs += self._call(inputs, options, self.returns).items()
@@ -255,7 +256,7 @@ class Implementation:
         """
         inputs = self.inputs(problem, view) if inputs is None else inputs
         options = self.options(problem)
-        with self.framework.allowing(problem.q.dtype):
+        with self.framework.allowing(problem.q.dtype), note_problem(problem, cotangents):
             given = self.give_cotangents(problem, cotangents, view) if given is None else given
             _, gradients = self._differentiate(inputs, options, given, bias_gradient, meanwhile)
             before_reading()
@@ -305,7 +306,7 @@ class Implementation:
 
     def raw(self, problem: Problem) -> Any:
         """Return o without copying it."""
-        with self.framework.allowing(problem.q.dtype):
+        with self.framework.allowing(problem.q.dtype), note_problem(problem):
             return self._call(self.inputs(problem), self.options(problem), ())["o"]
 
     def give_cotangents(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from npattn.errors import OptionError
 from npattn.options import FEATURES
@@ -66,6 +67,10 @@ class Space:
         Sizes to sample, ``{"D": (64, 128)}``, instead of those of `POOLS`; letters B H K T S D E.
     few_shapes : bool
         Few shapes carry many contents: the framework compiles for each of them.
+    refused : frozenset of frozenset of str
+        Classes of options that are refused together, as {"mask", "causal"}, or alone.
+    always : mapping
+        Options that are always on, and a value that is accepted alone.
     """
 
     features: frozenset[str] = frozenset(FEATURES)
@@ -73,6 +78,8 @@ class Space:
     dtype: str = "float32"
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     few_shapes: bool = False
+    refused: frozenset[frozenset[str]] = frozenset()
+    always: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for letter, values in self.sizes.items():
@@ -88,7 +95,12 @@ class Space:
                 )
 
     def __hash__(self) -> int:
-        return hash((self.features, self.structure, self.dtype, frozenset(self.sizes)))
+        sizes = frozenset(self.sizes)
+        return hash((self.features, self.structure, self.dtype, sizes, self.refused))
+
+    def refuses(self, classes: frozenset[str]) -> bool:
+        """Return True if some of these classes are refused, together or alone."""
+        return any(combination <= classes for combination in self.refused)
 
     def pool(self, letter: str) -> tuple[int, ...]:
         """Return the sizes to sample from; 0 is sampled apart."""
@@ -136,7 +148,8 @@ class Space:
         S = T if T in self.sizes.get("S", (T,)) else first("S", T)
         K = first("K", first("H", 2))
         H = K if "H" not in self.sizes else first("H", 2)
-        return Recipe(lead=(first("B", 2),), H=H, K=K, T=T, S=S, D=D, E=E, dtype=self.dtype)
+        base = Recipe(lead=(first("B", 2),), H=H, K=K, T=T, S=S, D=D, E=E, dtype=self.dtype)
+        return replace(base, **self.always)
 
     @property
     def ranks(self) -> list[str]:
@@ -145,6 +158,11 @@ class Space:
             r for r in ("rank 4", "rank 3", "rank 2", "rank 5") if r in self.structure
         ]
         return [ranks[0]] * 2 + ranks if ranks else ["rank 4"]
+
+    @property
+    def first_rank(self) -> int:
+        """Rank of plain problems."""
+        return int(self.ranks[0].removeprefix("rank "))
 
     def extents(self, forced: frozenset[str]) -> tuple[str, ...]:
         """Return extents of T, S and D to sample from: plain, long in S, or wide in S and D."""

@@ -8,7 +8,7 @@ to which Hypothesis shrinks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import combinations, zip_longest
 from typing import Any
@@ -19,6 +19,7 @@ from npattn.errors import MissingExtraError
 from npattn.options import OPTIONS
 from npattn.problem import Problem
 from npattn.testing.cases.assemble import assemble
+from npattn.testing.cases.classes import classes_of_recipe, classes_of_value, field_of
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.cases.pairwise import BY_SAMPLE, CROWD, covering, options_on
 from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, OPTION_FIELDS, Recipe
@@ -103,7 +104,31 @@ class Pools:
         pools |= _options(space.features - self.forbid)
         for name, values in self.force.items():
             pools[name] = values if isinstance(values, tuple) else (values,)
+        if self.space.refused:
+            # Of what a rule forces, nothing may be left: `conflict` says so.
+            names = [n for n in OPTION_FIELDS if n in pools]
+            pools |= {n: self._accepted(n, pools[n]) or pools[n] for n in names}
         return pools
+
+    def _accepted(self, name: str, values: Sequence[Any]) -> list[Any]:
+        """Return the values of an option that are not refused whatever else is on."""
+        refuses = self.space.refuses
+        rank = self.space.first_rank
+        return [x for x in values if not refuses(classes_of_value(name, x, rank))]
+
+    @property
+    def conflict(self) -> str | None:
+        """Reason why nothing can be sampled that is accepted; None if something can."""
+        for name in self.space.always:
+            if name in self.forbid:
+                return f"{name} is always on"
+        for name, values in self.force.items():
+            offered = values if isinstance(values, tuple) else (values,)
+            if name in OPTION_FIELDS and not self._accepted(name, offered):
+                rank = self.space.first_rank
+                kinds = set().union(*(classes_of_value(name, x, rank) for x in offered)) - {name}
+                return f"refuses {', '.join(sorted(kinds)) or name}"
+        return None
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -118,12 +143,14 @@ class Pools:
     def _switches(self) -> list[tuple[str, list[Any]]]:
         """Values of each option that is not forced; the first is off."""
         names = [n for n in _options(self.space.features) if n in self.lists]
-        return [(n, list(dict.fromkeys(self.lists[n]))) for n in names if n not in self.force]
+        free = [n for n in names if n not in self.force and n not in self.space.always]
+        return [(n, list(dict.fromkeys(self.lists[n]))) for n in free]
 
     @cached_property
     def few(self) -> list[tuple[str, ...]]:
         """Every set of at most two options, by their fields."""
-        fields = [n for n in _options(self.space.features - self.forbid) if n not in self.force]
+        offered = _options(self.space.features - self.forbid)
+        fields = [n for n in offered if n not in {*self.force, *self.space.always}]
         return [on for size in (0, 1, 2) for on in combinations(fields, size)]
 
     def recipe(self, seed: int, changes: Sequence[Any] = ()) -> Recipe:
@@ -157,7 +184,21 @@ class Pools:
         if changes:
             changed = zip(self.lists, changes, strict=False)
             chosen |= {n: x for n, x in changed if x is not KEEP}
-        return assemble(self.space, frozenset(self.force), seed, chosen)
+        recipe = assemble(self.space, frozenset(self.force), seed, chosen)
+        return self._leave_out(recipe) if self.space.refused else recipe
+
+    def _leave_out(self, recipe: Recipe) -> Recipe:
+        """Change options that are not forced until nothing of the recipe is refused together."""
+        for combination in sorted(map(sorted, self.space.refused)) * 2:
+            if not classes_of_recipe(recipe).issuperset(combination):
+                continue
+            fixed = {*self.force, *self.forbid, *self.space.always}
+            changes = [x for name in combination for x in _ways_out(name) if not fixed & x.keys()]
+            if changes:
+                recipe = replace(recipe, **changes[recipe.seed // 2 % len(changes)])
+            elif any(name.endswith("= 0") for name in combination):
+                recipe = _without_zeros(recipe)
+        return recipe
 
     def cases(self, seed: int, examples: int) -> Iterator[Recipe]:
         """Yield recipes to judge with, a few times more than `examples`, since some show nothing.
@@ -236,6 +277,21 @@ def recipes(space: Space | None = None, **options: Any) -> st.SearchStrategy[Rec
     """
     pools = Pools(space or Space(), **options)
     return st.tuples(st.integers(0, 2**32 - 1), pools.changes()).map(lambda x: pools.recipe(*x))
+
+
+def _ways_out(name: str) -> list[dict[str, Any]]:
+    """Return changes of a recipe, after which it is not of this class of options."""
+    field = field_of(name)
+    if name == "no causal":
+        return [{"causal": True}]
+    return [] if not field or name.startswith("no ") else [{field: getattr(PLAIN, field)}]
+
+
+def _without_zeros(recipe: Recipe) -> Recipe:
+    """Return the recipe with sizes of 1 for those of 0."""
+    sizes: dict[str, Any] = {n: getattr(recipe, n) or 1 for n in "HKTSDE"}
+    lead = None if recipe.lead is None else tuple(n or 1 for n in recipe.lead)
+    return replace(recipe, lead=lead, **sizes)
 
 
 def _options(features: frozenset[str]) -> dict[str, Sequence[Any]]:

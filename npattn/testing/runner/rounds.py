@@ -75,7 +75,8 @@ class Judge:
         names += [BEHAVIOUR] if "aggregate" in names else []
         begun = Round(self, wrong, names)
         if self.trial.space.structure:  # also if others are asked only: they must say the same
-            begun.report_progress("empty-row")
+            if "empty-row" in names:
+                begun.report_progress("empty-row")
             judge = self if "empty-row" in names else replace(self, shrinks=False)
             empty = judge.judge(PROPERTIES["empty-row"], self.trial)
             assert isinstance(empty, Outcome)  # all its examples were asked
@@ -156,6 +157,8 @@ class Judge:
         """Search for a failing problem of one rule among its next ones, up to `count`."""
         dtype = trial.space.dtype
         reason = rule.unless(trial)
+        if reason is None and rule.recipes is None:
+            reason = Pools(trial.space, **rule.draw(trial)).conflict
         if reason is not None:
             return _outcome(rule, dtype, "not applicable", message=reason)
         search = Search(rule, trial, self.examples, self.shrinks, standing, leaves=leaves)

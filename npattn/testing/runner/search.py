@@ -148,7 +148,7 @@ class Search:
         if time.monotonic() > self._deadline:
             return
         self._errors[recipe] = None
-        if self.trial.skips(recipe, self.rule.rule):
+        if self.trial.skips(recipe, self.rule.rule) or self.trial.refuses_recipe(recipe):
             return
         try:
             ratio = self.rule.check(self.trial, recipe)
@@ -156,6 +156,8 @@ class Search:
             self._leave()
             return
         except (Violation, ImplementationError) as err:
+            if isinstance(err, ImplementationError) and self.trial.has_refused(err):
+                return  # the rule made of it a problem that is known to be refused
             asks = self.leaves or self.rule.alters
             if asks and self.rule.leaves(self.trial, recipe, err):
                 self._leave(getattr(err, "related", frozenset()))

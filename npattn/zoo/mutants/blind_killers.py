@@ -29,7 +29,7 @@ BLIND_KILLERS: dict[str, str] = {
     "blind-lse-epsilon": "empty-row agreement-lse structure",
     # gradients
     "blind-delta-without-dweights": "agreement-dq agreement-dk agreement-dbias",
-    "blind-broadcast-last-wins": "agreement-dk agreement-dv value-euler",
+    "blind-broadcast-last-wins": "agreement-dk agreement-dv value-euler structure",
     # heads
     "blind-packed-decode": "agreement-o agreement-lse causal-as-mask window-as-mask",
     # hidden

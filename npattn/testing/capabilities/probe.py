@@ -1,0 +1,86 @@
+"""Probe an implementation: structure, each option alone, pairs of options, gradients, sizes of 0.
+
+Structure and options that it refuses with an exception are not applicable, are listed in the
+report, and are never sampled. What it accepts and answers wrongly is a finding, and is not sampled
+again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.capabilities.options import (
+    probe_elsewhere,
+    probe_options,
+    probe_pairs,
+    values_of,
+)
+from npattn.testing.capabilities.probing import Finding, Probing
+from npattn.testing.capabilities.structure import probe_plain, probe_variations, probe_zeros
+from npattn.testing.trial import GRADIENTS, Trial
+
+__all__ = ["Capabilities", "probe"]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Structure and options that an implementation accepts.
+
+    Attributes
+    ----------
+    trial : Trial
+        Trial with its space narrowed to what is accepted.
+    refused : tuple of str
+        Structure and options that it refuses, and why, a line each.
+    findings : tuple of Finding
+        Empty if everything that was accepted was also answered.
+    """
+
+    trial: Trial
+    refused: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+
+def probe(trial: Trial) -> Capabilities:
+    """Try structure, then options, alone and in pairs, then gradients and sizes of 0."""
+    probing = Probing(replace(trial))
+    if probe_plain(probing):
+        _read_gradients(probing)
+        probe_variations(probing)
+        probe_options(probing)
+        probe_pairs(probing)
+        _read_gradients(probing, report=True)
+        probe_zeros(probing)
+        probe_elsewhere(probing)
+    probing.trial.first_calls = tuple(probing.calls)
+    return Capabilities(probing.trial, tuple(probing.refused), tuple(probing.findings))
+
+
+def _read_gradients(probing: Probing, report: bool = False) -> None:
+    """Find the gradients that it returns: a backward may leave some inputs out."""
+    trial = probing.trial
+    if not trial.implementation.has_gradients:
+        return
+    base, features = probing.base(), trial.space.features if report else frozenset[str]()
+    bias = "bias" in features and _bias(probing)
+    recipe = replace(base, bias=bias or None, sinks="sinks" in features)
+    recipes = [recipe] if probing.allows(recipe) else [replace(recipe, sinks=False), base]
+    try:
+        returned = {n for recipe in recipes for n in probing.call(recipe) if n in GRADIENTS}
+    except ImplementationError as err:
+        probing.refused.append(f"gradients: refused ({err})")
+        trial.gradients = frozenset()
+        return
+    trial.gradients = frozenset(returned)
+    expected = {"dq": True, "dk": True, "dv": True, "dbias": bool(bias), "dsinks": recipe.sinks}
+    for name, there in expected.items():
+        if report and there and name not in returned:
+            probing.refused.append(f"{name}: backward does not return it")
+
+
+def _bias(probing: Probing) -> str | None:
+    """Return the plainest bias that is accepted."""
+    base = probing.base()
+    accepted = (x for x in values_of(probing.trial.space, "bias"))
+    return next((x for x in accepted if probing.allows(replace(base, bias=x))), None)

@@ -1,0 +1,158 @@
+"""Calls of the probe: each is recorded, and what it raises is a refusal or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.cases.classes import classes_of_recipe
+from npattn.testing.cases.recipe import Recipe, repeat_for_view
+from npattn.testing.levels import Level
+from npattn.testing.trial import Trial, Violation
+
+__all__ = ["RANKS", "Finding", "Probing", "with_rank"]
+
+RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
+FIRST_CALLS = 64
+"""Calls that are recorded, and made again by a rule."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with what an implementation accepts.
+
+    Attributes
+    ----------
+    rule : str
+        "structure", or "option-" and the option.
+    status : {"failed", "error", "not applicable"}
+    message : str
+    problem : Problem or None
+    recipe : Recipe or None
+    error : Exception or None
+    examples : int
+        Number of problems that show it.
+    level : str
+        One of `LEVELS`.
+    """
+
+    rule: str
+    status: Literal["failed", "error", "not applicable"]
+    message: str
+    problem: Problem | None = None
+    recipe: Recipe | None = None
+    error: Exception | None = None
+    examples: int = 0
+    level: Level = "values"
+
+
+@dataclass
+class Probing:
+    """What is known so far.
+
+    Attributes
+    ----------
+    trial : Trial
+        Its space is narrowed step by step.
+    refused : list of str
+        Lines of the report.
+    findings : list of Finding
+    calls : list of (Problem, Cotangents, Results)
+        The first calls.
+    offered : frozenset of str
+        Structure to try; a profile may refuse the rest.
+    """
+
+    trial: Trial
+    refused: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    calls: list[tuple[Problem, Cotangents, Results]] = field(default_factory=list)
+    offered: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.offered = self.trial.space.structure
+
+    def base(self) -> Recipe:
+        """Return the plainest problem that is accepted."""
+        space = self.trial.space
+        return with_rank(space.base(), next(rank for rank in RANKS if rank in space.structure))
+
+    def narrow(self, **changes: Any) -> None:
+        """Change the space of the trial."""
+        self.trial.space = replace(self.trial.space, **changes)
+
+    def refuse(self, combinations: Iterable[frozenset[str]]) -> None:
+        """Exclude classes of options that are refused together, or alone."""
+        self.narrow(refused=self.trial.space.refused.union(combinations))
+
+    def call(self, recipe: Recipe, *, gradients: bool = True) -> Results:
+        """Return results of one problem, and record them if it is among the first."""
+        problem, cotangents = self._arguments(recipe)
+        f = self.trial.implementation
+        results = f.forward(problem, recipe.view)
+        if gradients and f.has_gradients:
+            results += f.gradients(problem, cotangents, recipe.view)
+        if recipe.view == "contiguous" and len(self.calls) < FIRST_CALLS:
+            self.calls.append((problem, cotangents, results))
+        return results
+
+    def attempt(self, recipe: Recipe) -> ImplementationError | None:
+        """Return what a call raises, or None."""
+        try:
+            self.call(recipe)
+        except ImplementationError as err:
+            return err
+        return None
+
+    def judge(self, recipe: Recipe) -> Violation | None:
+        """Return how the answer is wrong, or None; raise what the call raises."""
+        results = self.call(recipe)
+        problem, cotangents = self._arguments(recipe)
+        try:
+            self.trial.check(self.trial.compare(results, problem, cotangents), problem, cotangents)
+        except Violation as err:
+            err.view = recipe.view
+            return err
+        return None
+
+    def _arguments(self, recipe: Recipe) -> tuple[Problem, Cotangents]:
+        problem = self.trial.problem(recipe)
+        return repeat_for_view(recipe, problem, self.trial.cotangents(recipe, problem))
+
+    def error(self, rule: str, recipe: Recipe, err: Exception, message: str, level: Level) -> None:
+        """Report an exception that is no refusal."""
+        problem = self.trial.problem(recipe)
+        if isinstance(err, ImplementationError) and err.cotangents is None:
+            err.cotangents = self.trial.cotangents(recipe, problem)
+        self.findings.append(Finding(rule, "error", message, problem, recipe, err, 0, level))
+
+    def confirm(self, err: ImplementationError, others: Iterable[Recipe]) -> bool:
+        """Return True if it is a refusal: others of its class raise the same, too."""
+        if not err.is_refusal:
+            return False
+        kind = type(err.__cause__)
+        raised = (self.attempt(recipe) for recipe in others)
+        return all(e is not None and type(e.__cause__) is kind for e in raised)
+
+    def at_other_sizes(self, recipe: Recipe) -> list[Recipe]:
+        """Return the same problem at other sizes, round and within what is accepted."""
+        space, found = self.trial.space, recipe
+        if not {"T", "S"} & set(space.sizes) and recipe.T and recipe.S:
+            found = replace(found, T=2 * recipe.T, S=2 * recipe.S)
+        if "D" not in space.sizes and "E" not in space.sizes and recipe.D and recipe.E:
+            found = replace(found, D=2 * recipe.D, E=2 * recipe.E)
+        return [found] if found != recipe else []
+
+    def allows(self, recipe: Recipe) -> bool:
+        """Return True if nothing of the recipe is known to be refused."""
+        return not self.trial.space.refuses(classes_of_recipe(recipe))
+
+
+def with_rank(base: Recipe, rank: str) -> Recipe:
+    """Return the recipe with q, k, v of a rank."""
+    if rank == "rank 2":
+        return replace(base, lead=None, H=1, K=1)
+    return replace(base, lead={"rank 3": (), "rank 4": base.lead, "rank 5": (2, 3)}[rank])

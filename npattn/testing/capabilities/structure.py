@@ -1,0 +1,241 @@
+"""Probe structure, which has no parameter: ranks, sizes, heads that share keys, views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from npattn.testing.adapters.base import MISTAKES, ImplementationError, ResultError
+from npattn.testing.capabilities.probing import RANKS, Finding, Probing, with_rank
+from npattn.testing.cases.recipe import VIEWS, Recipe
+from npattn.testing.cases.space import STRUCTURE
+from npattn.testing.levels import LEVELS, Level
+from npattn.testing.trial import Violation
+
+__all__ = ["probe_plain", "probe_variations", "probe_zeros"]
+
+ALWAYS: tuple[dict[str, Any], ...] = (
+    {"causal": True},
+    {"window": (2, 3)},
+    {"window": (7, 0)},
+    {"causal": True, "window": (7, 0)},
+)
+"""Options that may be on in everything that an implementation accepts."""
+MISSING = (IndexError, ZeroDivisionError)
+"""Mistakes by which functions refuse a rank or a size of 0: an axis or a number is not there."""
+
+
+# --- the plainest problem -------------------------------------------------------------------------
+
+
+def probe_plain(probing: Probing) -> bool:
+    """Find the ranks that it accepts, if need be with an option that it has always on."""
+    first = _probe_ranks(probing, {})
+    features = probing.trial.space.features
+    if isinstance(first, ImplementationError) and first.is_refusal:
+        for options in ALWAYS:
+            if options.keys() <= features and not isinstance(
+                _probe_ranks(probing, options), ImplementationError
+            ):
+                _force(probing, options, first)
+                break
+    if not probing.trial.space.structure:
+        probing.refused[:] = []
+        if isinstance(first, ResultError):
+            return False  # a finding says so
+        probing.refused.append(f"nothing: even the plainest problem is refused ({first})")
+        probing.findings.append(Finding("structure", "not applicable", str(first)))
+        return False
+    if not any(finding.status == "error" for finding in probing.findings):
+        _probe_gradients(probing)
+    return True
+
+
+def _probe_ranks(probing: Probing, options: Mapping[str, Any]) -> ImplementationError | None:
+    """Try each rank; return the first exception if none is accepted."""
+    base = replace(probing.trial.space.base(), **options)
+    accepted: set[str] = set()
+    errors: list[ImplementationError] = []
+    probing.refused, probing.findings = [], []
+    for rank in RANKS:
+        if probing.trial.implementation.layout == "BTHD" and rank != "rank 4":
+            continue
+        recipe = with_rank(base, rank)
+        try:
+            probing.call(recipe, gradients=False)
+        except ImplementationError as err:
+            errors.append(err)
+            if not isinstance(err, ResultError):
+                probing.refused.append(f"{rank}: refused ({err})")
+            elif not probing.findings:
+                probing.error("structure", recipe, err, str(err), "values")
+        else:
+            accepted.add(rank)
+    probing.narrow(structure=frozenset(accepted))
+    wrong = [err for err in errors if isinstance(err, ResultError)]
+    return None if accepted else (wrong or errors)[0]
+
+
+def _force(probing: Probing, options: Mapping[str, Any], err: ImplementationError) -> None:
+    probing.narrow(always=dict(options))
+    probing.refuse(frozenset({f"no {name}"}) for name in options)
+    text = str(err).removeprefix("raised ")
+    probing.refused.append(f'always {" and ".join(options)}: refused without "{text}"')
+
+
+def _probe_gradients(probing: Probing) -> None:
+    """Mark it forward-only if even the plainest problem has no gradient."""
+    implementation, base = probing.trial.implementation, probing.base()
+    err = probing.attempt(base) if implementation.has_gradients else None
+    if err is None:
+        return
+    implementation.forward_only = True
+    if isinstance(err, ResultError):
+        probing.error("structure", base, err, str(err), "values")
+    else:
+        probing.refused.append(f"gradients: refused ({err})")
+
+
+# --- variations of it -----------------------------------------------------------------------------
+
+
+def probe_variations(probing: Probing) -> None:
+    """Try each other structure; what is accepted and wrong is a finding, by level.
+
+    If the plainest problem is wrong, structure is not to blame.
+    """
+    space, base = probing.trial.space, probing.base()
+    ranks = {n: _judge(probing, with_rank(base, n), n) for n in RANKS if n in space.structure}
+    blames = next(iter(ranks.values())) is None
+    violated = {n: found for n, found in ranks.items() if found and isinstance(found[1], Violation)}
+    wrong = [(n, *found) for n, found in violated.items() if blames]
+    accepted = {n for n, found in ranks.items() if not found or (n in violated and not blames)}
+    for name, change in _variations(base, space.sizes).items():
+        if name not in probing.offered:
+            continue
+        if name.endswith("= 0") or not blames or (space.always and name in ("T != S", "T > S")):
+            # Sizes of 0 are judged last; options are judged by the rules.
+            accepted |= {name} if _accepts(probing, name, replace(base, **change)) else set()
+            continue
+        found = _judge(probing, replace(base, **change), name)
+        if found is None:
+            accepted.add(name)
+        elif isinstance(found[1], Violation):
+            wrong.append((name, *found))
+    probing.narrow(structure=frozenset(accepted))
+    _report_wrong(probing, wrong)
+
+
+def probe_zeros(probing: Probing) -> None:
+    """Judge accepted sizes of 0, unless the same problem without any is wrong."""
+    trial, base = probing.trial, probing.base()
+    changes = _variations(base, trial.space.sizes)
+    # With E = D a result as wide as q, and not as v, would go unnoticed.
+    wide = changes.get("E != D", {}) if "E != D" in trial.space.structure else {}
+    names = [n for n in changes if n.endswith("= 0") and n in trial.space.structure]
+    if not names or _judge(probing, replace(base, **wide), ""):
+        return
+    wrong = []
+    for name in names:
+        sinks = name == "S = 0" and "sinks" in trial.space.features  # which are left alone
+        recipe = replace(base, **(wide | changes[name]), sinks=sinks)
+        recipe = recipe if probing.allows(recipe) else replace(recipe, sinks=False)
+        found = _judge(probing, recipe, name)
+        wrong += [(name, *found)] if found else []
+    _report_wrong(probing, wrong)
+
+
+def _accepts(probing: Probing, name: str, recipe: Recipe) -> bool:
+    err = probing.attempt(recipe)
+    if err is not None:
+        _refuse(probing, name, recipe, err)
+    return err is None
+
+
+def _judge(
+    probing: Probing, recipe: Recipe, name: str
+) -> tuple[Recipe, Violation | ImplementationError] | None:
+    """Return how the answer is wrong, or what is raised; the latter is refused then."""
+    try:
+        found = probing.judge(recipe)
+    except ImplementationError as err:
+        _refuse(probing, name, recipe, err)
+        return recipe, err
+    return None if found is None else (recipe, found)
+
+
+def _refuse(probing: Probing, name: str, recipe: Recipe, err: ImplementationError) -> None:
+    """Note structure that is refused; an exception that refuses nothing is an error."""
+    probing.refused.append(f"{name}: refused ({err})")
+    mistakes = (*(x for x in MISTAKES if x not in MISSING), SystemExit)
+    if isinstance(err.__cause__, mistakes):
+        probing.error("structure", recipe, err, f"{name}: {err}", _level(name))
+
+
+def _report_wrong(
+    probing: Probing, wrong: Sequence[tuple[str, Recipe, Violation | ImplementationError]]
+) -> None:
+    """Report wrong answers, a finding for each level, and sample their structure no more."""
+    if not wrong:
+        return
+    names = [name for name, *_ in wrong]
+    probing.narrow(structure=probing.trial.space.structure - set(names))
+    probing.refused.append(f"{', '.join(names)}: accepted and wrong, so not sampled again")
+    for level in LEVELS:
+        rows = [row for row in wrong if _level(row[0]) == level]
+        if rows:
+            _, recipe, err = rows[0]
+            problem = err.problem or probing.trial.problem(recipe)
+            text = "\n".join(f"{name}: {err}" for name, _, err in rows)
+            probing.findings.append(
+                Finding("structure", "failed", text, problem, recipe, err, len(rows), level)
+            )
+
+
+def _level(name: str) -> Level:
+    if name in VIEWS:
+        return "conduct"
+    if not name.endswith("= 0"):
+        return "values"
+    return "edges" if name[0] in "BTS" else "degenerate"
+
+
+def _variations(base: Recipe, sizes: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:
+    """Return the structure to probe, by name: changes of the plainest problem.
+
+    Sizes that the user restricts stay.
+    """
+    free = {letter: letter not in sizes for letter in "BHKTSDE"}
+    tests: dict[str, dict[str, Any]] = {}
+    if base.lead is not None and free["H"] and free["K"]:
+        tests["K < H"] = {"H": 3 * base.K}
+    elif "H" in sizes and "K" in sizes and max(sizes["H"]) > min(sizes["K"]):
+        tests["K < H"] = {"H": max(sizes["H"]), "K": min(sizes["K"])}
+    tests["E != D"] = {"E": base.E + 8 if free["E"] else max(sizes["E"])}
+    if free["D"] and not free["E"]:
+        tests["E != D"] = {"D": base.D + 8}
+    tests["D % 8"] = {"D": 13} if free["D"] else {}
+    if tests["D % 8"] and free["E"]:
+        tests["D % 8"]["E"] = 13
+    long = 2 * base.S if free["S"] else max(sizes["S"])
+    tests["T != S"] = (
+        {"S": long} if long != base.T else {"T": base.T + 1 if free["T"] else min(sizes["T"])}
+    )
+    late = 2 * base.T if free["T"] else max(sizes["T"])
+    tests["T > S"] = {"T": late}
+    if base.lead and len(base.lead) >= 1:
+        tests["broadcast"] = {"broadcast": True}
+    if base.lead and free["B"]:
+        tests["B = 0"] = {"lead": (0, *base.lead[1:])}
+    if base.lead is not None and free["H"] and free["K"]:
+        tests["H = 0"] = {"H": 0, "K": 0}
+    for letter in "TSDE":
+        if free[letter]:
+            tests[f"{letter} = 0"] = {letter: 0}
+    for view in ("transposed", "stepped", "expanded", "reversed"):
+        tests[view] = {"view": view}
+    legal = {name: change for name, change in tests.items() if change and name in STRUCTURE}
+    if "T > S" in legal and legal["T > S"]["T"] <= base.S:
+        del legal["T > S"]
+    return legal
