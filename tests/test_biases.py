@@ -393,19 +393,19 @@ def test_gradient_of_a_sum_has_every_term_s():
             np.testing.assert_array_equal(one, other)
 
 
-def test_rows_of_nan_reach_the_parameter_that_they_take():
+def test_rows_of_nan_add_nothing_to_a_parameter_of_all_rows():
     q, k, v = inputs(Sizes((), 2, 3, 3), np.random.default_rng(9))
     mask = np.tri(3, k=-1, dtype=bool) | np.array([[[False]], [[True]]])  # the first row of head 0
-    fwd = npattn.forward(
-        q,
-        k,
-        v,
-        mask,
-        bias=biases.alibi(2) + biases.dense(np.zeros((2, 1, 1))),
-        conventions=Conventions(empty_row="nan"),
+    bias = biases.alibi(2) + biases.dense(np.zeros((2, 1, 1)))
+    undefined, zero = (
+        npattn.forward(q, k, v, mask, bias=bias, conventions=Conventions(empty_row=result))
+        for result in ("nan", "zero")
     )
-    for gradient in npattn.backward(fwd, np.ones_like(fwd.out)).bias:
-        np.testing.assert_array_equal(np.isnan(gradient).ravel(), [True, False])
+    do = np.ones_like(zero.out)
+    pairs = zip(npattn.backward(undefined, do).bias, npattn.backward(zero, do).bias, strict=True)
+    assert np.isnan(undefined.out).any()
+    for one, other in pairs:
+        np.testing.assert_array_equal(one, other)
 
 
 @given(sizes=sizes_of_a_problem, rng=generators)

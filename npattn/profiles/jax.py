@@ -8,13 +8,16 @@ from npattn.profiles.profile import Profile
 __all__ = ["NN"]
 
 # jax/_src/nn/functions.py of 0.10.2: _apply_masks puts _get_large_negative at hidden scores, so
-# that a query that sees nothing gives the mean. Masks align the first query with the first key.
+# that a query that sees nothing gives the mean; one whose keys all have a bias of −inf gives NaN,
+# as run. Masks align the first query with the first key.
 NN = Profile(
     name="jax.nn",
     version="0.10",
     about="jax.nn.dot_product_attention",
     conventions=Conventions(
-        causal="top_left", hidden_fill=float(np.float32(-0.7) * np.finfo(np.float32).max)
+        causal="top_left",
+        hidden_fill=float(np.float32(-0.7) * np.finfo(np.float32).max),
+        empty_row="nan",
     ),
     signature={
         "bias": "bias",

@@ -8,12 +8,13 @@ from npattn.profiles.profile import Profile
 __all__ = ["OPS", "OPS_TORCH"]
 
 # keras/src/backend/numpy/nn.py of 3.15.1, _get_large_negative: −0.7 · 3.38953e38 (−0.7 · 65500 in
-# float16) takes the place of hidden scores; on JAX it calls jax.nn.dot_product_attention.
+# float16) takes the place of hidden scores; on JAX it calls jax.nn.dot_product_attention. A query
+# whose keys all have a bias of −inf gives NaN, as run on NumPy.
 OPS = Profile(
     name="keras",
     version="3.15",
     about="keras.ops.dot_product_attention on JAX or NumPy",
-    conventions=Conventions(causal="top_left", hidden_fill=-0.7 * 3.38953e38),
+    conventions=Conventions(causal="top_left", hidden_fill=-0.7 * 3.38953e38, empty_row="nan"),
     signature={"bias": "bias", "mask": "mask", "scale": "scale", "is_causal": "causal"},
     layout="BTHD",
     refuses=(
