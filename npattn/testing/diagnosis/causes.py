@@ -29,6 +29,7 @@ from npattn.testing.diagnosis.evidence import Evidence, collect, sample
 from npattn.testing.diagnosis.mistakes import mistake_candidates
 from npattn.testing.diagnosis.ratios import ratio_candidates
 from npattn.testing.diagnosis.steps import step_candidates
+from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import PROPERTIES
@@ -42,7 +43,7 @@ CONTRASTS = 2
 """Causes of which it is found when they pass, which takes as long as finding the cause."""
 REPEATED = 4
 """Failing problems that are run once more, to see whether the results are the same."""
-LARGE = 2**14
+LARGE = 2**16
 """Scores of the largest problem on which every candidate is tried."""
 PASSES = 6
 """Failing problems on which every candidate is tried; what then is left stays unexplained."""
@@ -111,7 +112,8 @@ class _Diagnosis:
     def causes(self) -> Iterator[Cause]:
         """Yield causes that together have every outcome once."""
         for outcome in self.outcomes:
-            evidence = collect(self.trial, outcome)
+            suspect = outcome.status == "suspect"
+            evidence = (collect_suspicion if suspect else collect)(self.trial, outcome)
             if evidence is not None and evidence.wrong:
                 self.evidence.append(evidence)
         left = sorted(self.evidence, key=lambda e: e.size)
@@ -179,7 +181,7 @@ class _Diagnosis:
         """Problems of every option, as rules sample them."""
         cases = self.trial.cases(Pools(self.trial.space), 0, PROBES)
         recipes = (r for r in cases if not self.trial.skips(r, "probe"))
-        return [e for e in sample(self.trial, islice(recipes, PROBES)) if e.size <= LARGE]
+        return [e for e in sample(self.trial, islice(recipes, PROBES)) if e.size <= LARGE // 4]
 
     def _fit(self, candidate: Candidate) -> int:
         """Number of probes that a candidate explains."""
@@ -217,4 +219,5 @@ class _Diagnosis:
             candidate.kind,
             candidate.name,
             conventions=conventions,
+            topic=candidate.topic,
         )

@@ -32,6 +32,8 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "lse_empty": (-np.inf, np.inf, 0.0),
 }
 """Values that are tried of the fields that are numbers."""
+OF_HIDDEN = ("hidden_fill", "hidden_add", "empty_row", "empty_row_bias")
+"""Fields that say what becomes of what is hidden."""
 USED_WITH: dict[str, Callable[[Problem], bool]] = {
     "empty_row_bias": lambda p: p.bias is not None,
     "hidden_fill": lambda p: p.visible is not None,
@@ -99,7 +101,7 @@ def profile_candidates(evidence: Evidence) -> Iterator[Candidate]:
             }
             if len(changes) < 3:
                 continue  # it is among the pairs
-            system = replace(_candidate(declared, changes), name=f"as {name} {profile.version}")
+            system = _candidate(declared, changes)
             yield replace(system, text=f"{system.text}: it follows {name} {profile.version}")
 
 
@@ -143,11 +145,10 @@ def _candidate(declared: Conventions, changes: dict[str, Any]) -> Candidate:
     conventions = replace(declared, **changes)
     names = [f"{field}={_format(value)}" for field, value in changes.items()]
     text = "; ".join(TEXTS.get(name) or f"it follows {name}" for name in names)
-    flags = " ".join(f"--convention {name}" for name in names)
     return Candidate(
         "convention",
         ", ".join(names),
-        f"{text} ({flags})",
+        text,
         partial(_explains, conventions),
         topic=next(iter(changes)),
         conventions=conventions,
@@ -160,6 +161,10 @@ def _format(value: Any) -> str:
 
 
 def _explains(conventions: Conventions, evidence: Evidence) -> bool:
+    declared, problem = evidence.trial.conventions, evidence.problem
+    filled = any(getattr(conventions, n) != getattr(declared, n) for n in OF_HIDDEN)
+    if filled and not all(np.isfinite(x).all() for x in (problem.q, problem.k, problem.v)):
+        return False  # a NaN that leaks looks like a fill that lets it through
     try:
         return evidence.reproduced_by([predict_under(conventions, evidence)])
     except NpattnError:  # these conventions do not allow the problem

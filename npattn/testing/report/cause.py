@@ -19,8 +19,10 @@ class Cause:
         The cause in words: "dk is √D times too large (8.00 at D = 64): the scale is missing in dk".
     rules : tuple of str
         Ids of the failed outcomes that it explains, ``rule[dtype]``, each in one cause only.
-    kind : {"convention", "layout", "ratio", "dtype", "step", "mistake", "conduct", "unexplained"}
-        What was found; "step" is a step of the algorithm that is wrong or left out.
+    kind : str
+        "convention", "layout", "ratio" (a wrong factor), "dtype", "step" (one of the algorithm that
+        is wrong or left out), "mistake" (of npattn.mistakes), "conduct" (between calls, or in
+        shapes and dtypes), "raised" (an exception) or "unexplained".
     name : str
         The convention (``causal=top_left``), or the name of the known mistake; "" if it has none.
     share : float
@@ -29,6 +31,8 @@ class Cause:
         Contrast: "fails only where S is no multiple of 16"; "" if nothing tells.
     conventions : Conventions or None
         Conventions under which the check would pass these rules.
+    topic : str
+        Part of attention that it is about: an option, a result, "delta"; "" if none is known.
     """
 
     text: str
@@ -38,3 +42,4 @@ class Cause:
     share: float = 1.0
     passes_when: str = ""
     conventions: Conventions | None = None
+    topic: str = ""

@@ -140,10 +140,10 @@ def _group(record: Record, group: Group, width: int, *, whole: bool) -> Iterator
 
 
 def convention_flag(cause: Cause) -> str:
-    """Return the flag with which its rules pass; "" if there is none, or its text names it."""
+    """Return the flags with which its rules pass; "" if there are none, or its text names them."""
     if cause.conventions is None or not cause.name or "--convention" in cause.text:
         return ""
-    return f"--convention {cause.name}"
+    return " ".join(f"--convention {change}" for change in cause.name.split(", "))
 
 
 def failure_lines(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from npattn.mistakes import Attention
 from npattn.mistakes.attention import same_signature
@@ -26,6 +27,11 @@ PROBLEMS = [
     Recipe(lead=(1,), T=2, S=3, D=300, E=301, seed=5),
     Recipe(lead=(1,), T=300, S=3, D=2, E=2, seed=5),
 ]
+
+
+@pytest.fixture(autouse=True)
+def few_probes(monkeypatch):
+    monkeypatch.setattr(search, "PROBES", 5)
 
 
 def evidence_of(trial, recipe, nan=False):
