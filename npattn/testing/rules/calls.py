@@ -54,7 +54,9 @@ def _few(
         )
         if not all(mixed.lists.values()):
             return []  # sizes of 0 only
-        seeds = np.random.default_rng([seed, 29]).integers(2**31, size=min(count, examples))
+        seeds = np.random.default_rng([seed, 29]).integers(
+            2**31, size=min(count, max(2, examples // 10))
+        )
         turns = enumerate(seeds.tolist())
         return [mixed.recipe(2 * n) if turn % 2 else plain.recipe(2 * n + 1) for turn, n in turns]
 

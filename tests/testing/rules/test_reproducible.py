@@ -15,8 +15,8 @@ from tests.testing.rules.relations import trial_of
 RULES = tuple(name for name, rule in PROPERTIES.items() if rule.level == "reproducible")
 
 
-def ask(trial, rule, count=3):
-    recipes = PROPERTIES[rule].recipes(trial, 0, count)
+def ask(trial, rule):
+    recipes = PROPERTIES[rule].recipes(trial, 0, 100)
     return [PROPERTIES[rule].check(trial, recipe) for recipe in recipes]
 
 
