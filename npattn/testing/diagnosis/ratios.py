@@ -87,7 +87,12 @@ def _scale(problem: Problem) -> float:
 def _fitting(evidence: Evidence, name: str) -> list[str]:
     """Return the factors that explain one result; one that is fitted comes last."""
     factors = [*FACTORS, *_fit(evidence, name)]
-    return [x for x in factors if evidence.reproduces(name, [_predict(evidence, name, x)])]
+    return [
+        x
+        for x in factors
+        if math.isfinite(_value(x, evidence.problem))  # NaN is no factor of a NaN
+        and evidence.reproduces(name, [_predict(evidence, name, x)])
+    ]
 
 
 def _fit(evidence: Evidence, name: str) -> Iterator[str]:
@@ -113,6 +118,8 @@ def _predict(evidence: Evidence, name: str, factor: str) -> Array:
 
 
 def _explains(by_name: dict[str, str], evidence: Evidence) -> bool:
+    if not all(math.isfinite(_value(x, evidence.problem)) for x in by_name.values()):
+        return False
     predicted = {
         name: [_predict(evidence, name, by_name[name]) if name in by_name else exact]
         for name, exact in evidence.exact.items()

@@ -72,6 +72,14 @@ def test_constant_factor_is_told_from_a_size():
     assert cause.text == "dk is multiplied by 7"
 
 
+def test_nan_is_no_factor():
+    def nan(q, k, v):
+        return np.full_like(attend(q, k, v), np.nan)
+
+    trial = trial_of(nan)
+    assert only_cause(trial, fail(trial, ["plain"])).kind != "ratio"
+
+
 @pytest.mark.parametrize("name", ["heads-of-padded-group", "dbias-transposed"])
 def test_known_mistake_gets_its_sentence(name):
     mistake = MISTAKES[name]
