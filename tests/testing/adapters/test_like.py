@@ -95,9 +95,10 @@ def test_conventions_given_win_over_those_of_names():
     def f(q, k, v, is_causal=False):
         return flash(q, k, v, causal=is_causal)
 
-    arguments = {"framework": "numpy", "examples": 5, "only": ["agreement-o"], "shrink": False}
+    arguments = {"framework": "numpy", "examples": 3, "only": ["agreement-o"]}
+    arguments |= {"shrink": False, "diagnosis": False}
     implied, told = check(f, **arguments), check(f, conventions=Conventions(), **arguments)
-    assert implied.settings["reads"] == "is_causal as causal (top_left)"
+    assert "is_causal as causal (top_left)" in implied.settings["reads"]
     assert not implied.passed  # flash aligns to the bottom right
     assert told.passed
 
