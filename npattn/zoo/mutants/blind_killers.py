@@ -44,7 +44,7 @@ BLIND_KILLERS: dict[str, str] = {
     "blind-mask-rank-2-as-padding": "agreement-o agreement-lse structure",
     "blind-mask-of-group": "agreement-o agreement-lse permute-heads shared-heads",
     # scale
-    "blind-scale-of-padded-size": "agreement-o agreement-lse",
+    "blind-scale-of-padded-size": "agreement-o agreement-lse structure",
     "blind-zero-scale-dq": "agreement-dq scale-of-query equal-scores",
     "blind-negative-scale-dk": "agreement-dk query-key-euler directional",
     "blind-maximum-before-scale": "large-products agreement-o agreement-lse scale-of-query",
@@ -76,7 +76,7 @@ BLIND_KILLERS: dict[str, str] = {
     # state
     "blind-cache-without-causal": "agreement-o agreement-lse repeatable causal-prefix",
     "blind-bias-masked-in-place": "inputs-unchanged repeatable",
-    "blind-values-in-memory-order": "views agreement-o agreement-dv",
+    "blind-values-in-memory-order": "views agreement-o agreement-dv structure",
     # window
     "blind-window-ignored-with-mask": "agreement-o agreement-lse window-as-mask",
     "blind-window-half-open-ignored": "agreement-o agreement-lse window-as-mask",
