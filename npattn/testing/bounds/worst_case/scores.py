@@ -115,6 +115,10 @@ class ScoreErrors:
             stage = self._softcap(stage, problem.softcap)
         if problem.score_mod is not None:
             stage = self._score_mod(stage)
+        if self.conventions.fill(self.original) is not None:
+            # A twin's score is its bias: nothing of its query, not even a NaN, is in it.
+            names = ("s", "error", "slope", "slope_error")
+            stage = Stage(*(np.where(self._twins, 0, getattr(stage, name)) for name in names))
         s, error = stage.s, stage.error
         if problem.bias_array is not None:
             s, error = self._add_bias(s, error, problem.bias_array.astype(float))
