@@ -623,7 +623,7 @@ def peculiar(
         # Only keys that count are multiplied: 0 · NaN is NaN.
         bad = ((w != 0).astype(float) @ ~np.isfinite(v64)) > 0
         o = np.where(bad, np.nan, w @ np.where(np.isfinite(v64), v64, 0)).astype(q.dtype)
-        o = np.where(dead, np.nan, o).astype(q.dtype) if empty == "nan" else o
+        o = np.where(dead, np.nan, o).astype(q.dtype) if empty == "nan" and S else o
         lse = np.where(dead, lse_empty, (top + np.log(total)) / math.log(base))[..., 0]
         return (o, lse.astype(np.float32)) if return_lse else o
 
