@@ -14,7 +14,7 @@ from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Arrays, Evidence, group
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import PROPERTIES
-from npattn.testing.trial import Trial, Violation
+from npattn.testing.trial import Trial, Violation, WrongAnyway
 
 __all__ = ["breaks_alike", "implementation_of", "mistake_candidates", "predict_by"]
 
@@ -83,7 +83,7 @@ def breaks_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool:
         rule.check(replace(trial, implementation=implementation, memo={}), outcome.sampled)
     except Violation as err:
         return err.kind == outcome.kind and _results(str(err)) == _results(outcome.message)
-    except ImplementationError:
+    except (ImplementationError, WrongAnyway):
         return False
     return False
 
