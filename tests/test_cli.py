@@ -230,7 +230,7 @@ def test_exit_code_is_2_if_nothing_was_accepted(mine):
 
 
 def test_exit_code_is_2_if_no_rule_applied(mine):
-    assert "nothing could be tested" in check(f"{mine}:good", "--only", "agreement-weights", code=2)
+    assert "nothing could be tested" in check(f"{mine}:good", "--only", "agreement-dq", code=2)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ and its results are translated back. The engines know nothing of conventions.
 Each translation, with its gradient: docs/derivations/conventions.md.
 """
 
-from npattn.conventions.fields import Conventions, check_conventions
+from npattn.conventions.fields import Conventions
+from npattn.conventions.fields import check_conventions as check_conventions
 
-__all__ = ["Conventions", "check_conventions"]
+__all__ = ["Conventions"]
 
 
 def __dir__() -> list[str]:

@@ -352,8 +352,12 @@ NOT_HERE = {
     "blind-rank-2-weights": "rank 2, and the weights",
     "blind-sink-minus-inf": "a sink of -inf",
     "blind-window-in-int32": "a window of 2^31 - 1",
+    "contents-of-first-call": "arrays that are reused",
+    "packed-in-one-order": "packed inputs",
     "plan-of-other-strides": "two calls with different strides",
     "precision-of-first-call": "two calls with different dtypes",
+    "value-scaled-with-key": "k and v in one array",
+    "work-shared-by-threads": "two threads",
 }
 
 

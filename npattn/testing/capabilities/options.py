@@ -56,10 +56,10 @@ def probe_options(probing: Probing) -> None:
 
 def _probe_option(probing: Probing, field: str, base: Recipe) -> None:
     kinds = _kinds(probing.trial.space, field, base)
-    raised = _raised(probing, field, kinds, base)
+    raised = _try_kinds(probing, field, kinds, base)
     if raised and len(raised) == len(kinds) and _needs_causal(probing, field, raised, base):
         base = replace(base, causal=True)
-        raised = _raised(probing, field, kinds, base)
+        raised = _try_kinds(probing, field, kinds, base)
     if not raised:
         return
     if len(raised) == len(kinds):
@@ -78,7 +78,7 @@ def _probe_option(probing: Probing, field: str, base: Recipe) -> None:
     _list(probing, title, {names[kind].removeprefix("bias "): e for kind, e in refused.items()})
 
 
-def _raised(
+def _try_kinds(
     probing: Probing, field: str, kinds: Values, base: Recipe
 ) -> dict[frozenset[str], ImplementationError]:
     attempts = ((k, probing.attempt(replace(base, **{field: v[0]}))) for k, v in kinds.items())
@@ -96,7 +96,7 @@ def _needs_causal(
     if "causal" not in space.features or base.causal or field == "causal":
         return False
     kinds = {kind: _kinds(space, field, base)[kind] for kind in raised}
-    with_causal = _raised(probing, field, kinds, replace(base, causal=True))
+    with_causal = _try_kinds(probing, field, kinds, replace(base, causal=True))
     types = {type(err.__cause__) for err in raised.values()}
     err = next(iter(raised.values()))
     if len(with_causal) == len(kinds) or len(types) > 1 or not err.is_refusal:

@@ -107,10 +107,10 @@ class Pools:
         if self.space.refused:
             # Of what a rule forces, nothing may be left: `conflict` says so.
             names = [n for n in OPTION_FIELDS if n in pools]
-            pools |= {n: self._accepted(n, pools[n]) or pools[n] for n in names}
+            pools |= {n: self._keep_accepted(n, pools[n]) or pools[n] for n in names}
         return pools
 
-    def _accepted(self, name: str, values: Sequence[Any]) -> list[Any]:
+    def _keep_accepted(self, name: str, values: Sequence[Any]) -> list[Any]:
         """Return the values of an option that are not refused whatever else is on."""
         refuses = self.space.refuses
         rank = self.space.first_rank
@@ -124,7 +124,7 @@ class Pools:
                 return f"{name} is always on"
         for name, values in self.force.items():
             offered = values if isinstance(values, tuple) else (values,)
-            if name in OPTION_FIELDS and not self._accepted(name, offered):
+            if name in OPTION_FIELDS and not self._keep_accepted(name, offered):
                 rank = self.space.first_rank
                 kinds = set().union(*(classes_of_value(name, x, rank) for x in offered)) - {name}
                 return f"refuses {', '.join(sorted(kinds)) or name}"

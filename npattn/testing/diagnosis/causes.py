@@ -37,8 +37,10 @@ from npattn.testing.trial import Trial
 
 __all__ = ["diagnose"]
 
-PROBES = 24
+PROBES = 16
 """Problems beside the failing ones on which candidates that explain equally much are compared."""
+RIVALS = 24
+"""Candidates that explain equally much and are compared, the simplest; many do if little failed."""
 CONTRASTS = 2
 """Causes of which it is found when they pass, which takes as long as finding the cause."""
 REPEATED = 4
@@ -108,6 +110,7 @@ class _Diagnosis:
     outcomes: list[Outcome]
     without: Container[str]
     evidence: list[Evidence] = field(default_factory=list)
+    known: dict[tuple[str, str, int], bool] = field(default_factory=dict)
 
     def causes(self) -> Iterator[Cause]:
         """Yield causes that together have every outcome once."""
@@ -154,19 +157,34 @@ class _Diagnosis:
         Of several it is the one that fits other problems best, and then the simplest.
         """
         first, *others = left
-        hits = [c for c in self._candidates(first) if c.explains(first)]
-        claims = {c: [first, *(e for e in others if c.explains(e))] for c in hits}
+        hits = [c for c in self._candidates(first) if self._explains(c, first)]
+        claims = {c: [first, *(e for e in others if self._explains(c, e))] for c in hits}
         if max(map(len, claims.values()), default=0) < len(left):
             pairs = [two for c in hits if c.conventions for two in with_another(c, first)]
-            more = {c: [first, *(e for e in others if c.explains(e))] for c in pairs}
+            more = {c: [first, *(e for e in others if self._explains(c, e))] for c in pairs}
             claims |= {c: x for c, x in more.items() if len(x) > 1}
         for most in sorted({len(x) for x in claims.values()}, reverse=True):
-            rivals = [c for c in claims if len(claims[c]) == most and not self._contradicts(c)]
-            rivals = [c for c in rivals if not self._overreaches(c)]
-            if rivals:
-                best = min(rivals, key=lambda c: (-self._fit(c), c.rank, c.changes))
+            best = self._best_fit([c for c in claims if len(claims[c]) == most])
+            if best is not None:
                 return best, claims[best]
         return None, []
+
+    def _best_fit(self, rivals: list[Candidate]) -> Candidate | None:
+        """Return the rival that misses fewest probes, and the simplest of several."""
+        best, fewest = None, len(self.probes) + 1
+        for rival in sorted(rivals, key=lambda c: (c.rank, c.changes))[:RIVALS]:
+            if self._misses(rival, fewest) >= fewest:
+                continue
+            if not (self._contradicts(rival) or self._overreaches(rival)):
+                best, fewest = rival, self._misses(rival, fewest)
+        return best
+
+    def _explains(self, candidate: Candidate, evidence: Evidence) -> bool:
+        """Return True if the candidate explains the evidence; memoized, by its unique name."""
+        key = (candidate.kind, candidate.name, id(evidence))
+        if key not in self.known:
+            self.known[key] = candidate.explains(evidence)
+        return self.known[key]
 
     def _candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         yield from convention_candidates(evidence)
@@ -183,9 +201,10 @@ class _Diagnosis:
         recipes = (r for r in cases if not self.trial.skips(r, "probe"))
         return [e for e in sample(self.trial, islice(recipes, PROBES)) if e.size <= LARGE // 4]
 
-    def _fit(self, candidate: Candidate) -> int:
-        """Number of probes that a candidate explains."""
-        return sum(candidate.explains(probe) for probe in self.probes)
+    def _misses(self, candidate: Candidate, limit: int = PROBES) -> int:
+        """Return the number of probes that a candidate does not explain, counted up to a limit."""
+        missed = (1 for probe in self.probes if not self._explains(candidate, probe))
+        return sum(islice(missed, limit))
 
     def _contradicts(self, candidate: Candidate) -> bool:
         """Return True if the candidate would make a probe wrong that is right.
@@ -195,7 +214,7 @@ class _Diagnosis:
         """
         if candidate.kind in ("ratio", "step", "layout"):
             return False
-        return any(not (e.wrong or candidate.explains(e)) for e in self.probes)
+        return any(not (e.wrong or self._explains(candidate, e)) for e in self.probes)
 
     def _overreaches(self, candidate: Candidate) -> bool:
         """Return True if it fits the probes as well without one of its conventions.
@@ -205,9 +224,9 @@ class _Diagnosis:
         """
         if candidate.conventions is None:
             return False
-        own, known = self._fit(candidate), candidate.name.startswith("as ")
-        fewer = map(self._fit, without_one(candidate, self.trial.conventions))
-        return any(fit > own or (fit == own and not known) for fit in fewer)
+        own, known = self._misses(candidate), candidate.name.startswith("as ")
+        fewer = map(self._misses, without_one(candidate, self.trial.conventions))
+        return any(missed < own or (missed == own and not known) for missed in fewer)
 
     def _cause(self, candidate: Candidate, claimed: list[Evidence]) -> Cause:
         outcomes = [e.outcome for e in claimed if e.outcome is not None]

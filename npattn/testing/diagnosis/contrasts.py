@@ -169,7 +169,9 @@ def _vary_sizes(verdicts: Verdicts, base: Recipe) -> dict[Recipe, bool]:
         first = space.sizes.get(letter, FIRST[letter])
         if vary(_with_size(base, letter, n) for n in first):
             vary(_with_size(base, letter, n) for n in MORE[letter])
-            while (n := _between(points, base, letter)) and n not in MORE[letter]:
+            known = 0
+            while (n := _between(points, base, letter)) and len(points) > known:
+                known = len(points)  # no more at the next turn if the rule is not asked of n
                 vary([_with_size(base, letter, n)])
     if base.lead is not None and vary({"H": H, "K": K} for H, K in HEADS):
         vary({"H": H, "K": K} for H, K in MORE_HEADS)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator
+from copy import copy
 from dataclasses import replace
 from functools import cache, partial
 
-from npattn.mistakes import MISTAKES, Mistake
+from npattn.mistakes import MISTAKES, Attention, Mistake
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.diagnosis.candidates import Candidate
@@ -16,7 +17,7 @@ from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.trial import Trial, Violation, WrongAnyway
 
-__all__ = ["breaks_alike", "implementation_of", "mistake_candidates", "predict_by"]
+__all__ = ["breaks_alike", "implement", "implementation_of", "mistake_candidates", "predict_by"]
 
 
 def mistake_candidates(evidence: Evidence, without: Container[str] = ()) -> Iterator[Candidate]:
@@ -48,14 +49,32 @@ def _explains(mistake: Mistake, evidence: Evidence) -> bool:
 
 def implementation_of(mistake: Mistake, like: Implementation) -> Implementation:
     """Return a mistake, without state of earlier calls, with the options of an implementation."""
-    cls = type(mistake.forward.__self__)  # type: ignore[attr-defined]
-    fresh = cls()
+    fresh = type(mistake.forward.__self__)()  # type: ignore[attr-defined]
+    return implement(fresh, fresh, like)
+
+
+def implement(forward: Attention, backward: Attention, like: Implementation) -> Implementation:
+    """Return the forward of one and the backward of another, with the options of `like`.
+
+    Reading a signature takes longer than a small call, so that it is done once a class.
+    """
+    features = (*sorted(like.features), *like.returns)
+    classes = type(forward), type(backward)
+    implementation = copy(_read_once(*classes, features))  # type: ignore[arg-type]  # hashable
+    implementation.f, implementation.backward = forward.forward, backward.backward
+    return implementation
+
+
+@cache
+def _read_once(
+    forward: type[Attention], backward: type[Attention], features: tuple[str, ...]
+) -> Implementation:
     return Implementation(
-        fresh.forward,
-        backward=fresh.backward,
-        features=[*like.features, *like.returns],
+        forward().forward,
+        backward=backward().backward,
+        features=features,
         framework="numpy",
-        name=mistake.name,
+        name=forward.__name__,
     )
 
 

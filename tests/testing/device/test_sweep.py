@@ -196,9 +196,10 @@ def test_index_overflow_at_1024_queries_fails(rule):
     sizes = {"B": (1,), "H": (1,), "K": (1,), "S": (17,), "D": (16,), "E": (16,)}
     lengths = (900, 1024, 1100, 1500)
     report = check_sweep(overflow_index, 8, only=(rule,), sizes=sizes | {"T": lengths})
-    [outcome] = report.outcomes
+    # The probe may meet it first: then such lengths are not sampled again.
+    [outcome] = [o for o in report.outcomes if o.failed]
     assert outcome.status == "failed"
-    assert outcome.problem.T == 1100
+    assert outcome.problem.T > 1024
     assert "o[" in outcome.message
     assert check_sweep(overflow_index, 8, only=(rule,), sizes=sizes | {"T": lengths[:2]}).passed
 
@@ -227,7 +228,7 @@ def nan_in_row_60(q, k, v):
 
 
 def test_unexpected_nan_fails():
-    [outcome] = check_sweep(nan_in_row_60).outcomes
+    [outcome] = [o for o in check_sweep(nan_in_row_60).outcomes if o.failed]
     assert outcome.status == "failed"
     assert "got nan" in outcome.message
     assert outcome.worst == math.inf

@@ -290,7 +290,7 @@ def test_a_size_of_0_is_kept(mine):
 
 
 def test_misread_view_is_shown(mine):
-    text = failure(implementation(mine, "no_view"), "views", examples=100).script()
+    text = failure(implementation(mine, "no_view"), "structure", examples=100).script()
     assert "WRONG o[" in run(text, mine)
 
 

@@ -11,10 +11,9 @@ from npattn.mistakes import Attention
 from npattn.mistakes.attention import Inputs
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
-from npattn.testing.diagnosis.mistakes import predict_by
+from npattn.testing.diagnosis.mistakes import implement, predict_by
 
 __all__ = ["Change", "Step", "change", "overrides", "step_candidates"]
 
@@ -97,15 +96,9 @@ def _candidate(step: Step, where: str) -> Candidate:
 
 
 def _explains(step: Step, in_forward: bool, evidence: Evidence) -> bool:
-    like = evidence.trial.implementation
     wrong = step.make()
-    implementation = Implementation(
-        (wrong if in_forward else Attention()).forward,
-        backward=wrong.backward,
-        features=[*like.features, *like.returns],
-        framework="numpy",
-        name=step.text,
-    )
+    forward = wrong if in_forward else Attention()
+    implementation = implement(forward, wrong, evidence.trial.implementation)
     try:
         return evidence.reproduced_by(predict_by(implementation, evidence))
     except ImplementationError:
