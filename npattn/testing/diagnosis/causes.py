@@ -26,10 +26,12 @@ from npattn.testing.diagnosis.conventions import (
 )
 from npattn.testing.diagnosis.dtypes import dtype_candidates
 from npattn.testing.diagnosis.evidence import Evidence, collect, sample
+from npattn.testing.diagnosis.leaks import LEAK, leaks_nan
 from npattn.testing.diagnosis.mistakes import mistake_candidates
 from npattn.testing.diagnosis.ratios import ratio_candidates
 from npattn.testing.diagnosis.steps import step_candidates
 from npattn.testing.diagnosis.suspicion import collect_suspicion
+from npattn.testing.levels import REQUIRED
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import PROPERTIES
@@ -83,7 +85,14 @@ def diagnose(
             key = (cause.kind, cause.name or cause.text)
             known = causes.get(key)
             causes[key] = replace(known, rules=known.rules + cause.rules) if known else cause
-    ordered = sorted(causes.values(), key=lambda c: (c.kind == "unexplained", -len(c.rules)))
+    level = {o.id: o.level for _, outcomes in judged for o in outcomes}
+
+    def place(cause: Cause) -> tuple[bool, bool, int]:
+        """Causes of what is required come first, then those of most rules."""
+        beside = not any(level[rule] in REQUIRED for rule in cause.rules)
+        return cause.kind == "unexplained", beside, -len(cause.rules)
+
+    ordered = sorted(causes.values(), key=place)
     contrasting = [_with_contrast(cause, judged) for cause in ordered[:contrasts]]
     ordered[:contrasts] = contrasting
     texts = {rule: cause.text for cause in ordered for rule in cause.rules}
@@ -134,6 +143,12 @@ class _Diagnosis:
                 continue
             found.append((candidate, claimed))
             left = [e for e in left if e not in claimed]
+        leaks = [e for e in (*skipped, *left) if leaks_nan(e)]
+        if leaks:  # what explains only one of many leaks by chance is no cause of its own
+            chance = [x for x in found if all(map(leaks_nan, x[1])) and len(x[1]) < len(leaks)]
+            found = [x for x in found if x not in chance]
+            found.append((LEAK, leaks + [e for _, claimed in chance for e in claimed]))
+            skipped, left = ([e for e in some if e not in leaks] for some in (skipped, left))
         explained = {e.outcome.rule for _, claimed in found for e in claimed if e.outcome}
         for candidate, claimed in found:
             yield self._cause(candidate, claimed)

@@ -150,7 +150,11 @@ def _sentence(names: str, plural: bool, factor: str, problem: Problem) -> str:
     letters = [x for x in "BHTSDE" if x in factor]
     at = ", ".join(f"{x} = {_size(problem, x)}" for x in letters)
     number = value if inverse == factor else 1 / value
-    text = f"{names} {be} {inverse.strip('()')} times too {size}"
+    if inverse == "scale":  # which is below 1 as a rule, so that "times too" would confuse
+        verb = "divided" if inverse != factor else "multiplied"
+        text = f"{names} {be} {verb} by scale once too often"
+    else:
+        text = f"{names} {be} {inverse.strip('()')} times too {size}"
     if not factor.strip("1/").isdigit():
         text += f" ({number:.2f}{f' at {at}' if at else ''})"
     reason = REASONS.get(factor)

@@ -8,6 +8,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
+from npattn.testing.diagnosis import leaks
 from npattn.testing.diagnosis.steps.step import overrides
 
 # --- shared heads, and layout ---
@@ -274,7 +275,7 @@ overrides("empty", "a query that sees nothing gives NaN", softmax=_empty_nan)
 overrides("empty", "a query that sees nothing gives the mean of all values", softmax=_empty_mean)
 overrides(
     "NaN",
-    "hidden positions are multiplied by 0 instead of left out: 0 · NaN is NaN",
+    leaks.TEXT,
     masked_matmul=_everywhere,
 )
 overrides("NaN", "NaN scores are hidden", softmax=_ignore_nan)
