@@ -160,11 +160,17 @@ class _Diagnosis:
         """Return True if another call on the same problem gives other results."""
         assert evidence.outcome is not None
         again = collect(self.trial, evidence.outcome)
-        return again is None or any(
-            not np.array_equal(x, y, equal_nan=True)
-            for name, arrays in evidence.observed.items()
-            for x, y in zip(arrays, again.observed[name], strict=True)
-        )
+        if again is None:
+            return True
+        for name, arrays in evidence.observed.items():
+            others = again.observed.get(name, ())
+            if len(arrays) != len(others):  # it returned the result once more, or no longer
+                return True
+            if not all(
+                np.array_equal(x, y, equal_nan=True) for x, y in zip(arrays, others, strict=True)
+            ):
+                return True
+        return False
 
     def _best(self, left: list[Evidence]) -> tuple[Candidate | None, list[Evidence]]:
         """Return the candidate that explains most of what is left, the smallest problem included.
