@@ -25,7 +25,7 @@ def implementation_of(name: str) -> Any:
 
 
 def judge(base: Online, **options: Any) -> Any:
-    return check(base.forward, backward=base.backward, **options)
+    return check(base.forward, backward=base.backward, diagnosis=False, **options)
 
 
 # --- it is right ----------------------------------------------------------------------------------

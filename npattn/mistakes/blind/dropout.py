@@ -24,14 +24,6 @@ class DropoutInLse(Attention):
         return o, lse + lost, self.returned_weights(p, c)
 
 
-@mistake("blind-rate-zero-backward", "dropout")
-class RateZeroBackward(Attention):
-    """At a dropout rate of 0 backward ignores the dropout mask."""
-
-    def recompute(self, c: Inputs) -> Inputs:
-        return c._replace(keep=1.0) if np.any(np.asarray(c.keep) == 1) else c
-
-
 @mistake("blind-dweights-dropped", "dropout")
 class DweightsDropped(Attention):
     """Dropout is applied to dweights, though the returned weights are those before dropout."""

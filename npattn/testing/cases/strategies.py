@@ -36,7 +36,9 @@ except ImportError as err:
 __all__ = ["Pools", "problems", "recipes"]
 
 CANDIDATES = 1200
-"""Recipes from which `covering` chooses."""
+"""Most recipes from which `covering` chooses."""
+CANDIDATES_EACH = 100
+"""Recipes for each example, if those are fewer."""
 FIELDS = 32
 """At least as many as pools have lists."""
 SHAPES = 12
@@ -50,7 +52,7 @@ KEEP = object()
 """Change that leaves a field as the seed chose it."""
 NAMED = {
     "mask": (*MASKS, *BY_SAMPLE),
-    "bias": tuple(BIASES),
+    "bias": (*BIASES, *["-inf padding"] * 2),  # no other leaves keys out and empties no row
     "score_mod": tuple(SCORE_MODS),
     "sinks": (True,),
 }
@@ -255,7 +257,8 @@ def _after_pairs(
     order of the fields, which equal pools may have differently.
     """
     rng = np.random.default_rng([seed, 11])
-    draws = [pools.recipe(2 * int(x)) for x in rng.integers(2**31, size=CANDIDATES)]
+    candidates = min(CANDIDATES, CANDIDATES_EACH * examples)
+    draws = [pools.recipe(2 * int(x)) for x in rng.integers(2**31, size=candidates)]
     covered = list(covering(pools._pairs(seed, examples), draws))
     crowds = [recipe for recipe in draws if len(options_on(recipe)) > CROWD]
     return covered, crowds, (2 * rng.integers(2**31, size=(5 * examples, 2))).tolist()

@@ -96,12 +96,15 @@ def _fitting(evidence: Evidence, name: str) -> list[str]:
 
 
 def _fit(evidence: Evidence, name: str) -> Iterator[str]:
-    """Yield the factor of least squares, if there is one."""
+    """Yield the factor of least squares, if there is one: finite real numbers have one."""
     got, exact = evidence.observed[name][0], evidence.exact[name]
-    if got.shape != exact.shape or not np.isfinite(exact).all():
+    if got.shape != exact.shape or np.iscomplexobj(got):
+        return
+    got = got.astype(float)
+    if not (np.isfinite(exact).all() and np.isfinite(got).all()):
         return
     if np.count_nonzero(exact) >= ENOUGH:
-        yield repr(float((got.astype(float) * exact).sum() / (exact**2).sum()))
+        yield repr(float((got * exact).sum() / (exact**2).sum()))
 
 
 def _value(factor: str, problem: Problem) -> float:

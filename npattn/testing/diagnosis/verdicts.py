@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
@@ -75,6 +76,8 @@ class Verdicts:
         raised = self.outcome.kind == "raised"
         if not is_within(self.trial.space, recipe) or self.trial.skips(recipe, self.outcome.rule):
             return None
+        if self.property is not None and not has_forced(self.property.draw(self.trial), recipe):
+            return None
         try:
             ratio = self._check(recipe)
         except Suspicion:
@@ -97,6 +100,16 @@ class Verdicts:
         problem = self.trial.problem(recipe)
         cotangents = self.trial.cotangents(recipe, problem, weights=True)
         return self.trial.check(self.trial.agreement(recipe), problem, cotangents)
+
+
+def has_forced(draw: dict[str, Any], recipe: Recipe) -> bool:
+    """Return True if a recipe has every option that the sampling of a rule forces."""
+    for name, values in draw.get("force", {}).items():
+        offered = values if isinstance(values, tuple) else (values,)
+        off = getattr(Recipe(), name, None)
+        if getattr(recipe, name, None) == off and off not in offered:
+            return False
+    return True
 
 
 def is_within(space: Space, recipe: Recipe) -> bool:

@@ -74,7 +74,7 @@ class Outcome:
     diagnosis: str | None = None
     kind: str = ""
     cotangents: Cotangents | None = field(default=None, repr=False, compare=False)
-    comparisons: tuple[Comparison, ...] = field(default=(), repr=False)
+    comparisons: tuple[Comparison, ...] = field(default=(), repr=False, compare=False)
     sampled: Recipe | None = field(default=None, repr=False)
     view: str = "contiguous"
     left_to: frozenset[str] = frozenset()

@@ -111,10 +111,10 @@ class Search:
         for recipe in islice(recipes, standing.position):
             self._errors[recipe] = None  # tried in an earlier round
         for recipe in recipes:
-            standing.position += 1
-            self.try_recipe(recipe)
             if self.rule.recipes is None and standing.tried + standing.left >= count:
                 return
+            standing.position += 1
+            self.try_recipe(recipe)
 
     def _shrink(self, failure: Failure, pools: Pools, seed: int) -> None:
         """Let Hypothesis find the simplest failing recipe near the one that failed."""

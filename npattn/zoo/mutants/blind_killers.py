@@ -18,7 +18,6 @@ BLIND_KILLERS: dict[str, str] = {
     "blind-causal-offset-clamped": "agreement-o agreement-lse empty-row",
     # dropout
     "blind-dropout-in-lse": "agreement-lse",
-    "blind-rate-zero-backward": "agreement-dq agreement-dv value-euler directional",
     "blind-dweights-dropped": "agreement-dq agreement-dk agreement-dbias",
     "blind-delta-dropped": "agreement-dq agreement-dk directional",
     "blind-dropped-row-dlse": "agreement-dq agreement-dk lse-gradient",

@@ -164,8 +164,10 @@ class WorstCase(ForwardErrors):
 
     def _dq_bound(self, sums: DqErrorSums) -> Array:
         # Errors common to a row (of D, of lse) meet Σ p k and dq, before absolute values.
+        common = abs(sums.common) + sums.loose
         t = sums.each + self.rebuild * abs(sums.signed)
-        t = self.scale * (t + self.e_D * (abs(sums.common) + sums.loose))
+        # A row that sees nothing has no part in it, even where its dout is NaN.
+        t = self.scale * (t + np.where(common > 0, self.e_D * common, 0))
         t = t + self._flush() * sums.flush
         return self._add_storage(t, self.scale * sums.mass, self.problem.q, shared=False)
 
