@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from npattn.testing.cases.recipe import Recipe
@@ -18,7 +19,8 @@ LENGTHS = ((5, 5), (16, 16), (33, 33), (64, 64), (7, 19), (1, 13))
 
 def _recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
     """Return a recipe for every mask and length, and another with causal where there is such."""
-    recipes = [
+    recipes = _ambiguous_shapes(trial, seed)
+    recipes += [
         Pools(trial.space, **_sample(trial, T, S, name)).recipe(2 * (2 * seed + turn) + 1)
         for turn in (0, 1)
         for T, S in _lengths(trial.space)
@@ -26,6 +28,18 @@ def _recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
     ]
     shown = [recipe for recipe in recipes if not trial.skips(recipe, "look-alike-masks")]
     return shown[: max(len(LOOK_ALIKES), examples // 3)]
+
+
+def _ambiguous_shapes(trial: Trial, seed: int) -> list[Recipe]:
+    """Return recipes of masks (H, T, S) where B = H, and (T, S) where B = T."""
+    space = trial.space
+    if "rank 4" not in space.structure or not space.sizes.keys().isdisjoint("BHKT"):
+        return []
+    recipes = []
+    for name, changes in (("heads", {"lead": (3,), "H": 3, "K": 3}), ("matrix", {"lead": (5,)})):
+        recipe = Pools(space, **_sample(trial, 5, 16, name)).recipe(2 * seed + 1)
+        recipes.append(replace(recipe, broadcast=False, **changes))
+    return [r for r in recipes if "T != S" in space.structure and not trial.refuses_recipe(r)]
 
 
 def _lengths(space: Space) -> list[tuple[int, int]]:
@@ -52,9 +66,10 @@ def look_alike_masks(trial: Trial, recipe: Recipe) -> float:
     """A mask is read element by element, whatever it looks like from afar.
 
     The four corners of a causal mask without its triangle; as many visible keys a row as causal
-    has, elsewhere; all True; all True but one. Broken by kernels that take a mask for causal by its
-    corners or its counts, and by those that skip a mask when a sample or the sum of it says
-    that nothing is hidden.
+    has, elsewhere; all True; all True but one; (H, T, S) where B = H, and (T, S) where B = T.
+    Broken by kernels that take a mask for causal by its corners or its counts, by those that skip a
+    mask when a sample or the sum of it says that nothing is hidden, and by those that take its
+    first axis for the batch's.
     """
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)

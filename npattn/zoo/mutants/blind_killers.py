@@ -39,8 +39,8 @@ BLIND_KILLERS: dict[str, str] = {
     "blind-dk-of-nan-query": "nan-query nan-query-alone agreement-dk",
     "blind-nan-spreads-over-columns": "nan-value agreement-o hidden-nan-v structure",
     # mask
-    "blind-mask-rank-3-as-batch": "agreement-o agreement-lse structure",
-    "blind-mask-rank-2-as-padding": "agreement-o agreement-lse structure",
+    "blind-mask-rank-3-as-batch": "look-alike-masks agreement-o",
+    "blind-mask-rank-2-as-padding": "look-alike-masks agreement-o",
     "blind-mask-of-group": "agreement-o agreement-lse permute-heads shared-heads",
     # scale
     "blind-scale-of-padded-size": "agreement-o agreement-lse structure",
