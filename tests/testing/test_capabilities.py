@@ -1,4 +1,4 @@
-"""What the probe learns of an implementation, and what is sampled afterwards."""
+"""The probe learns what an implementation accepts, and only that is sampled afterwards."""
 
 import numpy as np
 import pytest

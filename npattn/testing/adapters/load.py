@@ -8,6 +8,7 @@ import importlib.util
 import sys
 import zlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -82,11 +83,10 @@ def _import_file(home: str) -> ModuleType:
     assert spec.loader is not None
     _add_to_path(path.parent)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
+    with ExitStack() as unless_loaded:
+        unless_loaded.callback(sys.modules.pop, name)
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+        unless_loaded.pop_all()
     return module
 
 

@@ -75,7 +75,7 @@ NOTES = {
     "lse (B, T, H) without gradient": "axes B, T, H, not differentiated",
     "window or −1": "−1 is unlimited",
 }
-"""What a report adds to the meaning of a parameter."""
+"""Words that a report adds to the meaning of a parameter."""
 
 
 def read_signature(

@@ -58,7 +58,7 @@ def free_elements(problem: Problem, conventions: Conventions | None = None) -> d
 
 
 class _Shares(NamedTuple):
-    """Where a NaN is, and which shares are 0, in a canonical problem; H heads everywhere."""
+    """Places of NaN, and of shares of 0, in a canonical problem; H heads everywhere."""
 
     bad_q: Array  # (..., H, T, 1)
     bad_k: Array  # (..., H, 1, S)

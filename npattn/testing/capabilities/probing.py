@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass
 class Probing:
-    """What is known so far.
+    """State of the probe: the space narrowed so far, and the findings.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What becomes of hidden scores: they leave, become a number, or have one added.
+"""Fate of hidden scores: they leave, become a number, or have one added.
 
 A number is read off the results. One key is visible at a score of −x, and the others are hidden:
 where −x falls below the fill, the weight goes over to them, and bisection finds that x.

@@ -11,7 +11,7 @@ __all__ = ["Cause"]
 
 @dataclass(frozen=True)
 class Cause:
-    """What explains failures.
+    """Explanation of failures.
 
     Attributes
     ----------

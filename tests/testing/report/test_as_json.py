@@ -25,7 +25,7 @@ TYPES = {
 
 
 def errors(value, schema, path="report"):
-    """Where a value differs from a schema, in the part of JSON Schema that ours uses."""
+    """Yield the places where a value differs from a schema (the part of JSON Schema used)."""
     known = {"$schema", "title", "description", "type", "enum", "anyOf", "items", "properties"}
     assert set(schema) <= known | {"required", "additionalProperties"}
     if "anyOf" in schema and all(list(errors(value, one)) for one in schema["anyOf"]):

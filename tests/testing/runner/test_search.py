@@ -99,7 +99,7 @@ def test_relation_with_nothing_else_is_not_applicable():
 
 
 def test_relation_fails_where_agreement_was_not_shown():
-    """What relations leave must be red somewhere: else they are asked without leaving anything."""
+    """Problems that relations leave are red elsewhere: else they are asked of all."""
     wrong = MaskOfFirstSample()
     implementation = Implementation(wrong.forward, backward=wrong.backward, framework="numpy")
     report = check(

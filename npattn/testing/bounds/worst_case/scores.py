@@ -218,7 +218,7 @@ class ScoreErrors:
 
     @cached_property
     def hidden_number(self) -> float | None:
-        """What hidden scores become, or have more; None if they leave the softmax."""
+        """Number that hidden scores become, or are raised by; None if they leave the softmax."""
         more = self.conventions.addend(self.original)
         return self.conventions.fill(self.original) if more is None else more
 
