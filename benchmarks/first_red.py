@@ -62,7 +62,7 @@ def time_whole_check() -> tuple[float, float]:
     """Return the seconds of a default check, and those in the function and its gradient."""
     spent = [0.0]
 
-    def timed(f: Callable[..., Any]) -> Callable[..., Any]:
+    def count_time(f: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             start = time.process_time()
             try:
@@ -73,7 +73,9 @@ def time_whole_check() -> tuple[float, float]:
         call.__wrapped__ = f  # type: ignore[attr-defined]  # whose signature is read
         return call
 
-    implementation = Implementation(timed(flash), backward=timed(flash_backward), framework="numpy")
+    implementation = Implementation(
+        count_time(flash), backward=count_time(flash_backward), framework="numpy"
+    )
     start = time.process_time()
     check(implementation)
     return time.process_time() - start, spent[0]

@@ -88,7 +88,7 @@ def attend(folder):
     return run("-c", block(CHECKING, "python", "def attend("), cwd=folder)
 
 
-def expected(folder):
+def expected_failures(folder):
     (folder / "expected.toml").write_text(block(CHECKING, "toml", "D = 0"))
     return command_of("expected", folder)
 
@@ -104,7 +104,7 @@ EXAMPLES = {
     "conventions": conventions,
     "script": script,
     "attend": attend,
-    "expected": expected,
+    "expected": expected_failures,
     "fingerprint": fingerprint,
 }
 

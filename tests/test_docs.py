@@ -179,8 +179,11 @@ def test_plot_examples(tmp_path):
 @pytest.mark.parametrize("page", ["attention", "conventions", "multihead", "tiled"])
 def test_private_names_of_a_derivation_exist(page):
     text = (ROOT / "docs" / "derivations" / f"{page}.md").read_text()
-    sources = [*re.findall(r"`(npattn/\w+\.py)`", text), "npattn/dense.py"]
-    code = "".join((ROOT / source).read_text() for source in sources)
+    places = [ROOT / place for place in re.findall(r"`(npattn/\w+(?:\.py|/))`", text)]
+    sources = [
+        path for place in places for path in (place.glob("*.py") if place.is_dir() else [place])
+    ]
+    code = "".join(path.read_text() for path in [*sources, ROOT / "npattn/dense.py"])
     names = set(re.findall(r"`(_\w+)`", text))
     assert {name for name in names if not re.search(rf"\b{name}\b", code)} == set()
 
