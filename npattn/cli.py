@@ -42,6 +42,15 @@ def cli() -> None:
     """Judge whether an attention implementation is right."""
 
 
+framework_option = click.option(
+    "--framework",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", *FRAMEWORKS]),
+    help="Framework of its arrays.",
+)
+
+
 @cli.command("check")
 @click.argument("target", default=DEFAULT_TARGET)
 @click.option(
@@ -59,13 +68,7 @@ def cli() -> None:
     "--examples", default=100, show_default=True, type=click.IntRange(1), help="Per rule."
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
-@click.option(
-    "--framework",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", *FRAMEWORKS]),
-    help="Framework of its arrays.",
-)
+@framework_option
 @click.option(
     "--layout",
     type=click.Choice(["BHTD", "BTHD"]),
@@ -227,13 +230,7 @@ def _print_anything() -> None:
 @click.option("--dtype", default="float32", show_default=True, type=click.Choice(DTYPES[:4]))
 @click.option("--device", help="Device of torch tensors, for instance cuda.")
 @click.option("--backward", help="Gradient of a NumPy function, as for check.")
-@click.option(
-    "--framework",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", *FRAMEWORKS]),
-    help="Framework of its arrays.",
-)
+@framework_option
 @click.option("--layout", type=click.Choice(LAYOUTS), help="Axes of q, k, v.  [default: found out]")
 @click.option(
     "--rename",
