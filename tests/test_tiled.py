@@ -51,7 +51,7 @@ def test_the_judge_finds_nothing(monkeypatch):
     for name, n in {"QUERIES": 9, "KEYS": 16, "CELL": 8}.items():
         monkeypatch.setattr(tiled, name, n)
     sizes = {"T": (1, 2, 7, 13, 16), "S": (1, 5, 11, 16, 17)}
-    report = check(attention, backward=backward, framework="numpy", sizes=sizes, examples=4)
+    report = check(attention, backward=backward, framework="numpy", sizes=sizes, examples=2)
     assert report.passed, str(report)
 
 
