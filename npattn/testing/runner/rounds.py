@@ -78,7 +78,8 @@ class Judge:
             if "empty-row" in names:
                 begun.report_progress("empty-row")
             judge = self if "empty-row" in names else replace(self, shrinks=False)
-            empty = judge.judge(PROPERTIES["empty-row"], self.trial, FIRST_ROUNDS[-1])
+            count = min(FIRST_ROUNDS[-1], self.examples)
+            empty = judge.judge(PROPERTIES["empty-row"], self.trial, count)
             if "empty-row" in names:
                 begun.record("empty-row", empty)
             if isinstance(empty, Outcome) and empty.failed:

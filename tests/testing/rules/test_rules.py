@@ -11,6 +11,7 @@ from hypothesis import settings
 from npattn.conventions import Conventions
 from npattn.mistakes import Attention
 from npattn.testing import Implementation, Recipe, Rounding, check
+from npattn.testing.capabilities import probe
 from npattn.testing.cases.recipe import are_identical
 from npattn.testing.cases.space import Space
 from npattn.testing.rules import MODULES, PROPERTIES
@@ -135,9 +136,8 @@ def judge_alone(mutant, rule):
     space = Space(features=implementation.features, dtype=mutant.dtypes[0])
     trial = Trial(implementation, Conventions(), model, space)
     judge = Judge(trial, 60, 0, lambda *_: None, shrinks=False)
-    judge.begin([])
-    found = replace(judge.trial.space, structure=space.structure)
-    trial = replace(judge.trial, space=found, skips_empty_rows=False)
+    found = probe(trial).trial
+    trial = replace(found, space=replace(found.space, structure=space.structure))
     return judge.judge(PROPERTIES[rule], trial, leaves=False)
 
 
