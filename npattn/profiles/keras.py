@@ -19,9 +19,13 @@ OPS = Profile(
     layout="BTHD",
     refuses=(
         "q, k, v of another rank than 4",
-        "attn_logits_soft_cap elsewhere than on a TPU",
+        "softcap: attn_logits_soft_cap is only supported on a TPU",
     ),
 )
+
+# It gives bias and is_causal to torch's scaled_dot_product_attention, whose documentation
+# (2.13) says "An error is thrown if both attn_mask and is_causal are set."
+CAUSAL_ALONE = "bias+causal: it is torch's attn_mask beside is_causal"
 
 # keras/src/backend/torch/nn.py of 3.15.1: where(mask, 0, that number) is the attn_mask of torch's
 # scaled_dot_product_attention, which adds it.
@@ -30,5 +34,5 @@ OPS_TORCH = replace(
     name="keras.torch",
     about="keras.ops.dot_product_attention on PyTorch",
     conventions=Conventions(causal="top_left", hidden_add=-0.7 * 3.38953e38),
-    refuses=(*OPS.refuses, "bias beside mask"),
+    refuses=(*OPS.refuses, "mask+bias: one of them at a time", CAUSAL_ALONE),
 )

@@ -32,7 +32,9 @@ class Profile:
     layout : {"BHTD", "BTHD"}
         Axes of its q, k, v and o.
     refuses : tuple of str
-        What its documentation says that it does not take, a line each.
+        What its documentation says that it does not take, a line each: names, a colon, words. A
+        name is an option ("softcap"), options that are not taken together ("mask+causal") or
+        structure that the judge probes ("K < H"), which is then not asked; others are words alone.
     promises : mapping
         Rule that it takes back → its documentation that says so (page, version). Every other rule
         of a required level is promised.

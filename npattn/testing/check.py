@@ -186,14 +186,18 @@ def check(
     rules, robust = _choose_rules(only), ROBUSTNESS in (only or ())
     progress = progress or (lambda *_: None)
     sweeps = _choose_sweeps(implementation, sweep, only)
-    refused, unasked = _refusals(implementation.profile)
+    refused, unasked, together = _refusals(implementation.profile)
+    alone = {name for classes in together if len(classes) == 1 for name in classes}
     space = Space(
-        features=implementation.features,
+        features=implementation.features - alone,
         structure=frozenset(STRUCTURE) - unasked,
         sizes=dict(sizes or {}),
         few_shapes=implementation.framework.compiles,
+        refused=together,
     )
-    conventions = implementation.conventions if conventions is None else conventions
+    if conventions is not None:
+        implementation.conventions = conventions
+    conventions = implementation.conventions
     judges = []
     for dtype in dtypes:
         model, own = _model(rounding, dtype), replace(space, dtype=dtype)
@@ -261,13 +265,25 @@ def _read(
     return f
 
 
-def _refusals(profile: Profile | None) -> tuple[list[str], frozenset[str]]:
-    """Return what a profile refuses, a line each, and the structure among it."""
-    lines = profile.refuses if profile else ()
-    names = {line.split(":")[0].replace("≠", "!=") for line in lines}
+def _refusals(
+    profile: Profile | None,
+) -> tuple[list[str], frozenset[str], frozenset[frozenset[str]]]:
+    """Return what a profile refuses: a line each, structure, and options alone or together."""
+    if profile is None:
+        return [], frozenset(), frozenset()
+    names = {
+        name.replace("≠", "!=")
+        for line in profile.refuses
+        for name in line.split(": ")[0].split(", ")
+    }
     names |= {"D = 0", "E = 0"} if "E != D" in names else set()
-    said = [f"{line} (not promised by {profile.name})" for line in lines] if profile else []
-    return said, frozenset(names & set(STRUCTURE))
+    options = (frozenset(name.split("+")) for name in names)
+    said = [f"{line} (not promised by {profile.name})" for line in profile.refuses]
+    return (
+        said,
+        frozenset(names & set(STRUCTURE)),
+        frozenset(x for x in options if x <= set(FEATURES)),
+    )
 
 
 def _check_numbers(dtypes: Sequence[str], examples: int, sweep: int) -> None:

@@ -39,6 +39,13 @@ class _Call(NamedTuple):
     values: Mapping[str, Any]
     sizes: Sizes
     framework: Framework
+    mask_true: str
+
+    @property
+    def visible(self) -> Any:
+        """The mask, True where a query may attend."""
+        mask = self.values["mask"]
+        return ~mask if self.mask_true == "hide" else mask
 
 
 def form_arguments(
@@ -46,6 +53,7 @@ def form_arguments(
     values: Mapping[str, Any],
     sizes: Sizes,
     framework: Framework,
+    mask_true: str = "attend",
 ) -> dict[str, Any]:
     """Return the keywords of a call.
 
@@ -57,13 +65,15 @@ def form_arguments(
         default are left out.
     sizes : Sizes
     framework : Framework
+    mask_true : {"attend", "hide"}
+        Meaning of True in the mask among the values.
 
     Raises
     ------
     ImplementationError
         If a parameter cannot hold the value: a mask per query as key padding, for instance.
     """
-    call = _Call(values, sizes, framework)
+    call = _Call(values, sizes, framework, mask_true)
     kwargs: dict[str, Any] = {}
     for theirs, meaning in signature.meanings.items():
         value = FORMS.get(meaning, _plain)(call, signature.carries[theirs])
@@ -103,14 +113,14 @@ def _mask_or_bias(call: _Call, ours: tuple[str, ...]) -> Any:
     bias = call.values["bias"]
     if "float8" in str(bias.dtype):
         raise _inexpressible(f"a mask beside a bias: {bias.dtype} cannot hold −inf")
-    return call.framework.hide(bias, call.values["mask"])
+    return call.framework.hide(bias, call.visible)
 
 
 def _added_mask_or_bias(call: _Call, ours: tuple[str, ...]) -> Any:
     """Return the sum of the bias and, where the mask hides, the least finite number."""
     if "mask" not in ours or "mask" not in call.values:
         return _plain(call, ours)
-    added = call.framework.add_mask(call.values["mask"], call.values["q"])
+    added = call.framework.add_mask(call.visible, call.values["q"])
     return added + call.values["bias"] if "bias" in call.values else added
 
 
@@ -122,9 +132,9 @@ def make_module(sizes: Sizes) -> Any:
 
 def _key_padding(call: _Call, ours: tuple[str, ...]) -> Any:
     """Return the keys that a mask of shape (B, 1, 1, S) hides, as (B, S)."""
-    mask = _plain(call, ours)
-    if mask is None:
+    if _plain(call, ours) is None:
         return None
+    mask = call.visible
     if mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[2] != 1:
         raise _inexpressible(f"a mask of shape {tuple(mask.shape)}: it takes key padding alone")
     return ~mask[:, 0, 0, :]

@@ -197,8 +197,9 @@ class Implementation:
     def through(self, change: Callable[[Any], Any]) -> Implementation:
         """Return the same implementation, to which q, k and v come through a function."""
 
-        def call(q: Any, k: Any, v: Any, **kwargs: Any) -> Any:
-            return self.f(change(q), change(k), change(v), **kwargs)
+        def call(*arrays: Any, **kwargs: Any) -> Any:
+            module, qkv = arrays[:-3], arrays[-3:]
+            return self.f(*module, *map(change, qkv), **kwargs)
 
         other = object.__new__(Implementation)
         vars(other).update(vars(self) | {"f": call})
@@ -388,7 +389,8 @@ class Implementation:
         unasked = [n for n in values if n in OPTIONS and n not in self.features]
         assert not unasked, f"{self.name} has no {', '.join(unasked)}: the judge must not pass it"
         sizes = Sizes.of(inputs, self.layout)
-        return form_arguments(signature, values, sizes, self.framework)
+        mask_true = self.conventions.mask_true
+        return form_arguments(signature, values, sizes, self.framework, mask_true)
 
     def _read(self, pairs: Iterable[tuple[str, Any]]) -> Results:
         arrays = []

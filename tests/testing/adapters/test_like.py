@@ -1,6 +1,7 @@
 """Functions that stand in for a known system: its names, layout, conventions and refusals."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -125,3 +126,43 @@ def test_every_profile_can_be_stood_in_for():
         read = Implementation(f, like=name, framework="numpy")
         assert read.conventions == profile.conventions
         assert read.layout == profile.layout
+
+
+@pytest.mark.parametrize("refuses", ["mask+causal, bias+causal: not together", "causal: never"])
+def test_options_that_a_profile_refuses_are_never_asked(refuses):
+    seen = set()
+
+    def together(q, k, v, mask=None, *, causal=False, bias=None):
+        options = {"mask": mask is not None, "bias": bias is not None, "causal": causal}
+        seen.update(combinations(sorted(n for n, on in options.items() if on), 2))
+        seen.add(causal)
+        return flash(q, k, v, mask, causal=causal, bias=bias)
+
+    mine = Profile(name="mine", version="1", about="", refuses=(refuses,))
+    report = check(
+        together,
+        like=mine,
+        framework="numpy",
+        examples=9,
+        shrink=False,
+        diagnosis=False,
+        only=["agreement-o", "causal-as-mask"],
+    )
+    assert report.passed, str(report)
+    assert seen - {False, True} == {("bias", "mask")}
+    assert (True in seen) == ("+" in refuses)
+    assert f"{refuses} (not promised by mine)" in report.refused
+
+
+def test_torch_is_a_drop_in_for_itself():
+    torch = pytest.importorskip("torch")
+    report = check(
+        torch.nn.functional.scaled_dot_product_attention,
+        like="torch.sdpa",
+        examples=2,
+        sizes={"T": (5,), "S": (7,), "D": (11,), "E": (13,)},  # where no kernel takes both
+        shrink=False,
+        diagnosis=False,
+        only=["agreement-o", "mask-as-bias"],
+    )
+    assert report.passed, str(report)

@@ -8,6 +8,7 @@ import pytest
 import npattn
 from npattn.errors import OptionError
 from npattn.options import FOREIGN, MEANINGS
+from npattn.profiles import Profile
 from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe, check
 from npattn.testing.targets.numpy import flash, flash_backward
 
@@ -270,6 +271,32 @@ def test_key_padding_hides_where_it_is_true():
         read.forward(problem(mask="full"))
 
 
+@pytest.mark.parametrize("meaning", ["mask or bias", "added mask or bias", "key padding"])
+def test_a_mask_that_hides_where_it_is_true_is_turned_where_its_form_changes(meaning):
+    given = []
+
+    def f(q, k, v, seen=None):
+        given.append(seen)
+        return zeros_for(q, v)
+
+    reads = {}
+    for polarity in ("attend", "hide"):
+        mine = Profile(
+            name="mine",
+            version="1",
+            about="",
+            conventions=npattn.Conventions(mask_true=polarity),
+            signature={"seen": meaning},
+        )
+        reads[polarity] = Implementation(f, like=mine, framework="numpy")
+    bias = {} if meaning == "key padding" else {"bias": "full"}
+    case = problem(**bias)
+    mask = np.random.default_rng(0).random((B, 1, 1, S)) < 0.5
+    reads["attend"].forward(case.replace(mask=mask))
+    reads["hide"].forward(case.replace(mask=~mask))
+    np.testing.assert_array_equal(given[-2], given[-1])
+
+
 def test_parameters_without_default_are_always_passed():
     given = []
 
@@ -419,3 +446,12 @@ def test_drop_in_for_transformers_passes():
     assert "module as one of Hugging Face's" in report.settings["reads"]
     assert "attention_mask as mask and bias" in report.settings["reads"]
     assert set(report.settings["features"]) == {"bias", "mask", "scale"}
+
+
+def test_a_module_stays_where_inputs_come_through_a_function():
+    pytest.importorskip("torch")
+    read = Implementation(eager, like="transformers", framework="torch")
+    case = problem()
+    doubled = read.through(lambda x: 2 * x).forward(case)["o"]
+    bigger = case.replace(**{n: 2 * getattr(case, n) for n in "qkv"})
+    np.testing.assert_array_equal(doubled, read.forward(bigger)["o"])
