@@ -113,7 +113,8 @@ def merge(
     if conventions.lse_empty != -np.inf:  # callers that merge know the lse of a fully masked row
         lse = np.where(empty, -np.inf, lse)
     beta = base * np.stack([x.tolerance["lse"] + half_ulp(x.results["lse"]) for x in parts])
-    beta = np.where(empty, 0, beta + base_error * abs(lse))
+    size = np.where(np.isfinite(lse), abs(lse), 0)  # a wrong lse may be −inf: 0 · inf is NaN
+    beta = np.where(empty, 0, beta + base_error * size)
     o = np.stack([x.results["o"].astype(np.float64) for x in parts])
     alpha = np.stack([x.tolerance["o"] + half_ulp(x.results["o"]) for x in parts])
 

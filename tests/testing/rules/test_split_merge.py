@@ -93,6 +93,16 @@ def test_hidden_part_adds_nothing():
     assert np.isfinite(tolerance["o"]).all()
 
 
+def test_minus_infinite_lse_of_visible_keys_leaves_numbers_as_tolerances():
+    """As of an lse that overflows in a narrower dtype."""
+    parts, _, _ = parts_of(np.random.default_rng(5), 1.0, 0.0)
+    for part in parts:
+        part.results["lse"][0] = -np.inf
+    _, tolerance = merge(Conventions(), parts, np.zeros((2, ROWS), bool))
+    assert np.isfinite(tolerance["o"]).all()
+    assert np.isfinite(tolerance["lse"]).all()
+
+
 def test_row_hidden_in_both_parts_follows_conventions():
     parts, _, _ = parts_of(np.random.default_rng(5), 1.0, 0.0)
     for part in parts:
