@@ -34,6 +34,8 @@ class Candidate:
         Conventions under which the results would be right.
     changes : int
         Number of fields that differ from the declared conventions.
+    also : tuple of str
+        Known mistakes that give the same results on all problems tried.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class Candidate:
     topic: str = ""
     conventions: Conventions | None = None
     changes: int = 1
+    also: tuple[str, ...] = ()
 
     @property
     def rank(self) -> int:

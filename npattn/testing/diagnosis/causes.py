@@ -15,6 +15,7 @@ import numpy as np
 
 from npattn.conventions import Conventions
 from npattn.testing.cases.strategies import Pools
+from npattn.testing.diagnosis.apart import tell_apart
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.conduct import conduct_causes
 from npattn.testing.diagnosis.contrasts import contrast
@@ -41,7 +42,7 @@ __all__ = ["diagnose"]
 
 PROBES = 16
 """Problems beside the failing ones on which candidates that explain equally much are compared."""
-RIVALS = 24
+RIVALS = 48
 """Candidates that explain equally much and are compared, the simplest; many do if little failed."""
 CONTRASTS = 2
 """Causes of which it is found when they pass, which takes as long as finding the cause."""
@@ -67,7 +68,7 @@ def diagnose(
     without : container of str
         Names of known mistakes that are no candidates.
     contrasts : int
-        Number of causes of which it is found when they pass.
+        Number of causes of which it is found when they pass; with any, of the unexplained too.
 
     Returns
     -------
@@ -84,7 +85,7 @@ def diagnose(
         for cause in _Diagnosis(trial.fresh(), bad, without).causes() if bad else ():
             key = (cause.kind, cause.name or cause.text)
             known = causes.get(key)
-            causes[key] = replace(known, rules=known.rules + cause.rules) if known else cause
+            causes[key] = _merge(known, cause) if known else cause
     level = {o.id: o.level for _, outcomes in judged for o in outcomes}
 
     def place(cause: Cause) -> tuple[bool, bool, int]:
@@ -93,8 +94,9 @@ def diagnose(
         return cause.kind == "unexplained", beside, -len(cause.rules)
 
     ordered = sorted(causes.values(), key=place)
-    contrasting = [_with_contrast(cause, judged) for cause in ordered[:contrasts]]
-    ordered[:contrasts] = contrasting
+    for i, cause in enumerate(ordered):
+        if i < contrasts or (contrasts and cause.kind == "unexplained"):
+            ordered[i] = _with_contrast(cause, judged)
     texts = {rule: cause.text for cause in ordered for rule in cause.rules}
     explained = [
         replace(outcome, diagnosis=texts.get(outcome.id))
@@ -104,11 +106,18 @@ def diagnose(
     return explained, tuple(ordered)
 
 
+def _merge(one: Cause, other: Cause) -> Cause:
+    """Return the same cause in two dtypes."""
+    also = tuple(name for name in one.also if name in other.also)
+    return replace(one, rules=one.rules + other.rules, also=also)
+
+
 def _with_contrast(cause: Cause, judged: Sequence[tuple[Trial, Sequence[Outcome]]]) -> Cause:
     """Return the cause with what separates failing from passing problems of its first rule."""
-    first = next((t, o) for t, outcomes in judged for o in outcomes if o.id == cause.rules[0])
-    asked = cause.kind != "raised" or first[1].rule in PROPERTIES  # no option is tried twice
-    return replace(cause, passes_when=contrast(*first)) if asked else cause
+    own = [(t, o) for t, outcomes in judged for o in outcomes if o.id in cause.rules]
+    trial, first = next((x for x in own if x[1].sampled is not None), own[0])
+    asked = cause.kind != "raised" or first.rule in PROPERTIES  # no option is tried twice
+    return replace(cause, passes_when=contrast(trial, first)) if asked else cause
 
 
 @dataclass
@@ -185,19 +194,22 @@ class _Diagnosis:
             more = {c: [first, *(e for e in others if self._explains(c, e))] for c in pairs}
             claims |= {c: x for c, x in more.items() if len(x) > 1}
         for most in sorted({len(x) for x in claims.values()}, reverse=True):
-            best = self._best_fit([c for c in claims if len(claims[c]) == most])
-            if best is not None:
-                return best, claims[best]
+            best = self._best_fits([c for c in claims if len(claims[c]) == most])
+            if best:
+                plainest, *alike = tell_apart(best, claims[best[0]])
+                also = tuple(c.name for c in alike if c.kind == "mistake")
+                return replace(plainest, also=also), claims[plainest]
         return None, []
 
-    def _best_fit(self, rivals: list[Candidate]) -> Candidate | None:
-        """Return the rival that misses fewest probes, and the simplest of several."""
-        best, fewest = None, len(self.probes) + 1
+    def _best_fits(self, rivals: list[Candidate]) -> list[Candidate]:
+        """Return the rivals that miss fewest probes, the simplest first."""
+        best, fewest = list[Candidate](), len(self.probes)
         for rival in sorted(rivals, key=lambda c: (c.rank, c.changes))[:RIVALS]:
-            if self._misses(rival, fewest) >= fewest:
+            missed = self._misses(rival, fewest + 1)
+            if missed > fewest or self._contradicts(rival) or self._overreaches(rival):
                 continue
-            if not (self._contradicts(rival) or self._overreaches(rival)):
-                best, fewest = rival, self._misses(rival, fewest)
+            best = [rival] if missed < fewest else [*best, rival]
+            fewest = missed
         return best
 
     def _explains(self, candidate: Candidate, evidence: Evidence) -> bool:
@@ -260,4 +272,5 @@ class _Diagnosis:
             candidate.name,
             conventions=conventions,
             topic=candidate.topic,
+            also=candidate.also,
         )

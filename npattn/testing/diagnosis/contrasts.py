@@ -16,14 +16,14 @@ import numpy as np
 
 from npattn.options import OPTIONS
 from npattn.testing.cases.pairwise import options_on
-from npattn.testing.cases.recipe import DISTRIBUTIONS, Recipe
+from npattn.testing.cases.recipe import DISTRIBUTIONS, VIEWS, Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.predicates import WITNESSES, Predicate, fit, size_of
 from npattn.testing.diagnosis.verdicts import Exhausted, Verdicts
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
 
-__all__ = ["contrast"]
+__all__ = ["contrast", "fresh_recipes"]
 
 FRESH = 6
 """Number of fresh problems on each side of a condition."""
@@ -79,6 +79,9 @@ def _describe(verdicts: Verdicts, recipe: Recipe) -> str:
     base, needed = _reduce(verdicts, recipe)
     scale = _scale_in_words(verdicts, base) if "scale" in needed else ""
     inputs = _inputs_in_words(verdicts, base) if base.distribution != "normal" else ""
+    if base.view != "contiguous":
+        views = [x for x in VIEWS if verdicts.fails(replace(base, view=x))]
+        return f"fails only on views: {', '.join(views)}" if _view_holds(verdicts, base) else ""
     condition = _condition(verdicts, base)
     if condition is None and not (
         needed and _holds(verdicts, _fresh_by_option(verdicts.trial.space, base, needed))
@@ -137,6 +140,13 @@ def _inputs_in_words(verdicts: Verdicts, base: Recipe) -> str:
         return ""  # on normal inputs the rule is not asked, so that nothing can be said of them
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(f'"{name}"' for name in names[:3]) + more
+
+
+def _view_holds(verdicts: Verdicts, base: Recipe) -> bool:
+    """Return True if problems of other sizes fail on the view, and none on contiguous arrays."""
+    fresh = fresh_recipes(verdicts.trial.space, base, {})
+    pairs = ((r, replace(r, view="contiguous")) for r in fresh)
+    return _holds(verdicts, (x for r, plain in pairs for x in ((r, True), (plain, False))))
 
 
 # --- the sizes that it needs ----------------------------------------------------------------------
@@ -219,7 +229,7 @@ def _fresh_by_option(
     space: Space, base: Recipe, needed: Sequence[str]
 ) -> Iterator[tuple[Recipe, bool]]:
     """Yield problems of other sizes, that should fail, and without one option, that should not."""
-    for n, recipe in enumerate(_fresh(space, base, {})):
+    for n, recipe in enumerate(fresh_recipes(space, base, {})):
         name = needed[n % len(needed)]
         yield recipe, True
         yield replace(recipe, **{name: getattr(PLAIN, name)}), False
@@ -231,14 +241,14 @@ def _fresh_by_size(
     """Yield problems of other sizes, as many for which the predicate holds as others."""
     tried = {x: tuple({size_of(r, x) for r in points}) for x in predicate.letters}
     left = {True: 2 * FRESH, False: 2 * FRESH}
-    for recipe in _fresh(space, base, tried, 40 * FRESH):
+    for recipe in fresh_recipes(space, base, tried, 40 * FRESH):
         holds = predicate.holds(recipe)
         if left[holds]:
             left[holds] -= 1
             yield recipe, holds
 
 
-def _fresh(
+def fresh_recipes(
     space: Space, base: Recipe, tried: dict[str, tuple[int, ...]], count: int = 2 * FRESH
 ) -> Iterator[Recipe]:
     """Yield recipes that differ from the base in several sizes and in their contents."""

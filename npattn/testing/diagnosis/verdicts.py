@@ -9,7 +9,7 @@ from typing import Any
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.space import Space
+from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.diagnosis.predicates import size_of
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import PROPERTIES
@@ -48,6 +48,9 @@ class Verdicts:
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + SECONDS
         self.property = PROPERTIES.get(self.outcome.rule)
+        if self.property is None:  # structure that is answered wrongly is not sampled otherwise
+            space = replace(self.trial.space, structure=frozenset(STRUCTURE))
+            self.trial = replace(self.trial, space=space)
 
     def fails(self, recipe: Recipe) -> bool | None:
         """Return True if the rule fails with one of several contents, None if it is not asked.

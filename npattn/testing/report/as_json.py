@@ -63,6 +63,7 @@ def _cause(cause: Cause) -> dict[str, Any]:
         "text": escape_controls(cause.text),
         "kind": cause.kind,
         "name": cause.name,
+        "also": list(cause.also),
         "rules": list(cause.rules),
         "share": _number(cause.share),
         "passes_when": cause.passes_when,

@@ -33,6 +33,8 @@ class Cause:
         Conventions under which the check would pass these rules.
     topic : str
         Part of attention that it is about: an option, a result, "delta"; "" if none is known.
+    also : tuple of str
+        Names of other known mistakes that give the same results on all problems tried.
     """
 
     text: str
@@ -43,3 +45,4 @@ class Cause:
     passes_when: str = ""
     conventions: Conventions | None = None
     topic: str = ""
+    also: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.page import SCRIPT, STYLE
 from npattn.testing.report.record import Group, Record
 from npattn.testing.report.text import (
+    alternatives,
     convention_flag,
     failure_lines,
     headline,
@@ -74,6 +75,8 @@ def _group(record: Record, group: Group, *, first: bool = False) -> str:
     cause = group.cause
     names = ", ".join(o.id for o in group.outcomes)
     parts = [f"<h3>{_text(cause.text if cause is not None and cause.text else names)}</h3>"]
+    if cause is not None and alternatives(cause):
+        parts.append(f"<p>{_text(alternatives(cause))}</p>")
     if cause is not None and cause.passes_when:
         parts.append(f"<p>{_text(cause.passes_when)}</p>")
     flag = "" if cause is None else convention_flag(cause)

@@ -19,6 +19,7 @@ __all__ = [
     "LINES",
     "PASSED_LINES",
     "Line",
+    "alternatives",
     "convention_flag",
     "failure_lines",
     "headline",
@@ -36,6 +37,8 @@ ROOM = ((3, 4), (2, 4), (1, 3), (1, 2), (0, 2), (0, 1))
 """Causes shown with a problem, and lines of what is not tested: the first that fits is printed."""
 CLOSE = 0.9
 """Share of the tolerance from which a rule that passed is named."""
+ALTERNATIVES = 3
+"""Most names of known mistakes that are printed beside the one named."""
 MESSAGE_LINES = 2
 
 GREEN, RED, YELLOW, DIM, BOLD = "green", "bold red", "yellow", "dim", "bold"
@@ -123,6 +126,8 @@ def _group(record: Record, group: Group, width: int, *, whole: bool) -> Iterator
     if cause is not None and cause.text:
         for part in _wrap(cause.text, width):
             yield Line(part, BOLD)
+        if alternatives(cause):
+            yield Line(f"  {alternatives(cause)}")
         if cause.passes_when:
             yield Line(f"  {cause.passes_when}")
     if not whole:
@@ -137,6 +142,16 @@ def _group(record: Record, group: Group, width: int, *, whole: bool) -> Iterator
         yield from (Line(x) for x in _wrap(f"also failed: {names}", width, "  "))
     if cause is not None and convention_flag(cause):
         yield Line(f"  passes with {convention_flag(cause)}")
+
+
+def alternatives(cause: Cause) -> str:
+    """Return the names of other known mistakes that nothing told from a named one."""
+    if cause.kind != "mistake" or not cause.also:
+        return ""
+    names = ", ".join(cause.also[:ALTERNATIVES])
+    more = len(cause.also) - ALTERNATIVES
+    names += f" and {more} more" if more > 0 else ""
+    return f"or: {names}, with the same results"
 
 
 def convention_flag(cause: Cause) -> str:
@@ -299,6 +314,8 @@ def _whole_group(group: Group, width: int) -> Iterator[Line]:
     if group.cause is not None:
         yield Line()
         yield from (Line(part, BOLD) for part in _wrap(group.cause.text, width))
+        if alternatives(group.cause):
+            yield Line(f"  {alternatives(group.cause)}")
         if group.cause.passes_when:
             yield Line(f"  {group.cause.passes_when}")
     for outcome in group.outcomes:

@@ -79,8 +79,9 @@ def failed(f, recipe, rule="agreement-o", **kwargs):
     """Return a trial of `f` and the outcome that a failing recipe gives."""
     trial = trial_of(f=Implementation(f, framework="numpy"), **kwargs)
     trial.gradients = frozenset()
+    asked = "agreement-o" if rule == "structure" else rule
     with pytest.raises(Exception) as caught:
-        PROPERTIES[rule].check(trial, recipe)
+        PROPERTIES[asked].check(trial, recipe)
     outcome = Outcome(rule, "1", "", "float32", "failed")
     return trial, add_reproducer(outcome, trial, trial.problem(recipe), recipe, caught.value)
 
@@ -126,6 +127,25 @@ def test_right_implementation_has_none():
     _, outcome = failed(odd_key, Recipe(S=7))
     trial = trial_of(f=Implementation(right, framework="numpy"))
     assert contrast(trial, outcome) == ""
+
+
+def views_misread(q, k, v):
+    apart = k.strides[-1] != k.itemsize or k.strides[-2] < 0
+    return attention(q, k[..., ::-1] if apart else k, v).astype(q.dtype)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "fields", "missing", "text"),
+    [
+        (tiled_heads, {"H": 6, "K": 2}, "K < H", "fails only with 1 < K < H"),
+        (views_misread, {"view": "stepped"}, "stepped", "fails only on views: stepped, reversed"),
+    ],
+)
+def test_structure_that_the_probe_found_wrong(mutant, fields, missing, text):
+    """It is sampled no more, and tried again for its contrast."""
+    trial, outcome = failed(mutant, Recipe(T=5, S=7, D=6, E=11, **fields), "structure")
+    narrow = replace(trial.space, structure=trial.space.structure - {missing})
+    assert contrast(replace(trial, space=narrow), outcome) == text
 
 
 def no_maximum(q, k, v):

@@ -1,0 +1,85 @@
+"""Further problems that tell candidates apart which reproduce all failing ones.
+
+A failing problem is small and has few options: many mistakes give the same results on it. Near it,
+with other sizes and contents and with more options, those that are another mistake miss.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, islice, zip_longest
+
+from npattn.testing.cases.pairwise import options_on
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import Pools
+from npattn.testing.diagnosis.candidates import Candidate
+from npattn.testing.diagnosis.contrasts import fresh_recipes
+from npattn.testing.diagnosis.evidence import Evidence, sample
+from npattn.testing.rules import PROPERTIES
+from npattn.testing.trial import Trial
+
+__all__ = ["tell_apart"]
+
+PROBLEMS = 32
+"""Most problems on which candidates are told apart."""
+SECONDS = 1.5
+"""Most time that it takes, where a framework compiles each shape."""
+SIZE = 2**14
+"""Scores of the largest of these problems."""
+PLAIN = Recipe()
+SEED = 1
+"""Of the recipes; the probes of a diagnosis have 0."""
+
+
+def tell_apart(rivals: Sequence[Candidate], claimed: Sequence[Evidence]) -> list[Candidate]:
+    """Drop the candidates that do not reproduce further problems, where another one does.
+
+    Parameters
+    ----------
+    rivals : sequence of Candidate
+        They reproduce all of `claimed`; the simplest first.
+    claimed : sequence of Evidence
+        Failing problems.
+
+    Returns
+    -------
+    list of Candidate
+        Those that nothing tells apart, in the same order.
+    """
+    left = list(rivals)
+    deadline = time.monotonic() + SECONDS
+    recipes = islice(_near(claimed), PROBLEMS) if len(left) > 1 else iter(())
+    for evidence in sample(claimed[0].trial, recipes):
+        if len(left) == 1 or time.monotonic() > deadline:
+            break
+        if evidence.size <= SIZE:
+            left = [c for c in left if c.explains(evidence)] or left
+    return left
+
+
+def _near(claimed: Sequence[Evidence]) -> Iterator[Recipe]:
+    """Yield, in turn, recipes of the failing rules, and failing ones with other sizes."""
+    trial = claimed[0].trial
+    outcomes = [e.outcome for e in claimed if e.outcome is not None]
+    failing = list(dict.fromkeys(o.sampled for o in outcomes if o.sampled is not None))
+    rules = dict.fromkeys(o.rule for o in outcomes if o.rule in PROPERTIES)
+    sources = [_of_rule(trial, rule) for rule in rules]
+    sources += [_of_other_sizes(trial, recipe) for recipe in failing]
+    for recipe in chain.from_iterable(zip_longest(*sources)):
+        if recipe is not None and not trial.skips(recipe, "probe"):
+            yield replace(recipe, view="contiguous")
+
+
+def _of_other_sizes(trial: Trial, base: Recipe) -> Iterator[Recipe]:
+    """Yield a recipe with other sizes and contents; of every second, one option is off."""
+    options = options_on(base)
+    for n, recipe in enumerate(fresh_recipes(trial.space, base, {}, PROBLEMS)):
+        off = options[n // 2 % len(options)] if options and n % 2 else None
+        yield replace(recipe, **{off: getattr(PLAIN, off)}) if off else recipe
+
+
+def _of_rule(trial: Trial, rule: str) -> Iterator[Recipe]:
+    pools = Pools(trial.space, **PROPERTIES[rule].draw(trial))
+    return trial.cases(pools, SEED, PROBLEMS)
