@@ -181,7 +181,7 @@ def test_required_levels_are_passed_on():
     words = ("numpy.naive", "--sizes", "D=3", "--sizes", "S=3", "--require", "conduct")
     output = check(*words)
     assert re.search(r"non-finite: \d of 6 failed \(not required\): hidden-nan-v", output)
-    assert "FAILED" in check(*words, "--require", "all", code=1)
+    assert "FAILED" in check(*words, "-x", "--require", "all", code=1)
 
 
 def test_verbose_prints_the_table():
