@@ -14,7 +14,7 @@ from npattn.testing.cases.strategies import Pools
 from npattn.testing.trial import Trial
 
 
-def probed(f, **kwargs):
+def run_probe(f, **kwargs):
     implementation = f if isinstance(f, Implementation) else Implementation(f, **kwargs)
     space = Space(features=implementation.features)
     return probe(Trial(implementation, Conventions(), Rounding.undeclared("float32"), space))
@@ -34,7 +34,7 @@ def test_the_first_calls_are_recorded_as_they_were_answered():
         calls.append(q)
         return plain(q, k, v) * np.float32(2 if len(calls) <= 5 else 1)
 
-    found = probed(warms_up, framework="numpy")
+    found = run_probe(warms_up, framework="numpy")
     first, later = found.trial.first_calls[0], found.trial.first_calls[-1]
     again = [np.asarray(warms_up(p.q, p.k, p.v)) for p, _, _ in (first, later)]
     np.testing.assert_array_equal(first[2]["o"], 2 * again[0])
@@ -56,7 +56,7 @@ def test_leading_axes_that_are_not_summed_are_a_finding_and_not_sampled():
         wide = {n: np.broadcast_to(x, (len(q), *x.shape[1:])) for n, x in grads.items()}
         return wide if q.ndim == 4 and len(q) else grads
 
-    found = probed(plain, backward=backward, framework="numpy")
+    found = run_probe(plain, backward=backward, framework="numpy")
     (row,) = (f for f in found.findings if "broadcast" in f.message)
     assert (row.rule, row.status, row.level) == ("structure", "failed", "values")
     assert row.recipe is not None
@@ -69,7 +69,7 @@ def test_wrong_structure_is_a_row_for_each_level():
         late, views = k.shape[-2] > q.shape[-2], not q.flags.c_contiguous
         return plain(q, k, v) + np.float32(late or views or 0 in q.shape[-1:])
 
-    found = probed(f, framework="numpy")
+    found = run_probe(f, framework="numpy")
     rows = {f.level: f.message for f in found.findings}
     assert set(rows) == {"values", "conduct", "degenerate"}
     assert rows["values"].startswith("T != S: ")
@@ -78,7 +78,7 @@ def test_wrong_structure_is_a_row_for_each_level():
 
 
 def test_structure_is_not_blamed_if_the_plainest_problem_is_wrong():
-    found = probed(lambda q, k, v: 2 * plain(q, k, v), framework="numpy")
+    found = run_probe(lambda q, k, v: 2 * plain(q, k, v), framework="numpy")
     assert found.findings == ()
     assert "K < H" in found.trial.space.structure
 
@@ -89,7 +89,7 @@ def test_mistake_in_accepted_heads_is_an_error_and_no_refusal():
             raise NameError("groups")
         return plain(q, k, v)
 
-    (row,) = probed(f, framework="numpy").findings
+    (row,) = run_probe(f, framework="numpy").findings
     assert (row.rule, row.status) == ("structure", "error")
     assert row.message == "K < H: raised NameError: groups"
 
@@ -118,7 +118,7 @@ def test_refused_pair_of_options_is_learned_and_each_alone_is_sampled():
         if mask is not None and causal:
             raise ValueError("not both")
 
-    found = probed(with_options(refuse), framework="numpy")
+    found = run_probe(with_options(refuse), framework="numpy")
     assert found.findings == ()
     assert 'option combinations refused: mask+causal "ValueError: not both"' in found.refused
     recipes = sampled(found)
@@ -134,7 +134,7 @@ def test_refused_values_are_learned():
         if window is not None and window[1] != 0:
             raise NotImplementedError("left only")
 
-    found = probed(with_options(refuse), framework="numpy")
+    found = run_probe(with_options(refuse), framework="numpy")
     assert found.findings == ()
     assert {r.scale for r in sampled(found)} == {None, 0.5, 1.0, 1.7}
     assert {r.window for r in sampled(found)} == {None, (0, 0), (1, 0), (7, 0)}
@@ -146,7 +146,7 @@ def test_refused_kinds_of_masks_are_learned():
         if mask is not None and (mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[-2] != 1):
             raise ValueError("key padding only")
 
-    found = probed(with_options(refuse), framework="numpy")
+    found = run_probe(with_options(refuse), framework="numpy")
     assert found.findings == ()
     assert {r.mask for r in sampled(found)} == {None, "padding", "left padding"}
     assert all(len(r.lead or ()) == 1 for r in sampled(found) if r.mask)
@@ -159,7 +159,7 @@ def test_function_that_is_always_causal_is_judged():
         if not causal:
             raise NotImplementedError("always causal")
 
-    found = probed(with_options(refuse), framework="numpy")
+    found = run_probe(with_options(refuse), framework="numpy")
     assert found.findings == ()
     assert 'always causal: refused without "NotImplementedError: always causal"' in found.refused
     assert all(r.causal for r in sampled(found))
@@ -172,7 +172,7 @@ def test_window_that_needs_causal_is_sampled_with_it():
         if window is not None and not causal:
             raise ValueError("a window needs causal")
 
-    found = probed(with_options(refuse), framework="numpy")
+    found = run_probe(with_options(refuse), framework="numpy")
     assert found.findings == ()
     windows = [r for r in sampled(found) if r.window]
     assert windows
@@ -184,7 +184,7 @@ def test_refusal_of_a_size_of_0_with_a_mask_is_learned():
         if mask is not None and not q.size:
             raise ValueError("no samples")
 
-    found = probed(with_options(refuse), framework="numpy")
+    found = run_probe(with_options(refuse), framework="numpy")
     assert found.findings == ()
     assert any("B = 0 with mask" in line for line in found.refused)
     assert not any(r.mask and r.lead and 0 in r.lead for r in sampled(found, 200))
@@ -196,7 +196,7 @@ def test_mistakes_are_never_refusals(error):
         if mask is not None and causal:
             raise error("oops")
 
-    found = probed(with_options(refuse), framework="numpy")
+    found = run_probe(with_options(refuse), framework="numpy")
     (row,) = found.findings
     assert (row.rule, row.status) == ("option-mask+causal", "error")
     assert not any(r.mask and r.causal for r in sampled(found))
@@ -207,7 +207,7 @@ def test_exception_at_one_size_only_is_no_refusal():
         if mask is not None and causal and q.shape[-2] == 16:
             raise ValueError("not with 16 queries")
 
-    (row,) = probed(with_options(refuse), framework="numpy").findings
+    (row,) = run_probe(with_options(refuse), framework="numpy").findings
     assert (row.rule, row.status) == ("option-mask+causal", "error")
     assert "other problems of its kind do not raise it" in row.message
 
@@ -222,3 +222,18 @@ def test_problem_that_a_rule_made_and_is_refused_shows_nothing():
     f = with_options(refuse)
     report = check(f, examples=3, only=["window-as-mask"], shrink=False, diagnosis=False)
     assert {o.status for o in report.outcomes} <= {"passed", "not applicable"}
+
+
+def test_sizes_are_blamed_where_plain_structure_is_wrong_too():
+    def wrong_from_17_keys(q, k, v):
+        return plain(q, k, v) + np.float32(k.shape[-2] > 16)
+
+    found = run_probe(wrong_from_17_keys, framework="numpy")
+    assert {"T != S", "T > S"} <= found.trial.space.structure
+    assert found.findings == ()
+
+
+def test_sizes_of_0_are_not_asked_of_a_function_that_is_wrong_throughout():
+    found = run_probe(lambda q, k, v: 2 * plain(q, k, v), framework="numpy")
+    assert not [name for name in found.trial.space.structure if name.endswith("= 0")]
+    assert "sizes of 0: not asked, for the plainest problem is wrong" in found.refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -118,8 +119,9 @@ def probe_variations(probing: Probing) -> None:
             # Sizes of 0 are judged last; options are judged by the rules.
             accepted |= {name} if _accepts(probing, name, replace(base, **change)) else set()
             continue
-        found = _judge(probing, replace(base, **change), name)
-        if found is None:
+        recipe = replace(base, **change)
+        found = _judge(probing, recipe, name)
+        if found is None or (isinstance(found[1], Violation) and _blames_sizes(probing, recipe)):
             accepted.add(name)
         elif isinstance(found[1], Violation):
             wrong.append((name, *found))
@@ -127,14 +129,31 @@ def probe_variations(probing: Probing) -> None:
     _report_wrong(probing, wrong)
 
 
+def _blames_sizes(probing: Probing, recipe: Recipe) -> bool:
+    """Return True if plain structure is wrong at these sizes too: the rules judge that."""
+    T, D = max(recipe.T, recipe.S), max(recipe.D, recipe.E)
+    plain = replace(recipe, T=T, S=T, D=D, E=D, K=recipe.H, broadcast=False)
+    allowed = probing.trial.space.sizes
+    restricted = any(getattr(plain, x) not in allowed.get(x, (getattr(plain, x),)) for x in "KTSDE")
+    if plain == recipe or restricted:
+        return False
+    with suppress(ImplementationError):
+        return probing.judge(plain) is not None
+    return False
+
+
 def probe_zeros(probing: Probing) -> None:
-    """Judge accepted sizes of 0, unless the same problem without any is wrong."""
+    """Judge accepted sizes of 0; if the same problem without any is wrong, ask none of them."""
     trial, base = probing.trial, probing.base()
     changes = _variations(base, trial.space.sizes)
     # With E = D a result as wide as q, and not as v, would go unnoticed.
     wide = changes.get("E != D", {}) if "E != D" in trial.space.structure else {}
     names = [n for n in changes if n.endswith("= 0") and n in trial.space.structure]
-    if not names or _judge(probing, replace(base, **wide), ""):
+    if not names:
+        return
+    if _judge(probing, replace(base, **wide), ""):
+        probing.narrow(structure=trial.space.structure - set(names))
+        probing.refused.append("sizes of 0: not asked, for the plainest problem is wrong")
         return
     wrong = []
     for name in names:

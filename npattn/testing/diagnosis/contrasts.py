@@ -259,8 +259,8 @@ def fresh_recipes(
             sizes = space.sizes.get(letter, tried.get(letter, FRESH_SIZES))
             changes[letter] = int(rng.choice(sizes))
         if base.lead is not None and not set("HK") & set(space.sizes):
-            K = int(rng.integers(1, 4))
-            changes |= {"K": K, "H": K * int(rng.integers(1, 4))}
+            K, group = (int(n) for n in rng.integers(1, 4, 2))
+            changes |= {"K": K, "H": K * group if "K < H" in space.structure else K}
         if base.lead and "B" not in space.sizes:
             changes["lead"] = (int(rng.integers(1, 4)), *base.lead[1:])
         if n % 3 == 0:  # equal sizes are rare by chance
@@ -268,4 +268,6 @@ def fresh_recipes(
         # Half of them keep what the predicate does not read, so that one thing is changed.
         if n % 2:
             changes |= {x: getattr(base, x) for x in "TSDE" if x not in tried}
+        if changes["T"] > changes["S"] and "T > S" not in space.structure:
+            changes |= {"T": changes["S"], "S": changes["T"]}
         yield replace(base, **changes)

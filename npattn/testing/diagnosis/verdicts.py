@@ -46,7 +46,7 @@ class Verdicts:
     reached: dict[Recipe, bool | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.deadline = time.monotonic() + SECONDS
+        self.deadline = time.process_time() + SECONDS
         self.property = PROPERTIES.get(self.outcome.rule)
         if self.property is None:  # structure that is answered wrongly is not sampled otherwise
             space = replace(self.trial.space, structure=frozenset(STRUCTURE))
@@ -69,7 +69,7 @@ class Verdicts:
 
     def _verdict(self, recipe: Recipe) -> bool | None:
         if recipe not in self.reached:
-            if len(self.reached) >= CALLS or time.monotonic() > self.deadline:
+            if len(self.reached) >= CALLS or time.process_time() > self.deadline:
                 raise Exhausted
             self.reached[recipe] = self._judge(recipe)
             self.trial.memo.clear()  # no recipe comes twice
