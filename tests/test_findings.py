@@ -24,6 +24,7 @@ PACKAGES = {
     "ONNX": "onnx",
     "ONNX Runtime": "onnxruntime",
     "Keras": "keras",
+    "Transformers": "transformers",
 }
 
 

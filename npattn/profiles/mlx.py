@@ -16,6 +16,6 @@ FAST = Profile(
     signature={"mask": "mask or bias", "scale": "scale", "sinks": "sinks"},
     refuses=(
         'causal as a flag: it is the word mask="causal"',
-        "q, k, v of another rank than 4",
+        "rank 2, rank 3, rank 5: it takes (B, H, T, D)",
     ),
 )

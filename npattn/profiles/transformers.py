@@ -19,5 +19,8 @@ EAGER = Profile(
         "attention_mask": "added mask or bias",
         "scaling": "scale",
     },
-    refuses=("boolean masks: attention_mask is added",),
+    refuses=(
+        "rank 2, rank 3, rank 5: its heads are (B, H, T, D)",
+        "boolean masks: attention_mask is added",
+    ),
 )

@@ -166,3 +166,21 @@ def test_torch_is_a_drop_in_for_itself():
         only=["agreement-o", "mask-as-bias"],
     )
     assert report.passed, str(report)
+
+
+def test_layout_says_nothing_of_other_ranks():
+    def heads_after_positions(q, k, v):
+        if q.ndim < 3:
+            raise NotImplementedError("no heads")
+        return flash(*(x.swapaxes(-2, -3) for x in (q, k, v))).swapaxes(-2, -3)
+
+    report = check(
+        heads_after_positions,
+        layout="BTHD",
+        examples=2,
+        shrink=False,
+        diagnosis=False,
+        only=["agreement-o"],
+    )
+    assert report.passed, str(report)
+    assert "ranks other than 4: layout BTHD" in report.untested
