@@ -70,8 +70,8 @@ PARTS = {
     "shapes": "shapes heads broadcast weights layout",
     "dtype": "dtype dtypes precision dbias lse broadcast shape",
     "dtypes": "dtype dtypes precision",
-    "memory": "memory state cache dtype after bits change moves unsteady",
-    "state": "memory state cache after bits change moves unsteady",
+    "memory": "memory state cache dtype after bits calls change moves unsteady",
+    "state": "memory state cache after bits calls change moves unsteady",
     "precision": f"precision dtype dtypes {HIDDEN} softmax scale",
 }
 """Family of a mutant → topics of causes that are about the same part of attention."""

@@ -29,7 +29,7 @@ from npattn.testing.diagnosis.dtypes import dtype_candidates
 from npattn.testing.diagnosis.evidence import Evidence, collect, sample
 from npattn.testing.diagnosis.leaks import LEAK, leaks_nan
 from npattn.testing.diagnosis.mistakes import mistake_candidates
-from npattn.testing.diagnosis.ratios import ratio_candidates
+from npattn.testing.diagnosis.ratios import is_fitted, ratio_candidates
 from npattn.testing.diagnosis.steps import step_candidates
 from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.levels import REQUIRED
@@ -193,6 +193,8 @@ class _Diagnosis:
             pairs = [two for c in hits if c.conventions for two in with_another(c, first)]
             more = {c: [first, *(e for e in others if self._explains(c, e))] for c in pairs}
             claims |= {c: x for c, x in more.items() if len(x) > 1}
+        if len(self.evidence) > 1:  # a number fitted to one problem of several is chance
+            claims = {c: x for c, x in claims.items() if len(x) > 1 or not is_fitted(c)}
         for most in sorted({len(x) for x in claims.values()}, reverse=True):
             best = self._best_fits([c for c in claims if len(claims[c]) == most])
             if best:

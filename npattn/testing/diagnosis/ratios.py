@@ -14,7 +14,7 @@ from npattn.problem import Problem
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 
-__all__ = ["ratio_candidates"]
+__all__ = ["is_fitted", "ratio_candidates"]
 
 FACTORS: dict[str, Callable[[Problem], float]] = {
     "0": lambda p: 0.0,
@@ -77,6 +77,13 @@ def ratio_candidates(evidence: Evidence) -> Iterator[Candidate]:
         name = ", ".join(f"{n}: {x}" for n, x in by_name.items())
         text = _describe(by_name, evidence.problem)
         yield Candidate("ratio", name, text, partial(_explains, by_name), topic=", ".join(by_name))
+
+
+def is_fitted(candidate: Candidate) -> bool:
+    """Return True for a factor that is a number without a meaning, fitted to one problem."""
+    if candidate.kind != "ratio":
+        return False
+    return any(part.split(": ")[1] not in FACTORS for part in candidate.name.split(", "))
 
 
 def _scale(problem: Problem) -> float:

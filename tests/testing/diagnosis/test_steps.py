@@ -11,6 +11,7 @@ from npattn.mistakes import Attention
 from npattn.mistakes.attention import same_signature
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis import causes as search
+from npattn.testing.diagnosis.apart import tell_apart
 from npattn.testing.diagnosis.evidence import observe
 from npattn.testing.diagnosis.steps.step import STEPS, step_candidates
 from tests.testing.diagnosis.failures import RECIPES, fail, trial_of
@@ -23,6 +24,7 @@ PROBLEMS = [
     Recipe(**SIZES | {"E": 7}, window=(1, 2), bias="keys", sinks=True, dropout=0.2, seed=4),
     Recipe(**SIZES, mask="empty rows", distribution="huge logits", seed=6),
     Recipe(**SIZES, bias="-inf rows", seed=7),
+    Recipe(**SIZES | {"H": 6, "T": 5, "E": 7}, bias="full", view="transposed", seed=8),
     Recipe(lead=(1,), T=2, S=300, D=3, E=2, seed=5),
     Recipe(lead=(1,), T=2, S=3, D=300, E=301, seed=5),
     Recipe(lead=(1,), T=300, S=3, D=2, E=2, seed=5),
@@ -43,18 +45,25 @@ def evidence_of(trial, recipe, nan=False):
     return observe(trial, problem, trial.cotangents(recipe, problem, weights=True), recipe.view)
 
 
+def whole_name(candidate):
+    """Return the name of a step without the pass in which it is wrong."""
+    return candidate.name.removesuffix(" in backward").removesuffix(" in forward")
+
+
 def test_every_step_changes_a_result():
     right = Attention()
     trial = trial_of(right.forward, right.backward)
+    wide = trial_of(right.forward, right.backward, dtype="float64")
     with_nan = replace(PROBLEMS[4], distribution="normal")
     unseen = {step.text for step in STEPS}
     for evidence in (
         *(evidence_of(trial, recipe) for recipe in PROBLEMS),
         evidence_of(trial, with_nan, nan=True),
+        evidence_of(wide, replace(PROBLEMS[3], dtype="float64")),
     ):
         assert not evidence.wrong
-        changed = [c for c in step_candidates(evidence) if not c.explains(evidence)]
-        unseen -= {c.name.removesuffix(" in backward") for c in changed}
+        candidates = ((c, whole_name(c)) for c in step_candidates(evidence))
+        unseen -= {name for c, name in candidates if name in unseen and not c.explains(evidence)}
     assert unseen == set()
 
 
@@ -67,6 +76,52 @@ def test_step_of_a_new_mistake_is_told():
     trial = trial_of(wrong.forward, wrong.backward, features=())
     _, (cause,) = search.diagnose([(trial, fail(trial, ["plain", "wide"]))], contrasts=0)
     assert (cause.kind, cause.text) == ("step", "the scale is applied twice in backward")
+
+
+class NotCausalBesideWeights(Attention):
+    def results(self, c):
+        return super().results(c._replace(causal=False) if c.returns_weights else c)
+
+
+class HeadsReadTiled(Attention):
+    def share(self, x, H):
+        return x[..., np.arange(H) % x.shape[-3], :, :]
+
+
+class MaskAdded(Attention):
+    def hide(self, s, visible):
+        return s + visible
+
+
+class TransposedBias(Attention):
+    def reduce_bias(self, ds, shape):
+        return super().reduce_bias(ds.swapaxes(-1, -2), shape)
+
+
+class ScoresInFloat16(Attention):
+    def final(self, x, visible, c):
+        return super().final(x, visible, c).astype(np.float16).astype(float)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "recipe", "text"),
+    [
+        (NotCausalBesideWeights, "causal", "causal is ignored where the weights"),
+        (HeadsReadTiled, "groups", "query head h reads key/value head h % K, and adds"),
+        (MaskAdded, "mask", "the mask is added to the scores as 1 and 0"),
+        (TransposedBias, "square bias", "dbias is transposed"),
+        (ScoresInFloat16, "bias", "the final scores are rounded to float16"),
+    ],
+)
+def test_step_is_told_from_all_others(wrong, recipe, text):
+    wrong = wrong()
+    trial = trial_of(wrong.forward, wrong.backward)
+    (outcome,) = fail(trial, [recipe])
+    evidence = evidence_of(trial, outcome.sampled)
+    named = [c for c in step_candidates(evidence) if c.explains(evidence)]
+    left = tell_apart(named, [replace(evidence, outcome=outcome)])
+    assert left[0].name.startswith(text)
+    assert {c.topic for c in left} == {left[0].topic}
 
 
 def test_step_wrong_on_some_problems_only_is_told():

@@ -1,6 +1,13 @@
 """Candidates that leave out or change one step of attention, in both passes or in backward."""
 
-from npattn.testing.diagnosis.steps import backward, forward, options  # noqa: F401  they register
+from npattn.testing.diagnosis.steps import (  # noqa: F401  they register
+    backward,
+    dropout,
+    forward,
+    heads,
+    options,
+    precision,
+)
 from npattn.testing.diagnosis.steps.step import step_candidates
 
 __all__ = ["step_candidates"]

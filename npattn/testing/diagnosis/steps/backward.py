@@ -274,6 +274,19 @@ overrides(
     reduce_bias=_reduce_mean,
     backward_only=True,
 )
+
+
+def _transposed_dbias(self: Attention, ds: Array, shape: tuple[int, ...]) -> Array:
+    square = ds.shape[-1] == ds.shape[-2]
+    return Attention.reduce_bias(self, ds.swapaxes(-1, -2) if square else ds, shape)
+
+
+overrides(
+    "dbias",
+    "dbias is transposed where there are as many queries as keys",
+    reduce_bias=_transposed_dbias,
+    backward_only=True,
+)
 overrides("dbias", "dbias is multiplied by the scale", gradients=_scaled_dbias, backward_only=True)
 overrides(
     "dbias",
@@ -284,6 +297,14 @@ overrides(
 overrides(
     "sinks", "dsinks leaves out the gradient of lse", ds_sink=_dsinks_of_out, backward_only=True
 )
+
+
+def _exchange(self: Attention, c: Inputs, *given: Any) -> tuple[Array, ...]:
+    dq, dk, dv, ds, ds_sink = Attention.gradients(self, c, *given)
+    return (dq, dv, dk, ds, ds_sink) if dk.shape == dv.shape else (dq, dk, dv, ds, ds_sink)
+
+
+overrides("dk", "dk and dv are exchanged", gradients=_exchange, backward_only=True)
 
 
 def _swap_heads(self: Attention, dx: Array, c: Inputs, seen: Array) -> Array:

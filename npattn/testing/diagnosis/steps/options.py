@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import Inputs
-from npattn.testing.diagnosis.steps.step import change
+from npattn.mistakes.attention import Attention, Inputs
+from npattn.testing.diagnosis.steps.step import change, overrides
 
 # --- options left out, or taken for others ---
 
@@ -118,6 +118,35 @@ change(
     "the dropout mask of the first head is used for all",
     lambda c: {"keep": _first(c.keep, -3)},
 )
+
+# --- options left out on the path that returns the weights ---
+
+_LEFT_OUT: dict[str, Any] = {
+    "mask": lambda c: {"mask": None},
+    "causal": lambda c: {"causal": False},
+    "window": lambda c: {"window": None},
+    "bias": lambda c: {"bias": 0.0},
+    "softcap": lambda c: {"softcap": None},
+    "sinks": lambda c: {"sinks": np.full_like(c.sinks, -np.inf)},
+    "dropout": lambda c: {"keep": 1.0},
+}
+
+
+def _results_without(changes: Any) -> Any:
+    """Return the results of other options, if the weights are requested."""
+
+    def results(self: Attention, c: Inputs) -> tuple[Array, Array, Array]:
+        return Attention.results(self, c._replace(**changes(c)) if c.returns_weights else c)
+
+    return results
+
+
+for _option, _changes in _LEFT_OUT.items():
+    overrides(
+        _option,
+        f"{_option} is ignored where the weights are returned",
+        results=_results_without(_changes),
+    )
 
 # --- scale ---
 

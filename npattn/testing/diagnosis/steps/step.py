@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from npattn.mistakes import Attention
 from npattn.mistakes.attention import Inputs
 from npattn.problem import Problem
@@ -31,6 +33,7 @@ NEEDS: dict[str, Callable[[Problem], bool]] = {
     "sinks": lambda p: p.sinks is not None,
     "dropout": lambda p: p.dropout_mask is not None,
     "heads": lambda p: p.H != p.K,
+    "precision of float64": lambda p: p.q.dtype == np.float64,
 }
 """Problems on which a topic matters; others matter on all."""
 
@@ -80,25 +83,33 @@ def overrides(
 
 
 def step_candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield every step that matters to a problem, wrong in both passes and in backward alone."""
+    """Yield every step that matters to a problem, wrong in both passes and in one alone."""
+    wrong = evidence.wrong
+    right_backward = bool(wrong) and not any(name.startswith("d") for name in wrong)
     for step in STEPS:
         if NEEDS.get(step.topic, bool)(evidence.problem):
             if not step.backward_only:
                 yield _candidate(step, "")
-            if evidence.trial.gradients:
+            if not evidence.trial.gradients:
+                continue
+            if right_backward and not step.backward_only:
+                yield _candidate(step, " in forward")
+            elif not right_backward:
                 yield _candidate(step, "" if step.backward_only else " in backward")
 
 
 def _candidate(step: Step, where: str) -> Candidate:
-    in_forward = not (where or step.backward_only)
+    in_forward = not step.backward_only and where != " in backward"
+    in_backward = where != " in forward"
     name = step.text + where
-    return Candidate("step", name, name, partial(_explains, step, in_forward), step.topic)
+    explains = partial(_explains, step, in_forward, in_backward)
+    return Candidate("step", name, name, explains, step.topic)
 
 
-def _explains(step: Step, in_forward: bool, evidence: Evidence) -> bool:
-    wrong = step.make()
-    forward = wrong if in_forward else Attention()
-    implementation = implement(forward, wrong, evidence.trial.implementation)
+def _explains(step: Step, in_forward: bool, in_backward: bool, evidence: Evidence) -> bool:
+    wrong, right = step.make(), Attention()
+    forward, backward = wrong if in_forward else right, wrong if in_backward else right
+    implementation = implement(forward, backward, evidence.trial.implementation)
     try:
         return evidence.reproduced_by(predict_by(implementation, evidence))
     except ImplementationError:

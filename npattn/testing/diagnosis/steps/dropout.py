@@ -1,0 +1,70 @@
+"""Steps of dropout that take another factor in backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.mistakes.attention import Attention, Inputs
+from npattn.testing.diagnosis.steps.step import overrides
+
+
+def _kept(c: Inputs) -> Any:
+    return np.sign(c.keep)
+
+
+def _rate(c: Inputs) -> float:
+    """Return the rate of dropout, 0 without."""
+    most = float(np.max(c.keep, initial=1))
+    return 1 - 1 / most
+
+
+def _undrop_by(factor: Any) -> Any:
+    """Return the gradient of the weights where kept, times a factor of the rate."""
+
+    def undrop(self: Attention, dp: Array, c: Inputs) -> Array:
+        return np.asarray(dp * _kept(c) * factor(_rate(c))) if _rate(c) else dp
+
+    return undrop
+
+
+for _text, _factor in (
+    ("not divided by 1 − rate", lambda rate: 1.0),
+    ("multiplied by the rate", lambda rate: rate),
+    ("divided by the rate", lambda rate: 1 / rate),
+    ("multiplied by 1 − rate", lambda rate: 1 - rate),
+    ("divided by 1 − rate twice", lambda rate: 1 / (1 - rate) ** 2),
+):
+    overrides(
+        "dropout",
+        f"where dropout keeps, the gradient of the weights is {_text}",
+        undrop=_undrop_by(_factor),
+        backward_only=True,
+    )
+
+
+def _dv_with(keep: Any) -> Any:
+    """Return gradients whose dv has another factor of dropout."""
+
+    def gradients(self: Attention, c: Inputs, *given: Any) -> tuple[Array, ...]:
+        dq, dk, _, ds, ds_sink = Attention.gradients(self, c, *given)
+        dv = Attention.gradients(self, c._replace(keep=keep(c)), *given)[2]
+        return dq, dk, dv, ds, ds_sink
+
+    return gradients
+
+
+overrides(
+    "dropout",
+    "dv uses the weights before dropout",
+    gradients=_dv_with(lambda c: 1.0),
+    backward_only=True,
+)
+overrides(
+    "dropout",
+    "dv leaves out 1/(1 − rate) of the dropout",
+    gradients=_dv_with(_kept),
+    backward_only=True,
+)
