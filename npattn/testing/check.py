@@ -56,8 +56,6 @@ SHORT_DTYPES = {
     "fp8_e5m2": "float8_e5m2",
 }
 """Other words for the dtypes, for errors."""
-OTHER_RANKS = frozenset({"rank 2", "rank 3", "rank 5"})
-"""Ranks of which the layout BTHD says nothing."""
 SWEEPS = ("sweep", "long")
 """Rules asked with ``sweep=``, which sample on the device."""
 
@@ -189,7 +187,6 @@ def check(
     progress = progress or (lambda *_: None)
     sweeps = _choose_sweeps(implementation, sweep, only)
     refused, unasked, together = _refusals(implementation.profile)
-    unasked |= OTHER_RANKS if implementation.layout == "BTHD" else frozenset()
     alone = {name for classes in together if len(classes) == 1 for name in classes}
     space = Space(
         features=implementation.features - alone,

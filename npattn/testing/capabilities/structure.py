@@ -60,7 +60,8 @@ def _probe_ranks(probing: Probing, options: Mapping[str, Any]) -> Implementation
     errors: list[ImplementationError] = []
     probing.refused, probing.findings = [], []
     for rank in RANKS:
-        if probing.trial.implementation.layout == "BTHD" and rank != "rank 4":
+        swaps = probing.trial.implementation.layout == "BTHD"  # of rank 4 alone
+        if rank not in probing.offered or (swaps and rank != "rank 4"):
             continue
         recipe = with_rank(base, rank)
         try:

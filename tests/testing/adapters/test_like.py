@@ -128,6 +128,19 @@ def test_every_profile_can_be_stood_in_for():
         assert read.layout == profile.layout
 
 
+def test_ranks_that_a_profile_refuses_are_never_asked():
+    ranks = set()
+
+    def watch(q, k, v):
+        ranks.add(q.ndim)
+        return flash(q, k, v)
+
+    mine = Profile(name="mine", version="1", about="", refuses=("rank 2, rank 5: three or four",))
+    arguments = {"framework": "numpy", "examples": 2, "shrink": False, "diagnosis": False}
+    assert check(watch, like=mine, only=["agreement-o"], **arguments).passed
+    assert ranks == {3, 4}
+
+
 @pytest.mark.parametrize("refuses", ["mask+causal, bias+causal: not together", "causal: never"])
 def test_options_that_a_profile_refuses_are_never_asked(refuses):
     seen = set()
