@@ -11,7 +11,7 @@ from npattn.mistakes.attention import Attention, Inputs
 from npattn.testing.diagnosis.steps.step import overrides
 
 
-def _kept(c: Inputs) -> Any:
+def _keep_mask(c: Inputs) -> Any:
     return np.sign(c.keep)
 
 
@@ -25,7 +25,7 @@ def _undrop_by(factor: Any) -> Any:
     """Return the gradient of the weights where kept, times a factor of the rate."""
 
     def undrop(self: Attention, dp: Array, c: Inputs) -> Array:
-        return np.asarray(dp * _kept(c) * factor(_rate(c))) if _rate(c) else dp
+        return np.asarray(dp * _keep_mask(c) * factor(_rate(c))) if _rate(c) else dp
 
     return undrop
 
@@ -65,6 +65,6 @@ overrides(
 overrides(
     "dropout",
     "dv leaves out 1/(1 − rate) of the dropout",
-    gradients=_dv_with(_kept),
+    gradients=_dv_with(_keep_mask),
     backward_only=True,
 )
