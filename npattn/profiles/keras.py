@@ -10,6 +10,8 @@ __all__ = ["OPS", "OPS_TORCH"]
 # keras/src/backend/numpy/nn.py of 3.15.1, _get_large_negative: −0.7 · 3.38953e38 (−0.7 · 65500 in
 # float16) takes the place of hidden scores; on JAX it calls jax.nn.dot_product_attention. A query
 # whose keys all have a bias of −inf gives NaN, as run on NumPy.
+# Documentation of 3.15, keras.ops.dot_product_attention: query (B, T, N, H), key (B, S, K, H). With
+# another B on JAX it takes a way of its own, where a mask (T, S) becomes (T, 1, 1, S).
 OPS = Profile(
     name="keras",
     version="3.15",
@@ -19,6 +21,7 @@ OPS = Profile(
     layout="BTHD",
     refuses=(
         "q, k, v of another rank than 4",
+        "broadcast: query, key and value have one B",
         "softcap: attn_logits_soft_cap is only supported on a TPU",
     ),
 )
