@@ -113,11 +113,15 @@ def _merge(one: Cause, other: Cause) -> Cause:
 
 
 def _with_contrast(cause: Cause, judged: Sequence[tuple[Trial, Sequence[Outcome]]]) -> Cause:
-    """Return the cause with what separates failing from passing problems of its first rule."""
+    """Return the cause with what separates failing from passing problems of one rule, put first.
+
+    One that fails on problems as they were sampled tells more than one that changes them.
+    """
     own = [(t, o) for t, outcomes in judged for o in outcomes if o.id in cause.rules]
-    trial, first = next((x for x in own if x[1].sampled is not None), own[0])
+    trial, first = min(own, key=lambda x: (x[1].sampled is None, "then changed" in x[1].recipe))
+    rules = (first.id, *(rule for rule in cause.rules if rule != first.id))
     asked = cause.kind != "raised" or first.rule in PROPERTIES  # no option is tried twice
-    return replace(cause, passes_when=contrast(trial, first)) if asked else cause
+    return replace(cause, rules=rules, passes_when=contrast(trial, first) if asked else "")
 
 
 @dataclass

@@ -24,6 +24,8 @@ __all__ = ["Arrays", "Evidence", "collect", "group", "observe", "sample"]
 
 Arrays = Mapping[str, Sequence[Array]]
 """Results by name, each as often as the implementation was called for it."""
+CLOSER = 4
+"""A prediction has to come this many times closer to a wrong result than the exact values do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +93,7 @@ class Evidence:
     def reproduced_by(self, parts: Iterable[Arrays]) -> bool:
         """Return True if predicted results, which may come in parts, are those observed.
 
-        A prediction has to hit what is right as well as what is wrong, and to come much closer to
-        what is wrong than the exact values do.
+        A prediction has to hit what is right as well as what is wrong.
         """
         missing = set(self.observed)
         for predicted in parts:
@@ -110,7 +111,7 @@ class Evidence:
         errors = [
             _error(got, want, self, name) for got, want in zip(observed, predicted, strict=True)
         ]
-        limit = min(1.0, self.wrong.get(name, math.inf) / 2)
+        limit = min(1.0, self.wrong.get(name, math.inf) / CLOSER)
         if any(error > limit for error in errors):
             return False
         return name not in self.wrong or any(self._ratio(name, x) > 1 for x in predicted)

@@ -92,14 +92,19 @@ def _scale(problem: Problem) -> float:
 
 
 def _fitting(evidence: Evidence, name: str) -> list[str]:
-    """Return the factors that explain one result; one that is fitted comes last."""
+    """Return the factors that explain one result; one that is fitted comes last.
+
+    Where different numbers do, the tolerance is too wide to tell, and none is named.
+    """
     factors = [*FACTORS, *_fit(evidence, name)]
-    return [
+    fitting = [
         x
         for x in factors
         if math.isfinite(_value(x, evidence.problem))  # NaN is no factor of a NaN
         and evidence.reproduces(name, [_predict(evidence, name, x)])
     ]
+    values = [_value(x, evidence.problem) for x in fitting if x in FACTORS]
+    return fitting if all(math.isclose(x, values[0]) for x in values) else []
 
 
 def _fit(evidence: Evidence, name: str) -> Iterator[str]:

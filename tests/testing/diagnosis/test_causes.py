@@ -9,9 +9,12 @@ import pytest
 
 import npattn
 from npattn.conventions import Conventions
-from npattn.mistakes import MISTAKES
+from npattn.mistakes import MISTAKES, Attention
 from npattn.problem import Cotangents
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis import causes as search
+from npattn.testing.diagnosis.evidence import observe
+from npattn.testing.diagnosis.ratios import ratio_candidates
 from tests.testing.diagnosis.failures import fail, trial_of
 
 
@@ -195,3 +198,22 @@ def test_passed_outcomes_have_no_diagnosis():
     outcomes, causes = diagnose([(trial, fail(trial, ["plain"], status="passed"))])
     assert causes == ()
     assert outcomes[0].diagnosis is None
+
+
+def test_no_factor_is_named_within_a_wide_tolerance():
+    """A row of −1e9 leaves a tolerance in which 2 is as good a factor of dv as another."""
+    right = Attention()
+    trial = trial_of(right.forward, right.backward)
+    recipe = Recipe(lead=(2,), H=1, T=3, S=3, D=3, E=3, seed=7, bias="-1e9 rows")
+    problem = trial.problem(recipe)
+    evidence = observe(trial, problem, trial.cotangents(recipe, problem), recipe.view)
+    exact, tolerance = evidence.exact["dv"], evidence.tolerance["dv"]
+    off = 2 * exact + np.where(abs(exact) < tolerance, 0.6 * tolerance, 0)
+    wrong = replace(evidence, observed={**evidence.observed, "dv": (off,)})
+    assert wrong.wrong.keys() == {"dv"}
+    assert not list(ratio_candidates(wrong))
+    plain = replace(recipe, bias=None)
+    problem = trial.problem(plain)
+    evidence = observe(trial, problem, trial.cotangents(plain, problem), plain.view)
+    twice = replace(evidence, observed={**evidence.observed, "dv": (2 * evidence.exact["dv"],)})
+    assert "dv: 2" in [candidate.name for candidate in ratio_candidates(twice)]
