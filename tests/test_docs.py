@@ -88,11 +88,13 @@ def test_printed_report(name):
     assert_printed(name, make(name))
 
 
+@pytest.mark.nightly
 def test_printed_report_with_conventions_and_script(tmp_path):
     assert_printed("conventions", EXAMPLES["conventions"](tmp_path))
     assert_printed("script", EXAMPLES["script"](tmp_path))
 
 
+@pytest.mark.nightly
 def test_printed_report_of_a_torch_function():
     needs_torch()
     assert_printed("attend", make("attend"))

@@ -130,7 +130,7 @@ class Trial:
         Names among `GRADIENTS` that it returns.
     skips_empty_rows : bool
         Fully masked rows are known to be wrong, and only the rule empty-row has them.
-    first_calls : tuple of (Problem, Cotangents, Results)
+    first_calls : tuple of (problem, cotangents, results)
         The first calls ever made, by the probe: results of the forward and, where it has
         gradients, of those, in the order in which the calls were made.
     memo : dict

@@ -157,8 +157,15 @@ class _Diagnosis:
             found.append((candidate, claimed))
             left = [e for e in left if e not in claimed]
         leaks = [e for e in (*skipped, *left) if leaks_nan(e)]
-        if leaks:  # what explains only one of many leaks by chance is no cause of its own
-            chance = [x for x in found if all(map(leaks_nan, x[1])) and len(x[1]) < len(leaks)]
+        # What explains only one of many leaks by chance is no cause of its own, and neither is a
+        # convention of which nothing but leaks is seen: a fill lets NaN through too.
+        chance = [
+            (candidate, claimed)
+            for candidate, claimed in found
+            if all(map(leaks_nan, claimed))
+            and (candidate.conventions is not None or len(claimed) < len(leaks))
+        ]
+        if leaks or chance:
             found = [x for x in found if x not in chance]
             found.append((LEAK, leaks + [e for _, claimed in chance for e in claimed]))
             skipped, left = ([e for e in some if e not in leaks] for some in (skipped, left))
