@@ -139,7 +139,7 @@ def implementation(mine, function, *, by="path", backward=None, **kwargs):
 
 def failure(f, rule, *, examples=20, **kwargs):
     report = check(f, only=[rule.removeprefix("option-") if "option" not in rule else "structure"],
-                   examples=examples, **kwargs)  # fmt: skip
+                   examples=examples, diagnosis=False, **kwargs)  # fmt: skip
     (outcome,) = (o for o in report.outcomes if o.rule == rule)
     assert outcome.status in ("failed", "error"), str(report)
     return outcome
