@@ -59,7 +59,13 @@ def test_correct_implementation_passes(dtype: str, monkeypatch: pytest.MonkeyPat
 def test_mutant_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_module, "LARGE", 0)
     mutant = MUTANTS[name]
-    report = check(mutant.forward, backward=mutant.backward, only=mutant.killed_by, examples=60, diagnosis=False)
+    report = check(
+        mutant.forward,
+        backward=mutant.backward,
+        only=mutant.killed_by,
+        examples=60,
+        diagnosis=False,
+    )
     assert not report.passed
 
 
