@@ -27,7 +27,7 @@ FLASH_ATTN = Profile(
     refuses=(
         "dtypes other than float16 and bfloat16",
         "D above 256",
-        "E ≠ D",
+        "E != D",
         "mask and bias: it has neither",
     ),
 )

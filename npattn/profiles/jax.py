@@ -29,7 +29,7 @@ NN = Profile(
     },
     layout="BTHD",
     refuses=(
-        "E ≠ D: value must have the shape of key",
+        "E != D: value must have the shape of key",
         "a mask or bias of rank 2: it must be 4D",
     ),
 )

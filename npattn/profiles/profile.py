@@ -54,6 +54,12 @@ class Profile:
     refuses: tuple[str, ...] = ()
     promises: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def refused_names(self) -> frozenset[str]:
+        """The names in `refuses`: options, options with "+" between them, or structure."""
+        named = (line.split(": ")[0].split(", ") for line in self.refuses)
+        return frozenset(name for names in named for name in names)
+
     def __post_init__(self) -> None:
         for theirs, ours in self.signature.items():
             if ours not in MEANINGS:

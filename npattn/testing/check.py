@@ -227,12 +227,7 @@ def check(
         "seed": seed,
         "examples": examples,
         **({"sweep": sweep} if sweeps else {}),
-        "features": tuple(sorted(implementation.features)),
-        **({"reads": implementation.reads} if implementation.reads else {}),
-        "rounding": rounding.name if isinstance(rounding, Rounding) else rounding or "undeclared",
-        "conventions": _describe(conventions),
-        **({"behaves as": behaves} if behaves else {}),
-        "versions": _versions(),
+        **_describe_model(implementation, rounding, behaves),
     }
     if only is not None:
         expected = asked_of(expected, [*PROPERTIES, *SWEEPS], outcomes)
@@ -272,11 +267,7 @@ def _refusals(
     """Return what a profile refuses: a line each, structure, and options alone or together."""
     if profile is None:
         return [], frozenset(), frozenset()
-    names = {
-        name.replace("≠", "!=")
-        for line in profile.refuses
-        for name in line.split(": ")[0].split(", ")
-    }
+    names = set(profile.refused_names)
     names |= {"D = 0", "E = 0"} if "E != D" in names else set()
     options = (frozenset(name.split("+")) for name in names)
     said = [f"{line} (not promised by {profile.name})" for line in profile.refuses]
@@ -368,6 +359,20 @@ def _describe_sizes(done: Round, sweeps: bool) -> str:
     drawn = ", ".join(f"{n} {a}–{b}" if a < b else f"{n} {a}" for n, (a, b) in ranges)
     drawn += " and model-sizes" if "model-sizes" in done.names else ""
     return f"sizes outside {drawn} (sizes={'' if sweeps else ', sweep='})"
+
+
+def _describe_model(
+    implementation: Implementation, rounding: Rounding | str | None, behaves: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what it is judged as, for the settings of a report."""
+    return {
+        "features": tuple(sorted(implementation.features)),
+        **({"reads": implementation.reads} if implementation.reads else {}),
+        "rounding": rounding.name if isinstance(rounding, Rounding) else rounding or "undeclared",
+        "conventions": _describe(implementation.conventions),
+        **({"behaves as": behaves} if behaves else {}),
+        "versions": _versions(),
+    }
 
 
 def _missing(implementation: Implementation) -> list[str]:

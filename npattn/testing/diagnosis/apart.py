@@ -30,7 +30,7 @@ SIZE = 2**14
 """Scores of the largest of these problems."""
 PLAIN = Recipe()
 SEED = 1
-"""Of the recipes; the probes of a diagnosis have 0."""
+"""Seed of the recipes; the judge's default is 0, so most of these problems are new."""
 
 
 def tell_apart(rivals: Sequence[Candidate], claimed: Sequence[Evidence]) -> list[Candidate]:

@@ -14,7 +14,7 @@ from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.page import SCRIPT, STYLE
 from npattn.testing.report.record import Group, Record
-from npattn.testing.report.text import (
+from npattn.testing.report.words import (
     alternatives,
     convention_flag,
     failure_lines,

@@ -11,7 +11,8 @@ from npattn.errors import MissingExtraError
 from npattn.testing.report.as_json import as_dict
 from npattn.testing.report.html import page
 from npattn.testing.report.record import Record
-from npattn.testing.report.text import lines, verdict
+from npattn.testing.report.text import lines
+from npattn.testing.report.words import verdict
 
 try:
     from rich.console import Console

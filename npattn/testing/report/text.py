@@ -8,26 +8,22 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from npattn.testing.levels import Level
-from npattn.testing.report.cause import Cause
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.record import Group, Record
+from npattn.testing.report.words import (
+    alternatives,
+    convention_flag,
+    failure_lines,
+    headline,
+    level_line,
+    rule_names,
+    settings_line,
+    value_text,
+    verdict,
+)
 
-__all__ = [
-    "CLOSE",
-    "LINES",
-    "PASSED_LINES",
-    "Line",
-    "alternatives",
-    "convention_flag",
-    "failure_lines",
-    "headline",
-    "level_line",
-    "lines",
-    "settings_line",
-    "verdict",
-]
+__all__ = ["LINES", "PASSED_LINES", "Line", "lines"]
 
 LINES = 40
 """Lines of a short report of failures."""
@@ -35,10 +31,6 @@ PASSED_LINES = 15
 """Lines of a short report that passed."""
 ROOM = ((3, 4), (2, 4), (1, 3), (1, 2), (0, 2), (0, 1))
 """Causes shown with a problem, and lines of what is not tested: the first that fits is printed."""
-CLOSE = 0.9
-"""Share of the tolerance from which a rule that passed is named."""
-ALTERNATIVES = 3
-"""Most names of known mistakes that are printed beside the one named."""
 MESSAGE_LINES = 2
 
 GREEN, RED, YELLOW, DIM, BOLD = "green", "bold red", "yellow", "dim", "bold"
@@ -108,18 +100,6 @@ def _causes(record: Record, width: int, blocks: int) -> Iterator[Line]:
     yield Line()
 
 
-def headline(groups: Sequence[Group]) -> str:
-    """Return how many causes explain how many of the failed rules, in words."""
-    total = sum(len(g.outcomes) for g in groups)
-    rules = _count(total, "failed rule")
-    explained = [g for g in groups if g.is_explained]
-    if not explained:
-        return f"no known cause explains the {rules}:"
-    share = sum(len(g.outcomes) for g in explained)
-    verb = "explains" if len(explained) == 1 else "explain"
-    return f"{_count(len(explained), 'cause')} {verb} {share} of the {rules}:"
-
-
 def _group(record: Record, group: Group, width: int, *, whole: bool) -> Iterator[Line]:
     """Yield a cause in words, the smallest problem that shows it, and the other rules."""
     cause, shown = group.cause, group.smallest
@@ -131,103 +111,27 @@ def _group(record: Record, group: Group, width: int, *, whole: bool) -> Iterator
         if cause.passes_when:
             yield Line(f"  {cause.passes_when}")
     if not whole:
-        names = _names(record, group.outcomes)
+        names = rule_names(record, group.outcomes)
         yield from (Line(x) for x in _wrap(f"failed: {names}", width, "  "))
         return
     for text in failure_lines(shown, MESSAGE_LINES, problem=False):
         yield Line(f"  {text}")
     others = [o for o in group.outcomes if o is not shown]
     if others:
-        names = _names(record, others)
+        names = rule_names(record, others)
         yield from (Line(x) for x in _wrap(f"also failed: {names}", width, "  "))
     if cause is not None and convention_flag(cause):
         yield Line(f"  passes with {convention_flag(cause)}")
-
-
-def alternatives(cause: Cause) -> str:
-    """Return the names of other known mistakes that nothing told from a named one."""
-    if cause.kind != "mistake" or not cause.also:
-        return ""
-    names = ", ".join(cause.also[:ALTERNATIVES])
-    more = len(cause.also) - ALTERNATIVES
-    names += f" and {more} more" if more > 0 else ""
-    return f"or: {names}, with the same results"
-
-
-def convention_flag(cause: Cause) -> str:
-    """Return the flags with which its rules pass; "" if there are none, or its text names them."""
-    if cause.conventions is None or not cause.name or "--convention" in cause.text:
-        return ""
-    return " ".join(f"--convention {change}" for change in cause.name.split(", "))
-
-
-def failure_lines(
-    outcome: Outcome, most: int | None = None, *, problem: bool = True
-) -> Iterator[str]:
-    """Yield a failure: the rule, its message (`most` lines of it), and its smallest problem."""
-    yield f"{outcome.id} {outcome.status}: {outcome.about} [semantics {outcome.semantics}]"
-    yield from (f"  {line}" for line in escape_controls(outcome.message).splitlines()[:most])
-    if problem and outcome.problem is not None:
-        yield f"  on {outcome.problem!r}"
-    if outcome.recipe:
-        yield f"  sampled as {outcome.recipe}"
 
 
 def _head(record: Record) -> Iterator[Line]:
     yield Line(f"npattn check {record.target}", BOLD)
     yield Line(settings_line(record), DIM)
     if "reads" in record.settings:
-        yield Line(f"reads {_value(record.settings['reads'])}", DIM)
+        yield Line(f"reads {value_text(record.settings['reads'])}", DIM)
     for dtype, model in record.settings.get("behaves as", {}).items():
         yield Line(f"{dtype} behaves as {model}", DIM)
     yield Line()
-
-
-def settings_line(record: Record) -> str:
-    """Return the settings in a line: ``seed 0  examples 100  features causal, scale``."""
-    apart = ("versions", "behaves as", "reads")
-    return "  ".join(f"{k} {_value(v)}" for k, v in record.settings.items() if k not in apart)
-
-
-def _value(value: object) -> str:
-    """Format a setting: ``causal, scale``, ``causal='top_left'``, or "default" for no changes."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={x!r}" for name, x in value.items()) or "default"
-    if isinstance(value, (tuple, list)):
-        return ", ".join(map(str, value)) or "none"
-    return str(value)
-
-
-def level_line(record: Record, level: Level, outcomes: Sequence[Outcome]) -> str:
-    """Return the verdict on a level: ``values 31 passed, worst 0.39 of the tolerance``."""
-    judged = [o for o in outcomes if o.status != "not applicable"]
-    if not judged:
-        return f"{level} nothing to test"
-    bad = [o for o in judged if record.is_bad(o)]
-    passed = [o for o in judged if o.status == "passed"]
-    suspects = [o for o in judged if o not in bad and o not in passed]
-    parts = [f"{len(passed)} passed"] if passed and not bad else []
-    worst = max((o.worst for o in passed if math.isfinite(o.worst)), default=0.0)
-    parts += [f"worst {worst:.2g} of the tolerance"] if worst else []
-    parts += [f"{len(suspects)} suspect: {_names(record, suspects)}"] if suspects else []
-    close = [o for o in passed if o.worst >= CLOSE]
-    parts += [f"close: {_names(record, close)}"] if close else []
-    tail = ", ".join(parts)
-    if not bad:
-        return f"{level} {tail}"
-    failed = f"{level}: {len(bad)} of {len(judged)} failed{_excuses(record, bad)}"
-    return f"{failed}; the others: {tail}" if parts else failed
-
-
-def _excuses(record: Record, bad: Sequence[Outcome]) -> str:
-    """Return why failures of a level do not count, with the names of those that do not."""
-    parts = []
-    for excuse in ("expected", "not promised", "not required"):
-        outcomes = [o for o in bad if record.excuse(o) == excuse]
-        if outcomes:
-            number = "" if len(outcomes) == len(bad) else f", {len(outcomes)} of them"
-            parts.append(f"{number} ({excuse}): {_names(record, outcomes)}")
-    return ";".join(parts)
 
 
 def _notes(record: Record) -> Iterator[Line]:
@@ -268,19 +172,6 @@ def _end(record: Record) -> Iterator[Line]:
     if any(o.script() for o in failed if record.counts(o)):
         yield Line("a script that shows the first failure: --script FILE, or report.script()", DIM)
     yield Line(verdict(record), GREEN if record.passed else RED)
-
-
-def verdict(record: Record) -> str:
-    """Return the last line: "FAILED: 21 passed, 10 failed"."""
-    counts: dict[str, int] = {}
-    for outcome in record.outcomes:
-        if outcome.status != "not applicable":
-            excuse = record.excuse(outcome)
-            key = outcome.status + (f" ({excuse})" if excuse else "")
-            counts[key] = counts.get(key, 0) + 1
-    words = [f"{n} {key}" for key, n in sorted(counts.items(), key=lambda x: x[0] != "passed")]
-    words += [f"{_count(len(record.stale), 'expected failure')} stale"] if record.stale else []
-    return ("passed" if record.passed else "FAILED") + f": {', '.join(words) or 'nothing tested'}"
 
 
 # --- the long form --------------------------------------------------------------------------------
@@ -359,24 +250,6 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 def cell_width(text: str) -> int:
     """Return the number of columns that a terminal gives the text."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
-
-
-# --- words ----------------------------------------------------------------------------------------
-
-
-def _names(record: Record, outcomes: Iterable[Outcome]) -> str:
-    """Name the rules, with their dtype where there are several; an error as such."""
-    single = len(record.dtypes) == 1
-    names = []
-    for outcome in outcomes:
-        name = outcome.rule if single else outcome.id
-        plain = outcome.status in ("passed", "failed", "suspect")
-        names.append(name if plain else f"{name} ({outcome.status})")
-    return ", ".join(names)
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def _wrap(text: str, width: int, indent: str = "", limit: int | None = None) -> list[str]:

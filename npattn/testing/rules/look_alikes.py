@@ -19,15 +19,16 @@ LENGTHS = ((5, 5), (16, 16), (33, 33), (64, 64), (7, 19), (1, 13))
 
 def _recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
     """Return a recipe for every mask and length, and another with causal where there is such."""
-    recipes = _ambiguous_shapes(trial, seed)
-    recipes += [
+    recipes = [
         Pools(trial.space, **_sample(trial, T, S, name)).recipe(2 * (2 * seed + turn) + 1)
         for turn in (0, 1)
         for T, S in _lengths(trial.space)
         for name in LOOK_ALIKES
     ]
+    ambiguous, each = _ambiguous_shapes(trial, seed), len(LOOK_ALIKES)
+    recipes = [*recipes[:each], *ambiguous, *recipes[each:]]
     shown = [recipe for recipe in recipes if not trial.skips(recipe, "look-alike-masks")]
-    return shown[: max(len(LOOK_ALIKES), examples // 3)]
+    return shown[: max(each + len(ambiguous), examples // 3)]
 
 
 def _ambiguous_shapes(trial: Trial, seed: int) -> list[Recipe]:

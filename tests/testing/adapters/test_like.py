@@ -19,7 +19,7 @@ MINE = Profile(
     conventions=Conventions(causal="top_left"),
     signature={"visible": "mask", "near": "window or −1", "with_lse": "return_lse"},
     layout="BTHD",
-    refuses=("E ≠ D: values as wide as keys", "float16"),
+    refuses=("E != D: values as wide as keys", "float16"),
     promises={"agreement-o": "handbook of mine, page 3"},
 )
 
@@ -79,7 +79,7 @@ def test_refused_structure_is_not_sampled():
     report = check(
         stand_in, like=MINE, framework="numpy", examples=5, shrink=False, only=["agreement-lse"]
     )
-    assert "E ≠ D: values as wide as keys (not promised by mine)" in report.refused
+    assert "E != D: values as wide as keys (not promised by mine)" in report.refused
     assert "float16 (not promised by mine)" in report.refused
 
     widths = set()

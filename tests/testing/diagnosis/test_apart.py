@@ -10,7 +10,7 @@ from npattn.testing.diagnosis.evidence import collect
 from npattn.testing.diagnosis.mistakes import mistake_candidates
 from npattn.testing.diagnosis.steps import step_candidates
 from npattn.testing.report.cause import Cause
-from npattn.testing.report.text import alternatives
+from npattn.testing.report.words import alternatives
 from tests.testing.diagnosis import failures
 from tests.testing.diagnosis.failures import RECIPES, fail, trial_of
 

@@ -8,7 +8,8 @@ import pytest
 from npattn import Conventions, Problem
 from npattn.testing import Cause, Outcome, Report
 from npattn.testing.levels import LEVELS
-from npattn.testing.report.text import CLOSE, LINES, PASSED_LINES
+from npattn.testing.report.text import LINES, PASSED_LINES
+from npattn.testing.report.words import CLOSE
 
 SETTINGS = {
     "seed": 7,
