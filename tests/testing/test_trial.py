@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from npattn.conventions import Conventions
 from npattn.testing import Implementation, Recipe, Rounding
@@ -30,6 +31,13 @@ def test_result_of_wrong_shape_has_infinite_ratio():
     comparisons = trial_of(flat).agreement(RECIPE)
     assert comparisons["o"].ratio == np.inf
     assert "o has shape (2, 3, 5, 1), want (2, 3, 5, 13)" in str(comparisons["o"])
+
+
+@pytest.mark.parametrize("kind", [int, bool, complex])
+def test_numbers_of_another_kind_are_left_to_shape_dtype(kind):
+    trial = trial_of(lambda q, k, v: flash(q, k, v).astype(kind))
+    assert "o" not in trial.evaluation(RECIPE).results
+    assert "o" in trial_of().evaluation(RECIPE).results
 
 
 def test_unrequested_results_are_not_compared():
