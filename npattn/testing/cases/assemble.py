@@ -25,13 +25,14 @@ def assemble(space: Space, forced: frozenset[str], seed: int, fields: dict[str, 
     free = set("BTSDE") - set(space.sizes) - forced
     # By head or by sample: nothing tells them apart but a batch of as many samples as heads.
     by_head = "heads" in (fields.get("mask"), fields.get("bias")) and "B" in free and seed // 2 % 2
+    by_head = by_head and not space.few_shapes
     if (fields.pop("B = H") or by_head) and lead and H <= 6:
         lead = (H, *lead[1:])
     _stretch(space, free, seed, fields)
     if fields.get("mask") == "first tile" and seed // 2 % 2:
         # Scores far below 0 after a tile of nothing: 0 is no maximum to begin with.
         fields["distribution"] = "low" if "distribution" not in forced else fields["distribution"]
-        if "S" in free and "T != S" in space.structure:
+        if "S" in free and "T != S" in space.structure and not space.few_shapes:
             fields["S"] = max(fields["S"], 65)
     if _cost(lead, H, fields) > LARGE and not set("HK") & set(space.sizes):
         H, K = H // K, 1

@@ -9,6 +9,7 @@ from typing import Any
 from npattn.errors import OptionError
 from npattn.options import FEATURES
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.shapes import SHAPES
 
 __all__ = ["LONG", "POOLS", "STRUCTURE", "Space"]
 
@@ -46,8 +47,6 @@ POOLS = {
     "D": (3, 1, 2, 5, 7, 11, 13, 40, 65, 128),
     "E": (2, 1, 3, 5, 9, 17, 33, 128),
 }
-FEW = {"T": (2, 1, 5, 17), "S": (3, 1, 7, 17, 65), "D": (3, 8, 13, 64), "E": (2, 5, 8, 64)}
-"""Sizes for frameworks that compile for every shape."""
 ROUND_D = (8, 16, 64)
 LONG = 4096  # keys, for a few queries: sums of thousands of nearly equal weights
 
@@ -108,7 +107,9 @@ class Space:
             return tuple(self.sizes[letter])
         if letter in "DE" and "D % 8" not in self.structure:
             return ROUND_D
-        return FEW.get(letter, POOLS[letter]) if self.few_shapes else POOLS[letter]
+        if self.few_shapes and letter != "K":
+            return tuple(dict.fromkeys(getattr(shape, letter) for shape in SHAPES))
+        return POOLS[letter]
 
     @property
     def heads(self) -> list[tuple[int, int]]:
@@ -122,6 +123,8 @@ class Space:
                 if K and H % K == 0 and (shared or K == H)
             ]
             return pairs or [(H, H) for H in self.sizes["H"]]
+        if self.few_shapes:
+            return [shape.heads if shared else (shape.heads[0],) * 2 for shape in SHAPES]
         groups = POOLS["G"] if shared else (1,)
         return [(K * G, K) for G in groups for K in self.pool("K") if K]
 

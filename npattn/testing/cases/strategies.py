@@ -23,6 +23,7 @@ from npattn.testing.cases.classes import classes_of_recipe, classes_of_value, fi
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.cases.pairwise import BY_SAMPLE, CROWD, covering, options_on
 from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, OPTION_FIELDS, Recipe
+from npattn.testing.cases.shapes import few_shapes
 from npattn.testing.cases.space import Space
 
 try:
@@ -41,12 +42,6 @@ CANDIDATES_EACH = 100
 """Recipes for each example, if those are fewer."""
 FIELDS = 32
 """At least as many as pools have lists."""
-SHAPES = 12
-"""Shapes of the pools of one rule, where a framework compiles for each."""
-STRUCTURAL = frozenset(
-    {*"BTSDE", "rank", "heads", "extent", "broadcast", "same size", "square", "round", "B = H"}
-)
-"""Names of the lists that decide the shapes."""
 PLAIN = Recipe()
 KEEP = object()
 """Change that leaves a field as the seed chose it."""
@@ -72,12 +67,15 @@ class Pools:
         Features that are not sampled.
     nonempty : bool
         No size is 0.
+    shapes : int, optional
+        Most shapes, where a framework compiles for each.
     """
 
     space: Space
     force: Mapping[str, Any] = field(default_factory=dict)
     forbid: frozenset[str] = frozenset()
     nonempty: bool = False
+    shapes: int | None = None
 
     def __hash__(self) -> int:
         return hash((self.space, frozenset(self.force), self.forbid, self.nonempty))
@@ -135,7 +133,7 @@ class Pools:
     @property
     def key(self) -> tuple[Any, ...]:
         """Key that is the same for pools of one space that sample alike."""
-        return tuple(sorted(self.force.items())), self.forbid, self.nonempty
+        return tuple(sorted(self.force.items())), self.forbid, self.nonempty, self.shapes
 
     @cached_property
     def _lengths(self) -> list[tuple[str, Sequence[Any], int]]:
@@ -147,6 +145,14 @@ class Pools:
         names = [n for n in _options(self.space.features) if n in self.lists]
         free = [n for n in names if n not in self.force and n not in self.space.always]
         return [(n, list(dict.fromkeys(self.lists[n]))) for n in free]
+
+    @cached_property
+    def _shapes(self) -> list[dict[str, Any]]:
+        """Values that decide the shape, for each of few shapes."""
+        fixed = frozenset(self.force) | frozenset(self.space.sizes)
+        if {"H", "K"} & fixed:
+            fixed |= {"heads"}
+        return few_shapes(self.space.structure, self.lists, fixed)[: self.shapes]
 
     @cached_property
     def few(self) -> list[tuple[str, ...]]:
@@ -169,13 +175,6 @@ class Pools:
         chosen = {
             name: pool[int(x * n)] for (name, pool, n), x in zip(self._lengths, where, strict=False)
         }
-        if self.space.few_shapes:
-            shape = _places(seed // 2 % SHAPES, max(len(self.lists), FIELDS))
-            chosen |= {
-                name: pool[int(x * n)]
-                for (name, pool, n), x in zip(self._lengths, shape, strict=False)
-                if name in STRUCTURAL
-            }
         if seed % 2:
             on = self.few[seed // 2 % len(self.few)]
             for name, (off, *values) in self._switches:
@@ -183,6 +182,8 @@ class Pools:
             plain = {"rank": self.lists["rank"][0], "broadcast": False, "zero": ""}
             plain["same size"] = "E" not in self.space.sizes and bool(rng.integers(4))
             chosen |= {n: x for n, x in plain.items() if n not in self.force}
+        if self.space.few_shapes:
+            chosen |= self._shapes[seed // 2 % len(self._shapes)]
         if changes:
             changed = zip(self.lists, changes, strict=False)
             chosen |= {n: x for n, x in changed if x is not KEEP}

@@ -50,7 +50,8 @@ def _few(
         heads = tuple(pair for pair in space.heads if pair[0] <= 4) or tuple(space.heads)
         equal = tuple((H, K) for H, K in heads if H == K > 1) or heads
         plain, mixed = (
-            Pools(space, force=force | {"heads": pairs}, nonempty=True) for pairs in (equal, heads)
+            Pools(space, force=force | {"heads": pairs}, nonempty=True, shapes=1)
+            for pairs in (equal, heads)
         )
         if not all(mixed.lists.values()):
             return []  # sizes of 0 only

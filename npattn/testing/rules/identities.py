@@ -31,6 +31,7 @@ from npattn.testing.rules.requirements import (
     forbid_late_softcap,
     hidden_keys_matter,
     needs,
+    of_few_shapes,
 )
 from npattn.testing.rules.terms import (
     bias_slope,
@@ -259,11 +260,13 @@ def _sink_as_key(trial: Trial, problem: Problem) -> Problem:
     "sink-key",
     "8, 13",
     unless=first(needs("sinks", "bias"), _takes_no_further_key),
-    draw=lambda t: {
-        "force": few_queries(t, sinks=True),
-        "forbid": forbid_late_softcap(t, "causal", "window", "score_mod"),
-        "nonempty": True,
-    },
+    draw=of_few_shapes(
+        lambda t: {
+            "force": few_queries(t, sinks=True),
+            "forbid": forbid_late_softcap(t, "causal", "window", "score_mod"),
+            "nonempty": True,
+        }
+    ),
 )
 def sink_key(trial: Trial, recipe: Recipe) -> float | None:
     """A sink acts as one more key, of value 0 and score the sink, in o, lse and gradients.

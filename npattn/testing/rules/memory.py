@@ -22,6 +22,7 @@ from npattn.testing.rules.picks import (
     relate_part,
 )
 from npattn.testing.rules.register import rule
+from npattn.testing.rules.requirements import of_few_shapes
 from npattn.testing.rules.terms import fits_sizes
 from npattn.testing.trial import Trial, Violation, WrongAnyway
 
@@ -232,7 +233,7 @@ def _sample_fresh(trial: Trial, sizes: tuple[int, ...], **force: Any) -> dict[st
     "15",
     level="conduct",
     unless=lambda t: None if _views(t) else "refuses every view that is not contiguous",
-    draw=lambda t: _sample_fresh(t, FRESH[0], view=_views(t)),
+    draw=of_few_shapes(lambda t: _sample_fresh(t, FRESH[0], view=_views(t)), 1),
 )
 def after_other_strides(trial: Trial, recipe: Recipe) -> float | None:
     """A call gives the same result after one with the same shapes and other strides.
@@ -268,7 +269,7 @@ def _other_dtypes(trial: Trial, turn: int) -> list[str]:
     "15",
     level="conduct",
     unless=_refuses_other_dtypes,
-    draw=lambda t: _sample_fresh(t, FRESH[1]),
+    draw=of_few_shapes(lambda t: _sample_fresh(t, FRESH[1]), 1),
 )
 def after_other_dtype(trial: Trial, recipe: Recipe) -> float | None:
     """A call gives the same result after one with the same shapes and another dtype.

@@ -6,6 +6,7 @@ arguments of `Pools`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ __all__ = [
     "no_lse",
     "nonempty",
     "nothing_hides",
+    "of_few_shapes",
     "refuses",
     "single",
     "without_numbering",
@@ -127,6 +129,13 @@ def single(letter: str) -> Condition:
 
 
 # --- samplings ---
+
+
+def of_few_shapes(
+    draw: Callable[[Trial], dict[str, Any]], count: int = 2
+) -> Callable[[Trial], dict[str, Any]]:
+    """Sample few shapes where a framework compiles for each: the rule makes others of them."""
+    return lambda trial: draw(trial) | ({"shapes": count} if trial.space.few_shapes else {})
 
 
 def nonempty(trial: Trial) -> dict[str, Any]:

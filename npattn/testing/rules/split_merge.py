@@ -25,10 +25,11 @@ from npattn.testing.rules.requirements import (
     first,
     fixed_size,
     no_lse,
+    of_few_shapes,
     refuses,
     without_positions,
 )
-from npattn.testing.rules.terms import fits_sizes, lse_unit
+from npattn.testing.rules.terms import fits_sizes, lse_unit, narrow
 from npattn.testing.trial import Evaluation, Trial
 
 __all__ = ["merge"]
@@ -38,7 +39,7 @@ __all__ = ["merge"]
     "split-merge",
     "8, 11",
     unless=first(no_lse, refuses("T != S"), fixed_size("S")),
-    draw=without_positions,
+    draw=of_few_shapes(without_positions),
 )
 def split_merge(trial: Trial, recipe: Recipe) -> float | None:
     """Two parts of the keys, each with its lse, merge to the whole.
@@ -55,7 +56,7 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
     ]
     if not cuts or ("mean" in trial.conventions.empty_results and trial.empty(problem).any()):
         return None
-    cut = int(generator(recipe).choice(cuts))
+    cut = int(generator(recipe).choice(narrow(trial, cuts)))
     picks = [[pick_keys(problem, keys)] for keys in np.split(np.arange(S), [cut])]
     problems = [pick_problem(problem, pick) for pick in picks]
     problems[1] = problems[1].replace(sinks=None)

@@ -29,6 +29,7 @@ from npattn.testing.rules.requirements import (
     hidden_keys_matter,
     lacks,
     nonempty,
+    of_few_shapes,
     refuses,
     without_numbering,
 )
@@ -37,6 +38,7 @@ from npattn.testing.rules.terms import (
     fits_sizes,
     head_of,
     hidden_keys_count,
+    narrow,
     translate_mask,
 )
 from npattn.testing.trial import GRADIENTS, Trial
@@ -44,7 +46,7 @@ from npattn.testing.trial import GRADIENTS, Trial
 __all__: list[str] = []
 
 
-@rule("batch-alone", "13, 14", draw=nonempty)
+@rule("batch-alone", "13, 14", draw=of_few_shapes(nonempty))
 def batch_alone(trial: Trial, recipe: Recipe) -> float | None:
     """A sample alone, or a query alone, gives the same result as among the others.
 
@@ -73,7 +75,7 @@ def batch_alone(trial: Trial, recipe: Recipe) -> float | None:
     return relate_part(trial, whole, part, picks)
 
 
-@rule("shared-heads", "1, 13", unless=refuses("K < H"), draw=nonempty)
+@rule("shared-heads", "1, 13", unless=refuses("K < H"), draw=of_few_shapes(nonempty))
 def shared_heads(trial: Trial, recipe: Recipe) -> float | None:
     """Sharing key/value heads is repeating them; dk and dv are then sums over the group.
 
@@ -99,7 +101,7 @@ def shared_heads(trial: Trial, recipe: Recipe) -> float | None:
     "padded-keys",
     "5, 10, 13",
     unless=first(lacks("mask"), hidden_keys_matter, refuses("T != S"), fixed_size("S")),
-    draw=without_numbering,
+    draw=of_few_shapes(without_numbering),
 )
 def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
     """More keys that the mask hides from every query change nothing, and get no gradient.
@@ -114,7 +116,7 @@ def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
     sizes = [S for S in sizes if S > problem.S and fits_sizes(trial, T=problem.T, S=S)]
     if not sizes or hidden_keys_count(trial, problem):
         return None
-    n, last = int(rng.choice(sizes)) - problem.S, bool(rng.integers(2))
+    n, last = int(rng.choice(narrow(trial, sizes))) - problem.S, bool(rng.integers(2))
     if recipe.causal or recipe.window:
         last = trial.conventions.causal == "top_left"
     padding = np.arange(problem.S + n) >= problem.S
@@ -143,7 +145,7 @@ def _pad(trial: Trial, problem: Problem, padding: Array, keys: Array) -> Problem
     "causal-prefix",
     "6, 13",
     unless=first(lacks("causal"), hidden_keys_matter, fixed_size("T")),
-    draw=lambda t: {"force": {"causal": True}, "nonempty": True},
+    draw=of_few_shapes(lambda t: {"force": {"causal": True}, "nonempty": True}),
 )
 def causal_prefix(trial: Trial, recipe: Recipe) -> float | None:
     """With causal, later positions do not matter: the first queries need the first keys only.
@@ -158,6 +160,7 @@ def causal_prefix(trial: Trial, recipe: Recipe) -> float | None:
     shift = diagonal_shift(trial, problem)
     cuts = [(n, min(n + shift, S)) for n in range(max(1, 1 - shift), T)]
     cuts = [(t, s) for t, s in cuts if fits_sizes(trial, T=t, S=s)]
+    cuts = list(narrow(trial, cuts))
     if not cuts or hidden_keys_count(trial, problem):
         return None
     t, s = cuts[generator(recipe).integers(len(cuts))]

@@ -123,7 +123,7 @@ def plain_recipes(space: Space, seed: int) -> list[Recipe]:
         {"B": 1, "H": 2, "K": 2, "T": 33, "S": 1025, "D": 64, "E": 64},
     ]
     recipes = []
-    for number, shape in enumerate(shapes):
+    for number, shape in enumerate(shapes[:1] if space.few_shapes else shapes):
         sizes: dict[str, Any] = {x: n for x, n in shape.items() if free[x] and x in "TSDE"}
         if free["H"] and free["K"] and base.lead is not None:
             sizes |= {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from collections.abc import Sequence
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -23,10 +24,13 @@ __all__ = [
     "live",
     "lse_per_nat",
     "lse_unit",
+    "narrow",
     "scale",
     "sum_over_group",
     "translate_mask",
 ]
+
+Size = TypeVar("Size", int, tuple[int, int])
 
 
 def live(trial: Trial, problem: Problem) -> Array:
@@ -53,6 +57,11 @@ def translate_mask(trial: Trial, mask: Array) -> Array:
 def diagonal_shift(trial: Trial, problem: Problem) -> int:
     """Key with which query 0 is aligned."""
     return problem.S - problem.T if trial.conventions.causal == "bottom_right" else 0
+
+
+def narrow(trial: Trial, sizes: Sequence[Size]) -> Sequence[Size]:
+    """Return the sizes, or the middle one where a framework compiles for each."""
+    return sizes[len(sizes) // 2 :][:1] if trial.space.few_shapes else sizes
 
 
 def fits_sizes(trial: Trial, **sizes: int) -> bool:

@@ -430,14 +430,3 @@ def test_ranges_have_every_letter():
     }  # fmt: skip
     lone = Space(structure=frozenset({"rank 2"}), sizes={"T": (7,)}).ranges
     assert (lone["H"], lone["G"], lone["T"], lone["S"]) == ((1, 1), (1, 1), (7, 7), (1, 257))
-
-
-def test_few_shapes_carry_many_contents():
-    def shapes(space):
-        recipes = list(itertools.islice(Pools(space, nonempty=True).cases(0, 100), 200))
-        return {(r.lead, r.H, r.K, r.T, r.S, r.D, r.E, r.broadcast) for r in recipes}
-
-    few, many = shapes(Space(few_shapes=True)), shapes(Space())
-    assert len(few) <= 60 < len(many)
-    assert {T for _, _, _, T, *_ in few} >= {1, 2, 5, 17}
-    assert any(H > K for _, H, K, *_ in few)
