@@ -20,6 +20,8 @@ RECIPES = {
     "groups of 3": Recipe(**SIZES, H=6, K=2, seed=7),
     "square bias": Recipe(**SIZES | {"S": 3}, H=2, K=2, bias="full", seed=8),
     "mask": Recipe(**SIZES, H=2, K=2, mask="full", seed=5),
+    "bias by sample": Recipe(**SIZES, H=2, K=2, bias="one for all heads", seed=9),
+    "dropout": Recipe(**SIZES, H=2, K=2, dropout=0.3, seed=10),
     "window": Recipe(**SIZES, H=2, K=2, window=(1, 2), seed=6),
 }
 

@@ -25,6 +25,7 @@ PROBLEMS = [
     Recipe(**SIZES, mask="empty rows", distribution="huge logits", seed=6),
     Recipe(**SIZES, bias="-inf rows", seed=7),
     Recipe(**SIZES | {"H": 6, "T": 5, "E": 7}, bias="full", view="transposed", seed=8),
+    Recipe(**SIZES | {"lead": (4,)}, mask="padding", bias="one for all heads", seed=9),
     Recipe(lead=(1,), T=2, S=300, D=3, E=2, seed=5),
     Recipe(lead=(1,), T=2, S=3, D=300, E=301, seed=5),
     Recipe(lead=(1,), T=300, S=3, D=2, E=2, seed=5),
@@ -98,6 +99,17 @@ class TransposedBias(Attention):
         return super().reduce_bias(ds.swapaxes(-1, -2), shape)
 
 
+class BiasOfSamplesForHeads(Attention):
+    def bias(self, c):
+        same = np.ndim(c.bias) > 3 and c.bias.shape[-4:-2] == (c.q.shape[-3], 1)
+        return np.swapaxes(c.bias, -3, -4) if same else c.bias
+
+
+class DropoutBeforeSoftmax(Attention):
+    def visible(self, c):
+        return super().visible(c) & (np.asarray(c.keep) > 0)
+
+
 class ScoresInFloat16(Attention):
     def final(self, x, visible, c):
         return super().final(x, visible, c).astype(np.float16).astype(float)
@@ -110,6 +122,8 @@ class ScoresInFloat16(Attention):
         (HeadsReadTiled, "groups", "query head h reads key/value head h % K, and adds"),
         (MaskAdded, "mask", "the mask is added to the scores as 1 and 0"),
         (TransposedBias, "square bias", "dbias is transposed"),
+        (BiasOfSamplesForHeads, "bias by sample", "the bias of sample b is used for head b"),
+        (DropoutBeforeSoftmax, "dropout", "dropout is applied to the scores"),
         (ScoresInFloat16, "bias", "the final scores are rounded to float16"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Steps of dropout that take another factor in backward."""
+"""Steps of dropout: its place, and the factors that backward takes."""
 
 from __future__ import annotations
 
@@ -43,6 +43,17 @@ for _text, _factor in (
         undrop=_undrop_by(_factor),
         backward_only=True,
     )
+
+
+def _drop_scores(self: Attention, c: Inputs) -> Array:
+    return np.asarray(Attention.visible(self, c) & (np.asarray(c.keep) > 0))
+
+
+overrides(
+    "dropout",
+    "dropout is applied to the scores, before the softmax: the weights left sum to 1",
+    visible=_drop_scores,
+)
 
 
 def _dv_with(keep: Any) -> Any:

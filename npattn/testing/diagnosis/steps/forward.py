@@ -181,6 +181,12 @@ def _empty_nan(self: Attention, s: Array, c: Inputs, live: Array) -> tuple[Array
     return np.where(np.isneginf(lse), np.nan, p), p_sink, lse
 
 
+def _empty_nan_with_weights(self: Attention, c: Inputs) -> tuple[Array, Array, Array]:
+    o, lse, p = Attention.results(self, c)
+    nan = np.isneginf(lse)[..., None] & c.returns_weights
+    return np.where(nan, np.nan, o), lse, np.where(nan, np.nan, p)
+
+
 def _empty_mean(self: Attention, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
     p, p_sink, lse = Attention.softmax(self, s, c, live)
     return np.where(np.isneginf(lse), 1 / max(s.shape[-1], 1), p), p_sink, lse
@@ -203,6 +209,11 @@ overrides(
     "softmax", "no maximum is subtracted before exp, which overflows", softmax=_without_maximum
 )
 overrides("empty", "a query that sees nothing gives NaN", softmax=_empty_nan)
+overrides(
+    "empty",
+    "a query that sees nothing gives NaN where the weights are returned",
+    results=_empty_nan_with_weights,
+)
 overrides("empty", "a query that sees nothing gives the mean of all values", softmax=_empty_mean)
 overrides(
     "NaN",

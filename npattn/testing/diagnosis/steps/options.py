@@ -29,12 +29,19 @@ def _first(x: Any, axis: int, at: int = 0) -> Any:
     return np.broadcast_to(np.take(x, [at], axis=axis), x.shape)
 
 
+def _by_head(x: Any) -> Any:
+    """Return an array (B, 1, T, S) as (1, B, T, S)."""
+    by_sample = isinstance(x, np.ndarray) and x.ndim > 3 and x.shape[-3] == 1 < x.shape[-4]
+    return x.swapaxes(-3, -4) if by_sample else x
+
+
 change("mask", "the mask is ignored", lambda c: {"mask": None})
 change("mask", "the mask is inverted", lambda c: {"mask": ~c.mask})
 change(
     "mask", "the mask of the first sample is used for all", lambda c: {"mask": _first(c.mask, -4)}
 )
 change("mask", "the mask of the first head is used for all", lambda c: {"mask": _first(c.mask, -3)})
+change("mask", "the mask of sample b is used for head b", lambda c: {"mask": _by_head(c.mask)})
 change(
     "mask",
     "the mask of the last query is used for all",
@@ -75,6 +82,7 @@ change(
     "bias", "the bias of the first sample is used for all", lambda c: {"bias": _first(c.bias, -4)}
 )
 change("bias", "the bias of the first head is used for all", lambda c: {"bias": _first(c.bias, -3)})
+change("bias", "the bias of sample b is used for head b", lambda c: {"bias": _by_head(c.bias)})
 change(
     "bias", "the bias of the last query is used for all", lambda c: {"bias": _first(c.bias, -2, -1)}
 )
