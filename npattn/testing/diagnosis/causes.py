@@ -169,6 +169,11 @@ class _Diagnosis:
             found = [x for x in found if x not in chance]
             found.append((LEAK, leaks + [e for _, claimed in chance for e in claimed]))
             skipped, left = ([e for e in some if e not in leaks] for some in (skipped, left))
+        if 2 * len(skipped + left) > len(self.evidence):
+            # What fits one problem, where most of what failed fits nothing, does so by chance.
+            lone = [x for x in found if len({e.outcome.sampled for e in x[1] if e.outcome}) == 1]
+            found = [x for x in found if x not in lone]
+            skipped += [e for _, claimed in lone for e in claimed]
         explained = {e.outcome.rule for _, claimed in found for e in claimed if e.outcome}
         for candidate, claimed in found:
             yield self._cause(candidate, claimed)

@@ -8,7 +8,7 @@ from itertools import islice
 
 from npattn.mistakes import MISTAKES
 from npattn.testing.diagnosis.evidence import Evidence
-from npattn.testing.diagnosis.mistakes import breaks_alike
+from npattn.testing.diagnosis.mistakes import breaks_alike, is_suspected_alike
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
@@ -19,6 +19,9 @@ CONDUCT = ("change", "bits", "moves", "after", "calls", "shape")
 """Kinds of failures that one call cannot show, or whose values are right."""
 FAMILIES = ("dtype", "dtypes", "memory", "state", "cache")
 """Families of known mistakes that show in several calls, in views or in dtypes."""
+ROUNDING = "precision"
+"""Family of known mistakes whose errors may be smaller than the tolerance of each element."""
+AFTER = "a call is right alone, and wrong after another one: something is kept between calls"
 UNSTEADY = "two calls on the same problem give different results"
 
 
@@ -61,8 +64,12 @@ def conduct_causes(
     conduct = [o for o in left if o.rule not in wrong and o.kind in CONDUCT]
     for kind in dict.fromkeys(o.kind for o in conduct):
         group = [o for o in conduct if o.kind == kind]
-        yield Cause(_first_line(group[0].message), _ids(group), "conduct", kind)
+        text = AFTER if kind == "after" else _first_line(group[0].message)
+        yield Cause(text, _ids(group), "conduct", kind)
     left = [o for o in left if o not in conduct]
+    for cause in _roundings(trial, [o for o in left if o.rule not in wrong], without):
+        yield cause
+        left = [o for o in left if o.id not in cause.rules]
     if left:
         yield Cause(_describe_rest(left, wrong), _ids(left), "unexplained", share=0.0)
 
@@ -77,10 +84,24 @@ def _mistakes(
         alike = [m for m in known if breaks_alike(m, trial, left[0])]
         groups = {m.name: [o for o in left if breaks_alike(m, trial, o)] for m in alike}
         if groups:
-            name = max(groups, key=lambda name: len(groups[name]))
-            yield Cause(MISTAKES[name].sentence.rstrip("."), _ids(groups[name]), "mistake", name)
+            name, *others = sorted(groups, key=lambda name: -len(groups[name]))
+            also = tuple(n for n in others if groups[n] == groups[name])
+            text = MISTAKES[name].sentence.rstrip(".")
+            yield Cause(text, _ids(groups[name]), "mistake", name, also=also)
             left = [o for o in left if o not in groups[name]]
         left = left if groups else left[1:]
+
+
+def _roundings(
+    trial: Trial, outcomes: Sequence[Outcome], without: Container[str]
+) -> Iterator[Cause]:
+    """Yield known mistakes of rounding that are suspected as an outcome is."""
+    known = [m for m in MISTAKES.values() if m.family == ROUNDING and m.name not in without]
+    for outcome in (o for o in outcomes if o.status == "suspect"):
+        alike = [m for m in known if is_suspected_alike(m, trial, outcome)]
+        if alike:
+            text, also = alike[0].sentence.rstrip("."), tuple(m.name for m in alike[1:])
+            yield Cause(text, _ids([outcome]), "mistake", alike[0].name, also=also)
 
 
 def _describe_rest(outcomes: Sequence[Outcome], wrong: Mapping[str, Evidence]) -> str:

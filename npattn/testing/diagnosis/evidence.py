@@ -177,9 +177,10 @@ def _largest(got: Array, wanted: Array, allowed: Array) -> float:
 def collect(trial: Trial, outcome: Outcome) -> Evidence | None:
     """Run the implementation again on the failing problem of an outcome.
 
-    Returns None if the outcome has no problem, or the implementation raised or raises.
+    Returns None if the outcome has no problem, the implementation raised or raises, or a call of
+    its own is right: then what came before is the cause.
     """
-    if outcome.problem is None or outcome.kind == "raised":
+    if outcome.problem is None or outcome.kind in ("raised", "after"):
         return None
     cotangents = outcome.cotangents
     if cotangents is None and outcome.sampled is not None:

@@ -10,12 +10,18 @@ from npattn.testing.diagnosis.evidence import Evidence
 
 __all__ = ["LEAK", "leaks_nan"]
 
+BY_QUERY = frozenset({"o", "lse", "weights", "dq"})
+"""Results of which each query has rows of its own."""
+
 
 def leaks_nan(evidence: Evidence) -> bool:
     """Return True if inputs hold a NaN or inf, and NaN is all that is wrong in some result."""
     problem = evidence.problem
-    if all(np.isfinite(real(x).astype(float)).all() for x in (problem.q, problem.k, problem.v)):
+    q, k, v = (np.isfinite(real(x).astype(float)).all() for x in (problem.q, problem.k, problem.v))
+    if q and k and v:
         return False
+    if k and v and not BY_QUERY.isdisjoint(evidence.wrong):
+        return False  # NaN of one query in the row of another comes by no hidden position
     return any(_leaks_into(evidence, name) for name in evidence.wrong)
 
 

@@ -15,9 +15,16 @@ from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Arrays, Evidence, group
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import PROPERTIES
-from npattn.testing.trial import Trial, Violation, WrongAnyway
+from npattn.testing.trial import Suspicion, Trial, Violation, WrongAnyway
 
-__all__ = ["breaks_alike", "implement", "implementation_of", "mistake_candidates", "predict_by"]
+__all__ = [
+    "breaks_alike",
+    "implement",
+    "implementation_of",
+    "is_suspected_alike",
+    "mistake_candidates",
+    "predict_by",
+]
 
 
 def mistake_candidates(evidence: Evidence, without: Container[str] = ()) -> Iterator[Candidate]:
@@ -103,6 +110,21 @@ def breaks_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool:
     except Violation as err:
         return err.kind == outcome.kind and _results(str(err)) == _results(outcome.message)
     except (ImplementationError, WrongAnyway):
+        return False
+    return False
+
+
+def is_suspected_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool:
+    """Return True if a mistake is suspected for the same fitted number, to its last digit."""
+    rule = PROPERTIES.get(outcome.rule)
+    if rule is None or outcome.sampled is None:
+        return False
+    implementation = implementation_of(mistake, trial.implementation)
+    try:
+        rule.check(replace(trial, implementation=implementation, memo={}), outcome.sampled)
+    except Suspicion as err:
+        return str(err).splitlines()[:1] == outcome.message.splitlines()[:1]
+    except (ImplementationError, Violation, WrongAnyway):
         return False
     return False
 

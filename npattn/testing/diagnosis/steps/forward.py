@@ -125,8 +125,12 @@ overrides(
 # --- softcap ---
 
 
-def _cap_products(self: Attention, x: Array, c: Inputs) -> Array:
-    return c.scale * Attention.cap(self, x / (c.scale or 1), c)
+def _unscaled(self: Attention, c: Inputs) -> Array:
+    return Attention.product(self, c if c.softcap is None else c._replace(scale=1.0))
+
+
+def _scale_capped(self: Attention, x: Array, c: Inputs) -> Array:
+    return x if c.softcap is None else c.scale * Attention.cap(self, x, c)
 
 
 def _cap_with_bias(self: Attention, x: Array, visible: Array, c: Inputs) -> Array:
@@ -149,7 +153,9 @@ def _cap_without_factor(self: Attention, x: Array, c: Inputs) -> Array:
     return x if c.softcap is None else np.tanh(x / c.softcap)
 
 
-overrides("softcap", "the softcap is applied before the scale", cap=_cap_products)
+overrides(
+    "softcap", "the softcap is applied before the scale", product=_unscaled, cap=_scale_capped
+)
 overrides("softcap", "the softcap is applied after the bias is added", final=_cap_with_bias)
 overrides(
     "softcap", "the softcap is applied after the mask: hidden keys take weight", final=_cap_last

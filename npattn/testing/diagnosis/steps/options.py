@@ -221,6 +221,13 @@ def _tail(x: Array, tile: int, axis: int = -1) -> Array:
     return np.asarray(x * (kept if axis == -1 else kept[:, None]))
 
 
+def _product_of_whole(tile: int) -> Any:
+    def product(self: Attention, c: Inputs) -> Array:
+        return Attention.product(self, c._replace(q=_tail(c.q, tile)))
+
+    return product
+
+
 change("keys", "the first key is lost", lambda c: _only(c, _keys(c) > 0))
 change("keys", "the last key is lost", lambda c: _only(c, _keys(c) < c.k.shape[-2] - 1))
 change("keys", "k is taken for v", lambda c: {"v": c.k})
@@ -249,6 +256,12 @@ for _tile in (4, 8, 16, 32, 64, 128, 256):
         "sizes",
         f"channels after the last whole vector of {_tile} are left out of q kᵀ",
         lambda c, n=_tile: {"q": _tail(c.q, n), "k": _tail(c.k, n)},  # type: ignore[misc]
+    )
+    overrides(
+        "sizes",
+        f"channels after the last whole vector of {_tile} are left out of the scores, but not of "
+        "dq and dk",
+        product=_product_of_whole(_tile),
     )
     change(
         "sizes",
