@@ -22,6 +22,8 @@ RECIPES = {
     "mask": Recipe(**SIZES, H=2, K=2, mask="full", seed=5),
     "bias by sample": Recipe(**SIZES, H=2, K=2, bias="one for all heads", seed=9),
     "dropout": Recipe(**SIZES, H=2, K=2, dropout=0.3, seed=10),
+    "longer": Recipe(**SIZES | {"S": 13}, H=2, K=2, seed=11),
+    "longest": Recipe(**SIZES | {"S": 17}, H=2, K=2, seed=12),
     "window": Recipe(**SIZES, H=2, K=2, window=(1, 2), seed=6),
 }
 
