@@ -62,6 +62,8 @@ def conduct_causes(
         yield cause
         left = [o for o in left if o.id not in cause.rules]
     conduct = [o for o in left if o.rule not in wrong and o.kind in CONDUCT]
+    if wrong:  # other shapes are wrong in single calls: that may be all there is to it
+        conduct = [o for o in conduct if o.kind != "after"]
     for kind in dict.fromkeys(o.kind for o in conduct):
         group = [o for o in conduct if o.kind == kind]
         text = AFTER if kind == "after" else _first_line(group[0].message)
