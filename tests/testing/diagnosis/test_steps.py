@@ -24,6 +24,7 @@ PROBLEMS = [
     Recipe(**SIZES | {"E": 7}, window=(1, 2), bias="keys", sinks=True, dropout=0.2, seed=4),
     Recipe(**SIZES, mask="empty rows", distribution="huge logits", seed=6),
     Recipe(**SIZES, bias="-inf rows", seed=7),
+    Recipe(**SIZES, bias="-1e4 rows", view="reversed", seed=10),
     Recipe(**SIZES | {"H": 6, "T": 5, "E": 7}, bias="full", view="transposed", seed=8),
     Recipe(**SIZES | {"lead": (4,)}, mask="padding", bias="one for all heads", seed=9),
     Recipe(lead=(1,), T=2, S=300, D=3, E=2, seed=5),

@@ -79,3 +79,31 @@ overrides(
     gradients=_dv_with(_keep_mask),
     backward_only=True,
 )
+
+
+def _drop_dweights(self: Attention, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    return Attention.gradients(self, c, do, dlse, dw * c.keep)
+
+
+def _delta_without(self: Attention, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+    """Return gradients whose delta is that of an o before dropout."""
+    s, live = self.scores(c)
+    p, _, _ = self.softmax(s, c, live)
+    dp = do @ self.share(c.v, c.q.shape[-3]).swapaxes(-1, -2) + dw
+    delta = Attention.delta(self, p, np.where(live, dp, 0))
+    fixed: Attention = type("Fixed", (Attention,), {"delta": lambda self, p, dp: delta})()
+    return fixed.gradients(c, do, dlse, dw)
+
+
+overrides(
+    "dropout",
+    "dropout is applied to the gradient of the weights that are returned before it",
+    gradients=_drop_dweights,
+    backward_only=True,
+)
+overrides(
+    "dropout",
+    "delta is Σ do·o of an o without dropout",
+    gradients=_delta_without,
+    backward_only=True,
+)

@@ -182,6 +182,14 @@ def _without_maximum(
     return np.where(live, e / safe, 0), e_sink / safe, np.log(total)
 
 
+def _maximum_of_0(self: Attention, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
+    m = np.maximum(s.max(-1, keepdims=True, initial=0.0), c.sinks)
+    e, e_sink = np.exp((s - m).astype(np.float32)), np.exp((c.sinks - m).astype(np.float32))
+    total = e.sum(-1, keepdims=True) + e_sink
+    safe = np.where(total == 0, 1, total)
+    return np.where(live, e / safe, 0), e_sink / safe, m + np.log(total)
+
+
 def _empty_nan(self: Attention, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
     p, p_sink, lse = Attention.softmax(self, s, c, live)
     return np.where(np.isneginf(lse), np.nan, p), p_sink, lse
@@ -213,6 +221,11 @@ def _clear_nan(self: Attention, w: Array, x: Array, live: Array) -> Array:
 overrides("softmax", "the softmax is taken over the queries", softmax=_over_queries)
 overrides(
     "softmax", "no maximum is subtracted before exp, which overflows", softmax=_without_maximum
+)
+overrides(
+    "softmax",
+    "the maximum that is subtracted is never below 0, so that rows of low scores vanish",
+    softmax=_maximum_of_0,
 )
 overrides("empty", "a query that sees nothing gives NaN", softmax=_empty_nan)
 overrides(

@@ -107,6 +107,14 @@ def _read_in_memory_order(self: Attention, x: Array) -> Array:
     return Attention.read(self, x.transpose(order) if x.size else x).reshape(x.shape)
 
 
+def _read_without_sign(self: Attention, x: Array) -> Array:
+    backwards = tuple(axis for axis, stride in enumerate(x.strides) if stride < 0)
+    return Attention.read(self, np.flip(x, backwards))
+
+
+overrides(
+    "layout", "arrays with negative strides are read from their other end", read=_read_without_sign
+)
 overrides(
     "layout",
     "transposed or repeated arrays are read in the order of memory, without their strides",

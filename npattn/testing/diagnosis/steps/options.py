@@ -35,6 +35,12 @@ def _by_head(x: Any) -> Any:
     return x.swapaxes(-3, -4) if by_sample else x
 
 
+def _group(c: Inputs) -> int:
+    """Return the number of query heads that share a key/value head."""
+    H, K = (max(int(x.shape[-3]), 1) for x in (c.q, c.k))
+    return H // K
+
+
 change("mask", "the mask is ignored", lambda c: {"mask": None})
 change("mask", "the mask is inverted", lambda c: {"mask": ~c.mask})
 change(
@@ -99,6 +105,16 @@ change("sinks", "the sinks are ignored", lambda c: {"sinks": np.full_like(c.sink
 change("sinks", "the sinks are multiplied by the scale", lambda c: {"sinks": c.scale * c.sinks})
 change(
     "sinks", "the sink of the first head is used for all", lambda c: {"sinks": _first(c.sinks, -3)}
+)
+change(
+    "sinks",
+    "query head h uses the sink of head h // (H / K)",
+    lambda c: {"sinks": c.sinks[np.arange(len(c.sinks)) // _group(c)]},
+)
+change(
+    "sinks",
+    "the sinks are read in the order (H / K, K) of heads",
+    lambda c: {"sinks": c.sinks.reshape(_group(c), -1).T.reshape(c.sinks.shape)},
 )
 change("dropout", "dropout is ignored", lambda c: {"keep": 1.0})
 change(
