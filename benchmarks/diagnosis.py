@@ -70,7 +70,7 @@ PARTS = {
     "shapes": "shapes heads broadcast weights layout",
     "dtype": "dtype dtypes precision dbias lse broadcast shape",
     "dtypes": "dtype dtypes precision",
-    "memory": "memory state cache dtype after bits calls change moves unsteady",
+    "memory": "memory layout state cache dtype after bits calls change moves unsteady",
     "state": "memory state cache after bits calls change moves unsteady",
     "precision": f"precision dtype dtypes {HIDDEN} softmax scale",
 }
