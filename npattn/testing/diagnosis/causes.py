@@ -137,8 +137,7 @@ class _Diagnosis:
     def causes(self) -> Iterator[Cause]:
         """Yield causes that together have every outcome once."""
         for outcome in self.outcomes:
-            suspect = outcome.status == "suspect"
-            evidence = (collect_suspicion if suspect else collect)(self.trial, outcome)
+            evidence = self._collect(outcome)
             if evidence is not None and evidence.wrong:
                 self.evidence.append(evidence)
         left = sorted(self.evidence, key=lambda e: e.size)
@@ -181,10 +180,15 @@ class _Diagnosis:
         wrong = {e.outcome.rule: e for e in (*skipped, *left) if e.outcome}
         yield from conduct_causes(self.trial, rest, wrong, self.without)
 
+    def _collect(self, outcome: Outcome) -> Evidence | None:
+        if outcome.status == "suspect":
+            return collect_suspicion(self.trial, outcome)
+        return collect(self.trial, outcome)
+
     def _differs(self, evidence: Evidence) -> bool:
         """Return True if another call on the same problem gives other results."""
         assert evidence.outcome is not None
-        again = collect(self.trial, evidence.outcome)
+        again = self._collect(evidence.outcome)
         if again is None:
             return True
         for name, arrays in evidence.observed.items():

@@ -46,9 +46,10 @@ def test_what_an_earlier_call_left_is_no_rounding():
     ]
 
 
-def test_suspicion_of_a_known_mistake_is_named():
+@pytest.mark.parametrize("name", ["out-truncated", "dq-in-bfloat16"])
+def test_suspicion_of_a_known_mistake_is_named(name):
     options = {"dtypes": ("bfloat16",), "rounding": "fused"}
-    assert causes_of("out-truncated", "aggregate", **options) == [("mistake", "out-truncated")]
+    assert causes_of(name, "aggregate", **options) == [("mistake", name)]
 
 
 @pytest.mark.parametrize(
