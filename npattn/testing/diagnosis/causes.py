@@ -169,8 +169,14 @@ class _Diagnosis:
             found.append((LEAK, leaks + [e for _, claimed in chance for e in claimed]))
             skipped, left = ([e for e in some if e not in leaks] for some in (skipped, left))
         if 2 * len(skipped + left) > len(self.evidence):
-            # What fits one problem, where most of what failed fits nothing, does so by chance.
-            lone = [x for x in found if len({e.outcome.sampled for e in x[1] if e.outcome}) == 1]
+            # A step that fits one problem, where most of what failed fits nothing, does so by
+            # chance; a whole known mistake or a plain factor rarely does.
+            lone = [
+                (candidate, claimed)
+                for candidate, claimed in found
+                if candidate.kind in ("dtype", "step")
+                and len({e.outcome.sampled for e in claimed if e.outcome}) == 1
+            ]
             found = [x for x in found if x not in lone]
             skipped += [e for _, claimed in lone for e in claimed]
         explained = {e.outcome.rule for _, claimed in found for e in claimed if e.outcome}

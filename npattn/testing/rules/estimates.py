@@ -41,9 +41,11 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, evaluation: Evaluation, name: str) -> Estimate | None:
-        """Estimate of a result; None if it is missing, or has the wrong shape."""
+        """Estimate of a result; None if it is missing, or has the wrong shape or kind."""
         result, exact = evaluation.results.get(name), evaluation.exact.get(name)
-        if result is None or exact is None or result.shape != exact.shape:
+        if result is None or exact is None:
+            return None
+        if result.shape != exact.shape or result.dtype.kind in "biuc":
             return None
         value, error = result.astype(np.float64), evaluation.tolerance[name] + half_ulp(result)
         # Nothing is required if the dtype may overflow, or a convention leaves it undefined.

@@ -84,6 +84,8 @@ def _pairs(
             continue
         if there is None or there.shape != second.exact[name].shape:
             continue
+        if here.dtype.kind in "biuc" or there.dtype.kind in "biuc":
+            continue  # the business of shape-dtype
         yield name, here, there
 
 

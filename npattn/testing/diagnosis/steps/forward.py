@@ -125,7 +125,7 @@ overrides(
 # --- softcap ---
 
 
-def _unscaled(self: Attention, c: Inputs) -> Array:
+def _leave_scale_out(self: Attention, c: Inputs) -> Array:
     return Attention.product(self, c if c.softcap is None else c._replace(scale=1.0))
 
 
@@ -154,7 +154,10 @@ def _cap_without_factor(self: Attention, x: Array, c: Inputs) -> Array:
 
 
 overrides(
-    "softcap", "the softcap is applied before the scale", product=_unscaled, cap=_scale_capped
+    "softcap",
+    "the softcap is applied before the scale",
+    product=_leave_scale_out,
+    cap=_scale_capped,
 )
 overrides("softcap", "the softcap is applied after the bias is added", final=_cap_with_bias)
 overrides(
