@@ -295,7 +295,8 @@ class Rows(WorstCase):
 
     def _backward(self) -> None:
         """Set dq and its bound."""
-        known = {"online": self.variance.online, "var_l": self.variance.var_l}
+        names = ("online", "var_l", "tilt", "shift", "capped")
+        known = {name: getattr(self.variance, name) for name in names}
         sums = var_sums = None
         dl = np.where(self.seen, self.dl, 0)
         for block in self.visible_blocks():

@@ -34,7 +34,7 @@ class Operands(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Final scores and their slope, times log₂e if the exponential is binary."""
+    """Final scores and their slope; times log₂e where it is folded into the scale."""
 
     s: Array  # (..., H, T, S) final, −inf where hidden; a column is added where the sink is a key
     slope: Array | float  # (..., H, T, S) of the final scores in scale · q kᵀ
@@ -70,6 +70,10 @@ class ForwardRun(Machine):
     def __init__(self, choices: Choices, problem: Problem) -> None:
         super().__init__(choices, problem.q.dtype)
         self.problem = problem
+        fill = choices.conventions.hidden_fill
+        options = (problem.softcap, problem.score_mod, problem.bias_array, fill)
+        if choices.binary and all(option is None for option in options):
+            self.unit = self.log2e  # folded into the scale
 
     def forward(self) -> SavedState:
         operands = self.operands()
@@ -79,7 +83,7 @@ class ForwardRun(Machine):
         empty = part.total == 0
         whole = np.where(empty, self.wide(1), part.total)
         m = np.where(part.m == -np.inf, self.wide(0), part.m)
-        lse = self.store("lse", self.fit(m + self.log(part.total)) / self.log2e)
+        lse = self.store("lse", self.fit(m + self.log(part.total)) / self.unit)
         weights = self.normalize(scores.s, m, whole) if part.p is None else part.p
         p = self.rebuild(scores.s, lse, weights)
         p_sink = self.rebuild(scores.sink, lse, self.normalize(scores.sink, m, whole))
@@ -125,10 +129,8 @@ class ForwardRun(Machine):
         return np.concatenate([q, one], -1), np.concatenate([k, bias], -1)
 
     def scores(self, operands: Operands) -> Scores:
-        problem, conventions = self.problem, self.choices.conventions
-        options = (problem.softcap, problem.score_mod, problem.bias_array, conventions.hidden_fill)
-        folds = all(option is None for option in options)  # log₂e, into the scale
-        factor = self.fit(operands.factors[2] * self.log2e) if folds else operands.factors[2]
+        problem = self.problem
+        factor = self.fit(operands.factors[2] * self.unit)
         s = self.low(self.dot(operands.q, operands.k.swapaxes(-1, -2)))
         s, slope = self.low(self.fit(factor * s)), self.wide(1)  # [1]
         if problem.softcap is not None:
@@ -147,7 +149,7 @@ class ForwardRun(Machine):
         passes = (s != -np.inf) & visible
         sink = self.wide(-np.inf) if problem.sinks is None else problem.sinks.astype(self.wide)
         sink = np.broadcast_to(np.reshape(sink, (-1, 1, 1)), (*s.shape[:-1], 1))  # [8]
-        s, sink = s if folds else self.fit(s * self.log2e), self.fit(sink * self.log2e)
+        sink = self.fit(sink * self.unit)
         if self.choices.sink == "key":
             s, sink = np.concatenate([s, sink], -1), np.full_like(sink, -np.inf)
         return Scores(s, slope, passes, sink)
@@ -251,7 +253,7 @@ class ForwardRun(Machine):
         """Return exp(s − lse), or the weights themselves for whole rows or if lse has lost them."""
         if self.choices.tile is None:
             return weights
-        p = self.exp(s - self.fit(lse * self.log2e))
+        p = self.exp(s - self.fit(lse * self.unit))
         return np.where(s == -np.inf, self.wide(0), np.where(abs(lse) < LOST, p, weights))
 
     def fill_empty_rows(self, o: Array, v: Array, empty: Array) -> Array:

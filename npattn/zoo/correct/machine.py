@@ -26,6 +26,7 @@ class Machine:
         self.wide: Any = np.float32 if wide == "float32" else np.float64
         self.truncates = wide == "truncated"
         self.log2e = self.wide(LOG2E if choices.binary else 1)
+        self.unit = self.wide(1)  # log₂e where scores are in base 2
 
     def fit(self, x: Array) -> Array:
         """Fit the result of an operation to the accumulator: truncate, flush subnormals."""
@@ -54,10 +55,18 @@ class Machine:
         return np.where(touched, np.nan, self.dot(w, np.where(finite, x, self.wide(0))))
 
     def exp(self, x: Array) -> Array:
-        return self.fit(self.inexact(np.exp2(x) if self.choices.binary else np.exp(x)))
+        """Return e to the power of a difference of scores, which is multiplied by log₂e if need be.
+
+        Multiplied before they are subtracted, scores lose their difference beyond 2¹⁴.
+        """
+        if not self.choices.binary:
+            return self.fit(self.inexact(np.exp(x)))
+        return self.fit(self.inexact(np.exp2(self.fit(x * (self.log2e / self.unit)))))
 
     def log(self, x: Array) -> Array:
-        return np.asarray(np.log2(x) if self.choices.binary else np.log(x))
+        if not self.choices.binary:
+            return np.asarray(np.log(x))
+        return np.asarray(np.log2(x) * (self.unit / self.log2e))
 
     def inexact(self, x: Array) -> Array:
         """Add the declared error of a fast exp or tanh, with a sign taken from the bits of x."""

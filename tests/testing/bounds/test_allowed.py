@@ -804,6 +804,49 @@ def test_weights_rebuilt_from_imprecise_lse_exceed_bound() -> None:
     assert (excess(dv.astype(np.float32), fwd.weights.T) > limits).all()
 
 
+BASE2 = {
+    "subtracted first": ("at 2^14", "one tile at -1e9", "tiles at -1e9"),
+    "folded": ("at 2^14", "one tile at -1e9"),
+    "apart": ("at 2^14",),
+}
+"""Scores for which the forms of exp2 are right, where nothing but their exponent is rounded."""
+
+
+def base2_weights(form: str, s: Array, tile: int) -> Array:
+    """Weights by exp2 in float32, its exponent computed in one of three ways."""
+    c = np.float32(LOG2E)
+
+    def power(s: Array, m: Any) -> Array:
+        if form == "subtracted first":
+            return np.exp2((s - m) * c)
+        if form == "apart":
+            return np.exp2(s * c - m * c)
+        exact = s.astype(float) * float(c) - float(m * c)  # fused: rounded once
+        return np.exp2(exact.astype(np.float32))
+
+    def rescale(m: Any) -> Any:
+        return power(m, s.max()) if form == "apart" else np.exp2((m - s.max()) * c)
+
+    tiles = [s[i : i + tile] for i in range(0, len(s), tile)]
+    parts = [power(x, x.max()) * rescale(x.max()) for x in tiles]
+    e = np.concatenate(parts).astype(float)
+    return np.asarray(e / e.sum())
+
+
+@pytest.mark.parametrize("form", BASE2)
+@pytest.mark.parametrize("where", BASE2["subtracted first"])
+def test_exponent_in_base_2_is_right_as_far_as_the_bound_says(form: str, where: str) -> None:
+    rng = np.random.default_rng(7)
+    near, far = 2.0**14 - 12 + 3 * rng.standard_normal(61), -1e9 + 64 * (3 - rng.permutation(61))
+    s = np.float32(near if where == "at 2^14" else far)
+    none = np.zeros((61, 1), np.float32)
+    problem = Problem(none[:1], none, none, bias=s[None])
+    limit = bounds(problem, "float32", Rounding.upcast())["weights"][0]
+    tile = 17 if where == "tiles at -1e9" else 61
+    gap = abs(base2_weights(form, s, tile) - evaluate(problem).weights[0])
+    assert (gap <= limit).all() == (where in BASE2[form])
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rounded_weights_exceed_upcast_bound(dtype: str) -> None:
     problem, cotangents = sample_problem(normal(dtype))
@@ -868,6 +911,21 @@ def test_visible_nan_spoils_bounds_of_its_row_alone() -> None:
     tolerance = bounds(poisoned, "float16", dout=dout.astype(float), dlse=dlse.astype(float))
     for name, exact in oracle(poisoned, dout, dlse).items():
         assert np.isfinite(tolerance[name][np.isfinite(exact)]).all(), name
+
+
+def test_nothing_is_asked_of_a_sink_beside_a_nan_cotangent() -> None:
+    problem, (dout, dlse) = sample_problem(normal("float32", T=3, S=5, D=2))
+    mask = np.arange(3)[:, None] != 1  # query 1 sees its sink alone
+    problem = problem.replace(mask=mask, sinks=np.full(problem.H, 0.5, np.float32))
+    dout[0, 1, 1] = np.nan
+    got = Kernel(Rounding.upcast())(problem, dout, dlse)["dsinks"]
+    assert np.isnan(got[1])  # from Σ dout · o
+    exact = oracle(problem, dout, dlse)["dsinks"]
+    assert np.isfinite(exact).all()  # from Σ p dp
+    for tolerated in (bounds, tolerance):
+        t = tolerated(problem, "float32", dout=dout.astype(float), dlse=dlse.astype(float))
+        assert np.array_equal(np.isinf(t["dsinks"]), np.arange(problem.H) == 1)
+        assert compare_arrays("dsinks", got, exact, t["dsinks"]).passed
 
 
 def test_common_offset_of_values_costs_sums_and_storage_only() -> None:

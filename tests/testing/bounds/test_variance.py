@@ -252,6 +252,27 @@ def test_rounded_query_moves_keys_but_not_the_sink() -> None:
     assert within("o", evaluate(stored).out, evaluate(problem).out, problem, model)
 
 
+@pytest.mark.parametrize("seed", [1, 34])
+@pytest.mark.parametrize("sinks", [None, np.ones(1, np.float32)])
+def test_rounded_query_moves_keys_but_not_those_whose_cap_is_saturated(
+    seed: int, sinks: Any
+) -> None:
+    rng, model = np.random.default_rng(seed), replace(UPCAST, queries="bfloat16")
+    q, k = 1 + rng.random((1, 1)), 1 + rng.standard_normal((1021, 1)) / 4
+    v = k + rng.standard_normal((1021, 1)) / 100
+    problem, dout = single(q, k, v, softcap=1.0, sinks=sinks), np.ones((1, 1))
+    stored = problem.replace(q=problem.q.astype("bfloat16").astype(np.float32))
+    for name, got in _results(stored, dout).items():
+        want = _results(problem, dout)[name]
+        assert within(name, got, want, problem, model, dout=dout), name
+
+
+def _results(problem: Problem, dout: Any) -> dict[str, Any]:
+    fwd = evaluate(problem)
+    grads = {f"d{n}": x for n, x in vars(npattn.backward(fwd, dout)).items() if x is not None}
+    return {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights} | grads
+
+
 def test_exp_error_moves_a_sink_against_all_keys() -> None:
     rng, model = np.random.default_rng(0), replace(UPCAST, exp_error=2.0**-11)
     v = 1 + rng.standard_normal((1021, 1)) / 100

@@ -23,6 +23,7 @@ class DeltaVarianceSums(NamedTuple):
     squares: Array  # Σ (p dp)², of dp through out
     weights: Array  # Σ of the variances of P dP
     terms: Array  # Σ (p dp)²
+    leaned: Array  # Σ p slope dp
 
 
 class DqVarianceSums(NamedTuple):
@@ -35,6 +36,7 @@ class DqVarianceSums(NamedTuple):
     bent: Array  # Σ p |error of the slope| |x|
     underflow: Array  # Σ x² + 1
     flush: Array  # Σ (|x| + 1) of what is flushed
+    leaned: Array  # Σ (slope − Σ p slope) dx x
 
 
 class Variance(ForwardVariance):
@@ -104,7 +106,14 @@ class Variance(ForwardVariance):
             bent=self.products(self.bent, abs(k)),
             underflow=self.products(1.0 * self.live, k2 + 1),
             flush=self.products(self.flush, abs(k) + 1),
+            leaned=self._leaned_dq(),
         )
+
+    def _leaned_dq(self) -> Array:
+        if not self.leans:
+            return np.zeros(())
+        lean = np.where(self.live, (self.worst.slope - self.tilt) * self.worst.dx, 0)
+        return self.products(lean, finite(self.worst.r.k))
 
     def _dq_variance(self, sums: DqVarianceSums) -> tuple[Array, Array]:
         """Variance of dq = scale · dX k, and the loss by flushing."""
@@ -112,6 +121,7 @@ class Variance(ForwardVariance):
         dq, squares = sums.signed, sums.squares
         var = sums.var + self.sum_variance(self.n, dq, squares)
         var = var + self.var_D * (abs(sums.common) + sums.bent) ** 2 + self.var_l * dq**2
+        var = var + self.shift * sums.leaned**2
         var = scale2 * var + self.unit.ds.eta**2 / 3 * sums.underflow
         var = var + self._gradient_storage(
             dq * worst.scale, squares * scale2, worst.S, worst.problem.q
@@ -149,7 +159,7 @@ class Variance(ForwardVariance):
         worst, unit, do2 = self.worst, self.unit, finite(self.worst.do) ** 2
         turn = self.live.swapaxes(-1, -2)
         w2 = np.where(self.live, (self.p * self.z) ** 2, 0)
-        each = w2 * self.var_l + self.z**2 * self.var_p + self.weight_storage(w2)
+        each = w2 * self.var_l + self.z**2 * self.var_w + self.weight_storage(w2)
         lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
         return (
             dense.sum_live(each.swapaxes(-1, -2), do2, turn),
@@ -185,6 +195,7 @@ class Variance(ForwardVariance):
             squares=row_sum(p2 * worst.dp_out**2),
             weights=row_sum(self._product_variance(worst.dp, var_dp)),
             terms=row_sum(p2 * worst.dp**2),
+            leaned=row_sum(self.steep * worst.dp) if self.leans else np.zeros(()),
         )
 
     def _product_variance(self, dp: Array, var_dp: Any) -> Array:
@@ -213,14 +224,15 @@ class Variance(ForwardVariance):
         chosen = {"out": out, "weights": of_p, "either": np.maximum(out, of_p)}
         if more is not None:  # out knows nothing of these; they join it, or D is of the weights
             chosen["out"] = chosen["either"] = np.maximum(out + more, of_p)
-        return np.asarray(chosen[worst.rounding.delta_from] + self.u2 * worst.D**2)
+        var = chosen[worst.rounding.delta_from] + self.u2 * worst.D**2
+        return np.asarray(var + self.shift * (sums.leaned - self.tilt * worst.D) ** 2)
 
     def _ds_variance(self, var_dp: Array) -> Array:
         """Variance of dS, without the part that is common to a row."""
         worst, unit, p2 = self.worst, self.unit, self.p**2
         dp, D, dl, ds = worst.dp, worst.D, worst.dl, worst.ds
         g2 = np.where(self.live, dp - D + dl, 0) ** 2
-        var = (self.var_p + self.in_ds * p2) * g2 + p2 * var_dp
+        var = (self.var_w + self.in_ds * p2) * g2 + p2 * var_dp
         var = var + 3 * self.u2 * p2 * (dp**2 + D**2 + np.square(dl))
         if unit.dp.u:  # stored apart, through out and through lse, then added
             apart = p2 * (np.where(self.live, dp - D, 0) ** 2 + np.square(dl))
@@ -255,7 +267,11 @@ class Variance(ForwardVariance):
         row = p**2 * var_D + worst.ds**2 * self.var_l
         if shape[-1] == 1 and S > 1:  # errors common to a row add up along it
             ps, dss = p.sum(-1, keepdims=True), worst.ds.sum(-1, keepdims=True)
-            row = np.broadcast_to((ps**2 * var_D + dss**2 * self.var_l) / S, worst.ds.shape)
+            row = ps**2 * var_D + dss**2 * self.var_l
+            if self.leans:
+                lean = np.where(self.live, (worst.slope - self.tilt) * worst.ds, 0)
+                row = row + self.shift * row_sum(lean) ** 2
+            row = np.broadcast_to(row / S, worst.ds.shape)
         n = worst.ds.size / max(math.prod(shape), 1)
         total, squares = sum_to(worst.ds, shape), sum_to(worst.ds**2, shape)
         var = sum_to(var_ds + row, shape) + self.sum_variance(n, total, squares)
@@ -270,10 +286,12 @@ class Variance(ForwardVariance):
         near = np.minimum(abs(worst.sink), 2.0**14)
         var_sink = self.u2 * (4 * near**2 + 2 * np.minimum(abs(worst.m), 2.0**14) ** 2)
         var_sink = var_sink + self.online
-        factor = var_sink + self.var_l + 2 * R2 * (unit.ds.u**2 + unit.p.u**2) + 2 * self.u2
+        var_sum = self.var_l + self.tilt**2 * self.shift + self.capped
+        factor = var_sink + var_sum + 2 * R2 * (unit.ds.u**2 + unit.p.u**2) + 2 * self.u2
         var = p_sink**2 * (
             factor * pull**2 + var_D + 3 * self.u2 * (worst.D**2 + np.square(worst.dl))
         )
+        var = np.where(worst.spoiled_sinks, np.inf, var)
         terms = p_sink * pull
         shape = (worst.problem.H, 1, 1)
         n = terms.size / max(worst.problem.H, 1)

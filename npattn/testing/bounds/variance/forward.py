@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ class OutVarianceSums(NamedTuple):
     pull_v: Array
     tilt: Array  # Σ p slope, and Σ p slope z v
     tilt_v: Array
+    steep_x: Array  # Σ p slope x
     flush: Array
 
 
@@ -52,6 +54,10 @@ def storage_variance(x: Array, unit: Storage) -> Array:
 class ForwardVariance(GenericRows):
     """Variances of the forward, from those of the scores."""
 
+    tilt: Any = 0.0  # Σ p slope of each row
+    shift: Any = 0.0  # variance of a shift that all scores of a row share, before their slope
+    capped: Any = 0.0  # variance of the logarithm of a row's sum by an error that all tanh share
+
     @np.errstate(all="ignore")  # hidden scores may be anything
     def forward(self) -> dict[str, Array]:
         """Return limits of o, lse and weights; after the forward of `worst`."""
@@ -62,15 +68,14 @@ class ForwardVariance(GenericRows):
         of_p = self.var_p.sum(-1, keepdims=True) + self.u2 * (self.n / 3 + 4)
         p = self.p
         weights = np.where(
-            self.live, self.var_p + p**2 * of_p + storage_variance(p, self.unit.p), 0
+            self.live, self.var_w + p**2 * of_p + storage_variance(p, self.unit.p), 0
         )
         generic = self.generic_rows()[..., None]
         return limits | {"weights": self.limit(weights, generic, self.unit.tiny)}
 
     def _out_sums(self) -> OutVarianceSums:
         worst, unit, p, k, v = self.worst, self.unit, self.p, self.worst.r.k, self.worst.r.v
-        steep = np.where(self.live, p * worst.slope, 0)
-        px = np.where(self.live, p * worst.x, 0)
+        steep, px = self.steep, np.where(self.live, p * worst.x, 0)
         w2 = np.where(self.live, (p * self.z) ** 2, 0)
         lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
         return OutVarianceSums(
@@ -86,6 +91,7 @@ class ForwardVariance(GenericRows):
             pull_v=self.products(px * self.z, v),
             tilt=row_sum(steep),
             tilt_v=self.products(steep * self.z, v),
+            steep_x=row_sum(np.where(self.live, steep * worst.x, 0)),
             flush=self.products(lost, abs(v)),
         )
 
@@ -94,6 +100,7 @@ class ForwardVariance(GenericRows):
         worst, unit, o = self.worst, self.unit, self.worst.o
         self.all_reach = sums.reach
         self.query_shift = self._query_shift(sums.turned)
+        self._set_shift(sums)
         self.var_l, lse = self._lse_variance(sums)
         self.acc_o = self.sum_variance(2 * self.n, o, 0 * o) + 4 * self.u2 * o**2
         self.acc_o = self.acc_o + self.n / 2 * self.u2 * sums.values
@@ -179,6 +186,35 @@ class ForwardVariance(GenericRows):
         size = R2 * (unit.q.u**2 + unit.operands.u**2) * worst.scale**2
         return np.asarray(size * (q**2 * k**2).sum(-1, keepdims=True))
 
+    @cached_property
+    def steep(self) -> Array:
+        """p · slope: the derivative of each weight by its own score, unnormalised."""
+        return np.where(self.live, self.p * self.worst.slope, 0)
+
+    @property
+    def leans(self) -> bool:
+        """A shift of a row's scores moves its weights: slopes differ, or there is a sink."""
+        problem = self.worst.problem
+        bends = problem.softcap is not None or problem.score_mod is not None
+        return bends or self.r.p_sink is not None
+
+    def _set_shift(self, sums: OutVarianceSums) -> None:
+        """Set what a rounded query, a rounded scale and tanh do to all scores of a row alike."""
+        if self.leans:
+            tilt = np.where(sums.tilt == 0, 1, sums.tilt)
+            self.tilt = sums.tilt
+            self.shift = (self.query_shift + 3 * self.unit.u**2 * sums.steep_x**2) / tilt**2
+        if self.worst.problem.softcap is not None:
+            self.capped = self.unit.exp**2 / 3 * sums.size**2
+
+    @cached_property
+    def var_w(self) -> Array:
+        """Variance of p e^a, the part included that all weights of a row share; after the row's."""
+        if not self.leans:
+            return self.var_p
+        lean = self.steep - self.p * self.tilt
+        return np.where(self.live, self.var_p + lean**2 * self.shift + self.p**2 * self.capped, 0)
+
     def _weight_variance(self, var_a: Array) -> Array:
         """Variance of p e^a: p² var_a, but e^a is not linear, and 8 deviations reach its tail."""
         worst, far = self.worst, DEVIATIONS * np.sqrt(var_a)
@@ -193,7 +229,7 @@ class ForwardVariance(GenericRows):
         worst, unit = self.worst, self.unit
         var = sums.var_p + self.u2 * (self.n / 3 + self.n / 2 * sums.squares)
         if worst.r.p_sink is not None:
-            var = var + worst.r.p_sink**2 * (self.var_sink + self.query_shift)
+            var = var + worst.r.p_sink**2 * self.var_sink
         lse = np.where(np.isfinite(worst.lse), worst.lse, 0)[..., None]
         near = np.minimum(abs(lse), 2.0**14)
         near_m = np.minimum(abs(worst.m), 2.0**14)

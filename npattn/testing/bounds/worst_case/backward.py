@@ -207,9 +207,15 @@ class WorstCase(ForwardErrors):
         each = (P - p_sink) * abs(pull) + P * (e_D + 3 * unit.u * size)
         each = each + P * ((1 + unit.ds.u + unit.p.u) ** 2 - 1) * (abs(pull) + e_D)
         each = each + (unit.ds.eta + unit.tiny) * (1 + abs(pull))
+        each = np.where(self.spoiled_sinks, np.inf, each)
         n = each.size / max(self.problem.H, 1)
         each = each + self.gamma(n + 4) * (p_sink * abs(pull) + each)
         return sum_to(each, (self.problem.H, 1, 1))[:, 0, 0]
+
+    @property
+    def spoiled_sinks(self) -> Array:
+        """Rows, (..., T, 1), that see no key, but whose Σ do·out is 0 · NaN if it is computed."""
+        return np.asarray(~self.seen & ~np.isfinite(self.do).all(-1, keepdims=True))
 
     def _delta_error(self, e_dp: Array) -> Array:
         """Bound on the error of D, computed as Σ do·out from the delivered out, or as Σ P·dP."""
