@@ -1,16 +1,18 @@
 """Parallel loops over threads, each with one thread of BLAS.
 
 NumPy leaves Python's lock while it computes, so that threads use all cores. As many run as BLAS
-would have used: OMP_NUM_THREADS and threadpoolctl say so for both.
+would have used: OMP_NUM_THREADS and threadpoolctl say so for both. Loops may run at once, and
+inside one another: the first to begin lowers the threads of BLAS, the last to end restores them.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 __all__ = ["count", "each"]
@@ -20,63 +22,125 @@ Space = TypeVar("Space")
 
 
 class _Blas:
-    """Control the threads of NumPy's matrix products: one, while any loop here runs."""
+    """The threads of NumPy's matrix products: one, while any loop here runs."""
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.running: set[object] = set()
+        self.before: list[tuple[Any, int]] = []  # while anything runs: libraries, their threads
+
+    @cached_property
+    def libraries(self) -> list[Any]:
         # Imported here because it is slow to load.
         from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
-        self.libraries = ThreadpoolController().select(user_api="blas").lib_controllers
-        self.lock = threading.Lock()
-        self.calls = 0
-        self.before: list[int] = []
+        return list(ThreadpoolController().select(user_api="blas").lib_controllers)
+
+    def counts(self, per_thread: bool) -> list[tuple[Any, int]]:
+        """List libraries with their threads: those that count for each thread, or the others."""
+        found = [x for x in self.libraries if _is_per_thread(x) == per_thread]
+        return [(library, library.num_threads or 1) for library in found]
 
     @property
     def threads(self) -> int:
         with self.lock:
-            counts = self.before or [library.num_threads for library in self.libraries]
-        return max([n or 1 for n in counts], default=os.cpu_count() or 1)
+            counts = self.counts(per_thread=True) + (self.before or self.counts(per_thread=False))
+        return max([n for _, n in counts], default=os.cpu_count() or 1)
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def one_thread(self) -> Iterator[None]:
+        """Keep the calling thread's products in it, and leave the libraries as they were."""
+        token = object()
+        own: list[tuple[Any, int]] = []
+        try:
+            with self.lock:
+                own += self.counts(per_thread=True)
+                self.before = self.before or self.counts(per_thread=False)
+                self.running.add(token)
+                _set_threads((library, 1) for library, _ in own + self.before)
+            yield
+        finally:
+            try:
+                self.leave(token, own)
+            except KeyboardInterrupt:  # in the middle of it
+                self.leave(token, own)
+                raise
+
+    def leave(self, token: object, own: list[tuple[Any, int]]) -> None:
+        """Restore what is the thread's own; once nobody is left, what the process shares."""
         with self.lock:
-            if self.calls == 0:
-                self.before = [library.num_threads for library in self.libraries]
-                for library in self.libraries:
-                    library.set_num_threads(1)
-            self.calls += 1
+            self.running.discard(token)
+            _set_threads(own)
+            self.restore()
 
-    def __exit__(self, *_: object) -> None:
-        with self.lock:
-            self.calls -= 1
-            if self.calls == 0:
-                for library, n in zip(self.libraries, self.before, strict=True):
-                    library.set_num_threads(n)
-                self.before = []
+    def restore(self) -> None:
+        if not self.running:
+            _set_threads(self.before)
+            self.before = []
 
 
-@cache
-def _blas() -> _Blas:
-    return _Blas()
+def _is_per_thread(library: Any) -> bool:
+    """Return True for OpenBLAS on OpenMP, in which each thread has a number of its own."""
+    return bool(library.internal_api == "openblas" and library.threading_layer == "openmp")
 
 
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "npattn")
+def _set_threads(counts: Any) -> None:
+    """Set the threads of libraries, from any thread.
+
+    threadpoolctl (since 3.8) heeds only the thread that set those of OpenBLAS first, if it lives.
+    """
+    for library, n in counts:
+        release = getattr(library, "clear_controlling_thread", lambda **_: None)
+        release(force=True)
+        library.set_num_threads(n)
+        release()  # whoever restores them next may be another
 
 
-def _forget() -> None:
-    _pool.cache_clear()
-    _blas.cache_clear()
+class _Pool:
+    """Threads that wait for jobs, as many as one loop has ever asked for.
+
+    They and their loops share queues and iterators, each step of which is atomic: Ctrl-C in the
+    middle of a `concurrent.futures.Future` leaves a lock locked, and the next loop waiting for it.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.threads = 0
+
+    def submit(self, job: Callable[[], None], times: int) -> None:
+        while self.threads < times:
+            threading.Thread(target=self._run_jobs, name="npattn", daemon=True).start()
+            self.threads += 1
+        for _ in range(times):
+            self.jobs.put(job)
+
+    def _run_jobs(self) -> None:
+        while True:
+            self.jobs.get()()  # without a name, which would keep the last job's arrays
 
 
-# A forked child has none of its parent's threads, and maybe a lock that nobody will release.
+_BLAS, _POOL = _Blas(), _Pool()
+
+
+def _begin_in_child() -> None:
+    """Forget what ran in the parent of a forked process: its threads are not here."""
+    _POOL.__init__()  # type: ignore[misc]
+    _BLAS.running.clear()
+    _BLAS.restore()
+    _BLAS.lock.release()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(
+        before=_BLAS.lock.acquire,  # else a child might wait for a thread that it does not have
+        after_in_parent=_BLAS.lock.release,
+        after_in_child=_begin_in_child,
+    )
 
 
 def count() -> int:
     """Return the number of threads that `each` uses."""
-    return _blas().threads
+    return _BLAS.threads
 
 
 def each(items: Sequence[Item], make_space: Callable[[], Space], work: Callable[..., Any]) -> None:
@@ -84,30 +148,38 @@ def each(items: Sequence[Item], make_space: Callable[[], Space], work: Callable[
 
     After an exception no further item begins; the exception is raised here.
     """
-    threads = min(_blas().threads, len(items))
     if not items:
         return
-    queue = iter(items)  # next() of a list's iterator is atomic
+    helpers = min(count(), len(items)) - 1
+    queue, tickets = iter(items), iter(range(helpers))
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
-    def worker() -> None:
-        space = make_space()
+    def compute() -> None:
         try:
-            for item in queue:
-                work(item, space)
+            with _BLAS.one_thread():
+                space = make_space()
+                for item in queue:
+                    work(item, space)
         finally:
             for _ in queue:  # after an exception nobody takes another
                 pass
 
-    with _blas():
-        if threads == 1:
-            worker()
-            return
-        pool = _pool(threads - 1)
-        others = [pool.submit(worker) for _ in range(threads - 1)]
-        try:
-            worker()
-        finally:
-            for other in others:
-                other.exception()  # waits
-        for other in others:
-            other.result()
+    def help_out() -> None:
+        error = None
+        if next(tickets, None) is not None:
+            try:
+                compute()
+            except BaseException as err:  # noqa: BLE001  # raised in the thread that asked
+                error = err
+            ended.put(error)
+
+    try:
+        _POOL.submit(help_out, helpers)
+        compute()
+    finally:
+        # A helper that has not begun is not waited for: inside another loop no thread may be free.
+        begun = helpers - sum(1 for _ in tickets)
+        errors = [ended.get() for _ in range(begun)]
+    for error in errors:
+        if error is not None:
+            raise error

@@ -5,13 +5,14 @@ What every engine must compute: test_engines.py.
 
 import itertools
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
 import npattn
-from npattn import biases, masks, tiled
+from npattn import biases, masks, threads, tiled
 from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.testing import check
@@ -198,6 +199,29 @@ def test_an_error_of_the_users_function_is_raised_here():
         with threadpool_limits(count, user_api="blas"), pytest.raises(ZeroDivisionError):
             npattn.api.evaluate(problem(score_mod=fail), engine="tiled")
     npattn.api.evaluate(problem(), engine="tiled")
+
+
+@pytest.mark.usefixtures("small")
+def test_calls_inside_a_call_return_from_several_threads():
+    """Each call of the user's function makes another, while all threads are in the outer ones."""
+    plain, do = problem(), normal(B, H, T, E)
+
+    def call(score_mod):
+        fwd = npattn.api.evaluate(plain.replace(score_mod=score_mod), engine="tiled")
+        return fwd.out, npattn.backward(fwd, do).q
+
+    def mod(s, *_):
+        inner = npattn.api.evaluate(plain, engine="tiled")
+        assert np.array_equal(inner.out, want)
+        return s * 1
+
+    with threadpool_limits(3, user_api="blas"), ThreadPoolExecutor(3) as pool:
+        want = npattn.api.evaluate(plain, engine="tiled").out
+        alone = call(lambda s, *_: s * 1)
+        found = [pool.submit(call, mod) for _ in range(3)]
+        for future in found:
+            assert all(map(np.array_equal, future.result(timeout=60), alone))
+        assert threads.count() == 3
 
 
 def test_it_never_holds_all_scores():
