@@ -204,7 +204,8 @@ def test_an_error_of_the_users_function_is_raised_here():
 @pytest.mark.usefixtures("small")
 def test_calls_inside_a_call_return_from_several_threads():
     """Each call of the user's function makes another, while all threads are in the outer ones."""
-    plain, do = problem(), normal(B, H, T, E)
+    plain = Problem(*(normal(1, n, D, seed=n) for n in (T, S, S)))
+    do = normal(1, T, D)
 
     def call(score_mod):
         fwd = npattn.api.evaluate(plain.replace(score_mod=score_mod), engine="tiled")
