@@ -7,7 +7,7 @@ with other sizes and contents and with more options, those that are another mist
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, zip_longest
 
@@ -33,7 +33,9 @@ SEED = 1
 """Seed of the recipes; the judge's default is 0, so most of these problems are new."""
 
 
-def tell_apart(rivals: Sequence[Candidate], claimed: Sequence[Evidence]) -> list[Candidate]:
+def tell_apart(
+    rivals: Sequence[Candidate], claimed: Sequence[Evidence], ignored: Container[str] = ()
+) -> list[Candidate]:
     """Drop the candidates that do not reproduce further problems, where another one does.
 
     Parameters
@@ -42,6 +44,8 @@ def tell_apart(rivals: Sequence[Candidate], claimed: Sequence[Evidence]) -> list
         They reproduce all of `claimed`; the simplest first.
     claimed : sequence of Evidence
         Failing problems.
+    ignored : container of str
+        Results that the failing problems leave out.
 
     Returns
     -------
@@ -55,7 +59,7 @@ def tell_apart(rivals: Sequence[Candidate], claimed: Sequence[Evidence]) -> list
         if len(left) == 1 or time.monotonic() > deadline:
             break
         if evidence.size <= SIZE:
-            left = [c for c in left if c.explains(evidence)] or left
+            left = [c for c in left if c.explains(evidence.without(ignored))] or left
     return left
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from npattn.conventions import Conventions
 from npattn.testing.diagnosis.evidence import Evidence
 
-__all__ = ["KINDS", "Candidate"]
+__all__ = ["KINDS", "Candidate", "Found"]
 
 KINDS = ("convention", "layout", "ratio", "dtype", "step", "mistake")
 """Kinds of candidates, the simplest first."""
@@ -51,3 +51,7 @@ class Candidate:
     def rank(self) -> int:
         """Place of its kind among `KINDS`: simpler causes come first."""
         return KINDS.index(self.kind)
+
+
+Found = list[tuple[Candidate, list[Evidence]]]
+"""Candidates, each with what it explains."""

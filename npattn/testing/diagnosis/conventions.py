@@ -20,8 +20,10 @@ from npattn.testing.diagnosis.evidence import Arrays, Evidence
 
 __all__ = [
     "convention_candidates",
+    "convention_pairs",
     "predict_under",
     "profile_candidates",
+    "realign",
     "with_another",
     "without_one",
 ]
@@ -78,12 +80,16 @@ TEXTS = {
 
 
 def convention_candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield each other value of each field that matters to a problem, then pairs of them."""
+    """Yield each other value of each field that matters to a problem."""
     declared = evidence.trial.conventions
-    single = [x for x in _changes(declared) if _matters(x[0], evidence.problem)]
-    for change in single:
+    for change in _changes_that_matter(evidence):
         yield _candidate(declared, dict([change]))
-    for one, other in combinations(single, 2):
+
+
+def convention_pairs(evidence: Evidence) -> Iterator[Candidate]:
+    """Yield every two conventions that both matter to a problem."""
+    declared = evidence.trial.conventions
+    for one, other in combinations(_changes_that_matter(evidence), 2):
         if one[0] != other[0] and not {one[0], other[0]} >= FILLS:
             yield _candidate(declared, dict([one, other]))
 
@@ -134,6 +140,11 @@ def _changes(declared: Conventions) -> Iterator[tuple[str, Any]]:
                 yield field, value
 
 
+def _changes_that_matter(evidence: Evidence) -> list[tuple[str, Any]]:
+    changes = _changes(evidence.trial.conventions)
+    return [x for x in changes if _matters(x[0], evidence.problem)]
+
+
 def _matters(field: str, problem: Problem) -> bool:
     return field not in USED_WITH or USED_WITH[field](problem)
 
@@ -179,7 +190,7 @@ def predict_under(conventions: Conventions, evidence: Evidence) -> Arrays:
     OptionError
         If the conventions do not allow the problem.
     """
-    problem = _realign(evidence.problem, conventions)
+    problem = realign(evidence.problem, conventions)
     trial = replace(evidence.trial, conventions=conventions, memo={})
     exact = trial.exact(problem, evidence.cotangents)
     if "nan" in conventions.empty_results:  # gradients to which a row of NaN adds are undefined
@@ -192,6 +203,6 @@ def predict_under(conventions: Conventions, evidence: Evidence) -> Arrays:
     return {name: [array] for name, array in exact.items()}
 
 
-def _realign(problem: Problem, conventions: Conventions) -> Problem:
+def realign(problem: Problem, conventions: Conventions) -> Problem:
     """Return the problem with its diagonal where the conventions have it."""
     return problem.replace(causal=bool(problem.causal), alignment=conventions.causal)

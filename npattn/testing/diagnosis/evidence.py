@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +20,7 @@ from npattn.testing.compare import compare_arrays
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
 
-__all__ = ["Arrays", "Evidence", "collect", "group", "observe", "sample"]
+__all__ = ["Arrays", "Evidence", "collect", "group", "observe", "problem_size", "sample"]
 
 Arrays = Mapping[str, Sequence[Array]]
 """Results by name, each as often as the implementation was called for it."""
@@ -89,6 +89,11 @@ class Evidence:
         """Number of scores."""
         problem = self.problem
         return math.prod((*problem.lead, problem.H, problem.T, problem.S))
+
+    def without(self, names: Container[str]) -> Evidence:
+        """Return the evidence without results of these names."""
+        observed = {name: x for name, x in self.observed.items() if name not in names}
+        return replace(self, observed=observed) if len(observed) < len(self.observed) else self
 
     def reproduced_by(self, parts: Iterable[Arrays]) -> bool:
         """Return True if predicted results, which may come in parts, are those observed.
@@ -169,6 +174,11 @@ def _largest(got: Array, wanted: Array, allowed: Array) -> float:
         gap = np.where(np.isfinite(got), gap, 0.0)
         ratio = np.where(gap == 0, 0.0, gap / allowed)
     return float(np.where(np.isnan(ratio), np.inf, ratio).max())
+
+
+def problem_size(problem: Problem, letter: str) -> int:
+    """Return a size by its letter; B counts all samples."""
+    return math.prod(problem.lead) if letter == "B" else int(getattr(problem, letter))
 
 
 # --- gathering it ---------------------------------------------------------------------------------

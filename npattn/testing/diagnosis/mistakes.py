@@ -26,6 +26,9 @@ __all__ = [
     "predict_by",
 ]
 
+KEEPS = ("memory", "state", "cache")
+"""Families of known mistakes that may keep something of the first call."""
+
 
 def mistake_candidates(evidence: Evidence, without: Container[str] = ()) -> Iterator[Candidate]:
     """Yield every known mistake, but for those left out."""
@@ -49,9 +52,23 @@ def _explains(mistake: Mistake, evidence: Evidence) -> bool:
     like = evidence.trial.implementation
     try:
         implementation = implementation_of(mistake, like)
+        if evidence.reproduced_by(predict_by(implementation, evidence)):
+            return True
+        if mistake.family not in KEEPS or not evidence.trial.first_calls:
+            return False
+        implementation = implementation_of(mistake, like)
+        _repeat_first_call(implementation, evidence.trial)
         return evidence.reproduced_by(predict_by(implementation, evidence))
     except ImplementationError:
         return False
+
+
+def _repeat_first_call(implementation: Implementation, trial: Trial) -> None:
+    """Make the first call ever made, for what a mistake keeps of it."""
+    problem, cotangents, _ = trial.first_calls[0]
+    implementation.forward(problem)
+    if trial.gradients:
+        implementation.gradients(problem, cotangents)
 
 
 def implementation_of(mistake: Mistake, like: Implementation) -> Implementation:

@@ -12,7 +12,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.problem import Problem
 from npattn.testing.diagnosis.candidates import Candidate
-from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.diagnosis.evidence import Evidence, problem_size
 
 __all__ = ["is_fitted", "ratio_candidates"]
 
@@ -163,7 +163,7 @@ def _sentence(names: str, plural: bool, factor: str, problem: Problem) -> str:
     inverse = factor.removeprefix("1/")
     size = "small" if inverse != factor else "large"
     letters = [x for x in "BHTSDE" if x in factor]
-    at = ", ".join(f"{x} = {_size(problem, x)}" for x in letters)
+    at = ", ".join(f"{x} = {problem_size(problem, x)}" for x in letters)
     number = value if inverse == factor else 1 / value
     if inverse == "scale":  # which is below 1 as a rule, so that "times too" would confuse
         verb = "divided" if inverse != factor else "multiplied"
@@ -174,10 +174,6 @@ def _sentence(names: str, plural: bool, factor: str, problem: Problem) -> str:
         text += f" ({number:.2f}{f' at {at}' if at else ''})"
     reason = REASONS.get(factor)
     return f"{text}: {reason.format(names)}" if reason else text
-
-
-def _size(problem: Problem, letter: str) -> int:
-    return math.prod(problem.lead) if letter == "B" else int(getattr(problem, letter))
 
 
 def _enumerate(names: list[str]) -> str:

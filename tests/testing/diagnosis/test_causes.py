@@ -12,10 +12,17 @@ from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, Attention
 from npattn.problem import Cotangents
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.diagnosis import causes as search
+from npattn.testing.diagnosis import causes, search
 from npattn.testing.diagnosis.evidence import observe
 from npattn.testing.diagnosis.ratios import ratio_candidates
 from tests.testing.diagnosis.failures import fail, trial_of
+
+
+@pytest.fixture
+def no_steps(monkeypatch):
+    """Leave out the many candidates that a test is not about."""
+    monkeypatch.setattr(search, "step_candidates", lambda evidence: ())
+    monkeypatch.setattr(search, "mistake_candidates", lambda evidence, without: ())
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +42,7 @@ def gradients(dout, q, k, v, factor=1.0):
 
 
 def diagnose(judged, without=()):
-    return search.diagnose(judged, without, contrasts=0)
+    return causes.diagnose(judged, without, contrasts=0)
 
 
 def only_cause(trial, outcomes):
@@ -165,6 +172,96 @@ def test_convention_beside_a_leaking_nan():
     cotangents = Cotangents(row.cotangents.dout[..., :1, :], None)
     _, causes = diagnose([(trial, [base, replace(row, problem=problem, cotangents=cotangents)])])
     assert "lse_base=2" in {cause.name for cause in causes}
+
+
+class TwoConventions(Attention):
+    """Causal is aligned top-left, and lse has base 2: each problem shows both."""
+
+    def diagonal(self, T, S):
+        return np.arange(T)[:, None]
+
+    def lse(self, pivot, total, e_sink):
+        return super().lse(pivot, total, e_sink) / np.log(2)
+
+    def use_dlse(self, dlse, live):
+        return dlse / np.log(2)
+
+
+def test_two_conventions_in_one_problem_are_one_cause(no_steps):
+    wrong = TwoConventions()
+    trial = trial_of(wrong.forward, wrong.backward, features=("causal", "return_lse"))
+    cause = only_cause(trial, fail(trial, ["causal"]))
+    assert cause.name == "causal=top_left, lse_base=2"
+
+
+def swapped(q, k, v, **options):
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    return npattn.attention(q, k, v, **options).swapaxes(1, 2).astype(q.dtype)
+
+
+def swapped_gradients(dout, q, k, v, **options):
+    dout, q, k, v = (x.swapaxes(1, 2) for x in (dout, q, k, v))
+    g = npattn.backward(npattn.forward(q, k, v, **options), dout.astype(float))
+    return tuple(x.swapaxes(1, 2).astype(q.dtype) for x in (g.q, g.k, g.v))
+
+
+@pytest.mark.parametrize(
+    ("declared", "layout", "forward", "backward"),
+    [(None, "BTHD", swapped, swapped_gradients), ("BTHD", "BHTD", attend, gradients)],
+)
+def test_other_layout_is_a_cause(declared, layout, forward, backward):
+    trial = trial_of(forward, backward, features=(), layout=declared)
+    square, long = fail(trial, ["square", "plain"])  # T ≠ S are two sets of heads that do not fit
+    raised = replace(long, status="error", kind="raised", message="ValueError: heads")
+    cause = only_cause(trial, [square, raised])
+    assert (cause.kind, cause.name) == ("layout", layout)
+    assert f"--layout {layout}" in cause.text
+
+
+def test_exception_in_either_layout_is_no_layout():
+    def raises(q, k, v):
+        if q.shape[-1] == 13:  # as in "wide"
+            raise ValueError("no 13")
+        return swapped(q, k, v)
+
+    trial = trial_of(raises)
+    square, wide = fail(trial, ["square", "wide"])
+    raised = replace(wide, status="error", kind="raised", message="ValueError: no 13")
+    _, causes = diagnose([(trial, [square, raised])])
+    assert sorted(cause.kind for cause in causes) == ["layout", "raised"]
+
+
+class SecondBehindFirst(Attention):
+    """dk lacks the scale on every problem, and causal is aligned top-left."""
+
+    def diagonal(self, T, S):
+        return np.arange(T)[:, None]
+
+    def dk(self, dx, c, seen):
+        return super().dk(dx, c, seen) / c.scale
+
+
+def test_second_mistake_is_found_beside_one_that_shows_everywhere(no_steps):
+    wrong = SecondBehindFirst()
+    trial = trial_of(wrong.forward, wrong.backward, features=("causal",))
+    _, causes = diagnose([(trial, fail(trial, ["wide", "causal"]))])
+    assert sorted(cause.name for cause in causes) == ["causal=top_left", "dk: √D"]
+
+
+def test_cause_seen_at_a_size_of_0_alone_says_so():
+    class NoSinkWithoutKeys(Attention):
+        def lse(self, pivot, total, e_sink):
+            return super().lse(pivot, total - e_sink * (self.S == 0), e_sink)
+
+        def scores(self, c):
+            self.S = c.k.shape[-2]
+            return super().scores(c)
+
+    wrong = NoSinkWithoutKeys()
+    trial = trial_of(wrong.forward, wrong.backward, features=("sinks", "return_lse"))
+    _, (cause,) = diagnose([(trial, fail(trial, ["no keys"]))], without=set(MISTAKES))
+    assert (cause.kind, cause.text) == ("step", "lse leaves out the sink, where S = 0")
+    assert "sizes" in cause.topic
 
 
 def test_two_mistakes_are_two_causes():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from npattn.mistakes import MISTAKES, Attention
 from npattn.testing import check
-from npattn.testing.diagnosis import causes as search
+from npattn.testing.diagnosis.causes import diagnose
+from npattn.testing.diagnosis.chance import merge_leaks
+from npattn.testing.diagnosis.evidence import collect
 from npattn.testing.diagnosis.leaks import TEXT
+from npattn.testing.diagnosis.steps.step import step_candidates
 from tests.testing.diagnosis.failures import RECIPES, fail, trial_of
 
 
@@ -24,9 +29,9 @@ class UnknownButOnce(Attention):
 def test_name_that_fits_one_of_many_problems_is_chance():
     wrong = UnknownButOnce()
     trial = trial_of(wrong.forward, features=())
-    _, (alone,) = search.diagnose([(trial, fail(trial, ["plain"]))], contrasts=0)
+    _, (alone,) = diagnose([(trial, fail(trial, ["plain"]))], contrasts=0)
     assert (alone.kind, alone.text) == ("step", "the scale is 1/√(H·D)")
-    _, (cause,) = search.diagnose(
+    _, (cause,) = diagnose(
         [(trial, fail(trial, ["plain", "wide", "longer", "longest"]))], contrasts=0
     )
     assert (cause.kind, len(cause.rules)) == ("unexplained", 4)
@@ -67,5 +72,31 @@ def test_nan_of_another_query_is_no_leak_from_hidden_positions(name, rule, leaks
     )
     bad = [o for o in report.outcomes if o.failed]
     assert bad
-    _, causes = search.diagnose([(trial, bad)], set(MISTAKES), contrasts=0)
+    _, causes = diagnose([(trial, bad)], set(MISTAKES), contrasts=0)
     assert any(cause.text == TEXT for cause in causes) == leaks
+
+
+class FillsAndLeaks(Attention):
+    """Hidden scores are low numbers, and hidden positions are multiplied."""
+
+    def masked_matmul(self, w, x, live):
+        return w @ x
+
+
+def test_step_of_which_nothing_but_nan_is_seen_is_the_leak():
+    """Another score of hidden positions lets NaN through, as any product with 0 does."""
+    leaking = FillsAndLeaks()
+    report = check(
+        leaking.forward, backward=leaking.backward, only=["hidden-nan-v"], examples=4,
+        features=("causal",), framework="numpy", diagnosis=False, shrink=False,
+    )  # fmt: skip
+    trial = trial_of(leaking.forward, leaking.backward, features=("causal",))
+    (bad,) = (o for o in report.outcomes if o.failed)
+    evidence = collect(trial, bad)
+    fills = [c for c in step_candidates(evidence) if c.topic == "hidden" and c.explains(evidence)]
+    assert fills
+    for fill in fills:
+        ((cause, claimed),), rest = merge_leaks([(fill, [evidence])], [])
+        assert (cause.text, claimed, rest) == (TEXT, [evidence], [])
+    mistake = replace(fills[0], kind="mistake")
+    assert merge_leaks([(mistake, [evidence])], [])[0] == [(mistake, [evidence])]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from npattn.mistakes import MISTAKES
-from npattn.testing.diagnosis.mistakes import breaks_alike
+from npattn.testing.diagnosis.evidence import collect
+from npattn.testing.diagnosis.mistakes import breaks_alike, mistake_candidates
 from tests.testing.diagnosis.failures import fail, trial_of
 
 
@@ -13,3 +14,17 @@ def test_mistake_wrong_in_every_call_breaks_no_rule_about_calls():
     for outcome in fail(trial, ["plain", "wide"], kind="after"):
         object.__setattr__(outcome, "rule", "after-other-dtype")
         assert not breaks_alike(mistake, trial, outcome)
+
+
+def test_what_the_first_call_left_is_a_known_mistake():
+    mistake = MISTAKES["scale-of-first-call"]
+    used = type(mistake.forward.__self__)()
+    trial = trial_of(used.forward, used.backward, features=())
+    first, later = fail(trial, ["wide", "plain"])
+    results = trial.results(first.problem, first.cotangents)
+    evidence = collect(trial, later)
+    assert evidence.wrong
+    (candidate,) = (c for c in mistake_candidates(evidence) if c.name == mistake.name)
+    assert not candidate.explains(evidence)  # made alone, the call is right
+    trial.first_calls = ((first.problem, first.cotangents, results),)
+    assert candidate.explains(evidence)

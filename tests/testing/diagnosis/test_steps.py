@@ -10,8 +10,9 @@ import pytest
 from npattn.mistakes import Attention
 from npattn.mistakes.attention import same_signature
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.diagnosis import causes as search
+from npattn.testing.diagnosis import search
 from npattn.testing.diagnosis.apart import tell_apart
+from npattn.testing.diagnosis.causes import diagnose
 from npattn.testing.diagnosis.evidence import observe
 from npattn.testing.diagnosis.steps.step import STEPS, step_candidates
 from tests.testing.diagnosis.failures import RECIPES, fail, trial_of
@@ -76,7 +77,7 @@ def test_step_of_a_new_mistake_is_told():
 
     wrong = ScaledTwiceInBackward()
     trial = trial_of(wrong.forward, wrong.backward, features=())
-    _, (cause,) = search.diagnose([(trial, fail(trial, ["plain", "wide"]))], contrasts=0)
+    _, (cause,) = diagnose([(trial, fail(trial, ["plain", "wide"]))], contrasts=0)
     assert (cause.kind, cause.text) == ("step", "the scale is applied twice in backward")
 
 
@@ -147,7 +148,7 @@ def test_step_wrong_on_some_problems_only_is_told():
     wrong = MaskIgnoredWithManyKeys()
     trial = trial_of(wrong.forward, wrong.backward, features=("mask",))
     without = {"mask-without-effect"}
-    _, (cause,) = search.diagnose([(trial, fail(trial, ["mask"]))], without, contrasts=0)
+    _, (cause,) = diagnose([(trial, fail(trial, ["mask"]))], without, contrasts=0)
     assert (cause.kind, cause.text) == ("step", "the mask is ignored")
 
 
@@ -161,5 +162,5 @@ def test_unsteady_results_are_conduct():
             return super().forward(*arrays, **options) * (1 + 0.01 * self.calls)
 
     trial = trial_of(Unsteady().forward, features=())
-    _, (cause,) = search.diagnose([(trial, fail(trial, ["plain", "wide"]))], contrasts=0)
+    _, (cause,) = diagnose([(trial, fail(trial, ["plain", "wide"]))], contrasts=0)
     assert (cause.kind, cause.name) == ("conduct", "unsteady")

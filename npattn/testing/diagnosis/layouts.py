@@ -1,0 +1,78 @@
+"""Candidate of the other layout: heads and sequence of q, k, v and o change places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
+
+from npattn.arrays import Array
+from npattn.errors import NpattnError
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.diagnosis.candidates import Candidate
+from npattn.testing.diagnosis.conventions import realign
+from npattn.testing.diagnosis.evidence import Arrays, Evidence
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.trial import Trial
+
+__all__ = ["layout_candidates", "raises_by_layout"]
+
+AXES = {
+    "BTHD": "axis 1 of q, k, v and o is the sequence, and axis 2 the heads",
+    "BHTD": "axis 1 of q, k, v and o is the heads, and axis 2 the sequence",
+}
+SWAPPED = ("o", "dq", "dk", "dv")
+"""Results in the layout of q; lse, weights and masks have one of their own."""
+
+
+def layout_candidates(evidence: Evidence) -> Iterator[Candidate]:
+    """Yield the layout that is not declared."""
+    layout = next(name for name in AXES if name != evidence.trial.implementation.layout)
+    text = f"the layout is {layout}: {AXES[layout]} (--layout {layout})"
+    yield Candidate("layout", layout, text, _explains, topic="layout")
+
+
+def raises_by_layout(trial: Trial, outcome: Outcome, layout: str) -> bool:
+    """Return True for an exception of a problem that raises nothing in another layout.
+
+    That layout has rank 4: problems of other ranks are not asked in it.
+    """
+    if outcome.kind != "raised" or outcome.problem is None:
+        return False
+    if outcome.problem.q.ndim != 4:
+        return True
+    implementation = copy(trial.implementation)
+    implementation.layout = layout
+    try:
+        implementation.forward(outcome.problem, outcome.view)
+    except ImplementationError:
+        return False
+    return True
+
+
+def _explains(evidence: Evidence) -> bool:
+    if evidence.problem.q.ndim != 4:
+        return not evidence.wrong  # only rank 4 has two layouts
+    try:
+        return evidence.reproduced_by([_predict(evidence)])
+    except NpattnError:  # read otherwise, the shapes of this problem do not fit
+        return False
+
+
+def _predict(evidence: Evidence) -> Arrays:
+    """Return the exact results where heads and sequence are taken for each other.
+
+    Raises
+    ------
+    ShapeError, OptionError
+        If these shapes do not fit then, or do not allow the options.
+    """
+    trial, problem, cotangents = evidence.trial, evidence.problem, evidence.cotangents
+    q, k, v = map(_swap, (problem.q, problem.k, problem.v))
+    other = realign(problem.replace(q=q, k=k, v=v), trial.conventions)
+    exact = trial.exact(other, replace(cotangents, dout=_swap(cotangents.dout)))
+    return {name: [_swap(x) if name in SWAPPED else x] for name, x in exact.items()}
+
+
+def _swap(x: Array) -> Array:
+    return x.swapaxes(1, 2)
