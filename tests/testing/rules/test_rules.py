@@ -308,11 +308,16 @@ def test_mistake_only_with_return_lse_breaks_agreement():
 SMALL = {"T": (5,), "S": (7,), "D": (3,), "E": (2,)}
 
 
+LIKEWISE = pytest.mark.no_cover  # the lines of the first cases
+
+
 def cut(x):
     return x[..., :-1]
 
 
-@pytest.mark.parametrize("wrong", ["o", "lse", "weights", "k"])
+@pytest.mark.parametrize(
+    "wrong", ["o", "lse", *(pytest.param(name, marks=LIKEWISE) for name in ("weights", "k"))]
+)
 def test_wrong_shapes_raise_in_no_rule(wrong):
     def f(q, k, v, mask=None, *, causal=False, bias=None, sinks=None, return_lse=False,
           return_weights=False):  # fmt: skip
@@ -355,8 +360,10 @@ ODD = {
 
 @pytest.mark.parametrize(
     ("odd", "of"),
-    [(odd, "o and lse") for odd in ("infinite", "complex", "a bool", "a sum")]
-    + [(odd, "gradients") for odd in ("no number", "complex", "an integer", "one axis more")],
+    [(odd, "o and lse") for odd in ("infinite", "complex")]
+    + [(odd, "gradients") for odd in ("complex", "one axis more")]
+    + [pytest.param(odd, "o and lse", marks=LIKEWISE) for odd in ("a bool", "a sum")]
+    + [pytest.param(odd, "gradients", marks=LIKEWISE) for odd in ("no number", "an integer")],
 )
 def test_odd_results_fail_and_raise_in_no_rule(odd, of):
     def f(q, k, v, mask=None, *, causal=False, bias=None, sinks=None, return_lse=False):

@@ -127,9 +127,10 @@ def test_fail_fast_stops_at_the_first_failure(processes):
     implementation = Implementation(twice, spec=f"{__name__}:twice")
     report = check(
         implementation,
-        examples=30,
+        examples=6,
         fail_fast=True,
         shrink=False,
+        diagnosis=False,
         processes=processes,
         only=["empty-row", "agreement-o", "hidden-finite", "rows-sum-to-one", "views"],
     )
