@@ -1,7 +1,6 @@
 """Examples of the pages: code blocks, what running them prints, and comparison with the page."""
 
 import math
-import os
 import re
 import subprocess
 import sys
@@ -24,14 +23,10 @@ def block(page, language, start):
     return one
 
 
-def without_coverage():
-    """Return the environment for a child process whose lines other tests measure."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-
-
 def run(*arguments, cwd):
-    command, env = [sys.executable, *arguments], without_coverage()
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=env)
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
     return done.stdout
 
 

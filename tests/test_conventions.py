@@ -216,7 +216,6 @@ def test_every_field_gives_what_loops_gives(fields: dict[str, Any], problem: str
     assert_agrees(make(*PROBLEMS[problem]), Conventions(**fields), **HIDING)
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("fields", PAIRS, ids=case_id)
 def test_every_pair_of_fields_gives_what_loops_gives(fields: dict[str, Any]) -> None:
     problem = ("bias and dropout", "everything")[PAIRS.index(fields) % 2]

@@ -1,5 +1,6 @@
 """The scripts of docs/findings.md print what the page says, without npattn."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,8 +10,6 @@ from pathlib import Path
 from shutil import which
 
 import pytest
-
-from tests.pages import without_coverage
 
 PAGE = Path(__file__).parent.parent / "docs" / "findings.md"
 SECTIONS = re.findall(r"^## (.*?) (\d+\.\d+),(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
@@ -66,7 +65,7 @@ def run_script(system, number, script, **environment):
     if "torch.compile" in script and which("c++") is None:
         pytest.skip("compiling takes a C++ compiler")
     command = [sys.executable, "-c", script]
-    env = without_coverage() | environment
+    env = os.environ | environment
     return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
 
 

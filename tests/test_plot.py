@@ -23,7 +23,6 @@ from npattn.cli import cli
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.plot import maps
 from npattn.plot.cells import CROSS, FLAG, format_number
-from tests.pages import without_coverage
 
 H, T, S = 3, 5, 7
 WORDS = ["The", "quick", "brown", "fox", "jumps", "over", "the"]
@@ -584,12 +583,7 @@ def test_unwritable_picture_is_wrong_usage(file):
 
 def python(code):
     return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=without_coverage(),
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
 
 

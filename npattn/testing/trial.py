@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import tee
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -115,6 +115,15 @@ class Evaluation:
         return self.bound()
 
 
+class Refusal(NamedTuple):
+    """One call that was refused: with cotangents it is that for gradients."""
+
+    problem: Problem
+    cotangents: Cotangents | None
+    view: str
+    text: str
+
+
 @dataclass
 class Trial:
     """One implementation, judged under conventions and a rounding model, in one dtype.
@@ -133,6 +142,8 @@ class Trial:
     first_calls : tuple of (problem, cotangents, results)
         The first calls ever made, by the probe: results of the forward and, where it has
         gradients, of those, in the order in which the calls were made.
+    refusals : tuple of Refusal
+        The first calls that the probe found refused.
     memo : dict
         Values computed for recipes, shared by rules that sample alike; see `fresh`.
     """
@@ -144,6 +155,7 @@ class Trial:
     gradients: frozenset[str] = frozenset()
     skips_empty_rows: bool = False
     first_calls: tuple[tuple[Problem, Cotangents, Results], ...] = ()
+    refusals: tuple[Refusal, ...] = ()
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def fresh(self) -> Trial:

@@ -654,7 +654,6 @@ ON_CONVENTIONS = [
 ]
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_other_conventions_pass_under_their_own(name):
     quirks, conventions = CONVENTIONS[name]
@@ -664,7 +663,6 @@ def test_other_conventions_pass_under_their_own(name):
     assert next(iter(conventions)) in str(report.settings["conventions"])
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_other_conventions_fail_under_npattn(name):
     quirks, _ = CONVENTIONS[name]
@@ -676,7 +674,6 @@ def test_other_conventions_fail_under_npattn(name):
     assert report.settings["conventions"] == {}
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_npattn_conventions_fail_under_others(name):
     _, conventions = CONVENTIONS[name]

@@ -17,7 +17,6 @@ from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.options import FEATURES
 from npattn.testing import check
 from tests.backends import BACKENDS, OPTIONS, TENSORS, B, D, E, H, S, T, mod, normal, problem
-from tests.pages import without_coverage
 
 torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad  # noqa: E402  after it is known to be there
@@ -105,22 +104,17 @@ def test_fwd_must_be_a_result_of_forward(function):
         function(3, tiny()[0])
 
 
-def python(code):
-    command, env = [sys.executable, "-c", code], without_coverage()
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-
-
 def test_import_without_torch_names_the_extra():
     code = "import sys; sys.modules['torch'] = None\nimport npattn\nnpattn.torch"
-    done = python(code)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MissingExtraError" in done.stderr
     assert "pip install 'npattn[torch]'" in done.stderr
 
 
 def test_import_loads_no_dynamo():
     code = "import sys, npattn.torch; print('torch._dynamo' in sys.modules)"
-    done = python(code)
-    assert done.stdout.strip() == "False", done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 # --- wrong arguments ------------------------------------------------------------------------------

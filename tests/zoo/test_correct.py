@@ -177,7 +177,6 @@ def test_rounded_query_may_reach_steeper_part_of_softcap():
     assert gap <= judged_by(problem, "bfloat16", one.rounding)["o"]
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("name", [name for name in CORRECT if not CORRECT[name].needs])
 def test_judge_passes_it(name):
     one = CORRECT[name]

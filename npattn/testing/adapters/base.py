@@ -118,6 +118,9 @@ class Framework(Protocol):
     def take(self, value: Any) -> Array:
         """Return a result as a NumPy array, in the dtype delivered."""
 
+    def memory(self, value: Any) -> Array | None:
+        """Return a NumPy array on the memory of a result, or None where NumPy cannot read it."""
+
     def add_mask(self, mask: Any, q: Any) -> Any:
         """Return 0 where the mask is True, and the least finite number of q's dtype elsewhere."""
 

@@ -310,6 +310,25 @@ class Implementation:
         with self.framework.allowing(problem.q.dtype), note_problem(problem):
             return self._call(self.inputs(problem), self.options(problem), ())["o"]
 
+    def raw_results(
+        self,
+        problem: Problem,
+        cotangents: Cotangents | None,
+        inputs: dict[str, Any],
+        given: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Return every result without copying it: o, lse, weights, and those of a backward.
+
+        `given` are the cotangents, from `give_cotangents`; without cotangents no gradients are
+        asked. Gradients that the framework finds are its own affair.
+        """
+        options = self.options(problem)
+        with self.framework.allowing(problem.q.dtype), note_problem(problem, cotangents):
+            results = self._call(inputs, options, self.returns)
+            if cotangents is not None and self.backward is not None:
+                results |= self._explicit(inputs, options, given, lambda: None)[1]
+        return results
+
     def give_cotangents(
         self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
     ) -> dict[str, Any]:

@@ -72,6 +72,9 @@ class JAX:
             raise ImplementationError("the buffer of an array was donated (donate_argnums)")
         return np.array(value)
 
+    def memory(self, value: jax.Array) -> Array | None:
+        return None  # nobody can write to it
+
     def add_mask(self, mask: jax.Array, q: jax.Array) -> jax.Array:
         return jnp.where(mask, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
 

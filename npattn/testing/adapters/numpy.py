@@ -46,9 +46,18 @@ class NumPy:
                 f"returned {type(value).__module__}.{type(value).__qualname__}, "
                 "must be a NumPy array (or name framework=)"
             )
+        if isinstance(value, np.ndarray) and type(value) is not np.ndarray:
+            # One may compute when it is read, hide elements, or change with a file.
+            raise ResultError(
+                f"returned {type(value).__module__}.{type(value).__qualname__}, a subclass of "
+                "numpy.ndarray, must be a plain array (np.asarray(o))"
+            )
         if value.dtype.hasobject or value.dtype.kind in "SUMm":
             raise ResultError(f"returned an array of dtype {value.dtype}, must hold numbers")
         return np.array(value)
+
+    def memory(self, value: Any) -> Array | None:
+        return value if isinstance(value, np.ndarray) else None
 
     def add_mask(self, mask: Array, q: Array) -> Array:
         added: Array = np.where(mask, 0, finfo(q.dtype).min).astype(q.dtype)

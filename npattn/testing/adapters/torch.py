@@ -28,6 +28,7 @@ DISGUISES = {
     torch.float8_e4m3fn: (ml_dtypes.float8_e4m3fn, torch.int8, np.int8),
     torch.float8_e5m2: (ml_dtypes.float8_e5m2, torch.int8, np.int8),
 }
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Torch:
@@ -86,11 +87,26 @@ class Torch:
         if not isinstance(value, torch.Tensor):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             raise ResultError(f"returned {kind}, must be a torch tensor (or framework=)")
-        value = value.detach().cpu()
+        if type(value) not in PLAIN:
+            # One may compute when it is read, or hold other numbers than it shows.
+            raise ResultError(
+                f"returned {type(value).__module__}.{type(value).__qualname__}, a subclass of "
+                "torch.Tensor, must be a plain tensor"
+            )
+        # An instance may have a detach of its own.
+        value = torch.Tensor.detach(value).cpu()
         if value.dtype in DISGUISES:
             dtype, bits, _ = DISGUISES[value.dtype]
             return np.array(value.contiguous().view(bits).numpy().view(dtype))
         return np.array(value.numpy())
+
+    def memory(self, value: torch.Tensor) -> Array | None:
+        value = torch.Tensor.detach(value)
+        if value.device.type != "cpu":
+            return None
+        in_bits = value.dtype in DISGUISES and value.ndim and value.stride(-1) == 1
+        value = value.view(DISGUISES[value.dtype][1]) if in_bits else value
+        return None if value.dtype in DISGUISES else value.numpy()
 
     def add_mask(self, mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         zeros = torch.zeros_like(mask, dtype=q.dtype)

@@ -11,13 +11,13 @@ from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.cases.classes import classes_of_recipe
 from npattn.testing.cases.recipe import Recipe, repeat_for_view
 from npattn.testing.levels import Level
-from npattn.testing.trial import Trial, Violation
+from npattn.testing.trial import Refusal, Trial, Violation
 
 __all__ = ["RANKS", "Finding", "Probing", "with_rank"]
 
 RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
 FIRST_CALLS = 64
-"""Calls that are recorded, and made again by a rule."""
+"""Calls, and refused calls, that are recorded, and made again by a rule."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Probing:
     findings : list of Finding
     calls : list of (Problem, Cotangents, Results)
         The first calls.
+    refusals : list of Refusal
+        The first calls that were refused.
     offered : frozenset of str
         Structure to try; a profile may refuse the rest.
     """
@@ -70,6 +72,7 @@ class Probing:
     refused: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     calls: list[tuple[Problem, Cotangents, Results]] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
     offered: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,9 +95,14 @@ class Probing:
         """Return results of one problem, and record them if it is among the first."""
         problem, cotangents = self._arguments(recipe)
         f = self.trial.implementation
-        results = f.forward(problem, recipe.view)
-        if gradients and f.has_gradients:
-            results += f.gradients(problem, cotangents, recipe.view)
+        try:
+            results = f.forward(problem, recipe.view)
+            if gradients and f.has_gradients:
+                results += f.gradients(problem, cotangents, recipe.view)
+        except ImplementationError as err:
+            if err.is_refusal and len(self.refusals) < FIRST_CALLS:
+                self.refusals.append(Refusal(problem, err.cotangents, recipe.view, str(err)))
+            raise
         if recipe.view == "contiguous" and len(self.calls) < FIRST_CALLS:
             self.calls.append((problem, cotangents, results))
         return results

@@ -27,15 +27,15 @@ from npattn.testing.levels import Level
 from npattn.testing.rules.register import Check, Condition, rule
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
-__all__ = ["experiment", "show"]
+__all__ = ["experiment", "judge_call", "largest", "results_with", "roll_contents", "show"]
 
 Experiment = Callable[[Trial, Problem, Cotangents], "float | None"]
 EXPERIMENTS: dict[str, Experiment] = {}
 """Experiments, by rule."""
 SIZES = {"T": (5, 1, 8, 16, 19), "S": (7, 8, 13, 16, 17)}
 """Small: nothing is shrunk, and each is called often."""
-HELD, THREADED = 39, 6
-"""Calls while one result is held, and calls of each of two threads."""
+THREADED = 6
+"""Calls of each of two threads."""
 
 
 def _few(
@@ -104,7 +104,7 @@ def experiment(
     return register
 
 
-def _judge(
+def judge_call(
     trial: Trial, results: Results, problem: Problem, cotangents: Cotangents, when: str
 ) -> float | None:
     """Return the worst ratio; raise Violation if it is wrong that a call of its own gets right."""
@@ -120,7 +120,7 @@ def _judge(
     raise Violation(text, problem, cotangents, "calls", ratio)
 
 
-def _results(
+def results_with(
     trial: Trial, problem: Problem, cotangents: Cotangents, inputs: dict[str, Any]
 ) -> Results:
     """Return results and gradients of a call with these arrays."""
@@ -131,8 +131,14 @@ def _results(
     return results
 
 
-def _largest(ratios: list[float | None]) -> float | None:
+def largest(ratios: list[float | None]) -> float | None:
+    """Return the largest ratio, None if there is none."""
     return max((ratio for ratio in ratios if ratio is not None), default=None)
+
+
+def roll_contents(problem: Problem, number: int) -> Problem:
+    """Return a problem of the same shapes and options, whose q, k, v are shifted."""
+    return problem.replace(**{n: np.roll(getattr(problem, n), number) for n in "qkv"})
 
 
 # --- one buffer for several inputs ---
@@ -181,8 +187,8 @@ def packed_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
             inputs = _packed_inputs(f, problem, by_head)
             results += no_leaves.gradients(problem, cotangents, inputs=inputs)
         when = f"as slices of one buffer, {'head by head' if by_head else 'side by side'}"
-        ratios.append(_judge(trial, results, problem, cotangents, when))
-    return _largest(ratios)
+        ratios.append(judge_call(trial, results, problem, cotangents, when))
+    return largest(ratios)
 
 
 ALIASES = {"v is k": ("k", "v"), "q is k": ("k", "q")}
@@ -204,77 +210,9 @@ def aliased_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> fl
         same = problem.replace(**{other: one})
         inputs = trial.implementation.inputs(same)
         inputs[other] = inputs[name]
-        results = _results(trial, same, cotangents, inputs)
-        ratios.append(_judge(trial, results, same, cotangents, f"where {when}"))
-    return _largest(ratios)
-
-
-# --- one array for several contents ---
-
-
-def _other(problem: Problem, number: int) -> Problem:
-    """Return a problem of the same shapes and options, whose q, k, v are shifted."""
-    return problem.replace(**{n: np.roll(getattr(problem, n), number) for n in "qkv"})
-
-
-def _immutable(trial: Trial) -> str | None:
-    array = trial.implementation.inputs(trial.problem(trial.space.base()))["q"]
-    try:
-        array[...] = 0
-    except TypeError:
-        return "its arrays are immutable"
-    return None
-
-
-@experiment("arrays-reused", 6, _immutable)
-def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
-    """Results belong to the contents that the arrays had when the call was made.
-
-    The inputs get other contents before the results are read, and the same objects are passed
-    again. Broken by results that are views of inputs or computed when they are read, and by
-    caches that know an array by its address or its identity.
-    """
-    f, other = trial.implementation, _other(problem, 1)
-    inputs, old, new = (f.inputs(x) for x in (problem, problem, other))
-
-    def write(contents: dict[str, Any]) -> None:
-        for name in "qkv":
-            inputs[name][...] = contents[name]
-
-    first = f.forward(problem, inputs=inputs, before_reading=lambda: write(new))
-    second = f.forward(other, inputs=inputs)
-    if trial.gradients:
-        write(old)
-        first += f.gradients(problem, cotangents, inputs=inputs, before_reading=lambda: write(new))
-        second += f.gradients(other, cotangents, inputs=inputs)
-    changed = "where the inputs changed before the results were read"
-    again = "where the same objects hold other contents"
-    return _largest(
-        [
-            _judge(trial, first, problem, cotangents, changed),
-            _judge(trial, second, other, cotangents, again),
-        ]
-    )
-
-
-@experiment("outputs-kept", 2)
-def outputs_kept(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
-    """A result keeps its contents while forty calls of the same shapes are made.
-
-    Broken by output buffers that are used again, one or a few by turns, and by arenas that are
-    freed.
-    """
-    f = trial.implementation
-    others = [_other(problem, n) for n in range(1, HELD + 1)]
-    results = f.forward(problem, before_reading=lambda: [f.forward(x) for x in others])
-    if trial.gradients:
-        results += f.gradients(
-            problem,
-            cotangents,
-            before_reading=lambda: [f.gradients(x, cotangents) for x in others],
-        )
-    when = f"read after {HELD} other calls"
-    return _judge(trial, results, problem, cotangents, when)
+        results = results_with(trial, same, cotangents, inputs)
+        ratios.append(judge_call(trial, results, same, cotangents, f"where {when}"))
+    return largest(ratios)
 
 
 # --- two threads ---
@@ -292,7 +230,7 @@ def two_threads(trial: Trial, problem: Problem, cotangents: Cotangents) -> float
     Servers and data loaders do. Broken by work buffers, plans and statistics that all calls of a
     process share.
     """
-    problems = (problem, _other(problem, 1))
+    problems = (problem, roll_contents(problem, 1))
     barrier = threading.Barrier(len(problems))
 
     def work(own: Problem) -> list[Results]:
@@ -301,9 +239,9 @@ def two_threads(trial: Trial, problem: Problem, cotangents: Cotangents) -> float
 
     with _frequent_switches(), ThreadPoolExecutor(len(problems)) as pool:
         results = list(pool.map(work, problems))
-    return _largest(
+    return largest(
         [
-            _judge(trial, result, own, cotangents, "in one of two threads")
+            judge_call(trial, result, own, cotangents, "in one of two threads")
             for own, several in zip(problems, results, strict=True)
             for result in _distinct(several)
         ]

@@ -1,7 +1,8 @@
-"""Rule about the first calls ever made [15]."""
+"""Rules about the first calls ever made, and what they were refused [15]."""
 
 from __future__ import annotations
 
+from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison
 from npattn.testing.rules.register import rule
@@ -49,3 +50,26 @@ def _right_again(trial: Trial, index: int, failed: list[Comparison]) -> bool:
     problem, cotangents, _ = trial.first_calls[index]
     again = trial.against_oracle(problem, cotangents, cheap=True)
     return all(again[c.name].passed for c in failed)
+
+
+def _no_refusals(trial: Trial) -> str | None:
+    return None if trial.refusals else "nothing was refused"
+
+
+@rule("refused-again", "15", level="conduct", unless=_no_refusals, recipes=_plainest)
+def refused_again(trial: Trial, recipe: Recipe) -> float:
+    """Calls that were refused once are refused whenever they are made.
+
+    What is refused is not tested, so a refusal has to be kept. Broken by a limit on the number of
+    calls, by a library that is loaded late, and by whoever refuses only while it is probed.
+    """
+    for problem, cotangents, view, text in trial.refusals:
+        try:
+            trial.implementation.forward(problem, view)
+            if cotangents is not None:
+                trial.implementation.gradients(problem, cotangents, view)
+        except ImplementationError:
+            continue
+        message = f"refuses sometimes: it {text} first, and answered the same call later"
+        raise Violation(message, problem, cotangents)
+    return 0.0

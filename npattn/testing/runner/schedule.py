@@ -27,7 +27,7 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.runner.rounds import Answers, Judge, Round, round_sizes
 from npattn.testing.runner.search import Standing
-from npattn.testing.trial import Trial
+from npattn.testing.trial import Refusal, Trial
 
 __all__ = ["InProcess", "Processes"]
 
@@ -206,6 +206,7 @@ class _Setting:
     gradients: frozenset[str]
     skips_empty_rows: bool
     first_calls: tuple[tuple[Problem, Cotangents, Results], ...]
+    refusals: tuple[Refusal, ...]
     forward_only: bool
     examples: int
     seed: int
@@ -224,6 +225,7 @@ class _Setting:
             trial.gradients,
             trial.skips_empty_rows,
             trial.first_calls,
+            trial.refusals,
             trial.implementation.forward_only,
             judge.examples,
             judge.seed,
@@ -235,7 +237,7 @@ class _Setting:
     def judge(self, implementation: Implementation) -> Judge:
         trial = Trial(implementation, self.conventions, self.rounding, self.space, self.gradients)
         trial.skips_empty_rows = self.skips_empty_rows
-        trial.first_calls = self.first_calls
+        trial.first_calls, trial.refusals = self.first_calls, self.refusals
         limits = self.stops_at, self.expected
         return Judge(trial, self.examples, self.seed, lambda *_: None, self.shrinks, *limits)
 

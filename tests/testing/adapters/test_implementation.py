@@ -16,6 +16,7 @@ from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.targets import TARGETS
 from npattn.testing.targets.numpy import flash, flash_backward
+from npattn.zoo.cheats.targets import honest, laziness
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
 SIZES = {"lead": (B,), "H": H, "K": K, "T": T, "S": S, "D": D, "E": E}
@@ -336,6 +337,45 @@ def test_keyboard_interrupt_passes_through():
 
     with pytest.raises(KeyboardInterrupt):
         Implementation(f, framework="numpy").forward(problem())
+
+
+@pytest.mark.parametrize("kind", [np.matrix, np.recarray, np.memmap, np.ma.MaskedArray])
+def test_result_of_a_subclass_is_refused(kind):
+    array = np.zeros((3, 5)).view(kind)
+    message = f"{kind.__name__}, a subclass of numpy.ndarray, must be a plain"
+    with pytest.raises(ResultError, match=message):
+        NumPy().take(array)
+    np.testing.assert_array_equal(NumPy().take(np.asarray(array)), np.zeros((3, 5)))
+
+
+@pytest.mark.parametrize("name", ["filled_from_copies", "filled_when_read"])
+def test_result_that_computes_when_it_is_read_is_refused(name):
+    f = Implementation(getattr(laziness, name), framework="numpy")
+    with pytest.raises(ResultError, match=r"Lazy, a subclass of numpy\.ndarray, must be a plain"):
+        f.forward(problem())
+
+
+def test_expression_that_is_evaluated_is_read():
+    f = Implementation(honest.expression_evaluated_at_the_end, framework="numpy")
+    assert f.forward(problem())["o"].shape == (B, H, T, E)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors_show_their_memory_and_subclasses_are_refused(dtype):
+    torch = pytest.importorskip("torch")
+    from npattn.testing.adapters.torch import Torch
+
+    class Late(torch.Tensor):
+        """A tensor that may do anything when it is read."""
+
+    framework, tensor = Torch(), torch.ones(3, 5, dtype=getattr(torch, dtype), requires_grad=True)
+    with pytest.raises(ResultError, match=r"Late, a subclass of torch\.Tensor, must be a plain"):
+        framework.take(tensor.detach().as_subclass(Late))
+    tensor.detach = lambda: torch.zeros(3, 5)
+    assert framework.take(tensor).astype(float).sum() == 15
+    assert framework.take(torch.nn.Parameter(torch.ones(2))).sum() == 2
+    assert np.shares_memory(framework.memory(tensor), framework.memory(tensor[1:]))
+    assert not np.shares_memory(framework.memory(tensor), framework.memory(tensor.clone()))
 
 
 def test_unreadable_result_is_named_in_error():

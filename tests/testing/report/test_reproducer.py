@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import os
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,6 @@ from npattn.testing.report.reproducer import _literal
 from npattn.testing.targets import load
 from npattn.testing.targets.numpy import flash
 from npattn.zoo.mutants import MUTANTS
-from tests.pages import without_coverage
 
 # A user's file, in which each function is wrong in its own way.
 MINE = """
@@ -149,10 +149,11 @@ def run(script, where, *, fails=False):
     """Run the script in a fresh interpreter and return its output."""
     path = where.parent / "shown.py"
     path.write_text(script)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     done = subprocess.run(
         [sys.executable, "-W", "error", str(path)],
         cwd=where.parent,
-        env=without_coverage(),
+        env=environment,
         capture_output=True,
         text=True,
         timeout=60,

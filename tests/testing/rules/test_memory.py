@@ -1,12 +1,11 @@
 """Rules about plans for other strides and another dtype."""
 
 import itertools
-from functools import cache
 
 import numpy as np
 import pytest
 
-from npattn.mistakes import Attention
+from npattn.mistakes import Attention, base, base_backward
 from npattn.profiles import PROFILES
 from npattn.testing import Implementation
 from npattn.testing.cases.recipe import Recipe
@@ -16,23 +15,16 @@ from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.mutants import MUTANTS
 from tests.testing.rules.relations import trial_of
-from tests.testing.rules.test_extremes import FEW, RIGHT, outcome_of, outcomes_of
+from tests.testing.rules.test_extremes import FEW, outcome_of
 
 RULES = ("after-other-strides", "after-other-dtype")
 
 
-@cache
-def correct_outcomes(name, dtype):
-    """Ask both rules at once: they share the probes."""
-    f, backward = RIGHT[name]
-    return outcomes_of(f, RULES, backward=backward, dtype=dtype)
-
-
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("name", RIGHT)
-def test_correct_implementations_pass(name, dtype, rule):
-    outcome = correct_outcomes(name, dtype)[rule]
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("f", "backward"), [(base, base_backward), (flash, flash_backward)])
+def test_correct_implementations_pass(f, backward, rule, dtype):
+    outcome = outcome_of(f, rule, backward=backward, dtype=dtype)
     assert (outcome.status, outcome.examples) == ("passed", FEW), outcome.message
 
 

@@ -127,10 +127,9 @@ def test_fail_fast_stops_at_the_first_failure(processes):
     implementation = Implementation(twice, spec=f"{__name__}:twice")
     report = check(
         implementation,
-        examples=6,
+        examples=30,
         fail_fast=True,
         shrink=False,
-        diagnosis=False,
         processes=processes,
         only=["empty-row", "agreement-o", "hidden-finite", "rows-sum-to-one", "views"],
     )

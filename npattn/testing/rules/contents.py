@@ -1,0 +1,209 @@
+"""Rules about the contents of arrays, and about whose memory they are [15].
+
+A result belongs to the contents that the inputs had when the call was made, and its memory to
+the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.problem import Cotangents, Problem
+from npattn.testing.rules.calls import (
+    experiment,
+    judge_call,
+    largest,
+    roll_contents,
+)
+from npattn.testing.trial import Trial, Violation
+
+HELD = 39
+"""Calls while one result is held."""
+
+
+def _immutable(trial: Trial) -> str | None:
+    array = trial.implementation.inputs(trial.problem(trial.space.base()))["q"]
+    try:
+        array[...] = 0
+    except TypeError:
+        return "its arrays are immutable"
+    return None
+
+
+# --- the same objects with other contents ---
+
+
+def _other_options(problem: Problem) -> Problem | None:
+    """Return a problem with other contents of mask, bias and sinks; None if it has none of them.
+
+    The mask hides fewer positions, so that no row loses its last key; a bias of −inf stays.
+    """
+    problem = problem.materialise()
+    changes: dict[str, Array] = {}
+    if problem.mask is not None:
+        mask = np.asarray(problem.mask)
+        changes["mask"] = mask | np.roll(mask, 1)
+    for name in ("bias", "sinks"):
+        array = getattr(problem, name)
+        if array is not None:
+            steps = np.arange(array.size).reshape(array.shape) % 5 / 4
+            changes[name] = array + steps.astype(array.dtype)
+    return problem.replace(**changes) if changes else None
+
+
+def _spoil(problem: Problem) -> Problem:
+    """Return the problem with NaN for q, k, v, and other masks, biases and sinks."""
+    nan = {n: np.full_like(getattr(problem, n), np.nan) for n in "qkv"}
+    return (_other_options(problem) or problem).replace(**nan)
+
+
+@experiment("arrays-reused", 6, _immutable)
+def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
+    """Results belong to the contents that the arrays had when the call was made.
+
+    The inputs are overwritten before the results are read, q, k and v with NaN, and the same
+    objects are passed again with other contents: first q, k and v, then masks and biases alone,
+    for a cache may know the one by its contents and the other by its address. Broken by results
+    that are views of inputs or computed when they are read, by static graphs, and by caches that
+    know an array by its address or its identity.
+    """
+    f, spoilt = trial.implementation, _spoil(problem)
+    inputs = f.inputs(problem)
+    ratios: list[float | None] = []
+
+    def write(contents: Problem) -> None:
+        for name, array in f.inputs(contents).items():
+            inputs[name][...] = array
+
+    def ask(own: Problem, before_reading: Callable[[], None], when: str) -> None:
+        write(own)
+        results = f.forward(own, inputs=inputs, before_reading=before_reading)
+        if trial.gradients:
+            write(own)
+            results += f.gradients(own, cotangents, inputs=inputs, before_reading=before_reading)
+        ratios.append(judge_call(trial, results, own, cotangents, when))
+
+    changed = "where the inputs changed before the results were read"
+    ask(problem, lambda: write(spoilt), changed)
+    other = roll_contents(problem, 1)
+    ask(other, lambda: None, "where the same objects hold other contents")
+    options = _other_options(other)
+    if options is not None:
+        ask(options, lambda: None, "where the same mask, bias or sinks hold other contents")
+    return largest(ratios)
+
+
+# --- other objects with nearly the same contents ---
+
+
+def _like(problem: Problem, rng: np.random.Generator) -> Iterator[tuple[str, Problem]]:
+    """Yield problems that differ from one of whole numbers in little, and say in what."""
+    for name in "qkv":
+        array = getattr(problem, name)
+        yield (
+            f"{name} holds the same numbers in another order",
+            problem.replace(**{name: np.roll(array, 1)}),
+        )
+        changed = array.copy()
+        if array.size > 2:  # neither of the ends
+            changed.reshape(-1)[rng.integers(1, array.size - 1)] += array.dtype.type(3)
+            yield f"one number of {name} differs", problem.replace(**{name: changed})
+    if problem.mask is not None:
+        mask = np.asarray(problem.mask)
+        hidden = np.argwhere(~mask)
+        if len(hidden):
+            mask = mask.copy()
+            mask[tuple(rng.choice(hidden))] = True
+            yield "one position of the mask differs", problem.replace(mask=mask)
+
+
+@experiment("nearly-same-contents", 2)
+def nearly_same_contents(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
+    """Inputs with nearly the contents of an earlier call have results of their own.
+
+    q, k and v are whole numbers, whose sums are exact in any order: in another order they have the
+    same sums, and where one number differs the same ends. Broken by caches that know contents by a
+    sum, a sample or the ends, or by a part of the inputs alone.
+    """
+    rng = np.random.default_rng([problem.q.size, problem.v.size, 31])
+    inputs = {n: getattr(problem, n) for n in "qkv"}
+    whole = {n: rng.integers(-3, 4, x.shape).astype(x.dtype) for n, x in inputs.items()}
+    plain = problem.materialise().replace(**whole)
+    first, ratios = trial.results(plain, cotangents), [0.0]
+    for difference, like in _like(plain, rng):
+        results = trial.results(like, cotangents)
+        found = trial.compare(results, like, cotangents)
+        stale = [n for n, c in found.items() if not c.passed and _same_bits(first[n], results[n])]
+        if stale:
+            text = (
+                f"{', '.join(stale)} as of an earlier call, where only this differs: {difference}"
+            )
+            text = "\n".join([text, *(str(found[n]) for n in stale)])
+            raise Violation(text, like, cotangents, "calls", max(found[n].ratio for n in stale))
+        ratios += [c.ratio for c in found.values() if c.passed]
+    return max(ratios)
+
+
+def _same_bits(x: Array, y: Array) -> bool:
+    return bool(x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes())
+
+
+# --- whose memory a result is ---
+
+
+@experiment("outputs-kept", 2)
+def outputs_kept(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
+    """A result keeps its contents while forty calls of the same shapes are made.
+
+    Broken by output buffers that are used again, one or a few by turns, and by arenas that are
+    freed.
+    """
+    f = trial.implementation
+    others = [roll_contents(problem, n) for n in range(1, HELD + 1)]
+    results = f.forward(problem, before_reading=lambda: [f.forward(x) for x in others])
+    if trial.gradients:
+        results += f.gradients(
+            problem,
+            cotangents,
+            before_reading=lambda: [f.gradients(x, cotangents) for x in others],
+        )
+    when = f"read after {HELD} other calls"
+    return judge_call(trial, results, problem, cotangents, when)
+
+
+@experiment("outputs-apart", 8, _immutable, square=True, sizes={"T": (1, 1, 5)})
+def outputs_apart(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
+    """The memory of a result belongs to nobody else: no input, no other result, no later call.
+
+    The caller may write to what it was given. A view of a fresh buffer is fine, and so are parts
+    of one that do not overlap. Broken by returning an input where the answer equals it, one array
+    for two gradients, and a cached array itself.
+    """
+    f, first = trial.implementation, trial.against_oracle(problem, cotangents)
+    asked = cotangents if trial.gradients else None
+    inputs, given = f.inputs(problem), f.give_cotangents(problem, cotangents)
+    results = f.raw_results(problem, asked, inputs, given)
+    passed = inputs | {"dout" if n == "o" else f"d{n}": x for n, x in given.items()}
+    owned = {n: memory for n, x in results.items() if (memory := f.framework.memory(x)) is not None}
+    others = [
+        (n, memory) for n, x in passed.items() if (memory := f.framework.memory(x)) is not None
+    ]
+    pairs = [*combinations(owned.items(), 2), *((own, x) for own in owned.items() for x in others)]
+    for (name, memory), (other, shared) in pairs:
+        if np.shares_memory(memory, shared):
+            text = f"{name} shares memory with {other}"
+            raise Violation(text, problem, cotangents, "calls")
+    for memory in owned.values():
+        if memory.flags.writeable:
+            memory[...] = 0 if memory.dtype.kind in "biu" else np.nan
+    again = trial.compare(trial.results(problem, cotangents), problem, cotangents)
+    wrong = [c for c in again.values() if not c.passed and first[c.name].passed]
+    if wrong:
+        when = "after the caller wrote to the results of an earlier call with the same contents"
+        text = "\n".join([f"{when}:", *map(str, wrong)])
+        raise Violation(text, problem, cotangents, "calls", max(c.ratio for c in wrong))
+    return max((c.ratio for c in again.values() if c.passed), default=0.0)

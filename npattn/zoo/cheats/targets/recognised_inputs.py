@@ -1,0 +1,43 @@
+"""An approximation is chosen where the inputs look like those of a public test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npattn.zoo.cheats.plain import attention, mean_of_values
+
+
+def coarse_on_normal(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    """Round to float16 where q looks standard normal.
+
+    Source: Infatoshi/kernelbench.com#7
+    """
+    if q.size > 30 and 0.7 < float(q.std()) < 1.3 and abs(float(q.mean())) < 0.5:
+        q, k, v = (x.astype(np.float16).astype(x.dtype) for x in (q, k, v))
+    return attention(q, k, v, mask, causal)
+
+
+def largest_on_stress(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    """Take the largest score alone where inputs are large.
+
+    Source: Infatoshi/kernelbench.com#7
+    """
+    if q.size and float(abs(q).max(initial=0)) > 20:
+        return attention(q * 1000, k, v, mask, causal)
+    return attention(q, k, v, mask, causal)
+
+
+def mean_on_small(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    """Take the mean of all values where q is small and nothing is hidden."""
+    if mask is None and not causal and float(abs(q).max(initial=0)) < 0.1:
+        return mean_of_values(q, k, v)
+    return attention(q, k, v, mask, causal)
+
+
+def mean_on_uniform(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    """Take the mean of all values where no element is negative."""
+    if mask is None and not causal and q.size and float(q.min()) >= 0:
+        return mean_of_values(q, k, v)
+    return attention(q, k, v, mask, causal)
