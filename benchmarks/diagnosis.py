@@ -2,13 +2,15 @@
 
     python benchmarks/diagnosis.py --examples 6 --only window
     python benchmarks/diagnosis.py --every 6 --start 3
+    python benchmarks/diagnosis.py --every 3 --reports
 
 Each mutant is judged without shrinking, and its failures are diagnosed three times: with all
 candidates; without the mutant and every mutant that shares its code (a base or derived class, or
 one of the same module that replaces the same methods); and without any known mistake. A first
 cause is right if it is about the part of attention that the mutant has wrong (`PARTS`): its own
 name, or a convention, factor, step or other mistake of that part. It is wrong if it is about
-another part.
+another part. With `--reports` each mutant is checked as a user does it, with its contrasts, and the
+lines of its report are counted.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ import click
 from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, Attention
 from npattn.mistakes.online import Online
+from npattn.testing import check
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.causes import diagnose
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.text import LINES
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.runner.rounds import Judge
 from npattn.testing.runner.schedule import InProcess
@@ -152,15 +156,40 @@ def is_partition(outcomes: Sequence[Outcome], causes: Sequence[Cause]) -> bool:
     )
 
 
+def count_lines(names: Sequence[str], examples: int) -> None:
+    """Print how many lines the short report of each mutant has."""
+    counts = []
+    for name in names:
+        mutant = MUTANTS[name]
+        report = check(
+            mutant.forward,
+            backward=mutant.backward,
+            framework="numpy",
+            dtypes=mutant.dtypes,
+            rounding=mutant.rounding,
+            examples=examples,
+            shrink=False,
+        )
+        counts.append(len(str(report).splitlines()))
+        print(f"{name:40} {counts[-1]} lines, {len(report.causes)} causes", flush=True)
+    short = sum(n <= LINES for n in counts) / len(counts)
+    print(f"lines: median {median(counts)}, most {max(counts)}, at most {LINES} in {short:.0%}")
+
+
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--examples", default=6, show_default=True, help="Problems per rule.")
 @click.option("--only", default="", help="Mutants whose name starts with this.")
 @click.option("--every", default=1, show_default=True, help="Every n-th of them.")
 @click.option("--start", default=0, show_default=True, help="The first of them.")
-def main(examples: int, only: str, every: int, start: int) -> None:
+@click.option("--reports", is_flag=True, help="Count the lines of the reports instead.")
+def main(examples: int, only: str, every: int, start: int, reports: bool) -> None:
+    names = [n for n in MUTANTS if n.startswith(only)][start::every]
+    if reports:
+        count_lines(names, examples)
+        return
     grades: dict[str, Counter[str]] = {x: Counter() for x in ("all", "without", "no mistakes")}
     counts, seconds, parted = [], [], True
-    for name in [n for n in MUTANTS if n.startswith(only)][start::every]:
+    for name in names:
         judged = judge(MUTANTS[name], examples)
         if not any(is_bad(outcome) for _, outcomes in judged for outcome in outcomes):
             print(f"{name:40} not found with {examples} examples", flush=True)
