@@ -7,10 +7,10 @@
 
 Two things make it fast. A score is exponentiated as it is: a floating-point number keeps its
 relative precision at any size, so that the row maximum is looked for only where the sum of a row
-leaves the range of the dtype (`_block`). And in the backward pass lse and Σ do·o are one more
-column of the products, [q·scale, −lse] [k, 1]ᵀ, so that exp and one multiplication are all that is
-left to do element by element (`_fast_tile`). Derivation: docs/derivations/tiled.md. Numbers in
-brackets are the rules of docs/semantics.md.
+leaves the range of the dtype (`_block`). And in the backward pass do is divided by that sum, and
+Σ do·o is one more column of a product, [do, −Σ do·o] [v, 1]ᵀ, so that exp and one multiplication
+are all that is left to do element by element (`_add_fast`). Derivation: docs/derivations/tiled.md.
+Numbers in brackets are the rules of docs/semantics.md.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def jvp(
     """Directional derivative (do, dlse) of (out, lse): forward, line by line."""
     call = _Call(problem)
     call.careful = call.careful or not all(_finite(x) for x in (dq, dk, dv) if x is not None)
+    saved = saved._replace(log=np.where(saved.log == -np.inf, 0, saved.log))  # [8]
     do, dlse = np.zeros_like(saved.out), np.zeros_like(saved.log)
     along = {
         name: None if x is None else call.operand(x, heads)
@@ -286,6 +287,16 @@ class _Call:
         return s != -np.inf if self.careful else None
 
 
+class _Scores(NamedTuple):
+    """Final scores of a tile."""
+
+    tile: Tile
+    rows: slice  # of the block
+    partial: bool  # some are hidden
+    s: Array
+    slope: Array | None  # their derivative by the products, where asked for and not scale
+
+
 class _Space:
     """Work space of one thread: nothing is allocated for a tile."""
 
@@ -375,16 +386,32 @@ def _block(
 
 
 def _scores(
-    call: _Call, plane: Plane, q: Array, t0: int, t1: int, space: _Space
-) -> Iterator[tuple[Tile, slice, Array]]:
-    """Yield the final scores of each part of a block, with its rows in the block."""
+    call: _Call,
+    plane: Plane,
+    q: Array,
+    t0: int,
+    t1: int,
+    space: _Space,
+    keys: tuple[int, int] | None = None,
+    slope: bool = False,
+) -> Iterator[_Scores]:
+    """Yield the final scores of each part of a block, as far as they are of `keys` lo ≤ s < hi.
+
+    Every pass takes them from here, and a part as a whole: products of other shapes round
+    otherwise, and where a score is 1e17, a rounding of it is all of a weight.
+    """
     k = call.k[call.kv_plane(plane)]
+    lo, hi = keys or (0, len(k))
     for r0, r1, s0, s1, partial in call.parts(plane, t0, t1):
+        if s1 <= lo or hi <= s0:
+            continue
         rows = slice(r0 - t0, r1 - t0)
         s = np.matmul(q[rows], k[s0:s1].T, out=space("s", r1 - r0, s1 - s0))  # [1]
-        tile = call.tile(plane, r0, r1, s0, s1)
-        call.finish_scores(tile, s, partial, space)
-        yield tile, rows, s
+        rate = call.finish_scores(call.tile(plane, r0, r1, s0, s1), s, partial, space, slope)
+        own = slice(max(lo - s0, 0), min(hi, s1) - s0)
+        rate = None if rate is None else rate[:, own]
+        tile = call.tile(plane, r0, r1, s0 + own.start, s0 + own.stop)
+        yield _Scores(tile, rows, partial, s[:, own], rate)
 
 
 def _empty_rows(call: _Call) -> Array:
@@ -393,7 +420,7 @@ def _empty_rows(call: _Call) -> Array:
     empty = np.ones((*problem.lead, problem.H, problem.T), bool)
     for plane, t0, t1 in call.blocks():
         q = call.scaled_queries(plane, t0, t1, space)
-        for _, rows, s in _scores(call, plane, q, t0, t1, space):
+        for _, rows, _, s, _ in _scores(call, plane, q, t0, t1, space):
             empty[plane][t0:t1][rows] &= (s == -np.inf).all(-1)
     return empty
 
@@ -412,7 +439,7 @@ def _sums(
     v = call.v[call.kv_plane(plane)]
     total = np.zeros(t1 - t0, call.dtype)
     out[...] = 0
-    for tile, rows, s in _scores(call, plane, q, t0, t1, space):
+    for tile, rows, _, s, _ in _scores(call, plane, q, t0, t1, space):
         live = call.live(s)
         if shift is not None:
             s -= shift[rows, None]
@@ -426,7 +453,7 @@ def _sums(
 
 def _maxima(call: _Call, plane: Plane, q: Array, t0: int, t1: int, space: _Space) -> Array:
     m = np.full(t1 - t0, -np.inf, call.dtype)
-    for _, rows, s in _scores(call, plane, q, t0, t1, space):
+    for _, rows, _, s, _ in _scores(call, plane, q, t0, t1, space):
         m[rows] = np.maximum(m[rows], s.max(-1))
     return m
 
@@ -448,22 +475,20 @@ def _add_jvp(
     own, scale = call.kv_plane(plane), call.scale
     k, v = call.k[own], call.v[own]
     dq, dk, dv = along["q"], along["k"], along["v"]
+    scaled = call.scaled_queries(plane, t0, t1, space)
     # The mean of ds first, then ds less it: where one weight is almost 1, that is little.
     for centred in (False, True):
-        for r0, r1, s0, s1, partial in call.parts(plane, t0, t1):
-            tile = call.tile(plane, r0, r1, s0, s1)
-            rows: Any = (*plane, slice(r0, r1))
-            q = call.q[rows] * scale
-            s = np.matmul(q, k[s0:s1].T, out=space("s", r1 - r0, s1 - s0))
-            slope = call.finish_scores(tile, s, partial, space, slope=True)
+        for tile, part, _, s, slope in _scores(call, plane, scaled, t0, t1, space, slope=True):
+            rows: Any = (*plane, slice(tile.t0, tile.t1))
+            keys = slice(tile.s0, tile.s1)
             live = s != -np.inf
             p = np.exp(s - saved.shift[rows][:, None] - saved.log[rows][:, None])
             p = np.where(live, p, 0)
             ds = np.zeros_like(p)
             if dq is not None:
-                ds += scale * dq[rows] @ k[s0:s1].T
+                ds += scale * dq[rows] @ k[keys].T
             if dk is not None:
-                ds += q @ dk[own][s0:s1].T
+                ds += scaled[part] @ dk[own][keys].T
             ds = ds if slope is None else ds * slope
             ds = ds if dbias is None else ds + tile_of(dbias, tile)
             if not centred:
@@ -471,10 +496,10 @@ def _add_jvp(
                 continue
             ds = np.where(live, p * (ds - dlse[rows][:, None]), 0)
             keep, asked = call.dropout_factor(tile), live if call.careful else None
-            o = space("o", r1 - r0, v.shape[1])
-            do[rows] += call.sum(ds * keep, v[s0:s1], asked, o)
+            o = space("o", tile.t1 - tile.t0, v.shape[1])
+            do[rows] += call.sum(ds * keep, v[keys], asked, o)
             if dv is not None:
-                do[rows] += call.sum(p * keep, dv[own][s0:s1], asked, o)
+                do[rows] += call.sum(p * keep, dv[own][keys], asked, o)
         if dsinks is not None and not centred:  # one more key, without a value
             assert call.sinks is not None
             at: Any = (*plane, slice(t0, t1))
@@ -506,6 +531,12 @@ class _Pull:
             self.delta -= np.where(empty, 0, dlse)
         finite = math.isfinite(largest) and _finite(self.log) and _finite(self.delta)
         call.careful = call.careful or not finite
+        # p = exp(s) / sum: do and delta are divided by the sum, where it is neither below 1, so
+        # that they cannot overflow, nor so large that they might underflow.
+        safe = (self.log >= 0) & (self.log <= -np.log(np.finfo(call.dtype).eps))
+        self.late = (self.shift != 0) | ~safe
+        self.late_log = np.where(self.late, self.log, 0)
+        self.over_sum = np.exp(self.late_log - self.log)
         # do vᵀ − delta cannot overflow, nor can it where a key is hidden.
         reach = problem.E * largest * call.largest["v"] + _largest(self.delta)
         self.bounded = reach < np.finfo(call.dtype).max
@@ -554,7 +585,7 @@ class _Pull:
         plane, t0, t1 = block
         q = self.call.scaled_queries(plane, t0, t1, space)
         delta = self.delta[plane][t0:t1]
-        for tile, rows, s in _scores(self.call, plane, q, t0, t1, space):
+        for tile, rows, _, s, _ in _scores(self.call, plane, q, t0, t1, space):
             p = self._weights(tile, s, s != -np.inf)
             dw = self.dweights[plane][tile.t0 : tile.t1, tile.s0 : tile.s1]
             delta[rows] += np.where(p == 0, 0, p * dw).sum(-1)
@@ -567,53 +598,33 @@ class _Pull:
             own = self.call.kv_plane(plane)
             k, v = self.call.k[own], self.call.v[own]
             if self.fast:
-                k, v = (_with_column(x[lo:hi], 1, space(n, hi - lo, x.shape[1] + 1))
-                        for n, x in (("k1", k), ("v1", v)))  # fmt: skip
+                v = _with_column(v, 1, space("v1", len(v), v.shape[1] + 1))
             dq, dbias = self.dqs[piece][plane], self.dbias[piece] if self.dbias else None
+            add = self._add_fast if self.fast else self._add
             for t0 in range(0, self.problem.T, self.call.queries):
                 t1 = min(t0 + self.call.queries, self.problem.T)
-                q, do, late = self._rows(plane, t0, t1, space)
-                for r0, r1, s0, s1, partial in self.call.parts(plane, t0, t1):
-                    s0, s1 = max(s0, lo), min(s1, hi)
-                    if s0 < s1:
-                        tile = self.call.tile(plane, r0, r1, s0, s1)
-                        at = slice(s0 - lo, s1 - lo) if self.fast else slice(s0, s1)
-                        rows = slice(r0 - t0, r1 - t0)
-                        step = self._fast_tile if self.fast else self._tile
-                        step(tile, partial, late, q[rows], do[rows], k[at], v[at], dq, dbias, space)
+                q = self.call.scaled_queries(plane, t0, t1, space)
+                do = self.do[plane][t0:t1]
+                if self.fast:
+                    do = _with_column(do, -self.delta[plane][t0:t1],
+                                      space("do1", len(do), do.shape[1] + 1))  # fmt: skip
+                    do *= self.over_sum[plane][t0:t1, None]
+                for part in _scores(self.call, plane, q, t0, t1, space, (lo, hi), slope=True):
+                    keys = slice(part.tile.s0, part.tile.s1)
+                    add(part, q[part.rows], do[part.rows], k[keys], v[keys], dq, dbias, space)
 
-    def _rows(self, plane: Plane, t0: int, t1: int, space: _Space) -> tuple[Array, Array, bool]:
-        """Return q · scale and do of a block of queries, in the fast path with −log and −delta.
-
-        In a row with a shift, lse is subtracted later, shift first.
-        """
-        q, do = self.call.scaled_queries(plane, t0, t1, space), self.do[plane][t0:t1]
-        if not self.fast:
-            return q, do, True
-        log, delta = self.log[plane][t0:t1], self.delta[plane][t0:t1]
-        shifted = self.shift[plane][t0:t1] != 0
-        q1 = space("q1", t1 - t0, q.shape[1] + 1)
-        do1 = space("do1", t1 - t0, do.shape[1] + 1)
-        q1 = _with_column(q, np.where(shifted, 0, -log), q1)
-        return q1, _with_column(do, -delta, do1), bool(shifted.any())
-
-    def _fast_tile(
-        self, tile: Tile, partial: bool, late: bool, q: Array, do: Array, k: Array, v: Array,
+    def _add_fast(
+        self, part: _Scores, q: Array, do: Array, k: Array, v: Array,
         dq: Array, dbias: Any, space: _Space,
     ) -> None:  # fmt: skip
-        """Add the gradients of a tile by products, exp and one multiplication."""
-        call, n, m = self.call, len(q), len(k)
-        p = np.matmul(q, k.T, out=space("s", n, m))  # scale · q kᵀ − lse
-        if call.bias is not None:
-            np.add(p, call.bias.tile(tile), out=p, casting="same_kind")
-        if late:
-            shift = self.shift[tile.plane][tile.t0 : tile.t1, None]
-            p -= shift
-            p -= np.where(shift == 0, 0, self.log[tile.plane][tile.t0 : tile.t1, None])
-        if partial:
-            call.hide(tile, p, space)
+        """Add the gradients of a tile by products, exp, and little else element by element."""
+        call, (tile, _, partial, p, _), n, m = self.call, part, len(q), len(k)
+        rows: Any = (*tile.plane, slice(tile.t0, tile.t1), None)
+        if self.late[rows].any():
+            p -= self.shift[rows]
+            p -= self.late_log[rows]
         np.exp(p, out=p)
-        E, D = v.shape[1] - 1, k.shape[1] - 1
+        E = v.shape[1] - 1
         own = call.kv_plane(tile.plane)
         dv, dk = self.dv[own], self.dk[own]
         dv[tile.s0 : tile.s1] += np.matmul(p.T, do[:, :E], out=space("dv", m, E))
@@ -624,17 +635,15 @@ class _Pull:
             np.copyto(ds, 0, where=~np.asarray(call.mask.tile(tile)))  # 0 · inf is NaN
         if call.bias is not None:
             call.bias.add(dbias, tile, ds)
-        dk[tile.s0 : tile.s1] += np.matmul(ds.T, q[:, :D], out=space("dk", m, D))
-        dq[tile.t0 : tile.t1] += np.matmul(ds, k[:, :D], out=space("dq", n, D))
+        dk[tile.s0 : tile.s1] += np.matmul(ds.T, q, out=space("dk", m, k.shape[1]))
+        dq[tile.t0 : tile.t1] += np.matmul(ds, k, out=space("dq", n, k.shape[1]))
 
-    def _tile(
-        self, tile: Tile, partial: bool, late: bool, q: Array, do: Array, k: Array, v: Array,
+    def _add(
+        self, part: _Scores, q: Array, do: Array, k: Array, v: Array,
         dq: Array, dbias: Any, space: _Space,
     ) -> None:  # fmt: skip
         """Add the gradients of a tile with every option, line by line as in dense.backward."""
-        call, n, m = self.call, len(q), len(k)
-        s = np.matmul(q, k.T, out=space("s", n, m))
-        slope = call.finish_scores(tile, s, partial, space, slope=True)
+        call, (tile, _, _, s, slope), n, m = self.call, part, len(q), len(k)
         live = s != -np.inf
         asked = live if call.careful else None
         turned = None if asked is None else asked.T

@@ -252,6 +252,20 @@ def test_a_direction_that_nobody_sees_moves_nothing(backend):
         assert_near(other, one)
 
 
+@pytest.mark.parametrize("hides", ["mask", "bias"])
+def test_sink_of_minus_inf_moves_no_empty_row(backend, hides):
+    visible = np.arange(T)[:, None] != np.zeros(S)
+    hidden = {"mask": visible} if hides == "mask" else {"bias": np.where(visible, 0, -np.inf)}
+    given = problem(sinks=np.array([-np.inf, *normal(H - 1)]), **hidden)
+    along = {"dsinks": normal(H, seed=5), "dq": normal(B, H, T, D, seed=6)}
+    do, dlse = backend.evaluate(given).jvp(**along)
+    want = npattn.jvp(npattn.api.evaluate(given, engine="dense"), **along)
+    assert not do[:, 0, 0].any()
+    assert not dlse[:, 0, 0].any()
+    assert_near(do, want[0])
+    assert_near(dlse, want[1])
+
+
 SHAPES = {
     "no keys": ((B, H, T, D), (B, K, 0, D), (B, K, 0, E)),
     "no queries": ((B, H, 0, D), (B, K, S, D), (B, K, S, E)),

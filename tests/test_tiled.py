@@ -201,6 +201,49 @@ def test_an_error_of_the_users_function_is_raised_here():
     npattn.api.evaluate(problem(), engine="tiled")
 
 
+LARGE = {
+    "plain": {},
+    "causal": {"causal": "bottom_right"},
+    "window": {"window": (3, 2)},
+    "one row": {"mask": np.arange(T)[:, None] == np.full(S, T - 2)},
+    "bias": {"bias": 1e3 * normal(T, S)},
+    "sinks": {"sinks": normal(H)},
+    "score_mod": {"score_mod": lambda s, *_: s * 0.5},
+}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("rows", [1, 8])  # blocks of 7, and of 1
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("options", LARGE)
+def test_gradients_use_the_weights_of_forward_at_any_size(options, count, rows):
+    """Their rounding decides the weights where it exceeds 1, so that it has to be the same.
+
+    With v = I the output is the weights, and dv, and do along dv, are products with them.
+    """
+    given = {n: x[-rows:] if n in ("mask", "bias") else x for n, x in LARGE[options].items()}
+    if "sinks" in given:
+        given["sinks"] = given["sinks"][:1]
+    v, do, dv = np.eye(S)[None], normal(1, rows, S, seed=3), normal(1, S, S, seed=4)
+    # BLAS has another routine for one row; at these widths it adds in another order.
+    for dtype, size, width in itertools.product(["float32", "float64"], [1e2, 1e9], [7, 23]):
+        q, k = (size * normal(1, n, width, seed=n) for n in (rows, S))
+        # The complex step of a score_mod has no digits left to check it with in float32.
+        if options == "score_mod" and size > 1e2:
+            continue
+        arrays = {n: x.astype(dtype) for n, x in {"q": q, "k": k, "v": v, **given}.items()
+                  if isinstance(x, np.ndarray) and n != "mask"}  # fmt: skip
+        with threadpool_limits(count, user_api="blas"):
+            fwd = npattn.api.evaluate(Problem(**{**given, **arrays}, dtype=dtype), engine="tiled")
+            grads = npattn.backward(fwd, do.astype(dtype))
+            moved, _ = npattn.jvp(fwd, dv=dv.astype(dtype))
+        w = fwd.out.astype("float64")
+        room = (S + T) * np.finfo(dtype).eps
+        assert abs(grads.v - w.mT @ do).max() <= room * (w.mT @ abs(do)).max()
+        assert abs(moved - w @ dv).max() <= room * (w @ abs(dv)).max()
+        assert all(np.isfinite(x).all() for x in (grads.q, grads.k))
+
+
 @pytest.mark.usefixtures("small")
 def test_calls_inside_a_call_return_from_several_threads():
     """Each call of the user's function makes another, while all threads are in the outer ones."""
