@@ -32,7 +32,7 @@ from tests.backends import (
 ALL = ["q", "k", "v", "bias", "sinks"]
 # What is poisoned runs through the same lines as what is sound: these are measured once.
 POISONED = [
-    pytest.param(name, marks=() if name == "sound" else pytest.mark.no_cover) for name in POISON
+    pytest.param(name, marks=() if name == "sound" else pytest.mark.unmeasured) for name in POISON
 ]
 
 # Which elements are finite does not depend on the dtype: two are for what is sound, and nightly.
