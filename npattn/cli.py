@@ -1,9 +1,13 @@
-"""Command line: npattn check, fingerprint, list, zoo, bench, plot, train."""
+"""Command line: npattn check, worker, fingerprint, list, zoo, bench, plot, train."""
 
 from __future__ import annotations
 
 import io
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,9 @@ try:
     from npattn.testing.levels import LEVELS, REQUIRED
     from npattn.testing.report.expected import read_expected
     from npattn.testing.rules import PROPERTIES
-    from npattn.testing.targets import TARGETS, load, load_implementation
+    from npattn.testing.targets import TARGETS, load, load_implementation, spec_of
+    from npattn.testing.worker.connect import CHILD, connect
+    from npattn.testing.worker.supervisor import Limits
 except ImportError as err:
     raise MissingExtraError(
         "the npattn command needs hypothesis, rich and click: pip install 'npattn[check]'"
@@ -34,6 +40,9 @@ except ImportError as err:
 __all__ = ["cli"]
 
 DEFAULT_TARGET = "numpy.flash"
+INTERRUPTED = 130
+UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
+"""Powers of two, by unit of memory."""
 
 
 @click.group()
@@ -118,6 +127,25 @@ framework_option = click.option(
 )
 @click.option("--strict", is_flag=True, help="Count suspects as failed.")
 @click.option(
+    "--must",
+    metavar="NAMES",
+    help="Options, results and gradients that must be tested, as mask,lse,dk: else exit code 2.",
+)
+@click.option("--in-process", is_flag=True, help="Call TARGET in this process, without a worker.")
+@click.option(
+    "--worker",
+    "command",
+    metavar="COMMAND",
+    help="Program that speaks docs/protocol.md on its standard input and output; TARGET is its "
+    "name in the report.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds a call.  [default: 10; 120 for the first of a shape where it compiles]",
+)
+@click.option("--memory", metavar="SIZE", help="Memory that the worker may use, as 500M or 4G.")
+@click.option(
     "--require",
     "levels",
     multiple=True,
@@ -161,28 +189,47 @@ def check_command(
     script_path: str | None,
     expect_path: str | None,
     convention_words: tuple[str, ...],
+    in_process: bool,
+    command: str | None,
+    timeout: float | None,
+    memory: str | None,
+    must: str | None,
+    device: str | None,
+    sweep: int,
     **options: Any,
 ) -> None:
     """Judge TARGET: module:function, path/file.py:function, or a name from npattn list.
 
-    Exit code 0: passed; 1: failed; 2: wrong usage, or nothing could be tested.
+    It runs in a worker, a process of its own, whose end costs one rule; --in-process and --sweep
+    call it here.
+    Exit code 0: passed; 1: failed; 2: wrong usage, or nothing could be tested; 130: interrupted,
+    with a report of what is known.
     """
     try:
         json_file, html_file, script_file = map(_file, (json_path, html_path, script_path))
         expected = {} if expect_path is None else read_expected(expect_path)
-        implementation = load_implementation(
-            target,
-            backward=backward,
-            framework=framework,
-            layout=layout,
-            like=like,
-            rename=_renames(renames),
-        )
+        given: dict[str, Any] = {
+            "backward": backward,
+            "framework": framework,
+            "layout": layout,
+            "like": like,
+            "rename": _renames(renames) or None,
+        }
+        limits = Limits(timeout, _bytes(memory))
+        if in_process or sweep:
+            _refuse_limits(limits, command, "--in-process" if in_process else "--sweep")
+            implementation = load_implementation(target, **given)
+        else:
+            implementation = connect(target, command=command, device=device, limits=limits, **given)
+            device = None  # the worker has it
         conventions = _with_conventions(implementation.conventions, convention_words)
-        with _ProgressBar() as (bar, advance):
+        with _ProgressBar() as (bar, advance), _interruptible():
             report = check(
                 implementation,
                 conventions=conventions,
+                must=must.split(",") if must else (),
+                device=device,
+                sweep=sweep,
                 dtypes=dtypes or ("float32",),
                 sizes=_sizes(sizes),
                 only=only or None,
@@ -194,6 +241,10 @@ def check_command(
             bar.stop()
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
+    except KeyboardInterrupt as err:
+        if not hasattr(err, "report"):  # nothing was asked yet
+            sys.exit(INTERRUPTED)
+        report = err.report
     # Files first: nobody may be reading what is printed.
     if json_file is not None:
         report.to_json(json_file)
@@ -204,10 +255,40 @@ def check_command(
     _print_anything()
     console = Console()
     report.print_to(console, verbose=verbose)
+    if report.interrupted:
+        sys.exit(INTERRUPTED)
     if not report.tested:
         console.print("nothing could be tested")
         sys.exit(2)
-    sys.exit(0 if report.passed else 1)
+    failed = any(report.counts(outcome) for outcome in report.outcomes)
+    sys.exit(0 if report.passed else 2 if report.missing and not failed else 1)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let a request to end (SIGTERM) interrupt as Ctrl-C does, so that what is known is told."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _refuse_limits(limits: Limits, command: str | None, flag: str) -> None:
+    given = {"--worker": command, "--timeout": limits.timeout, "--memory": limits.memory}
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        raise OptionError(f"{' and '.join(named)} need a worker, and {flag} calls TARGET here")
+
+
+def _bytes(text: str | None) -> int | None:
+    """Parse "500M" or "4G" into bytes."""
+    if text is None:
+        return None
+    number, unit = text[:-1], text[-1:].upper()
+    if unit not in UNITS or not number.isdigit() or not int(number):
+        raise OptionError(f"--memory is {text!r}, must look like 500M or 4G")
+    return int(number) << UNITS[unit]
 
 
 def _file(path: str | None) -> Path | None:
@@ -223,6 +304,25 @@ def _print_anything() -> None:
     """Let standard output escape what its encoding lacks, instead of losing the report."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+@cli.command("worker")
+@click.argument("target", required=False)
+@click.option("--path", is_flag=True, help="Print where the worker's file is, and exit.")
+def worker_command(target: str | None, path: bool) -> None:
+    """Serve TARGET on standard input and output, as docs/protocol.md says.
+
+    The judge starts it, maybe on another machine: npattn check NAME --worker
+    "ssh HOST npattn worker TARGET". The file that --path prints needs NumPy alone.
+    Exit code 0: the judge has closed its end; 2: wrong usage.
+    """
+    if path:
+        click.echo(CHILD)
+    elif target is None:
+        raise click.UsageError("TARGET is missing")
+    else:
+        command = [sys.executable, str(CHILD), spec_of(target), str(Path.cwd())]
+        os.execv(sys.executable, command)
 
 
 @cli.command("fingerprint")

@@ -42,7 +42,7 @@ TESTING_LAYERS = (
     {"levels", "excerpt"},
     {"cases", "bounds", "adapters"},
     {"compare", "targets"},
-    {"spot", "trial"},
+    {"spot", "trial", "worker"},
     {"capabilities", "rules", "report"},
     {"device", "diagnosis"},
     {"runner"},
@@ -55,6 +55,7 @@ CONFINED = {
     "torch": (
         "torch/",
         "testing/adapters/torch.py",
+        "testing/worker/child.py",
         "testing/targets/torch.py",
         "zoo/correct/torch.py",
         "testing/device/",
@@ -64,6 +65,7 @@ CONFINED = {
     "safetensors": ("weights/files.py",),
     "jax": (
         "testing/adapters/jax.py",
+        "testing/worker/child.py",
         "testing/targets/jax.py",
         "zoo/correct/jax.py",
         "bench/jax.py",

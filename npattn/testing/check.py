@@ -28,7 +28,9 @@ from npattn.testing.report.report import Report
 from npattn.testing.rules import PROPERTIES, Property
 from npattn.testing.runner.rounds import ROBUSTNESS, Judge, Progress, Round
 from npattn.testing.runner.schedule import InProcess, Processes
-from npattn.testing.trial import Trial
+from npattn.testing.trial import GRADIENTS, Trial
+from npattn.testing.worker.connect import isolate as isolate_in_worker
+from npattn.testing.worker.supervisor import Limits
 
 __all__ = ["check"]
 
@@ -56,6 +58,8 @@ SHORT_DTYPES = {
     "fp8_e5m2": "float8_e5m2",
 }
 """Other words for the dtypes, for errors."""
+ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+"""NumPy's own error state."""
 SWEEPS = ("sweep", "long")
 """Rules asked with ``sweep=``, which sample on the device."""
 
@@ -86,6 +90,9 @@ def check(
     progress: Progress | None = None,
     sweep: int = 0,
     diagnosis: bool = True,
+    isolate: bool = False,
+    timeout: float | None = None,
+    must: Iterable[str] = (),
 ) -> Report:
     """Judge whether an attention implementation is right, forward and backward.
 
@@ -146,6 +153,15 @@ def check(
         computed and judged on the device; a few very long ones are added.
     diagnosis : bool, default True
         Search for the causes of failures, for a second or two.
+    isolate : bool
+        Call `f` in a worker, a process of its own: if that ends, or does not answer, it costs the
+        rule that asked. Functions that cannot be imported need cloudpickle.
+    timeout : float, optional
+        Seconds a call of an isolated `f`; default: 10, or 120 for the first call of a shape where
+        its framework compiles.
+    must : iterable of str
+        Options, "lse", "weights" and gradients ("dk") that have to be tested: if one is not, the
+        report does not pass.
 
     Returns
     -------
@@ -158,6 +174,8 @@ def check(
     OptionError
         If another argument is not legal, `f` cannot be called with q, k, v alone, or other
         processes cannot import it. Both are raised before any work.
+    KeyboardInterrupt
+        If it is interrupted; its attribute `report` is the report of what is known by then.
 
     Examples
     --------
@@ -178,11 +196,16 @@ def check(
     )
     if device is not None:
         implementation.on(device)
+    if isolate:
+        implementation = _isolate(implementation, Limits(timeout), sweep)
+    elif timeout is not None:
+        raise OptionError(f"timeout is {timeout}, must be None without isolate=True")
     dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
     _check_numbers(dtypes, examples, sweep)
     check_conventions(conventions)
     processes = check_integer("processes", processes)
     levels, expected = check_levels(require), check_expected(expect or {})
+    must = _check_must(must)
     rules, robust = _choose_rules(only), ROBUSTNESS in (only or ())
     progress = progress or (lambda *_: None)
     sweeps = _choose_sweeps(implementation, sweep, only)
@@ -205,24 +228,33 @@ def check(
         stops_at = {*levels, *(rule.rule for rule in rules if only is not None)}
         limits = frozenset(stops_at if fail_fast else ()), frozenset(expect or ())
         judges.append(Judge(trial, examples, seed, progress, shrink, *limits))
-    rounds = _ask(judges, rules, robust, processes, implementation)
+    rounds: list[Round] = []
+    interrupt: KeyboardInterrupt | None = None
+    try:
+        # What a target does to NumPy's error state must not reach the oracle.
+        with np.errstate(**ERRORS):
+            _ask(judges, rules, robust, processes, implementation, rounds)
+    except KeyboardInterrupt as err:
+        interrupt = err
     untested = [*_missing(implementation)]
     untested += ["ranks other than 4: layout BTHD"] if implementation.layout == "BTHD" else []
     stopped = any(done.stopped for done in rounds)
     untested += ["what comes after the first failure (fail_fast)"] if stopped else []
-    untested.append(_describe_sizes(rounds[0], bool(sweeps)))
+    untested += ["what was not asked yet (interrupted)"] if interrupt else []
+    untested += [_describe_sizes(rounds[0], bool(sweeps))] if rounds else []
     judged: list[tuple[Trial, list[Outcome]]] = []
-    for dtype, done in zip(dtypes, rounds, strict=True):
+    for dtype, done in zip(dtypes, rounds, strict=interrupt is None):
         judged.append((done.judge.trial, done.outcomes()))
-        if done.judge.trial.space.structure and not stopped:
+        if done.judge.trial.space.structure and not stopped and not interrupt:
             judged[-1][1].extend(done.judge.sweep(rule, sweep) for rule in sweeps)
         refused += [f"{dtype}: {line}" for line in done.judge.refused]
+    refused += implementation.given_up_lines
     outcomes = [outcome for _, own in judged for outcome in own]
     causes: tuple[Cause, ...] = ()
-    if diagnosis:
-        with implementation.framework.one_thread():
+    if diagnosis and not interrupt:
+        with implementation.framework.one_thread(), np.errstate(**ERRORS):
             outcomes, causes = diagnose(judged)
-    behaves = {d: done.behaves for d, done in zip(dtypes, rounds, strict=True) if done.behaves}
+    behaves = {d: done.behaves for d, done in zip(dtypes, rounds, strict=False) if done.behaves}
     settings = {
         "seed": seed,
         "examples": examples,
@@ -231,7 +263,7 @@ def check(
     }
     if only is not None:
         expected = asked_of(expected, [*PROPERTIES, *SWEEPS], outcomes)
-    return Report(
+    report = Report(
         implementation.name,
         tuple(outcomes),
         tuple(untested),
@@ -242,7 +274,35 @@ def check(
         refused=tuple(refused),
         expected=expected,
         taken_back=dict(implementation.profile.promises) if implementation.profile else {},
+        interrupted=interrupt is not None,
+        missing=tuple(n for n in must if not all(_tests(done.judge.trial, n) for done in rounds)),
     )
+    if interrupt is not None:
+        interrupt.report = report  # type: ignore[attr-defined]
+        raise interrupt
+    return report
+
+
+def _check_must(must: Iterable[str]) -> tuple[str, ...]:
+    names = (must,) if isinstance(must, str) else tuple(must)
+    legal = (*FEATURES, "lse", "weights", *GRADIENTS)
+    for name in names:
+        if name not in legal:
+            raise OptionError(f"must has {name!r}, must be among {', '.join(legal)}")
+    return names
+
+
+def _tests(trial: Trial, name: str) -> bool:
+    """Return True if an option, a result or a gradient is in what a trial has narrowed to."""
+    f = trial.implementation
+    has = {"lse": f.returns_lse, "weights": f.returns_weights}
+    return name in trial.gradients or name in trial.space.features or has.get(name, False)
+
+
+def _isolate(implementation: Implementation, limits: Limits, sweep: int) -> Implementation:
+    if sweep:
+        raise OptionError("sweep judges tensors of this process, and isolate=True has none")
+    return isolate_in_worker(implementation, limits)
 
 
 def _read(
@@ -296,9 +356,12 @@ def _ask(
     robust: bool,
     processes: int,
     implementation: Implementation,
-) -> list[Round]:
-    """Let each judge probe its dtype, and ask the rules, in this process or in others."""
-    rounds: list[Round] = []
+    rounds: list[Round],
+) -> None:
+    """Let each judge probe its dtype, and ask the rules, in this process or in others.
+
+    Each dtype is added to `rounds` as it begins.
+    """
     with Processes(processes, implementation) if processes > 1 else InProcess() as executor:
         for judge in judges:
             with implementation.framework.one_thread():
@@ -306,13 +369,13 @@ def _ask(
                 rounds.append(Round(judge, [], []) if stopped else judge.begin(rules, robust))
                 executor.ask(rounds[-1])
         executor.finish()
-    return rounds
 
 
-def _versions() -> dict[str, str]:
-    torch = {"torch": sys.modules["torch"].__version__} if "torch" in sys.modules else {}
+def _versions(implementation: Implementation) -> dict[str, str]:
+    loaded = {n: sys.modules[n].__version__ for n in ("torch", "jax") if n in sys.modules}
     python = platform.python_version()
-    return {"npattn": npattn.__version__, "numpy": np.__version__, "python": python, **torch}
+    here = {"npattn": npattn.__version__, "numpy": np.__version__, "python": python}
+    return here | (implementation.versions or loaded)
 
 
 def _choose_rules(only: Iterable[str] | None) -> list[Property]:
@@ -371,7 +434,7 @@ def _describe_model(
         "rounding": rounding.name if isinstance(rounding, Rounding) else rounding or "undeclared",
         "conventions": _describe(implementation.conventions),
         **({"behaves as": behaves} if behaves else {}),
-        "versions": _versions(),
+        "versions": _versions(implementation),
     }
 
 

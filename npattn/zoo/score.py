@@ -27,7 +27,15 @@ from npattn.zoo.mutants import MUTANTS
 
 __all__ = ["Row", "Zoo", "zoo"]
 
-LETTERS = {"failed": "F", "error": "E", "suspect": "S", "passed": "·", "not applicable": " "}
+LETTERS = {
+    "failed": "F",
+    "error": "E",
+    "crashed": "C",
+    "timed out": "T",
+    "suspect": "S",
+    "passed": "·",
+    "not applicable": " ",
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Row:
     @property
     def detected_by(self) -> tuple[str, ...]:
         """Rules that failed, raised an error, or suspect a mistake."""
-        return tuple(r for r, s in self.statuses.items() if s in ("failed", "error", "suspect"))
+        return tuple(r for r, s in self.statuses.items() if s not in ("passed", "not applicable"))
 
     @property
     def right(self) -> bool:

@@ -833,3 +833,15 @@ def test_one_rule_alone_leaves_out_rows_that_are_known_to_be_wrong():
     report = check(naive, examples=6, only=["agreement-o"], shrink=False)
     assert statuses(report)["agreement-o"] == "passed"
     assert any("fully masked queries are wrong" in line for line in report.refused)
+
+
+def test_what_must_be_tested_and_is_not_does_not_pass():
+    report = check(naive, must=["mask", "dk"], only=["agreement-o"], examples=2)
+    assert report.missing == ("dk",)
+    assert not report.passed
+    assert str(report).rstrip().endswith("not tested, and asked for: dk")
+
+
+def test_what_must_be_tested_is_known():
+    with pytest.raises(OptionError, match="must has 'dx'"):
+        check(naive, must=["dx"])

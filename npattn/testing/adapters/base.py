@@ -6,22 +6,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from npattn.arrays import Array
 from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
 
 __all__ = [
+    "Crash",
     "Framework",
     "ImplementationError",
+    "NotAsked",
     "ResultError",
     "Results",
+    "TimedOut",
     "catch_foreign",
     "format_exception_line",
     "note_problem",
 ]
 
+
+Status = Literal["error", "crashed", "timed out"]
 
 MISTAKES = (
     IndexError,
@@ -44,8 +49,11 @@ class ImplementationError(NpattnError):
         Of the call that raised.
     cotangents : Cotangents or None
         Of the call that raised, if it was a call for gradients.
+    status : {"error", "crashed", "timed out"}
+        Of an outcome that it ends.
     """
 
+    status: Status = "error"
     problem: Problem | None = None
     cotangents: Cotangents | None = None
 
@@ -54,6 +62,22 @@ class ImplementationError(NpattnError):
         """True if the exception behind it may say that input is not supported."""
         behind = self.__cause__
         return isinstance(behind, Exception) and not isinstance(behind, MISTAKES)
+
+
+class Crash(ImplementationError):
+    """The implementation ended its process, or raised what no program is meant to catch."""
+
+    status: Status = "crashed"
+
+
+class TimedOut(ImplementationError):
+    """The implementation did not answer in time."""
+
+    status: Status = "timed out"
+
+
+class NotAsked(ImplementationError):
+    """The implementation has crashed on such problems before, and is not asked again."""
 
 
 class ResultError(ImplementationError):
@@ -99,6 +123,7 @@ class Framework(Protocol):
     name: str
     differentiates: bool
     compiles: bool  # for every shape, so that few shapes save time
+    immutable: bool  # its arrays cannot be written to
 
     def one_thread(self) -> AbstractContextManager[None]:
         """Compute with one thread: small problems are slow on many."""
@@ -139,13 +164,18 @@ class Framework(Protocol):
 
 @contextmanager
 def catch_foreign(prefix: str) -> Iterator[None]:
-    """Turn whatever foreign code raises, exits included, into an `ImplementationError`."""
+    """Turn whatever foreign code raises, exits included, into an `ImplementationError`.
+
+    What is neither an exception nor an exit is a `Crash`: a panic of a runtime, say.
+    """
     try:
         yield
-    except ImplementationError:
+    except (ImplementationError, KeyboardInterrupt, GeneratorExit):
         raise
     except (Exception, SystemExit) as err:
         raise ImplementationError(f"{prefix} {format_exception_line(err)}") from err
+    except BaseException as err:
+        raise Crash(f"{prefix} {format_exception_line(err)}") from err
 
 
 @contextmanager
@@ -160,5 +190,8 @@ def note_problem(problem: Problem, cotangents: Cotangents | None = None) -> Iter
 
 def format_exception_line(err: BaseException) -> str:
     """Format an exception as one line of at most 200 characters of message."""
-    text = " ".join(str(err).split())
+    try:
+        text = " ".join(str(err).split())
+    except Exception as second:  # noqa: BLE001  foreign exceptions may raise when they are read
+        text = f"(its message raised {type(second).__name__})"
     return f"{type(err).__name__}: {text[:200]}" if text else type(err).__name__

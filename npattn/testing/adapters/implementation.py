@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ class Implementation:
         `npattn.options.MEANINGS`. Names in `npattn.options.FOREIGN` are understood without it.
     features : iterable of str, optional
         Its options, if the signature cannot be read or names too many.
-    framework : {"auto", "numpy", "torch", "jax"}
+    framework : {"auto", "numpy", "torch", "jax"}, or Framework
     layout : {"BHTD", "BTHD"}, optional
         Of q, k, v, o, dout and their gradients; "BTHD" is for rank 4. Default: "BHTD", or that of
         `like`.
@@ -97,7 +98,7 @@ class Implementation:
         backward: Callable[..., Any] | None = None,
         rename: Mapping[str, str] | None = None,
         features: Iterable[str] | None = None,
-        framework: str = "auto",
+        framework: str | Framework = "auto",
         layout: str | None = None,
         like: str | Profile | None = None,
         name: str | None = None,
@@ -116,14 +117,17 @@ class Implementation:
         self.name = name or spec or qualified_name(f)
         self.rename = dict(rename or {})
         signature = self.profile.signature if self.profile else None
-        self.signature = read_signature(f, self.name, self.rename, features, signature)
+        self.told_features = None if features is None else tuple(features)
+        self.signature = read_signature(f, self.name, self.rename, self.told_features, signature)
         self.features, self.returns = self.signature.features, self.signature.returns
         self.untested, self.reads = self.signature.untested, self.signature.reads
         implied = Conventions(causal="top_left") if self.signature.top_left else Conventions()
         self.conventions = self.profile.conventions if self.profile else implied
         self.backward_takes = frozenset(parameters(backward))
         self.backward_signature = read_backward(backward, self.signature)
-        self.framework = choose_framework(f, self.name, framework)
+        self.framework = (
+            choose_framework(f, self.name, framework) if isinstance(framework, str) else framework
+        )
         self.device: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -148,6 +152,16 @@ class Implementation:
         return not self.forward_only and (
             self.backward is not None or self.framework.differentiates
         )
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of what it needs, where they may differ from those here."""
+        return {}
+
+    @property
+    def given_up_lines(self) -> list[str]:
+        """Kinds of problems that are not asked again, a line each."""
+        return []
 
     @property
     def returns_lse(self) -> bool:
@@ -194,12 +208,12 @@ class Implementation:
             del values["scale"]
         return {name: x for name, x in values.items() if x != OPTIONS[name].default}
 
-    def through(self, change: Callable[[Any], Any]) -> Implementation:
-        """Return the same implementation, to which q, k and v come through a function."""
+    def without_leaves(self) -> Implementation:
+        """Return the same implementation, to which q, k and v come as slices of themselves."""
 
         def call(*arrays: Any, **kwargs: Any) -> Any:
             module, qkv = arrays[:-3], arrays[-3:]
-            return self.f(*module, *map(change, qkv), **kwargs)
+            return self.f(*module, *(x[...] for x in qkv), **kwargs)
 
         other = object.__new__(Implementation)
         vars(other).update(vars(self) | {"f": call})
@@ -211,7 +225,7 @@ class Implementation:
         view: str = "contiguous",
         inputs: dict[str, Any] | None = None,
         *,
-        before_reading: Callable[[], object] = lambda: None,
+        before_reading: Callable[[], object] | None = None,
     ) -> Results:
         """Call it plainly and, if it returns lse or weights on request, once more with them.
 
@@ -223,7 +237,8 @@ class Implementation:
             pairs = [*self._call(inputs, options, ()).items()]
             if self.returns:
                 pairs += self._call(inputs, options, self.returns).items()
-            before_reading()
+            if before_reading is not None:
+                before_reading()
             return self._read(pairs)
 
     def gradients(
@@ -235,8 +250,8 @@ class Implementation:
         bias_gradient: bool = True,
         inputs: dict[str, Any] | None = None,
         given: dict[str, Any] | None = None,
-        meanwhile: Callable[[], object] = lambda: None,
-        before_reading: Callable[[], object] = lambda: None,
+        meanwhile: Callable[[], object] | None = None,
+        before_reading: Callable[[], object] | None = None,
     ) -> Results:
         """Return dq, dk, dv and, where it has them, dbias and dsinks.
 
@@ -250,9 +265,9 @@ class Implementation:
             False asks autograd for no gradient of the bias.
         inputs, given : dict, optional
             Arrays of the framework, from `inputs` and `give_cotangents`; default: fresh ones.
-        meanwhile : callable
+        meanwhile : callable, optional
             Called between the forward and an explicit backward.
-        before_reading : callable
+        before_reading : callable, optional
             Called between the backward and the reading of its results.
         """
         inputs = self.inputs(problem, view) if inputs is None else inputs
@@ -260,7 +275,8 @@ class Implementation:
         with self.framework.allowing(problem.q.dtype), note_problem(problem, cotangents):
             given = self.give_cotangents(problem, cotangents, view) if given is None else given
             _, gradients = self._differentiate(inputs, options, given, bias_gradient, meanwhile)
-            before_reading()
+            if before_reading is not None:
+                before_reading()
             return self._read(gradients.items())
 
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
@@ -297,7 +313,7 @@ class Implementation:
         else:
             given = {n: self._to_layout(n, x) if n == "o" else x for n, x in cotangents.items()}
             given |= {"lse": self._swap_lse(given["lse"])} if "lse" in given else {}
-            results, grads = self._differentiate(inputs, options, given, True, lambda: None)
+            results, grads = self._differentiate(inputs, options, given, True, None)
             more = {n: x for n, x in results.items() if n in ("o", "lse")} | grads
             if self.returns_lse and "lse" not in more:
                 more |= self._call(inputs, options, ("return_lse",))
@@ -310,24 +326,33 @@ class Implementation:
         with self.framework.allowing(problem.q.dtype), note_problem(problem):
             return self._call(self.inputs(problem), self.options(problem), ())["o"]
 
-    def raw_results(
-        self,
-        problem: Problem,
-        cotangents: Cotangents | None,
-        inputs: dict[str, Any],
-        given: dict[str, Any],
-    ) -> dict[str, Any]:
-        """Return every result without copying it: o, lse, weights, and those of a backward.
+    def overwrite_results(
+        self, problem: Problem, cotangents: Cotangents | None
+    ) -> list[tuple[str, str]]:
+        """Call it, and write to its results, as their owner may.
 
-        `given` are the cotangents, from `give_cotangents`; without cotangents no gradients are
-        asked. Gradients that the framework finds are its own affair.
+        Returns the names of results that share memory with another result or an input; nothing
+        is written then. Without cotangents no gradients are asked; those that the framework finds
+        are its own affair.
         """
-        options = self.options(problem)
+        options, inputs = self.options(problem), self.inputs(problem)
+        given = {} if cotangents is None else self.give_cotangents(problem, cotangents)
         with self.framework.allowing(problem.q.dtype), note_problem(problem, cotangents):
             results = self._call(inputs, options, self.returns)
             if cotangents is not None and self.backward is not None:
-                results |= self._explicit(inputs, options, given, lambda: None)[1]
-        return results
+                results |= self._explicit(inputs, options, given, None)[1]
+        passed = inputs | {"dout" if n == "o" else f"d{n}": x for n, x in given.items()}
+        owned, others = (
+            {n: own for n, x in arrays.items() if (own := self.framework.memory(x)) is not None}
+            for arrays in (results, passed)
+        )
+        pairs = [*combinations(owned, 2), *product(owned, others)]
+        everything = others | owned
+        shared = [(x, y) for x, y in pairs if np.shares_memory(everything[x], everything[y])]
+        for memory in owned.values() if not shared else ():
+            if memory.flags.writeable:
+                memory[...] = 0 if memory.dtype.kind in "biu" else np.nan
+        return shared
 
     def give_cotangents(
         self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
@@ -348,7 +373,7 @@ class Implementation:
         options: dict[str, Any],
         given: dict[str, Any],
         bias: bool,
-        meanwhile: Callable[[], object],
+        meanwhile: Callable[[], object] | None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the results of the forward call, and the gradients by name."""
         if self.backward is None:
@@ -373,22 +398,27 @@ class Implementation:
         inputs: dict[str, Any],
         options: dict[str, Any],
         given: dict[str, Any],
-        meanwhile: Callable[[], object],
+        meanwhile: Callable[[], object] | None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         assert self.backward is not None
         results = self._call(inputs, options, ("return_lse",) if self.returns_lse else ())
-        meanwhile()
+        if meanwhile is not None:
+            meanwhile()
         extra = {"out": results["o"], "lse": results.get("lse")}
         extra |= {"dlse": given.get("lse"), "dweights": given.get("weights")}
         kwargs = {n: x for n, x in extra.items() if n in self.backward_takes}
         kwargs |= self._kwargs(self.backward_signature, inputs, options)
         with catch_foreign("backward raised"), np.errstate(all="ignore"):
             grads = self.backward(given["o"], inputs["q"], inputs["k"], inputs["v"], **kwargs)
+        return results, self._name_gradients(grads, inputs)
+
+    def _name_gradients(self, grads: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return what a backward returned, by npattn's names."""
         if isinstance(grads, Mapping):
-            return results, name_gradients(self.backward_signature, grads, inputs)
+            return name_gradients(self.backward_signature, grads, inputs)
         if not isinstance(grads, (tuple, list)) or len(grads) != 3:
             raise ResultError("backward must return (dq, dk, dv) or a mapping")
-        return results, dict(zip(("dq", "dk", "dv"), grads, strict=True))
+        return dict(zip(("dq", "dk", "dv"), grads, strict=True))
 
     def _call(
         self, inputs: dict[str, Any], options: dict[str, Any], returns: tuple[str, ...]

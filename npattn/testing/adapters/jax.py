@@ -32,7 +32,7 @@ class JAX:
 
     name = "jax"
     differentiates = True
-    compiles = True
+    compiles = immutable = True
 
     def __init__(self, device: str | None = None) -> None:
         platform, _, number = (device or "").partition(":")

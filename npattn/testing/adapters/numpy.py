@@ -19,7 +19,7 @@ class NumPy:
 
     name = "numpy"
     differentiates = False
-    compiles = False
+    compiles = immutable = False
 
     def __init__(self, device: str | None = None) -> None:
         if device is not None:

@@ -36,7 +36,7 @@ class Torch:
 
     name = "torch"
     differentiates = True
-    compiles = False
+    compiles = immutable = False
 
     def __init__(self, device: str | None = None) -> None:
         self.device = device or "cpu"

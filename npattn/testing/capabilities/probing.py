@@ -28,7 +28,7 @@ class Finding:
     ----------
     rule : str
         "structure", or "option-" and the option.
-    status : {"failed", "error", "not applicable"}
+    status : {"failed", "error", "crashed", "timed out", "not applicable"}
     message : str
     problem : Problem or None
     recipe : Recipe or None
@@ -40,7 +40,7 @@ class Finding:
     """
 
     rule: str
-    status: Literal["failed", "error", "not applicable"]
+    status: Literal["failed", "error", "crashed", "timed out", "not applicable"]
     message: str
     problem: Problem | None = None
     recipe: Recipe | None = None
@@ -135,7 +135,8 @@ class Probing:
         problem = self.trial.problem(recipe)
         if isinstance(err, ImplementationError) and err.cotangents is None:
             err.cotangents = self.trial.cotangents(recipe, problem)
-        self.findings.append(Finding(rule, "error", message, problem, recipe, err, 0, level))
+        status = err.status if isinstance(err, ImplementationError) else "error"
+        self.findings.append(Finding(rule, status, message, problem, recipe, err, 0, level))
 
     def confirm(self, err: ImplementationError, others: Iterable[Recipe]) -> bool:
         """Return True if it is a refusal: others of its class raise the same, too."""

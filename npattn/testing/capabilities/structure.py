@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from npattn.testing.adapters.base import MISTAKES, ImplementationError, ResultError
+from npattn.testing.adapters.base import (
+    MISTAKES,
+    Crash,
+    ImplementationError,
+    ResultError,
+    TimedOut,
+)
 from npattn.testing.capabilities.probing import RANKS, Finding, Probing, with_rank
 from npattn.testing.cases.recipe import VIEWS, Recipe
 from npattn.testing.cases.space import STRUCTURE
@@ -42,7 +48,7 @@ def probe_plain(probing: Probing) -> bool:
                 break
     if not probing.trial.space.structure:
         probing.refused[:] = []
-        if isinstance(first, ResultError):
+        if isinstance(first, (ResultError, Crash, TimedOut)):
             return False  # a finding says so
         probing.refused.append(f"nothing: even the plainest problem is refused ({first})")
         probing.findings.append(Finding("structure", "not applicable", str(first)))
@@ -67,14 +73,14 @@ def _probe_ranks(probing: Probing, options: Mapping[str, Any]) -> Implementation
             probing.call(recipe, gradients=False)
         except ImplementationError as err:
             errors.append(err)
-            if not isinstance(err, ResultError):
+            if not isinstance(err, (ResultError, Crash, TimedOut)):
                 probing.refused.append(f"{rank}: refused ({err})")
             elif not probing.findings:
                 probing.error("structure", recipe, err, str(err), "values")
         else:
             accepted.add(rank)
     probing.narrow(structure=frozenset(accepted))
-    wrong = [err for err in errors if isinstance(err, ResultError)]
+    wrong = [err for err in errors if isinstance(err, (ResultError, Crash, TimedOut))]
     return None if accepted else (wrong or errors)[0]
 
 
@@ -92,7 +98,7 @@ def _probe_gradients(probing: Probing) -> None:
     if err is None:
         return
     implementation.forward_only = True
-    if isinstance(err, ResultError):
+    if isinstance(err, (ResultError, Crash, TimedOut)):
         probing.error("structure", base, err, str(err), "values")
     else:
         probing.refused.append(f"gradients: refused ({err})")
@@ -189,7 +195,7 @@ def _refuse(probing: Probing, name: str, recipe: Recipe, err: ImplementationErro
     """Note structure that is refused; an exception that refuses nothing is an error."""
     probing.refused.append(f"{name}: refused ({err})")
     mistakes = (*(x for x in MISTAKES if x not in MISSING), SystemExit)
-    if isinstance(err.__cause__, mistakes):
+    if isinstance(err.__cause__, mistakes) or err.status != "error":
         probing.error("structure", recipe, err, f"{name}: {err}", _level(name))
 
 

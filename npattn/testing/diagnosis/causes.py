@@ -56,7 +56,7 @@ def diagnose(
     """
     causes: dict[tuple[str, str], Cause] = {}
     for trial, outcomes in judged:
-        bad = [o for o in outcomes if o.status in ("failed", "error", "suspect")]
+        bad = [o for o in outcomes if o.failed or o.status == "suspect"]
         bad = [o for o in bad if o.level != "reproducible"]  # measured, and no mistake
         for cause in _Diagnosis(trial.fresh(), bad, without).causes() if bad else ():
             key = (cause.kind, cause.name or cause.text)

@@ -51,7 +51,8 @@ def conduct_causes(
         if outcome.kind == "raised":
             raised.setdefault(_first_line(outcome.message), []).append(outcome)
     for message, group in raised.items():
-        yield Cause(f"it raises: {message}", _ids(group), "raised")
+        text = message if group[0].has_ended else f"it raises: {message}"
+        yield Cause(text, _ids(group), "raised")
     left = [o for o in left if o.kind != "raised"]
     if unsteady and left:
         named = list(islice(_mistakes(trial, left, without), 1))

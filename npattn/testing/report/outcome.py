@@ -14,7 +14,7 @@ from npattn.testing.trial import Trial, Violation
 
 __all__ = ["Outcome", "Status", "add_reproducer"]
 
-Status = Literal["passed", "failed", "error", "suspect", "not applicable"]
+Status = Literal["passed", "failed", "error", "crashed", "timed out", "suspect", "not applicable"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Outcome:
     about : str
         The rule in a line.
     dtype : str
-    status : {"passed", "failed", "error", "suspect", "not applicable"}
+    status : {"passed", "failed", "error", "crashed", "timed out", "suspect", "not applicable"}
     worst : float
         Largest error / tolerance in problems that passed; of the smallest failing one, if one
         failed.
@@ -86,7 +86,12 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """True if it counts against the implementation."""
-        return self.status in ("failed", "error")
+        return self.status in ("failed", "error") or self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the implementation ended its process, or did not answer in time."""
+        return self.status in ("crashed", "timed out")
 
     @property
     def id(self) -> str:

@@ -63,6 +63,10 @@ class Record:
         Expected failures: rule, or ``rule[dtype]`` → reason.
     taken_back : mapping
         Rules that the system of ``like`` does not promise → its documentation that says so.
+    interrupted : bool
+        Not everything was asked.
+    missing : tuple of str
+        What had to be tested and was not.
     """
 
     target: str
@@ -75,11 +79,14 @@ class Record:
     refused: tuple[str, ...] = ()
     expected: Mapping[str, str] = field(default_factory=dict)
     taken_back: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+    missing: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """True if something was tested, nothing counts against it, and no expectation is stale."""
-        return self.tested and not self.stale and not any(self.counts(o) for o in self.outcomes)
+        """True if all was asked that had to be, and nothing counts against it or is stale."""
+        whole = self.tested and not self.stale and not self.interrupted and not self.missing
+        return whole and not any(self.counts(o) for o in self.outcomes)
 
     @property
     def tested(self) -> bool:
@@ -95,8 +102,11 @@ class Record:
         return outcome.failed or (self.strict and outcome.status == "suspect")
 
     def requires(self, outcome: Outcome) -> bool:
-        """Return True if its rule is required by name, or its level is and the rule promised."""
-        if outcome.rule in self.require:
+        """Return True if its rule is required by name, or its level is and the rule promised.
+
+        Whatever ends its process fails at every level.
+        """
+        if outcome.rule in self.require or outcome.has_ended:
             return True
         return outcome.level in self.require and outcome.rule not in self.taken_back
 

@@ -128,7 +128,9 @@ def verdict(record: Record) -> str:
             counts[key] = counts.get(key, 0) + 1
     words = [f"{n} {key}" for key, n in sorted(counts.items(), key=lambda x: x[0] != "passed")]
     words += [f"{_count(len(record.stale), 'expected failure')} stale"] if record.stale else []
-    return ("passed" if record.passed else "FAILED") + f": {', '.join(words) or 'nothing tested'}"
+    words += [f"not tested, and asked for: {', '.join(record.missing)}"] if record.missing else []
+    failed = "interrupted" if record.interrupted else "FAILED"
+    return ("passed" if record.passed else failed) + f": {', '.join(words) or 'nothing tested'}"
 
 
 def rule_names(record: Record, outcomes: Iterable[Outcome]) -> str:

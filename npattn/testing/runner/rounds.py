@@ -193,7 +193,7 @@ def _failed_outcome(rule: Property, trial: Trial, search: Search) -> Outcome:
     recipe, err = search.failure.recipe, search.failure.error
     status: Status = "failed"
     if isinstance(err, (ImplementationError, Suspicion)):
-        status = "error" if isinstance(err, ImplementationError) else "suspect"
+        status = err.status if isinstance(err, ImplementationError) else "suspect"
     outcome = _outcome(
         rule,
         trial.space.dtype,

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 from hypothesis.errors import Flaky
 
-from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.base import ImplementationError, NotAsked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import Property
@@ -98,7 +98,8 @@ class Search:
         with suppress(Violation, ImplementationError):  # it is in self.failure
             self._try(self._recipes(pools, seed), count)
         # Not where it is caught: Hypothesis tells errors apart by what was being handled, too.
-        if self.failure is not None and self.rule.recipes is None and self.shrinks:
+        asks_again = getattr(getattr(self.failure, "error", None), "status", "error") == "error"
+        if self.failure is not None and self.rule.recipes is None and self.shrinks and asks_again:
             self._shrink(self.failure, pools, seed)
 
     def _recipes(self, pools: Pools, seed: int) -> Iterator[Recipe]:
@@ -154,6 +155,8 @@ class Search:
             ratio = self.rule.check(self.trial, recipe)
         except WrongAnyway:
             self._leave()
+            return
+        except NotAsked:
             return
         except (Violation, ImplementationError) as err:
             if isinstance(err, ImplementationError) and self.trial.has_refused(err):

@@ -16,7 +16,7 @@ from npattn.profiles import PROFILES, Profile
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import load_callable, load_object
 
-__all__ = ["TARGETS", "Target", "load", "load_implementation"]
+__all__ = ["TARGETS", "Target", "load", "load_implementation", "spec_of"]
 
 
 @dataclass(frozen=True)
@@ -164,23 +164,39 @@ def load(spec: str) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
     MissingExtraError
         If the target needs a package that is not installed.
     """
+    spec_of(spec)
     if spec in TARGETS:
-        target = TARGETS[spec]
-        if not target.runs_here:
+        return TARGETS[spec].load()
+    return load_callable(spec), None
+
+
+def spec_of(target: str) -> str:
+    """Return ``module:function`` or ``path/file.py:function`` of a target.
+
+    Raises
+    ------
+    OptionError
+        If it is neither that nor a known name; the message says what there is.
+    MissingExtraError
+        If the target needs a package that is not installed.
+    """
+    if target in TARGETS:
+        known = TARGETS[target]
+        if not known.runs_here:
             raise MissingExtraError(
-                f"{spec} needs {target.needs}, which is not installed: "
-                f"pip install 'npattn[{target.needs}]'"
+                f"{target} needs {known.needs}, which is not installed: "
+                f"pip install 'npattn[{known.needs}]'"
             )
-        return target.load()
-    home, colon, name = spec.rpartition(":")
+        return f"{known.module}:{known.function}"
+    home, colon, name = target.rpartition(":")
     if not colon or not home or not name:
-        near = difflib.get_close_matches(spec, TARGETS, n=1)
+        near = difflib.get_close_matches(target, TARGETS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise OptionError(
-            f"TARGET is {spec!r}, must be module:function, path/file.py:function, or one of "
+            f"TARGET is {target!r}, must be module:function, path/file.py:function, or one of "
             f"{', '.join(TARGETS)}{hint}"
         )
-    return load_callable(spec), None
+    return target
 
 
 def load_implementation(

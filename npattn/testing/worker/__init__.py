@@ -1,0 +1,1 @@
+"""Implementations in another process, which takes nothing with it when it ends."""

@@ -1,0 +1,974 @@
+"""The worker: holds one implementation and answers the judge's requests about it.
+
+    python child.py TARGET
+
+TARGET is module:function or path/file.py:function. This is one file that imports nothing of npattn
+and needs NumPy alone, so that it runs in any environment with Python 3.9 or later. Requests come
+on standard input and answers go to standard output, as docs/protocol.md says; what the
+implementation prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import itertools
+import json
+import os
+import platform
+import queue
+import re
+import struct
+import sys
+import threading
+import traceback
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, Callable
+
+import numpy as np
+
+VERSION = 1
+LARGEST = 1 << 40
+"""Bytes of a frame beyond which it is garbage."""
+DTYPES = """
+    F64 float64 8, F32 float32 4, F16 float16 2, BF16 bfloat16 2, F8_E4M3 float8_e4m3fn 1,
+    F8_E5M2 float8_e5m2 1, C64 complex64 8, BOOL bool 1, I64 int64 8, I32 int32 4, I16 int16 2,
+    I8 int8 1, U64 uint64 8, U32 uint32 4, U16 uint16 2, U8 uint8 1
+"""
+"""Dtypes by their name in a frame, NumPy's name, and the bytes of an element."""
+ROWS = [row.split() for row in DTYPES.split(",")]
+SIZES = {short: int(size) for short, _, size in ROWS}
+NAMES = {short: name for short, name, _ in ROWS}
+SHORT = {name: short for short, name in NAMES.items()}
+KINDS = (
+    "POSITIONAL_ONLY",
+    "POSITIONAL_OR_KEYWORD",
+    "VAR_POSITIONAL",
+    "KEYWORD_ONLY",
+    "VAR_KEYWORD",
+)
+FRAMEWORKS = ("numpy", "torch", "jax")
+WORDS = {"torch": r"\btorch\b", "jax": r"\b(jax|jnp)\b", "numpy": r"\b(numpy|np|npt)\b"}
+"""Patterns that name a framework in an annotation."""
+
+
+class Usage(Exception):
+    """The target cannot be used as it was asked for."""
+
+
+class NoResult(Exception):
+    """The implementation answered, but with something that is not a result."""
+
+
+class NotPossible(Exception):
+    """What was asked for does not exist in this framework."""
+
+
+# --- frames ---------------------------------------------------------------------------------------
+
+
+class Tensor:
+    """A dtype's short name, a shape, and the bytes of a contiguous array."""
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], data: Any) -> None:
+        self.dtype, self.shape, self.data = dtype, tuple(shape), data
+
+
+def write_frame(write: Callable[[Any], Any], message: Any, tensors: dict[str, Tensor]) -> None:
+    """Write a message and tensors as one frame: a length, and a file in the safetensors format."""
+    header: dict[str, Any] = {"__metadata__": {"npattn": json.dumps(message, allow_nan=False)}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + len(tensor.data)
+        shape = list(tensor.shape)
+        header[name] = {"dtype": tensor.dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    parts = [struct.pack("<QQ", 8 + len(text) + end, len(text)), text]
+    write(b"".join([*parts, *(tensor.data for tensor in tensors.values())]))
+
+
+def read_frame(read: Callable[[int], Any]) -> tuple[Any, dict[str, Tensor]]:
+    """Read one frame; ValueError says how it is no frame, EOFError that there is no more."""
+    (length,) = struct.unpack("<Q", read(8))
+    if not 8 <= length <= LARGEST:
+        raise ValueError(f"a frame of {length} bytes")
+    return parse_frame(read(length))
+
+
+def parse_frame(body: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return the message and the tensors of a frame without its length."""
+    (size,) = struct.unpack("<Q", body[:8])
+    if size > len(body) - 8:
+        raise ValueError(f"a header of {size} bytes in a frame of {len(body)}")
+    header = json.loads(bytes(body[8 : 8 + size]))
+    if not isinstance(header, dict):
+        raise ValueError("a header that is no object")
+    message = json.loads(header.pop("__metadata__", {}).get("npattn", "null"))
+    data, tensors = memoryview(body)[8 + size :], {}
+    for name, entry in header.items():
+        shape = tuple(int(n) for n in entry["shape"])
+        begin, end = (int(n) for n in entry["data_offsets"])
+        count = 1
+        for n in shape:
+            if n < 0:
+                raise ValueError(f"a tensor of shape {shape}")
+            count *= n
+        if not 0 <= begin <= end <= len(data) or end - begin != count * SIZES[entry["dtype"]]:
+            raise ValueError(f"a tensor of {end - begin} bytes, of shape {shape}")
+        tensors[str(name)] = Tensor(entry["dtype"], shape, data[begin:end])
+    return message, tensors
+
+
+# --- frameworks -----------------------------------------------------------------------------------
+
+
+class NumPy:
+    """Plain NumPy arrays; gradients come from an explicit backward."""
+
+    name = "numpy"
+    differentiates = compiles = sets_threads = False
+
+    def __init__(self, device: str | None = None) -> None:
+        if device is not None:
+            raise Usage(f"device is {device!r}, must be None for NumPy arrays")
+
+    def dtype(self, short: str) -> np.dtype[Any]:
+        if short in ("BF16", "F8_E4M3", "F8_E5M2"):
+            try:
+                import ml_dtypes
+            except ImportError:
+                raise NotPossible(f"{NAMES[short]} needs ml_dtypes") from None
+            return np.dtype(getattr(ml_dtypes, NAMES[short]))  # type: ignore[no-any-return]
+        return np.dtype(NAMES[short])
+
+    def view(self, tensor: Tensor, layout: dict[str, Any] | None, base: Any = None) -> Any:
+        """Return a writable array of the bytes, or a view of them; `base` is shared by views."""
+        dtype = self.dtype(tensor.dtype)
+        if base is None:
+            base = np.frombuffer(bytearray(tensor.data), dtype)
+        if layout is None:
+            return base.reshape(tensor.shape)
+        shape, strides = tuple(layout["shape"]), tuple(layout["strides"])
+        array = np.ndarray(shape, dtype, base, layout["offset"], strides)
+        if 0 in strides:
+            array.flags.writeable = False
+        return array
+
+    def base(self, tensor: Tensor) -> Any:
+        return np.frombuffer(bytearray(tensor.data), self.dtype(tensor.dtype))
+
+    def check(self, value: Any) -> np.ndarray[Any, Any]:
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise NoResult(
+                f"returned {type(value).__module__}.{type(value).__qualname__}, "
+                "must be a NumPy array (or name framework=)"
+            )
+        if isinstance(value, np.ndarray) and type(value) is not np.ndarray:
+            raise NoResult(
+                f"returned {type(value).__module__}.{type(value).__qualname__}, a subclass of "
+                "numpy.ndarray, must be a plain array (np.asarray(o))"
+            )
+        if value.dtype.hasobject or value.dtype.kind in "SUMm":
+            raise NoResult(f"returned an array of dtype {value.dtype}, must hold numbers")
+        return np.ascontiguousarray(value).reshape(value.shape)
+
+    def read(self, value: Any) -> Tensor:
+        array = self.check(value)
+        name = array.dtype.name
+        if name not in SHORT:  # complex128, longdouble: for the judge to refuse
+            raise NoResult(f"returned an array of dtype {name}")
+        return Tensor(SHORT[name], array.shape, array.tobytes())
+
+    def write(self, array: Any, tensor: Tensor) -> None:
+        array[...] = np.frombuffer(bytearray(tensor.data), self.dtype(tensor.dtype)).reshape(
+            tensor.shape
+        )
+
+    def memory(self, value: Any) -> Any:
+        """Return a NumPy array on the memory of a result, None where NumPy cannot read it."""
+        return value if isinstance(value, np.ndarray) else None
+
+    def add_mask(self, mask: Any, q: Any) -> Any:
+        raise NotPossible("the judge adds masks to NumPy arrays itself")
+
+    def hide(self, bias: Any, mask: Any) -> Any:
+        raise NotPossible("the judge hides with NumPy arrays itself")
+
+    def threads(self, count: int | None) -> Any:
+        return contextlib.nullcontext()
+
+    def allowing(self, dtype: str | None) -> Any:
+        return contextlib.nullcontext()
+
+    def finish(self) -> None:
+        pass
+
+    def gradients(self, *_: Any) -> Any:
+        raise NotPossible("a NumPy function is differentiated by its backward=")
+
+
+class Torch(NumPy):
+    """Tensors of torch on a device; gradients by autograd."""
+
+    name = "torch"
+    differentiates = sets_threads = True
+
+    def __init__(self, device: str | None = None) -> None:
+        import torch
+
+        self.torch, self.device = torch, device or "cpu"
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as err:
+            reason = str(err).splitlines()[0]
+            raise Usage(f"device is {device!r}, which torch cannot use here: {reason}") from None
+        names = {"BOOL": "bool", "C64": "complex64", **NAMES}
+        self.short = {getattr(torch, n): s for s, n in names.items() if hasattr(torch, n)}
+        self.long = {short: dtype for dtype, short in self.short.items()}
+
+    def base(self, tensor: Tensor) -> Any:
+        if tensor.dtype not in self.long:
+            raise NotPossible(f"torch has no dtype {NAMES[tensor.dtype]}")
+        if not len(tensor.data):
+            return self.torch.empty(0, dtype=self.long[tensor.dtype], device=self.device)
+        flat = self.torch.frombuffer(bytearray(tensor.data), dtype=self.long[tensor.dtype])
+        return flat.to(self.device)
+
+    def view(self, tensor: Tensor, layout: dict[str, Any] | None, base: Any = None) -> Any:
+        if layout is not None and any(n < 0 for n in layout["strides"]):
+            raise NotPossible("torch tensors have no negative strides")
+        base = self.base(tensor) if base is None else base
+        if layout is None:
+            return base.reshape(tensor.shape)
+        size = SIZES[tensor.dtype]
+        strides = [n // size for n in layout["strides"]]
+        return base.as_strided(layout["shape"], strides, layout["offset"] // size)
+
+    def check(self, value: Any) -> Any:
+        if not isinstance(value, self.torch.Tensor):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise NoResult(f"returned {kind}, must be a torch tensor (or framework=)")
+        if type(value) not in (self.torch.Tensor, self.torch.nn.Parameter):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise NoResult(f"returned {kind}, a subclass of torch.Tensor, must be a plain tensor")
+        # An instance may have a detach of its own.
+        return self.torch.Tensor.detach(value).cpu().contiguous()
+
+    def read(self, value: Any) -> Tensor:
+        tensor = self.check(value)
+        if tensor.dtype not in self.short:
+            raise NoResult(f"returned a tensor of {tensor.dtype}")
+        data = b""
+        if tensor.numel():
+            data = tensor.resolve_conj().reshape(-1).view(self.torch.uint8).numpy().tobytes()
+        return Tensor(self.short[tensor.dtype], tuple(tensor.shape), data)
+
+    def write(self, array: Any, tensor: Tensor) -> None:
+        with self.torch.no_grad():
+            array.copy_(self.view(tensor, None))
+
+    def memory(self, value: Any) -> Any:
+        value = self.torch.Tensor.detach(value)
+        if value.device.type != "cpu":
+            return None
+        narrow = {self.torch.bfloat16: self.torch.int16}
+        if value.dtype in narrow and value.ndim and value.stride(-1) == 1:
+            value = value.view(narrow[value.dtype])
+        return value.numpy() if self.short.get(value.dtype, "")[:2] not in ("BF", "F8") else None
+
+    def add_mask(self, mask: Any, q: Any) -> Any:
+        zeros = self.torch.zeros_like(mask, dtype=q.dtype)
+        return zeros.masked_fill(~mask, self.torch.finfo(q.dtype).min)
+
+    def hide(self, bias: Any, mask: Any) -> Any:
+        return self.torch.where(mask, bias, -self.torch.inf)
+
+    @contextlib.contextmanager
+    def threads(self, count: int | None) -> Iterator[None]:
+        before = self.torch.get_num_threads()
+        if count in (None, before):
+            yield
+            return
+        self.torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            self.torch.set_num_threads(before)
+
+    def finish(self) -> None:
+        if self.torch.device(self.device).type != "cpu":
+            self.torch.accelerator.synchronize(self.device)
+
+    def gradients(
+        self, call: Any, leaves: dict[str, Any], cotangents: dict[int, Any]
+    ) -> dict[str, Any]:
+        leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+        results = call(leaves)
+        reached = [n for n in cotangents if results[n].requires_grad]
+        if not reached and any(results[n].numel() for n in cotangents):
+            raise NotPossible("its result does not require grad: autograd cannot reach it")
+        grads: Any = [None] * len(leaves)
+        if reached:
+            outputs, given = [results[n] for n in reached], [cotangents[n] for n in reached]
+            own = list(leaves.values())
+            grads = self.torch.autograd.grad(outputs, own, given, allow_unused=True)
+        zeros = self.torch.zeros_like  # autograd returns None for zero
+        return {n: zeros(leaves[n]) if g is None else g for n, g in zip(leaves, grads)}
+
+
+class JAX(NumPy):
+    """JAX arrays on a device; gradients by jax.vjp."""
+
+    name = "jax"
+    differentiates = compiles = True
+
+    def __init__(self, device: str | None = None) -> None:
+        import jax  # type: ignore[import-not-found, unused-ignore]
+        import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
+
+        self.jax, self.jnp = jax, jnp
+        platform, _, number = (device or "").partition(":")
+        try:
+            self.device = jax.devices(platform or None)[int(number or 0)]
+        except (RuntimeError, IndexError, ValueError) as err:
+            reason = str(err).splitlines()[0]
+            raise Usage(f"device is {device!r}, which JAX cannot use here: {reason}") from None
+
+    def allowing(self, dtype: str | None) -> Any:
+        """Enable float64 for float64 alone: with it, JAX makes float64 of Python numbers."""
+        return self.jax.enable_x64(True) if dtype == "F64" else contextlib.nullcontext()
+
+    def view(self, tensor: Tensor, layout: dict[str, Any] | None, base: Any = None) -> Any:
+        array = super().view(tensor, layout, base)
+        if not array.flags.c_contiguous:
+            raise NotPossible("JAX arrays have no strides")
+        converted = self.jnp.array(array, device=self.device)
+        if converted.dtype != array.dtype:
+            raise NotPossible(f"JAX converted {array.dtype} to {converted.dtype}")
+        return converted
+
+    def check(self, value: Any) -> Any:
+        if not isinstance(value, self.jax.Array):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise NoResult(f"returned {kind}, must be a JAX array (or framework=)")
+        if value.is_deleted():
+            raise NotPossible("the buffer of an array was donated (donate_argnums)")
+        return np.ascontiguousarray(value).reshape(value.shape)
+
+    def memory(self, value: Any) -> Any:
+        return None  # nobody can write to it
+
+    def write(self, array: Any, tensor: Tensor) -> None:
+        raise TypeError("JAX arrays are immutable")
+
+    def add_mask(self, mask: Any, q: Any) -> Any:
+        return self.jnp.where(mask, 0, self.jnp.finfo(q.dtype).min).astype(q.dtype)
+
+    def hide(self, bias: Any, mask: Any) -> Any:
+        return self.jnp.where(mask, bias, -self.jnp.inf)
+
+    def gradients(
+        self, call: Any, leaves: dict[str, Any], cotangents: dict[int, Any]
+    ) -> dict[str, Any]:
+        names = list(leaves)
+
+        def run(*values: Any) -> Any:
+            results = call(dict(zip(names, values)))
+            return {n: results[n] for n in cotangents}
+
+        outputs, pull = self.jax.vjp(run, *leaves.values())
+        # A cotangent must have the dtype of its result.
+        given = {n: x.astype(outputs[n].dtype) for n, x in cotangents.items()}
+        return dict(zip(names, pull(given)))
+
+
+CLASSES = {"numpy": NumPy, "torch": Torch, "jax": JAX}
+
+
+def choose_framework(
+    f: Any, target: str, wanted: str, device: str | None, tries: bool = True
+) -> NumPy:
+    """Return the framework named, or for "auto" the one whose arrays `f` takes.
+
+    Without `tries` it makes no call to find that out.
+    """
+    if wanted != "auto":
+        return make_framework(wanted, device)
+    home = (getattr(f, "__module__", None) or "").split(".")[0]
+    if home in FRAMEWORKS:
+        return make_framework(home, device)
+    annotations = " ".join(str(p.annotation) for p in parameters(f).values())
+    for name, word in WORDS.items():
+        if re.search(word, annotations):
+            return make_framework(name, device)
+    errors = []
+    for name in FRAMEWORKS if tries else ():
+        if name == "numpy" or name in sys.modules:
+            framework = make_framework(name, None)
+            tensor = Tensor("F32", (1, 1, 2, 2), np.ones((1, 1, 2, 2), np.float32).tobytes())
+            try:
+                framework.check(f(*(framework.view(tensor, None) for _ in range(3))))
+            except (Exception, SystemExit) as err:  # noqa: BLE001  it only asks if it can be called
+                errors.append(f"{name}: {format_line(err)}")
+            else:
+                return make_framework(name, device) if device else framework
+    # It may take other sizes only: choose by the imports of its module.
+    around = [x for x in getattr(f, "__globals__", {}).values() if isinstance(x, ModuleType)]
+    modules = {module.__name__.split(".")[0] for module in around}
+    for name in WORDS:
+        if name in modules:
+            return make_framework(name, device)
+    if not tries:
+        return make_framework("numpy", device)
+    raise Usage(
+        f"{target} could not be called on a tiny problem ({'; '.join(errors)}); say which "
+        "arrays it takes with framework='numpy' or framework='torch' or framework='jax'"
+    )
+
+
+def make_framework(name: str, device: str | None) -> NumPy:
+    try:
+        return CLASSES[name](device)
+    except ImportError as err:
+        raise Usage(f"{name} cannot be imported by the worker: {format_line(err)}") from None
+
+
+# --- the target -----------------------------------------------------------------------------------
+
+
+def load(spec: str) -> Any:
+    """Import what a spec names: module:name or path/file.py:name, the name may be dotted."""
+    home, colon, name = spec.rpartition(":")
+    if not colon or not home or not name:
+        raise Usage(f"{spec!r} must be module:function or path/file.py:function")
+    module = import_file(home) if home.endswith(".py") else import_module(home)
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    if not callable(value) and not is_wrapped(value):
+        public = [n for n, x in vars(module).items() if callable(x) and n[0] != "_"]
+        raise Usage(f"{home} has no callable {name!r}, it has {', '.join(public[:20])}")
+    return value
+
+
+def import_module(home: str) -> ModuleType:
+    try:
+        return importlib.import_module(home)
+    except ModuleNotFoundError as err:
+        if err.name is None or not home.startswith(err.name):
+            raise
+        raise Usage(
+            f"TARGET has module {home!r}, which cannot be found [in {Path.cwd()} and sys.path]"
+        ) from None
+
+
+def import_file(home: str) -> ModuleType:
+    """Import a file under a name that no other module has, with its neighbours on the path."""
+    path = Path(home).resolve()
+    if not path.is_file():
+        raise Usage(f"TARGET has file {home!r}, which does not exist [in {Path.cwd()}]")
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
+            return module
+    taken = path.stem in sys.modules or importlib.util.find_spec(path.stem) is not None
+    name = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}" if taken else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    if str(path.parent) not in sys.path:  # last if it would hide an installed module
+        installed = (importlib.util.find_spec(x.stem) for x in path.parent.glob("*.py"))
+        sys.path.insert(len(sys.path) if any(installed) else 0, str(path.parent))
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def is_wrapped(value: Any) -> bool:
+    """Return True for an `Implementation` of npattn, which names a function and how to call it."""
+    kind = type(value)
+    return kind.__name__ == "Implementation" and kind.__module__.startswith("npattn.")
+
+
+def parameters(f: Any) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a callable; none if they cannot be read."""
+    try:
+        named = dict(inspect.signature(f).parameters)
+    except (ValueError, TypeError):
+        return documented_parameters(f)
+    forward = getattr(f, "forward", None)
+    if callable(forward) and all(
+        p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in named.values()
+    ):
+        return parameters(forward)
+    return named
+
+
+def documented_parameters(f: Any) -> dict[str, inspect.Parameter]:
+    """Return the parameters that the docstring of a built-in opens with."""
+    name, text = getattr(f, "__name__", None), getattr(f, "__doc__", None) or ""
+    line = re.match(r"\s*(\w+)(\([^()]*\))", text)
+    if not inspect.isbuiltin(f) or line is None or line[1] != name:
+        return {}
+    try:
+        scope: dict[str, Any] = {"__builtins__": {}}
+        exec(f"def f{line[2]}: pass", scope)  # no built-in is in reach
+    except Exception:  # noqa: BLE001  it is text for people
+        return {}
+    return dict(inspect.signature(scope["f"]).parameters)
+
+
+def describe_parameters(f: Any) -> list[list[Any]]:
+    """Return name, kind, default and annotation of each parameter; a default is in a list."""
+    described = []
+    for p in parameters(f).values():
+        default: list[Any] = [] if p.default is p.empty else [p.default]
+        if default and not (default[0] is None or type(default[0]) in (bool, int, float, str)):
+            default = ["..."]
+        if default and isinstance(default[0], float) and not np.isfinite(default[0]):
+            default = [str(default[0])]
+        annotation = "" if p.annotation is p.empty else str(p.annotation)
+        described.append([p.name, KINDS[p.kind], default, annotation])
+    return described
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+MODS: dict[str, Callable[..., Any]] = {
+    "distance": lambda s, b, h, t, i: s - 0.125 * (h + 1) * (t - i),
+    "squash": lambda s, b, h, t, i: s / (1 + 0.0625 * s * s),
+}
+"""Formulas that a `score_mod` may name."""
+
+
+class Session:
+    """One implementation, with the arrays and results that the judge asked to keep."""
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+        self.f: Any = None
+        self.backward: Any = None
+        self.framework: Any = None
+        self.objects: dict[str, Any] = {}
+        self.held: dict[str, tuple[dict[str, Any], Any]] = {}
+
+    def answer(
+        self, message: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Answer one request."""
+        for key in message.get("drop", ()):
+            for table in (self.objects, self.held):
+                table.pop(key, None)
+        do = message["do"]
+        if do == "describe":
+            return self.describe(message, tensors), {}
+        if do == "drop":
+            return {}, {}
+        errors = np.errstate(all="ignore")  # NaN and inf are given on purpose
+        threads = self.framework.threads(message.get("threads"))
+        with threads, self.framework.allowing(message.get("dtype")):
+            for key, name in message.get("write", {}).items():
+                self.framework.write(self.objects[key], tensors[name])
+            if do == "read":
+                return self.read(message)
+            with errors:
+                ask = {"forward": self.forward, "gradients": self.gradients}[do]
+                return ask(message, tensors)
+
+    def describe(self, message: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Load the target, and say how it is called."""
+        backward = message.get("backward")
+        if "pickled" in tensors:  # from the judge, never to it
+            import pickle
+
+            target, self.backward = pickle.loads(bytes(tensors["pickled"].data))
+        else:
+            target = load(self.spec)
+            self.backward = load(backward) if backward else None
+        framework, settings = message.get("framework", "auto"), {}
+        if is_wrapped(target):
+            settings = {
+                "rename": dict(target.rename),
+                "layout": target.layout,
+                "features": target.told_features,
+                "conventions": dict(vars(target.conventions)),
+                "like": target.profile.name if target.profile else None,
+            }
+            framework, self.backward, target = target.framework.name, target.backward, target.f
+        self.f = target
+        tries = not message.get("untried")
+        self.framework = choose_framework(
+            target, self.spec, framework, message.get("device"), tries
+        )
+        loaded = {n: sys.modules[n].__version__ for n in ("torch", "jax") if n in sys.modules}
+        return {
+            "version": VERSION,
+            "name": getattr(target, "__qualname__", None) or type(target).__qualname__,
+            "framework": self.framework.name,
+            "gradients": "backward"
+            if self.backward
+            else ("autograd" if self.framework.differentiates else None),
+            "compiles": self.framework.compiles,
+            "threads": self.framework.sets_threads,
+            "abilities": ["views", "objects", "hold", "forms", "channels"],
+            "parameters": describe_parameters(target),
+            "backward": describe_parameters(self.backward) if self.backward else None,
+            "settings": settings,
+            "versions": {"numpy": np.__version__, "python": platform.python_version(), **loaded},
+        }
+
+    # --- arguments ---
+
+    def arrays(self, message: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Return the arrays of a request by name, made or kept."""
+        found: dict[str, Any] = {}
+        bases: dict[str, Any] = {}
+        for name, entry in message.get("arrays", {}).items():
+            key = entry.get("object")
+            if key in self.objects:
+                found[name] = self.objects[key]
+                continue
+            buffer = entry["tensor"]
+            layout = entry if "shape" in entry else None
+            if layout and buffer not in bases:
+                bases[buffer] = self.framework.base(tensors[buffer])
+            found[name] = self.framework.view(tensors[buffer], layout, bases.get(buffer))
+            if key is not None:
+                self.objects[key] = found[name]
+        return found
+
+    def value(self, entry: Any, arrays: dict[str, Any], results: Any = None) -> Any:
+        """Return the value of an argument."""
+        if isinstance(entry, list):
+            return tuple(self.value(x, arrays) for x in entry)
+        if not isinstance(entry, dict):
+            return entry
+        (kind, content), *_ = entry.items()
+        if kind == "array":
+            return arrays[content]
+        if kind == "result":
+            return pick(results, content)
+        if kind == "hide":
+            bias, mask = (self.value(x, arrays) for x in content)
+            return self.framework.hide(bias, mask)
+        if kind == "add_mask":
+            mask, q, *bias = (self.value(x, arrays) for x in content)
+            added = self.framework.add_mask(mask, q)
+            return added + bias[0] if bias else added
+        if kind == "number":
+            return float(content)
+        if kind == "score_mod":
+            return MODS[content]
+        if kind == "module":
+            return SimpleNamespace(**content)
+        raise ValueError(f"an argument of kind {kind!r}")
+
+    def call(
+        self, f: Any, call: dict[str, Any], arrays: dict[str, Any], results: Any = None
+    ) -> Any:
+        positional = [self.value(x, arrays, results) for x in call["positional"]]
+        keywords = {n: self.value(x, arrays, results) for n, x in call["keywords"].items()}
+        return f(*positional, **keywords)
+
+    # --- requests ---
+
+    def forward(
+        self, message: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[Any, dict[str, Tensor]]:
+        arrays = self.arrays(message, tensors)
+        before = self.contents(message, arrays)
+        with during("forward"):
+            value = self.call(self.f, message["call"], arrays)
+        self.framework.finish()
+        if message.get("overwrite"):
+            return self.overwrite(arrays, value, ()), {}
+        return self.reply(message, arrays, value, before)
+
+    def gradients(
+        self, message: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[Any, dict[str, Tensor]]:
+        if "of" in message:
+            kept, results = self.held[message["of"]]
+            arrays = {**kept, **self.arrays(message, tensors)}
+        else:
+            results, arrays = None, self.arrays(message, tensors)
+        before = self.contents(message, arrays)
+        if message.get("backward") is None:
+            with during("gradient"):
+                value = self.autograd(message, arrays)
+        else:
+            if "of" not in message:
+                with during("forward"):
+                    results = self.call(self.f, message["call"], arrays)
+            with during("backward"):
+                value = self.call(self.backward, message["backward"], arrays, results)
+        self.framework.finish()
+        if message.get("overwrite"):
+            return self.overwrite(arrays, results, value), {}
+        return self.reply(message, arrays, value, before)
+
+    def overwrite(self, arrays: dict[str, Any], results: Any, gradients: Any) -> dict[str, Any]:
+        """Write to results as their owner may; if some share memory, name them instead."""
+        owned = {("result", n): x for n, x in items(results)}
+        owned.update({("gradient", n): x for n, x in items(gradients)})
+        memory = {n: self.framework.memory(x) for n, x in owned.items()}
+        others = {("input", n): self.framework.memory(x) for n, x in arrays.items()}
+        named = [(n, x) for n, x in memory.items() if x is not None]
+        beside = [(n, x) for n, x in others.items() if x is not None]
+        pairs = [*itertools.combinations(named, 2), *itertools.product(named, beside)]
+        overlaps = [[x[0], y[0]] for x, y in pairs if np.shares_memory(x[1], y[1])]
+        for _, array in named if not overlaps else ():
+            if array.flags.writeable:
+                array[...] = 0 if array.dtype.kind in "biu" else np.nan
+        return {"overlaps": overlaps}
+
+    def autograd(self, message: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
+        wanted = [int(n) for n in message["cotangents"]]
+
+        def run(leaves: dict[str, Any]) -> dict[int, Any]:
+            own = {**arrays, **leaves}
+            if message.get("slices"):  # no leaves, but results of an operation on them
+                own = {n: x[...] if n in ("q", "k", "v") else x for n, x in own.items()}
+            value = self.call(self.f, message["call"], own)
+            return {n: self.result(value, n, len(wanted)) for n in wanted}
+
+        cotangents = {int(n): self.value(x, arrays) for n, x in message["cotangents"].items()}
+        leaves = {name: arrays[name] for name in message["leaves"]}
+        gradients: dict[str, Any] = self.framework.gradients(run, leaves, cotangents)
+        return gradients
+
+    def result(self, value: Any, index: int, count: int) -> Any:
+        several = isinstance(value, (tuple, list))
+        if (not several and index) or (several and index >= len(value)):
+            got = f"{len(value)} results" if several else "one result"
+            raise NoResult(f"returned {got}, must return {count}")
+        result = pick(value, index)
+        self.framework.check(result) if not self.framework.differentiates else None
+        return result
+
+    def contents(self, message: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the contents of the kept arrays of a call."""
+        kept = {
+            entry["object"]: n
+            for n, entry in message.get("arrays", {}).items()
+            if "object" in entry
+        }
+        return {key: self.framework.read(arrays[name]) for key, name in kept.items()}
+
+    def reply(
+        self,
+        message: dict[str, Any],
+        arrays: dict[str, Any],
+        value: Any,
+        before: dict[str, Tensor],
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Return the results and what the call has changed, or keep the results."""
+        out: dict[str, Tensor] = {}
+        changed = {}
+        for key, old in before.items():
+            new = self.framework.read(self.objects[key])
+            if bytes(new.data) != bytes(old.data):
+                changed[key] = f"changed {key}"
+                out[f"changed {key}"] = new
+        if "hold" in message:
+            self.held[message["hold"]] = (arrays, value)
+            return {"value": self.structure(value), "changed": changed}, out
+        entry, tensors = self.pack(value)
+        return {"value": entry, "changed": changed}, {**out, **tensors}
+
+    def read(self, message: dict[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+        _, value = self.held[message["of"]]
+        if not message.get("again"):
+            del self.held[message["of"]]
+        entry, tensors = self.pack(value)
+        return {"value": entry}, tensors
+
+    def structure(self, value: Any) -> Any:
+        """Return the structure of a value, without contents."""
+        if isinstance(value, (tuple, list)):
+            return {"tuple": [None] * len(value)}
+        return {"mapping": dict.fromkeys(map(str, value))} if isinstance(value, dict) else None
+
+    def pack(self, value: Any) -> tuple[Any, dict[str, Tensor]]:
+        """Return the structure of a value and its tensors; what is none is said in words."""
+        tensors: dict[str, Tensor] = {}
+
+        def put(name: str, item: Any) -> Any:
+            if item is None:
+                return None
+            try:
+                tensors[name] = self.framework.read(item)
+            except NoResult as err:
+                return {"no result": str(err)}
+            except NotPossible as err:
+                return {"unreadable": str(err)}
+            except Exception as err:  # noqa: BLE001  arrays of foreign code may raise anything
+                return {"raised": describe_error(err)}
+            return {"tensor": name}
+
+        if isinstance(value, (tuple, list)):
+            return {"tuple": [put(str(n), x) for n, x in enumerate(value)]}, tensors
+        if isinstance(value, dict):
+            return {"mapping": {str(n): put(str(n), x) for n, x in value.items()}}, tensors
+        return put("0", value) or {"no result": "returned builtins.NoneType"}, tensors
+
+
+def items(value: Any) -> list[tuple[Any, Any]]:
+    """Return one or several results with their places."""
+    if isinstance(value, dict):
+        return [(str(n), x) for n, x in value.items()]
+    return list(enumerate(value)) if isinstance(value, (tuple, list)) else [(0, value)]
+
+
+def pick(value: Any, index: int) -> Any:
+    """Return one of several results, None if there are fewer."""
+    if isinstance(value, (tuple, list)):
+        return value[index] if index < len(value) else None
+    return value if index == 0 else None
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def during(phase: str) -> Iterator[None]:
+    """Note in which phase the implementation raised."""
+    try:
+        yield
+    except (NoResult, NotPossible):
+        raise
+    except BaseException as err:
+        with contextlib.suppress(Exception):
+            err.npattn_phase = phase  # type: ignore[attr-defined]
+        raise
+
+
+def message_of(err: BaseException) -> str:
+    """Return the message of an exception, which may raise itself."""
+    try:
+        return str(err)
+    except BaseException as second:  # noqa: BLE001  a message of foreign code
+        return f"(its message raised {type(second).__name__})"
+
+
+def format_line(err: BaseException) -> str:
+    """Format an exception as one line."""
+    text = " ".join(message_of(err).split())
+    return f"{type(err).__name__}: {text[:200]}" if text else type(err).__name__
+
+
+def describe_error(err: BaseException) -> dict[str, Any]:
+    """Describe an exception by its type, the built-in types it derives from, and its message."""
+    kinds = [k.__name__ for k in type(err).__mro__ if getattr(builtins, k.__name__, None) is k]
+    return {
+        "type": type(err).__name__,
+        "module": str(type(err).__module__),
+        "bases": kinds,
+        "message": message_of(err)[:2000].encode("utf-8", "backslashreplace").decode(),
+        "during": str(getattr(err, "npattn_phase", "")),
+    }
+
+
+def answer_safely(
+    session: Session, message: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[Any, dict[str, Tensor]]:
+    """Answer a request, whatever the implementation raises."""
+    try:
+        return session.answer(message, tensors)
+    except Usage as err:
+        return {"usage": str(err)}, {}
+    except NoResult as err:
+        return {"no result": str(err)}, {}
+    except NotPossible as err:
+        return {"unreadable": str(err)}, {}
+    except BaseException as err:  # noqa: BLE001  foreign code may raise anything
+        if os.environ.get("NPATTN_WORKER_TRACEBACKS"):
+            traceback.print_exc()
+        return {"raised": describe_error(err)}, {}
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+class Pipes:
+    """Standard input and output as they were, out of reach of what prints or reads."""
+
+    def __init__(self) -> None:
+        self.source, self.sink = os.dup(0), os.dup(1)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(2, 1)
+        os.close(nothing)
+        self.lock = threading.Lock()
+
+    def read(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view, got = memoryview(data), 0
+        while got < count:
+            n = os.readv(self.source, [view[got:]])
+            if n == 0:
+                raise EOFError
+            got += n
+        return data
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.sink, view) :]
+
+    def send(self, message: Any, tensors: dict[str, Tensor]) -> None:
+        with self.lock:
+            write_frame(self.write, message, tensors)
+
+
+def serve(session: Session, pipes: Pipes) -> None:
+    """Answer requests until the judge closes its end; a channel is a thread of its own."""
+    channels: dict[int, queue.Queue[Any]] = {}
+
+    def work(requests: queue.Queue[Any]) -> None:
+        while True:
+            message, tensors = requests.get()
+            reply, out = answer_safely(session, message, tensors)
+            pipes.send({**reply, "id": message["id"]}, out)
+
+    while True:
+        try:
+            message, tensors = read_frame(pipes.read)
+        except EOFError:
+            return
+        channel = message.get("channel", 0)
+        if channel == 0:
+            reply, out = answer_safely(session, message, tensors)
+            pipes.send({**reply, "id": message["id"]}, out)
+            continue
+        sys.setswitchinterval(1e-6)  # so that few calls show what threads share
+        if channel not in channels:
+            channels[channel] = queue.Queue()
+            threading.Thread(target=work, args=(channels[channel],), daemon=True).start()
+        channels[channel].put((message, tensors))
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one target; further arguments are folders to import it from."""
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != here]
+    target, *folders = arguments
+    sys.path[:0] = folders
+    pipes = Pipes()
+    serve(Session(target), pipes)
+    sys.stdout.flush()
+    os._exit(0)  # threads of the target may run on
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(
+            "usage: child.py TARGET [FOLDER ...], TARGET as module:function or file.py:function"
+        )
+    main(sys.argv[1:])

@@ -1,0 +1,138 @@
+"""Put a target into a worker."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from npattn.errors import OptionError
+from npattn.testing.adapters.base import format_exception_line
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.adapters.load import Spec, by_spec
+from npattn.testing.targets import TARGETS, spec_of
+from npattn.testing.worker.child import Tensor
+from npattn.testing.worker.remote import Remote
+from npattn.testing.worker.supervisor import Limits, Worker
+
+__all__ = ["CHILD", "connect", "isolate"]
+
+CHILD = Path(__file__).with_name("child.py")
+"""The worker: a file that needs NumPy alone."""
+
+
+def connect(
+    target: str,
+    *,
+    command: str | None = None,
+    backward: str | None = None,
+    framework: str = "auto",
+    device: str | None = None,
+    limits: Limits = Limits(),  # noqa: B008  it is frozen
+    **arguments: Any,
+) -> Remote:
+    """Return an implementation that lives in a worker.
+
+    Parameters
+    ----------
+    target : str
+        A known name, ``module:function`` or ``path/file.py:function``, where an `Implementation`
+        may stand; with `command` only its name in the report.
+    command : str, optional
+        Program that speaks the protocol on its standard input and output; default: this Python.
+    backward : str, optional
+        Spec of its backward.
+    framework, device
+        As of `npattn.testing.check`.
+    limits : Limits
+    **arguments
+        layout, like, rename, features of `Implementation`.
+
+    Raises
+    ------
+    OptionError
+        If there is no such target, it cannot be used, or an argument is not legal.
+    MissingExtraError
+        If a known target needs a package that is not installed.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if command is not None:
+        if backward is not None:
+            raise OptionError("got backward beside a command: its worker names it")
+        worker = Worker(shlex.split(command), limits, _settings(framework, device))
+        return Remote(worker, name=target, **given)
+    spec, known = spec_of(target), TARGETS.get(target)
+    if known is not None and backward is None and known.backward is not None:
+        backward_spec: str | None = f"{known.module}:{known.backward}"
+    else:
+        backward_spec = backward and spec_of(backward)
+    settings = _settings(framework, device) | {"backward": backward_spec}
+    worker = Worker([sys.executable, str(CHILD), spec, str(Path.cwd())], limits, settings)
+    remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
+    if known is not None and "like" not in given:
+        remote.conventions = known.conventions
+    return remote
+
+
+def isolate(implementation: Implementation, limits: Limits) -> Remote:
+    """Return the same implementation in a worker, which imports its functions or unpickles them.
+
+    Raises
+    ------
+    OptionError
+        If the functions can be neither imported by name nor pickled.
+    """
+    f, backward = implementation.f, implementation.backward
+    settings = _settings(implementation.framework.name, implementation.device)
+    spec, backward_spec = _import_path(f), backward and _import_path(backward)
+    tensors = {}
+    if spec is None or (backward is not None and backward_spec is None):
+        pickled = _pickle(implementation.name, f, backward)
+        tensors = {"pickled": Tensor("U8", (len(pickled),), pickled)}
+    else:
+        settings |= {"backward": backward_spec}
+    command = [sys.executable, str(CHILD), spec or implementation.name, str(Path.cwd())]
+    remote = Remote(
+        Worker(command, limits, settings, tensors),
+        rename=implementation.rename,
+        features=implementation.told_features,
+        layout=implementation.layout,
+        like=implementation.profile,
+        name=implementation.name,
+        spec=implementation.spec,
+        backward_spec=implementation.backward_spec,
+    )
+    remote.conventions = implementation.conventions
+    return remote
+
+
+def _import_path(f: Any) -> str | None:
+    """Return the module and name by which another process imports a function, None if none."""
+    module, name = getattr(f, "__module__", None), getattr(f, "__qualname__", None)
+    if module in (None, "__main__") or name is None:
+        return None
+    spec = f"{module}:{name}"
+    return spec if isinstance(by_spec(f, spec), Spec) else None
+
+
+def _pickle(name: str, f: Any, backward: Any) -> bytes:
+    try:
+        import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        raise OptionError(
+            f"isolate is True, and {name} cannot be imported by its name: pip install cloudpickle, "
+            "or put it into a module"
+        ) from None
+    try:
+        pickled: bytes = cloudpickle.dumps((f, backward))
+    except Exception as err:
+        raise OptionError(
+            f"isolate is True, and {name} cannot be pickled ({format_exception_line(err)}): put it "
+            "into a module"
+        ) from err
+    return pickled
+
+
+def _settings(framework: str, device: str | None) -> dict[str, Any]:
+    return {"framework": framework, "device": device}

@@ -1,0 +1,81 @@
+"""Kinds of problems on which an implementation has died often enough."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from npattn.problem import Problem
+from npattn.testing.adapters.base import ImplementationError, NotAsked, TimedOut
+from npattn.testing.cases.classes import classes_of_problem
+
+__all__ = ["GivenUp"]
+
+CRASHES, TIMEOUTS = 3, 2
+"""Ends of the process after which a kind of problem is not asked again."""
+Kind = frozenset[str]
+
+
+@dataclass
+class GivenUp:
+    """Options and structure, alone or in pairs, that ended the process whenever they were asked.
+
+    Attributes
+    ----------
+    ends : Counter
+        Number of ends, by kind.
+    lines : list of str
+        Kinds that are not asked again, with the reason, a line each.
+    """
+
+    ends: Counter[Kind] = field(default_factory=Counter)
+    lines: list[str] = field(default_factory=list)
+    _answered: set[Kind] = field(default_factory=set)
+    _wholes: set[Kind] = field(default_factory=set)
+    _kinds: set[Kind] = field(default_factory=set)
+
+    def check(self, problem: Problem) -> None:
+        """Raise `NotAsked` if the problem is of a kind that is not asked again."""
+        if self._kinds:
+            own = classes_of_problem(problem)
+            for kind in self._kinds - self._answered:
+                if kind <= own:
+                    raise NotAsked(f"{_name(kind)} is not asked again")
+
+    def note_answer(self, problem: Problem) -> None:
+        """Note that a problem was answered: its kinds are not to blame."""
+        own = classes_of_problem(problem)
+        if own not in self._wholes:
+            self._wholes.add(own)
+            self._answered.update(_kinds(own))
+
+    def note_end(self, problem: Problem, err: ImplementationError) -> None:
+        """Note that a problem ended the process."""
+        weight = CRASHES / TIMEOUTS if isinstance(err, TimedOut) else 1.0
+        own = classes_of_problem(problem)
+        for kind in _kinds(own):
+            if kind not in self._answered:
+                self.ends[kind] += weight  # type: ignore[assignment]
+        worst = [kind for kind in _kinds(own) if self.ends[kind] >= CRASHES]
+        if worst and not self._answered:
+            self._kinds.add(frozenset())
+            self.lines.append(f"not asked again: nothing was ever answered ({err})")
+        elif worst and not any(kind in self._kinds for kind in worst):
+            least = min(len(kind) for kind in worst)
+            found = [kind for kind in worst if len(kind) == least and kind not in self._answered]
+            self._kinds.update(found)
+            names = ", ".join(sorted(_name(kind) for kind in found))
+            self.lines.append(f"{names}: not asked again, its process has ended too often ({err})")
+
+
+def _kinds(classes: Kind) -> Iterator[Kind]:
+    """Yield classes alone and in pairs."""
+    own = sorted(classes)
+    yield from (frozenset({name}) for name in own)
+    yield from map(frozenset, combinations(own, 2))
+
+
+def _name(kind: Kind) -> str:
+    return " with ".join(sorted(kind))

@@ -1,0 +1,589 @@
+"""An implementation that lives in a worker, called as one that lives here.
+
+Arrays stay NumPy arrays on this side; layouts, conventions and renames are translated here. Arrays
+that a rule passes itself (``inputs=``) have a counterpart in the worker for as long as they exist:
+what changes on one side is written to the other, so that rules on memory see the same as with a
+function of this process.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.conventions import Conventions
+from npattn.errors import OptionError
+from npattn.options import RESULTS
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.arguments import Sizes, make_module
+from npattn.testing.adapters.base import (
+    Crash,
+    ImplementationError,
+    Results,
+    TimedOut,
+    note_problem,
+)
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.adapters.numpy import NumPy
+from npattn.testing.adapters.results import INPUTS, name_results
+from npattn.testing.cases.options import SCORE_MODS
+from npattn.testing.worker.child import SHORT, Tensor
+from npattn.testing.worker.given_up import GivenUp
+from npattn.testing.worker.supervisor import Worker
+from npattn.testing.worker.values import (
+    Composed,
+    Held,
+    Input,
+    NoArray,
+    Place,
+    Result,
+    array_of,
+    places,
+    plain,
+    raise_errors,
+    short_name,
+    tensor_of,
+    value_of,
+)
+
+__all__ = ["Remote"]
+
+EAGER_SECONDS, COMPILE_SECONDS = 10.0, 120.0
+"""Time for a call, and for the first call of a shape where the framework compiles."""
+
+
+class Stub:
+    """Stands for a callable of the worker: it has its parameters, and cannot be called here."""
+
+    def __init__(self, parameters: list[list[Any]]) -> None:
+        self.__signature__ = inspect.Signature([_parameter(*p) for p in parameters])
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("it lives in the worker: Remote sends requests")
+
+
+def _parameter(name: str, kind: str, default: list[Any], annotation: str) -> inspect.Parameter:
+    empty = inspect.Parameter.empty
+    return inspect.Parameter(
+        str(name),
+        getattr(inspect.Parameter, kind),
+        default=default[0] if default else empty,
+        annotation=annotation or empty,
+    )
+
+
+# --- values on this side --------------------------------------------------------------------------
+
+
+@dataclass
+class Counterpart:
+    """Array of the worker that has the contents of one of this side."""
+
+    key: str
+    generation: int
+    mine: weakref.ref[Array]
+    contents: bytes
+
+
+class Frames(NumPy):
+    """NumPy arrays on this side, arrays of the worker's framework on the other."""
+
+    def __init__(self, remote: Remote) -> None:
+        description = remote.worker.description
+        self.remote = remote
+        self.name = str(description["framework"])
+        self.differentiates = description["gradients"] == "autograd"
+        self.compiles = bool(description.get("compiles"))
+        self.immutable = self.name == "jax"
+        self.sets_threads = bool(description.get("threads"))
+        self.forms = "forms" in description.get("abilities", ()) and self.name != "numpy"
+        self.count: int | None = None
+
+    def one_thread(self) -> AbstractContextManager[None]:
+        return self._with_threads(1) if self.sets_threads else nullcontext()
+
+    def threads(self, count: int) -> AbstractContextManager[None] | None:
+        return self._with_threads(count) if self.sets_threads else None
+
+    @contextmanager
+    def _with_threads(self, count: int) -> Iterator[None]:
+        before, self.count = self.count, count
+        try:
+            yield
+        finally:
+            self.count = before
+
+    def take(self, value: Any) -> Array:
+        if isinstance(value, Place):
+            value = self.remote.read(value)
+        if isinstance(value, NoArray):
+            raise value.error
+        return np.array(value)
+
+    def add_mask(self, mask: Array, q: Array) -> Any:
+        return Composed("add_mask", (mask, q)) if self.forms else super().add_mask(mask, q)
+
+    def hide(self, bias: Array, mask: Array) -> Any:
+        return Composed("hide", (bias, mask)) if self.forms else super().hide(bias, mask)
+
+
+# --- the implementation ---------------------------------------------------------------------------
+
+
+class Remote(Implementation):
+    """A callable under test, in a worker.
+
+    Parameters
+    ----------
+    worker : Worker
+    rename, features, layout, like, name, spec, backward_spec
+        As of `Implementation`; what the worker's target says itself must not be said again.
+
+    Raises
+    ------
+    OptionError
+        As of `Implementation`; if the worker cannot be started, or its target cannot be used.
+    """
+
+    def __init__(self, worker: Worker, **arguments: Any) -> None:
+        self.worker, self.slices = worker, False
+        description = worker.description or worker.start()
+        settings = dict(description.get("settings") or {})
+        beside = [n for n in settings if arguments.get(n) is not None]
+        if beside:
+            raise OptionError(
+                f"got {', '.join(beside)} beside an Implementation: pass it to "
+                "Implementation(f, ...) there"
+            )
+        conventions = settings.pop("conventions", None)
+        backward = description.get("backward")
+        arguments = {"name": description["name"], **arguments, **settings}
+        super().__init__(
+            Stub(description["parameters"]),
+            backward=None if backward is None else Stub(backward),
+            framework=Frames(self),
+            **arguments,
+        )
+        if conventions is not None:
+            self.conventions = Conventions(**conventions)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._keys = itertools.count(1)
+        self._counterparts: dict[int, Counterpart] = {}
+        self._dropped: list[str] = []
+        self._shapes: set[Any] = set()
+        self.given_up = GivenUp()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        for name in ("framework", "_keys", "_counterparts", "_dropped", "_shapes", "given_up"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.framework = Frames(self)
+        self._forget()
+
+    @property
+    def abilities(self) -> frozenset[str]:
+        """Requests beyond the plain ones that the worker understands."""
+        return frozenset(self.worker.description.get("abilities", ()))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of what it needs, where they may differ from those here."""
+        return {str(n): str(x) for n, x in self.worker.description.get("versions", {}).items()}
+
+    @property
+    def given_up_lines(self) -> list[str]:
+        """Kinds of problems that are not asked again, a line each."""
+        return list(self.given_up.lines)
+
+    def on(self, device: str) -> None:
+        """Put the arrays of later calls on a device of the framework."""
+        self.worker.settings["device"] = self.device = device
+        self.worker.start()
+
+    def without_leaves(self) -> Implementation:
+        """Return the same implementation, to which q, k, v come as slices of themselves."""
+        other = object.__new__(Remote)
+        vars(other).update(vars(self) | {"slices": True})
+        return other
+
+    # --- calls ---
+
+    def forward(
+        self,
+        problem: Problem,
+        view: str = "contiguous",
+        inputs: dict[str, Any] | None = None,
+        *,
+        before_reading: Callable[[], object] | None = None,
+    ) -> Results:
+        """Call it plainly and, if it returns lse or weights on request, once more with them."""
+        request = Request(self, problem, keeps=inputs is not None)
+        request.add_arrays(self.inputs(problem, view) if inputs is None else inputs)
+        options = self.options(problem)
+        with note_problem(problem):
+            pairs: list[tuple[str, Any]] = []
+            for returns in ((), self.returns) if self.returns else ((),):
+                value = request.forward(options, returns, hold=before_reading is not None)
+                pairs += name_results(self.signature, value, returns).items()
+            if before_reading is not None:
+                before_reading()
+            return self._read(pairs)
+
+    def raw(self, problem: Problem) -> Any:
+        """Return o without copying it."""
+        request = Request(self, problem)
+        request.add_arrays(self.inputs(problem))
+        with note_problem(problem):
+            value = request.forward(self.options(problem), (), hold=True)
+            return name_results(self.signature, value, ())["o"]
+
+    def overwrite_results(
+        self, problem: Problem, cotangents: Cotangents | None
+    ) -> list[tuple[str, str]]:
+        """Let the worker call it and write to its results; return names that share memory."""
+        request = Request(self, problem)
+        request.add_arrays(self.inputs(problem))
+        with note_problem(problem, cotangents):
+            if cotangents is None or self.backward is None:
+                return request.overwrite(self.options(problem), None)
+            given = self.give_cotangents(problem, cotangents)
+            request.add_arrays({"dout" if n == "o" else f"d{n}": x for n, x in given.items()})
+            return request.overwrite(self.options(problem), given)
+
+    def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
+        """Return o of arrays and options as they are, legal or not."""
+        request = Request(self, None)
+        request.add_arrays(dict(arrays))
+        value = request.forward(options, (), hold=False)
+        return self._read(name_results(self.signature, value, ()).items())["o"]
+
+    def gradients(
+        self,
+        problem: Problem,
+        cotangents: Cotangents,
+        view: str = "contiguous",
+        *,
+        bias_gradient: bool = True,
+        inputs: dict[str, Any] | None = None,
+        given: dict[str, Any] | None = None,
+        meanwhile: Callable[[], object] | None = None,
+        before_reading: Callable[[], object] | None = None,
+    ) -> Results:
+        """Return dq, dk, dv and, where it has them, dbias and dsinks."""
+        keeps = inputs is not None
+        inputs = self.inputs(problem, view) if inputs is None else inputs
+        with note_problem(problem, cotangents):
+            given = self.give_cotangents(problem, cotangents, view) if given is None else given
+            request = Request(self, problem, keeps=keeps)
+            request.add_arrays(inputs)
+            request.add_arrays({"dout" if n == "o" else f"d{n}": x for n, x in given.items()})
+            hold, options = before_reading is not None, self.options(problem)
+            if self.backward is None:
+                names = [n for n in INPUTS if n in inputs and (bias_gradient or n != "bias")]
+                gradients = request.autograd(options, given, names, hold)
+            else:
+                value = request.backward(options, given, meanwhile, hold)
+                gradients = self._name_gradients(value, inputs)
+            if before_reading is not None:
+                before_reading()
+            return self._read(gradients.items())
+
+    def results_on_device(self, *_: Any) -> list[tuple[str, Any]]:
+        """Raise: arrays of the worker cannot be judged where they are."""
+        raise OptionError("sweep needs the implementation in this process, not in a worker")
+
+    # --- what the worker keeps ---
+
+    def seconds(self, shape: Any) -> float:
+        """Return the time that a call of this shape may take."""
+        if self.worker.limits.timeout is not None:
+            return self.worker.limits.timeout
+        first = self.framework.compiles and shape not in self._shapes
+        self._shapes.add(shape)
+        return COMPILE_SECONDS if first else EAGER_SECONDS
+
+    def hold(self) -> Held:
+        """Return a key for results that the worker is asked to keep."""
+        held = Held(f"result {next(self._keys)}", self.worker.generation)
+        weakref.finalize(held, self._dropped.append, held.key)
+        return held
+
+    def counterpart(self, array: Array) -> tuple[Counterpart, bool]:
+        """Return the array of the worker that stands for one of here, and if it is a new one."""
+        known = self._counterparts.get(id(array))
+        if known and known.mine() is array and known.generation == self.worker.generation:
+            return known, False
+        key = f"array {next(self._keys)}"
+        made = Counterpart(key, self.worker.generation, weakref.ref(array), array.tobytes())
+        self._counterparts[id(array)] = made
+        weakref.finalize(array, self._drop, id(array), key)
+        return made, True
+
+    def _drop(self, number: int, key: str) -> None:
+        known = self._counterparts.get(number)
+        if known is not None and known.key == key:
+            del self._counterparts[number]
+        self._dropped.append(key)
+
+    def changes(self) -> dict[str, Array]:
+        """Return the arrays whose contents have changed here since the worker had them."""
+        changed = {}
+        for counterpart in list(self._counterparts.values()):
+            array = counterpart.mine()
+            if array is None or counterpart.generation != self.worker.generation:
+                continue
+            contents = array.tobytes()
+            if contents != counterpart.contents:
+                counterpart.contents, changed[counterpart.key] = contents, array
+        return changed
+
+    def send(
+        self, message: dict[str, Any], tensors: dict[str, Tensor], shape: Any = None
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Send a request, with what changed here; write what changed there. Raise its errors."""
+        writes = self.changes() if self._counterparts else {}
+        if writes:
+            message["write"] = {key: f"write {key}" for key in writes}
+            tensors |= {f"write {key}": tensor_of(array) for key, array in writes.items()}
+        if self._dropped:
+            message["drop"], self._dropped[:] = list(self._dropped), []
+        assert isinstance(self.framework, Frames)
+        if self.framework.count is not None:
+            message["threads"] = self.framework.count
+        answer, out = self.worker.request(message, tensors, self.seconds(shape))
+        for key, name in answer.get("changed", {}).items():
+            for counterpart in self._counterparts.values():
+                array = counterpart.mine()
+                if counterpart.key == key and array is not None and array.flags.writeable:
+                    array[...] = array_of(out[name]).reshape(array.shape)
+                    counterpart.contents = array.tobytes()
+        return answer, out
+
+    def read(self, place: Place) -> Any:
+        """Return results that the worker keeps."""
+        if place.held.generation != self.worker.generation:
+            raise Crash("crashed: the process that kept its result has ended")
+        answer, out = self.send({"do": "read", "of": place.held.key, "again": True}, {})
+        raise_errors(answer, {})
+        item: Any = place.item
+        value = value_of(answer["value"], out)
+        return value[item] if isinstance(value, (tuple, dict)) else value
+
+
+@dataclass
+class Request:
+    """One call, or several with the same arrays: what goes to the worker and what comes back."""
+
+    remote: Remote
+    problem: Problem | None
+    keeps: bool = False
+    arrays: dict[str, Array] = field(default_factory=dict)
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[int, str] = field(default_factory=dict)
+
+    def add_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Add arrays by npattn's names; those of a rule get a counterpart in the worker."""
+        for name, array in arrays.items():
+            self.arrays[name] = array
+            if not self.keeps:
+                self.entries[name] = self._lay_out(name, array)
+                continue
+            counterpart, new = self.remote.counterpart(array)
+            made = self._lay_out(name, array) if new else {}
+            self.entries[name] = {"object": counterpart.key, **made}
+
+    def _lay_out(self, name: str, array: Array) -> dict[str, Any]:
+        """Return where the worker finds an array: a tensor, or a view of a buffer."""
+        root: Any = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        if root is array and array.flags.c_contiguous:
+            self.tensors[name] = tensor_of(array)
+            return {"tensor": name}
+        flat = root.transpose(sorted(range(root.ndim), key=lambda axis: -root.strides[axis]))
+        if not flat.flags.c_contiguous or "views" not in self.remote.abilities:
+            if not array.flags.c_contiguous:
+                raise ImplementationError("its worker takes no views")
+            self.tensors[name] = tensor_of(array)
+            return {"tensor": name}
+        buffer = self.buffers.setdefault(id(root), f"buffer {len(self.buffers)}")
+        self.tensors[buffer] = Tensor(short_name(flat), (flat.size,), flat.tobytes())
+        offset = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+        offset = offset if array.size else 0
+        shape, strides = list(array.shape), list(array.strides)
+        return {"tensor": buffer, "shape": shape, "strides": strides, "offset": offset}
+
+    # --- what is asked ---
+
+    def forward(self, options: dict[str, Any], returns: tuple[str, ...], hold: bool) -> Any:
+        """Return what the function returned, or where the worker keeps it."""
+        call = self._call(options, returns)
+        value, _ = self._ask({"do": "forward", "call": call}, {"": "raised"}, hold)
+        return value
+
+    def autograd(
+        self, options: dict[str, Any], given: Mapping[str, Any], names: list[str], hold: bool
+    ) -> dict[str, Any]:
+        """Return the gradients of the inputs named, by the framework of the worker."""
+        returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
+        results = ["o", *(n.removeprefix("return_") for n in returns)]
+        message: dict[str, Any] = {
+            "do": "gradients",
+            "call": self._call(options, returns),
+            "leaves": names,
+            "cotangents": {
+                str(i): {"array": "dout" if n == "o" else f"d{n}"}
+                for i, n in enumerate(results)
+                if n in given
+            },
+        }
+        if self.remote.slices:
+            message["slices"] = True
+        value, _ = self._ask(message, {"forward": "raised", "": "its gradient raised"}, hold)
+        return {f"d{name}": value[name] for name in names}
+
+    def backward(
+        self,
+        options: dict[str, Any],
+        given: Mapping[str, Any],
+        meanwhile: Callable[[], object] | None,
+        hold: bool,
+    ) -> Any:
+        """Return what the backward returned, called after the forward."""
+        remote = self.remote
+        returns = ("return_lse",) if remote.returns_lse else ()
+        message: dict[str, Any] = {"do": "gradients", "backward": self._backward(options, given)}
+        prefixes = {"": "backward raised", "forward": "raised"}
+        if meanwhile is None:
+            message["call"] = self._call(options, returns)
+        else:
+            _, kept = self._ask(
+                {"do": "forward", "call": self._call(options, returns)}, {"": "raised"}, True
+            )
+            meanwhile()
+            assert kept is not None
+            message["of"] = kept.key
+        value, _ = self._ask(message, prefixes, hold)
+        return value
+
+    def overwrite(
+        self, options: dict[str, Any], given: Mapping[str, Any] | None
+    ) -> list[tuple[str, str]]:
+        """Return the names of results that share memory; the worker writes to them if none do."""
+        message: dict[str, Any] = {"call": self._call(options, self.remote.returns)}
+        if given is not None:
+            message["backward"] = self._backward(options, given)
+        message |= {"do": "forward" if given is None else "gradients", "overwrite": True}
+        answer, _ = self._exchange(message, {"": "raised", "backward": "backward raised"})
+        names = ["o", *(n.removeprefix("return_") for n in self.remote.returns)]
+
+        def name(kind: str, item: Any) -> str:
+            if kind == "input":
+                return str(item)
+            if kind == "result":
+                return names[item] if item < len(names) else f"result {item}"
+            return f"d{'qkv'[item]}" if isinstance(item, int) else f"d{item}"
+
+        return [(name(*one), name(*other)) for one, other in answer.get("overlaps", ())]
+
+    def _call(self, options: dict[str, Any], returns: tuple[str, ...]) -> dict[str, Any]:
+        remote = self.remote
+        inputs = {n: x for n, x in self.arrays.items() if n not in ("dout", "dlse", "dweights")}
+        values = options | dict.fromkeys(returns, True)
+        keywords = remote._kwargs(remote.signature, inputs, values)
+        module = [make_module(Sizes.of(inputs, remote.layout))] if remote.signature.module else []
+        return self._form([*module, *map(Input, "qkv")], keywords)
+
+    def _backward(self, options: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        remote = self.remote
+        inputs = {n: x for n, x in self.arrays.items() if n not in ("dout", "dlse", "dweights")}
+        keywords = remote._kwargs(remote.backward_signature, inputs, options)
+        extra: dict[str, Any] = {"out": Result(0), "lse": Result(1) if remote.returns_lse else None}
+        extra |= {"dlse": given.get("lse"), "dweights": given.get("weights")}
+        taken = {n: x for n, x in extra.items() if n in remote.backward_takes}
+        return self._form([Input("dout"), *map(Input, "qkv")], taken | keywords)
+
+    def _form(self, positional: list[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "positional": [self._entry(x) for x in positional],
+            "keywords": {name: self._entry(x) for name, x in keywords.items()},
+        }
+
+    def _entry(self, value: Any) -> Any:
+        """Return an argument as JSON."""
+        if isinstance(value, np.ndarray):
+            name = next((n for n, x in self.arrays.items() if x is value), None)
+            if name is None:  # formed here, of others
+                name = f"argument {len(self.arrays)}"
+                self.arrays[name] = value
+                self.entries[name] = self._lay_out(name, np.ascontiguousarray(value))
+            return {"array": name}
+        if isinstance(value, Input):
+            return {"array": value.name}
+        if isinstance(value, Composed):
+            return {value.kind: [self._entry(x) for x in value.parts]}
+        if isinstance(value, Result):
+            return {"result": value.index}
+        if isinstance(value, SimpleNamespace):
+            return {"module": {n: plain(x) for n, x in vars(value).items()}}
+        if isinstance(value, tuple):
+            return [self._entry(x) for x in value]
+        if callable(value):
+            return {"score_mod": next(n for n, mod in SCORE_MODS.items() if mod is value)}
+        return plain(value)
+
+    def _ask(
+        self, message: dict[str, Any], prefixes: Mapping[str, str], hold: bool
+    ) -> tuple[Any, Held | None]:
+        """Send a request; return the value, or places of what is kept."""
+        if not hold:
+            answer, out = self._exchange(message, prefixes)
+            return value_of(answer["value"], out), None
+        held = self.remote.hold()
+        answer, _ = self._exchange(message | {"hold": held.key}, prefixes)
+        return places(answer["value"], held), held
+
+    def _exchange(
+        self, message: dict[str, Any], prefixes: Mapping[str, str]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Send a request with the arrays; raise what the implementation raised."""
+        message["arrays"] = self.entries
+        if self.problem is not None:
+            self.remote.given_up.check(self.problem)
+            message["dtype"] = SHORT[self.problem.q.dtype.name]
+        shapes = (message["do"], *((name, array.shape) for name, array in self.arrays.items()))
+        try:
+            answer, out = self.remote.send(message, dict(self.tensors), shapes)
+        except (Crash, TimedOut) as err:
+            if self.problem is not None:
+                self.remote.given_up.note_end(self.problem, err)
+            raise
+        if self.problem is not None:
+            self.remote.given_up.note_answer(self.problem)
+        if self.keeps:
+            self._forget_contents()
+        raise_errors(answer, prefixes)
+        return answer, out
+
+    def _forget_contents(self) -> None:
+        """Leave out of later requests what the worker keeps."""
+        kept = {name: {"object": e["object"]} for name, e in self.entries.items() if "object" in e}
+        self.entries |= kept
+        needed = {e.get("tensor") for e in self.entries.values()}
+        self.tensors = {name: x for name, x in self.tensors.items() if name in needed}

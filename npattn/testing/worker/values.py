@@ -1,0 +1,179 @@
+"""Values of a request and of its answer: arguments, arrays, results that are kept, exceptions."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.errors import OptionError
+from npattn.testing.adapters.base import ImplementationError, ResultError, catch_foreign
+from npattn.testing.worker.child import NAMES, SHORT, Tensor
+
+__all__ = [
+    "Composed",
+    "Held",
+    "Input",
+    "NoArray",
+    "Place",
+    "Result",
+    "array_of",
+    "places",
+    "plain",
+    "raise_errors",
+    "short_name",
+    "tensor_of",
+    "value_of",
+]
+
+WIDE = {n: np.dtype(getattr(ml_dtypes, n, n)) for n in NAMES.values()}
+"""Dtypes by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """An array that the worker forms of others: `hide` and `add_mask` of a framework."""
+
+    kind: str
+    parts: tuple[Array, ...]
+
+    def __add__(self, bias: Array) -> Composed:
+        return Composed(self.kind, (*self.parts, bias))
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Results that the worker keeps until nobody here refers to them."""
+
+    key: str
+    generation: int
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """One of the results of a `Held`."""
+
+    held: Held
+    item: int | str
+
+
+@dataclass(frozen=True)
+class NoArray:
+    """A result that is no array, or could not be read."""
+
+    error: ImplementationError
+
+
+@dataclass(frozen=True)
+class Input:
+    """An array of the request, by name: two names may be one object."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """One of the results of the forward, as an argument of the backward."""
+
+    index: int
+
+
+# --- what comes back ------------------------------------------------------------------------------
+
+
+def places(structure: Any, held: Held) -> Any:
+    if structure is None:
+        return Place(held, 0)
+    if "tuple" in structure:
+        return tuple(Place(held, n) for n in range(len(structure["tuple"])))
+    return {name: Place(held, name) for name in structure["mapping"]}
+
+
+def value_of(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return an array, or a tuple or mapping of arrays."""
+    if structure is None:
+        return None
+    if "tuple" in structure:
+        return tuple(value_of(x, tensors) for x in structure["tuple"])
+    if "mapping" in structure:
+        return {str(name): value_of(x, tensors) for name, x in structure["mapping"].items()}
+    if "tensor" in structure:
+        return array_of(tensors[structure["tensor"]])
+    try:
+        with catch_foreign("could not be read:"):
+            raise_errors(structure, {})
+    except ImplementationError as err:
+        return NoArray(err)
+    raise ValueError(f"a value of {structure}")
+
+
+def raise_errors(answer: Mapping[str, Any], prefixes: Mapping[str, str]) -> None:
+    """Raise what the worker says that the implementation raised."""
+    if "usage" in answer:
+        raise OptionError(str(answer["usage"]))
+    if "no result" in answer:
+        raise ResultError(str(answer["no result"]))
+    if "unreadable" in answer:
+        raise ImplementationError(str(answer["unreadable"]))
+    if "raised" in answer:
+        raised = answer["raised"]
+        prefix = prefixes.get(raised.get("during", ""), prefixes.get("", ""))
+        error = foreign_exception(raised)
+        if not prefix:
+            raise error
+        with catch_foreign(prefix):
+            raise error
+
+
+@cache
+def _foreign_class(name: str, module: str, bases: tuple[str, ...]) -> type[BaseException]:
+    """Return a class like one of the worker: of its name, derived from its built-in base."""
+    kinds = (getattr(builtins, base, None) for base in bases)
+    own = (k for k in kinds if isinstance(k, type) and issubclass(k, BaseException))
+    base = next(own, Exception)
+    base = Exception if base in (KeyboardInterrupt, GeneratorExit) else base
+    made: type[BaseException] = type(
+        name, (base,), {"__module__": module, "__str__": lambda self: self.message}
+    )
+    return made
+
+
+def foreign_exception(raised: Mapping[str, Any]) -> BaseException:
+    """Return an exception like one that was raised in the worker."""
+    kind = _foreign_class(
+        str(raised["type"]), str(raised["module"]), tuple(map(str, raised["bases"]))
+    )
+    error = kind.__new__(kind)
+    error.message = str(raised["message"])  # type: ignore[attr-defined]
+    return error
+
+
+def tensor_of(array: Array) -> Tensor:
+    return Tensor(short_name(array), array.shape, array.tobytes())
+
+
+def short_name(array: Array) -> str:
+    try:
+        return SHORT[array.dtype.name]
+    except KeyError:
+        raise ImplementationError(f"its worker takes no arrays of {array.dtype}") from None
+
+
+def array_of(tensor: Tensor) -> Array:
+    dtype = WIDE[NAMES[tensor.dtype]]
+    return np.frombuffer(tensor.data, dtype).reshape(tensor.shape).copy()
+
+
+def plain(value: Any) -> Any:
+    """Return a number, text or truth value as JSON has it."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"number": repr(value)}
+    return value

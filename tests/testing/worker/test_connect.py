@@ -1,0 +1,215 @@
+"""A worker gives the report that the same function gives here, however it is started."""
+
+import shlex
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from npattn.cli import cli
+from npattn.errors import OptionError
+from npattn.testing import Implementation, check
+from npattn.testing.targets import load_implementation
+from npattn.testing.targets.numpy import flash, naive
+from npattn.testing.worker.child import Tensor, parse_frame, write_frame
+from npattn.testing.worker.connect import CHILD, connect
+from npattn.testing.worker.supervisor import Limits
+
+RULES = (
+    *("agreement-o", "agreement-dq", "inputs-unchanged", "views", "packed-inputs"),
+    *("aliased-inputs", "arrays-reused", "outputs-kept", "outputs-apart", "two-threads"),
+)
+FEW = {"examples": 2, "diagnosis": False, "shrink": False}
+NUMPY = [sys.executable, "-I", str(CHILD)]
+
+
+@pytest.fixture
+def connected():
+    """Connect to targets, and close their workers at the end."""
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(connect(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for remote in made:
+        remote.worker.close()
+
+
+@pytest.mark.parametrize("name", ["numpy.flash", "torch.sdpa"])
+def test_the_report_is_the_same_to_the_character(connected, name):
+    if name.startswith("torch"):
+        pytest.importorskip("torch")
+    here = check(load_implementation(name), only=RULES, **FEW)
+    there = check(connected(name), only=RULES, **FEW)
+    assert there.text(verbose=True) == here.text(verbose=True)
+
+
+WRONG = {
+    "writes its input": ("q *= 2; return right(q / 2, k, v)", "inputs-unchanged"),
+    "result is a view of a buffer": ("BUFFER[:o.size] = o.ravel(); return view(o)", "outputs-kept"),
+    "shares a buffer of two threads": ("return twice(q, k, v)", "two-threads"),
+    "returns what it keeps": ("return kept(q, k, v)", "outputs-apart"),
+    "reads its inputs late": ("return late(q, k, v)", "arrays-reused"),
+}
+SOURCE = """
+import time
+import numpy as np
+BUFFER = np.zeros(1 << 16, np.float32)
+SHARED = np.zeros(1 << 16, np.float32)
+
+def right(q, k, v):
+    s = np.einsum("...td,...sd->...ts", q, k, dtype=float) / max(q.shape[-1], 1) ** 0.5
+    p = np.exp(s - s.max(-1, keepdims=True, initial=-np.inf))
+    return (p / p.sum(-1, keepdims=True) @ v).astype(q.dtype)
+
+def view(o):
+    return BUFFER[:o.size].reshape(o.shape)
+
+def twice(q, k, v):
+    mine = SHARED[:q.size].reshape(q.shape)
+    mine[...] = q
+    time.sleep(0.002)
+    return right(mine.copy(), k, v)
+
+BY_CONTENTS = {}
+def kept(q, k, v):
+    key = q.tobytes() + k.tobytes() + v.tobytes()
+    if key not in BY_CONTENTS:
+        BY_CONTENTS[key] = right(q, k, v)
+    return BY_CONTENTS[key]
+
+KEPT = {}
+def late(q, k, v):
+    if id(q) not in KEPT:
+        KEPT[id(q)] = q, right(q, k, v)
+    return KEPT[id(q)][1]
+
+"""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes_of_memory_are_seen_through_the_pipe(connected, tmp_path, name):
+    body, rule = WRONG[name]
+    lines = "o = right(q, k, v) if q.ndim == 4 and k.shape[1] == q.shape[1] else refuse()"
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"{SOURCE}\ndef refuse():\n    raise ValueError('rank 4, K = H')\n"
+        f"def f(q, k, v):\n    {lines}\n    {body}\n"
+    )
+    report = check(connected(f"{path}:f"), only=[rule], **FEW | {"examples": 20})
+    (outcome,) = [o for o in report.outcomes if o.rule == rule]
+    assert outcome.status == "failed", outcome
+
+
+def test_a_function_of_a_module_is_isolated_by_its_name():
+    report = check(naive, isolate=True, only=["agreement-o"], **FEW)
+    assert report.passed
+
+
+def test_a_closure_is_isolated_by_its_pickle():
+    pytest.importorskip("cloudpickle")
+    factor = 2
+
+    def doubled(q, k, v):
+        return factor * flash(q, k, v)
+
+    report = check(Implementation(doubled), isolate=True, only=["agreement-o"], **FEW)
+    assert [o.status for o in report.outcomes] == ["failed"]
+
+
+def test_processes_have_a_worker_each(connected):
+    alone = check(connected("numpy.flash"), only=["agreement-o", "views"], **FEW)
+    shared = check(connected("numpy.flash"), only=["agreement-o", "views"], processes=2, **FEW)
+    assert str(shared) == str(alone)
+
+
+def test_a_command_is_a_worker(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    command = shlex.join([*NUMPY, f"{path}:right"])
+    words = ["check", "mine", "--worker", command, "--only", "agreement-o", "--examples", "2"]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
+    assert "npattn check mine" in result.output
+
+
+def test_the_file_of_the_worker_is_named():
+    result = CliRunner().invoke(cli, ["worker", "--path"])
+    assert result.output.strip() == str(CHILD)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nowhere.py:f", "does not exist"),
+        ("nowhere:f", "cannot be found"),
+        ("json:nothing", "has no callable 'nothing', it has"),
+    ],
+)
+def test_a_target_that_cannot_be_used_is_wrong_usage(target, said):
+    with pytest.raises(OptionError, match=said):
+        connect(target)
+
+
+def test_a_target_that_exits_when_it_is_imported_is_wrong_usage(tmp_path):
+    (tmp_path / "exits.py").write_text("import os\nos._exit(0)\n")
+    with pytest.raises(OptionError, match=r"cannot be imported: crashed: .* exit code 0"):
+        connect(f"{tmp_path}/exits.py:f")
+
+
+def test_a_command_that_does_not_exist_is_wrong_usage():
+    with pytest.raises(OptionError, match="cannot be started"):
+        connect("mine", command="no-such-program")
+
+
+def test_limits_need_a_worker():
+    words = ["check", "--in-process", "--timeout", "3"]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 2
+    assert "--timeout need a worker" in result.output
+
+
+# --- frames ---------------------------------------------------------------------------------------
+
+
+def frame(message, **arrays):
+    parts = []
+    tensors = {n: Tensor("F32", x.shape, x.tobytes()) for n, x in arrays.items()}
+    write_frame(parts.append, message, tensors)
+    return bytearray(b"".join(parts))[8:]
+
+
+def test_a_frame_is_read_as_it_was_written():
+    array = np.arange(15, dtype=np.float32).reshape(3, 5)
+    message, tensors = parse_frame(frame({"do": "forward"}, q=array))
+    assert message == {"do": "forward"}
+    assert tensors["q"].shape == (3, 5)
+    assert bytes(tensors["q"].data) == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"shape": [3, 5]', b'"shape": [3, 7]'),
+        (b'"shape": [3, 5]', b'"shape": [-3,5]'),
+        (b'"data_offsets": [0, 60]', b'"data_offsets": [9, 69]'),
+        (b'"dtype": "F32"', b'"dtype": "F99"'),
+    ],
+)
+def test_a_frame_that_lies_is_garbage(old, new):
+    body = frame({}, q=np.zeros((3, 5), np.float32))
+    assert old in body
+    with pytest.raises((ValueError, KeyError)):
+        parse_frame(body.replace(old, new))
+
+
+def test_limits_are_kept_where_a_worker_is_sent_to_another_process(connected):
+    import pickle
+
+    remote = connected("numpy.naive", limits=Limits(timeout=7.0))
+    again = pickle.loads(pickle.dumps(remote))
+    assert again.worker.limits == Limits(timeout=7.0)
+    assert again.signature == remote.signature

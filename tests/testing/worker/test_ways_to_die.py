@@ -1,0 +1,188 @@
+"""Whatever an implementation does to its process, the check goes on and says so."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from npattn.testing import check
+from npattn.testing.worker.connect import connect
+from npattn.testing.worker.supervisor import Limits
+
+RIGHT = """
+import ctypes, os, signal, subprocess, sys, threading, time
+import numpy as np
+
+def right(q, k, v, mask=None):
+    s = q.astype(float) @ np.swapaxes(k, -1, -2).astype(float) / max(q.shape[-1], 1) ** 0.5
+    s = s if mask is None else np.where(mask, s, -np.inf)
+    top = s.max(-1, keepdims=True, initial=-np.inf)
+    p = np.exp(s - np.where(np.isfinite(top), top, 0))
+    p = p / np.maximum(p.sum(-1, keepdims=True), 1e-300)
+    return (p @ v.astype(float)).astype(q.dtype)
+
+def f(q, k, v, mask=None):
+    if q.ndim != 4 or k.shape[1] != q.shape[1]:
+        raise ValueError("rank 4, and K = H")
+    if mask is not None:
+        die()
+    return right(q, k, v, mask)
+
+class Panic(BaseException):
+    pass
+
+class Odd(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+"""
+CRASHES = {
+    "segfault": ("ctypes.string_at(0)", "SIGSEGV"),
+    "abort": ("os.abort()", "SIGABRT"),
+    "division": ("os.kill(os.getpid(), signal.SIGFPE)", "SIGFPE"),
+    "exit 0": ("os._exit(0)", "exit code 0"),
+    "panic": ("raise Panic('index out of bounds')", "Panic: index out of bounds"),
+    "closed pipes": ("os.closerange(3, 32)", "exit code"),
+    "garbage": ("write_to_pipes(b'\\xff' * 99)", "garbage"),
+    "a wrong header": ("write_to_pipes(HEADER)", "garbage"),
+}
+HELP = """
+HEADER = (40).to_bytes(8, "little") + (99).to_bytes(8, "little") + b"{" * 32
+def write_to_pipes(data):
+    for number in range(3, 9):
+        try:
+            os.write(number, data)
+        except OSError:
+            pass  # not one that can be written to
+"""
+QUIET = {
+    "error state": "np.seterr(all='raise')",
+    "standard output": "print('x' * 100_000, flush=True)",
+    "no standard output": "sys.stdout = None; os.close(1)",
+    "patched NumPy": "np.testing.assert_allclose = np.allclose = lambda *_, **__: True",
+    "threads": "os.environ['OMP_NUM_THREADS'] = '7'",
+}
+
+
+@pytest.fixture
+def target(tmp_path):
+    """Write a target that does something where it is given a mask, and connect to it."""
+    connected = []
+
+    def make(deed, **limits):
+        path = tmp_path / f"target_{len(connected)}.py"
+        path.write_text(f"{RIGHT}{HELP}\ndef die():\n    {deed}\n")
+        connected.append(connect(f"{path}:f", limits=Limits(**limits)))
+        return connected[-1]
+
+    yield make
+    for remote in connected:
+        remote.worker.close()
+
+
+def judge(remote, *only):
+    only = only or ("agreement-o",)
+    report = check(remote, only=only, examples=2, diagnosis=False, shrink=False)
+    return {outcome.rule: outcome for outcome in report.outcomes}, report
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_a_crash_costs_one_rule_and_is_named(target, name):
+    deed, said = CRASHES[name]
+    outcomes, report = judge(target(deed))
+    assert outcomes["option-mask"].status == "crashed"
+    assert said in outcomes["option-mask"].message
+    assert outcomes["agreement-o"].status == "passed"
+    assert not report.passed
+
+
+def test_an_exception_without_words_is_an_error(target):
+    outcomes, _ = judge(target("raise Odd()"))
+    assert outcomes["option-mask"].status == "error"
+    assert "Odd: (its message raised ValueError)" in outcomes["option-mask"].message
+
+
+def test_an_exit_is_an_error(target):
+    outcomes, _ = judge(target("sys.exit(0)"))
+    assert outcomes["option-mask"].status == "error"
+
+
+@pytest.mark.parametrize("deed", ["while True: pass", "time.sleep(60)"])
+def test_a_hang_is_ended_and_not_asked_a_third_time(target, deed):
+    began = time.monotonic()
+    outcomes, report = judge(target(deed, timeout=0.3))
+    assert outcomes["option-mask"].status == "timed out"
+    assert "no answer within 0.3 s" in outcomes["option-mask"].message
+    assert any(line.startswith("mask") for line in report.refused)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_what_changes_the_process_alone_changes_no_verdict(target, name):
+    outcomes, report = judge(target(QUIET[name]))
+    assert report.passed
+    assert outcomes["agreement-o"].status == "passed"
+
+
+def test_memory_is_watched(target):
+    hoard = "kept = [np.ones(1 << 21) for _ in range(400)]; time.sleep(9)"
+    outcomes, _ = judge(target(hoard, memory=1 << 29))
+    assert outcomes["option-mask"].status == "crashed"
+    assert "more than 512 MiB (--memory)" in outcomes["option-mask"].message
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="the system does not tell")
+def test_children_end_with_the_worker(target):
+    sleeper = [sys.executable, "-c", "import time; time.sleep(300)"]
+    remote = target(f"[subprocess.Popen({sleeper!r}) for _ in range(5)]; os._exit(3)")
+    outcomes, _ = judge(remote)
+    assert outcomes["option-mask"].status == "crashed"
+    leader = remote.worker.process.pid
+    remote.worker.close()
+    listed = subprocess.run(["ps", "-eo", "sess=,args="], capture_output=True, text=True).stdout
+    sessions = [line.split(None, 1)[0] for line in listed.splitlines() if "time.sleep(300)" in line]
+    assert str(leader) not in sessions
+    assert not sessions
+
+
+def test_a_crash_on_the_plainest_problem_fails(tmp_path):
+    path = tmp_path / "exits.py"
+    path.write_text("import os\ndef f(q, k, v):\n    os._exit(0)\n")
+    outcomes, report = judge(connect(f"{path}:f"))
+    assert outcomes["structure"].status == "crashed"
+    assert report.tested
+    assert not report.passed
+
+
+def test_an_interrupt_leaves_a_report(target):
+    calls = []
+
+    def interrupt(dtype, rule, done, total):
+        calls.append(rule)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        check(target("pass"), examples=2, progress=interrupt)
+    assert caught.value.report.interrupted
+    assert not caught.value.report.passed
+    assert str(caught.value.report).rstrip().splitlines()[-1].startswith("interrupted: ")
+
+
+def test_a_terminated_check_prints_what_it_knows(tmp_path):
+    path, asked = tmp_path / "slow.py", tmp_path / "asked"
+    deed = f"open({str(asked)!r}, 'w').close(); time.sleep(0.05)"
+    path.write_text(f"{RIGHT}\ndef die():\n    {deed}\n")
+    command = [sys.executable, "-m", "npattn", "check", f"{path}:f", "--json", tmp_path / "r.json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    while not asked.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in output
+    assert (tmp_path / "r.json").exists()
