@@ -251,20 +251,25 @@ def slope(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
     """Derivative of score_mod at s by complex step, checked against a difference [3]."""
     if s.dtype.kind == "c":
         raise OptionError("score_mod has no gradient for complex scores; pass real q, k, bias")
-    tiny = np.finfo(s.dtype).tiny ** 0.5
-    rate = np.asarray(call_score_mod(problem, s + 1j * tiny, tile)).imag / tiny
+    rate = complex_step(problem, s, tile)
     u = np.finfo(s.dtype).eps
     differs = np.ones(s.shape, bool)
     # u^(1/3) balances truncation h² against rounding u / h; a function that bends within such a
     # step is compared over shorter ones. What is not analytic differs over all of them.
     for power in (1 / 3, 5 / 12, 1 / 2):
         differs = differs & _differs(problem, s, rate, u**power * np.maximum(1, abs(s)), tile)
-    if differs.any():
-        raise OptionError(
-            "score_mod has a complex-step derivative that differs from its difference quotient; "
-            "it must be analytic in s (np.abs and .real are not; write np.where(s.real > 0, s, -s))"
-        )
-    return np.asarray(rate)
+        if not differs.any():
+            return rate
+    raise OptionError(
+        "score_mod has a complex-step derivative that differs from its difference quotient; "
+        "it must be analytic in s (np.abs and .real are not; write np.where(s.real > 0, s, -s))"
+    )
+
+
+def complex_step(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
+    """Derivative of score_mod at s, not checked."""
+    tiny = np.finfo(s.dtype).tiny ** 0.5
+    return np.asarray(np.asarray(call_score_mod(problem, s + 1j * tiny, tile)).imag / tiny)
 
 
 def _differs(problem: Problem, s: Array, rate: Array, h: Array, tile: Tile | None) -> Array:

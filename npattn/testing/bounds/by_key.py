@@ -105,7 +105,7 @@ class KeyGradients(WorstCase):
         self.totals: list[list[Any]] = [
             [np.zeros((1, n, D)), np.zeros((1, n, E))],  # exact
             [np.zeros((1, n, x)) for x in (D, D, E, E)],  # worst, and masses
-            [np.zeros((1, n, x)) for x in (D, D, D, D, D, E, E, E, E)],  # variances
+            [np.zeros((1, n, x)) for x in (D, D, D, D, D, 1, E, E, E, E)],  # variances
         ]
         self.vast = np.zeros((), bool)
         self.scores: list[Array] = []
@@ -194,8 +194,8 @@ class KeyGradients(WorstCase):
         self.worst = {n: np.where(self.vast, np.inf, t) for n, t in worst.items()}
         variance = Variance(self)
         pairs = {
-            "dk": variance._dk_variance(tuple(var[:5])),
-            "dv": variance._dv_variance(tuple(var[5:])),
+            "dk": variance._dk_variance(tuple(var[:6])),
+            "dv": variance._dv_variance(tuple(var[6:])),
         }
         self.var = {n: v[0] for n, (v, _) in pairs.items()}
         self.lost = {n: lost[0] for n, (_, lost) in pairs.items()}

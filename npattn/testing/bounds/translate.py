@@ -28,6 +28,8 @@ def translate_bounds(
 
     `form` is the worst case of the canonical problem; without `dout`, there are no gradients.
     """
+    if conventions == Conventions():
+        return _own_terms(problem, bounds)
     empty = np.isneginf(form.lse)
     if conventions.lse_base == "2":
         size = np.where(empty, 0, abs(form.lse))
@@ -49,6 +51,15 @@ def translate_bounds(
     grads = _translate_gradients(problem, conventions, form, raw, abs(dout))
     forward = {n: t for n, t in bounds.items() if n[0] != "d"}
     return forward | {f"d{n}": t for n, t in vars(grads).items() if t is not None}
+
+
+def _own_terms(problem: Problem, bounds: dict[str, Array]) -> dict[str, Array]:
+    """Return the bounds of results in npattn's own terms."""
+    for name in {"weights", "dbias"} & bounds.keys():  # a deviation of inf, dropped, is none
+        bounds[name] = np.where(np.isnan(bounds[name]), np.inf, bounds[name])
+    if problem.headless:
+        return {n: t[0] if n in FORWARD else t for n, t in bounds.items()}
+    return bounds
 
 
 def _translate_weights(

@@ -273,6 +273,27 @@ def _results(problem: Problem, dout: Any) -> dict[str, Any]:
     return {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights} | grads
 
 
+def test_weight_of_a_sink_may_be_subnormal() -> None:
+    rng, model = np.random.default_rng(0), replace(UPCAST, weights="float16")
+    q, k = np.ones((1, 1)), 16 + rng.random((3, 1)) / 8
+    problem, dout = single(q, k, rng.standard_normal((3, 1)), sinks=np.zeros(1)), np.ones((1, 1))
+    fwd, dlse = evaluate(problem), np.full(1, 100.0)
+    weight = np.exp(-fwd.lse).astype(np.float16).astype(float)
+    got = -weight * (dout[0] * fwd.out[0] - dlse)
+    want = npattn.backward(fwd, dout, dlse).sinks
+    assert within("dsinks", got, want, problem, model, dout=dout, dlse=dlse)
+
+
+def test_scaled_query_may_be_subnormal() -> None:
+    rng, model = np.random.default_rng(0), replace(UPCAST, queries="float16")
+    q, k, v = (rng.standard_normal(shape) for shape in ((1, 17), (11, 17), (11, 5)))
+    problem, dout = single(q * 2.0**-20, k, v, scale=0.3), np.ones((1, 5))
+    scaled = (0.3 * problem.q.astype(float)).astype(np.float16).astype(float)
+    got = npattn.backward(evaluate(problem), dout).k / problem.q.astype(float) * scaled / 0.3
+    want = npattn.backward(evaluate(problem), dout).k
+    assert within("dk", got, want, problem, model, dout=dout)
+
+
 def test_exp_error_moves_a_sink_against_all_keys() -> None:
     rng, model = np.random.default_rng(0), replace(UPCAST, exp_error=2.0**-11)
     v = 1 + rng.standard_normal((1021, 1)) / 100

@@ -129,27 +129,29 @@ class Variance(ForwardVariance):
         return var, sums.flush
 
     def _dk_sums(self) -> tuple[Array, ...]:
-        """Sums over the queries of each query head: variance, dk, its squares, underflow, loss."""
+        """Sums over queries, by query head: variance, dk, its squares, underflow, loss, Σ dx²."""
         worst, unit, q = self.worst, self.unit, finite(self.worst.r.q)
         dx2, ops = worst.dx**2, 2 * R2 * unit.operands.u**2
         turn = self.live.swapaxes(-1, -2)
         each = self.var_dx + (abs(worst.ps) + self.bent) ** 2 * self.var_D
         each = each + dx2 * (self.var_l + R2 * unit.q.u**2 + ops)
         return (
-            dense.sum_live(np.where(self.live, each, 0).swapaxes(-1, -2), q**2, turn),
-            dense.sum_live(worst.dx.swapaxes(-1, -2), q, turn),
-            dense.sum_live(dx2.swapaxes(-1, -2), q**2, turn),
-            dense.sum_live(1.0 * turn, q**2 + 1, turn),
-            dense.sum_live(self.flush.swapaxes(-1, -2), abs(q) + 1, turn),
+            worst.sum_live(np.where(self.live, each, 0).swapaxes(-1, -2), q**2, turn),
+            worst.sum_live(worst.dx.swapaxes(-1, -2), q, turn),
+            worst.sum_live(dx2.swapaxes(-1, -2), q**2, turn),
+            worst.sum_live(1.0 * turn, q**2 + 1, turn),
+            worst.sum_live(self.flush.swapaxes(-1, -2), abs(q) + 1, turn),
+            dx2.sum(-2)[..., None],
         )
 
     def _dk_variance(self, sums: tuple[Array, ...]) -> tuple[Array, Array]:
         """Variance of dk = scale · dXᵀ q, by query head, and the loss by flushing."""
-        var, dk, squares, underflow, lost = sums
+        var, dk, squares, underflow, lost, terms = sums
         worst, scale2 = self.worst, self.worst.scale**2
         var = scale2 * (var + self.sum_variance(worst.terms(worst.T), dk, squares))
         var = var + self.unit.ds.eta**2 / 3 * underflow
         squares, of = squares * scale2, worst.problem.k
+        var = var + self.unit.q.eta**2 / 3 * terms
         return var + self._gradient_storage(
             dk * worst.scale, squares, worst.T, of, shared=True
         ), lost
@@ -292,6 +294,7 @@ class Variance(ForwardVariance):
             factor * pull**2 + var_D + 3 * self.u2 * (worst.D**2 + np.square(worst.dl))
         )
         var = np.where(worst.spoiled_sinks, np.inf, var)
+        var = var + unit.p.eta**2 / 3 * pull**2
         terms = p_sink * pull
         shape = (worst.problem.H, 1, 1)
         n = terms.size / max(worst.problem.H, 1)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn import dense
 from npattn.arrays import Array
 from npattn.testing.bounds.rounding import Storage
 from npattn.testing.bounds.variance.generic import (
@@ -113,7 +112,8 @@ class ForwardVariance(GenericRows):
         if worst.r.p_sink is not None:
             var = var + worst.r.p_sink**2 * self.var_sink * o**2
         var = var + self.var_merge * o**2  # parts merged by lse are not normalised again
-        var = var + (worst.rounding.out_roundings - 1) * storage_variance(o, unit.low)
+        if worst.rounding.out_roundings > 1:
+            var = var + (worst.rounding.out_roundings - 1) * storage_variance(o, unit.low)
         generic, flush = self.generic_rows(), sums.flush + unit.tiny * (self.n + 4)
         return {
             "o": self.limit(var, generic[..., None], flush),
@@ -132,15 +132,15 @@ class ForwardVariance(GenericRows):
         var = var + 2 * storage_variance(x, unit.s)
         if problem.softcap is not None:
             c = problem.softcap
-            t = np.tanh(x / c)
+            t = worst.tanh
             near = np.maximum(abs(x) - DEVIATIONS * np.sqrt(var), 0) / c  # where it may be steepest
             var = var * (1 - np.tanh(near) ** 2) ** 2 + (unit.exp**2 / 3 + 4 * u2) * (c * t) ** 2
             var = var + 2 * storage_variance(c * t, unit.s)
             x = c * t
         if problem.score_mod is not None:
-            rate, f = dense.slope(problem, x), dense.call_score_mod(problem, x)
+            rate, f = worst.rate, worst.modified
             size = f**2 + (x * rate) ** 2
-            far = swing(problem, x, DEVIATIONS * np.sqrt(var)) / DEVIATIONS
+            far = swing(problem, x, f, DEVIATIONS * np.sqrt(var)) / DEVIATIONS
             var = np.maximum(var * rate**2, far**2) + (8 * u2 + 4 * R2 * unit.s.u**2) * size
             x = f
         if problem.bias_array is not None:
@@ -172,10 +172,8 @@ class ForwardVariance(GenericRows):
     def _rescale_variance(self, top: Array) -> Array:
         """Return the same from the largest score of each tile."""
         worst = self.worst
-        counts = [
-            (np.maximum.accumulate(x, -1)[..., 1:] > np.maximum.accumulate(x, -1)[..., :-1]).sum(-1)
-            for x in (top, top[..., ::-1])
-        ]
+        highs = [np.maximum.accumulate(x, -1) for x in (top, top[..., ::-1])]
+        counts = [(high[..., 1:] > high[..., :-1]).sum(-1) for high in highs]
         often = np.maximum(np.maximum(*counts)[..., None], math.log(max(worst.blocks, 1)))
         often = np.minimum(often, min(worst.blocks, 16))
         return np.asarray(self.unit.exp**2 / 3 * (1 + often) + self.u2 * often)

@@ -44,13 +44,16 @@ class Variety(NamedTuple):
 
 def row_sum(x: Array) -> Array:
     """Return the sum over the keys of each row."""
-    return np.asarray(x.sum(-1, keepdims=True))
+    return np.asarray(np.add.reduce(x, -1, keepdims=True))
 
 
 def tile_maxima(s: Array) -> Array:
     """Return the largest score of each tile of 16 keys."""
-    pad = [(0, 0)] * (s.ndim - 1) + [(0, -s.shape[-1] % 16)]
-    s = np.pad(s, pad, constant_values=-np.inf)
+    S = s.shape[-1]
+    if S % 16:
+        padded = np.full((*s.shape[:-1], S + -S % 16), -np.inf)
+        padded[..., :S] = s
+        s = padded
     return np.asarray(s.reshape(*s.shape[:-1], s.shape[-1] // 16, 16).max(-1))
 
 
@@ -93,14 +96,16 @@ class GenericRows:
         if self.everywhere:
             return np.ones(self.live.shape[:-1], bool)
         if dp is None:
-            return self.generic_from(self._score_variety)
-        dp = np.where(self.live, worst.do @ finite(self.r.v).swapaxes(-1, -2), 0)
+            return self._generic_forward
+        v = finite(self.r.v)
+        if worst.drops or v is not self.r.v:  # else it is do vᵀ
+            dp = np.where(self.live, worst.do @ v.swapaxes(-1, -2), 0)
         size = np.sqrt(row_sum(self.p * dp**2))
-        return self.generic_from(self._score_variety, self._variety(dp), size)
+        return self._generic_forward & self._generic_pulls(self._variety(dp), size)
 
     @cached_property
-    def _score_variety(self) -> Variety:
-        return self._variety(self.worst.s)
+    def _generic_forward(self) -> Array:
+        return self.generic_from(self._variety(self.worst.s))
 
     def generic_from(self, scores: Variety, dp: Variety | None = None, size: Any = 0.0) -> Array:
         """Return the same from the variety of scores and dP; dp² is size² on average."""
@@ -109,8 +114,11 @@ class GenericRows:
         least = max(unit.operands.u, unit.u) * np.sqrt(self.all_reach)
         generic = scores.generic_rows(np.maximum(max(unit.p.u, unit.u), least))
         if dp is not None:
-            generic = generic & dp.generic_rows(max(unit.dp.u, unit.u) * size)
+            generic = generic & self._generic_pulls(dp, size)
         return generic & self.unbiased_rows()
+
+    def _generic_pulls(self, dp: Variety, size: Any) -> Array:
+        return dp.generic_rows(max(self.unit.dp.u, self.unit.u) * size)
 
     def unbiased_rows(self) -> Array:
         """Return the rows, (..., H, T), whose errors are small and do not lean to one side."""
@@ -122,11 +130,15 @@ class GenericRows:
         count = self.live.sum(-1)
         steps = count_rises(np.where(self.live, x, np.nan).astype(np.float32))
         x = np.where(self.live, x, 0)
-        total = row_sum(self.p)
-        mean = row_sum(self.p * x) / np.where(total > 0, total, 1)
+        mean = row_sum(self.p * x) / self._row_total
         return Variety(
             steps + (count > 0), count, np.sqrt(row_sum(self.p * (x - mean) ** 2)[..., 0])
         )
+
+    @cached_property
+    def _row_total(self) -> Array:
+        total = row_sum(self.p)
+        return np.where(total > 0, total, 1)
 
     def keys_are_generic(self) -> bool:
         """Return True if the queries of each key are distinct too."""
@@ -142,4 +154,4 @@ class GenericRows:
         return np.where(generic, DEVIATIONS * np.sqrt(var) + lost, np.inf)
 
     def products(self, w: Array, x: Array) -> Array:
-        return dense.sum_live(w, x, self.live)
+        return self.worst.sum_live(w, x, self.live)

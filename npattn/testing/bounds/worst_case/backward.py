@@ -154,12 +154,12 @@ class WorstCase(ForwardErrors):
         ak, mm = abs(k), self.unit.operands.times(2)
         each = e_dx + (self.gamma(self.terms(self.S)) + mm) * (abs(dx) + e_dx)
         return DqErrorSums(
-            each=dense.sum_live(each, ak, live),
-            signed=dense.sum_live(dx, k, live),
-            common=dense.sum_live(self.ps, k, live),
-            loose=dense.sum_live(self.loose, ak, live),
-            flush=dense.sum_live(1.0 * live, ak + 1, live),
-            mass=dense.sum_live(abs(dx), ak, live),
+            each=self.sum_live(each, ak, live),
+            signed=self.sum_live(dx, k, live),
+            common=self.sum_live(self.ps, k, live),
+            loose=self.sum_live(self.loose, ak, live),
+            flush=self.sum_live(1.0 * live, ak + 1, live),
+            mass=self.sum_live(abs(dx), ak, live),
         )
 
     def _dq_bound(self, sums: DqErrorSums) -> Array:
@@ -178,9 +178,11 @@ class WorstCase(ForwardErrors):
         row = e_dx + (abs(self.ps) + self.loose) * self.e_D
         row = row + (self.rebuild + self.unit.q.u) * abs(dx)
         row = np.where(live, row + (self.gamma(self.terms(self.T)) + mm) * (abs(dx) + row), 0)
-        t = self.scale * dense.sum_live(row.swapaxes(-1, -2), aq, turn)
-        t = t + self._flush() * dense.sum_live(1.0 * turn, aq + 1, turn)
-        return t, self.scale * dense.sum_live(abs(dx).swapaxes(-1, -2), aq, turn)
+        t = self.scale * self.sum_live(row.swapaxes(-1, -2), aq, turn)
+        t = t + self._flush() * self.sum_live(1.0 * turn, aq + 1, turn)
+        if self.unit.q.eta:  # q · scale, stored, may be subnormal
+            t = t + self.unit.q.eta * (abs(dx) + row).sum(-2)[..., None]
+        return t, self.scale * self.sum_live(abs(dx).swapaxes(-1, -2), aq, turn)
 
     def _dv_sums(self) -> tuple[Array, Array]:
         """Return the error of dv by query head, and the sum of its absolute terms."""
@@ -206,7 +208,7 @@ class WorstCase(ForwardErrors):
         P = p_sink * (1 + self.R_sink) * (1 + self.rebuild)
         each = (P - p_sink) * abs(pull) + P * (e_D + 3 * unit.u * size)
         each = each + P * ((1 + unit.ds.u + unit.p.u) ** 2 - 1) * (abs(pull) + e_D)
-        each = each + (unit.ds.eta + unit.tiny) * (1 + abs(pull))
+        each = each + (unit.ds.eta + unit.tiny) * (1 + abs(pull)) + unit.p.eta * abs(pull)
         each = np.where(self.spoiled_sinks, np.inf, each)
         n = each.size / max(self.problem.H, 1)
         each = each + self.gamma(n + 4) * (p_sink * abs(pull) + each)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn import dense
 from npattn.arrays import Array
 from npattn.testing.bounds.worst_case.scores import ScoreErrors, finite
 
@@ -156,8 +155,8 @@ class ForwardErrors(ScoreErrors):
         return OutErrorSums(
             moved=self.pR.sum(-1, keepdims=True),
             square=self.square(self.pR),
-            mass=dense.sum_live(self.p_hat * z, av, live),
-            lost=dense.sum_live(lost, av, live),
+            mass=self.sum_live(self.p_hat * z, av, live),
+            lost=self.sum_live(lost, av, live),
             far=self._range(),
             seen=np.asarray(live.any(-1, keepdims=True)),
         )
@@ -188,8 +187,8 @@ class ForwardErrors(ScoreErrors):
         v, v2, centre = self._centred_values
         o = self.o - centre
         W = w.sum(-1, keepdims=True)
-        square = dense.sum_live(w * z * z, v2, live)
-        cross = o * dense.sum_live(w * z, v, live)
+        square = self.sum_live(w * z * z, v2, live)
+        cross = o * self.sum_live(w * z, v, live)
         # What the three terms lose to float64 when they cancel.
         noise = (self.problem.S + 4) * 2.0**-52 * (square + 2 * abs(cross) + o**2 * W)
         return np.asarray(np.maximum(square - 2 * cross + o**2 * W + noise, 0))

@@ -18,15 +18,15 @@ __all__ = ["ScoreErrors", "finite", "swing"]
 
 WIDE = 0.25
 """Errors of scores within which a score_mod may turn."""
+TAME = 1e100
 
 
-def swing(problem: Problem, s: Array, error: Array) -> Array:
-    """Return how far score_mod moves where its argument moves by the error.
+def swing(problem: Problem, s: Array, f: Array, error: Array) -> Array:
+    """Return how far score_mod moves from f, its value at s, where s moves by the error.
 
     It is evaluated at both ends and, where the error is wide, also between them, evenly and around
     0, where functions turn.
     """
-    f = dense.call_score_mod(problem, s)
     at = [s - error, s + error]
     if np.max(error, initial=0, where=np.isfinite(error)) > WIDE:
         at += [s + t * error for t in np.linspace(-1, 1, 18)[1:-1]]
@@ -38,6 +38,11 @@ def finite(x: Array) -> Array:
     """Replace NaN and inf in x by 0."""
     numbers = np.isfinite(x)
     return x if numbers.all() else np.where(numbers, x, 0)
+
+
+def are_tame(*arrays: Array) -> bool:
+    """Return True for numbers whose squares, and sums of them, are finite."""
+    return all(x.min(initial=0) > -TAME and x.max(initial=0) < TAME for x in arrays)
 
 
 class Stage(NamedTuple):
@@ -64,6 +69,9 @@ class ScoreErrors:
     x: Array  # scale · q kᵀ
     sink: Array | None
     p_sink: Array | None  # the share of the sink in each row
+    tanh: Array  # of x / softcap
+    modified: Array  # score_mod of the capped scores, and its derivative there
+    rate: Array
 
     def _set_options(
         self,
@@ -103,6 +111,14 @@ class ScoreErrors:
     def gamma(self, n: float) -> float:
         """Return the relative error of n roundings in a row."""
         return n * self.unit.u / (1 - n * self.unit.u)
+
+    @cached_property
+    def tame(self) -> bool:
+        return are_tame(self.r.q, self.r.k, self.r.v)
+
+    def sum_live(self, w: Array, x: Array, live: Array) -> Array:
+        """Return `dense.sum_live`, where x is made of q, k or v: nothing is left out of numbers."""
+        return np.asarray(w @ x) if self.tame else dense.sum_live(w, x, live)
 
     # --- stage by stage ---------------------------------------------------------------------------
 
@@ -147,7 +163,7 @@ class ScoreErrors:
 
     def _softcap(self, stage: Stage, c: float) -> Stage:
         unit, u, s, error = self.unit, self.unit.u, stage.s, stage.error
-        t = np.tanh(s / c)
+        self.tanh = t = np.tanh(s / c) if self.r.tanh is None else self.r.tanh
         moved = (error + (u + unit.s.u) * abs(s)) / c
         # tanh rises by at most (1 − t²) δ + ½ max|tanh″| δ², and by at most δ.
         moved = np.minimum(moved, (1 - t**2) * moved + 2 / 27**0.5 * moved**2)
@@ -158,10 +174,10 @@ class ScoreErrors:
     def _score_mod(self, stage: Stage) -> Stage:
         unit, u, problem = self.unit, self.unit.u, self.problem
         s, error, slope, slope_error = stage
-        f = dense.call_score_mod(problem, s)
-        rate = dense.slope(problem, s)
-        step = swing(problem, s, error)
-        bent = [abs(dense.slope(problem, s + d) - rate) for d in (error, -error)]
+        self.modified = f = dense.call_score_mod(problem, s)
+        self.rate = rate = dense.complex_step(problem, s)
+        step = swing(problem, s, f, error)
+        bent = [abs(dense.complex_step(problem, s + d) - rate) for d in (error, -error)]
         # The roundings inside score_mod are its own: eight operations on numbers of its size.
         inside = 8 * u + 4 * unit.s.u
         rate_error = np.maximum(*bent) + inside * (1 + abs(rate)) + unit.s.eta
