@@ -32,8 +32,8 @@ def _calls(task: Task, exp: bool) -> Calls:
     tiles = tiled.visible_tiles(task.problem())
     q = task.q[0] * np.asarray(task.scale, task.q.dtype)
     k, v, do = task.k[0], task.v[0], task.dout[0]
-    # The backward pass has lse and Σ do·out as one more column of its operands.
-    q1, k1, v1, do1 = (_with_column(x) for x in (q, k, v, do))
+    # The backward pass has Σ do·out as one more column of do and v.
+    v1, do1 = _with_column(v), _with_column(do)
 
     def forward() -> None:
         def work(block: Any, space: _Buffers) -> None:
@@ -49,7 +49,7 @@ def _calls(task: Task, exp: bool) -> Calls:
         def work(block: Any, space: _Buffers) -> None:
             for head, kv, t0, t1, s0, s1 in block:
                 n, m = t1 - t0, s1 - s0
-                p = np.matmul(q1[head, t0:t1], k1[kv, s0:s1].T, out=space.scores(n, m))
+                p = np.matmul(q[head, t0:t1], k[kv, s0:s1].T, out=space.scores(n, m))
                 if exp:
                     np.exp(p, out=p)
                 np.matmul(p.T, do[head, t0:t1], out=space.keys(m))
