@@ -62,6 +62,14 @@ CAUGHT = (
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_input_returned_as_result_fails_in_the_first_calls(seed):
+    made = trial(sharing, "output_is_value")
+    recipe, *_ = PROPERTIES["outputs-apart"].recipes(made, seed, 20)
+    with pytest.raises(Violation, match="o shares memory with v"):
+        PROPERTIES["outputs-apart"].check(made, recipe)
+
+
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["cache_by_identity", "cache_of_mask_objects"])
 def test_identity_of_either_kind_fails_where_there_are_few_options(name, seed):
     made = trial(caches, name)
