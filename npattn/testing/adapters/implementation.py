@@ -154,6 +154,11 @@ class Implementation:
         )
 
     @property
+    def isolated(self) -> bool:
+        """True if it lives in another process."""
+        return False
+
+    @property
     def versions(self) -> dict[str, str]:
         """Versions of what it needs, where they may differ from those here."""
         return {}

@@ -1,8 +1,8 @@
 """Describe what an implementation does with wrong input: a note each, never a verdict.
 
 Nothing is promised here, but a caller wants to know whether a mistake gives an exception, a number
-or a crash. Every case runs in a child process, since a kernel that reads beyond an array may take
-its process with it. Only ``--only robustness`` asks.
+or a crash. Every case runs in a worker or another child process, since a kernel that reads beyond
+an array may take its process with it. Only ``--only robustness`` asks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.base import Crash, ImplementationError, TimedOut
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
@@ -122,7 +122,7 @@ def describe_wrong_input(implementation: Implementation, space: Space) -> list[s
     -------
     list of str
     """
-    if "fork" not in multiprocessing.get_all_start_methods():
+    if not implementation.isolated and "fork" not in multiprocessing.get_all_start_methods():
         return ["not tried: this system cannot fork, and a crash would end this process"]
     base = replace(Recipe(dtype=space.dtype), lead=(5,), H=3, K=3, T=5, S=7, D=16, E=16)
     problem = base.problem()
@@ -135,7 +135,12 @@ def describe_wrong_input(implementation: Implementation, space: Space) -> list[s
 
 
 def _describe_call(implementation: Implementation, arrays: Arrays, options: Options) -> str:
-    """Describe one call, made in a child process."""
+    """Describe one call, made in a worker or in a child process."""
+    if implementation.isolated:
+        try:
+            return _describe_answer(implementation, arrays, options)
+        except (Crash, TimedOut) as err:
+            return f"CRASHED ({err})"
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     args = (theirs, implementation, arrays, options)
@@ -159,11 +164,16 @@ def _describe_call(implementation: Implementation, arrays: Arrays, options: Opti
 
 
 def _run_child(pipe: Any, implementation: Implementation, arrays: Arrays, options: Options) -> None:
+    pipe.send(_describe_answer(implementation, arrays, options))
+
+
+def _describe_answer(implementation: Implementation, arrays: Arrays, options: Options) -> str:
     try:
         out = implementation.call(arrays, options)
+    except (Crash, TimedOut):
+        raise
     except ImplementationError as err:
         message = " ".join(str(err).split())
-        pipe.send(f"an exception ({message[:160]})")
-        return
+        return f"an exception ({message[:160]})"
     kind = "finite" if np.isfinite(out.astype(np.float64)).all() else "with NaN or inf"
-    pipe.send(f"ANSWERED without a word: {out.dtype} {out.shape}, {kind}")
+    return f"ANSWERED without a word: {out.dtype} {out.shape}, {kind}"

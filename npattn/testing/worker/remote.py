@@ -201,6 +201,11 @@ class Remote(Implementation):
         return frozenset(self.worker.description.get("abilities", ()))
 
     @property
+    def isolated(self) -> bool:
+        """True if it lives in another process."""
+        return True
+
+    @property
     def versions(self) -> dict[str, str]:
         """Versions of what it needs, where they may differ from those here."""
         return {str(n): str(x) for n, x in self.worker.description.get("versions", {}).items()}

@@ -11,7 +11,8 @@ import npattn.testing.runner.robustness as robustness
 from npattn.testing import Implementation, check
 from npattn.testing.cases.space import Space
 from npattn.testing.runner.robustness import MISTAKES, describe_wrong_input
-from npattn.testing.targets.numpy import flash
+from npattn.testing.targets.numpy import flash, naive
+from npattn.testing.worker.connect import connect
 
 
 def lenient(q, k, v, mask=None):
@@ -87,3 +88,10 @@ def test_notes_are_no_verdict():
 def test_robustness_runs_only_by_name():
     report = check(lenient, examples=1, only=["shape-dtype"])
     assert "robustness" not in {o.rule for o in report.outcomes}
+
+
+def test_a_worker_describes_its_mistakes_as_a_child_does():
+    here, remote = Implementation(naive, framework="numpy"), connect("numpy.naive")
+    space = Space(features=remote.features, dtype="float32")
+    assert describe_wrong_input(remote, space) == describe_wrong_input(here, space)
+    remote.worker.close()
