@@ -159,6 +159,16 @@ class Implementation:
         return False
 
     @property
+    def keeps_arrays(self) -> bool:
+        """True if arrays and results of one call are there in the next."""
+        return True
+
+    @property
+    def takes_threads(self) -> bool:
+        """True if two threads may call it at once."""
+        return True
+
+    @property
     def versions(self) -> dict[str, str]:
         """Versions of what it needs, where they may differ from those here."""
         return {}

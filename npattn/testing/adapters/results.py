@@ -57,7 +57,7 @@ def name_gradients(
         name = next(iter(ours.get(theirs, ())), theirs)
         if name not in INPUTS:
             raise ResultError(f"backward returned {theirs}, must be among {', '.join(INPUTS)}")
-        if gradient is not None and name == "bias" and "mask" in inputs:
+        if hasattr(gradient, "ndim") and name == "bias" and "mask" in inputs:
             gradient = _fold_to_shape(gradient, tuple(inputs["bias"].shape))
         if gradient is not None:
             named[f"d{name}"] = gradient

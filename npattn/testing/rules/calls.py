@@ -25,6 +25,7 @@ from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.levels import Level
 from npattn.testing.rules.register import Check, Condition, rule
+from npattn.testing.rules.requirements import keeps_nothing
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
 __all__ = ["experiment", "judge_call", "largest", "results_with", "roll_contents", "show"]
@@ -153,6 +154,8 @@ def _packed_inputs(f: Implementation, problem: Problem, by_head: bool) -> dict[s
 
 
 def _refuses_packed(trial: Trial) -> str | None:
+    if reason := keeps_nothing(trial):
+        return reason
     if not {"transposed", "stepped"} & trial.space.structure:
         return "refuses every view that is not contiguous"
     base = trial.space.base()
@@ -195,7 +198,7 @@ ALIASES = {"v is k": ("k", "v"), "q is k": ("k", "q")}
 """Pairs of inputs that may be one object: the first stands for the second too."""
 
 
-@experiment("aliased-inputs", 8, square=True)
+@experiment("aliased-inputs", 8, keeps_nothing, square=True)
 def aliased_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """k and v may be one object, and so may q and k.
 
@@ -219,6 +222,8 @@ def aliased_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> fl
 
 
 def _no_threads(trial: Trial) -> str | None:
+    if not trial.implementation.takes_threads:
+        return "its worker answers one request after the other"
     name = trial.implementation.framework.name
     return None if name in ("numpy", "torch") else f"functions of {name} arrays are not asked"
 

@@ -18,6 +18,7 @@ from npattn.testing.rules.calls import (
     largest,
     roll_contents,
 )
+from npattn.testing.rules.requirements import keeps_nothing
 from npattn.testing.trial import Trial, Violation
 
 HELD = 39
@@ -25,6 +26,8 @@ HELD = 39
 
 
 def _immutable(trial: Trial) -> str | None:
+    if reason := keeps_nothing(trial):
+        return reason
     immutable = trial.implementation.framework.immutable
     return "its arrays are immutable" if immutable else None
 
@@ -150,7 +153,7 @@ def _same_bits(x: Array, y: Array) -> bool:
 # --- whose memory a result is ---
 
 
-@experiment("outputs-kept", 2)
+@experiment("outputs-kept", 2, keeps_nothing)
 def outputs_kept(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A result keeps its contents while forty calls of the same shapes are made.
 

@@ -22,12 +22,12 @@ from npattn.testing.rules.picks import (
     relate_part,
 )
 from npattn.testing.rules.register import rule
-from npattn.testing.rules.requirements import of_few_shapes
+from npattn.testing.rules.requirements import keeps_nothing, of_few_shapes
 from npattn.testing.rules.terms import fits_sizes
 from npattn.testing.trial import Trial, Violation, WrongAnyway
 
 
-@rule("inputs-unchanged", "15", level="conduct")
+@rule("inputs-unchanged", "15", level="conduct", unless=keeps_nothing)
 def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
     """Inputs are never written to, forward or backward.
 
@@ -200,6 +200,8 @@ def _check_kept_results(
 ) -> None:
     """Check that later calls change neither a returned result nor arrays saved for a backward."""
     f = trial.implementation
+    if keeps_nothing(trial):
+        return
     result = f.raw(problem)
     before = f.framework.take(result)
     f.forward(other)

@@ -22,6 +22,7 @@ __all__ = [
     "forbid_late_softcap",
     "force_hiding",
     "hidden_keys_matter",
+    "keeps_nothing",
     "lacks",
     "needs",
     "no_gradients",
@@ -49,6 +50,10 @@ def first(*conditions: Condition) -> Condition:
 
 def no_gradients(trial: Trial) -> str | None:
     return None if trial.gradients else "no backward"
+
+
+def keeps_nothing(trial: Trial) -> str | None:
+    return None if trial.implementation.keeps_arrays else "its worker keeps nothing between calls"
 
 
 def no_lse(trial: Trial) -> str | None:

@@ -8,7 +8,6 @@ function of this process.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +36,7 @@ from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.results import INPUTS, name_results
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.worker.child import SHORT, Tensor
+from npattn.testing.worker.description import Stub
 from npattn.testing.worker.given_up import GivenUp
 from npattn.testing.worker.supervisor import Worker
 from npattn.testing.worker.values import (
@@ -47,6 +47,7 @@ from npattn.testing.worker.values import (
     Place,
     Result,
     array_of,
+    find_garbage,
     places,
     plain,
     raise_errors,
@@ -59,26 +60,6 @@ __all__ = ["Remote"]
 
 EAGER_SECONDS, COMPILE_SECONDS = 10.0, 120.0
 """Time for a call, and for the first call of a shape where the framework compiles."""
-
-
-class Stub:
-    """Stands for a callable of the worker: it has its parameters, and cannot be called here."""
-
-    def __init__(self, parameters: list[list[Any]]) -> None:
-        self.__signature__ = inspect.Signature([_parameter(*p) for p in parameters])
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("it lives in the worker: Remote sends requests")
-
-
-def _parameter(name: str, kind: str, default: list[Any], annotation: str) -> inspect.Parameter:
-    empty = inspect.Parameter.empty
-    return inspect.Parameter(
-        str(name),
-        getattr(inspect.Parameter, kind),
-        default=default[0] if default else empty,
-        annotation=annotation or empty,
-    )
 
 
 # --- values on this side --------------------------------------------------------------------------
@@ -127,7 +108,7 @@ class Frames(NumPy):
             value = self.remote.read(value)
         if isinstance(value, NoArray):
             raise value.error
-        return np.array(value)
+        return super().take(value)
 
     def add_mask(self, mask: Array, q: Array) -> Any:
         return Composed("add_mask", (mask, q)) if self.forms else super().add_mask(mask, q)
@@ -206,6 +187,16 @@ class Remote(Implementation):
         return True
 
     @property
+    def keeps_arrays(self) -> bool:
+        """True if it keeps arrays and results between calls."""
+        return {"objects", "hold"} <= self.abilities
+
+    @property
+    def takes_threads(self) -> bool:
+        """True if two threads may call it at once."""
+        return "channels" in self.abilities
+
+    @property
     def versions(self) -> dict[str, str]:
         """Versions of what it needs, where they may differ from those here."""
         return {str(n): str(x) for n, x in self.worker.description.get("versions", {}).items()}
@@ -237,7 +228,7 @@ class Remote(Implementation):
         before_reading: Callable[[], object] | None = None,
     ) -> Results:
         """Call it plainly and, if it returns lse or weights on request, once more with them."""
-        request = Request(self, problem, keeps=inputs is not None)
+        request = Request(self, problem, keeps=inputs is not None and self.keeps_arrays)
         request.add_arrays(self.inputs(problem, view) if inputs is None else inputs)
         options = self.options(problem)
         with note_problem(problem):
@@ -290,7 +281,7 @@ class Remote(Implementation):
         before_reading: Callable[[], object] | None = None,
     ) -> Results:
         """Return dq, dk, dv and, where it has them, dbias and dsinks."""
-        keeps = inputs is not None
+        keeps = inputs is not None and self.keeps_arrays
         inputs = self.inputs(problem, view) if inputs is None else inputs
         with note_problem(problem, cotangents):
             given = self.give_cotangents(problem, cotangents, view) if given is None else given
@@ -300,13 +291,22 @@ class Remote(Implementation):
             hold, options = before_reading is not None, self.options(problem)
             if self.backward is None:
                 names = [n for n in INPUTS if n in inputs and (bias_gradient or n != "bias")]
-                gradients = request.autograd(options, given, names, hold)
+                value = request.autograd(options, given, names, hold)
             else:
                 value = request.backward(options, given, meanwhile, hold)
-                gradients = self._name_gradients(value, inputs)
             if before_reading is not None:
                 before_reading()
-            return self._read(gradients.items())
+            if self.backward is not None:  # naming may fold that of the bias, which needs it here
+                value = self._name_gradients(self._fetch(value), inputs)
+            return self._read(value.items())
+
+    def _fetch(self, value: Any) -> Any:
+        """Return results with those read that the worker keeps."""
+        if isinstance(value, tuple):
+            return tuple(map(self._fetch, value))
+        if isinstance(value, dict):
+            return {name: self._fetch(x) for name, x in value.items()}
+        return self.read(value) if isinstance(value, Place) else value
 
     def results_on_device(self, *_: Any) -> list[tuple[str, Any]]:
         """Raise: arrays of the worker cannot be judged where they are."""
@@ -371,12 +371,13 @@ class Remote(Implementation):
         if self.framework.count is not None:
             message["threads"] = self.framework.count
         answer, out = self.worker.request(message, tensors, self.seconds(shape))
-        for key, name in answer.get("changed", {}).items():
-            for counterpart in self._counterparts.values():
-                array = counterpart.mine()
-                if counterpart.key == key and array is not None and array.flags.writeable:
-                    array[...] = array_of(out[name]).reshape(array.shape)
-                    counterpart.contents = array.tobytes()
+        with find_garbage():
+            for key, name in answer.get("changed", {}).items():
+                for counterpart in self._counterparts.values():
+                    array = counterpart.mine()
+                    if counterpart.key == key and array is not None and array.flags.writeable:
+                        array[...] = array_of(out[name]).reshape(array.shape)
+                        counterpart.contents = array.tobytes()
         return answer, out
 
     def read(self, place: Place) -> Any:
@@ -386,8 +387,9 @@ class Remote(Implementation):
         answer, out = self.send({"do": "read", "of": place.held.key, "again": True}, {})
         raise_errors(answer, {})
         item: Any = place.item
-        value = value_of(answer["value"], out)
-        return value[item] if isinstance(value, (tuple, dict)) else value
+        with find_garbage():
+            value = value_of(answer["value"], out)
+            return value[item] if isinstance(value, (tuple, dict)) else value
 
 
 @dataclass
@@ -505,7 +507,8 @@ class Request:
                 return names[item] if item < len(names) else f"result {item}"
             return f"d{'qkv'[item]}" if isinstance(item, int) else f"d{item}"
 
-        return [(name(*one), name(*other)) for one, other in answer.get("overlaps", ())]
+        with find_garbage():
+            return [(name(*one), name(*other)) for one, other in answer.get("overlaps", ())]
 
     def _call(self, options: dict[str, Any], returns: tuple[str, ...]) -> dict[str, Any]:
         remote = self.remote
@@ -559,10 +562,14 @@ class Request:
         """Send a request; return the value, or places of what is kept."""
         if not hold:
             answer, out = self._exchange(message, prefixes)
-            return value_of(answer["value"], out), None
+            with find_garbage():
+                return value_of(answer["value"], out), None
+        if "hold" not in self.remote.abilities:
+            raise ImplementationError("its worker keeps no results")
         held = self.remote.hold()
         answer, _ = self._exchange(message | {"hold": held.key}, prefixes)
-        return places(answer["value"], held), held
+        with find_garbage():
+            return places(answer["value"], held), held
 
     def _exchange(
         self, message: dict[str, Any], prefixes: Mapping[str, str]

@@ -20,6 +20,8 @@ from typing import Any
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import Crash, ImplementationError, TimedOut
 from npattn.testing.worker.child import LARGEST, Tensor, parse_frame, write_frame
+from npattn.testing.worker.description import read_description
+from npattn.testing.worker.values import GARBAGE
 
 __all__ = ["Limits", "Worker"]
 
@@ -116,9 +118,10 @@ class Worker:
             raise OptionError(str(answer["usage"]))
         if "raised" in answer:
             self.close()
-            kind, text = answer["raised"]["type"], answer["raised"]["message"]
-            raise OptionError(f"the target cannot be imported: {kind}: {text}")
-        self.description = answer
+            raised = answer["raised"]
+            words = (raised.get("type"), raised.get("message")) if isinstance(raised, dict) else ()
+            raise OptionError(f"the target cannot be imported: {': '.join(map(str, words))}")
+        self.description = read_description(answer)
         return self.description
 
     def _describe(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +203,7 @@ class Worker:
         except _OutOfMemory as err:
             self.kill()
             raise Crash(f"crashed: {err} (--memory)") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as err:
+        except GARBAGE as err:
             self.kill()
             text = f"crashed: its process answered with garbage ({type(err).__name__}: {err})"
             raise Crash(self._with_errors(text)) from None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.errors import OptionError
-from npattn.testing.adapters.base import ImplementationError, ResultError, catch_foreign
+from npattn.testing.adapters.base import Crash, ImplementationError, ResultError, catch_foreign
 from npattn.testing.worker.child import NAMES, SHORT, Tensor
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Place",
     "Result",
     "array_of",
+    "find_garbage",
     "places",
     "plain",
     "raise_errors",
@@ -87,6 +89,27 @@ class Result:
 
 # --- what comes back ------------------------------------------------------------------------------
 
+GARBAGE = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""Exceptions with which reading an answer ends, if it has not the form that it must have."""
+
+
+@contextmanager
+def find_garbage() -> Iterator[None]:
+    """Raise `Crash` where an answer has not the form that it must have."""
+    try:
+        yield
+    except GARBAGE as err:
+        text = f"crashed: its process answered with garbage ({type(err).__name__}: {err})"
+        raise Crash(text) from None
+
 
 def places(structure: Any, held: Held) -> Any:
     if structure is None:
@@ -123,9 +146,10 @@ def raise_errors(answer: Mapping[str, Any], prefixes: Mapping[str, str]) -> None
     if "unreadable" in answer:
         raise ImplementationError(str(answer["unreadable"]))
     if "raised" in answer:
-        raised = answer["raised"]
-        prefix = prefixes.get(raised.get("during", ""), prefixes.get("", ""))
-        error = foreign_exception(raised)
+        with find_garbage():
+            raised = answer["raised"]
+            prefix = prefixes.get(str(raised.get("during", "")), prefixes.get("", ""))
+            error = foreign_exception(raised)
         if not prefix:
             raise error
         with catch_foreign(prefix):
@@ -135,7 +159,7 @@ def raise_errors(answer: Mapping[str, Any], prefixes: Mapping[str, str]) -> None
 @cache
 def _foreign_class(name: str, module: str, bases: tuple[str, ...]) -> type[BaseException]:
     """Return a class like one of the worker: of its name, derived from its built-in base."""
-    kinds = (getattr(builtins, base, None) for base in bases)
+    kinds = (getattr(builtins, base, None) for base in bases if not base.endswith("Group"))
     own = (k for k in kinds if isinstance(k, type) and issubclass(k, BaseException))
     base = next(own, Exception)
     base = Exception if base in (KeyboardInterrupt, GeneratorExit) else base
@@ -148,10 +172,13 @@ def _foreign_class(name: str, module: str, bases: tuple[str, ...]) -> type[BaseE
 def foreign_exception(raised: Mapping[str, Any]) -> BaseException:
     """Return an exception like one that was raised in the worker."""
     kind = _foreign_class(
-        str(raised["type"]), str(raised["module"]), tuple(map(str, raised["bases"]))
+        str(raised["type"]),
+        str(raised.get("module", "builtins")),
+        tuple(map(str, raised.get("bases", ()))),
     )
     error = kind.__new__(kind)
-    error.message = str(raised["message"])  # type: ignore[attr-defined]
+    text = str(raised.get("message", "")).encode("utf-8", "backslashreplace").decode()
+    error.message = text  # type: ignore[attr-defined]
     return error
 
 
