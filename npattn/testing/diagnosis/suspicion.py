@@ -33,7 +33,8 @@ class Suspected(Evidence):
     @cached_property
     def wrong(self) -> dict[str, float]:
         """Mean square error of each result in which it is excessive."""
-        squares = {name: excessive(chi_square(self.errors, name)) for name in self.errors.names()}
+        names = [name for name in self.errors.names() if name in self.observed]
+        squares = {name: excessive(chi_square(self.errors, name)) for name in names}
         return {name: square for name, square in squares.items() if square is not None}
 
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
