@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ try:
     from rich.table import Table
 
     from npattn.testing.adapters.choose import FRAMEWORKS
+    from npattn.testing.adapters.implementation import Implementation
     from npattn.testing.check import DTYPES, check
     from npattn.testing.diagnosis.fingerprint import LAYOUTS, fingerprint
     from npattn.testing.levels import LEVELS, REQUIRED
@@ -76,7 +78,12 @@ framework_option = click.option(
 @click.option(
     "--examples", default=100, show_default=True, type=click.IntRange(1), help="Per rule."
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
+@click.option(
+    "--seed",
+    metavar="N|random",
+    callback=lambda _, __, text: _seed(text),
+    help="Seed of everything random.  [default: 0; random with --untrusted]",
+)
 @framework_option
 @click.option(
     "--layout",
@@ -130,6 +137,12 @@ framework_option = click.option(
     "--must",
     metavar="NAMES",
     help="Options, results and gradients that must be tested, as mask,lse,dk: else exit code 2.",
+)
+@click.option(
+    "--untrusted",
+    is_flag=True,
+    help="For code that nobody has read: a worker that finds no npattn, a random seed, --strict, "
+    "and every gradient must be tested unless --must says otherwise.",
 )
 @click.option("--in-process", is_flag=True, help="Call TARGET in this process, without a worker.")
 @click.option(
@@ -194,6 +207,9 @@ def check_command(
     timeout: float | None,
     memory: str | None,
     must: str | None,
+    untrusted: bool,
+    seed: int | None,
+    strict: bool,
     device: str | None,
     sweep: int,
     **options: Any,
@@ -217,17 +233,21 @@ def check_command(
         }
         limits = Limits(timeout, _bytes(memory))
         if in_process or sweep:
-            _refuse_limits(limits, command, "--in-process" if in_process else "--sweep")
+            flag = "--in-process" if in_process else "--sweep"
+            _refuse_limits(limits, command, untrusted, flag)
             implementation = load_implementation(target, **given)
         else:
-            implementation = connect(target, command=command, device=device, limits=limits, **given)
+            given |= {"device": device, "limits": limits, "untrusted": untrusted}
+            implementation = connect(target, command=command, **given)
             device = None  # the worker has it
         conventions = _with_conventions(implementation.conventions, convention_words)
         with _ProgressBar() as (bar, advance), _interruptible():
             report = check(
                 implementation,
                 conventions=conventions,
-                must=must.split(",") if must else (),
+                must=must.split(",") if must else _gradients(implementation) if untrusted else (),
+                seed=secrets.randbits(64) if seed is None and untrusted else seed or 0,
+                strict=strict or untrusted,
                 device=device,
                 sweep=sweep,
                 dtypes=dtypes or ("float32",),
@@ -274,8 +294,24 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _refuse_limits(limits: Limits, command: str | None, flag: str) -> None:
+def _seed(text: str | None) -> int | None:
+    """Parse the seed: a number, or "random" for one of 64 bits."""
+    if text == "random":
+        return secrets.randbits(64)
+    if text is not None and not text.isdigit():
+        raise click.BadParameter(f"{text!r} must be a number, or random")
+    return None if text is None else int(text)
+
+
+def _gradients(implementation: Implementation) -> tuple[str, ...]:
+    """Return the gradients of what it takes."""
+    options = [f"d{name}" for name in ("bias", "sinks") if name in implementation.features]
+    return ("dq", "dk", "dv", *options)
+
+
+def _refuse_limits(limits: Limits, command: str | None, untrusted: bool, flag: str) -> None:
     given = {"--worker": command, "--timeout": limits.timeout, "--memory": limits.memory}
+    given |= {"--untrusted": untrusted or None}
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise OptionError(f"{' and '.join(named)} need a worker, and {flag} calls TARGET here")

@@ -154,7 +154,7 @@ class Implementation:
         )
 
     @property
-    def isolated(self) -> bool:
+    def is_isolated(self) -> bool:
         """True if it lives in another process."""
         return False
 

@@ -48,7 +48,7 @@ def probe_plain(probing: Probing) -> bool:
                 break
     if not probing.trial.space.structure:
         probing.refused[:] = []
-        if isinstance(first, (ResultError, Crash, TimedOut)):
+        if _is_failure(first):
             return False  # a finding says so
         probing.refused.append(f"nothing: even the plainest problem is refused ({first})")
         probing.findings.append(Finding("structure", "not applicable", str(first)))
@@ -73,15 +73,21 @@ def _probe_ranks(probing: Probing, options: Mapping[str, Any]) -> Implementation
             probing.call(recipe, gradients=False)
         except ImplementationError as err:
             errors.append(err)
-            if not isinstance(err, (ResultError, Crash, TimedOut)):
+            if not _is_failure(err):
                 probing.refused.append(f"{rank}: refused ({err})")
             elif not probing.findings:
                 probing.error("structure", recipe, err, str(err), "values")
         else:
             accepted.add(rank)
     probing.narrow(structure=frozenset(accepted))
-    wrong = [err for err in errors if isinstance(err, (ResultError, Crash, TimedOut))]
+    wrong = [err for err in errors if _is_failure(err)]
     return None if accepted else (wrong or errors)[0]
+
+
+def _is_failure(err: ImplementationError | None) -> bool:
+    """Return True for an exception that refuses nothing, whatever was asked."""
+    ends = isinstance(err, (ResultError, Crash, TimedOut))
+    return ends or (err is not None and isinstance(err.__cause__, SystemExit))
 
 
 def _force(probing: Probing, options: Mapping[str, Any], err: ImplementationError) -> None:
@@ -98,7 +104,7 @@ def _probe_gradients(probing: Probing) -> None:
     if err is None:
         return
     implementation.forward_only = True
-    if isinstance(err, (ResultError, Crash, TimedOut)):
+    if _is_failure(err):
         probing.error("structure", base, err, str(err), "values")
     else:
         probing.refused.append(f"gradients: refused ({err})")

@@ -122,7 +122,7 @@ def describe_wrong_input(implementation: Implementation, space: Space) -> list[s
     -------
     list of str
     """
-    if not implementation.isolated and "fork" not in multiprocessing.get_all_start_methods():
+    if not implementation.is_isolated and "fork" not in multiprocessing.get_all_start_methods():
         return ["not tried: this system cannot fork, and a crash would end this process"]
     base = replace(Recipe(dtype=space.dtype), lead=(5,), H=3, K=3, T=5, S=7, D=16, E=16)
     problem = base.problem()
@@ -136,7 +136,7 @@ def describe_wrong_input(implementation: Implementation, space: Space) -> list[s
 
 def _describe_call(implementation: Implementation, arrays: Arrays, options: Options) -> str:
     """Describe one call, made in a worker or in a child process."""
-    if implementation.isolated:
+    if implementation.is_isolated:
         try:
             return _describe_answer(implementation, arrays, options)
         except (Crash, TimedOut) as err:

@@ -31,6 +31,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable
 
+if __name__ == "__main__":  # without site NumPy too is found in the folders that are named
+    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).parent]
+    sys.path[:0] = sys.argv[2:]
+
 import numpy as np
 
 VERSION = 1
@@ -53,6 +57,8 @@ KINDS = (
     "KEYWORD_ONLY",
     "VAR_KEYWORD",
 )
+ERRORS: Any = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+"""NumPy's own error state, whatever the target has made of it."""
 FRAMEWORKS = ("numpy", "torch", "jax")
 WORDS = {"torch": r"\btorch\b", "jax": r"\b(jax|jnp)\b", "numpy": r"\b(numpy|np|npt)\b"}
 """Patterns that name a framework in an annotation."""
@@ -570,7 +576,9 @@ class Session:
             return self.describe(message, tensors), {}
         if do == "drop":
             return {}, {}
-        errors = np.errstate(all="ignore")  # NaN and inf are given on purpose
+        errors = np.errstate(
+            divide="warn", over="warn", under="ignore", invalid="warn"
+        )  # NumPy's own
         threads = self.framework.threads(message.get("threads"))
         with threads, self.framework.allowing(message.get("dtype")):
             for key, name in message.get("write", {}).items():
@@ -611,6 +619,7 @@ class Session:
             "version": VERSION,
             "name": getattr(target, "__qualname__", None) or type(target).__qualname__,
             "framework": self.framework.name,
+            "tried": framework == "auto" and tries,
             "gradients": "backward"
             if self.backward
             else ("autograd" if self.framework.differentiates else None),
@@ -955,11 +964,8 @@ def serve(session: Session, pipes: Pipes) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one target; further arguments are folders to import it from."""
-    here = Path(__file__).resolve().parent
-    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != here]
-    target, *folders = arguments
-    sys.path[:0] = folders
+    """Serve one target; further arguments are folders to import it from, which are there now."""
+    target = arguments[0]
     pipes = Pipes()
     serve(Session(target), pipes)
     sys.stdout.flush()

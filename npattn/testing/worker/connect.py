@@ -14,6 +14,7 @@ from npattn.testing.adapters.load import Spec, by_spec
 from npattn.testing.targets import TARGETS, spec_of
 from npattn.testing.worker.child import Tensor
 from npattn.testing.worker.remote import Remote
+from npattn.testing.worker.seclude import Seclusion
 from npattn.testing.worker.supervisor import Limits, Worker
 
 __all__ = ["CHILD", "connect", "isolate"]
@@ -30,6 +31,7 @@ def connect(
     framework: str = "auto",
     device: str | None = None,
     limits: Limits = Limits(),  # noqa: B008  it is frozen
+    untrusted: bool = False,
     **arguments: Any,
 ) -> Remote:
     """Return an implementation that lives in a worker.
@@ -46,6 +48,8 @@ def connect(
     framework, device
         As of `npattn.testing.check`.
     limits : Limits
+    untrusted : bool
+        Hide npattn from it, and the user's folders and environment variables.
     **arguments
         layout, like, rename, features of `Implementation`.
 
@@ -58,6 +62,8 @@ def connect(
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     if command is not None:
+        if untrusted:
+            raise OptionError("got untrusted beside a command: it starts what it likes")
         if backward is not None:
             raise OptionError("got backward beside a command: its worker names it")
         worker = Worker(shlex.split(command), limits, _settings(framework, device))
@@ -68,7 +74,14 @@ def connect(
     else:
         backward_spec = backward and spec_of(backward)
     settings = _settings(framework, device) | {"backward": backward_spec}
-    worker = Worker([sys.executable, str(CHILD), spec, str(Path.cwd())], limits, settings)
+    if untrusted:
+        settings |= {"fresh": True}
+        seclusion = Seclusion(CHILD)
+        own = seclusion.command(spec)
+        worker = Worker(own, limits, settings, environment=seclusion.environment())
+        worker.seclusion = seclusion  # its folder lives as long
+    else:
+        worker = Worker([sys.executable, str(CHILD), spec, str(Path.cwd())], limits, settings)
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
     if known is not None and "like" not in given:
         remote.conventions = known.conventions

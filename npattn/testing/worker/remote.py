@@ -182,7 +182,7 @@ class Remote(Implementation):
         return frozenset(self.worker.description.get("abilities", ()))
 
     @property
-    def isolated(self) -> bool:
+    def is_isolated(self) -> bool:
         """True if it lives in another process."""
         return True
 

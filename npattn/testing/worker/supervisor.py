@@ -63,6 +63,8 @@ class Worker:
     limits : Limits
     settings, tensors : mapping
         Added to the request `describe`, with which each process begins.
+    environment : mapping, optional
+        Its environment variables; default: those of this process.
     """
 
     def __init__(
@@ -71,11 +73,13 @@ class Worker:
         limits: Limits,
         settings: Mapping[str, Any],
         tensors: Mapping[str, Tensor] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.command, self.limits, self.settings = tuple(command), limits, dict(settings)
-        self.tensors = dict(tensors or {})
+        self.tensors, self.environment = dict(tensors or {}), environment
         self.description: dict[str, Any] = {}
         self.generation = 0
+        self.seclusion: object = None  # a folder that it needs
         self._begin()
 
     def _begin(self) -> None:
@@ -89,8 +93,8 @@ class Worker:
         self._last_lines: deque[str] = deque(maxlen=LINES)
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("command", "limits", "settings", "tensors", "description", "generation")
-        return {name: getattr(self, name) for name in names}
+        names = ("command", "limits", "settings", "tensors", "environment", "description")
+        return {name: getattr(self, name) for name in (*names, "generation")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -100,6 +104,8 @@ class Worker:
 
     def start(self) -> dict[str, Any]:
         """Start a process and return its description of the target.
+
+        With the setting `fresh` the first call of the process is never one that nobody judges.
 
         Raises
         ------
@@ -122,6 +128,9 @@ class Worker:
             words = (raised.get("type"), raised.get("message")) if isinstance(raised, dict) else ()
             raise OptionError(f"the target cannot be imported: {': '.join(map(str, words))}")
         self.description = read_description(answer)
+        self.settings["framework"] = self.description["framework"]  # later processes try nothing
+        if answer.get("tried") and self.settings.get("fresh"):
+            return self.start()
         return self.description
 
     def _describe(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,6 +144,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                env=self.environment,
                 start_new_session=True,
                 bufsize=0,
             )

@@ -186,3 +186,12 @@ def test_a_terminated_check_prints_what_it_knows(tmp_path):
     assert process.returncode == 130
     assert "interrupted" in output
     assert (tmp_path / "r.json").exists()
+
+
+def test_an_exit_on_the_plainest_problem_fails(tmp_path):
+    path = tmp_path / "leaves.py"
+    path.write_text("import sys\ndef f(q, k, v):\n    sys.exit(0)\n")
+    outcomes, report = judge(connect(f"{path}:f", framework="numpy"))
+    assert outcomes["structure"].status == "error"
+    assert report.tested
+    assert not report.passed
