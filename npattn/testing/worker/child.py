@@ -38,7 +38,7 @@ if __name__ == "__main__":  # without site NumPy too is found in the folders tha
 import numpy as np
 
 VERSION = 1
-LARGEST = 1 << 40
+LARGEST = 1 << 33
 """Bytes of a frame beyond which it is garbage."""
 DTYPES = """
     F64 float64 8, F32 float32 4, F16 float16 2, BF16 bfloat16 2, F8_E4M3 float8_e4m3fn 1,

@@ -198,13 +198,14 @@ def attention(q, k, v):
 """
 
 
-def test_unexpected_exception_passes_through(tmp_path, monkeypatch):
+def test_what_is_no_exception_is_a_crash_of_one_rule(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     implementation = implementation_in_file(tmp_path, STOP, "stop")
     children = multiprocessing.active_children()
-    with pytest.raises(BaseException, match="enough") as caught:
-        check(implementation, examples=2, only=["views"], processes=2)
-    assert type(caught.value).__name__ == "Stop"
+    report = check(implementation, examples=2, only=["agreement-o"], processes=2)
+    (outcome,) = [o for o in report.outcomes if o.rule == "agreement-o"]
+    assert outcome.status == "crashed"
+    assert "Stop: enough" in outcome.message
     assert multiprocessing.active_children() == children
 
 

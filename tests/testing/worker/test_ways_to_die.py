@@ -140,7 +140,7 @@ def test_children_end_with_the_worker(target):
     remote = target(f"[subprocess.Popen({sleeper!r}) for _ in range(5)]; os._exit(3)")
     outcomes, _ = judge(remote)
     assert outcomes["option-mask"].status == "crashed"
-    leader = remote.worker.process.pid
+    leader = remote.worker.connection.process.pid
     remote.worker.close()
     listed = subprocess.run(["ps", "-eo", "sess=,args="], capture_output=True, text=True).stdout
     sessions = [line.split(None, 1)[0] for line in listed.splitlines() if "time.sleep(300)" in line]
@@ -195,3 +195,15 @@ def test_an_exit_on_the_plainest_problem_fails(tmp_path):
     assert outcomes["structure"].status == "error"
     assert report.tested
     assert not report.passed
+
+
+def test_a_crash_in_one_of_two_threads_costs_one_rule(tmp_path):
+    path = tmp_path / "threads.py"
+    deed = "threading.current_thread() is not threading.main_thread() and os._exit(7)"
+    text = RIGHT.replace("    if mask is not None:\n        die()", f"    {deed}")
+    assert deed in text
+    path.write_text(text)
+    outcomes, _ = judge(connect(f"{path}:f"), "two-threads", "agreement-o")
+    assert outcomes["two-threads"].status == "crashed"
+    assert "exit code 7" in outcomes["two-threads"].message
+    assert outcomes["agreement-o"].status == "passed"

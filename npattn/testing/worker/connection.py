@@ -1,0 +1,295 @@
+"""One process of a worker: frames to and from it within limits, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from npattn.testing.adapters.base import Crash, TimedOut
+from npattn.testing.worker.child import LARGEST, Tensor, parse_frame, write_frame
+from npattn.testing.worker.values import GARBAGE
+
+__all__ = ["Connection", "Limits"]
+
+LINES, LINE = 8, 300
+"""Last lines of standard error that are kept, and characters of each."""
+BLOCK = 1 << 20
+PATIENCE = 0.2
+"""Seconds for a process to end by itself, and for what it wrote last to come."""
+ROUNDS = 20
+"""Times that the processes of a session are looked for, to be ended."""
+WATCH_SECONDS = 0.05
+"""Time between two looks at the memory of a worker."""
+PROCESSES = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a worker.
+
+    Attributes
+    ----------
+    timeout : float or None
+        Seconds a call; None: 10, or 120 for the first call of a shape where a framework compiles.
+    memory : int or None
+        Bytes that its processes may have resident; None: no limit.
+    """
+
+    timeout: float | None = None
+    memory: int | None = None
+
+
+class Connection:
+    """A process that answers requests, which several threads may make.
+
+    Parameters
+    ----------
+    command : sequence of str
+    environment : mapping or None
+    memory : int or None
+        Bytes that its processes may have resident.
+
+    Raises
+    ------
+    OSError
+        If the command cannot be run.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None, memory: int | None
+    ) -> None:
+        self.memory, self.ended = memory, False
+        self._ids = itertools.count(1)
+        self._sending, self._reading = threading.Lock(), threading.Lock()
+        self._answers: dict[int, tuple[Any, dict[str, Tensor]]] = {}
+        self._channels: dict[int, int] = {}
+        self._owner = threading.get_ident()
+        self._last_lines: deque[str] = deque(maxlen=LINES)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._to, self._from = self.process.stdin.fileno(), self.process.stdout.fileno()
+        os.set_blocking(self._to, False)
+        self._drain = threading.Thread(
+            target=_drain, args=(self.process.stderr, self._last_lines), daemon=True
+        )
+        self._drain.start()
+
+    # --- frames -----------------------------------------------------------------------------------
+
+    def exchange(
+        self, message: dict[str, Any], tensors: Mapping[str, Tensor], seconds: float
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the answer to a request.
+
+        Raises
+        ------
+        Crash
+            If the process ends, answers with garbage, or needs more memory than it may.
+        TimedOut
+            If there is no answer in time.
+        """
+        number, deadline = next(self._ids), time.monotonic() + seconds
+        channel = self._channel(threading.get_ident())
+        message = {**message, "id": number, **({"channel": channel} if channel else {})}
+        try:
+            with self._sending:
+                self._check_alive()
+                write_frame(lambda data: self._send(data, deadline), message, dict(tensors))
+            return self._answer(number, deadline)
+        except (BrokenPipeError, EOFError):
+            raise Crash(self._with_errors(f"crashed: its process {self._describe_end()}")) from None
+        except _OutOfTime:
+            self.end()
+            text = f"timed out: no answer within {seconds:g} s (--timeout)"
+            raise TimedOut(self._with_errors(text)) from None
+        except _OutOfMemory as err:
+            self.end()
+            raise Crash(f"crashed: {err} (--memory)") from None
+        except GARBAGE as err:
+            self.end()
+            text = f"crashed: its process answered with garbage ({type(err).__name__}: {err})"
+            raise Crash(self._with_errors(text)) from None
+        except KeyboardInterrupt:
+            self.end()  # its answer would be taken for that of the next request
+            raise
+
+    def _channel(self, thread: int) -> int:
+        """Return the number of the worker's thread that answers one of here; 0 is its main one."""
+        if thread == self._owner:
+            return 0
+        return self._channels.setdefault(thread, len(self._channels) + 1)
+
+    def _check_alive(self) -> None:
+        if self.ended:  # by another thread
+            raise EOFError
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._to, view) :]
+            except BlockingIOError:
+                self._wait(self._to, select.POLLOUT, deadline)
+
+    def _answer(self, number: int, deadline: float) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Read frames until the one with this number; others are for other threads."""
+        while True:
+            with self._reading:
+                if number in self._answers:
+                    return self._answers.pop(number)
+                self._check_alive()
+                length = int.from_bytes(self._read(8, deadline), "little")
+                if not 8 <= length <= LARGEST:
+                    raise ValueError(f"a frame of {length} bytes")
+                message, tensors = parse_frame(self._read(length, deadline))
+                if not isinstance(message, dict):
+                    raise ValueError("a message that is no object")
+                self._answers[message["id"]] = message, tensors
+
+    def _read(self, count: int, deadline: float) -> bytearray:
+        data = bytearray()
+        while len(data) < count:  # grown as it comes: the length may be a lie
+            self._wait(self._from, select.POLLIN, deadline)
+            block = os.read(self._from, min(BLOCK, count - len(data)))
+            if not block:
+                raise EOFError
+            data += block
+        return data
+
+    def _wait(self, pipe: int, event: int, deadline: float) -> None:
+        """Wait until a pipe is ready; watch time and memory."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        while True:
+            left = deadline - time.monotonic()
+            step = left if self.memory is None else min(left, WATCH_SECONDS)
+            if poll.poll(max(step, 0) * 1000):
+                return
+            if self.memory is not None:
+                self._check_memory(self.memory)
+            if left <= 0:
+                raise _OutOfTime
+
+    def _check_memory(self, limit: int) -> None:
+        used = sum(_resident(pid) for pid in _session(self.process.pid))
+        if used > limit:
+            raise _OutOfMemory(f"its processes use {used >> 20} MiB, more than {limit >> 20} MiB")
+
+    # --- its end ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let the process end by itself for a moment, then end it."""
+        if not self.ended:
+            assert self.process.stdin is not None
+            with self._sending, contextlib.suppress(OSError):
+                self.process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(PATIENCE)
+        self.end()
+
+    def end(self) -> None:
+        """Kill the process and all that it has started; close its pipes."""
+        if self.ended:
+            return
+        self.ended = True
+        _end_session(self.process.pid)
+        self.process.wait()
+        self._drain.join(PATIENCE)
+        with self._sending, self._reading:  # nobody is at the pipes any more
+            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _describe_end(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(2)  # its end of the pipe may close before it is gone
+        code = self.process.poll()
+        self.end()
+        if code is None:
+            return "closed its output"
+        return f"was killed by {_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+    def _with_errors(self, text: str) -> str:
+        lines = " | ".join(line for line in list(self._last_lines) if line)
+        return f"{text}; the last lines of its standard error: {lines}" if lines else text
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+class _OutOfMemory(Exception):
+    pass
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one for real-time programs
+        return f"signal {number}"
+
+
+def _drain(pipe: Any, lines: deque[str]) -> None:
+    """Keep the last lines of a stream."""
+    rest = b""
+    with contextlib.suppress(OSError, ValueError):
+        while block := os.read(pipe.fileno(), 1 << 16):
+            *whole, rest = (rest + block).split(b"\n")
+            rest = rest[-LINE:]
+            for line in whole[-LINES:]:
+                lines.append(line[:LINE].decode("utf-8", "backslashreplace"))
+    if rest:
+        lines.append(rest[:LINE].decode("utf-8", "backslashreplace"))
+
+
+def _session(leader: int) -> list[int]:
+    """Return the running processes of a session, where the system tells."""
+    found = []
+    for entry in PROCESSES.glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            state, _, _, session, *_ = entry.read_text().rpartition(")")[2].split()
+            if int(session) == leader and state not in "ZX":
+                found.append(int(entry.parent.name))
+    return found
+
+
+def _resident(pid: int) -> int:
+    try:
+        pages = int((PROCESSES / str(pid) / "statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _end_session(leader: int) -> None:
+    """Kill every process of a session, also those that it starts meanwhile."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    for _ in range(ROUNDS):
+        pids = _session(leader)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not pids:
+            return
