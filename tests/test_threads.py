@@ -212,6 +212,8 @@ def test_an_interrupt_leaves_blas_as_it_was(n):
         assert set(blas()) == {n}
 
 
+@pytest.mark.nightly  # coverage, which has a lock of its own, hangs if it is interrupted
+@pytest.mark.unmeasured
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no timers")
 def test_interrupts_at_any_moment_leave_blas_as_it_was():
     """Also between two lines that lower its threads, restore them, or wait for others."""
