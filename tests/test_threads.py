@@ -196,6 +196,7 @@ def test_a_loop_inside_a_loop_returns(callers):
 
 
 @pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.unmeasured
 def test_an_interrupt_leaves_blas_as_it_was(n):
     begun = []
 
