@@ -195,9 +195,17 @@ def test_a_loop_inside_a_loop_returns(callers):
         assert set(blas()) == {3}
 
 
+@pytest.fixture
+def interruptible():
+    """Let interrupts interrupt, which processes of a test run may ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.unmeasured
-def test_an_interrupt_leaves_blas_as_it_was(n):
+def test_an_interrupt_leaves_blas_as_it_was(n, interruptible):
     begun = []
 
     def work(item, _):
