@@ -30,6 +30,7 @@ try:
     from npattn.testing.diagnosis.fingerprint import LAYOUTS, fingerprint
     from npattn.testing.levels import LEVELS, REQUIRED
     from npattn.testing.report.expected import read_expected
+    from npattn.testing.report.report import Report
     from npattn.testing.rules import PROPERTIES
     from npattn.testing.targets import TARGETS, load, load_implementation, spec_of
     from npattn.testing.worker.connect import CHILD, connect
@@ -81,7 +82,7 @@ framework_option = click.option(
 @click.option(
     "--seed",
     metavar="N|random",
-    callback=lambda _, __, text: _seed(text),
+    callback=lambda _, __, text: _parse_seed(text),
     help="Seed of everything random.  [default: 0; random with --untrusted]",
 )
 @framework_option
@@ -236,10 +237,11 @@ def check_command(
             flag = "--in-process" if in_process else "--sweep"
             _refuse_limits(limits, command, untrusted, flag)
             implementation = load_implementation(target, **given)
+            if device is not None:
+                implementation.on(device)
         else:
             given |= {"device": device, "limits": limits, "untrusted": untrusted}
             implementation = connect(target, command=command, **given)
-            device = None  # the worker has it
         conventions = _with_conventions(implementation.conventions, convention_words)
         with _ProgressBar() as (bar, advance), _interruptible():
             report = check(
@@ -248,7 +250,6 @@ def check_command(
                 must=must.split(",") if must else _gradients(implementation) if untrusted else (),
                 seed=secrets.randbits(64) if seed is None and untrusted else seed or 0,
                 strict=strict or untrusted,
-                device=device,
                 sweep=sweep,
                 dtypes=dtypes or ("float32",),
                 sizes=_sizes(sizes),
@@ -265,23 +266,36 @@ def check_command(
         if not hasattr(err, "report"):  # nothing was asked yet
             sys.exit(INTERRUPTED)
         report = err.report
-    # Files first: nobody may be reading what is printed.
+    _write_files(report, json_file, html_file, script_file)
+    _print_anything()
+    console = Console()
+    report.print_to(console, verbose=verbose)
+    if report.tested or report.interrupted:
+        sys.exit(_exit_code(report))
+    console.print("nothing could be tested")
+    sys.exit(2)
+
+
+def _write_files(
+    report: Report, json_file: Path | None, html_file: Path | None, script_file: Path | None
+) -> None:
+    """Write the files that were asked for, before anything is printed that nobody may read."""
     if json_file is not None:
         report.to_json(json_file)
     if html_file is not None:
         report.to_html(html_file)
     if script_file is not None:
         script_file.write_text(report.script(), "utf-8")
-    _print_anything()
-    console = Console()
-    report.print_to(console, verbose=verbose)
+
+
+def _exit_code(report: Report) -> int:
+    """Return the exit code of a report on something that was tested."""
     if report.interrupted:
-        sys.exit(INTERRUPTED)
-    if not report.tested:
-        console.print("nothing could be tested")
-        sys.exit(2)
+        return INTERRUPTED
+    if report.passed:
+        return 0
     failed = any(report.counts(outcome) for outcome in report.outcomes)
-    sys.exit(0 if report.passed else 2 if report.missing and not failed else 1)
+    return 2 if report.missing and not failed else 1
 
 
 @contextmanager
@@ -294,7 +308,7 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _seed(text: str | None) -> int | None:
+def _parse_seed(text: str | None) -> int | None:
     """Parse the seed: a number, or "random" for one of 64 bits."""
     if text == "random":
         return secrets.randbits(64)

@@ -119,7 +119,7 @@ def test_the_last_of_concurrent_calls_restores_blas_threads():
 
 
 def test_users_keep_control_of_blas_threads():
-    """What another thread has computed here, and lives, takes nobody's right to set them."""
+    """A thread that has computed here, and lives, takes nobody's right to set them."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(threads.each, [0], lambda: None, lambda *_: None).result(timeout=60)
         with threadpool_limits(3, user_api="blas"):

@@ -197,7 +197,7 @@ def check(
     if device is not None:
         implementation.on(device)
     if isolate:
-        implementation = _isolate(implementation, Limits(timeout), sweep)
+        implementation = isolate_in_worker(implementation, Limits(timeout))
     elif timeout is not None:
         raise OptionError(f"timeout is {timeout}, must be None without isolate=True")
     dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
@@ -221,12 +221,12 @@ def check(
     if conventions is not None:
         implementation.conventions = conventions
     conventions = implementation.conventions
+    required = (*levels, *(rule.rule for rule in rules if only is not None))
+    limits = frozenset(required if fail_fast else ()), frozenset(expect or ())
     judges = []
     for dtype in dtypes:
         model, own = _model(rounding, dtype), replace(space, dtype=dtype)
         trial = Trial(implementation, conventions, model, own)
-        stops_at = {*levels, *(rule.rule for rule in rules if only is not None)}
-        limits = frozenset(stops_at if fail_fast else ()), frozenset(expect or ())
         judges.append(Judge(trial, examples, seed, progress, shrink, *limits))
     rounds: list[Round] = []
     interrupt: KeyboardInterrupt | None = None
@@ -236,12 +236,7 @@ def check(
             _ask(judges, rules, robust, processes, implementation, rounds)
     except KeyboardInterrupt as err:
         interrupt = err
-    untested = [*_missing(implementation)]
-    untested += ["ranks other than 4: layout BTHD"] if implementation.layout == "BTHD" else []
     stopped = any(done.stopped for done in rounds)
-    untested += ["what comes after the first failure (fail_fast)"] if stopped else []
-    untested += ["what was not asked yet (interrupted)"] if interrupt else []
-    untested += [_describe_sizes(rounds[0], bool(sweeps))] if rounds else []
     judged: list[tuple[Trial, list[Outcome]]] = []
     for dtype, done in zip(dtypes, rounds, strict=interrupt is None):
         judged.append((done.judge.trial, done.outcomes()))
@@ -266,10 +261,10 @@ def check(
     report = Report(
         implementation.name,
         tuple(outcomes),
-        tuple(untested),
+        _describe_untested(implementation, rounds, bool(sweeps), interrupt is not None),
         settings,
         strict,
-        require=(*levels, *(rule.rule for rule in rules if only is not None)),
+        require=required,
         causes=causes,
         refused=tuple(refused),
         expected=expected,
@@ -297,12 +292,6 @@ def _tests(trial: Trial, name: str) -> bool:
     f = trial.implementation
     has = {"lse": f.returns_lse, "weights": f.returns_weights}
     return name in trial.gradients or name in trial.space.features or has.get(name, False)
-
-
-def _isolate(implementation: Implementation, limits: Limits, sweep: int) -> Implementation:
-    if sweep:
-        raise OptionError("sweep judges tensors of this process, and isolate=True has none")
-    return isolate_in_worker(implementation, limits)
 
 
 def _read(
@@ -408,12 +397,29 @@ def _choose_sweeps(
         raise OptionError(
             f"sweep is 0: pass the number of problems that {' and '.join(named)} may sample"
         )
+    if sweep and implementation.is_isolated:
+        raise OptionError(
+            f"sweep is {sweep}, must be 0 for what lives in a worker: it judges tensors of this "
+            "process (--in-process, or without isolate=True)"
+        )
     if sweep and implementation.framework.name != "torch":
         raise OptionError(
             f"sweep is {sweep}, must be 0 for functions of {implementation.framework.name} "
             "arrays: it samples torch tensors"
         )
     return (named or SWEEPS) if sweep else ()
+
+
+def _describe_untested(
+    implementation: Implementation, rounds: Sequence[Round], sweeps: bool, interrupted: bool
+) -> tuple[str, ...]:
+    """Say what was not tested, a line each."""
+    lines = [*_missing(implementation)]
+    lines += ["ranks other than 4: layout BTHD"] if implementation.layout == "BTHD" else []
+    stopped = any(done.stopped for done in rounds)
+    lines += ["what comes after the first failure (fail_fast)"] if stopped else []
+    lines += ["what was not asked yet (interrupted)"] if interrupted else []
+    return (*lines, *([_describe_sizes(rounds[0], sweeps)] if rounds else []))
 
 
 def _describe_sizes(done: Round, sweeps: bool) -> str:

@@ -838,6 +838,7 @@ def test_one_rule_alone_leaves_out_rows_that_are_known_to_be_wrong():
 def test_what_must_be_tested_and_is_not_does_not_pass():
     report = check(naive, must=["mask", "dk"], only=["agreement-o"], examples=2)
     assert report.missing == ("dk",)
+    assert report.as_dict()["missing"] == ["dk"]
     assert not report.passed
     assert str(report).rstrip().endswith("not tested, and asked for: dk")
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.base import ImplementationError, NotAsked
 from npattn.testing.capabilities.probing import RANKS, Probing, with_rank
 from npattn.testing.cases.classes import classes_of_value
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
@@ -135,6 +135,8 @@ def _report(
     level: Level = "values",
 ) -> None:
     """Report an exception that is no refusal; its class is not sampled again."""
+    if isinstance(err, NotAsked):
+        return  # the report says so once
     name = ", ".join(sorted(classes))
     why = " (other problems of its kind do not raise it)" if err.is_refusal else ""
     probing.error(f"option-{rule}", recipe, err, f"{name}: {err}{why}", level)

@@ -40,6 +40,8 @@ def as_dict(record: Record) -> dict[str, Any]:
         "refused": _plain(record.refused),
         "expected": _plain(record.expected),
         "stale": _plain(record.stale),
+        "missing": list(record.missing),
+        "interrupted": record.interrupted,
         "not_promised": _plain(record.taken_back),
         "levels": {level: _level(record, xs) for level, xs in record.by_level().items()},
         "causes": [_cause(cause) for cause in record.causes],

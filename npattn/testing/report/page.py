@@ -25,7 +25,8 @@ details { margin: .3rem 0; } details details { margin-left: .5rem; }
 summary { cursor: pointer; padding: .15rem 0; }
 .failure > p { color: var(--dim); }
 .verdict { font-weight: 700; } .passed { color: var(--good); }
-.failed, .error { color: var(--bad); font-weight: 600; } .suspect { color: var(--odd); }
+.failed, .error, .crashed, .timed { color: var(--bad); font-weight: 600; }
+.suspect { color: var(--odd); }
 figure { margin: .6rem 0; } figcaption, small { color: var(--dim); font-size: .84rem; }
 .maps { display: flex; flex-wrap: wrap; gap: 1rem; }
 .maps > div { flex: 1 1 8rem; min-width: 0; } .maps small { display: block; }

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 from hypothesis.errors import Flaky
 
-from npattn.testing.adapters.base import ImplementationError, NotAsked
+from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, TimedOut
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import Property
@@ -30,6 +30,11 @@ class Failure:
 
     recipe: Recipe
     error: Violation | ImplementationError
+
+    @property
+    def ends_process(self) -> bool:
+        """True if its problems end the process, or the patience: each one more takes long."""
+        return isinstance(self.error, (Crash, TimedOut))
 
 
 @dataclass
@@ -98,9 +103,11 @@ class Search:
         with suppress(Violation, ImplementationError):  # it is in self.failure
             self._try(self._recipes(pools, seed), count)
         # Not where it is caught: Hypothesis tells errors apart by what was being handled, too.
-        asks_again = getattr(getattr(self.failure, "error", None), "status", "error") == "error"
-        if self.failure is not None and self.rule.recipes is None and self.shrinks and asks_again:
-            self._shrink(self.failure, pools, seed)
+        failure = self.failure
+        if failure is None or failure.ends_process or self.rule.recipes is not None:
+            return
+        if self.shrinks:
+            self._shrink(failure, pools, seed)
 
     def _recipes(self, pools: Pools, seed: int) -> Iterator[Recipe]:
         if self.rule.recipes is not None:

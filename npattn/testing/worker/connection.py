@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from npattn.errors import OptionError
 from npattn.testing.adapters.base import Crash, TimedOut
 from npattn.testing.worker.child import LARGEST, Tensor, parse_frame, write_frame
 from npattn.testing.worker.values import GARBAGE
@@ -64,11 +65,15 @@ class Connection:
     ------
     OSError
         If the command cannot be run.
+    OptionError
+        If memory is limited, and the system does not tell how much a process uses.
     """
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str] | None, memory: int | None
     ) -> None:
+        if memory is not None and not PROCESSES.is_dir():
+            raise OptionError("memory (--memory) needs /proc to be watched, and there is none here")
         self.memory, self.ended = memory, False
         self._ids = itertools.count(1)
         self._sending, self._reading = threading.Lock(), threading.Lock()

@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
+from npattn.errors import OptionError
+
 __all__ = ["Seclusion"]
 
 KEPT = ("PATH", "LANG", "LC_ALL", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
@@ -43,9 +45,20 @@ class Seclusion:
                 link.symlink_to(package)
 
     def command(self, spec: str) -> list[str]:
-        """Return the command: isolated from the user's folders and variables, without site."""
+        """Return the command: isolated from the user's folders and variables, without site.
+
+        Raises
+        ------
+        OptionError
+            If npattn lies in the folder of the target, which is on the worker's path.
+        """
         home = spec.rpartition(":")[0]
         own = Path(home).resolve().parent if home.endswith(".py") else Path.cwd()
+        if (own / "npattn").is_dir():
+            raise OptionError(
+                f"untrusted hides npattn from TARGET, which lies beside it in {own}: copy the file "
+                "of TARGET to a folder of its own"
+            )
         path = f"{Path(home).resolve()}:{spec.rpartition(':')[2]}" if home.endswith(".py") else spec
         return [sys.executable, "-I", "-S", str(self.child), path, str(self.packages), str(own)]
 

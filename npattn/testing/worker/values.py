@@ -14,7 +14,6 @@ import ml_dtypes
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.errors import OptionError
 from npattn.testing.adapters.base import Crash, ImplementationError, ResultError, catch_foreign
 from npattn.testing.worker.child import NAMES, SHORT, Tensor
 
@@ -139,8 +138,8 @@ def value_of(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def raise_errors(answer: Mapping[str, Any], prefixes: Mapping[str, str]) -> None:
     """Raise what the worker says that the implementation raised."""
-    if "usage" in answer:
-        raise OptionError(str(answer["usage"]))
+    if "usage" in answer:  # a call is no place for it: it would end the check
+        raise Crash("crashed: its process answered with garbage (usage, in answer to a call)")
     if "no result" in answer:
         raise ResultError(str(answer["no result"]))
     if "unreadable" in answer:

@@ -8,7 +8,7 @@ from npattn.testing.worker.connect import CHILD
 SOURCE = CHILD.read_text()
 
 
-def imported(tree, everywhere):
+def find_imports(tree, everywhere):
     """Return the packages that a module imports when it is loaded, or everywhere in it."""
     nodes, found = [tree], set()
     while nodes:
@@ -31,15 +31,15 @@ def test_file_is_python_3_9():
 
 
 def test_file_needs_numpy_alone():
-    assert beyond(imported(ast.parse(SOURCE), everywhere=False)) == {"numpy"}
+    assert beyond(find_imports(ast.parse(SOURCE), everywhere=False)) == {"numpy"}
 
 
 def test_file_imports_nothing_of_npattn():
     known = {"numpy", "torch", "jax", "ml_dtypes"}
-    assert beyond(imported(ast.parse(SOURCE), everywhere=True)) <= known
+    assert beyond(find_imports(ast.parse(SOURCE), everywhere=True)) <= known
 
 
 def test_imports_are_found():
     source = "class A:\n    import torch\ndef f():\n    from npattn import x\nfrom . import y"
-    assert beyond(imported(ast.parse(source), everywhere=False)) == {"torch", "."}
-    assert beyond(imported(ast.parse(source), everywhere=True)) == {"torch", ".", "npattn"}
+    assert beyond(find_imports(ast.parse(source), everywhere=False)) == {"torch", "."}
+    assert beyond(find_imports(ast.parse(source), everywhere=True)) == {"torch", ".", "npattn"}

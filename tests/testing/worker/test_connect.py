@@ -12,6 +12,7 @@ from npattn.errors import OptionError
 from npattn.testing import Implementation, check
 from npattn.testing.targets import load_implementation
 from npattn.testing.targets.numpy import flash, naive
+from npattn.testing.worker import connection
 from npattn.testing.worker.child import Tensor, parse_frame, write_frame
 from npattn.testing.worker.connect import CHILD, connect
 from npattn.testing.worker.supervisor import Limits
@@ -25,7 +26,7 @@ NUMPY = [sys.executable, "-I", str(CHILD)]
 
 
 @pytest.fixture
-def connected():
+def make_remote():
     """Connect to targets, and close their workers at the end."""
     made = []
 
@@ -39,11 +40,11 @@ def connected():
 
 
 @pytest.mark.parametrize("name", ["numpy.flash", "torch.sdpa"])
-def test_the_report_is_the_same_to_the_character(connected, name):
+def test_the_report_is_the_same_to_the_character(make_remote, name):
     if name.startswith("torch"):
         pytest.importorskip("torch")
     here = check(load_implementation(name), only=RULES, **FEW)
-    there = check(connected(name), only=RULES, **FEW)
+    there = check(make_remote(name), only=RULES, **FEW)
     assert there.text(verbose=True) == here.text(verbose=True)
 
 
@@ -91,7 +92,7 @@ def late(q, k, v):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_mistakes_of_memory_are_seen_through_the_pipe(connected, tmp_path, name):
+def test_mistakes_of_memory_are_seen_through_the_pipe(make_remote, tmp_path, name):
     body, rule = WRONG[name]
     lines = "o = right(q, k, v) if q.ndim == 4 and k.shape[1] == q.shape[1] else refuse()"
     path = tmp_path / "mine.py"
@@ -99,7 +100,7 @@ def test_mistakes_of_memory_are_seen_through_the_pipe(connected, tmp_path, name)
         f"{SOURCE}\ndef refuse():\n    raise ValueError('rank 4, K = H')\n"
         f"def f(q, k, v):\n    {lines}\n    {body}\n"
     )
-    report = check(connected(f"{path}:f"), only=[rule], **FEW | {"examples": 20})
+    report = check(make_remote(f"{path}:f"), only=[rule], **FEW | {"examples": 20})
     (outcome,) = [o for o in report.outcomes if o.rule == rule]
     assert outcome.status == "failed", outcome
 
@@ -120,9 +121,9 @@ def test_a_closure_is_isolated_by_its_pickle():
     assert [o.status for o in report.outcomes] == ["failed"]
 
 
-def test_processes_have_a_worker_each(connected):
-    alone = check(connected("numpy.flash"), only=["agreement-o", "views"], **FEW)
-    shared = check(connected("numpy.flash"), only=["agreement-o", "views"], processes=2, **FEW)
+def test_processes_have_a_worker_each(make_remote):
+    alone = check(make_remote("numpy.flash"), only=["agreement-o", "views"], **FEW)
+    shared = check(make_remote("numpy.flash"), only=["agreement-o", "views"], processes=2, **FEW)
     assert str(shared) == str(alone)
 
 
@@ -206,10 +207,23 @@ def test_a_frame_that_lies_is_garbage(old, new):
         parse_frame(body.replace(old, new))
 
 
-def test_limits_are_kept_where_a_worker_is_sent_to_another_process(connected):
+def test_limits_are_kept_where_a_worker_is_sent_to_another_process(make_remote):
     import pickle
 
-    remote = connected("numpy.naive", limits=Limits(timeout=7.0))
+    remote = make_remote("numpy.naive", limits=Limits(timeout=7.0))
     again = pickle.loads(pickle.dumps(remote))
     assert again.worker.limits == Limits(timeout=7.0)
     assert again.signature == remote.signature
+
+
+def test_a_limit_that_cannot_be_watched_is_wrong_usage(monkeypatch, tmp_path):
+    monkeypatch.setattr(connection, "PROCESSES", tmp_path / "none")
+    with pytest.raises(OptionError, match="needs /proc"):
+        connect("numpy.naive", limits=Limits(memory=1 << 30))
+
+
+def test_sweeps_never_reach_a_worker(make_remote):
+    with pytest.raises(OptionError, match="sweep is 3, must be 0 for what lives in a worker"):
+        check(make_remote("numpy.naive"), sweep=3)
+    with pytest.raises(OptionError, match="sweep is 3, must be 0 for what lives in a worker"):
+        check(naive, isolate=True, sweep=3)

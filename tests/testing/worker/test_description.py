@@ -173,7 +173,7 @@ def backward(dout, q, k, v, *, mask=None, bias=None):
 
 
 def test_gradients_by_name_can_be_kept(tmp_path):
-    """That of the bias is folded to its shape after it was read."""
+    """The gradient of the bias is folded to its shape after it was read."""
     (tmp_path / "own.py").write_text(TARGET)
     spec = str(tmp_path / "own.py")
     remote = connect(f"{spec}:f", backward=f"{spec}:backward", framework="numpy")
@@ -185,3 +185,8 @@ def test_gradients_by_name_can_be_kept(tmp_path):
         remote.worker.close()
     assert kept["dbias"].shape == (3, 7)
     assert (kept["dbias"] == 2).all()
+
+
+def test_wrong_usage_in_answer_to_a_call_ends_no_check():
+    with pytest.raises(Crash, match="usage, in answer to a call"):
+        raise_errors({"usage": "never mind"}, {})

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from npattn.cli import cli
+from npattn.errors import OptionError
 from npattn.testing import check
 from npattn.testing.worker.connect import CHILD, connect
 from npattn.testing.worker.seclude import Seclusion
@@ -104,3 +105,10 @@ def test_few_variables_are_kept(monkeypatch):
     assert kept["PATH"] == "/somewhere"
     assert "OMP_NUM_THREADS" not in kept
     assert kept["HOME"] != os.environ.get("HOME")
+
+
+def test_npattn_beside_the_target_is_wrong_usage(tmp_path):
+    (tmp_path / "npattn").mkdir()
+    (tmp_path / "spy.py").write_text(SPY.replace("{found}", "False"))
+    with pytest.raises(OptionError, match="copy the file of TARGET to a folder of its own"):
+        connect(f"{tmp_path}/spy.py:f", untrusted=True)

@@ -117,6 +117,7 @@ def test_a_hang_is_ended_and_not_asked_a_third_time(target, deed):
     assert outcomes["option-mask"].status == "timed out"
     assert "no answer within 0.3 s" in outcomes["option-mask"].message
     assert any(line.startswith("mask") for line in report.refused)
+    assert not [o for o in report.outcomes if o.status == "error"]
     assert time.monotonic() - began < 30
 
 
@@ -170,6 +171,7 @@ def test_an_interrupt_leaves_a_report(target):
     assert caught.value.report.interrupted
     assert not caught.value.report.passed
     assert str(caught.value.report).rstrip().splitlines()[-1].startswith("interrupted: ")
+    assert caught.value.report.as_dict()["interrupted"]
 
 
 def test_a_terminated_check_prints_what_it_knows(tmp_path):
