@@ -32,6 +32,7 @@ try:
     from npattn.testing.report.expected import read_expected
     from npattn.testing.report.report import Report
     from npattn.testing.rules import PROPERTIES
+    from npattn.testing.runner.journal import Journal
     from npattn.testing.targets import TARGETS, load, load_implementation, spec_of
     from npattn.testing.worker.connect import CHILD, connect
     from npattn.testing.worker.supervisor import Limits
@@ -46,6 +47,9 @@ DEFAULT_TARGET = "numpy.flash"
 INTERRUPTED = 130
 UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 """Powers of two, by unit of memory."""
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+OUTPUTS = ("verbose", "json_path", "html_path", "script_path")
+"""Parameters of `npattn check` that change nothing of what is asked."""
 
 
 @click.group()
@@ -186,7 +190,63 @@ framework_option = click.option(
     type=click.Path(exists=True, dir_okay=False),
     help='Expected failures, as TOML: "rule[dtype]" = "reason".',
 )
-def check_command(
+@click.option(
+    "--budget",
+    metavar="TIME",
+    callback=lambda _, __, text: _parse_seconds(text),
+    help="Ask as much as there is time for, as 60s, 10m or 2h, a few examples of every rule first.",
+)
+@click.option(
+    "--journal",
+    "journal_path",
+    type=click.Path(dir_okay=False),
+    help="New file that says what is being asked, if the check is ended, and to --resume it from.",
+)
+@click.option(
+    "--resume",
+    "resume_path",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Go on with the check of a --journal; TARGET and options come from there.",
+)
+def check_command(journal_path: str | None, resume_path: str | None, **options: Any) -> None:
+    """Judge TARGET: module:function, path/file.py:function, or a name from npattn list.
+
+    It runs in a worker, a process of its own, whose end costs one rule; --in-process and --sweep
+    call it here.
+    Exit code 0: passed; 1: failed; 2: wrong usage, or nothing could be tested; 130: interrupted,
+    with a report of what is known.
+    """
+    if options["seed"] is None:
+        options["seed"] = secrets.randbits(64) if options["untrusted"] else 0
+    journal = None
+    try:
+        if resume_path is not None:
+            journal, options = _resume(resume_path, click.get_current_context())
+        elif journal_path is not None:
+            asked = {name: x for name, x in options.items() if name not in OUTPUTS}
+            journal = Journal.create(journal_path, asked)
+    except NpattnError as err:
+        raise click.UsageError(str(err)) from err
+    _check(journal=journal, **options)
+
+
+def _resume(path: str, context: click.Context) -> tuple[Journal, dict[str, Any]]:
+    """Return the journal of an earlier check, and its options."""
+    here = click.core.ParameterSource.COMMANDLINE
+    beside = [n for n in context.params if context.get_parameter_source(n) == here]
+    beside = [n for n in beside if n not in (*OUTPUTS, "resume_path")]
+    if beside:
+        raise OptionError(f"got {', '.join(beside)} beside --resume: {path} has what is asked")
+    journal = Journal.resume(path)
+    if not journal.command:
+        raise OptionError(f"{path} was begun in Python: pass resume= to npattn.testing.check")
+    ended = f", ended in {journal.unanswered}" if journal.unanswered else ""
+    click.echo(f"goes on with {path}: {len(journal.answers)} rules begun{ended}", err=True)
+    return journal, journal.command | {name: context.params[name] for name in OUTPUTS}
+
+
+def _check(
+    journal: Journal | None,
     target: str,
     dtypes: tuple[str, ...],
     backward: str | None,
@@ -209,19 +269,12 @@ def check_command(
     memory: str | None,
     must: str | None,
     untrusted: bool,
-    seed: int | None,
     strict: bool,
     device: str | None,
     sweep: int,
     **options: Any,
 ) -> None:
-    """Judge TARGET: module:function, path/file.py:function, or a name from npattn list.
-
-    It runs in a worker, a process of its own, whose end costs one rule; --in-process and --sweep
-    call it here.
-    Exit code 0: passed; 1: failed; 2: wrong usage, or nothing could be tested; 130: interrupted,
-    with a report of what is known.
-    """
+    """Check, write the files, print the report and exit."""
     try:
         json_file, html_file, script_file = map(_file, (json_path, html_path, script_path))
         expected = {} if expect_path is None else read_expected(expect_path)
@@ -248,7 +301,6 @@ def check_command(
                 implementation,
                 conventions=conventions,
                 must=must.split(",") if must else _gradients(implementation) if untrusted else (),
-                seed=secrets.randbits(64) if seed is None and untrusted else seed or 0,
                 strict=strict or untrusted,
                 sweep=sweep,
                 dtypes=dtypes or ("float32",),
@@ -257,6 +309,7 @@ def check_command(
                 require=levels or REQUIRED,
                 expect=expected,
                 progress=advance,
+                journal=journal,
                 **options,
             )
             bar.stop()
@@ -270,6 +323,8 @@ def check_command(
     _print_anything()
     console = Console()
     report.print_to(console, verbose=verbose)
+    if journal is not None and report.interrupted:
+        console.print(f"npattn check --resume {journal.path} goes on", soft_wrap=True)
     if report.tested or report.interrupted:
         sys.exit(_exit_code(report))
     console.print("nothing could be tested")
@@ -315,6 +370,16 @@ def _parse_seed(text: str | None) -> int | None:
     if text is not None and not text.isdigit():
         raise click.BadParameter(f"{text!r} must be a number, or random")
     return None if text is None else int(text)
+
+
+def _parse_seconds(text: str | None) -> float | None:
+    """Parse "60s", "10m" or "2h" into seconds."""
+    if text is None:
+        return None
+    number, unit = text[:-1], text[-1:].lower()
+    if unit not in SECONDS or not number.isdigit() or not int(number):
+        raise click.BadParameter(f"{text!r} must look like 60s, 10m or 2h")
+    return float(int(number) * SECONDS[unit])
 
 
 def _gradients(implementation: Implementation) -> tuple[str, ...]:

@@ -1,19 +1,24 @@
 """The command line: what it takes, what it prints, and its exit code."""
 
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 import npattn
+from npattn import testing
 from npattn.cli import cli
 from npattn.testing.rules import PROPERTIES
+from npattn.testing.runner import rounds, search
 from npattn.testing.targets import TARGETS
+from npattn.testing.targets.numpy import naive
 from npattn.zoo.correct import CORRECT
 
 FAST = ("--examples", "3")
@@ -253,6 +258,9 @@ def test_exit_code_is_2_if_no_rule_applied(mine):
         (["numpy.flash", "--examples", "0"], "0 is not in the range x>=1"),
         (["numpy.flash", "--rounding", "exact"], "'exact' is not one of"),
         (["numpy.flash", "--backward", "nowhere:g"], "which cannot be found"),
+        (["numpy.flash", "--budget", "soon"], "must look like 60s, 10m or 2h"),
+        (["numpy.flash", "--budget", "0s"], "must look like 60s, 10m or 2h"),
+        (["numpy.flash", "--resume", "nowhere"], "does not exist"),
         (["numpy.flash", "--expect", "nowhere.toml"], "does not exist"),
         (["numpy.flash", "--fast"], "No such option"),
         (["numpy.flash", "--convention", "causal"], "must be NAME=VALUE"),
@@ -274,8 +282,43 @@ def expecting(tmp_path, text):
     return ("--expect", path)
 
 
-NAIVE = ("numpy.naive", "--only", "empty-row", "--only", "nan-query")
+NAIVE = ("numpy.naive", *FAST, "--in-process", "--only", "empty-row", "--only", "nan-query")
 ZERO = '"structure" = "0 / 0 where D = 0"\n'
+
+
+@pytest.mark.parametrize("flags", [(), ("--in-process",)])
+def test_a_check_is_resumed_from_its_journal_alone(mine, tmp_path, flags):
+    asked = (f"{mine}:good", "--only", "one-key", "--only", "agreement-o", *FAST, *flags)
+    printed = run("check", *asked, "--journal", "steps")
+    steps = (tmp_path / "steps").read_text().splitlines()
+    answered = next(i for i, line in enumerate(steps) if "answer" in json.loads(line))
+    (tmp_path / "cut").write_text("\n".join(steps[: answered + 1]) + "\n")
+    for name, begun in (("steps", "2 rules begun"), ("cut", "1 rules begun")):
+        resumed = run("check", "--resume", name, "--json", "report.json")
+        assert resumed == f"goes on with {name}: {begun}\n" + printed
+        assert json.loads((tmp_path / "report.json").read_text())["passed"]
+
+
+def test_what_a_journal_has_is_not_said_again(mine):
+    run("check", f"{mine}:good", "--only", "one-key", *FAST, "--in-process", "--journal", "steps")
+    message = run("check", f"{mine}:good", "--seed", "3", "--resume", "steps", code=2)
+    assert "got seed, target beside --resume" in told(message)
+    message = run("check", f"{mine}:good", "--journal", "steps", code=2)
+    assert "exists: continue it" in told(message)
+
+
+def test_a_journal_begun_in_python_is_resumed_there(tmp_path):
+    testing.check(naive, only=["one-key"], examples=2, journal=tmp_path / "steps")
+    message = run("check", "--resume", tmp_path / "steps", code=2)
+    assert "was begun in Python" in told(message)
+
+
+def test_a_budget_that_is_too_small_does_not_pass(mine, monkeypatch):
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)  # a second later at each look
+    for module in (sys.modules[testing.check.__module__], rounds, search):
+        monkeypatch.setattr(module, "time", clock)
+    words = ("check", f"{mine}:good", "--budget", "1s", "--in-process", "--only", "views")
+    assert "asked for: views[float32]" in told(run(*words, code=2))
 
 
 @pytest.mark.parametrize("name", ["empty-row[float32]", "empty-row"])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import platform
-import sys
+import itertools
+import math
+import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-import npattn
 from npattn.checks import check_integer
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
@@ -26,10 +27,20 @@ from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 from npattn.testing.rules import PROPERTIES, Property
-from npattn.testing.runner.rounds import ROBUSTNESS, Judge, Progress, Round
+from npattn.testing.runner.describe import describe_model, describe_untested
+from npattn.testing.runner.journal import Journal
+from npattn.testing.runner.rounds import (
+    FIRST_ROUNDS,
+    OUT_OF_TIME,
+    ROBUSTNESS,
+    Judge,
+    Progress,
+    Round,
+)
 from npattn.testing.runner.schedule import InProcess, Processes
 from npattn.testing.trial import GRADIENTS, Trial
 from npattn.testing.worker.connect import isolate as isolate_in_worker
+from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.supervisor import Limits
 
 __all__ = ["check"]
@@ -93,6 +104,9 @@ def check(
     isolate: bool = False,
     timeout: float | None = None,
     must: Iterable[str] = (),
+    budget: float | None = None,
+    journal: str | os.PathLike[str] | Journal | None = None,
+    resume: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Judge whether an attention implementation is right, forward and backward.
 
@@ -162,6 +176,15 @@ def check(
     must : iterable of str
         Options, "lse", "weights" and gradients ("dk") that have to be tested: if one is not, the
         report does not pass.
+    budget : float, optional
+        Seconds after which nothing more is asked. Every rule is asked a few examples first, then
+        more, and once all have `examples`, as many more with the next seeds as there is time for.
+        The report does not pass if a required rule could not be asked at all.
+    journal : path, optional
+        New file that each step is written to before it is taken: a check that was ended goes on
+        from it, and it says what was being asked.
+    resume : path, optional
+        Journal of a check of the same, which goes on where that ended.
 
     Returns
     -------
@@ -185,6 +208,8 @@ def check(
     >>> report.passed
     False
     """
+    deadline = math.inf if budget is None else time.monotonic() + _check_budget(budget, sweep)
+    kept = _open(journal, resume, budget)
     implementation = _read(
         f,
         framework=framework,
@@ -222,18 +247,28 @@ def check(
         implementation.conventions = conventions
     conventions = implementation.conventions
     required = (*levels, *(rule.rule for rule in rules if only is not None))
-    limits = frozenset(required if fail_fast else ()), frozenset(expect or ())
+    limits = frozenset(required if fail_fast else ()), frozenset(expect or ()), deadline, kept
+    first = examples if budget is None else min(examples, FIRST_ROUNDS[0])
     judges = []
     for dtype in dtypes:
         model, own = _model(rounding, dtype), replace(space, dtype=dtype)
         trial = Trial(implementation, conventions, model, own)
-        judges.append(Judge(trial, examples, seed, progress, shrink, *limits))
+        judges.append(Judge(trial, first, seed, progress, shrink, *limits))
+    if kept is not None:
+        asked = {"dtypes": dtypes, "examples": examples, "seed": seed, "shrink": shrink}
+        asked |= {"sizes": sizes, "only": None if only is None else [rule.rule for rule in rules]}
+        kept.begin(_question(implementation, rounding, **asked))
+        if isinstance(implementation, Remote):
+            implementation.watch = kept.note_request
     rounds: list[Round] = []
     interrupt: KeyboardInterrupt | None = None
     try:
         # What a target does to NumPy's error state must not reach the oracle.
-        with np.errstate(**ERRORS):
-            _ask(judges, rules, robust, processes, implementation, rounds)
+        several = Processes(processes, implementation) if processes > 1 else InProcess()
+        with np.errstate(**ERRORS), several as executor:
+            _ask(judges, rules, robust, implementation, executor, rounds)
+            if budget is not None:
+                _ask_more(rounds, examples, executor, deadline)
     except KeyboardInterrupt as err:
         interrupt = err
     stopped = any(done.stopped for done in rounds)
@@ -253,15 +288,16 @@ def check(
     settings = {
         "seed": seed,
         "examples": examples,
+        **({} if budget is None else {"budget": f"{budget:g} s"}),
         **({"sweep": sweep} if sweeps else {}),
-        **_describe_model(implementation, rounding, behaves),
+        **describe_model(implementation, rounding, behaves),
     }
     if only is not None:
         expected = asked_of(expected, [*PROPERTIES, *SWEEPS], outcomes)
     report = Report(
         implementation.name,
         tuple(outcomes),
-        _describe_untested(implementation, rounds, bool(sweeps), interrupt is not None),
+        describe_untested(implementation, rounds, bool(sweeps), interrupt is not None),
         settings,
         strict,
         require=required,
@@ -272,10 +308,49 @@ def check(
         interrupted=interrupt is not None,
         missing=tuple(n for n in must if not all(_tests(done.judge.trial, n) for done in rounds)),
     )
+    late = tuple(o.id for o in outcomes if o.message == OUT_OF_TIME and report.requires(o))
+    report = replace(report, missing=(*report.missing, *late))
     if interrupt is not None:
         interrupt.report = report  # type: ignore[attr-defined]
         raise interrupt
     return report
+
+
+def _check_budget(budget: float, sweep: int) -> float:
+    if isinstance(budget, bool) or not 0 < budget < math.inf:
+        raise OptionError(f"budget is {budget!r}, must be a number of seconds > 0")
+    if sweep:
+        raise OptionError(f"sweep is {sweep}, must be 0 with a budget: it takes its own time")
+    return budget
+
+
+def _open(
+    journal: str | os.PathLike[str] | Journal | None,
+    resume: str | os.PathLike[str] | None,
+    budget: float | None,
+) -> Journal | None:
+    """Return the journal of this check, new or one to go on from; None without one."""
+    if journal is not None and resume is not None:
+        raise OptionError("got journal beside resume, which goes on writing to the same file")
+    if budget is not None and (journal is not None or resume is not None):
+        raise OptionError("got a journal beside budget: a check with a budget ends in time")
+    if resume is not None:
+        return Journal.resume(resume)
+    return Journal.create(journal) if isinstance(journal, (str, os.PathLike)) else journal
+
+
+def _question(
+    implementation: Implementation, rounding: Rounding | str | None, **asked: Any
+) -> dict[str, Any]:
+    """Return all that the answers depend on, for a journal."""
+    return {
+        "target": implementation.name,
+        "source": implementation.source,
+        "layout": implementation.layout,
+        "device": implementation.device,
+        **asked,
+        **describe_model(implementation, rounding, {}),
+    }
 
 
 def _check_must(must: Iterable[str]) -> tuple[str, ...]:
@@ -343,28 +418,43 @@ def _ask(
     judges: Sequence[Judge],
     rules: Sequence[Property],
     robust: bool,
-    processes: int,
     implementation: Implementation,
+    executor: InProcess | Processes,
     rounds: list[Round],
 ) -> None:
     """Let each judge probe its dtype, and ask the rules, in this process or in others.
 
     Each dtype is added to `rounds` as it begins.
     """
-    with Processes(processes, implementation) if processes > 1 else InProcess() as executor:
-        for judge in judges:
-            with implementation.framework.one_thread():
-                stopped = any(done.stopped for done in rounds)
-                rounds.append(Round(judge, [], []) if stopped else judge.begin(rules, robust))
-                executor.ask(rounds[-1])
+    for judge in judges:
+        with implementation.framework.one_thread():
+            stopped = any(done.stopped for done in rounds)
+            rounds.append(Round(judge, [], []) if stopped else judge.begin(rules, robust))
+            rounds[-1].restore()
+            executor.ask(rounds[-1])
+    executor.finish()
+
+
+def _ask_more(
+    rounds: Sequence[Round], examples: int, executor: InProcess | Processes, deadline: float
+) -> None:
+    """Ask other problems, of the next seeds, until the deadline."""
+    sizes = [n for n in FIRST_ROUNDS[1:] if n < examples]
+    seeds = itertools.count(1)
+    for size in itertools.chain(sizes, itertools.repeat(examples)):
+        number = next(seeds)
+        later = [done.again(done.judge.seed + number, size) for done in rounds]
+        asked = [again for again in later if again.names and not again.stopped]
+        if time.monotonic() > deadline or not asked or any(done.stopped for done in rounds):
+            return
+        for again in asked:
+            with again.judge.trial.implementation.framework.one_thread():
+                executor.ask(again)
         executor.finish()
-
-
-def _versions(implementation: Implementation) -> dict[str, str]:
-    loaded = {n: sys.modules[n].__version__ for n in ("torch", "jax") if n in sys.modules}
-    python = platform.python_version()
-    here = {"npattn": npattn.__version__, "numpy": np.__version__, "python": python}
-    return here | (implementation.versions or loaded)
+        for done, again in zip(rounds, later, strict=True):
+            done.merge(again)
+        if not any(outcome.examples for again in asked for outcome in again.outcomes()):
+            return  # there is nothing more to ask
 
 
 def _choose_rules(only: Iterable[str] | None) -> list[Property]:
@@ -408,64 +498,3 @@ def _choose_sweeps(
             "arrays: it samples torch tensors"
         )
     return (named or SWEEPS) if sweep else ()
-
-
-def _describe_untested(
-    implementation: Implementation, rounds: Sequence[Round], sweeps: bool, interrupted: bool
-) -> tuple[str, ...]:
-    """Say what was not tested, a line each."""
-    lines = [*_missing(implementation)]
-    lines += ["ranks other than 4: layout BTHD"] if implementation.layout == "BTHD" else []
-    stopped = any(done.stopped for done in rounds)
-    lines += ["what comes after the first failure (fail_fast)"] if stopped else []
-    lines += ["what was not asked yet (interrupted)"] if interrupted else []
-    return (*lines, *([_describe_sizes(rounds[0], sweeps)] if rounds else []))
-
-
-def _describe_sizes(done: Round, sweeps: bool) -> str:
-    """Say which sizes the rules of a round sampled."""
-    ranges = done.judge.trial.space.ranges.items()
-    drawn = ", ".join(f"{n} {a}–{b}" if a < b else f"{n} {a}" for n, (a, b) in ranges)
-    drawn += " and model-sizes" if "model-sizes" in done.names else ""
-    return f"sizes outside {drawn} (sizes={'' if sweeps else ', sweep='})"
-
-
-def _describe_model(
-    implementation: Implementation, rounding: Rounding | str | None, behaves: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return what it is judged as, for the settings of a report."""
-    return {
-        "features": tuple(sorted(implementation.features)),
-        **({"reads": implementation.reads} if implementation.reads else {}),
-        "rounding": rounding.name if isinstance(rounding, Rounding) else rounding or "undeclared",
-        "conventions": _describe(implementation.conventions),
-        **({"behaves as": behaves} if behaves else {}),
-        "versions": _versions(implementation),
-    }
-
-
-def _missing(implementation: Implementation) -> list[str]:
-    """Describe options and results that npattn does not know, or the implementation lacks."""
-    unknown = "unknown to the judge, keeps its default"
-    lines = [n if ": " in n else f"{n}: {unknown}" for n in implementation.untested]
-    absent = [n for n in FEATURES if n not in implementation.features]
-    if absent:
-        lines.append(f"options it does not have: {', '.join(absent)}")
-    if not implementation.has_gradients:
-        lines.append("gradients: no backward= was given")
-    if not implementation.returns_lse:
-        lines.append("lse: no return_lse parameter")
-    elif not implementation.takes_dlse and implementation.backward is not None:
-        lines.append("gradients through lse: backward has no dlse parameter")
-    elif not implementation.takes_dlse:
-        flag = implementation.signature.names["return_lse"]
-        lines.append(f"gradients through lse: {flag} returns one that is not differentiated")
-    return lines
-
-
-def _describe(conventions: Conventions) -> dict[str, Any]:
-    """Return what the conventions change, by name."""
-    default = Conventions()
-    return {
-        name: value for name, value in vars(conventions).items() if value != getattr(default, name)
-    }

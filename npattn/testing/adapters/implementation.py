@@ -30,7 +30,7 @@ from npattn.testing.adapters.base import (
     note_problem,
 )
 from npattn.testing.adapters.choose import choose_framework
-from npattn.testing.adapters.load import Spec, by_spec, load_callable
+from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.parameters import parameters, qualified_name
 from npattn.testing.adapters.results import INPUTS, name_gradients, name_results
@@ -152,6 +152,11 @@ class Implementation:
         return not self.forward_only and (
             self.backward is not None or self.framework.differentiates
         )
+
+    @property
+    def source(self) -> str:
+        """Hash of the files of its functions; "" if there are none."""
+        return hash_files(self.f, self.backward)
 
     @property
     def is_isolated(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from npattn.errors import NpattnError, OptionError
 
-__all__ = ["Spec", "by_spec", "load_callable", "load_object"]
+__all__ = ["Spec", "by_spec", "hash_files", "load_callable", "load_object"]
 
 
 def load_callable(spec: str) -> Callable[..., Any]:
@@ -49,6 +50,15 @@ def load_object(spec: str) -> Any:
     for part in name.split("."):
         value = getattr(value, part, None)
     return value
+
+
+def hash_files(*functions: Any) -> str:
+    """Return a hash of the files that define functions or objects; "" if there are none."""
+    modules = [getattr(f, "__module__", None) or type(f).__module__ for f in functions if f]
+    found = [getattr(sys.modules.get(name), "__file__", None) for name in modules]
+    files = [Path(path) for path in found if path and Path(path).is_file()]
+    whole = b"".join(file.read_bytes() for file in files)
+    return hashlib.sha256(whole).hexdigest() if files else ""
 
 
 def _import_module(home: str) -> ModuleType:

@@ -93,6 +93,14 @@ class Outcome:
         """True if the implementation ended its process, or did not answer in time."""
         return self.status in ("crashed", "timed out")
 
+    def merge(self, later: Outcome) -> Outcome:
+        """Return the outcome of both, for other problems of the same rule that came later."""
+        if later.status == "not applicable":
+            return self
+        worst = max(self.worst, later.worst) if later.status == "passed" else later.worst
+        tried = self.examples + later.examples
+        return replace(later, worst=worst, examples=tried, left_to=self.left_to | later.left_to)
+
     @property
     def id(self) -> str:
         """Name in a file of expected failures."""

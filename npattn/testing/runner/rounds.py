@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.capabilities import Finding, probe
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.report.outcome import Outcome, Status, add_reproducer
 from npattn.testing.rules import PROPERTIES, Property
 from npattn.testing.rules.systematic_error import plain_recipes, tightest_model
+from npattn.testing.runner.journal import Answer, Journal, answer_of, recipe_of
 from npattn.testing.runner.robustness import describe_wrong_input
 from npattn.testing.runner.search import Search, Standing
 from npattn.testing.trial import Suspicion, Trial, Violation
@@ -24,9 +30,9 @@ ABOUT_STRUCTURE = (
     "Accepted structure, sizes of 0 included, and each option alone give right results."
 )
 Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
-Answer = Outcome | str | Standing
 Answers = dict[str, Answer]
 """By rule: its outcome, or how far it has come; by `BEHAVIOUR`: a text."""
+OUT_OF_TIME = "not asked within the budget"
 FIRST_ROUNDS = (4, 20)
 """Examples of every rule after which the next rule is asked: most mistakes show at once."""
 
@@ -48,6 +54,10 @@ class Judge:
         Levels and rules whose first failure ends the questions.
     expected : frozenset of str
         Failures that do not: outcomes' ids.
+    deadline : float
+        Time of `time.monotonic` after which nothing is asked.
+    journal : Journal or None
+        Told of each problem before it is tried.
     """
 
     trial: Trial
@@ -57,6 +67,8 @@ class Judge:
     shrinks: bool
     stops_at: frozenset[str] = frozenset()
     expected: frozenset[str] = frozenset()
+    deadline: float = math.inf
+    journal: Journal | None = None
 
     def __post_init__(self) -> None:
         self.refused: list[str] = []
@@ -121,6 +133,8 @@ class Judge:
                 answer = Standing()
             elif name == ROBUSTNESS:
                 answer = _robustness(trial)
+            elif name == BEHAVIOUR and time.monotonic() > self.deadline:
+                answer = OUT_OF_TIME
             elif name == BEHAVIOUR:
                 answer = _behaviour(trial, self.seed)
             else:
@@ -161,7 +175,7 @@ class Judge:
             reason = Pools(trial.space, **rule.draw(trial)).conflict
         if reason is not None:
             return _outcome(rule, dtype, "not applicable", message=reason)
-        search = Search(rule, trial, self.examples, self.shrinks, standing, leaves=leaves)
+        search = self._search(rule, trial, standing, leaves=leaves)
         search.run(self.seed, count)
         standing = search.standing
         if search.failure is not None:
@@ -170,6 +184,7 @@ class Judge:
             return standing
         if standing.tried == 0:
             message = "no generated problem exercises this rule"
+            message = OUT_OF_TIME if time.monotonic() > self.deadline else message
             message = "agreement fails there" if standing.left else message
             return _outcome(
                 rule, dtype, "not applicable", message=message, left_to=standing.left_to
@@ -182,6 +197,37 @@ class Judge:
             examples=standing.tried,
             left_to=standing.left_to,
         )
+
+    def _search(
+        self, rule: Property, trial: Trial, standing: Standing | None, *, leaves: bool = True
+    ) -> Search:
+        tell: Callable[[Recipe], object] = lambda _: None  # noqa: E731
+        if self.journal is not None:
+            tell = partial(self.journal.note_recipe, trial.space.dtype, rule.rule)
+        return Search(
+            rule,
+            trial,
+            self.examples,
+            self.shrinks,
+            standing,
+            leaves=leaves,
+            deadline=self.deadline,
+            tell=tell,
+        )
+
+    def restore(self, entry: Mapping[str, Any]) -> Answer:
+        """Return the answer in an entry of a journal; what failed is asked once more.
+
+        If that passes now, the rule begins anew.
+        """
+        answer, recipe = answer_of(entry), recipe_of(entry)
+        if not isinstance(answer, Outcome) or recipe is None:
+            return answer
+        rule, trial = PROPERTIES[answer.rule], self.trial.fresh()
+        search = self._search(rule, trial, Standing(tried=answer.examples))
+        with suppress(Violation, ImplementationError):  # it is in search.failure
+            search.try_recipe(recipe)
+        return Standing() if search.failure is None else _failed_outcome(rule, trial, search)
 
 
 def _outcome(rule: Property, dtype: str, status: Status, **details: Any) -> Outcome:
@@ -235,13 +281,40 @@ class Round:
     def __post_init__(self) -> None:
         self.stopped = any(map(self.judge.stops, self.wrong))
 
+    def restore(self) -> None:
+        """Take the answers that the journal has from before."""
+        known = {} if self.judge.journal is None else self.judge.journal.answers
+        for name in self.names:
+            entry = known.get((self.judge.trial.space.dtype, name))
+            if entry is not None:
+                self._keep(name, self.judge.restore(entry))
+
     def record(self, name: str, answer: Answer) -> None:
         """Keep an answer, or how far a rule has come."""
+        if self.judge.journal is not None:
+            self.judge.journal.note_answer(self.judge.trial.space.dtype, name, answer)
+        self._keep(name, answer)
+
+    def _keep(self, name: str, answer: Answer) -> None:
         if isinstance(answer, Standing):
             self.standings[name] = answer
         else:
             self.answers[name] = answer
             self.stopped = self.stopped or self.judge.stops(answer)
+
+    def again(self, seed: int, examples: int) -> Round:
+        """Return a round that asks the rules which did not fail, with other problems."""
+        failed = [n for n, x in self.answers.items() if isinstance(x, Outcome) and x.failed]
+        names = [n for n in self.names if n in PROPERTIES and n not in failed]
+        return Round(replace(self.judge, seed=seed, examples=examples), [], names)
+
+    def merge(self, other: Round) -> None:
+        """Add the answers of a later round."""
+        for name, new in other.answers.items():
+            old = self.answers[name]
+            if isinstance(old, Outcome) and isinstance(new, Outcome):
+                self.answers[name] = old.merge(new)
+        self.stopped = self.stopped or other.stopped
 
     @property
     def left(self) -> list[str]:

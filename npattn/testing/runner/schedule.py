@@ -25,6 +25,7 @@ from npattn.testing.adapters.base import ImplementationError, Results, format_ex
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
+from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import Answers, Judge, Round, round_sizes
 from npattn.testing.runner.search import Standing
 from npattn.testing.trial import Refusal, Trial
@@ -142,6 +143,7 @@ class Processes:
                     turn += 1
                     futures = self._submit(work, setting, turn)
                 work.ask_again()
+        self.pending.clear()
 
     def _collect(self, work: Round, futures: Sequence[Future[Answers]]) -> None:
         """Record the answers, up to the first that stops the check, in the order of the rules."""
@@ -213,6 +215,8 @@ class _Setting:
     shrinks: bool
     stops_at: frozenset[str]
     expected: frozenset[str]
+    deadline: float
+    journal: Journal | None
 
     @classmethod
     def of(cls, judge: Judge, number: int) -> _Setting:
@@ -232,13 +236,15 @@ class _Setting:
             judge.shrinks,
             judge.stops_at,
             judge.expected,
+            judge.deadline,
+            judge.journal,
         )
 
     def judge(self, implementation: Implementation) -> Judge:
         trial = Trial(implementation, self.conventions, self.rounding, self.space, self.gradients)
         trial.skips_empty_rows = self.skips_empty_rows
         trial.first_calls, trial.refusals = self.first_calls, self.refusals
-        limits = self.stops_at, self.expected
+        limits = self.stops_at, self.expected, self.deadline, self.journal
         return Judge(trial, self.examples, self.seed, lambda *_: None, self.shrinks, *limits)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -83,13 +84,20 @@ class Search:
         standing: Standing | None = None,
         *,
         leaves: bool = True,
+        deadline: float = math.inf,
+        tell: Callable[[Recipe], object] = lambda _: None,
     ) -> None:
-        """Begin, or go on from a standing; `leaves` leaves what agreement finds wrong to it."""
+        """Begin, or go on from a standing; `leaves` leaves what agreement finds wrong to it.
+
+        Nothing is tried after the deadline, a time of `time.monotonic`; `tell` is told of each
+        recipe before it is tried.
+        """
         self.rule, self.trial, self.examples, self.shrinks = rule, trial, examples, shrinks
         self.standing, self.leaves, self.note = standing or Standing(), leaves, ""
+        self.deadline, self.tell = deadline, tell
         self.failure: Failure | None = None
         self._errors: dict[Recipe, Violation | ImplementationError | None] = {}
-        self._deadline = float("inf")
+        self._shrinks_until = deadline
 
     def run(self, seed: int, count: int | None = None) -> None:
         """Try the recipes of the rule until one fails, or `count` of them are done.
@@ -121,12 +129,14 @@ class Search:
         for recipe in recipes:
             if self.rule.recipes is None and standing.tried + standing.left >= count:
                 return
+            if time.monotonic() > self.deadline:
+                return
             standing.position += 1
             self.try_recipe(recipe)
 
     def _shrink(self, failure: Failure, pools: Pools, seed: int) -> None:
         """Let Hypothesis find the simplest failing recipe near the one that failed."""
-        self._deadline = time.monotonic() + SHRINK_SECONDS
+        self._shrinks_until = min(time.monotonic() + SHRINK_SECONDS, self.deadline)
         profile = settings(
             max_examples=200,
             database=None,
@@ -153,11 +163,12 @@ class Search:
                 self.failure = Failure(recipe, known)
                 raise known
             return
-        if time.monotonic() > self._deadline:
+        if time.monotonic() > self._shrinks_until:
             return
         self._errors[recipe] = None
         if self.trial.skips(recipe, self.rule.rule) or self.trial.refuses_recipe(recipe):
             return
+        self.tell(recipe)
         try:
             ratio = self.rule.check(self.trial, recipe)
         except WrongAnyway:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -464,6 +465,15 @@ def load(spec: str) -> Any:
     return value
 
 
+def hash_files(*specs: str | None) -> str:
+    """Return a hash of the files that specs name and that are loaded; "" if there are none."""
+    homes = [spec.rpartition(":")[0] for spec in specs if spec]
+    paths = [x if x.endswith(".py") else getattr(sys.modules.get(x), "__file__", x) for x in homes]
+    files = [Path(path) for path in paths if path and Path(path).is_file()]
+    whole = b"".join(file.read_bytes() for file in files)
+    return hashlib.sha256(whole).hexdigest() if files else ""
+
+
 def import_module(home: str) -> ModuleType:
     try:
         return importlib.import_module(home)
@@ -639,6 +649,7 @@ class Session:
             "parameters": describe_parameters(target),
             "backward": describe_parameters(self.backward) if self.backward else None,
             "settings": settings,
+            "source": hash_files(self.spec, backward),
             "versions": {"numpy": np.__version__, "python": platform.python_version(), **loaded},
         }
 

@@ -71,6 +71,7 @@ def read_description(answer: Mapping[str, Any]) -> dict[str, Any]:
             "gradients": gradients,
             "backward": backward,
             "settings": settings,
+            "source": str(answer.get("source") or ""),
             "abilities": [str(ability) for ability in answer.get("abilities") or ()],
             "versions": {str(n): str(x) for n, x in (answer.get("versions") or {}).items()},
         }

@@ -129,6 +129,11 @@ class Remote(Implementation):
     rename, features, layout, like, name, spec, backward_spec
         As of `Implementation`; what the worker's target says itself must not be said again.
 
+    Attributes
+    ----------
+    watch : callable or None
+        Called with each request and the shapes of its arrays, before it is sent.
+
     Raises
     ------
     OptionError
@@ -137,6 +142,7 @@ class Remote(Implementation):
 
     def __init__(self, worker: Worker, **arguments: Any) -> None:
         self.worker, self.slices = worker, False
+        self.watch: Callable[[Mapping[str, Any], Any], object] | None = None
         description = worker.description or worker.start()
         settings = dict(description.get("settings") or {})
         beside = [n for n in settings if arguments.get(n) is not None]
@@ -200,6 +206,11 @@ class Remote(Implementation):
     def versions(self) -> dict[str, str]:
         """Versions of what it needs, where they may differ from those here."""
         return {str(n): str(x) for n, x in self.worker.description.get("versions", {}).items()}
+
+    @property
+    def source(self) -> str:
+        """Hash of the files of its functions, where the worker says it."""
+        return str(self.worker.description.get("source", ""))
 
     @property
     def given_up_lines(self) -> list[str]:
@@ -580,6 +591,8 @@ class Request:
             self.remote.given_up.check(self.problem)
             message["dtype"] = SHORT[self.problem.q.dtype.name]
         shapes = (message["do"], *((name, array.shape) for name, array in self.arrays.items()))
+        if self.remote.watch is not None:
+            self.remote.watch(message, dict(shapes[1:]))
         try:
             answer, out = self.remote.send(message, dict(self.tensors), shapes)
         except (Crash, TimedOut) as err:

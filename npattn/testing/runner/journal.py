@@ -1,0 +1,196 @@
+"""Journal of a check: a line of JSON for each step, written before it is taken.
+
+Whoever ends the judge, the journal says what was being asked, and a check goes on from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from npattn.errors import OptionError
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.runner.search import Standing
+
+__all__ = ["Answer", "Journal", "answer_of", "recipe_of"]
+
+VERSION = 1
+SCALARS = ("rule", "semantics", "about", "dtype", "status", "worst", "examples", "message", "level")
+"""Fields of an outcome that are written; a recipe makes the others again."""
+Answer = Outcome | str | Standing
+
+
+class Journal:
+    """Steps of one check in a file.
+
+    Attributes
+    ----------
+    path : Path
+    command : dict
+        Arguments of the command line that began it; empty for a check begun in Python.
+    answers : dict
+        By dtype and rule: the last answer in a file that is continued, as it was written.
+    unanswered : str
+        Step in which it ended; "" if it ended between two.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], command: Mapping[str, Any] | None = None):
+        self.path, self.command = Path(path).absolute(), dict(command or {})
+        self.answers: dict[tuple[str, str], dict[str, Any]] = {}
+        self.unanswered = ""
+        self._question: dict[str, Any] | None = None
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], command: Mapping[str, Any] | None = None
+    ) -> Journal:
+        """Return a new journal; nothing is written before `begin`.
+
+        Raises
+        ------
+        OptionError
+            If the file exists, or its folder does not.
+        """
+        journal = cls(path, command)
+        if journal.path.exists():
+            raise OptionError(
+                f"journal {path} exists: continue it (resume, --resume), or name another file"
+            )
+        if not journal.path.parent.is_dir():
+            raise OptionError(f"the folder of {path} does not exist; create it first")
+        return journal
+
+    @classmethod
+    def resume(cls, path: str | os.PathLike[str]) -> Journal:
+        """Return the journal of a check that ended early.
+
+        Raises
+        ------
+        OptionError
+            If there is no such file, or it is no journal of this version.
+        """
+        journal = cls(path)
+        lines = _lines(journal.path)
+        if not lines or lines[0].get("journal") != VERSION:
+            raise OptionError(f"{path} is no journal that this version of npattn can continue")
+        journal._question, journal.command = lines[0]["question"], lines[0]["command"]
+        for entry in lines[1:]:
+            if "answer" in entry:
+                journal.answers[entry["dtype"], entry["answer"]] = entry
+        journal.unanswered = _describe_step(lines)
+        return journal
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"answers": {}}  # who gets it writes alone
+
+    def begin(self, question: Mapping[str, Any]) -> None:
+        """Write what is asked; in a journal that is continued, hold it against what was asked.
+
+        Raises
+        ------
+        OptionError
+            If it is another question.
+        """
+        question = json.loads(json.dumps(question, default=str))
+        if self._question is None:
+            self.path.touch(exist_ok=False)
+            self.write({"journal": VERSION, "command": self.command, "question": question})
+            return
+        names = [n for n in question if question[n] != self._question.get(n)]
+        if names:
+            raise OptionError(
+                f"{self.path} is the journal of another check: "
+                + "; ".join(f"{n} was {self._question.get(n)!r}, is {question[n]!r}" for n in names)
+            )
+        _cut_last_line(self.path)
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """Append a line; several processes may write to one file."""
+        with self.path.open("ab", buffering=0) as file:
+            file.write(json.dumps(entry, default=str).encode() + b"\n")
+
+    # --- entries ----------------------------------------------------------------------------------
+
+    def note_recipe(self, dtype: str, rule: str, recipe: Recipe) -> None:
+        """Write which problem a rule is about to try."""
+        self.write({"dtype": dtype, "try": rule, "recipe": _plain(recipe)})
+
+    def note_request(self, message: Mapping[str, Any], shapes: Any) -> None:
+        """Write which request is about to be sent to a worker."""
+        self.write({"request": message.get("do"), "call": message.get("call"), "shapes": shapes})
+
+    def note_answer(self, dtype: str, rule: str, answer: Answer) -> None:
+        """Write what came of a rule, or how far it has come."""
+        entry: dict[str, Any] = {"dtype": dtype, "answer": rule}
+        if isinstance(answer, str):
+            entry["text"] = answer
+        elif isinstance(answer, Standing):
+            entry["standing"] = asdict(answer) | {"left_to": sorted(answer.left_to)}
+        else:
+            entry["outcome"] = {n: getattr(answer, n) for n in SCALARS}
+            entry["outcome"]["left_to"] = sorted(answer.left_to)
+            if answer.sampled is not None:
+                entry["recipe"] = _plain(answer.sampled)
+        self.write(entry)
+
+
+def answer_of(entry: Mapping[str, Any]) -> Answer:
+    """Return an answer from its entry, without what a recipe has to make again."""
+    if "text" in entry:
+        return str(entry["text"])
+    kind = Standing if "standing" in entry else Outcome
+    values = entry["standing" if kind is Standing else "outcome"]
+    return kind(**values | {"left_to": frozenset(values["left_to"])})
+
+
+def recipe_of(entry: Mapping[str, Any]) -> Recipe | None:
+    """Return the recipe of an entry, the failing one of an answer; None if it has none."""
+    if "recipe" not in entry:
+        return None
+    values: dict[str, Any] = {
+        n: tuple(x) if isinstance(x, list) else x for n, x in entry["recipe"].items()
+    }
+    return Recipe(**values)
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of a recipe that are not at their default."""
+    values = {f.name: (getattr(recipe, f.name), f.default) for f in fields(recipe)}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a file, without a last line that was cut off."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise OptionError(f"{path} cannot be read: {err}") from err
+    lines = []
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        with suppress(ValueError):
+            lines.append(json.loads(line))
+        if len(lines) < number or not isinstance(lines[-1], dict):
+            raise OptionError(f"{path} is no journal: line {number} is no JSON object")
+    return lines
+
+
+def _cut_last_line(path: Path) -> None:
+    """Remove what follows the last whole line: its writer ended within it."""
+    data = path.read_bytes()
+    os.truncate(path, data.rfind(b"\n") + 1)
+
+
+def _describe_step(lines: list[dict[str, Any]]) -> str:
+    """Describe the step that has no answer."""
+    steps: Iterator[dict[str, Any]] = iter(reversed(lines))
+    last = next(steps)
+    asked = next((x for x in (last, *steps) if "try" in x or "answer" in x), {})
+    if "try" in asked:
+        return f"{asked['try']}[{asked['dtype']}] with {recipe_of(asked)!r}"
+    return f"a request for {last['request']} of {last['shapes']}" if "request" in last else ""

@@ -1,0 +1,118 @@
+"""Checks with a time limit, by a clock that the implementation moves."""
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from npattn.errors import OptionError
+from npattn.testing import check
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.runner import rounds, search
+from npattn.testing.runner.rounds import OUT_OF_TIME
+from npattn.testing.targets.numpy import naive
+
+FEW = {
+    "only": ["agreement-o", "one-key"],
+    "diagnosis": False,
+    "seed": 11,
+    "sizes": {"T": (3,), "S": (1, 5, 7), "D": (2,), "E": (2,)},
+}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that moves as its users say."""
+    now = SimpleNamespace(seconds=0.0)
+    time = SimpleNamespace(monotonic=lambda: now.seconds)
+    for module in (sys.modules[check.__module__], rounds, search):
+        monkeypatch.setattr(module, "time", time)
+    return now
+
+
+def of(report):
+    """Return the outcomes of the two rules."""
+    return [outcome for outcome in report.outcomes if outcome.rule in FEW["only"]]
+
+
+def ticking(clock, wrong_after=float("inf")):
+    """Return a function that takes a second a call, and is wrong after a while."""
+
+    def f(q, k, v):
+        clock.seconds += 1
+        return naive(q, k, v) * (1.5 if clock.seconds > wrong_after else 1.0)
+
+    return f
+
+
+def test_the_time_is_used_for_other_problems(clock):
+    report = check(ticking(clock), **FEW, examples=7, budget=120)
+    assert 120 < clock.seconds < 130
+    agreement = of(report)[0]
+    assert agreement.status == "passed"
+    assert agreement.examples > 2 * 7
+    assert report.settings["budget"] == "120 s"
+
+
+def test_a_late_mistake_is_found_with_more_time(clock):
+    f = ticking(clock, wrong_after=90)
+    assert check(f, **FEW, examples=7).passed
+    clock.seconds = 0
+    report = check(f, **FEW, examples=7, budget=300)
+    assert [o.status for o in of(report)] == ["failed", "failed"]
+    assert clock.seconds < 200  # nothing is left to ask
+
+
+def test_what_could_not_be_asked_does_not_pass(clock):
+    report = check(ticking(clock), **FEW, budget=2)
+    assert not report.passed
+    assert report.missing == ("agreement-o[float32]", "one-key[float32]")
+    assert [o.message for o in of(report)] == [OUT_OF_TIME] * 2
+
+
+def test_what_need_not_pass_may_be_left_out(clock):
+    report = check(ticking(clock), budget=2, diagnosis=False)
+    assert "agreement-o[float32]" in report.missing
+    assert "same-bits-padded[float32]" not in report.missing
+
+
+def test_without_a_budget_nothing_is_late():
+    report = check(naive, only=["one-key"], examples=3, diagnosis=False)
+    assert report.missing == ()
+    assert "budget" not in report.settings
+
+
+@pytest.mark.parametrize("budget", [0, -3, float("nan"), float("inf"), True])
+def test_a_budget_is_a_number_of_seconds(budget):
+    with pytest.raises(OptionError, match="must be a number of seconds > 0"):
+        check(naive, budget=budget)
+
+
+def test_a_sweep_has_no_budget():
+    with pytest.raises(OptionError, match="must be 0 with a budget"):
+        check(naive, budget=3, sweep=5)
+
+
+PASSED = Outcome("one-key", "5", "…", "float32", "passed", worst=0.25, examples=7)
+
+
+@pytest.mark.parametrize(
+    ("later", "status", "worst", "examples"),
+    [
+        (replace(PASSED, worst=0.5, examples=3), "passed", 0.5, 10),
+        (replace(PASSED, worst=0.125, examples=3), "passed", 0.25, 10),
+        (replace(PASSED, status="failed", worst=3.0, examples=2), "failed", 3.0, 9),
+        (replace(PASSED, status="not applicable", examples=0), "passed", 0.25, 7),
+    ],
+)
+def test_outcomes_of_two_rounds_are_merged(later, status, worst, examples):
+    both = PASSED.merge(later)
+    assert (both.status, both.worst, both.examples) == (status, worst, examples)
+
+
+def test_an_outcome_takes_the_place_of_none():
+    none = replace(PASSED, status="not applicable", message="…", examples=0, worst=0.0)
+    assert none.merge(PASSED) == PASSED
+    assert np.isfinite(none.merge(PASSED).worst)
