@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -41,6 +42,8 @@ import numpy as np
 VERSION = 1
 LARGEST = 1 << 33
 """Bytes of a frame beyond which it is garbage."""
+BLOCK, LARGE_BLOCK = 1 << 16, 1 << 20
+"""Bytes up to which a frame is joined, and is read at once; and those read of a longer one."""
 DTYPES = """
     F64 float64 8, F32 float32 4, F16 float16 2, BF16 bfloat16 2, F8_E4M3 float8_e4m3fn 1,
     F8_E5M2 float8_e5m2 1, C64 complex64 8, BOOL bool 1, I64 int64 8, I32 int32 4, I16 int16 2,
@@ -83,30 +86,56 @@ class NotPossible(Exception):
 class Tensor:
     """A dtype's short name, a shape, and the bytes of a contiguous array."""
 
+    __slots__ = ("data", "dtype", "shape")
+
     def __init__(self, dtype: str, shape: tuple[int, ...], data: Any) -> None:
         self.dtype, self.shape, self.data = dtype, tuple(shape), data
 
 
+encode = json.JSONEncoder(allow_nan=False).encode
+
+
 def write_frame(write: Callable[[Any], Any], message: Any, tensors: dict[str, Tensor]) -> None:
     """Write a message and tensors as one frame: a length, and a file in the safetensors format."""
-    header: dict[str, Any] = {"__metadata__": {"npattn": json.dumps(message, allow_nan=False)}}
+    header: dict[str, Any] = {"__metadata__": {"npattn": encode(message)}}
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + len(tensor.data)
-        shape = list(tensor.shape)
-        header[name] = {"dtype": tensor.dtype, "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": (begin, end),
+        }
+    text = encode(header).encode()
     text += b" " * (-len(text) % 8)
-    parts = [struct.pack("<QQ", 8 + len(text) + end, len(text)), text]
-    write(b"".join([*parts, *(tensor.data for tensor in tensors.values())]))
+    head = struct.pack("<QQ", 8 + len(text) + end, len(text)) + text
+    parts = [head, *(tensor.data for tensor in tensors.values())]
+    for part in parts if end > BLOCK else [b"".join(parts)]:
+        write(part)
 
 
-def read_frame(read: Callable[[int], Any]) -> tuple[Any, dict[str, Tensor]]:
-    """Read one frame; ValueError says how it is no frame, EOFError that there is no more."""
-    (length,) = struct.unpack("<Q", read(8))
+def read_frame(receive: Callable[[int], bytes], rest: bytearray) -> Any:
+    """Read one frame without its length; ValueError says how it is none.
+
+    `receive` returns at most so many bytes, and one or more. In `rest` is what came behind the
+    frame before.
+    """
+    while len(rest) < 8:
+        rest += receive(BLOCK)
+    length = int.from_bytes(rest[:8], "little")
     if not 8 <= length <= LARGEST:
         raise ValueError(f"a frame of {length} bytes")
-    return parse_frame(read(length))
+    # The system gives pages to what is written alone: the length may be a lie.
+    body = np.empty(length, np.uint8).data
+    begin = rest[8 : 8 + length]
+    del rest[: 8 + length]
+    got = len(begin)
+    body[:got] = begin
+    while got < length:
+        part = receive(min(length - got, LARGE_BLOCK))
+        body[got : got + len(part)] = part
+        got += len(part)
+    return body
 
 
 def parse_frame(body: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -131,6 +160,19 @@ def parse_frame(body: Any) -> tuple[Any, dict[str, Tensor]]:
             raise ValueError(f"a tensor of {end - begin} bytes, of shape {shape}")
         tensors[str(name)] = Tensor(entry["dtype"], shape, data[begin:end])
     return message, tensors
+
+
+@functools.lru_cache(maxsize=64)
+def short_name(dtype: np.dtype[Any]) -> str | None:
+    """Return the name of a dtype in a frame, None if it has none; NumPy takes long to name it."""
+    return SHORT.get(dtype.name)
+
+
+def contents(array: np.ndarray[Any, Any]) -> Any:
+    """Return the bytes of a contiguous array; those of a large one are not copied."""
+    if array.nbytes <= BLOCK:
+        return array.tobytes()
+    return array.reshape(-1).view(np.uint8).data
 
 
 # --- frameworks -----------------------------------------------------------------------------------
@@ -188,10 +230,10 @@ class NumPy:
 
     def read(self, value: Any) -> Tensor:
         array = self.check(value)
-        name = array.dtype.name
-        if name not in SHORT:  # complex128, longdouble: for the judge to refuse
-            raise NoResult(f"returned an array of dtype {name}")
-        return Tensor(SHORT[name], array.shape, array.tobytes())
+        short = short_name(array.dtype)
+        if short is None:  # complex128, longdouble: for the judge to refuse
+            raise NoResult(f"returned an array of dtype {array.dtype.name}")
+        return Tensor(short, array.shape, contents(array))
 
     def write(self, array: Any, tensor: Tensor) -> None:
         array[...] = np.frombuffer(bytearray(tensor.data), self.dtype(tensor.dtype)).reshape(
@@ -272,9 +314,9 @@ class Torch(NumPy):
         tensor = self.check(value)
         if tensor.dtype not in self.short:
             raise NoResult(f"returned a tensor of {tensor.dtype}")
-        data = b""
+        data: Any = b""
         if tensor.numel():
-            data = tensor.resolve_conj().reshape(-1).view(self.torch.uint8).numpy().tobytes()
+            data = contents(tensor.resolve_conj().reshape(-1).view(self.torch.uint8).numpy())
         return Tensor(self.short[tensor.dtype], tuple(tensor.shape), data)
 
     def write(self, array: Any, tensor: Tensor) -> None:
@@ -787,7 +829,8 @@ class Session:
             for n, entry in message.get("arrays", {}).items()
             if "object" in entry
         }
-        return {key: self.framework.read(arrays[name]) for key, name in kept.items()}
+        read = {key: self.framework.read(arrays[name]) for key, name in kept.items()}
+        return {key: Tensor(x.dtype, x.shape, bytes(x.data)) for key, x in read.items()}
 
     def reply(
         self,
@@ -933,17 +976,13 @@ class Pipes:
         os.close(nothing)
         self.lock = threading.Lock()
 
-    def read(self, count: int) -> bytearray:
-        data = bytearray(count)
-        view, got = memoryview(data), 0
-        while got < count:
-            n = os.readv(self.source, [view[got:]])
-            if n == 0:
-                raise EOFError
-            got += n
+    def receive(self, count: int) -> bytes:
+        data = os.read(self.source, count)
+        if not data:
+            raise EOFError
         return data
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Any) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(self.sink, view) :]
@@ -963,9 +1002,10 @@ def serve(session: Session, pipes: Pipes) -> None:
             reply, out = answer_safely(session, message, tensors)
             pipes.send({**reply, "id": message["id"]}, out)
 
+    rest = bytearray()
     while True:
         try:
-            message, tensors = read_frame(pipes.read)
+            message, tensors = parse_frame(read_frame(pipes.receive, rest))
         except EOFError:
             return
         channel = message.get("channel", 0)

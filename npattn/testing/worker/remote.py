@@ -35,7 +35,7 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.results import INPUTS, name_results
 from npattn.testing.cases.options import SCORE_MODS
-from npattn.testing.worker.child import SHORT, Tensor
+from npattn.testing.worker.child import Tensor, contents
 from npattn.testing.worker.description import Stub
 from npattn.testing.worker.given_up import GivenUp
 from npattn.testing.worker.supervisor import Worker
@@ -48,10 +48,10 @@ from npattn.testing.worker.values import (
     Result,
     array_of,
     find_garbage,
+    name_dtype,
     places,
     plain,
     raise_errors,
-    short_name,
     tensor_of,
     value_of,
 )
@@ -441,7 +441,7 @@ class Request:
             self.tensors[name] = tensor_of(array)
             return {"tensor": name}
         buffer = self.buffers.setdefault(id(root), f"buffer {len(self.buffers)}")
-        self.tensors[buffer] = Tensor(short_name(flat), (flat.size,), flat.tobytes())
+        self.tensors[buffer] = Tensor(name_dtype(flat), (flat.size,), contents(flat))
         offset = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
         offset = offset if array.size else 0
         shape, strides = list(array.shape), list(array.strides)
@@ -589,7 +589,7 @@ class Request:
         message["arrays"] = self.entries
         if self.problem is not None:
             self.remote.given_up.check(self.problem)
-            message["dtype"] = SHORT[self.problem.q.dtype.name]
+            message["dtype"] = name_dtype(self.problem.q)
         shapes = (message["do"], *((name, array.shape) for name, array in self.arrays.items()))
         if self.remote.watch is not None:
             self.remote.watch(message, dict(shapes[1:]))

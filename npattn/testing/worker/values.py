@@ -15,7 +15,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError, ResultError, catch_foreign
-from npattn.testing.worker.child import NAMES, SHORT, Tensor
+from npattn.testing.worker.child import NAMES, Tensor, contents, short_name
 
 __all__ = [
     "Composed",
@@ -26,10 +26,10 @@ __all__ = [
     "Result",
     "array_of",
     "find_garbage",
+    "name_dtype",
     "places",
     "plain",
     "raise_errors",
-    "short_name",
     "tensor_of",
     "value_of",
 ]
@@ -182,19 +182,20 @@ def foreign_exception(raised: Mapping[str, Any]) -> BaseException:
 
 
 def tensor_of(array: Array) -> Tensor:
-    return Tensor(short_name(array), array.shape, array.tobytes())
+    return Tensor(name_dtype(array), array.shape, contents(np.ascontiguousarray(array)))
 
 
-def short_name(array: Array) -> str:
-    try:
-        return SHORT[array.dtype.name]
-    except KeyError:
-        raise ImplementationError(f"its worker takes no arrays of {array.dtype}") from None
+def name_dtype(array: Array) -> str:
+    short = short_name(array.dtype)
+    if short is None:
+        raise ImplementationError(f"its worker takes no arrays of {array.dtype}")
+    return short
 
 
 def array_of(tensor: Tensor) -> Array:
+    """Return a view of the frame, which a framework copies when it takes it."""
     dtype = WIDE[NAMES[tensor.dtype]]
-    return np.frombuffer(tensor.data, dtype).reshape(tensor.shape).copy()
+    return np.frombuffer(tensor.data, dtype).reshape(tensor.shape)
 
 
 def plain(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """A worker gives the report that the same function gives here, however it is started."""
 
+import io
 import shlex
 import sys
 
@@ -9,11 +10,12 @@ from click.testing import CliRunner
 
 from npattn.cli import cli
 from npattn.errors import OptionError
+from npattn.problem import Problem
 from npattn.testing import Implementation, check
 from npattn.testing.targets import load_implementation
 from npattn.testing.targets.numpy import flash, naive
 from npattn.testing.worker import connection
-from npattn.testing.worker.child import Tensor, parse_frame, write_frame
+from npattn.testing.worker.child import BLOCK, LARGEST, Tensor, parse_frame, read_frame, write_frame
 from npattn.testing.worker.connect import CHILD, connect
 from npattn.testing.worker.supervisor import Limits
 
@@ -103,6 +105,20 @@ def test_mistakes_of_memory_are_seen_through_the_pipe(make_remote, tmp_path, nam
     report = check(make_remote(f"{path}:f"), only=[rule], **FEW | {"examples": 20})
     (outcome,) = [o for o in report.outcomes if o.rule == rule]
     assert outcome.status == "failed", outcome
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_large_arrays_come_and_go_as_they_are(make_remote, tmp_path, kept):
+    path = tmp_path / "doubles.py"
+    path.write_text("def f(q, k, v):\n    q *= 2\n    return q[..., ::-1]\n")
+    rng = np.random.default_rng(0)
+    sizes = ((1, 2, 1031, 67), (1, 2, 1, 67), (1, 2, 1, 67))
+    q, k, v = (rng.standard_normal(size, dtype=np.float32) for size in sizes)
+    assert q.nbytes > 2 * BLOCK
+    problem, inputs = Problem(q, k, v), {"q": q.copy(), "k": k, "v": v}
+    results = make_remote(f"{path}:f").forward(problem, inputs=inputs if kept else None)
+    np.testing.assert_array_equal(results["o"], 2 * q[..., ::-1])
+    np.testing.assert_array_equal(inputs["q"], 2 * q if kept else q)
 
 
 def test_a_function_of_a_module_is_isolated_by_its_name():
@@ -205,6 +221,29 @@ def test_a_frame_that_lies_is_garbage(old, new):
     assert old in body
     with pytest.raises((ValueError, KeyError)):
         parse_frame(body.replace(old, new))
+
+
+@pytest.mark.parametrize("step", [1, 7, 1 << 16])
+def test_frames_are_told_apart_however_they_come(step):
+    arrays = [np.arange(n, dtype=np.float32) for n in (3, 40_000, 0)]
+    parts = []
+    for number, array in enumerate(arrays):
+        tensors = {"q": Tensor("F32", array.shape, array.tobytes())}
+        write_frame(parts.append, {"id": number}, tensors)
+    stream, rest = io.BytesIO(b"".join(parts)), bytearray()
+    for number, array in enumerate(arrays):
+        body = read_frame(lambda count: stream.read(min(count, step)), rest)
+        message, tensors = parse_frame(body)
+        assert message == {"id": number}
+        assert bytes(tensors["q"].data) == array.tobytes()
+    assert not rest
+
+
+@pytest.mark.parametrize("length", [7, LARGEST + 1])
+def test_a_length_that_no_frame_has_is_garbage(length):
+    stream = io.BytesIO(length.to_bytes(8, "little"))
+    with pytest.raises(ValueError, match=f"a frame of {length} bytes"):
+        read_frame(stream.read, bytearray())
 
 
 def test_limits_are_kept_where_a_worker_is_sent_to_another_process(make_remote):

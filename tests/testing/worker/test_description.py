@@ -17,11 +17,11 @@ MINIMAL = """
 import os, sys
 sys.path.insert(0, FOLDER)
 import numpy as np
-from child import Tensor, read_frame, write_frame
+from child import Tensor, parse_frame, read_frame, write_frame
 
-def read(n):
-    data = sys.stdin.buffer.read(n)
-    if len(data) < n:
+def receive(n):
+    data = os.read(0, n)
+    if not data:
         raise EOFError
     return data
 
@@ -74,9 +74,10 @@ def answer(message, tensors):
     return {"value": {"tensor": "o"}}, {"o": put(forward(*positional, **keywords)[1])}
 
 np.seterr(all="ignore")
+rest = bytearray()
 while True:
     try:
-        message, tensors = read_frame(read)
+        message, tensors = parse_frame(read_frame(receive, rest))
     except EOFError:
         break
     reply, out = answer(message, tensors)
