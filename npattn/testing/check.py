@@ -26,6 +26,7 @@ from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
+from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.rules import PROPERTIES, Property
 from npattn.testing.runner.describe import describe_model, describe_untested
 from npattn.testing.runner.journal import Journal
@@ -307,6 +308,7 @@ def check(
         taken_back=dict(implementation.profile.promises) if implementation.profile else {},
         interrupted=interrupt is not None,
         missing=tuple(n for n in must if not all(_tests(done.judge.trial, n) for done in rounds)),
+        sensitivity=_sensitivity(implementation),
     )
     late = tuple(o.id for o in outcomes if o.message == OUT_OF_TIME and report.requires(o))
     report = replace(report, missing=(*report.missing, *late))
@@ -351,6 +353,14 @@ def _question(
         **asked,
         **describe_model(implementation, rounding, {}),
     }
+
+
+def _sensitivity(implementation: Implementation) -> Sensitivity | None:
+    """Return what a check of an implementation that nobody trusts would have seen."""
+    seen = implementation.untrusted
+    if seen is None or not seen.judged:
+        return None
+    return Sensitivity(seen.judged, seen.calls, seen.seconds)
 
 
 def _check_must(must: Iterable[str]) -> tuple[str, ...]:

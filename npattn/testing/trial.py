@@ -294,7 +294,13 @@ class Trial:
         cheap: bool = False,
     ) -> dict[str, Comparison]:
         """Compare every result with the oracle, by the cheap form of the bound first if asked."""
-        return self.compare(self.results(problem, cotangents, view), problem, cotangents, cheap)
+        results = self.results(problem, cotangents, view)
+        self._note_judged()
+        return self.compare(results, problem, cotangents, cheap)
+
+    def _note_judged(self) -> None:
+        if self.implementation.untrusted is not None:
+            self.implementation.untrusted.note_judged()
 
     def compare(
         self, results: Results, problem: Problem, cotangents: Cotangents, cheap: bool = False
@@ -318,6 +324,7 @@ class Trial:
     def evaluate(self, problem: Problem, cotangents: Cotangents) -> Evaluation:
         """Run the implementation on any problem."""
         results = self.results(problem, cotangents)
+        self._note_judged()
         # Results of another kind are the business of shape-dtype.
         floats = {n: x for n, x in results.items() if x.dtype.kind not in "biuc"}
         exact = self.exact(problem, cotangents)

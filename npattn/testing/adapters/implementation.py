@@ -35,6 +35,7 @@ from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.parameters import parameters, qualified_name
 from npattn.testing.adapters.results import INPUTS, name_gradients, name_results
 from npattn.testing.adapters.signature import Signature, read_backward, read_signature
+from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.adapters.views import lay_out
 
 __all__ = ["Framework", "Implementation", "ImplementationError", "NumPy", "ResultError"]
@@ -83,6 +84,8 @@ class Implementation:
         Those of `like`, or that its names imply.
     profile : Profile or None
         That of `like`.
+    untrusted : Untrusted or None
+        Means against it, if nobody trusts it.
 
     Raises
     ------
@@ -90,6 +93,8 @@ class Implementation:
         If `f` is no callable, cannot be called with q, k, v alone, or an argument is not legal; if
         there is no profile `like`.
     """
+
+    untrusted: Untrusted | None = None
 
     def __init__(
         self,

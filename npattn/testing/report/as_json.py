@@ -20,6 +20,7 @@ from npattn.testing.report.cause import Cause
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.record import Record
+from npattn.testing.report.sensitivity import Sensitivity
 
 __all__ = ["VERSION", "as_dict"]
 
@@ -42,11 +43,16 @@ def as_dict(record: Record) -> dict[str, Any]:
         "stale": _plain(record.stale),
         "missing": list(record.missing),
         "interrupted": record.interrupted,
+        "sensitivity": _sensitivity(record.sensitivity if record.passed else None),
         "not_promised": _plain(record.taken_back),
         "levels": {level: _level(record, xs) for level, xs in record.by_level().items()},
         "causes": [_cause(cause) for cause in record.causes],
         "outcomes": [_outcome(record, outcome) for outcome in record.outcomes],
     }
+
+
+def _sensitivity(sensitivity: Sensitivity | None) -> dict[str, Any] | None:
+    return None if sensitivity is None else {**vars(sensitivity), "rate": sensitivity.rate}
 
 
 def _level(record: Record, outcomes: list[Outcome]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from npattn.testing.levels import LEVELS, REQUIRED, Level
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.sensitivity import Sensitivity
 
 __all__ = ["Group", "Record"]
 
@@ -67,6 +68,8 @@ class Record:
         Not everything was asked.
     missing : tuple of str
         What had to be tested and was not.
+    sensitivity : Sensitivity or None
+        Of a check of what nobody trusts: faults that it would have seen.
     """
 
     target: str
@@ -81,6 +84,7 @@ class Record:
     taken_back: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False
     missing: tuple[str, ...] = ()
+    sensitivity: Sensitivity | None = None
 
     @property
     def passed(self) -> bool:

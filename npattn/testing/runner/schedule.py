@@ -25,6 +25,7 @@ from npattn.testing.adapters.base import ImplementationError, Results, format_ex
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
+from npattn.testing.runner.distrust import ask_tail, plan_turns
 from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import Answers, Judge, Round, round_sizes
 from npattn.testing.runner.search import Standing
@@ -42,6 +43,11 @@ THREADS = (
 )
 
 
+def _renew(implementation: Implementation) -> None:
+    if implementation.untrusted is not None:
+        implementation.untrusted.renew()
+
+
 class InProcess:
     """Ask one rule after the other, in this process."""
 
@@ -53,7 +59,9 @@ class InProcess:
 
     def ask(self, work: Round) -> None:
         for count in round_sizes(work.judge.examples):
-            for names in () if work.stopped else work.groups():
+            for names, anew in () if work.stopped else plan_turns(work, count):
+                if anew:
+                    _renew(work.judge.trial.implementation)
                 work.report_progress(names[0])
                 for name, answer in work.judge.answer(names, count, work.standings):
                     work.record(name, answer)
@@ -61,6 +69,7 @@ class InProcess:
                 if work.stopped:
                     break
         work.ask_again()
+        ask_tail(work)
         work.report_progress("")
 
     def finish(self) -> None:
@@ -130,8 +139,10 @@ class Processes:
             return []
         with _one_thread_each(), self._catch_crash():
             return [
-                self.pool.submit(_answer, setting, names, sizes[turn], work.standings_of(names))
-                for names in work.groups()
+                self.pool.submit(
+                    _answer, setting, names, sizes[turn], work.standings_of(names), anew
+                )
+                for names, anew in plan_turns(work, sizes[turn])
             ]
 
     def finish(self) -> None:
@@ -143,6 +154,7 @@ class Processes:
                     turn += 1
                     futures = self._submit(work, setting, turn)
                 work.ask_again()
+                ask_tail(work)
         self.pending.clear()
 
     def _collect(self, work: Round, futures: Sequence[Future[Answers]]) -> None:
@@ -280,9 +292,15 @@ def _get_implementation() -> Implementation:
 
 
 def _answer(
-    setting: _Setting, names: Sequence[str], count: int, standings: Mapping[str, Standing]
+    setting: _Setting,
+    names: Sequence[str],
+    count: int,
+    standings: Mapping[str, Standing],
+    anew: bool,
 ) -> Answers:
     implementation = _get_implementation()
+    if anew:
+        _renew(implementation)
     if setting.number not in _Process.judges:
         _Process.judges[setting.number] = setting.judge(implementation)
     judge = _Process.judges[setting.number]

@@ -34,6 +34,7 @@ from npattn.testing.adapters.base import (
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.results import INPUTS, name_results
+from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.worker.child import Tensor, contents
 from npattn.testing.worker.description import Stub
@@ -170,11 +171,14 @@ class Remote(Implementation):
         self._dropped: list[str] = []
         self._shapes: set[Any] = set()
         self.given_up = GivenUp()
+        if self.worker.settings.get("fresh"):
+            self.untrusted = Untrusted(self.worker.close, self.worker.age)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
         for name in ("framework", "_keys", "_counterparts", "_dropped", "_shapes", "given_up"):
             del state[name]
+        state.pop("untrusted", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npattn.errors import OptionError
-from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.base import Crash, ImplementationError
 from npattn.testing.worker.child import Tensor
 from npattn.testing.worker.connection import Connection, Limits
 from npattn.testing.worker.description import read_description
@@ -98,6 +99,14 @@ class Worker:
             return self.start()
         return self.description
 
+    def _start_again(self) -> None:
+        try:
+            self.start()
+        except OptionError as err:
+            if not self.description:
+                raise
+            raise Crash(f"crashed: its process cannot be started again ({err})") from None
+
     def _describe(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Start a process, and ask it what it holds."""
         self.close()
@@ -110,6 +119,12 @@ class Worker:
         request = {"do": "describe", **settings}
         answer, _ = self.connection.exchange(request, self.tensors, START_SECONDS)
         return answer
+
+    def age(self) -> tuple[int, float]:
+        """Return the calls that the process has answered, and the seconds since it started."""
+        if self.connection is None:
+            return 0, 0.0
+        return self.connection.answered, time.monotonic() - self.connection.began
 
     def close(self) -> None:
         """End the process, and all that it has started."""
@@ -124,13 +139,13 @@ class Worker:
         Raises
         ------
         Crash, TimedOut
-            As of `Connection.exchange`.
+            As of `Connection.exchange`; or if its process cannot be started again.
         OptionError
-            If the process cannot be started.
+            If no process was ever started, and none can be.
         """
         with self._starting:
             if self.connection is None or self.connection.ended:
-                self.start()
+                self._start_again()
             connection = self.connection
         assert connection is not None
         return connection.exchange(message, tensors, seconds)

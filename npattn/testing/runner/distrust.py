@@ -1,0 +1,69 @@
+"""What else is asked of an implementation that nobody trusts, so that it cannot know when.
+
+Rules come in a random order, its process starts anew at a random moment of each round, and when
+all is done a fresh one is asked for agreement on a random number of other problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.rules import PROPERTIES
+from npattn.testing.runner.rounds import Round
+
+__all__ = ["ask_tail", "plan_turns"]
+
+TAIL = "\nin a fresh process, after it had passed: a random tail of other problems"
+
+
+def plan_turns(work: Round, count: int) -> list[tuple[Sequence[str], bool]]:
+    """Return the groups of rules of a round, and before which of them its process starts anew."""
+    groups = work.groups()
+    if work.judge.trial.implementation.untrusted is None or not groups:
+        return [(names, False) for names in groups]
+    random = _random(work, f"order {count}")
+    shuffled = [random.sample(names, len(names)) for names in random.sample(groups, len(groups))]
+    # That rule makes the first calls again, which in a fresh process are first ones once more.
+    moments = [names for names in shuffled if "first-calls" not in names]
+    moment = random.choice(moments) if moments else None
+    return [(names, names is moment) for names in shuffled]
+
+
+def ask_tail(work: Round) -> None:
+    """Ask what agreed once more, a random number of problems of another seed, in a fresh process.
+
+    An outcome that passes counts these examples too.
+    """
+    untrusted = work.judge.trial.implementation.untrusted
+    passed = {
+        name: answer
+        for name, answer in work.answers.items()
+        if name.startswith("agreement-")
+        and isinstance(answer, Outcome)
+        and answer.status == "passed"
+    }
+    if untrusted is None or work.stopped or not passed:
+        return
+    untrusted.renew()
+    random, examples = _random(work, "tail"), work.judge.examples
+    judge = replace(
+        work.judge,
+        seed=random.getrandbits(64),
+        examples=random.randint(1 + examples // 2, 1 + examples),
+    )
+    trial = judge.trial.fresh()
+    for name, before in passed.items():
+        with trial.implementation.framework.one_thread():
+            after = judge.judge(PROPERTIES[name], trial, leaves=False)
+        assert isinstance(after, Outcome)  # all its examples were asked
+        if after.failed:
+            after = replace(after, message=after.message + TAIL)
+        work.record(name, before.merge(after))
+
+
+def _random(work: Round, what: str) -> Random:
+    judge = work.judge
+    return Random(f"{what} {judge.trial.space.dtype} {judge.seed}")
