@@ -95,11 +95,14 @@ class Journal:
         Raises
         ------
         OptionError
-            If it is another question.
+            If it is another question, or the file cannot be written.
         """
         question = json.loads(json.dumps(question, default=str))
         if self._question is None:
-            self.path.touch(exist_ok=False)
+            try:
+                self.path.touch(exist_ok=False)
+            except OSError as err:
+                raise OptionError(f"journal {self.path} cannot be written: {err}") from err
             self.write({"journal": VERSION, "command": self.command, "question": question})
             return
         names = [n for n in question if question[n] != self._question.get(n)]

@@ -37,18 +37,24 @@ def of(report):
     return [outcome for outcome in report.outcomes if outcome.rule in FEW["only"]]
 
 
-def ticking(clock, wrong_after=float("inf")):
-    """Return a function that takes a second a call, and is wrong after a while."""
+def ticking(clock, wrong=lambda _: False, seen=None):
+    """Return a function that takes a second a call, and is wrong for some queries."""
 
     def f(q, k, v):
         clock.seconds += 1
-        return naive(q, k, v) * (1.5 if clock.seconds > wrong_after else 1.0)
+        if seen is not None:
+            seen.append(q.tobytes())
+        return naive(q, k, v) * (1.5 if wrong(q) else 1.0)
 
     return f
 
 
 def test_the_time_is_used_for_other_problems(clock):
-    report = check(ticking(clock), **FEW, examples=7, budget=120)
+    few, many = [], []
+    check(ticking(clock, seen=few), **FEW, examples=7)
+    clock.seconds = 0
+    report = check(ticking(clock, seen=many), **FEW, examples=7, budget=120)
+    assert len(set(many)) > 2 * len(set(few))
     assert 120 < clock.seconds < 130
     agreement = of(report)[0]
     assert agreement.status == "passed"
@@ -57,12 +63,19 @@ def test_the_time_is_used_for_other_problems(clock):
 
 
 def test_a_late_mistake_is_found_with_more_time(clock):
-    f = ticking(clock, wrong_after=90)
+    f = ticking(clock, lambda _: clock.seconds > 90)
     assert check(f, **FEW, examples=7).passed
     clock.seconds = 0
     report = check(f, **FEW, examples=7, budget=300)
     assert [o.status for o in of(report)] == ["failed", "failed"]
     assert clock.seconds < 200  # nothing is left to ask
+
+
+def test_what_failed_is_not_asked_again(clock):
+    f = ticking(clock, lambda q: q.size and q.flat[0] > 0.5)
+    report = check(f, **FEW, examples=7, budget=300, shrink=False)
+    assert [o.status for o in of(report)] == ["failed", "failed"]
+    assert clock.seconds < 200
 
 
 def test_what_could_not_be_asked_does_not_pass(clock):

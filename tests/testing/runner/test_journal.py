@@ -165,6 +165,14 @@ def test_another_question_is_wrong_usage(tmp_path):
     assert path.read_bytes() == before
 
 
+def test_a_worker_tells_another_file_from_the_first(tmp_path):
+    (tmp_path / "own.py").write_text("def f(q, k, v):\n    return v\n")
+    before = connect(f"{tmp_path}/own.py:f", framework="numpy").source
+    assert connect(f"{tmp_path}/own.py:f", framework="numpy").source == before != ""
+    (tmp_path / "own.py").write_text("def f(q, k, v):\n    return -v\n")
+    assert connect(f"{tmp_path}/own.py:f", framework="numpy").source not in (before, "")
+
+
 def test_wrong_usage_writes_nothing(tmp_path):
     with pytest.raises(OptionError, match="journal beside resume"):
         check(naive, journal=tmp_path / "a", resume=tmp_path / "a")
