@@ -92,21 +92,20 @@ class Tensor:
         self.dtype, self.shape, self.data = dtype, tuple(shape), data
 
 
-encode = json.JSONEncoder(allow_nan=False).encode
+encode, quote = json.JSONEncoder(allow_nan=False).encode, json.encoder.encode_basestring_ascii
 
 
 def write_frame(write: Callable[[Any], Any], message: Any, tensors: dict[str, Tensor]) -> None:
     """Write a message and tensors as one frame: a length, and a file in the safetensors format."""
-    header: dict[str, Any] = {"__metadata__": {"npattn": encode(message)}}
-    end = 0
+    entries, end = [f'{{"__metadata__":{{"npattn":{quote(encode(message))}}}'], 0
     for name, tensor in tensors.items():
         begin, end = end, end + len(tensor.data)
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": (begin, end),
-        }
-    text = encode(header).encode()
+        shape = ",".join(map(str, tensor.shape))
+        entries.append(
+            f'{quote(name)}:{{"dtype":"{tensor.dtype}","shape":[{shape}],'
+            f'"data_offsets":[{begin},{end}]}}'
+        )
+    text = ",".join(entries).encode() + b"}"
     text += b" " * (-len(text) % 8)
     head = struct.pack("<QQ", 8 + len(text) + end, len(text)) + text
     parts = [head, *(tensor.data for tensor in tensors.values())]
@@ -140,25 +139,25 @@ def read_frame(receive: Callable[[int], bytes], rest: bytearray) -> Any:
 
 def parse_frame(body: Any) -> tuple[Any, dict[str, Tensor]]:
     """Return the message and the tensors of a frame without its length."""
-    (size,) = struct.unpack("<Q", body[:8])
+    size = int.from_bytes(body[:8], "little")
     if size > len(body) - 8:
         raise ValueError(f"a header of {size} bytes in a frame of {len(body)}")
-    header = json.loads(bytes(body[8 : 8 + size]))
+    header = json.loads(str(body[8 : 8 + size], "utf-8"))
     if not isinstance(header, dict):
         raise ValueError("a header that is no object")
     message = json.loads(header.pop("__metadata__", {}).get("npattn", "null"))
     data, tensors = memoryview(body)[8 + size :], {}
     for name, entry in header.items():
-        shape = tuple(int(n) for n in entry["shape"])
-        begin, end = (int(n) for n in entry["data_offsets"])
+        dtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))
+        begin, end = map(int, entry["data_offsets"])
         count = 1
         for n in shape:
             if n < 0:
                 raise ValueError(f"a tensor of shape {shape}")
             count *= n
-        if not 0 <= begin <= end <= len(data) or end - begin != count * SIZES[entry["dtype"]]:
+        if not 0 <= begin <= end <= len(data) or end - begin != count * SIZES[dtype]:
             raise ValueError(f"a tensor of {end - begin} bytes, of shape {shape}")
-        tensors[str(name)] = Tensor(entry["dtype"], shape, data[begin:end])
+        tensors[name] = Tensor(dtype, shape, data[begin:end])
     return message, tensors
 
 

@@ -35,6 +35,7 @@ class GivenUp:
     _answered: set[Kind] = field(default_factory=set)
     _wholes: set[Kind] = field(default_factory=set)
     _kinds: set[Kind] = field(default_factory=set)
+    _last: Problem | None = None
 
     def check(self, problem: Problem) -> None:
         """Raise `NotAsked` if the problem is of a kind that is not asked again."""
@@ -46,6 +47,9 @@ class GivenUp:
 
     def note_answer(self, problem: Problem) -> None:
         """Note that a problem was answered: its kinds are not to blame."""
+        if problem is self._last:  # most are asked several times in a row
+            return
+        self._last = problem
         own = classes_of_problem(problem)
         if own not in self._wholes:
             self._wholes.add(own)

@@ -386,14 +386,19 @@ class Remote(Implementation):
         if self.framework.count is not None:
             message["threads"] = self.framework.count
         answer, out = self.worker.request(message, tensors, self.seconds(shape))
-        with find_garbage():
-            for key, name in answer.get("changed", {}).items():
-                for counterpart in self._counterparts.values():
-                    array = counterpart.mine()
-                    if counterpart.key == key and array is not None and array.flags.writeable:
-                        array[...] = array_of(out[name]).reshape(array.shape)
-                        counterpart.contents = array.tobytes()
+        if answer.get("changed"):
+            with find_garbage():
+                self._write_changes(answer["changed"], out)
         return answer, out
+
+    def _write_changes(self, changed: Mapping[str, str], out: Mapping[str, Tensor]) -> None:
+        """Write to the arrays of here what their counterparts hold."""
+        for key, name in changed.items():
+            for counterpart in self._counterparts.values():
+                array = counterpart.mine()
+                if counterpart.key == key and array is not None and array.flags.writeable:
+                    array[...] = array_of(out[name]).reshape(array.shape)
+                    counterpart.contents = array.tobytes()
 
     def read(self, place: Place) -> Any:
         """Return results that the worker keeps."""

@@ -207,13 +207,21 @@ def test_a_frame_is_read_as_it_was_written():
     assert bytes(tensors["q"].data) == array.tobytes()
 
 
+def test_headers_quote_what_names_and_messages_hold():
+    array = np.zeros((2, 0, 3), np.float32)
+    message = {"text": 'a "name" \\ é ∞ \n', "number": 7}
+    read, tensors = parse_frame(frame(message, **{'q"\\': array}))
+    assert read == message
+    assert tensors['q"\\'].shape == (2, 0, 3)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b'"shape": [3, 5]', b'"shape": [3, 7]'),
-        (b'"shape": [3, 5]', b'"shape": [-3,5]'),
-        (b'"data_offsets": [0, 60]', b'"data_offsets": [9, 69]'),
-        (b'"dtype": "F32"', b'"dtype": "F99"'),
+        (b'"shape":[3,5]', b'"shape":[3,7]'),
+        (b'"shape":[3,5]', b'"shape":[-3,5]'),
+        (b'"data_offsets":[0,60]', b'"data_offsets":[9,69]'),
+        (b'"dtype":"F32"', b'"dtype":"F99"'),
     ],
 )
 def test_a_frame_that_lies_is_garbage(old, new):
