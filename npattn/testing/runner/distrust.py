@@ -1,7 +1,7 @@
 """What else is asked of an implementation that nobody trusts, so that it cannot know when.
 
-Rules come in a random order, its process starts anew at a random moment of each round, and when
-all is done a fresh one is asked for agreement on a random number of other problems.
+Rules come in a random order, its process starts anew at a random moment of each round but the last,
+and when all is done a fresh one is asked for agreement on a random number of other problems.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from random import Random
 
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import PROPERTIES
-from npattn.testing.runner.rounds import Round
+from npattn.testing.runner.rounds import Round, round_sizes
 
 __all__ = ["ask_tail", "plan_turns"]
 
@@ -26,8 +26,10 @@ def plan_turns(work: Round, count: int) -> list[tuple[Sequence[str], bool]]:
         return [(names, False) for names in groups]
     random = _random(work, f"order {count}")
     shuffled = [random.sample(names, len(names)) for names in random.sample(groups, len(groups))]
-    # That rule makes the first calls again, which in a fresh process are first ones once more.
-    moments = [names for names in shuffled if "first-calls" not in names]
+    # The longest round is left whole, for who turns wrong late; and that rule makes the first calls
+    # again, which in a fresh process are first ones once more.
+    last = count == round_sizes(work.judge.examples)[-1]
+    moments = [names for names in shuffled if "first-calls" not in names and not last]
     moment = random.choice(moments) if moments else None
     return [(names, names is moment) for names in shuffled]
 
