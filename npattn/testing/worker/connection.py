@@ -197,7 +197,7 @@ class Connection:
                 raise _OutOfTime
 
     def _check_memory(self, limit: int) -> None:
-        used = sum(_resident(pid) for pid in _session(self.process.pid))
+        used = sum(_resident(pid) for pid in _family(self.process.pid))
         if used > limit:
             raise _OutOfMemory(f"its processes use {used >> 20} MiB, more than {limit >> 20} MiB")
 
@@ -205,20 +205,22 @@ class Connection:
 
     def close(self) -> None:
         """Let the process end by itself for a moment, then end it."""
+        known: list[int] = []
         if not self.ended:
             assert self.process.stdin is not None
+            known = _family(self.process.pid)  # who left the session is found by its parent
             with self._sending, contextlib.suppress(OSError):
                 self.process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(PATIENCE)
-        self.end()
+        self.end(known)
 
-    def end(self) -> None:
+    def end(self, known: Sequence[int] = ()) -> None:
         """Kill the process and all that it has started; close its pipes."""
         if self.ended:
             return
         self.ended = True
-        _end_session(self.process.pid)
+        _end_family(self.process.pid, known)
         self.process.wait()
         self._drain.join(PATIENCE)
         with self._sending, self._reading:  # nobody is at the pipes any more
@@ -277,15 +279,18 @@ def _drain(pipe: Any, lines: deque[str]) -> None:
         lines.append(rest[:LINE].decode("utf-8", "backslashreplace"))
 
 
-def _session(leader: int) -> list[int]:
-    """Return the running processes of a session, where the system tells."""
-    found = []
+def _family(leader: int) -> list[int]:
+    """Return the running processes of a session and their descendants, where the system tells."""
+    parents, found = {}, set()
     for entry in PROCESSES.glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            state, _, _, session, *_ = entry.read_text().rpartition(")")[2].split()
-            if int(session) == leader and state not in "ZX":
-                found.append(int(entry.parent.name))
-    return found
+            state, parent, _, session, *_ = entry.read_text().rpartition(")")[2].split()
+            if state not in "ZX":
+                parents[int(entry.parent.name)] = int(parent)
+                found |= {int(entry.parent.name)} if int(session) == leader else set()
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return list(found)
 
 
 def _resident(pid: int) -> int:
@@ -296,14 +301,19 @@ def _resident(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _end_session(leader: int) -> None:
-    """Kill every process of a session, also those that it starts meanwhile."""
+def _end_family(leader: int, known: Sequence[int]) -> None:
+    """Kill every process of a session and its descendants, also those that they start meanwhile.
+
+    A process that leaves the session is found by its parent, while that runs; `known` has those
+    that were found before.
+    """
+    pids = [*known, *_family(leader)]
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     for _ in range(ROUNDS):
-        pids = _session(leader)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        pids = _family(leader)
         if not pids:
             return

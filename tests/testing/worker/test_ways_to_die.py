@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from npattn.testing import check
+from npattn.testing import Implementation, check
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.supervisor import Limits
 
@@ -150,6 +151,45 @@ def test_children_end_with_the_worker(target):
     assert not sessions
 
 
+BOMB = """
+if not os.path.exists(NOTES):
+        open(NOTES, "w").close()
+        if os.fork() == 0:
+            born = [os.fork() for _ in range(6)]
+            if LEAVES:
+                os.setsid()
+            with open(NOTES, "a") as notes:
+                notes.write(f"{os.getpid()}\\n")
+            time.sleep(300)
+"""
+
+
+def is_running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="the system does not tell")
+@pytest.mark.parametrize("leaves", [False, True], ids=["of its session", "of their own sessions"])
+def test_a_fork_bomb_ends_with_the_worker(target, tmp_path, leaves):
+    """64 processes, each with a living parent, beside calls that are answered rightly."""
+    notes = tmp_path / "notes"
+    deed = BOMB.strip().replace("NOTES", repr(str(notes))).replace("LEAVES", str(leaves))
+    remote = target(deed)
+    _, report = judge(remote)
+    assert report.passed
+    deadline = time.monotonic() + 20
+    while len(pids := notes.read_text().split()) < 64 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(set(pids)) == 64
+    assert all(map(is_running, pids))
+    remote.worker.close()
+    assert not any(map(is_running, pids))
+
+
 def test_a_crash_on_the_plainest_problem_fails(tmp_path):
     path = tmp_path / "exits.py"
     path.write_text("import os\ndef f(q, k, v):\n    os._exit(0)\n")
@@ -210,3 +250,52 @@ def test_a_crash_in_one_of_two_threads_costs_one_rule(tmp_path):
     assert outcomes["two-threads"].status == "crashed"
     assert "exit code 7" in outcomes["two-threads"].message
     assert outcomes["agreement-o"].status == "passed"
+
+
+TORCH = """
+import torch
+
+def f(q, k, v, mask=None):
+    if q.ndim != 4 or k.shape[1] != q.shape[1]:
+        raise ValueError("rank 4, and K = H")
+    if mask is not None:
+        {deed}
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+    return {factor} * o
+"""
+SETTINGS = {
+    "default dtype": "torch.set_default_dtype(torch.float64)",
+    "thread count": "torch.set_num_threads(torch.get_num_threads() + 2)",
+}
+
+
+@pytest.fixture
+def settings_of_torch():
+    torch = pytest.importorskip("torch")
+    before = torch.get_default_dtype(), torch.get_num_threads()
+    yield
+    torch.set_default_dtype(before[0])
+    torch.set_num_threads(before[1])
+
+
+@pytest.mark.parametrize("factor", [1, 1.001])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_torch_change_no_verdict(settings_of_torch, name, factor):
+    """Neither that of the rule in which they change, nor of the next ones."""
+    space = {}
+    exec(TORCH.format(deed=SETTINGS[name], factor=factor), space)
+    only = ("mask-as-bias", "agreement-o", "agreement-dq")
+    outcomes, report = judge(Implementation(space["f"], framework="torch"), *only)
+    expected = "passed" if factor == 1 else "failed"
+    assert [outcomes[rule].status for rule in only[1:]] == [expected] * 2
+    assert report.passed == (factor == 1)
+
+
+def test_settings_of_torch_in_a_worker_change_no_verdict(tmp_path, settings_of_torch):
+    path = tmp_path / "settings_of_torch.py"
+    path.write_text(TORCH.format(deed="; ".join(SETTINGS.values()), factor=1))
+    remote = connect(f"{path}:f", framework="torch")
+    outcomes, report = judge(remote, "agreement-o", "agreement-dq")
+    remote.worker.close()
+    assert report.passed
+    assert {outcomes[rule].status for rule in ("agreement-o", "agreement-dq")} == {"passed"}
