@@ -27,13 +27,13 @@ try:
     from npattn.testing.adapters.choose import FRAMEWORKS
     from npattn.testing.adapters.implementation import Implementation
     from npattn.testing.check import DTYPES, check
-    from npattn.testing.diagnosis.fingerprint import LAYOUTS, fingerprint
+    from npattn.testing.diagnosis.fingerprint import LAYOUTS, fingerprint_first, in_layouts
     from npattn.testing.levels import LEVELS, REQUIRED
     from npattn.testing.report.expected import read_expected
     from npattn.testing.report.report import Report
     from npattn.testing.rules import PROPERTIES
     from npattn.testing.runner.journal import Journal
-    from npattn.testing.targets import TARGETS, load, load_implementation, spec_of
+    from npattn.testing.targets import TARGETS, load_implementation, spec_of
     from npattn.testing.worker.connect import CHILD, connect
     from npattn.testing.worker.supervisor import Limits
 except ImportError as err:
@@ -67,8 +67,35 @@ framework_option = click.option(
 )
 
 
+def worker_options(command: Any) -> Any:
+    """Add the options that say in which process TARGET is called, and within which limits."""
+    options = (
+        click.option(
+            "--in-process", is_flag=True, help="Call TARGET in this process, without a worker."
+        ),
+        click.option(
+            "--worker",
+            "command",
+            metavar="COMMAND",
+            help="Program that speaks docs/protocol.md on its standard input and output; TARGET is "
+            "its name in the report.",
+        ),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(min=0, min_open=True),
+            help="Seconds a call.  [default: 10; 120 for the first of a shape where it compiles]",
+        ),
+        click.option(
+            "--memory", metavar="SIZE", help="Memory that the worker may use, as 500M or 4G."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @cli.command("check")
-@click.argument("target", default=DEFAULT_TARGET)
+@click.argument("target", required=False)
 @click.option(
     "--dtype",
     "dtypes",
@@ -149,20 +176,7 @@ framework_option = click.option(
     help="For code that nobody has read: a worker that finds no npattn, a random seed, --strict, "
     "and every gradient must be tested unless --must says otherwise.",
 )
-@click.option("--in-process", is_flag=True, help="Call TARGET in this process, without a worker.")
-@click.option(
-    "--worker",
-    "command",
-    metavar="COMMAND",
-    help="Program that speaks docs/protocol.md on its standard input and output; TARGET is its "
-    "name in the report.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds a call.  [default: 10; 120 for the first of a shape where it compiles]",
-)
-@click.option("--memory", metavar="SIZE", help="Memory that the worker may use, as 500M or 4G.")
+@worker_options
 @click.option(
     "--require",
     "levels",
@@ -247,7 +261,7 @@ def _resume(path: str, context: click.Context) -> tuple[Journal, dict[str, Any]]
 
 def _check(
     journal: Journal | None,
-    target: str,
+    target: str | None,
     dtypes: tuple[str, ...],
     backward: str | None,
     layout: str | None,
@@ -286,15 +300,8 @@ def _check(
             "rename": _renames(renames) or None,
         }
         limits = Limits(timeout, _bytes(memory))
-        if in_process or sweep:
-            flag = "--in-process" if in_process else "--sweep"
-            _refuse_limits(limits, command, untrusted, flag)
-            implementation = load_implementation(target, **given)
-            if device is not None:
-                implementation.on(device)
-        else:
-            given |= {"device": device, "limits": limits, "untrusted": untrusted}
-            implementation = connect(target, command=command, **given)
+        here = "--in-process" if in_process else "--sweep" if sweep else ""
+        implementation = _open(target, here, command, limits, untrusted, device, **given)
         conventions = _with_conventions(implementation.conventions, convention_words)
         with _ProgressBar() as (bar, advance), _interruptible():
             report = check(
@@ -388,6 +395,28 @@ def _gradients(implementation: Implementation) -> tuple[str, ...]:
     return ("dq", "dk", "dv", *options)
 
 
+def _open(
+    target: str | None,
+    here: str,
+    command: str | None,
+    limits: Limits,
+    untrusted: bool,
+    device: str | None,
+    **given: Any,
+) -> Implementation:
+    """Return the implementation in a worker, or in this process if a flag asks for it `here`."""
+    if command is None:
+        target = target or DEFAULT_TARGET
+    if not here:
+        given |= {"device": device, "limits": limits, "untrusted": untrusted}
+        return connect(target, command=command, **given)
+    _refuse_limits(limits, command, untrusted, here)
+    implementation = load_implementation(target or DEFAULT_TARGET, **given)
+    if device is not None:
+        implementation.on(device)
+    return implementation
+
+
 def _refuse_limits(limits: Limits, command: str | None, untrusted: bool, flag: str) -> None:
     given = {"--worker": command, "--timeout": limits.timeout, "--memory": limits.memory}
     given |= {"--untrusted": untrusted or None}
@@ -441,7 +470,7 @@ def worker_command(target: str | None, path: bool) -> None:
 
 
 @cli.command("fingerprint")
-@click.argument("target", default=DEFAULT_TARGET)
+@click.argument("target", required=False)
 @click.option("--dtype", default="float32", show_default=True, type=click.Choice(DTYPES[:4]))
 @click.option("--device", help="Device of torch tensors, for instance cuda.")
 @click.option("--backward", help="Gradient of a NumPy function, as for check.")
@@ -455,22 +484,34 @@ def worker_command(target: str | None, path: bool) -> None:
     help="Name of a parameter of TARGET, and of the option that it is.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
+@worker_options
 def fingerprint_command(
-    target: str, backward: str | None, renames: tuple[str, ...], **options: Any
+    target: str | None,
+    dtype: str,
+    seed: int,
+    device: str | None,
+    renames: tuple[str, ...],
+    in_process: bool,
+    command: str | None,
+    timeout: float | None,
+    memory: str | None,
+    **given: Any,
 ) -> None:
     """Find out the conventions of TARGET, its layout, its precision and its refusals.
 
+    It runs in a worker, a process of its own; what ends that is not determined.
     Exit code 0: determined; 1: its output disagrees on problems of several options under the
-    conventions found; 2: wrong usage, or it is not attention.
+    conventions found, or its process ended; 2: wrong usage, or it is not attention.
     """
     try:
-        f, known_backward = load(target)
-        backward_function = known_backward if backward is None else load(backward)[0]
-        rename = _renames(renames) or None
-        found = fingerprint(f, backward=backward_function, rename=rename, **options)
+        limits, here = Limits(timeout, _bytes(memory)), "--in-process" if in_process else ""
+        given["rename"] = _renames(renames) or None
+        implementation = _open(target, here, command, limits, False, device, **given)
+        candidates = in_layouts(implementation) if given["layout"] is None else [implementation]
+        found = fingerprint_first(candidates, dtype=dtype, seed=seed)
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
-    click.echo(str(replace(found, name=target)))
+    click.echo(str(found))
     sys.exit(0 if found.holds else 1)
 
 

@@ -482,6 +482,49 @@ def test_target_loaded_by_module_is_judged_in_processes(mine):
     assert "agreement-dq" in run(*words, "--only", "agreement-d", "--processes", 2)
 
 
+DIES = """
+import os
+import numpy as np
+
+def f(q, k, v, mask=None, causal=False):
+    if mask is not None:
+        os._exit(3)
+    q, k, v = (x.astype(float) for x in (q, k, v))
+    if q.shape[-3:-2] != k.shape[-3:-2]:
+        raise ValueError("as many heads")
+    s = q @ np.swapaxes(k, -1, -2) / max(q.shape[-1], 1) ** 0.5
+    s = np.where(np.tri(*s.shape[-2:], dtype=bool), s, -1e9) if causal else s
+    p = np.exp(s - s.max(-1, keepdims=True, initial=-1e300))
+    return (p / p.sum(-1, keepdims=True) @ v).astype(np.float32)
+"""
+
+
+def test_fingerprint_of_what_crashes(tmp_path):
+    (tmp_path / "dies.py").write_text(DIES)
+    result = CliRunner().invoke(cli, ["fingerprint", f"{tmp_path}/dies.py:f"])
+    assert result.exit_code == 1, result.output
+    lines = result.output.splitlines()
+    assert 'Conventions(causal="top_left")' in result.output
+    (crashed,) = (line for line in lines if "mask_true" in line)
+    assert crashed.endswith(": crashed")
+    (how,) = (line for line in lines if line.startswith("crashed"))
+    assert "exit code 3" in how
+
+
+def test_fingerprint_is_the_same_in_a_worker():
+    words = ["fingerprint", "numpy.naive", "--dtype", "float64"]
+    here = CliRunner().invoke(cli, [*words, "--in-process"])
+    there = CliRunner().invoke(cli, words)
+    assert there.exit_code == here.exit_code == 0, there.output
+    assert there.output == here.output
+
+
+def test_fingerprint_in_this_process_has_no_limits():
+    result = CliRunner().invoke(cli, ["fingerprint", "--in-process", "--memory", "1G"])
+    assert result.exit_code == 2
+    assert "--memory need a worker" in result.output
+
+
 def test_fingerprint_of_what_is_no_attention(tmp_path):
     (tmp_path / "sums.py").write_text("def f(q, k, v):\n    return q + k + v\n")
     result = CliRunner().invoke(cli, ["fingerprint", f"{tmp_path}/sums.py:f"])

@@ -244,6 +244,12 @@ class Implementation:
         vars(other).update(vars(self) | {"f": call})
         return other
 
+    def with_layout(self, layout: str) -> Implementation:
+        """Return the same implementation, taken to have a layout."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self) | {"layout": layout})
+        return other
+
     def forward(
         self,
         problem: Problem,

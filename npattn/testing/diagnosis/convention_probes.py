@@ -11,19 +11,23 @@ from typing import Any
 
 import numpy as np
 
+from npattn.testing.adapters.base import Crash, TimedOut
 from npattn.testing.diagnosis.fills import probe_hidden
-from npattn.testing.diagnosis.unknown import Unknown, legal
+from npattn.testing.diagnosis.unknown import ENDS, Unknown, legal
 
 __all__ = ["probe_conventions"]
 
-NO_OPTION = "no such option"
 REFUSED = "refused in every shape"
 
 
 def probe_conventions(f: Unknown) -> None:
-    """Determine every convention that results tell."""
+    """Determine every convention that results tell; a call that ends the process costs one."""
     for names, probe in PROBES.items():
-        reason = probe(f)
+        try:
+            reason = probe(f)
+        except ENDS as err:
+            reason = err.status if isinstance(err, Crash | TimedOut) else str(err)
+            f.crashes.append(f"{', '.join(names)}: {err}")
         if reason is not None:
             f.give_up(reason, *names)
 
@@ -43,7 +47,7 @@ def probe_kv_head(f: Unknown) -> str | None:
 
 def probe_bias(f: Unknown) -> str | None:
     if not f.has("bias"):
-        return NO_OPTION
+        return f.missing("bias")
     if f.kind("bias") is None:
         return REFUSED
     return f.choose("bias", legal("bias"), [f.problem(f.recipe(bias=f.kind("bias")))])
@@ -53,7 +57,7 @@ def probe_mask(f: Unknown) -> str | None:
     """Determine the polarity: the share of keys where mask is True, whose values are 1."""
     kind = f.kind("mask") if f.has("mask") else None
     if kind is None:
-        return REFUSED if f.has("mask") else NO_OPTION
+        return REFUSED if f.has("mask") else f.missing("mask")
     problem = f.problem(f.recipe(mask=kind))
     mask, v = np.zeros(np.shape(f.mask_of(problem)), bool), np.zeros_like(problem.v)
     mask[..., ::2], v[..., ::2, :] = True, 1
@@ -70,7 +74,7 @@ def probe_causal(f: Unknown) -> str | None:
     """Compare the alignments of causal, or of a window where it has no causal."""
     option: dict[str, Any] = {"causal": True} if f.has("causal") else {"window": (3, 1)}
     if not f.has(*option):
-        return NO_OPTION
+        return f.missing("causal", "window")
     if not f.has("T != S"):
         return "takes no T ≠ S"
     return f.choose("causal", legal("causal"), [f.problem(f.recipe(**option))])
@@ -81,7 +85,7 @@ def probe_late_queries(f: Unknown) -> str | None:
     if "empty_row" in f.determined or f.fills:
         return None
     if not f.has("causal", "T > S") or f.conventions.causal != "bottom_right":
-        return "neither a mask nor causal empties a row"
+        return f.ended.get("mask", "neither a mask nor causal empties a row")
     late = f.recipe(causal=True)
     problem = f.problem(replace(late, S=late.T, T=late.T + 8))
     return f.choose("empty_row", legal("empty_row"), [problem])
@@ -91,7 +95,7 @@ def probe_bias_rows(f: Unknown) -> str | None:
     """Determine the rows that a bias of −inf empties."""
     kind = f.kind("bias") if f.has("bias") else None
     if kind is None:
-        return REFUSED if f.has("bias") else NO_OPTION
+        return REFUSED if f.has("bias") else f.missing("bias")
     problem = f.hide_rows("bias", kind)
     reason = f.choose("empty_row_bias", legal("empty_row"), [problem])
     if f.conventions.empty_row_bias == f.conventions.empty_row:
@@ -101,7 +105,7 @@ def probe_bias_rows(f: Unknown) -> str | None:
 
 def probe_window(f: Unknown) -> str | None:
     if not f.has("window"):
-        return NO_OPTION
+        return f.missing("window")
     square = f.recipe(window=(3, 1))
     square = replace(square, S=square.T)
     problems = [f.problem(square)]
@@ -113,7 +117,7 @@ def probe_window(f: Unknown) -> str | None:
 def probe_softcap(f: Unknown) -> str | None:
     """Compare its places beside a bias, and beside what hides keys."""
     if not f.has("softcap"):
-        return NO_OPTION
+        return f.missing("softcap")
     beside: list[dict[str, Any]] = [{n: f.kind(n)} for n in ("bias", "mask") if f.has(n)]
     beside += [{"causal": True}] if f.has("causal") else []
     if not beside:
@@ -145,7 +149,7 @@ def probe_lse_empty(f: Unknown) -> str | None:
 
 def probe_rate_0(f: Unknown) -> str | None:
     if not f.has("dropout_mask"):
-        return NO_OPTION
+        return f.missing("dropout_mask")
     values = legal("dropout_at_rate_0")
     return f.choose("dropout_at_rate_0", values, [f.problem(f.recipe(dropout=0.0))])
 
@@ -154,7 +158,7 @@ def probe_weights(f: Unknown) -> str | None:
     if not f.trial.implementation.returns_weights:
         return "returns no weights"
     if not f.has("dropout_mask", "dropout_rate"):
-        return NO_OPTION
+        return f.missing("dropout_mask")
     return f.choose("weights", legal("weights"), [f.problem(f.recipe(dropout=0.5))], "weights")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from npattn.arrays import Array, finfo
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.diagnosis.unknown import Unknown, legal
+from npattn.testing.diagnosis.unknown import ENDS, Unknown, legal
 
 __all__ = ["probe_hidden"]
 
@@ -35,10 +35,12 @@ def probe_hidden(f: Unknown) -> str | None:
     """Determine hidden_fill, hidden_add and, where hidden keys leave, empty_row."""
     kind = f.kind("mask") if "mask_true" in f.determined else None
     if kind is None:
-        return "no mask tells"
+        return f.ended.get("mask", "no mask tells")
     problem = f.hide_rows("mask", kind)
     try:
         empty = f.call(problem)["o"].astype(float)
+    except ENDS:
+        raise
     except ImplementationError as err:
         return f"a row without keys raised {err}"
     reader = FillReader(f, kind)

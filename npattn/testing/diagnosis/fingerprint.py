@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -23,10 +23,10 @@ from npattn.testing.capabilities import probe
 from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.convention_probes import probe_conventions
 from npattn.testing.diagnosis.precision import describe_precision, explain_rounding
-from npattn.testing.diagnosis.unknown import FILLS, Unknown
+from npattn.testing.diagnosis.unknown import ENDS, FILLS, Unknown
 from npattn.testing.trial import Trial
 
-__all__ = ["LAYOUTS", "Fingerprint", "fingerprint"]
+__all__ = ["LAYOUTS", "Fingerprint", "fingerprint", "fingerprint_first", "in_layouts"]
 
 LAYOUTS = ("BHTD", "BTHD")
 
@@ -53,6 +53,8 @@ class Fingerprint:
     agreement : mapping
         Result ("o", "lse", "dq", ...) → (number of mixed problems on which it agrees with the
         oracle under these conventions, number tried).
+    crashes : tuple of str
+        Calls that ended its process, a line each.
     """
 
     name: str
@@ -63,12 +65,13 @@ class Fingerprint:
     refused: tuple[str, ...] = ()
     undetermined: Mapping[str, str] = field(default_factory=dict)
     agreement: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    crashes: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
-        """True if its output agrees on all mixed problems."""
+        """True if its output agrees on all mixed problems, and no call ended its process."""
         agree, tried = self.agreement.get("o", (0, 0))
-        return agree == tried > 0
+        return agree == tried > 0 and not self.crashes
 
     def __str__(self) -> str:
         reasons: dict[str, list[str]] = {}
@@ -83,6 +86,7 @@ class Fingerprint:
             ("mixed problems", [f"agree in {', '.join(counts)}" if counts else "none was tried"]),
             ("undetermined", [f"{', '.join(names)}: {why}" for why, names in reasons.items()]),
             ("refused", list(self.refused)),
+            ("crashed", list(self.crashes)),
         ]
         lines = [
             f"{title if n == 0 else '':<15}{line}"
@@ -139,23 +143,57 @@ def fingerprint(
     >>> fingerprint(naive).conventions.empty_row
     'nan'
     """
+    options: dict[str, Any] = {"backward": backward, "framework": framework, "rename": rename}
+    if isinstance(f, Implementation):
+        if any(x not in (None, "auto") for x in options.values()) or layout is not None:
+            raise OptionError("got options beside an Implementation: pass them to it instead")
+        candidates = [f]
+    else:
+        made = Implementation(f, layout=layout, **options)
+        candidates = in_layouts(made) if layout is None else [made]
+    for implementation in candidates if device is not None else ():
+        implementation.on(str(device))
+    return fingerprint_first(candidates, dtype=dtype, seed=seed)
+
+
+def in_layouts(implementation: Implementation) -> list[Implementation]:
+    """Return an implementation of an unknown layout once in each."""
+    return [implementation.with_layout(layout) for layout in LAYOUTS]
+
+
+def fingerprint_first(
+    candidates: Sequence[Implementation], *, dtype: str = "float32", seed: int = 0
+) -> Fingerprint:
+    """Return the fingerprint of the first candidate that is attention on a plain problem.
+
+    Raises
+    ------
+    DtypeError, OptionError
+        As of `fingerprint`.
+    """
     if dtype not in ("float64", "float32", "float16", "bfloat16"):
         raise DtypeError(f"dtype is {dtype!r}, must be float64, float32, float16 or bfloat16")
-    options: dict[str, Any] = {"backward": backward, "framework": framework, "rename": rename}
-    trial = _match_layout(f, layout, device, dtype, options)
+    trial = _find_attention(candidates, dtype)
     with trial.implementation.framework.one_thread():
         capabilities = probe(trial)
-        unknown = Unknown(replace(capabilities.trial, memo={}))
+        lost = [x for x in capabilities.findings if x.status in ("crashed", "timed out")]
+        unknown = Unknown(
+            replace(capabilities.trial, memo={}),
+            ended={x.rule.removeprefix("option-"): x.status for x in lost},
+            crashes=[x.message for x in lost],
+        )
         probe_conventions(unknown)
+        precision, agreement = _describe_precision(unknown, seed), _try_mixed(unknown)
         return Fingerprint(
             trial.implementation.name,
             trial.implementation.layout,
             unknown.conventions,
             match_profiles(unknown),
-            describe_precision(unknown.trial, seed),
+            precision,
             capabilities.refused,
             unknown.undetermined,
-            _try_mixed(unknown),
+            agreement,
+            tuple(dict.fromkeys(unknown.crashes)),
         )
 
 
@@ -173,25 +211,10 @@ def _format_number(x: float) -> str:
     return repr(x) if math.isfinite(x) else f"{'-' if x < 0 else ''}math.{abs(x)}"
 
 
-def _match_layout(
-    f: Callable[..., Any] | Implementation,
-    layout: str | None,
-    device: str | None,
-    dtype: str,
-    options: dict[str, Any],
-) -> Trial:
+def _find_attention(candidates: Sequence[Implementation], dtype: str) -> Trial:
     """Return a trial in the layout and the rounding model that explain a plain problem."""
-    if isinstance(f, Implementation):
-        if any(x not in (None, "auto") for x in options.values()) or layout is not None:
-            raise OptionError("got options beside an Implementation: pass them to it instead")
-        candidates = [f]
-    else:
-        layouts = LAYOUTS if layout is None else (layout,)
-        candidates = [Implementation(f, layout=name, **options) for name in layouts]
     reasons = []
     for implementation in candidates:
-        if device is not None:
-            implementation.on(device)
         space = Space(features=implementation.features, dtype=dtype)
         trial = Trial(implementation, Conventions(), Rounding.undeclared(dtype), space)
         try:
@@ -231,12 +254,23 @@ def match_profiles(unknown: Unknown) -> tuple[str, ...]:
     return same or tuple(near)
 
 
+def _describe_precision(unknown: Unknown, seed: int) -> str:
+    try:
+        return describe_precision(unknown.trial, seed)
+    except ENDS as err:
+        unknown.crashes.append(f"plain problems: {err}")
+        return "its process ended on plain problems"
+
+
 def _try_mixed(unknown: Unknown) -> dict[str, tuple[int, int]]:
     """Count the problems of several options on which each result agrees with the oracle."""
     counts: dict[str, tuple[int, int]] = {}
     for recipe in unknown.mixed_recipes():
         try:
             compared = unknown.trial.agreement(recipe)
+        except ENDS as err:
+            unknown.crashes.append(f"{recipe}: {err}")
+            continue
         except ImplementationError:
             continue  # a combination of options that it refuses says nothing of conventions
         for name, comparison in compared.items():

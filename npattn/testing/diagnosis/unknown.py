@@ -16,18 +16,20 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.problem import Cotangents, Problem
-from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, Results, TimedOut
 from npattn.testing.cases.options import BIASES, MASKS
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
 from npattn.testing.trial import Trial
 
-__all__ = ["FILLS", "Unknown", "legal"]
+__all__ = ["ENDS", "FILLS", "Unknown", "legal"]
 
 
 FAR = 8.0
 """Least distance of candidates in units of their tolerances."""
 FILLS = ("hidden_fill", "hidden_add")
+ENDS = (Crash, TimedOut, NotAsked)
+"""Errors of calls that end the process, or have ended it before."""
 MIXED = 8
 """Least number of problems of several options."""
 KINDS = {
@@ -51,12 +53,18 @@ class Unknown:
         Convention → why nothing tells.
     kinds : dict
         Option → kind of mask or bias that it accepts, once tried.
+    ended : mapping
+        Option that the probe left out → "crashed" or "timed out".
+    crashes : list of str
+        Calls that ended the process, a line each.
     """
 
     trial: Trial
     determined: dict[str, Any] = field(default_factory=dict)
     undetermined: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, str | None] = field(default_factory=dict)
+    ended: Mapping[str, str] = field(default_factory=dict)
+    crashes: list[str] = field(default_factory=list)
 
     @property
     def conventions(self) -> Conventions:
@@ -70,6 +78,10 @@ class Unknown:
     def has(self, *names: str) -> bool:
         """Return True if it has these options, or accepts this structure."""
         return set(names) <= self.trial.space.features | self.trial.space.structure
+
+    def missing(self, *names: str) -> str:
+        """Say why it is not asked for any of these options."""
+        return next((self.ended[n] for n in names if n in self.ended), "no such option")
 
     def give_up(self, reason: str, *names: str) -> None:
         """Record why nothing tells those of these conventions that are not determined."""
@@ -120,6 +132,8 @@ class Unknown:
     def _accepts(self, changes: Mapping[str, Any]) -> bool:
         try:
             self.call(self.problem(self.recipe(**changes)))
+        except ENDS:
+            raise
         except ImplementationError:
             return False
         return True
@@ -167,6 +181,8 @@ class Unknown:
         for problem in problems:
             try:
                 results = self.call(problem)
+            except ENDS:
+                raise
             except ImplementationError as err:
                 refusal = str(err)
                 continue

@@ -24,7 +24,7 @@ CHILD = Path(__file__).with_name("child.py")
 
 
 def connect(
-    target: str,
+    target: str | None,
     *,
     command: str | None = None,
     backward: str | None = None,
@@ -38,9 +38,9 @@ def connect(
 
     Parameters
     ----------
-    target : str
+    target : str or None
         A known name, ``module:function`` or ``path/file.py:function``, where an `Implementation`
-        may stand; with `command` only its name in the report.
+        may stand; with `command` only its name in the report, None for that which the worker says.
     command : str, optional
         Program that speaks the protocol on its standard input and output; default: this Python.
     backward : str, optional
@@ -67,7 +67,9 @@ def connect(
         if backward is not None:
             raise OptionError("got backward beside a command: its worker names it")
         worker = Worker(shlex.split(command), limits, _settings(framework, device))
-        return Remote(worker, name=target, **given)
+        return Remote(worker, **({} if target is None else {"name": target}), **given)
+    if target is None:
+        raise OptionError("target is None, must be named without a command")
     spec, known = spec_of(target), TARGETS.get(target)
     if known is not None and backward is None and known.backward is not None:
         backward_spec: str | None = f"{known.module}:{known.backward}"
