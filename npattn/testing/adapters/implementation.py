@@ -194,6 +194,25 @@ class Implementation:
         return "return_lse" in self.returns
 
     @property
+    def given_up_kinds(self) -> dict[str, str]:
+        """Kinds of problems that are not asked again, with the reason."""
+        return {}
+
+    def add_given_up(self, kinds: Mapping[str, str]) -> None:
+        """Add kinds that the worker of another process is not asked again."""
+
+    @property
+    def first_calls(self) -> tuple[tuple[Problem, Cotangents, Results], ...]:
+        """The call that found out its framework, if one did, as `Trial` has first calls."""
+        if self.first_result is None:
+            return ()
+        swaps = (self._layout_of(name) == "BTHD" for name in TINY)
+        arrays = (x.swapaxes(-2, -3) if s else x for x, s in zip(TINY.values(), swaps, strict=True))
+        problem, result = Problem(*arrays), self._from_layout("o", self.first_result)
+        dout = np.ones((*problem.q.shape[:-1], problem.E), problem.q.dtype)
+        return ((problem, Cotangents(dout, None), Results((("o", result),))),)
+
+    @property
     def takes_dlse(self) -> bool:
         """True if it has gradients through lse."""
         theirs = self.signature.names.get("return_lse", "")

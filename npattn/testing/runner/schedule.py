@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
@@ -86,8 +87,8 @@ class Processes:
     """
 
     def __init__(self, n: int, implementation: Implementation) -> None:
-        self.name = implementation.name
-        self.pending: list[tuple[Round, _Setting, list[Future[Answers]]]] = []
+        self.name, self.implementation = implementation.name, implementation
+        self.pending: list[tuple[Round, _Setting, list[Future[_Answer]]]] = []
         self.before: set[BaseProcess] = set()
         self.n, self.rounds, self.pickled = n, 0, _pickle(implementation)
 
@@ -133,7 +134,7 @@ class Processes:
         setting = _Setting.of(work.judge, self.rounds)
         self.pending.append((work, setting, self._submit(work, setting, 0)))
 
-    def _submit(self, work: Round, setting: _Setting, turn: int) -> list[Future[Answers]]:
+    def _submit(self, work: Round, setting: _Setting, turn: int) -> list[Future[_Answer]]:
         sizes = round_sizes(work.judge.examples)
         if work.stopped or turn == len(sizes):
             return []
@@ -157,16 +158,19 @@ class Processes:
                 ask_tail(work)
         self.pending.clear()
 
-    def _collect(self, work: Round, futures: Sequence[Future[Answers]]) -> None:
+    def _collect(self, work: Round, futures: Sequence[Future[_Answer]]) -> None:
         """Record the answers, up to the first that stops the check, in the order of the rules."""
         in_order = bool(work.judge.stops_at)
         for future in futures if in_order else as_completed(futures):
             if work.stopped:
                 future.cancel()
                 continue
-            for name, answer in future.result().items():
+            for name, answer in future.result().answers.items():
                 work.record(name, answer)
                 work.report_progress(name)
+        for future in futures:  # in the order of the rules, whoever was first
+            if future.done() and not future.cancelled():
+                self.implementation.add_given_up(future.result().given_up)
 
     @contextmanager
     def _catch_crash(self) -> Iterator[None]:
@@ -260,6 +264,13 @@ class _Setting:
         return Judge(trial, self.examples, self.seed, lambda *_: None, self.shrinks, *limits)
 
 
+class _Answer(NamedTuple):
+    """Answers of one process, and the kinds of problems that it has given up, with the reason."""
+
+    answers: Answers
+    given_up: Mapping[str, str]
+
+
 # --- in the processes -----------------------------------------------------------------------------
 
 
@@ -297,7 +308,7 @@ def _answer(
     count: int,
     standings: Mapping[str, Standing],
     anew: bool,
-) -> Answers:
+) -> _Answer:
     implementation = _get_implementation()
     if anew:
         _renew(implementation)
@@ -306,4 +317,5 @@ def _answer(
     judge = _Process.judges[setting.number]
     implementation.forward_only = setting.forward_only
     with implementation.framework.one_thread():
-        return dict(judge.answer(names, count, standings))
+        answers = dict(judge.answer(names, count, standings))
+    return _Answer(answers, implementation.given_up_kinds)

@@ -26,16 +26,29 @@ class GivenUp:
     ----------
     ends : Counter
         Number of ends, by kind.
-    lines : list of str
-        Kinds that are not asked again, with the reason, a line each.
+    reasons : dict of str
+        Names of the kinds that are not asked again → how they ended the process; "" is every kind.
     """
 
     ends: Counter[Kind] = field(default_factory=Counter)
-    lines: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
     _answered: set[Kind] = field(default_factory=set)
     _wholes: set[Kind] = field(default_factory=set)
     _kinds: set[Kind] = field(default_factory=set)
     _last: Problem | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """Return what is not asked again, with the reason, a line each."""
+        names: dict[str, list[str]] = {}
+        for name, reason in self.reasons.items():
+            names.setdefault(reason, []).append(name)
+        return [
+            f"{', '.join(sorted(own))}: not asked again, its process has ended too often ({reason})"
+            if own != [""]
+            else f"not asked again: nothing was ever answered ({reason})"
+            for reason, own in names.items()
+        ]
 
     def check(self, problem: Problem) -> None:
         """Raise `NotAsked` if the problem is of a kind that is not asked again."""
@@ -65,13 +78,12 @@ class GivenUp:
         worst = [kind for kind in _kinds(own) if self.ends[kind] >= CRASHES]
         if worst and not self._answered:
             self._kinds.add(frozenset())
-            self.lines.append(f"not asked again: nothing was ever answered ({err})")
+            self.reasons[""] = str(err)
         elif worst and not any(kind in self._kinds for kind in worst):
             least = min(len(kind) for kind in worst)
             found = [kind for kind in worst if len(kind) == least and kind not in self._answered]
             self._kinds.update(found)
-            names = ", ".join(sorted(_name(kind) for kind in found))
-            self.lines.append(f"{names}: not asked again, its process has ended too often ({err})")
+            self.reasons |= {_name(kind): str(err) for kind in found}
 
 
 def _kinds(classes: Kind) -> Iterator[Kind]:

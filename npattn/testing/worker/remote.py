@@ -219,7 +219,17 @@ class Remote(Implementation):
     @property
     def given_up_lines(self) -> list[str]:
         """Kinds of problems that are not asked again, a line each."""
-        return list(self.given_up.lines)
+        return self.given_up.lines
+
+    @property
+    def given_up_kinds(self) -> dict[str, str]:
+        """Kinds of problems that are not asked again, with the reason."""
+        return self.given_up.reasons
+
+    def add_given_up(self, kinds: Mapping[str, str]) -> None:
+        """Add kinds that the worker of another process is not asked again."""
+        own = self.given_up.reasons
+        own |= {name: reason for name, reason in kinds.items() if name not in own}
 
     def on(self, device: str) -> None:
         """Put the arrays of later calls on a device of the framework."""

@@ -14,6 +14,7 @@ from npattn.errors import OptionError
 from npattn.testing import Implementation, ImplementationError, check
 from npattn.testing.targets import load
 from npattn.testing.targets.numpy import flash, flash_backward, naive
+from npattn.testing.worker.connect import connect
 
 BOTH = ("float32", "float64")
 SOME = (
@@ -269,3 +270,38 @@ def test_implementation_survives_pickling():
     ones = np.ones((1, 2, 3), np.float32)
     arrays = dict.fromkeys("qkv", ones)
     assert np.array_equal(there.call(arrays, {}), here.call(arrays, {}))
+
+
+DIES = """
+import os
+import numpy as np
+
+def f(q, k, v, mask=None):
+    if q.ndim != 4 or k.shape[1] != q.shape[1]:
+        raise ValueError("rank 4, and K = H")
+    if mask is not None and os.getppid() != {judge}:
+        os._exit(3)
+    s = q.astype(float) @ np.swapaxes(k, -1, -2).astype(float) / max(q.shape[-1], 1) ** 0.5
+    s = s if mask is None else np.where(mask, s, -np.inf)
+    top = s.max(-1, keepdims=True, initial=-np.inf)
+    p = np.exp(s - np.where(np.isfinite(top), top, 0))
+    return (p / np.maximum(p.sum(-1, keepdims=True), 1e-300) @ v.astype(float)).astype(q.dtype)
+"""
+
+
+def test_kinds_that_processes_give_up_are_in_the_report(tmp_path):
+    """The probe here finds masks right, and every call with one in the pool is a crash."""
+    path = tmp_path / "dies.py"
+    path.write_text(DIES.format(judge=os.getpid()))
+    remote = connect(f"{path}:f", framework="numpy")
+    only = ("agreement-o", "shape-dtype", "repeatable", "views", "inputs-unchanged")
+    report = check(
+        remote, only=only, examples=6, processes=2, shrink=False, diagnosis=False, dtypes="float32"
+    )
+    remote.worker.close()
+    assert "crashed" in {outcome.status for outcome in report.outcomes}
+    lines = [line for line in report.refused if "not asked again" in line]
+    names = [name for line in lines for name in line.partition(":")[0].split(", ")]
+    assert "mask" in names
+    assert len(names) == len(set(names)), lines
+    assert "exit code 3" in lines[0]
