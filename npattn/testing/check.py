@@ -250,10 +250,11 @@ def check(
     required = (*levels, *(rule.rule for rule in rules if only is not None))
     limits = frozenset(required if fail_fast else ()), frozenset(expect or ()), deadline, kept
     first = examples if budget is None else min(examples, FIRST_ROUNDS[0])
-    judges = []
+    judges: list[Judge] = []
     for dtype in dtypes:
         model, own = _model(rounding, dtype), replace(space, dtype=dtype)
-        trial = Trial(implementation, conventions, model, own)
+        first_calls = () if judges else implementation.first_calls
+        trial = Trial(implementation, conventions, model, own, first_calls=first_calls)
         judges.append(Judge(trial, first, seed, progress, shrink, *limits))
     if kept is not None:
         asked = {"dtypes": dtypes, "examples": examples, "seed": seed, "shrink": shrink}

@@ -140,8 +140,8 @@ class Trial:
     skips_empty_rows : bool
         Fully masked rows are known to be wrong, and only the rule empty-row has them.
     first_calls : tuple of (problem, cotangents, results)
-        The first calls ever made, by the probe: results of the forward and, where it has
-        gradients, of those, in the order in which the calls were made.
+        The first calls ever made, to find out its framework and by the probe: results of the
+        forward and, where it has gradients, of those, in the order in which the calls were made.
     refusals : tuple of Refusal
         The first calls that the probe found refused.
     memo : dict

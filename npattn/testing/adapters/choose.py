@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import Framework, format_exception_line
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.parameters import parameters
 
-__all__ = ["FRAMEWORKS", "choose_framework"]
+__all__ = ["FRAMEWORKS", "TINY", "choose_framework", "find_framework"]
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 
@@ -25,6 +26,12 @@ WORDS = {
     "numpy": r"\b(numpy|np|npt)\b",
 }
 """Patterns that name a framework in an annotation."""
+TINY = {
+    "q": np.array([[[[1.0, -0.5], [0.25, 0.75]]]], np.float32),
+    "k": np.array([[[[0.5, 1.0], [-1.0, 0.25]]]], np.float32),
+    "v": np.array([[[[2.0, -1.0], [0.5, 1.5]]]], np.float32),
+}
+"""Arrays of the call that finds out a framework; those of the worker are the same."""
 
 
 def choose_framework(
@@ -38,12 +45,26 @@ def choose_framework(
         If `framework` is unknown, or for "auto" if neither the home module of `f`, nor its
         annotations, nor a tiny call tell.
     """
+    return find_framework(f, name, framework, device)[0]
+
+
+def find_framework(
+    f: Callable[..., Any], name: str, framework: str = "auto", device: str | None = None
+) -> tuple[Framework, Array | None]:
+    """Return the framework, and the result of `f` for `TINY` if a call found it out.
+
+    Raises
+    ------
+    OptionError
+        As of `choose_framework`.
+    """
     if framework not in ("auto", *FRAMEWORKS):
         legal = ", ".join(("auto", *FRAMEWORKS[:-1]))
         raise OptionError(f"framework is {framework!r}, must be {legal} or {FRAMEWORKS[-1]}")
     if framework != "auto":
-        return _make(framework, device)
-    return _from_names(f) or _from_call(f, name)
+        return _make(framework, device), None
+    named = _from_names(f)
+    return (named, None) if named is not None else _from_call(f, name)
 
 
 def _make(framework: str, device: str | None = None) -> Framework:
@@ -67,24 +88,23 @@ def _from_names(f: Callable[..., Any]) -> Framework | None:
     return next((_make(n) for n, word in WORDS.items() if re.search(word, annotations)), None)
 
 
-def _from_call(f: Callable[..., Any], name: str) -> Framework:
+def _from_call(f: Callable[..., Any], name: str) -> tuple[Framework, Array | None]:
     """Choose by one tiny call each, NumPy first: a NumPy function may well accept other arrays."""
     errors = []
     for candidate in (n for n in FRAMEWORKS if n == "numpy" or n in sys.modules):
         framework = _make(candidate)
-        arrays = [framework.give(np.ones((1, 1, 2, 2), np.float32)) for _ in range(3)]
         try:
-            framework.take(f(*arrays))
+            result = framework.take(f(*(framework.give(array.copy()) for array in TINY.values())))
         except (Exception, SystemExit) as err:  # noqa: BLE001  it only asks whether it can be called
             errors.append(f"{candidate}: {format_exception_line(err)}")
         else:
-            return framework
+            return framework, result
     # It may take other sizes only: choose by the imports of its module.
     around = [x for x in getattr(f, "__globals__", {}).values() if isinstance(x, ModuleType)]
     modules = {module.__name__.split(".")[0] for module in around}
     for candidate in WORDS:
         if candidate in modules:
-            return _make(candidate)
+            return _make(candidate), None
     raise OptionError(
         f"{name} could not be called on a tiny problem ({'; '.join(errors)}); say which "
         f"arrays it takes with framework={' or framework='.join(map(repr, FRAMEWORKS))}"

@@ -29,7 +29,7 @@ from npattn.testing.adapters.base import (
     catch_foreign,
     note_problem,
 )
-from npattn.testing.adapters.choose import choose_framework
+from npattn.testing.adapters.choose import TINY, choose_framework, find_framework
 from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.parameters import parameters, qualified_name
@@ -82,6 +82,8 @@ class Implementation:
         How parameters with names of their own are understood: ``"attn_mask as mask and bias"``.
     conventions : Conventions
         Those of `like`, or that its names imply.
+    first_result : array or None
+        Result of the call that found out its framework, if one did.
     profile : Profile or None
         That of `like`.
     untrusted : Untrusted or None
@@ -130,9 +132,11 @@ class Implementation:
         self.conventions = self.profile.conventions if self.profile else implied
         self.backward_takes = frozenset(parameters(backward))
         self.backward_signature = read_backward(backward, self.signature)
-        self.framework = (
-            choose_framework(f, self.name, framework) if isinstance(framework, str) else framework
-        )
+        self.first_result: Array | None = None
+        if isinstance(framework, str):
+            self.framework, self.first_result = find_framework(f, self.name, framework)
+        else:
+            self.framework = framework
         self.device: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -189,11 +193,6 @@ class Implementation:
         return []
 
     @property
-    def returns_lse(self) -> bool:
-        """True if it has a parameter ``return_lse``."""
-        return "return_lse" in self.returns
-
-    @property
     def given_up_kinds(self) -> dict[str, str]:
         """Kinds of problems that are not asked again, with the reason."""
         return {}
@@ -211,6 +210,11 @@ class Implementation:
         problem, result = Problem(*arrays), self._from_layout("o", self.first_result)
         dout = np.ones((*problem.q.shape[:-1], problem.E), problem.q.dtype)
         return ((problem, Cotangents(dout, None), Results((("o", result),))),)
+
+    @property
+    def returns_lse(self) -> bool:
+        """True if it has a parameter ``return_lse``."""
+        return "return_lse" in self.returns
 
     @property
     def takes_dlse(self) -> bool:

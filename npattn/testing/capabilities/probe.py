@@ -53,7 +53,7 @@ def probe(trial: Trial) -> Capabilities:
         _read_gradients(probing, report=True)
         probe_zeros(probing)
         probe_elsewhere(probing)
-    probing.trial.first_calls = tuple(probing.calls)
+    probing.trial.first_calls += tuple(probing.calls)
     probing.trial.refusals = tuple(probing.refusals)
     return Capabilities(probing.trial, tuple(probing.refused), tuple(probing.findings))
 

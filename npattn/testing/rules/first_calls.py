@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison
 from npattn.testing.rules.register import rule
@@ -21,18 +24,20 @@ def _plainest(trial: Trial, seed: int, examples: int) -> list[Recipe]:
 def first_calls(trial: Trial, recipe: Recipe) -> float | None:
     """The first calls give results as right as later ones.
 
-    They are the judge's probes, each of which is compared with the oracle. If one is wrong that is
+    They are a call that finds out the framework, where nothing else tells, and the judge's probes.
+    Each is compared with the oracle. If one is wrong that is
     right when it is made again, its error is reported here; what stays wrong breaks other rules.
     Broken by autotuners that return a trial of theirs, by buffers that are filled later, by
     a lazy initialisation that the first calls do not wait for.
     """
     ratio, wrong, first = 0.0, 0, None
     for number, (problem, cotangents, results) in enumerate(trial.first_calls, 1):
-        comparisons = trial.compare(results, problem, cotangents, cheap=True)
+        own = _in_dtype(trial, problem.q.dtype.name)
+        comparisons = own.compare(results, problem, cotangents, cheap=True)
         failed = [c for c in comparisons.values() if not c.passed]
         if not failed:
             ratio = max([ratio, *(c.ratio for c in comparisons.values())])
-        elif _right_again(trial, number - 1, failed):
+        elif _right_again(own, number - 1, failed):
             wrong += 1
             first = first or (number, problem, cotangents, failed)
     if first is None:
@@ -43,6 +48,14 @@ def first_calls(trial: Trial, recipe: Recipe) -> float | None:
     worst = max(c.ratio for c in failed)
     lines = "\n".join(str(c) for c in failed)
     raise Violation(f"{text}:\n{lines}", problem, cotangents, ratio=worst)
+
+
+def _in_dtype(trial: Trial, dtype: str) -> Trial:
+    """Return the trial, or that of the dtype in which the framework was found out."""
+    if dtype == trial.space.dtype:
+        return trial
+    space = replace(trial.space, dtype=dtype)
+    return replace(trial, space=space, rounding=Rounding.undeclared(dtype), memo={})
 
 
 def _right_again(trial: Trial, index: int, failed: list[Comparison]) -> bool:

@@ -66,6 +66,8 @@ ERRORS: Any = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "
 FRAMEWORKS = ("numpy", "torch", "jax")
 WORDS = {"torch": r"\btorch\b", "jax": r"\b(jax|jnp)\b", "numpy": r"\b(numpy|np|npt)\b"}
 """Patterns that name a framework in an annotation."""
+TINY = ([1, -0.5, 0.25, 0.75], [0.5, 1, -1, 0.25], [2, -1, 0.5, 1.5])
+"""Elements of q, k, v, each (1, 1, 2, 2), of the call that finds out a framework."""
 
 
 class Usage(Exception):
@@ -442,39 +444,42 @@ CLASSES = {"numpy": NumPy, "torch": Torch, "jax": JAX}
 
 def choose_framework(
     f: Any, target: str, wanted: str, device: str | None, tries: bool = True
-) -> NumPy:
-    """Return the framework named, or for "auto" the one whose arrays `f` takes.
+) -> tuple[NumPy, dict[str, Tensor]]:
+    """Return the framework named, or for "auto" the one whose arrays `f` takes, and what it tried.
 
-    Without `tries` it makes no call to find that out.
+    That is the result of a tiny call as "tried", where nothing else told; without `tries` it makes
+    none.
     """
     if wanted != "auto":
-        return make_framework(wanted, device)
+        return make_framework(wanted, device), {}
     home = (getattr(f, "__module__", None) or "").split(".")[0]
     if home in FRAMEWORKS:
-        return make_framework(home, device)
+        return make_framework(home, device), {}
     annotations = " ".join(str(p.annotation) for p in parameters(f).values())
     for name, word in WORDS.items():
         if re.search(word, annotations):
-            return make_framework(name, device)
+            return make_framework(name, device), {}
     errors = []
     for name in FRAMEWORKS if tries else ():
         if name == "numpy" or name in sys.modules:
             framework = make_framework(name, None)
-            tensor = Tensor("F32", (1, 1, 2, 2), np.ones((1, 1, 2, 2), np.float32).tobytes())
+            data = (np.array(x, np.float32).tobytes() for x in TINY)
+            arrays = [framework.view(Tensor("F32", (1, 1, 2, 2), x), None) for x in data]
             try:
-                framework.check(f(*(framework.view(tensor, None) for _ in range(3))))
+                result = framework.read(f(*arrays))
             except (Exception, SystemExit) as err:  # noqa: BLE001  it only asks if it can be called
                 errors.append(f"{name}: {format_line(err)}")
             else:
-                return make_framework(name, device) if device else framework
+                framework = make_framework(name, device) if device else framework
+                return framework, {"tried": result}
     # It may take other sizes only: choose by the imports of its module.
     around = [x for x in getattr(f, "__globals__", {}).values() if isinstance(x, ModuleType)]
     modules = {module.__name__.split(".")[0] for module in around}
     for name in WORDS:
         if name in modules:
-            return make_framework(name, device)
+            return make_framework(name, device), {}
     if not tries:
-        return make_framework("numpy", device)
+        return make_framework("numpy", device), {}
     raise Usage(
         f"{target} could not be called on a tiny problem ({'; '.join(errors)}); say which "
         "arrays it takes with framework='numpy' or framework='torch' or framework='jax'"
@@ -637,7 +642,7 @@ class Session:
                 table.pop(key, None)
         do = message["do"]
         if do == "describe":
-            return self.describe(message, tensors), {}
+            return self.describe(message, tensors)
         if do == "drop":
             return {}, {}
         threads = self.framework.threads(message.get("threads"))
@@ -650,7 +655,9 @@ class Session:
                 ask = {"forward": self.forward, "gradients": self.gradients}[do]
                 return ask(message, tensors)
 
-    def describe(self, message: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    def describe(
+        self, message: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Load the target, and say how it is called."""
         backward = message.get("backward")
         if "pickled" in tensors:  # from the judge, never to it
@@ -672,11 +679,11 @@ class Session:
             framework, self.backward, target = target.framework.name, target.backward, target.f
         self.f = target
         tries = not message.get("untried")
-        self.framework = choose_framework(
+        self.framework, tried = choose_framework(
             target, self.spec, framework, message.get("device"), tries
         )
         loaded = {n: sys.modules[n].__version__ for n in ("torch", "jax") if n in sys.modules}
-        return {
+        description: dict[str, Any] = {
             "version": VERSION,
             "name": getattr(target, "__qualname__", None) or type(target).__qualname__,
             "framework": self.framework.name,
@@ -693,6 +700,7 @@ class Session:
             "source": hash_files(self.spec, backward),
             "versions": {"numpy": np.__version__, "python": platform.python_version(), **loaded},
         }
+        return description, tried
 
     # --- arguments ---
 

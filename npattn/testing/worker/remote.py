@@ -163,6 +163,7 @@ class Remote(Implementation):
         )
         if conventions is not None:
             self.conventions = Conventions(**conventions)
+        self.first_result = worker.first_result
         self._forget()
 
     def _forget(self) -> None:

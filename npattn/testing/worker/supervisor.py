@@ -8,11 +8,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import Crash, ImplementationError
 from npattn.testing.worker.child import Tensor
 from npattn.testing.worker.connection import Connection, Limits
 from npattn.testing.worker.description import read_description
+from npattn.testing.worker.values import array_of
 
 __all__ = ["Limits", "Worker"]
 
@@ -36,6 +38,8 @@ class Worker:
     ----------
     description : dict
         Its answer to `describe`, empty before the first start.
+    first_result : array or None
+        Result of the call by which the first process found out the framework, if it made one.
     generation : int
         Number of processes that were started.
     """
@@ -52,6 +56,7 @@ class Worker:
         self.tensors, self.environment = dict(tensors or {}), environment
         self.description: dict[str, Any] = {}
         self.generation = 0
+        self.first_result: Array | None = None
         self.seclusion: object = None  # a folder that it needs
         self._begin()
 
@@ -79,10 +84,10 @@ class Worker:
             If the command cannot be run, or the target cannot be used.
         """
         try:
-            answer = self._describe(self.settings)
+            answer, tensors = self._describe(self.settings)
         except ImplementationError:  # its first call may end it, and does not have to be made
             try:
-                answer = self._describe({**self.settings, "untried": True})
+                answer, tensors = self._describe({**self.settings, "untried": True})
             except ImplementationError as err:
                 raise OptionError(f"the target cannot be imported: {err}") from err
         if "usage" in answer:
@@ -97,6 +102,8 @@ class Worker:
         self.settings["framework"] = self.description["framework"]  # later processes try nothing
         if answer.get("tried") and self.settings.get("fresh"):
             return self.start()
+        if "tried" in tensors:
+            self.first_result = array_of(tensors["tried"])
         return self.description
 
     def _start_again(self) -> None:
@@ -107,7 +114,7 @@ class Worker:
                 raise
             raise Crash(f"crashed: its process cannot be started again ({err})") from None
 
-    def _describe(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _describe(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Start a process, and ask it what it holds."""
         self.close()
         self.generation += 1
@@ -117,8 +124,7 @@ class Worker:
             raise OptionError(f"the worker cannot be started: {err}") from err
         weakref.finalize(self, Connection.end, self.connection)
         request = {"do": "describe", **settings}
-        answer, _ = self.connection.exchange(request, self.tensors, START_SECONDS)
-        return answer
+        return self.connection.exchange(request, self.tensors, START_SECONDS)
 
     def age(self) -> tuple[int, float]:
         """Return the calls that the process has answered, and the seconds since it started."""

@@ -33,6 +33,43 @@ def test_function_that_warms_up_fails():
     assert outcome.worst > 1000
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_call_that_finds_out_the_framework_is_judged(dtype):
+    """It is in float32, and no probe is wrong."""
+    calls = []
+
+    def attention(q, k, v):
+        calls.append(q.shape)
+        return flash(q, k, v) * q.dtype.type(1 if len(calls) > 1 else 2)
+
+    outcome = outcome_of(attention, dtypes=(dtype, "float64"))
+    assert outcome.status == "failed"
+    assert ": 1 of the first " in outcome.message
+    calls.append(())  # with a framework named there is no such call
+    assert outcome_of(attention, framework="numpy").status == "passed"
+
+
+def test_later_dtypes_have_first_calls_of_their_own():
+    calls = []
+
+    def attention(q, k, v):
+        calls.append(q.shape)
+        return flash(q, k, v) * q.dtype.type(1 if len(calls) > 1 else 2)
+
+    report = check(
+        attention, only=["first-calls"], examples=2, dtypes=("float32", "float64"), diagnosis=False
+    )
+    assert [o.dtype for o in report.outcomes if o.failed] == ["float32"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_first_call_in_another_layout_is_right(dtype):
+    def attention(q, k, v):
+        return flash(*(x.swapaxes(1, 2) for x in (q, k, v))).swapaxes(1, 2)
+
+    assert outcome_of(attention, layout="BTHD", dtypes=dtype).status == "passed"
+
+
 def test_flash_passes():
     outcome = outcome_of(flash, backward=flash_backward)
     assert (outcome.status, outcome.examples, outcome.level) == ("passed", 1, "conduct")

@@ -12,9 +12,10 @@ from npattn.cli import cli
 from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.testing import Implementation, check
+from npattn.testing.adapters.choose import TINY
 from npattn.testing.targets import load_implementation
 from npattn.testing.targets.numpy import flash, naive
-from npattn.testing.worker import connection
+from npattn.testing.worker import child, connection
 from npattn.testing.worker.child import BLOCK, LARGEST, Tensor, parse_frame, read_frame, write_frame
 from npattn.testing.worker.connect import CHILD, connect
 from npattn.testing.worker.supervisor import Limits
@@ -119,6 +120,24 @@ def test_large_arrays_come_and_go_as_they_are(make_remote, tmp_path, kept):
     results = make_remote(f"{path}:f").forward(problem, inputs=inputs if kept else None)
     np.testing.assert_array_equal(results["o"], 2 * q[..., ::-1])
     np.testing.assert_array_equal(inputs["q"], 2 * q if kept else q)
+
+
+def test_the_call_that_finds_out_the_framework_is_judged(make_remote, tmp_path):
+    """It is the very first call, and the only wrong one."""
+    deed = "CALLS.append(1); return (len(CALLS) > 1) * right(q, k, v)"
+    path = tmp_path / "late.py"
+    path.write_text(f"{SOURCE}CALLS = []\ndef f(q, k, v):\n    {deed}\n")
+    report = check(make_remote(f"{path}:f"), only=["first-calls"], **FEW)
+    (outcome,) = [o for o in report.outcomes if o.rule == "first-calls"]
+    assert outcome.status == "failed"
+    assert ": 1 of the first " in outcome.message
+    assert ", call 1 before the others" in outcome.message
+
+
+def test_worker_tries_the_arrays_that_are_tried_here():
+    shape = (1, 1, 2, 2)
+    theirs = [np.array(x, np.float32).reshape(shape) for x in child.TINY]
+    assert all(np.array_equal(x, y) for x, y in zip(theirs, TINY.values(), strict=True))
 
 
 def test_a_function_of_a_module_is_isolated_by_its_name():
