@@ -80,7 +80,7 @@ class Connection:
         self._sending, self._reading = threading.Lock(), threading.Lock()
         self._answers: dict[int, tuple[Any, dict[str, Tensor]]] = {}
         self._channels: dict[int, int] = {}
-        self._owner = threading.get_ident()
+        self.owner = threading.get_ident()
         self._last_lines: deque[str] = deque(maxlen=LINES)
         self.process = subprocess.Popen(
             command,
@@ -148,7 +148,7 @@ class Connection:
 
     def _channel(self, thread: int) -> int:
         """Return the number of the worker's thread that answers one of here; 0 is its main one."""
-        if thread == self._owner:
+        if thread == self.owner:
             return 0
         return self._channels.setdefault(thread, len(self._channels) + 1)
 

@@ -62,10 +62,10 @@ class Worker:
 
     def _begin(self) -> None:
         self.connection: Connection | None = None
-        self._starting = threading.Lock()
+        self._starting, self._owner = threading.Lock(), threading.get_ident()
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("connection", "_starting", "seclusion")
+        left_out = ("connection", "_starting", "_owner", "seclusion")
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -124,7 +124,9 @@ class Worker:
             raise OptionError(f"the worker cannot be started: {err}") from err
         weakref.finalize(self, Connection.end, self.connection)
         request = {"do": "describe", **settings}
-        return self.connection.exchange(request, self.tensors, START_SECONDS)
+        answer = self.connection.exchange(request, self.tensors, START_SECONDS)
+        self.connection.owner = self._owner  # another thread may have had to start it anew
+        return answer
 
     def age(self) -> tuple[int, float]:
         """Return the calls that the process has answered, and the seconds since it started."""

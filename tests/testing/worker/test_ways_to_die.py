@@ -4,11 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from npattn.problem import Problem
 from npattn.testing import Implementation, check
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.supervisor import Limits
@@ -246,10 +249,17 @@ def test_a_crash_in_one_of_two_threads_costs_one_rule(tmp_path):
     text = RIGHT.replace("    if mask is not None:\n        die()", f"    {deed}")
     assert deed in text
     path.write_text(text)
-    outcomes, _ = judge(connect(f"{path}:f"), "two-threads", "agreement-o")
+    remote = connect(f"{path}:f")
+    outcomes, _ = judge(remote, "two-threads", "agreement-o")
     assert outcomes["two-threads"].status == "crashed"
     assert "exit code 7" in outcomes["two-threads"].message
     assert outcomes["agreement-o"].status == "passed"
+    starter = threading.Thread(target=remote.worker.start)
+    starter.start()
+    starter.join()
+    q = np.ones((1, 1, 2, 2), np.float32)
+    assert remote.forward(Problem(q, q, q))["o"].shape == q.shape  # by the main thread there
+    remote.worker.close()
 
 
 TORCH = """
