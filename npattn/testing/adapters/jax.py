@@ -59,7 +59,8 @@ class JAX:
     def give(self, array: Array) -> jax.Array:
         if not array.flags.c_contiguous:
             raise ImplementationError("JAX arrays have no strides")
-        converted = jnp.array(array, device=self.device)
+        # A copy, which nobody else writes to: device_put may share it, and compiles nothing.
+        converted = jax.device_put(array.copy(), self.device)
         if converted.dtype != array.dtype:
             raise ImplementationError(f"JAX converted {array.dtype} to {converted.dtype}")
         return converted

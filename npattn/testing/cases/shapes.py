@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SHAPES", "Shape", "few_shapes"]
+__all__ = ["PLAIN_SHAPE", "SHAPES", "Shape", "few_shapes"]
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,17 @@ class Shape:
 
 
 SHAPES = (
-    Shape("rank 4", 2, (4, 2), 5, 7, 8, 8),
-    Shape("rank 4", 3, (3, 3), 17, 17, 16, 16),
+    Shape("rank 4", 2, (4, 2), 5, 17, 8, 8),
+    Shape("rank 4", 2, (2, 2), 16, 16, 16, 16),
     Shape("rank 4", 2, (5, 1), 1, 65, 64, 64),
-    Shape("rank 4", 1, (6, 2), 7, 5, 13, 8),
+    Shape("rank 4", 1, (6, 2), 17, 5, 13, 8),
     Shape("rank 3", 1, (3, 3), 2, 19, 5, 3),
     Shape("rank 2", 1, (1, 1), 3, 33, 3, 2),
     Shape("rank 5", 2, (2, 1), 3, 11, 7, 5),
     Shape("rank 4", 3, (2, 2), 5, 13, 8, 3, broadcast=True),
 )
-"""The first is that of sizes of 0, each of which it gets in turn."""
+PLAIN_SHAPE = SHAPES[1]
+"""That of the probe, and of sizes of 0, each of which it gets in turn."""
 PLAIN: dict[str, Any] = {"extent": "", "zero": ""}
 UNCHANGED = ("same size", "square", "round", "B = H")
 
@@ -62,9 +63,10 @@ def few_shapes(
     ]
     known = known or [SHAPES[0]]
     fitting = [s for s in known if all(getattr(s, n) in lists[n] for n in fixed if hasattr(s, n))]
-    return [
-        _values(shape, structure, lists, fixed, i) for i, shape in enumerate(fitting or known[:2])
-    ]
+    found = fitting or known[:2]
+    values = [_values(shape, structure, lists, fixed, i) for i, shape in enumerate(found)]
+    del values[found.index(PLAIN_SHAPE) if PLAIN_SHAPE in found else 0]["zero"]
+    return values
 
 
 def _values(
@@ -82,6 +84,4 @@ def _values(
     for name in fixed & values.keys():
         if values[name] not in lists[name]:
             values[name] = lists[name][turn % len(lists[name])]
-    if turn == 0:
-        del values["zero"]
     return values

@@ -21,6 +21,7 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.views import pack, unpack
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.shapes import PLAIN_SHAPE
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.levels import Level
@@ -40,12 +41,13 @@ THREADED = 6
 
 
 def _few(
-    count: int, square: bool, sizes: Mapping[str, tuple[int, ...]]
+    count: int, square: bool, lengths: Mapping[str, tuple[int, ...]]
 ) -> Callable[[Trial, int, int], list[Recipe]]:
     """Return a sampling of a few small recipes: plain ones with K = H, and mixed ones, in turn."""
 
     def recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
         space = trial.space
+        sizes = _few_lengths(lengths, square) if space.few_shapes else lengths
         force: dict[str, Any] = {"broadcast": False, "square": square, "same size": square}
         force |= {n: x for n, x in sizes.items() if n not in space.sizes and n != "S" * square}
         heads = tuple(pair for pair in space.heads if pair[0] <= 4) or tuple(space.heads)
@@ -63,6 +65,15 @@ def _few(
         return [mixed.recipe(2 * n) if turn % 2 else plain.recipe(2 * n + 1) for turn, n in turns]
 
     return recipes
+
+
+def _few_lengths(
+    sizes: Mapping[str, tuple[int, ...]], square: bool
+) -> Mapping[str, tuple[int, ...]]:
+    """Return the lengths of one shape: that of other rules, if the experiment names none."""
+    if sizes is not SIZES:
+        return {name: values[:1] for name, values in sizes.items()}
+    return {"T": (PLAIN_SHAPE.T,), "S": (PLAIN_SHAPE.S,)} if square else {}
 
 
 def experiment(

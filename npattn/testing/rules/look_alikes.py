@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.shapes import SHAPES
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules.register import rule
@@ -46,8 +47,9 @@ def _ambiguous_shapes(trial: Trial, seed: int) -> list[Recipe]:
 def _lengths(space: Space) -> list[tuple[int, int]]:
     """Return the lengths that the user's sizes allow."""
     sizes = space.sizes
+    lengths = [(s.T, s.S) for s in SHAPES[1::-1]] if space.few_shapes else LENGTHS
     allowed = [
-        (T, S) for T, S in LENGTHS if T in sizes.get("T", (T,)) and S in sizes.get("S", (S,))
+        (T, S) for T, S in lengths if T in sizes.get("T", (T,)) and S in sizes.get("S", (S,))
     ]
     return allowed or [(sizes.get("T", (16,))[0], sizes.get("S", sizes.get("T", (16,)))[0])]
 

@@ -39,7 +39,7 @@ __all__ = ["merge"]
     "split-merge",
     "8, 11",
     unless=first(no_lse, refuses("T != S"), fixed_size("S")),
-    draw=of_few_shapes(without_positions),
+    draw=of_few_shapes(without_positions, 1),
 )
 def split_merge(trial: Trial, recipe: Recipe) -> float | None:
     """Two parts of the keys, each with its lse, merge to the whole.

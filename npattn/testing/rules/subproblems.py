@@ -46,7 +46,7 @@ from npattn.testing.trial import GRADIENTS, Trial
 __all__: list[str] = []
 
 
-@rule("batch-alone", "13, 14", draw=of_few_shapes(nonempty))
+@rule("batch-alone", "13, 14", draw=of_few_shapes(nonempty, 1))
 def batch_alone(trial: Trial, recipe: Recipe) -> float | None:
     """A sample alone, or a query alone, gives the same result as among the others.
 

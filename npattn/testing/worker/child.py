@@ -399,7 +399,8 @@ class JAX(NumPy):
         array = super().view(tensor, layout, base)
         if not array.flags.c_contiguous:
             raise NotPossible("JAX arrays have no strides")
-        converted = self.jnp.array(array, device=self.device)
+        # The array is nobody else's: device_put may share it, and compiles nothing.
+        converted = self.jax.device_put(array, self.device)
         if converted.dtype != array.dtype:
             raise NotPossible(f"JAX converted {array.dtype} to {converted.dtype}")
         return converted

@@ -65,11 +65,20 @@ def test_sizes_of_the_user_and_of_a_rule_are_kept():
     few = shapes(Space(sizes={"D": (24, 40), "H": (12,)}, few_shapes=True), nonempty=True)
     assert {D for *_, D, _, _ in few} == {24, 40}
     assert {H for lead, H, *_ in few if lead is not None} == {12}
-    forced = shapes(Space(few_shapes=True), force={"T": (7, 2)}, nonempty=True)
-    assert {T for _, _, _, T, *_ in forced} == {7, 2}
+    forced = shapes(Space(few_shapes=True), force={"T": (17, 2)}, nonempty=True)
+    assert {T for _, _, _, T, *_ in forced} == {17, 2}
     assert len(shapes(Space(few_shapes=True), force={"T": (9,)}, nonempty=True, shapes=1)) == 1
 
 
 def test_ranks_that_are_refused_have_no_shape():
     lone = frozenset(STRUCTURE) - {"rank 2", "rank 3", "rank 5"}
     assert {len(lead) for lead, *_ in shapes(Space(structure=lone, few_shapes=True))} == {1}
+
+
+def test_the_probe_and_sizes_of_zero_share_a_shape():
+    base = Space(few_shapes=True).base()
+    few = shapes(Space(few_shapes=True))
+    plain = (base.lead, base.H, base.K, base.T, base.S, base.D, base.E, False)
+    assert plain in few
+    zeros = [x for x in few if 0 in (*(x[0] or ()), *x[1:7])]
+    assert all(sum(a != b for a, b in zip(x, plain, strict=True)) <= 2 for x in zeros)
