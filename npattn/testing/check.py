@@ -358,10 +358,10 @@ def _question(
 
 def _sensitivity(implementation: Implementation) -> Sensitivity | None:
     """Return what a check of an implementation that nobody trusts would have seen."""
-    seen = implementation.untrusted
-    if seen is None or not seen.judged:
+    untrusted = implementation.untrusted
+    if untrusted is None or not untrusted.judged.times:
         return None
-    return Sensitivity(seen.judged, seen.calls, seen.seconds)
+    return Sensitivity(*untrusted.judged)
 
 
 def _check_must(must: Iterable[str]) -> tuple[str, ...]:

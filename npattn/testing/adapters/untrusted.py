@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-__all__ = ["Untrusted"]
+__all__ = ["Judged", "Untrusted"]
+
+
+class Judged(NamedTuple):
+    """How often, and how late, results were compared with the oracle as soon as they came.
+
+    Attributes
+    ----------
+    times : int
+    calls, seconds : float
+        Largest age of a process whose last call was judged so: calls before that one, and seconds.
+    """
+
+    times: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+
+    def merge(self, other: Judged) -> Judged:
+        """Return what was judged here and there."""
+        times = self.times + other.times
+        return Judged(times, max(self.calls, other.calls), max(self.seconds, other.seconds))
 
 
 @dataclass
@@ -18,20 +39,23 @@ class Untrusted:
         End its process; the next call starts another.
     age : callable
         Return the calls that its process has answered, and the seconds since it started.
-    judged : int
-        Number of times that results were compared with the oracle as soon as they were returned.
-    calls, seconds : float
-        Largest age of a process whose last call was judged so: calls before that one, and seconds.
+    judged : Judged
     """
 
     renew: Callable[[], object]
     age: Callable[[], tuple[int, float]]
-    judged: int = 0
-    calls: int = 0
-    seconds: float = 0.0
+    judged: Judged = field(default_factory=Judged)
 
     def note_judged(self) -> None:
         """Note that results which were just returned are compared with the oracle."""
         calls, seconds = self.age()
-        self.judged += 1
-        self.calls, self.seconds = max(self.calls, calls - 1), max(self.seconds, seconds)
+        self.add(Judged(1, calls - 1, seconds))
+
+    def add(self, judged: Judged) -> None:
+        """Add what was judged elsewhere."""
+        self.judged = self.judged.merge(judged)
+
+    def take(self) -> Judged:
+        """Return what was judged since the last time."""
+        judged, self.judged = self.judged, Judged()
+        return judged

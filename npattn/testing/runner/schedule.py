@@ -24,6 +24,7 @@ from npattn.errors import OptionError
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results, format_exception_line
 from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.adapters.untrusted import Judged
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.runner.distrust import ask_tail, plan_turns
@@ -171,6 +172,8 @@ class Processes:
         for future in futures:  # in the order of the rules, whoever was first
             if future.done() and not future.cancelled():
                 self.implementation.add_given_up(future.result().given_up)
+                if self.implementation.untrusted is not None:
+                    self.implementation.untrusted.add(future.result().judged)
 
     @contextmanager
     def _catch_crash(self) -> Iterator[None]:
@@ -265,10 +268,11 @@ class _Setting:
 
 
 class _Answer(NamedTuple):
-    """Answers of one process, and the kinds of problems that it has given up, with the reason."""
+    """Answers of one process, the kinds of problems that it has given up, and what it judged."""
 
     answers: Answers
     given_up: Mapping[str, str]
+    judged: Judged
 
 
 # --- in the processes -----------------------------------------------------------------------------
@@ -318,4 +322,6 @@ def _answer(
     implementation.forward_only = setting.forward_only
     with implementation.framework.one_thread():
         answers = dict(judge.answer(names, count, standings))
-    return _Answer(answers, implementation.given_up_kinds)
+    untrusted = implementation.untrusted
+    judged = Judged() if untrusted is None else untrusted.take()
+    return _Answer(answers, implementation.given_up_kinds, judged)

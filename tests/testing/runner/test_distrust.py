@@ -1,16 +1,19 @@
 """Who is not trusted cannot know when it is judged: order, fresh processes and tail are random."""
 
+from concurrent.futures import Future
+
 import numpy as np
 import pytest
 
 from npattn.testing import Implementation, check
-from npattn.testing.adapters.untrusted import Untrusted
+from npattn.testing.adapters.untrusted import Judged, Untrusted
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.report.sensitivity import Sensitivity
+from npattn.testing.runner import schedule
 from npattn.testing.runner.distrust import TAIL, plan_turns
 from npattn.testing.runner.rounds import Judge, Round
-from npattn.testing.targets.numpy import naive
+from npattn.testing.targets.numpy import flash, naive
 from npattn.testing.trial import Trial
 from npattn.testing.worker.connect import connect
 
@@ -18,11 +21,16 @@ RULES = ["agreement-o", "hidden-nan-k", "views", "repeatable", "inputs-unchanged
 QUICK = {"only": ["agreement-o"], "diagnosis": False, "shrink": False}
 
 
+def trial_of(implementation):
+    space = Space(features=implementation.features)
+    rounding = Rounding.undeclared("float32")
+    return Trial(implementation, implementation.conventions, rounding, space)
+
+
 def plan(seed, untrusted, rules=RULES, count=4):
     implementation = Implementation(naive)
     implementation.untrusted = untrusted
-    space = Space(features=implementation.features)
-    trial = Trial(implementation, implementation.conventions, Rounding.undeclared("float32"), space)
+    trial = trial_of(implementation)
     judge = Judge(trial, 20, seed, lambda *_: None, False)
     return plan_turns(Round(judge, [], list(rules)), count)
 
@@ -133,3 +141,23 @@ def test_what_is_trusted_says_nothing_of_it():
     report = check(naive, examples=2, **QUICK)
     assert report.sensitivity is None
     assert report.as_dict()["sensitivity"] is None
+
+
+def test_what_other_processes_judged_counts(monkeypatch):
+    """A process renews, and tells what it judged since the last time; the judge adds it up."""
+    renewed, implementation = [], Implementation(flash)
+    processes = schedule.Processes(2, implementation)
+    implementation.untrusted = Untrusted(lambda: renewed.append(1), lambda: (8, 1.5))
+    trial = trial_of(implementation)
+    judge = Judge(trial, 3, 5, lambda *_: None, False)
+    monkeypatch.setattr(schedule._Process, "implementation", implementation, raising=False)
+    monkeypatch.setattr(schedule._Process, "judges", {})
+    setting = schedule._Setting.of(judge, 1)
+    answers = [schedule._answer(setting, ["agreement-o"], 3, {}, anew) for anew in (True, False)]
+    assert renewed == [1]
+    assert [x.judged for x in answers] == [Judged(3, 7, 1.5)] * 2
+    futures = [Future(), Future()]
+    for future, answer in zip(futures, answers, strict=True):
+        future.set_result(answer)
+    processes._collect(Round(judge, [], ["agreement-o"]), futures)
+    assert implementation.untrusted.judged == Judged(6, 7, 1.5)
