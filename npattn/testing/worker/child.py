@@ -126,8 +126,10 @@ def read_frame(receive: Callable[[int], bytes], rest: bytearray) -> Any:
     length = int.from_bytes(rest[:8], "little")
     if not 8 <= length <= LARGEST:
         raise ValueError(f"a frame of {length} bytes")
-    # The system gives pages to what is written alone: the length may be a lie.
-    body = np.empty(length, np.uint8).data
+    try:  # the system gives pages to what is written alone: the length may be a lie
+        body = np.empty(length, np.uint8).data
+    except MemoryError:
+        raise ValueError(f"a frame of {length} bytes, for which there is no memory") from None
     begin = rest[8 : 8 + length]
     del rest[: 8 + length]
     got = len(begin)

@@ -344,9 +344,10 @@ class Remote(Implementation):
         """Return the time that a call of this shape may take."""
         if self.worker.limits.timeout is not None:
             return self.worker.limits.timeout
-        first = self.framework.compiles and shape not in self._shapes
+        if not self.framework.compiles or shape in self._shapes:
+            return EAGER_SECONDS
         self._shapes.add(shape)
-        return COMPILE_SECONDS if first else EAGER_SECONDS
+        return COMPILE_SECONDS
 
     def hold(self) -> Held:
         """Return a key for results that the worker is asked to keep."""
@@ -566,6 +567,8 @@ class Request:
 
     def _entry(self, value: Any) -> Any:
         """Return an argument as JSON."""
+        if isinstance(value, Input):  # most are
+            return {"array": value.name}
         if isinstance(value, np.ndarray):
             name = next((n for n, x in self.arrays.items() if x is value), None)
             if name is None:  # formed here, of others
@@ -573,8 +576,6 @@ class Request:
                 self.arrays[name] = value
                 self.entries[name] = self._lay_out(name, np.ascontiguousarray(value))
             return {"array": name}
-        if isinstance(value, Input):
-            return {"array": value.name}
         if isinstance(value, Composed):
             return {value.kind: [self._entry(x) for x in value.parts]}
         if isinstance(value, Result):

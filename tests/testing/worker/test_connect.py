@@ -273,6 +273,16 @@ def test_a_length_that_no_frame_has_is_garbage(length):
         read_frame(stream.read, bytearray())
 
 
+def test_a_frame_for_which_there_is_no_memory_is_garbage(monkeypatch):
+    def refuse(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(np, "empty", refuse)
+    stream = io.BytesIO(LARGEST.to_bytes(8, "little"))
+    with pytest.raises(ValueError, match="no memory"):
+        read_frame(stream.read, bytearray())
+
+
 def test_limits_are_kept_where_a_worker_is_sent_to_another_process(make_remote):
     import pickle
 
