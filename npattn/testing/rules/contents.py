@@ -12,6 +12,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
+from npattn.testing.cases.classes import classes_of_problem
 from npattn.testing.rules.calls import (
     experiment,
     judge_call,
@@ -53,6 +54,15 @@ def _other_options(problem: Problem) -> Problem | None:
     return problem.replace(**changes) if changes else None
 
 
+def _with_mask(trial: Trial, problem: Problem) -> Problem | None:
+    """Return the problem with a mask that hides every other position; None if that is refused."""
+    if "mask" not in trial.space.features:
+        return None
+    t, s = np.ogrid[: problem.T, : problem.S]
+    masked = problem.replace(mask=(t + s) % 2 == 0)
+    return None if trial.space.refuses(classes_of_problem(masked)) else masked
+
+
 def _spoil(problem: Problem) -> Problem:
     """Return the problem with NaN for q, k, v, and other masks, biases and sinks."""
     nan = {n: np.full_like(getattr(problem, n), np.nan) for n in "qkv"}
@@ -89,6 +99,10 @@ def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
     ask(problem, lambda: write(spoilt), changed)
     other = roll_contents(problem, 1)
     ask(other, lambda: None, "where the same objects hold other contents")
+    masked = None if _other_options(other) else _with_mask(trial, other)
+    if masked is not None:
+        other, inputs = masked, f.inputs(masked)
+        ask(other, lambda: None, "where a mask comes with them")
     options = _other_options(other)
     if options is not None:
         ask(options, lambda: None, "where the same mask, bias or sinks hold other contents")

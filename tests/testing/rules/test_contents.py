@@ -31,14 +31,14 @@ def trial(module, name, **space):
     return made
 
 
-def ask(made, rule, seed=0):
-    recipes = PROPERTIES[rule].recipes(made, seed, 100)
+def ask(made, rule, seed=0, examples=100):
+    recipes = PROPERTIES[rule].recipes(made, seed, examples)
     return [PROPERTIES[rule].check(made, recipe) for recipe in recipes]
 
 
-def violation(made, rule, seed=0):
+def violation(made, rule, seed=0, examples=100):
     with pytest.raises(Violation) as caught:
-        ask(made, rule, seed)
+        ask(made, rule, seed, examples)
     return str(caught.value)
 
 
@@ -75,6 +75,18 @@ def test_identity_of_either_kind_fails_where_there_are_few_options(name, seed):
     made = trial(caches, name)
     assert made.space.features == {"mask", "causal"}
     assert "hold other contents" in violation(made, "arrays-reused", seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_masks_are_passed_again_whatever_is_drawn(seed):
+    made = trial(caches, "cache_of_mask_objects")
+    assert "same mask, bias or sinks hold" in violation(made, "arrays-reused", seed, examples=5)
+
+
+def test_no_mask_is_passed_that_is_refused():
+    made = trial(caches, "cache_of_mask_objects", refused=frozenset({frozenset({"mask"})}))
+    recipe = replace(made.space.base(), mask=None)
+    assert PROPERTIES["arrays-reused"].check(made, recipe) < 1
 
 
 @pytest.mark.parametrize(("rule", "module", "name", "message"), CAUGHT)
