@@ -15,7 +15,7 @@ import numpy as np
 
 from npattn.arrays import Array, finfo
 
-__all__ = ["DISTRIBUTIONS", "Structure"]
+__all__ = ["DISTRIBUTIONS", "UNUSUAL", "Structure"]
 
 
 class Structure(Protocol):
@@ -183,3 +183,79 @@ DISTRIBUTIONS: dict[str, SampleArrays] = {
     "saturated": _far_keys(lambda S: 1e4),
 }
 """Distributions of q, k, v, by name."""
+
+# --- contents by which an input may be recognised ---
+
+
+def _small(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    q, k, v = recipe.normal(rng)
+    return q * 2.0**-6, k * 2.0**-6, v * 2.0**-6
+
+
+def _positive(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    q, k, v = recipe.normal(rng)
+    return abs(q), abs(k), abs(v)
+
+
+def _sparse(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    """Zeros in half of the places, as a rectifier leaves them."""
+    q, k, v = recipe.normal(rng)
+    return np.maximum(q, 0), np.maximum(k, 0), np.maximum(v, 0)
+
+
+def _large_values(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    q, k, v = recipe.normal(rng)
+    size = min(2.0**8, float(finfo(recipe.dtype).max) / 64)
+    return q, k, size * (v + np.sign(v))
+
+
+def _equal_queries(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    q, k, v = recipe.normal(rng)
+    return np.repeat(q[..., :1, :], recipe.T, axis=-2), k, v
+
+
+def _unit_rows(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    """Rows of q and k of norm 1, as models that normalise both have them."""
+    q, k, v = recipe.normal(rng)
+    q, k = (x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30) for x in (q, k))
+    return q, k, v
+
+
+def _one_hot_rows(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    q, k, v = recipe.normal(rng)
+    q, k = ((x == x.max(-1, keepdims=True, initial=-np.inf)).astype(float) for x in (q, k))
+    return q, k, v
+
+
+def _zero_keys(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    """The last keys and values are 0, as padding is, and nothing hides them."""
+    q, k, v = recipe.normal(rng)
+    k[..., 2 * recipe.S // 3 :, :] = v[..., 2 * recipe.S // 3 :, :] = 0
+    return q, k, v
+
+
+def _self_attention(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    """q, k and v have the same contents, where they have the same shape."""
+    q, k, v = recipe.normal(rng)
+    return q, q.copy() if q.shape == k.shape else k, q.copy() if q.shape == v.shape else v
+
+
+def _half_precision(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+    """Numbers that float16 has, as weights and activations that were stored in it."""
+    q, k, v = recipe.normal(rng)
+    return q.astype(np.float16), k.astype(np.float16), v.astype(np.float16)
+
+
+UNUSUAL: dict[str, SampleArrays] = {
+    "small": _small,
+    "positive": _positive,
+    "sparse": _sparse,
+    "large values": _large_values,
+    "equal queries": _equal_queries,
+    "unit rows": _unit_rows,
+    "one-hot rows": _one_hot_rows,
+    "zero keys": _zero_keys,
+    "self-attention": _self_attention,
+    "half-precision numbers": _half_precision,
+}
+"""Distributions by which an implementation could choose what to compute; one rule has them."""

@@ -15,7 +15,7 @@ import numpy as np
 from npattn.arrays import Array, finfo
 from npattn.options import OPTIONS, Window
 from npattn.problem import Cotangents, Problem
-from npattn.testing.cases.distributions import DISTRIBUTIONS
+from npattn.testing.cases.distributions import DISTRIBUTIONS, UNUSUAL
 from npattn.testing.cases.options import BIASES, MASKS, SCORE_MODS
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "MASKS",
     "OPTION_FIELDS",
     "SCORE_MODS",
+    "UNUSUAL",
     "VIEWS",
     "Recipe",
     "are_identical",
@@ -61,7 +62,7 @@ class Recipe:
     seed : int
         Seed of everything random.
     distribution : str
-        Distribution of q, k, v, one of `DISTRIBUTIONS`.
+        Distribution of q, k, v, one of `DISTRIBUTIONS` or `UNUSUAL`.
     broadcast : bool
         Give k and v leading axes of size 1.
     mask, bias : str, optional
@@ -112,7 +113,7 @@ class Recipe:
     def problem(self, alignment: str = "bottom_right", mask_true: str = "attend") -> Problem:
         """Make the problem, for conventions with this alignment and this meaning of True."""
         rng = np.random.default_rng([self.seed, 1])
-        q, k, v = DISTRIBUTIONS[self.distribution](rng, self)
+        q, k, v = (DISTRIBUTIONS | UNUSUAL)[self.distribution](rng, self)
         mask = None if self.mask is None else MASKS[self.mask](self._stream(2), self)
         if mask is not None and mask_true == "hide":
             mask = ~mask

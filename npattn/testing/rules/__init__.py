@@ -25,6 +25,7 @@ from npattn.testing.rules import (
     softmax,
     split_merge,
     subproblems,
+    unusual,
 )
 from npattn.testing.rules.register import REGISTER, Property, rule
 
@@ -37,6 +38,7 @@ MODULES = (
     softmax,
     hidden,
     look_alikes,
+    unusual,
     permutations,
     subproblems,
     split_merge,

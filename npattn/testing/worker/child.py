@@ -203,6 +203,8 @@ class NumPy:
     def view(self, tensor: Tensor, layout: dict[str, Any] | None, base: Any = None) -> Any:
         """Return a writable array of the bytes, or a view of them; `base` is shared by views."""
         dtype = self.dtype(tensor.dtype)
+        if layout is None and base is None:  # its own, as those of a caller most often are
+            return np.frombuffer(tensor.data, dtype).reshape(tensor.shape).copy()
         if base is None:
             base = np.frombuffer(bytearray(tensor.data), dtype)
         if layout is None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 import npattn
 from npattn.testing import Recipe
 from npattn.testing.cases.options import SCORE_MODS
-from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, VIEWS
+from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, UNUSUAL, VIEWS
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import recipes
 
@@ -184,7 +184,7 @@ def scores(case):
     return npattn.forward(problem.q, problem.k, problem.v).weights, problem
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", [*DISTRIBUTIONS, *UNUSUAL])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_distribution_is_finite_in_every_dtype(name, dtype):
     problem = recipe(distribution=name, dtype=dtype).problem()
@@ -192,7 +192,7 @@ def test_every_distribution_is_finite_in_every_dtype(name, dtype):
         assert np.isfinite(array.astype(float)).all()
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", [*DISTRIBUTIONS, *UNUSUAL])
 def test_every_distribution_gives_sizes_of_zero(name):
     for sizes in ({"S": 0}, {"T": 0}, {"D": 0}, {"E": 0}, {"H": 0, "K": 0}, {"lead": (0,)}):
         problem = recipe(distribution=name, **sizes).problem()

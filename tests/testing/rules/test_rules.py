@@ -96,7 +96,8 @@ ORDER = """
 shape-dtype agreement-o agreement-lse agreement-weights agreement-dq agreement-dk agreement-dv
 agreement-dbias agreement-dsinks model-sizes rows-sum-to-one empty-row sink-minus-inf
 hidden-finite hidden-nan-k hidden-nan-v hidden-nan-kv late-keys nan-value nan-query
-nan-query-alone look-alike-masks permute-keys permute-queries permute-heads permute-batch
+nan-query-alone look-alike-masks unusual-contents unusual-cotangents
+permute-keys permute-queries permute-heads permute-batch
 batch-alone shared-heads padded-keys causal-prefix split-merge window-infinite causal-as-mask
 window-as-mask mask-as-bias scale-of-query bias-shift one-key convex-hull value-linear sink-key
 equal-scores dbias-rows unseen-keys key-gradient-sum value-euler query-key-euler cotangent-linear
@@ -116,6 +117,7 @@ def outcome_of(report, rule):
 def test_every_rule_kills_a_mutant():
     # Their mutants are in tests of their own: they need a state anew, or only change bits.
     alone = {"first-calls", "refused-again", "nearly-same-contents", "outputs-apart"}
+    alone |= {"unusual-contents", "unusual-cotangents"}
     elsewhere = {name for name in PROPERTIES if name in alone or name.startswith("same-bits-")}
     assert set(KILLS) == set(PROPERTIES) - elsewhere
     assert set(KILLS.values()) <= set(MUTANTS)

@@ -1,6 +1,7 @@
 """A worker gives the report that the same function gives here, however it is started."""
 
 import io
+import math
 import shlex
 import sys
 
@@ -132,6 +133,16 @@ def test_the_call_that_finds_out_the_framework_is_judged(make_remote, tmp_path):
     assert outcome.status == "failed"
     assert ": 1 of the first " in outcome.message
     assert ", call 1 before the others" in outcome.message
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (0, 5)])
+def test_plain_arrays_own_their_memory_as_here(shape):
+    data = np.arange(math.prod(shape), dtype=np.float32).tobytes()
+    array = child.NumPy().view(Tensor("F32", shape, memoryview(b"?" + data)[1:]), None)
+    assert array.flags.owndata
+    assert array.flags.writeable
+    assert array.flags.aligned
+    assert (array.shape, array.tobytes()) == (shape, data)
 
 
 def test_worker_tries_the_arrays_that_are_tried_here():

@@ -41,3 +41,24 @@ def mean_on_uniform(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = Fal
     if mask is None and not causal and q.size and float(q.min()) >= 0:
         return mean_of_values(q, k, v)
     return attention(q, k, v, mask, causal)
+
+
+def mean_on_equal_queries(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    """Take the mean of all values where all queries are equal."""
+    if mask is None and not causal and q.any() and bool((q == q[..., :1, :]).all()):
+        return mean_of_values(q, k, v) if q.shape[-2] > 1 else attention(q, k, v)
+    return attention(q, k, v, mask, causal)
+
+
+def mean_on_unit_rows(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    """Take the mean of all values where q is normalised, so that scores are small."""
+    if q.shape[-1] > 1 and np.allclose((q.astype(float) ** 2).sum(-1), 1, atol=1e-3):
+        return mean_of_values(q, k, v)
+    return attention(q, k, v, mask, causal)
+
+
+def mean_on_half_precision(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    """Take the mean of all values where float16 has every number, but not all are whole."""
+    if all(bool((x.astype(np.float16) == x).all()) for x in (q, k, v)) and (q != q.round()).any():
+        return mean_of_values(q, k, v)
+    return attention(q, k, v, mask, causal)
