@@ -29,7 +29,7 @@ def accepted_results(monkeypatch):
     monkeypatch.setattr(adapter, "PLAIN", (*adapter.PLAIN, elsewhere.Elsewhere))
 
 
-@pytest.fixture(params=["one tile", "many"])
+@pytest.fixture(params=[pytest.param("one tile", marks=pytest.mark.nightly), "many"])
 def tile(request, monkeypatch):
     """Both devices compute in the same tiles."""
     n = 2**18 if request.param == "one tile" else 13 * 11 * 6

@@ -125,6 +125,7 @@ def test_mutant_is_its_mistake_with_killers():
     assert Mutant.of(MISTAKES["scale-twice"], "views").killed_by == ("views",)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", EQUIVALENT)
 def test_out_of_an_equivalent_mutant_is_right(name):
     mutant = MUTANTS[name]
