@@ -627,6 +627,10 @@ MODS: dict[str, Callable[..., Any]] = {
 """Formulas that a `score_mod` may name."""
 
 
+ABILITIES = ("views", "objects", "hold", "forms", "channels")
+"""Requests beyond the plain ones that are answered."""
+
+
 class Session:
     """One implementation, with the arrays and results that the judge asked to keep."""
 
@@ -698,7 +702,7 @@ class Session:
             else ("autograd" if self.framework.differentiates else None),
             "compiles": self.framework.compiles,
             "threads": self.framework.sets_threads,
-            "abilities": ["views", "objects", "hold", "forms", "channels"],
+            "abilities": list(ABILITIES),
             "parameters": describe_parameters(target),
             "backward": describe_parameters(self.backward) if self.backward else None,
             "settings": settings,

@@ -12,7 +12,7 @@ from npattn.testing.adapters.base import format_exception_line
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import Spec, by_spec
 from npattn.testing.targets import TARGETS, spec_of
-from npattn.testing.worker.child import Tensor
+from npattn.testing.worker.child import ABILITIES, Tensor
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.seclude import Seclusion
 from npattn.testing.worker.supervisor import Limits, Worker
@@ -80,10 +80,12 @@ def connect(
         settings |= {"fresh": True}
         seclusion = Seclusion(CHILD)
         own = seclusion.command(spec)
-        worker = Worker(own, limits, settings, environment=seclusion.environment())
+        environment = seclusion.environment()
+        worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
         worker.seclusion = seclusion  # its folder lives as long
     else:
-        worker = Worker([sys.executable, str(CHILD), spec, str(Path.cwd())], limits, settings)
+        own = [sys.executable, str(CHILD), spec, str(Path.cwd())]
+        worker = Worker(own, limits, settings, abilities=ABILITIES)
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
     if known is not None and "like" not in given:
         remote.conventions = known.conventions
@@ -109,7 +111,7 @@ def isolate(implementation: Implementation, limits: Limits) -> Remote:
         settings |= {"backward": backward_spec}
     command = [sys.executable, str(CHILD), spec or implementation.name, str(Path.cwd())]
     remote = Remote(
-        Worker(command, limits, settings, tensors),
+        Worker(command, limits, settings, tensors, abilities=ABILITIES),
         rename=implementation.rename,
         features=implementation.told_features,
         layout=implementation.layout,

@@ -33,6 +33,8 @@ class Worker:
         Added to the request `describe`, with which each process begins.
     environment : mapping, optional
         Its environment variables; default: those of this process.
+    abilities : sequence of str
+        Those that each description must list, where it is known what program it is.
 
     Attributes
     ----------
@@ -51,9 +53,11 @@ class Worker:
         settings: Mapping[str, Any],
         tensors: Mapping[str, Tensor] | None = None,
         environment: Mapping[str, str] | None = None,
+        abilities: Sequence[str] = (),
     ) -> None:
         self.command, self.limits, self.settings = tuple(command), limits, dict(settings)
         self.tensors, self.environment = dict(tensors or {}), environment
+        self.abilities = frozenset(abilities)
         self.description: dict[str, Any] = {}
         self.generation = 0
         self.first_result: Array | None = None
@@ -98,7 +102,14 @@ class Worker:
             raised = answer["raised"]
             words = (raised.get("type"), raised.get("message")) if isinstance(raised, dict) else ()
             raise OptionError(f"the target cannot be imported: {': '.join(map(str, words))}")
-        self.description = read_description(answer)
+        description = read_description(answer)
+        if missing := self.abilities - set(description["abilities"]):
+            self.close()
+            raise OptionError(
+                f"its worker lacks abilities that it has ({', '.join(sorted(missing))}): "
+                "the target has changed it"
+            )
+        self.description = description
         self.settings["framework"] = self.description["framework"]  # later processes try nothing
         if answer.get("tried") and self.settings.get("fresh"):
             return self.start()

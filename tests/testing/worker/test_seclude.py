@@ -112,3 +112,21 @@ def test_npattn_beside_the_target_is_wrong_usage(tmp_path):
     (tmp_path / "spy.py").write_text(SPY.replace("{found}", "False"))
     with pytest.raises(OptionError, match="copy the file of TARGET to a folder of its own"):
         connect(f"{tmp_path}/spy.py:f", untrusted=True)
+
+
+PATCHES = """
+import sys
+
+sys.modules["__main__"].ABILITIES = ()
+
+def f(q, k, v):
+    return v
+"""
+
+
+@pytest.mark.parametrize("untrusted", [True, False])
+def test_a_worker_that_its_target_has_changed_is_not_believed(tmp_path, untrusted):
+    """Without abilities, rules about memory would not be asked."""
+    (tmp_path / "patches.py").write_text(PATCHES)
+    with pytest.raises(OptionError, match=r"lacks abilities that it has .*hold.* has changed it"):
+        connect(f"{tmp_path}/patches.py:f", untrusted=untrusted, framework="numpy")
