@@ -60,7 +60,9 @@ def _text(text: str) -> str:
 
 def _behaviour(record: Record) -> str:
     models = record.settings.get("behaves as", {})
-    return "".join(f"<br>{_text(f'{dtype} behaves as {x}')}" for dtype, x in models.items())
+    lines = [f"{dtype} behaves as {x}" for dtype, x in models.items()]
+    lines += [str(record.sensitivity)] if record.passed and record.sensitivity else []
+    return "".join(f"<br>{_text(line)}" for line in lines)
 
 
 def _causes(record: Record) -> Iterator[str]:

@@ -11,6 +11,7 @@ import pytest
 from npattn import Conventions
 from npattn.testing import Cause, Outcome, Report, check
 from npattn.testing.report.html import page as make_page
+from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.targets.numpy import flash
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -88,6 +89,14 @@ def test_page_of_a_passed_report_has_no_causes():
     text = make_page(Report("mine:f", (passed,), (), {}))
     assert "cause" not in text.split("</style>")[1].split("<script>")[0]
     assert "passed: 1 passed" in text
+
+
+def test_page_of_a_passed_report_says_what_it_would_have_seen():
+    seen = Sensitivity(judged=460, calls=1200, seconds=8.5)
+    passed = Report("own", (Outcome("a", "1", "…", "float32", "passed"),), (), {}, sensitivity=seen)
+    assert str(seen).replace("'", "&#x27;") in make_page(passed)
+    failed = Report("own", (Outcome("a", "1", "…", "float32", "failed"),), (), {}, sensitivity=seen)
+    assert "would have seen" not in make_page(failed)
 
 
 def test_expected_and_suspect_are_shown():
