@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.shapes import SHAPES
+from npattn.testing.cases.shapes import PLAIN_SHAPE, SHAPES
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules.register import rule
@@ -37,9 +37,14 @@ def _ambiguous_shapes(trial: Trial, seed: int) -> list[Recipe]:
     space = trial.space
     if "rank 4" not in space.structure or not space.sizes.keys().isdisjoint("BHKT"):
         return []
+    plain = PLAIN_SHAPE  # has B = H
+    H, T, S = (plain.B, plain.T, plain.S) if space.few_shapes else (3, 5, 16)
     recipes = []
-    for name, changes in (("heads", {"lead": (3,), "H": 3, "K": 3}), ("matrix", {"lead": (5,)})):
-        recipe = Pools(space, **_sample(trial, 5, 16, name)).recipe(2 * seed + 1)
+    for name, lengths, changes in (
+        ("heads", (T, S), {"lead": (H,), "H": H, "K": H}),
+        ("matrix", (5, 16), {"lead": (5,)}),
+    ):
+        recipe = Pools(space, **_sample(trial, *lengths, name)).recipe(2 * seed + 1)
         recipes.append(replace(recipe, broadcast=False, **changes))
     return [r for r in recipes if "T != S" in space.structure and not trial.refuses_recipe(r)]
 

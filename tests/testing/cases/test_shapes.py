@@ -28,6 +28,7 @@ def test_shapes_have_what_kernels_dispatch_on():
         "T = S": any(T == S for _, _, _, T, S, *_ in few),
         "T > S": any(T > S for _, _, _, T, S, *_ in few),
         "over a tile": any(S > 64 for _, _, _, _, S, *_ in few),
+        "T and S over a tile": any(T > 16 < S for _, _, _, T, S, *_ in few),
         "shared heads": any(1 < K < H for _, H, K, *_ in few),
         "one key/value head": any(1 == K < H for _, H, K, *_ in few),
         "B = H": any(lead == (H,) != (1,) for lead, H, *_ in few),
@@ -65,8 +66,8 @@ def test_sizes_of_the_user_and_of_a_rule_are_kept():
     few = shapes(Space(sizes={"D": (24, 40), "H": (12,)}, few_shapes=True), nonempty=True)
     assert {D for *_, D, _, _ in few} == {24, 40}
     assert {H for lead, H, *_ in few if lead is not None} == {12}
-    forced = shapes(Space(few_shapes=True), force={"T": (17, 2)}, nonempty=True)
-    assert {T for _, _, _, T, *_ in forced} == {17, 2}
+    forced = shapes(Space(few_shapes=True), force={"T": (19, 2)}, nonempty=True)
+    assert {T for _, _, _, T, *_ in forced} == {19, 2}
     assert len(shapes(Space(few_shapes=True), force={"T": (9,)}, nonempty=True, shapes=1)) == 1
 
 

@@ -1,5 +1,7 @@
 """Kernels that take a mask for what it looks like fail, and sizes of the user are kept."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -65,8 +67,11 @@ def fails(trial, recipe):
     return False
 
 
-def test_masks_of_ambiguous_shape_come_with_equal_sizes():
-    by_mask = {recipe.mask: recipe for recipe in RULE.recipes(trial_of(WRONG["by a sample"]), 0, 9)}
+@pytest.mark.parametrize("few_shapes", [False, True])
+def test_masks_of_ambiguous_shape_come_with_equal_sizes(few_shapes):
+    trial = trial_of(WRONG["by a sample"])
+    trial.space = replace(trial.space, few_shapes=few_shapes)
+    by_mask = {recipe.mask: recipe for recipe in RULE.recipes(trial, 0, 9)}
     by_head, matrix = by_mask["heads"].problem(), by_mask["matrix"].problem()
     assert by_head.mask_array.shape[0] == by_head.H == by_head.lead[0] > 1
     assert matrix.mask_array.shape[0] == matrix.T == matrix.lead[0] > 1
