@@ -301,6 +301,7 @@ def test_settings_of_torch_change_no_verdict(settings_of_torch, name, factor):
     assert report.passed == (factor == 1)
 
 
+@pytest.mark.nightly  # torch is imported once more
 def test_settings_of_torch_in_a_worker_change_no_verdict(tmp_path, settings_of_torch):
     path = tmp_path / "settings_of_torch.py"
     path.write_text(TORCH.format(deed="; ".join(SETTINGS.values()), factor=1))
