@@ -146,6 +146,8 @@ def is_suspected_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool
     return False
 
 
-def _results(message: str) -> list[str]:
-    """Return the first word of each line, in which the result or input is named, without index."""
-    return sorted({re.split(r"[\[ :]", line)[0] for line in message.splitlines() if line})
+def _results(message: str) -> list[tuple[str, bool]]:
+    """Return the result or input that each line names, and whether it became NaN or infinite."""
+    lines = [line for line in message.splitlines() if line]
+    infinite = r"got (nan|-?inf)\b"
+    return sorted((re.split(r"[\[ :]", x)[0], bool(re.search(infinite, x))) for x in lines)
