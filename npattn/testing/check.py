@@ -262,6 +262,8 @@ def check(
         kept.begin(_question(implementation, rounding, **asked))
         if isinstance(implementation, Remote):
             implementation.watch = kept.note_request
+    if not implementation.is_isolated:
+        implementation.note_error_state(np.geterr() != ERRORS)
     rounds: list[Round] = []
     interrupt: KeyboardInterrupt | None = None
     try:
@@ -293,6 +295,7 @@ def check(
         **({} if budget is None else {"budget": f"{budget:g} s"}),
         **({"sweep": sweep} if sweeps else {}),
         **describe_model(implementation, rounding, behaves),
+        **implementation.notes,
     }
     if only is not None:
         expected = asked_of(expected, [*PROPERTIES, *SWEEPS], outcomes)

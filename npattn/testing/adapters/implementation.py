@@ -88,6 +88,8 @@ class Implementation:
         That of `like`.
     untrusted : Untrusted or None
         Means against it, if nobody trusts it.
+    notes : dict of str
+        What it does that fails nothing, and a user wants to know.
 
     Raises
     ------
@@ -128,6 +130,7 @@ class Implementation:
         self.signature = read_signature(f, self.name, self.rename, self.told_features, signature)
         self.features, self.returns = self.signature.features, self.signature.returns
         self.untested, self.reads = self.signature.untested, self.signature.reads
+        self.notes: dict[str, str] = {}
         implied = Conventions(causal="top_left") if self.signature.top_left else Conventions()
         self.conventions = self.profile.conventions if self.profile else implied
         self.backward_takes = frozenset(parameters(backward))
@@ -482,7 +485,13 @@ class Implementation:
         module = (make_module(sizes),) if self.signature.module else ()
         with catch_foreign("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
             value = self.f(*module, inputs["q"], inputs["k"], inputs["v"], **kwargs)
+            self.note_error_state(set(np.geterr().values()) != {"ignore"})
         return name_results(self.signature, value, returns)
+
+    def note_error_state(self, changed: bool) -> None:
+        """Note that NumPy's error state is changed where it is loaded or called."""
+        if changed:
+            self.notes["error state"] = "changed by np.seterr, calls begin with NumPy's own"
 
     def _kwargs(
         self, signature: Signature, inputs: dict[str, Any], options: dict[str, Any]

@@ -662,7 +662,8 @@ class Session:
                 return self.read(message)
             with np.errstate(**ERRORS):
                 ask = {"forward": self.forward, "gradients": self.gradients}[do]
-                return ask(message, tensors)
+                reply, out = ask(message, tensors)
+                return {**reply, "error_state": np.geterr() != ERRORS}, out
 
     def describe(
         self, message: dict[str, Any], tensors: dict[str, Tensor]
@@ -707,6 +708,7 @@ class Session:
             "backward": describe_parameters(self.backward) if self.backward else None,
             "settings": settings,
             "source": hash_files(self.spec, backward),
+            "error_state": np.geterr() != ERRORS,
             "versions": {"numpy": np.__version__, "python": platform.python_version(), **loaded},
         }
         return description, tried

@@ -164,6 +164,7 @@ class Remote(Implementation):
         if conventions is not None:
             self.conventions = Conventions(**conventions)
         self.first_result = worker.first_result
+        self.note_error_state(bool(description.get("error_state")))
         self._forget()
 
     def _forget(self) -> None:
@@ -625,6 +626,7 @@ class Request:
         if self.keeps:
             self._forget_contents()
         raise_errors(answer, prefixes)
+        self.remote.note_error_state(bool(answer.get("error_state")))
         return answer, out
 
     def _forget_contents(self) -> None:

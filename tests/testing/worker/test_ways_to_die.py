@@ -13,6 +13,7 @@ import pytest
 
 from npattn.problem import Problem
 from npattn.testing import Implementation, check
+from npattn.testing.targets import load_implementation
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.supervisor import Limits
 
@@ -131,6 +132,25 @@ def test_what_changes_the_process_alone_changes_no_verdict(target, name):
     outcomes, report = judge(target(QUIET[name]))
     assert report.passed
     assert outcomes["agreement-o"].status == "passed"
+
+
+@pytest.mark.parametrize("at_import", [True, False])
+@pytest.mark.parametrize("isolated", [True, False])
+def test_a_changed_error_state_is_noted(tmp_path, at_import, isolated):
+    change = "np.seterr(all='raise')"
+    path = tmp_path / f"noted_{at_import}_{isolated}.py"
+    path.write_text(f"{RIGHT}\ndef die():\n    {'pass' if at_import else change}\n")
+    before = np.geterr()
+    try:
+        if at_import:
+            path.write_text(path.read_text() + change)
+        remote = connect(f"{path}:f") if isolated else load_implementation(f"{path}:f")
+        report = check(remote, only=["agreement-o"], examples=2, diagnosis=False)
+    finally:
+        np.seterr(**before)
+    assert report.passed
+    assert report.settings["error state"].startswith("changed by np.seterr")
+    assert "error state changed by np.seterr" in str(report)
 
 
 def test_memory_is_watched(target):
