@@ -83,7 +83,9 @@ def assert_printed(name, printed):
     assert difference(shown, printed) is None, f"run: python -m tests.printed {name}"
 
 
-@pytest.mark.parametrize("name", ["two-mistakes", "expected"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("two-mistakes", marks=pytest.mark.nightly), "expected"]
+)
 def test_printed_report(name):
     assert_printed(name, make(name))
 

@@ -173,7 +173,7 @@ SIZES = {"B": (2,), "T": (5, 23, 67), "S": (3, 29, 61), "D": (16, 11), "E": (16,
 
 
 @pytest.mark.usefixtures("draws")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.nightly), "bfloat16"])
 def test_sweeps_elsewhere_and_on_the_cpu_agree(dtype):
     def outcomes(f, device):
         return check(

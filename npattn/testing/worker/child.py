@@ -11,6 +11,7 @@ implementation prints goes to standard error.
 from __future__ import annotations
 
 import ast
+import atexit
 import builtins
 import contextlib
 import functools
@@ -663,7 +664,7 @@ class Session:
             with np.errstate(**ERRORS):
                 ask = {"forward": self.forward, "gradients": self.gradients}[do]
                 reply, out = ask(message, tensors)
-                return {**reply, "error_state": np.geterr() != ERRORS}, out
+                return ({**reply, "error_state": True} if np.geterr() != ERRORS else reply), out
 
     def describe(
         self, message: dict[str, Any], tensors: dict[str, Tensor]
@@ -1041,6 +1042,7 @@ def serve(session: Session, pipes: Pipes) -> None:
 def main(target: str) -> None:
     """Serve one target until the judge closes its end."""
     serve(Session(target), Pipes())
+    atexit._run_exitfuncs()
     os._exit(0)  # threads of the target may run on
 
 
