@@ -288,6 +288,8 @@ def check(
     if diagnosis and not interrupt:
         with implementation.framework.one_thread(), np.errstate(**ERRORS):
             outcomes, causes = diagnose(judged)
+    if kept is not None and interrupt is None:
+        kept.note_end()
     behaves = {d: done.behaves for d, done in zip(dtypes, rounds, strict=False) if done.behaves}
     settings = {
         "seed": seed,
@@ -337,9 +339,9 @@ def _open(
 ) -> Journal | None:
     """Return the journal of this check, new or one to go on from; None without one."""
     if journal is not None and resume is not None:
-        raise OptionError("got journal beside resume, which goes on writing to the same file")
+        raise OptionError("got journal beside resume, which goes on in its own file: pass one")
     if budget is not None and (journal is not None or resume is not None):
-        raise OptionError("got a journal beside budget: a check with a budget ends in time")
+        raise OptionError("got a journal beside budget, which ends in time: pass one of them")
     if resume is not None:
         return Journal.resume(resume)
     return Journal.create(journal) if isinstance(journal, (str, os.PathLike)) else journal

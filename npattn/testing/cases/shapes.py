@@ -38,7 +38,7 @@ SHAPES = (
     Shape("rank 4", 3, (2, 2), 5, 13, 8, 3, broadcast=True),
 )
 PLAIN_SHAPE = SHAPES[1]
-"""That of the probe, and of sizes of 0, each of which it gets in turn."""
+"""Shape of the probe, and of sizes of 0, each of which it gets in turn."""
 PLAIN: dict[str, Any] = {"extent": "", "zero": ""}
 UNCHANGED = ("same size", "square", "round", "B = H")
 

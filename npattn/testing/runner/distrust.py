@@ -1,4 +1,4 @@
-"""What else is asked of an implementation that nobody trusts, so that it cannot know when.
+"""Extra questions to an implementation that nobody trusts, at moments that it cannot know.
 
 Rules come in a random order, its process starts anew at a random moment of each round but the last,
 and when all is done a fresh one is asked for agreement on a random number of other problems.

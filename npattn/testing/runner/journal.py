@@ -78,7 +78,10 @@ class Journal:
         journal = cls(path)
         lines = _lines(journal.path)
         if not lines or lines[0].get("journal") != VERSION:
-            raise OptionError(f"{path} is no journal that this version of npattn can continue")
+            raise OptionError(
+                f"{path} is no journal that this version of npattn can continue: begin a new one "
+                "(journal, --journal)"
+            )
         journal._question, journal.command = lines[0]["question"], lines[0]["command"]
         for entry in lines[1:]:
             if "answer" in entry:
@@ -105,11 +108,13 @@ class Journal:
                 raise OptionError(f"journal {self.path} cannot be written: {err}") from err
             self.write({"journal": VERSION, "command": self.command, "question": question})
             return
-        names = [n for n in question if question[n] != self._question.get(n)]
+        before = self._question
+        names = [n for n in before | question if before.get(n) != question.get(n)]
         if names:
+            changes = (f"{n} was {before.get(n)!r}, is {question.get(n)!r}" for n in names)
             raise OptionError(
-                f"{self.path} is the journal of another check: "
-                + "; ".join(f"{n} was {self._question.get(n)!r}, is {question[n]!r}" for n in names)
+                f"{self.path} is the journal of another check: {'; '.join(changes)}; ask the same, "
+                "or begin a new one (journal, --journal)"
             )
         _cut_last_line(self.path)
 
@@ -119,6 +124,10 @@ class Journal:
             file.write(json.dumps(entry, default=str).encode() + b"\n")
 
     # --- entries ----------------------------------------------------------------------------------
+
+    def note_end(self) -> None:
+        """Write that nothing is left to ask."""
+        self.write({"done": True})
 
     def note_recipe(self, dtype: str, rule: str, recipe: Recipe) -> None:
         """Write which problem a rule is about to try."""

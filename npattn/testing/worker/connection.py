@@ -73,7 +73,9 @@ class Connection:
         self, command: Sequence[str], environment: Mapping[str, str] | None, memory: int | None
     ) -> None:
         if memory is not None and not PROCESSES.is_dir():
-            raise OptionError("memory (--memory) needs /proc to be watched, and there is none here")
+            raise OptionError(
+                "memory (--memory) needs /proc to be watched, and there is none here: leave it out"
+            )
         self.memory, self.ended = memory, False
         self.answered, self.began = -1, time.monotonic()  # the answer to describe is no call
         self._ids = itertools.count(1)

@@ -107,7 +107,7 @@ class Worker:
             self.close()
             raise OptionError(
                 f"its worker lacks abilities that it has ({', '.join(sorted(missing))}): "
-                "the target has changed it"
+                "the target has changed it, and must leave its process as it is"
             )
         self.description = description
         self.settings["framework"] = self.description["framework"]  # later processes try nothing

@@ -168,12 +168,12 @@ def test_nothing_refused_leaves_nothing_to_ask():
 def test_results_that_are_always_wrong_are_not_called_stale():
     """lse does not depend on v: it has the same bits, and is wrong for another reason."""
 
-    def shifted(q, k, v, *, causal=False, return_lse=False):
+    def add_one_to_lse(q, k, v, *, causal=False, return_lse=False):
         if not return_lse:
             return flash(q, k, v, causal=causal)
         o, lse = flash(q, k, v, causal=causal, return_lse=True)
         return o, lse + 1
 
-    made = trial_of(f=Implementation(shifted, framework="numpy"))
+    made = trial_of(f=Implementation(add_one_to_lse, framework="numpy"))
     made.gradients = frozenset()
     assert all(ratio < 1 for ratio in ask(made, "nearly-same-contents", examples=20))

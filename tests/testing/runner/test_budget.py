@@ -32,7 +32,7 @@ def clock(monkeypatch):
     return now
 
 
-def of(report):
+def outcomes_of(report):
     """Return the outcomes of the two rules."""
     return [outcome for outcome in report.outcomes if outcome.rule in FEW["only"]]
 
@@ -56,7 +56,7 @@ def test_the_time_is_used_for_other_problems(clock):
     report = check(ticking(clock, seen=many), **FEW, examples=7, budget=120)
     assert len(set(many)) > 2 * len(set(few))
     assert 120 < clock.seconds < 130
-    agreement = of(report)[0]
+    agreement = outcomes_of(report)[0]
     assert agreement.status == "passed"
     assert agreement.examples > 2 * 7
     assert report.settings["budget"] == "120 s"
@@ -67,7 +67,7 @@ def test_a_late_mistake_is_found_with_more_time(clock):
     assert check(f, **FEW, examples=7).passed
     clock.seconds = 0
     report = check(f, **FEW, examples=7, budget=300)
-    assert [o.status for o in of(report)] == ["failed", "failed"]
+    assert [o.status for o in outcomes_of(report)] == ["failed", "failed"]
     assert clock.seconds < 200  # nothing is left to ask
 
 
@@ -75,7 +75,7 @@ def test_what_could_not_be_asked_does_not_pass(clock):
     report = check(ticking(clock), **FEW, budget=2)
     assert not report.passed
     assert report.missing == ("agreement-o[float32]", "one-key[float32]")
-    assert [o.message for o in of(report)] == [OUT_OF_TIME] * 2
+    assert [o.message for o in outcomes_of(report)] == [OUT_OF_TIME] * 2
 
 
 def test_what_need_not_pass_may_be_left_out(clock):

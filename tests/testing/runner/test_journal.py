@@ -42,7 +42,7 @@ def entries_of(path):
     return list(map(json.loads, path.read_text().splitlines()))
 
 
-def asked(path):
+def tried_rules(path):
     """Return the rules of the problems in a journal."""
     return [entry["try"] for entry in entries_of(path) if "try" in entry]
 
@@ -53,29 +53,29 @@ def test_a_check_goes_on_with_the_same_report(tmp_path, f, steps):
     whole, path = check(f, **FEW), tmp_path / "journal"
     with pytest.raises(Ended):
         check(f, **FEW, journal=path, progress=end_after(steps))
-    before = len(asked(path))
+    before = len(tried_rules(path))
     report = check(f, **FEW, resume=path)
     assert report.text(verbose=True) == whole.text(verbose=True)
-    assert len(asked(path)) > before
+    assert len(tried_rules(path)) > before
 
 
 def test_what_passed_is_not_asked_again(tmp_path):
     path = tmp_path / "journal"
     check(naive, **FEW, journal=path)
-    before = asked(path)
+    before = tried_rules(path)
     assert {"agreement-o", "one-key"} <= set(before)
     check(naive, **FEW, resume=path)
-    again = asked(path)[len(before) :]
+    again = tried_rules(path)[len(before) :]
     assert set(again) <= {"empty-row"}  # with which every check begins
 
 
 def test_what_failed_is_asked_once_more(tmp_path):
     path = tmp_path / "journal"
     check(wrong, **FEW, journal=path)
-    before = len(asked(path))
+    before = len(tried_rules(path))
     report = check(wrong, **FEW, resume=path)
     assert "failed" in [o.status for o in report.outcomes if o.rule == "agreement-o"]
-    assert asked(path)[before:].count("agreement-o") == 1
+    assert tried_rules(path)[before:].count("agreement-o") == 1
 
 
 def test_a_failure_that_does_not_come_again_is_searched_anew(tmp_path):
@@ -95,7 +95,7 @@ def test_processes_write_to_one_journal(tmp_path):
     path, few = tmp_path / "journal", FEW | {"only": ["agreement-o", "one-key"]}
     f = Implementation(naive, name="numpy.naive", spec="npattn.testing.targets.numpy:naive")
     report = check(f, **few, processes=2, journal=path)
-    assert {"agreement-o", "one-key"} <= set(asked(path))
+    assert {"agreement-o", "one-key"} <= set(tried_rules(path))
     assert str(check(f, **few, processes=2, resume=path)) == str(report)
 
 
@@ -122,6 +122,26 @@ def test_what_was_being_asked_is_told(tmp_path):
     assert Journal.resume(path).unanswered == f"agreement-o[float16] with {RECIPE!r}"
     journal.note_answer("float16", "agreement-o", Standing(position=3))
     assert Journal.resume(path).unanswered == ""
+    journal.note_request({"do": "forward", "call": {}}, {"q": [2, 3]})  # of the diagnosis
+    journal.note_end()
+    assert Journal.resume(path).unanswered == ""
+
+
+def test_a_check_that_ended_says_so_last(tmp_path):
+    path = tmp_path / "journal"
+    check(naive, **FEW, journal=path)
+    assert entries_of(path)[-1] == {"done": True}
+    assert Journal.resume(path).unanswered == ""
+    with pytest.raises(Ended):
+        check(naive, **FEW, journal=tmp_path / "cut", progress=end_after(3))
+    assert {"done": True} not in entries_of(tmp_path / "cut")
+
+
+def test_a_question_that_lacks_something_is_another(tmp_path):
+    path = tmp_path / "journal"
+    Journal.create(path).begin({"seed": 5, "sizes": {"D": [64]}})
+    with pytest.raises(OptionError, match=r"sizes was .*, is None; ask the same, or begin a new"):
+        Journal.resume(path).begin({"seed": 5})
 
 
 def test_answers_are_read_as_they_were_written(tmp_path):

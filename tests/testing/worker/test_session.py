@@ -1,4 +1,4 @@
-"""What a worker answers, asked in this process."""
+"""Answers of a worker's session, asked in this process."""
 
 import sys
 
