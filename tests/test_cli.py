@@ -511,6 +511,18 @@ def test_fingerprint_of_what_crashes(tmp_path):
     assert "exit code 3" in how
 
 
+def test_fingerprint_of_what_crashes_in_a_probe_alone(tmp_path):
+    """The option is taken where T = S; the crash costs the conventions of its probe."""
+    ends = "    if causal and s.shape[-2] != s.shape[-1]:\n        os._exit(3)\n    s = np.where"
+    source = DIES.replace("    s = np.where", ends).replace("mask=None, ", "")
+    source = source.replace("    if mask is not None:\n        os._exit(3)\n", "")
+    (tmp_path / "dies.py").write_text(source)
+    result = CliRunner().invoke(cli, ["fingerprint", f"{tmp_path}/dies.py:f"])
+    assert result.exit_code == 1, result.output
+    assert "causal, empty_row: crashed" in result.output
+    assert "causal: crashed: its process ended with exit code 3" in result.output
+
+
 def test_fingerprint_is_the_same_in_a_worker():
     words = ["fingerprint", "numpy.naive", "--dtype", "float64"]
     here = CliRunner().invoke(cli, [*words, "--in-process"])

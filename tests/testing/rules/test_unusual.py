@@ -8,7 +8,6 @@ import pytest
 from npattn.testing import Implementation
 from npattn.testing.cases.recipe import UNUSUAL, Recipe
 from npattn.testing.rules import PROPERTIES
-from npattn.testing.rules.unusual import COTANGENTS
 from npattn.testing.targets.numpy import flash
 from npattn.testing.trial import Violation, WrongAnyway
 from npattn.zoo.cheats import plain
@@ -71,7 +70,7 @@ CONDITIONS = {
 }
 
 
-@pytest.mark.parametrize("name", COTANGENTS)
+@pytest.mark.parametrize("name", CONDITIONS)
 def test_shortcut_by_cotangents_is_caught(name):
     def f(q, k, v):
         return plain.attention(q, k, v)

@@ -41,6 +41,7 @@ def test_order_is_that_of_the_seed_and_one_moment_is_fresh():
     assert not any(anew for _, anew in trusted)
     assert plans[0] == plans[1]
     assert len({str(one) for one in plans}) > 2
+    assert len({frozenset(one[0][0]) for one in plans}) > 1  # groups too come in another order
     for one in plans:
         assert sorted(n for names, _ in one for n in names) == sorted(RULES)
         assert [anew for _, anew in one].count(True) == 1
