@@ -100,18 +100,18 @@ class Journal:
         OptionError
             If it is another question, or the file cannot be written.
         """
-        question = json.loads(json.dumps(question, default=str))
+        asked: dict[str, Any] = json.loads(json.dumps(question, default=str))
         if self._question is None:
             try:
                 self.path.touch(exist_ok=False)
             except OSError as err:
                 raise OptionError(f"journal {self.path} cannot be written: {err}") from err
-            self.write({"journal": VERSION, "command": self.command, "question": question})
+            self.write({"journal": VERSION, "command": self.command, "question": asked})
             return
         before = self._question
-        names = [n for n in before | question if before.get(n) != question.get(n)]
+        names = [n for n in before | asked if before.get(n) != asked.get(n)]
         if names:
-            changes = (f"{n} was {before.get(n)!r}, is {question.get(n)!r}" for n in names)
+            changes = (f"{n} was {before.get(n)!r}, is {asked.get(n)!r}" for n in names)
             raise OptionError(
                 f"{self.path} is the journal of another check: {'; '.join(changes)}; ask the same, "
                 "or begin a new one (journal, --journal)"
