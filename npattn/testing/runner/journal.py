@@ -135,7 +135,8 @@ class Journal:
 
     def note_request(self, message: Mapping[str, Any], shapes: Any) -> None:
         """Write which request is about to be sent to a worker."""
-        self.write({"request": message.get("do"), "call": message.get("call"), "shapes": shapes})
+        calls = {name: message[name] for name in ("call", "calls") if name in message}
+        self.write({"request": message.get("do"), **calls, "shapes": shapes})
 
     def note_answer(self, dtype: str, rule: str, answer: Answer) -> None:
         """Write what came of a rule, or how far it has come."""

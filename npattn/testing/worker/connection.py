@@ -14,12 +14,14 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import Crash, TimedOut
 from npattn.testing.worker.child import LARGE_BLOCK, Tensor, parse_frame, read_frame, write_frame
+from npattn.testing.worker.shared import SharedMemory
 from npattn.testing.worker.values import GARBAGE
 
 __all__ = ["Connection", "Limits"]
@@ -84,15 +86,20 @@ class Connection:
         self._channels: dict[int, int] = {}
         self.owner = threading.get_ident()
         self._last_lines: deque[str] = deque(maxlen=LINES)
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-            bufsize=0,
-        )
+        self._shared = SharedMemory()
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+                bufsize=0,
+                pass_fds=self._shared.descriptors,
+            )
+        finally:
+            self._shared.close_descriptors()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._to, self._from = self.process.stdin.fileno(), self.process.stdout.fileno()
@@ -109,10 +116,25 @@ class Connection:
 
     # --- frames -----------------------------------------------------------------------------------
 
+    def describe(
+        self, settings: Mapping[str, Any], tensors: Mapping[str, Tensor], seconds: float
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the answer to the request that comes first; agree on memory to share.
+
+        Raises
+        ------
+        Crash, TimedOut
+            As of `exchange`.
+        """
+        request = {"do": "describe", **settings, **self._shared.offer}
+        answer, out = self.exchange(request, tensors, seconds)
+        self._shared.agree(answer.get("shared"))
+        return answer, out
+
     def exchange(
         self, message: dict[str, Any], tensors: Mapping[str, Tensor], seconds: float
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the answer to a request.
+        """Return the answer to a request, for each of whose calls there is so much time.
 
         Raises
         ------
@@ -121,19 +143,23 @@ class Connection:
         TimedOut
             If there is no answer in time.
         """
-        number, deadline = next(self._ids), time.monotonic() + seconds
+        calls = max(1, len(message.get("calls", ())))
+        number, deadline = next(self._ids), time.monotonic() + calls * seconds
         channel = self._channel(threading.get_ident())
         message = {**message, "id": number, **({"channel": channel} if channel else {})}
+        shared = None if channel else self._shared.view  # one request at a time may lie there
         try:
             with self._sending:
                 self._check_alive()
-                write_frame(lambda data: self._send(data, deadline), message, dict(tensors))
+                write = partial(self._send, deadline=deadline)
+                write_frame(write, message, dict(tensors), shared)
             answer = self._answer(number, deadline)
         except (BrokenPipeError, EOFError):
             raise Crash(self._with_errors(f"crashed: its process {self._describe_end()}")) from None
         except _OutOfTime:
             self.end()
-            text = f"timed out: no answer within {seconds:g} s (--timeout)"
+            several = f" for each of {calls} calls" if calls > 1 else ""
+            text = f"timed out: no answer within {seconds:g} s{several} (--timeout)"
             raise TimedOut(self._with_errors(text)) from None
         except _OutOfMemory as err:
             self.end()
@@ -145,7 +171,7 @@ class Connection:
         except KeyboardInterrupt:
             self.end()  # its answer would be taken for that of the next request
             raise
-        self.answered += 1
+        self.answered += calls
         return answer
 
     def _channel(self, thread: int) -> int:
@@ -173,7 +199,8 @@ class Connection:
                 if number in self._answers:
                     return self._answers.pop(number)
                 self._check_alive()
-                body = read_frame(lambda count: self._receive(count, deadline), self._rest)
+                receive = partial(self._receive, deadline=deadline)
+                body = read_frame(receive, self._rest, self._shared.view)
                 message, tensors = parse_frame(body)
                 if not isinstance(message, dict):
                     raise ValueError("a message that is no object")
@@ -230,6 +257,7 @@ class Connection:
                 assert pipe is not None
                 with contextlib.suppress(OSError):
                     pipe.close()
+            self._shared.close()
 
     def _describe_end(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -134,8 +134,7 @@ class Worker:
         except OSError as err:
             raise OptionError(f"the worker cannot be started: {err}") from err
         weakref.finalize(self, Connection.end, self.connection)
-        request = {"do": "describe", **settings}
-        answer = self.connection.exchange(request, self.tensors, START_SECONDS)
+        answer = self.connection.describe(settings, self.tensors, START_SECONDS)
         self.connection.owner = self._owner  # another thread may have had to start it anew
         return answer
 

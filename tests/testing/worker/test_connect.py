@@ -13,6 +13,7 @@ from npattn.cli import cli
 from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.testing import Implementation, check
+from npattn.testing.adapters.base import TimedOut
 from npattn.testing.adapters.choose import TINY
 from npattn.testing.targets import load_implementation
 from npattn.testing.targets.numpy import flash, naive
@@ -50,6 +51,41 @@ def test_the_report_is_the_same_to_the_character(make_remote, name):
     here = check(load_implementation(name), only=RULES, **FEW)
     there = check(make_remote(name), only=RULES, **FEW)
     assert there.text(verbose=True) == here.text(verbose=True)
+
+
+LSE = """
+import time
+import numpy as np
+
+def f(q, k, v, return_lse=False):
+    q += 1
+    time.sleep({seconds})
+    return (q.copy(), q[..., 0].copy()) if return_lse else q.copy()
+"""
+
+
+def test_a_forward_with_and_without_lse_is_one_request_of_two_calls(make_remote, tmp_path):
+    (tmp_path / "f.py").write_text(LSE.format(seconds=0))
+    remote, asked = make_remote(f"{tmp_path}/f.py:f", framework="numpy"), []
+    remote.watch = lambda message, shapes: asked.append(message)
+    q = np.zeros((2, 3, 5, 7), np.float32)
+    results = remote.forward(Problem(q, q, q))
+    assert [len(message["calls"]) for message in asked] == [2]
+    assert remote.worker.age()[0] == 2
+    assert (results["o"] == 1).all()  # that of the first
+    assert (results["lse"] == 2).all()  # the second got the same array
+
+
+def test_each_of_several_calls_has_its_time(make_remote, tmp_path):
+    q = np.zeros((2, 3, 5, 7), np.float32)
+    for seconds, ends in ((0.3, False), (0.6, True)):
+        (tmp_path / "f.py").write_text(LSE.format(seconds=seconds))
+        remote = make_remote(f"{tmp_path}/f.py:f", framework="numpy", limits=Limits(timeout=0.5))
+        if ends:
+            with pytest.raises(TimedOut, match=r"within 0.5 s for each of 2 calls \(--timeout\)"):
+                remote.forward(Problem(q, q, q))
+        else:
+            assert (remote.forward(Problem(q, q, q))["lse"] == 2).all()
 
 
 WRONG = {

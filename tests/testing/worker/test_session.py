@@ -133,6 +133,15 @@ def test_several_results_keep_their_places(open_session):
     assert ask(session)[0]["value"] == {"mapping": {"o": {"tensor": "o"}}}
 
 
+def test_several_calls_are_answered_in_their_order(open_session):
+    """They get the same arrays: one sees what the call before it has done to them."""
+    session, _ = open_session("adds", "def adds(q, k, v):\n    q += 1\n    return q.copy()\n")
+    answer, out = ask(session, call=None, calls=[CALL, CALL])
+    assert answer["values"] == [{"tensor": "call 0, 0"}, {"tensor": "call 1, 0"}]
+    values = [np.frombuffer(out[f"call {n}, 0"].data, np.float32) for n in range(2)]
+    assert [x[0] for x in values] == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
