@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import combinations, product
 from typing import Any
 
@@ -174,6 +175,10 @@ class Implementation:
     def is_isolated(self) -> bool:
         """True if it lives in another process."""
         return False
+
+    def while_answering(self, work: Callable[[], object] | None) -> AbstractContextManager[None]:
+        """Do `work` within it while a call is answered, where that takes another process."""
+        return nullcontext()
 
     @property
     def keeps_arrays(self) -> bool:

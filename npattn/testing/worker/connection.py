@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -132,9 +132,15 @@ class Connection:
         return answer, out
 
     def exchange(
-        self, message: dict[str, Any], tensors: Mapping[str, Tensor], seconds: float
+        self,
+        message: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        seconds: float,
+        work: Callable[[], object] | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the answer to a request, for each of whose calls there is so much time.
+
+        Meanwhile `work` is done.
 
         Raises
         ------
@@ -148,18 +154,32 @@ class Connection:
         channel = self._channel(threading.get_ident())
         message = {**message, "id": number, **({"channel": channel} if channel else {})}
         shared = None if channel else self._shared.view  # one request at a time may lie there
+        limit = f"{seconds:g} s" + (f" for each of {calls} calls" if calls > 1 else "")
+        with self._find_end(limit), self._sending:
+            self._check_alive()
+            write = partial(self._send, deadline=deadline)
+            write_frame(write, message, dict(tensors), shared)
         try:
-            with self._sending:
-                self._check_alive()
-                write = partial(self._send, deadline=deadline)
-                write_frame(write, message, dict(tensors), shared)
-            answer = self._answer(number, deadline)
+            if work is not None:
+                work()
+            with self._find_end(limit):
+                answer = self._answer(number, deadline)
+        except BaseException:
+            self.end()  # an answer that nobody reads would be taken for that of the next request
+            raise
+        self.answered += calls
+        return answer
+
+    @contextlib.contextmanager
+    def _find_end(self, limit: str) -> Iterator[None]:
+        """End the process if it does not do as it must, and say how."""
+        try:
+            yield
         except (BrokenPipeError, EOFError):
             raise Crash(self._with_errors(f"crashed: its process {self._describe_end()}")) from None
         except _OutOfTime:
             self.end()
-            several = f" for each of {calls} calls" if calls > 1 else ""
-            text = f"timed out: no answer within {seconds:g} s{several} (--timeout)"
+            text = f"timed out: no answer within {limit} (--timeout)"
             raise TimedOut(self._with_errors(text)) from None
         except _OutOfMemory as err:
             self.end()
@@ -169,10 +189,8 @@ class Connection:
             text = f"crashed: its process answered with garbage ({type(err).__name__}: {err})"
             raise Crash(self._with_errors(text)) from None
         except KeyboardInterrupt:
-            self.end()  # its answer would be taken for that of the next request
+            self.end()
             raise
-        self.answered += calls
-        return answer
 
     def _channel(self, thread: int) -> int:
         """Return the number of the worker's thread that answers one of here; 0 is its main one."""

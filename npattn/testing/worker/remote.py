@@ -172,13 +172,15 @@ class Remote(Implementation):
         self._counterparts: dict[int, Counterpart] = {}
         self._dropped: list[str] = []
         self._shapes: set[Any] = set()
+        self._work: Callable[[], object] | None = None
         self.given_up = GivenUp()
         if self.worker.settings.get("fresh"):
             self.untrusted = Untrusted(self.worker.close, self.worker.age)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
-        for name in ("framework", "_keys", "_counterparts", "_dropped", "_shapes", "given_up"):
+        own = ("framework", "_keys", "_counterparts", "_dropped", "_shapes", "_work", "given_up")
+        for name in own:
             del state[name]
         state.pop("untrusted", None)
         return state
@@ -197,6 +199,15 @@ class Remote(Implementation):
     def is_isolated(self) -> bool:
         """True if it lives in another process."""
         return True
+
+    @contextmanager
+    def while_answering(self, work: Callable[[], object] | None) -> Iterator[None]:
+        """Do `work` within it while the worker answers the next request."""
+        self._work = work
+        try:
+            yield
+        finally:
+            self._work = None
 
     @property
     def keeps_arrays(self) -> bool:
@@ -399,7 +410,8 @@ class Remote(Implementation):
         assert isinstance(self.framework, Frames)
         if self.framework.count is not None:
             message["threads"] = self.framework.count
-        answer, out = self.worker.request(message, tensors, self.seconds(shape))
+        work, self._work = self._work, None
+        answer, out = self.worker.request(message, tensors, self.seconds(shape), work)
         if answer.get("changed"):
             with find_garbage():
                 self._write_changes(answer["changed"], out)

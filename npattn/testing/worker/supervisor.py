@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from npattn.arrays import Array
@@ -150,9 +150,13 @@ class Worker:
             self.connection.close()
 
     def request(
-        self, message: dict[str, Any], tensors: Mapping[str, Tensor], seconds: float
+        self,
+        message: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        seconds: float,
+        work: Callable[[], object] | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the answer to a request.
+        """Return the answer to a request; do `work` meanwhile.
 
         Raises
         ------
@@ -166,4 +170,4 @@ class Worker:
                 self._start_again()
             connection = self.connection
         assert connection is not None
-        return connection.exchange(message, tensors, seconds)
+        return connection.exchange(message, tensors, seconds, work)

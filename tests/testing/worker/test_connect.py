@@ -88,6 +88,58 @@ def test_each_of_several_calls_has_its_time(make_remote, tmp_path):
             assert (remote.forward(Problem(q, q, q))["lse"] == 2).all()
 
 
+WAITS = """
+import time
+from pathlib import Path
+
+def f(q, k, v):
+    while not Path({path!r}).exists():
+        time.sleep(0.01)
+    return 2 * q
+"""
+
+
+@pytest.fixture
+def waits(make_remote, tmp_path):
+    """A worker that answers once a file exists, the path of the file, and a problem."""
+    path = tmp_path / "exists"
+    (tmp_path / "waits.py").write_text(WAITS.format(path=str(path)))
+    q = np.ones((2, 3, 5, 7), np.float32)
+    remote = make_remote(f"{tmp_path}/waits.py:f", framework="numpy", limits=Limits(timeout=30.0))
+    return remote, path, Problem(q, q, q)
+
+
+def test_work_is_done_while_the_worker_answers(waits):
+    remote, path, problem = waits
+    with remote.while_answering(path.touch):
+        assert (remote.forward(problem)["o"] == 2).all()
+    touched = []
+    with remote.while_answering(lambda: touched.append(path.touch())):
+        remote.forward(problem)
+        remote.forward(problem)
+    assert len(touched) == 1  # while the first request is answered
+
+
+def test_work_that_raises_leaves_no_answer_for_the_next_request(waits):
+    remote, path, problem = waits
+
+    def fail():
+        path.touch()
+        raise ValueError("of the judge")
+
+    with pytest.raises(ValueError, match="of the judge"), remote.while_answering(fail):
+        remote.forward(problem)
+    assert remote.worker.connection.ended
+    assert (remote.forward(problem.replace(q=3 * problem.q))["o"] == 6).all()
+
+
+def test_nothing_is_done_meanwhile_in_this_process(waits):
+    here, done = Implementation(naive), []
+    with here.while_answering(lambda: done.append(1)):
+        here.forward(waits[2])
+    assert not done
+
+
 WRONG = {
     "writes its input": ("q *= 2; return right(q / 2, k, v)", "inputs-unchanged"),
     "result is a view of a buffer": ("BUFFER[:o.size] = o.ravel(); return view(o)", "outputs-kept"),
