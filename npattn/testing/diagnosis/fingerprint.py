@@ -20,6 +20,7 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities import probe
+from npattn.testing.capabilities.probing import RANKS, with_rank
 from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.convention_probes import probe_conventions
 from npattn.testing.diagnosis.precision import describe_precision, explain_rounding
@@ -217,14 +218,18 @@ def _find_attention(candidates: Sequence[Implementation], dtype: str) -> Trial:
     for implementation in candidates:
         space = Space(features=implementation.features, dtype=dtype)
         trial = Trial(implementation, Conventions(), Rounding.undeclared(dtype), space)
-        try:
-            model = explain_rounding(trial)
-        except ImplementationError as err:
-            reasons.append(f"{implementation.layout}: {err}")
-            continue
-        if model is not None:
-            return replace(trial, rounding=model, memo={})
-        reasons.append(f"{implementation.layout}: it is not attention in any precision")
+        reason = ""
+        for rank in RANKS:
+            try:
+                model = explain_rounding(trial, with_rank(space.base(), rank))
+            except ImplementationError as err:
+                reason = reason or str(err)
+                continue
+            if model is not None:
+                return replace(trial, rounding=model, memo={})
+            reason = "it is not attention in any precision"
+            break
+        reasons.append(f"{implementation.layout}: {reason}")
     raise OptionError(
         f"{candidates[0].name} without options agrees with the oracle in no layout "
         f"({'; '.join(reasons)}): npattn check says how it differs"

@@ -8,6 +8,8 @@ import numpy as np
 
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
+from npattn.testing.capabilities.probing import with_rank
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
 from npattn.testing.rules.systematic_error import (
     EXCESSIVE,
@@ -24,7 +26,7 @@ NARROWER = {"float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat1
 """Formats in which an implementation may compute instead of the input's → unit roundoff."""
 
 
-def explain_rounding(trial: Trial) -> Rounding | None:
+def explain_rounding(trial: Trial, recipe: Recipe | None = None) -> Rounding | None:
     """Return the model that explains its output on a plain problem: that of the dtype, or narrower.
 
     Within the worst case of a narrow format nearly every error of a wider one fits too, so that a
@@ -35,7 +37,7 @@ def explain_rounding(trial: Trial) -> Rounding | None:
     ImplementationError
         If it raises on a plain problem.
     """
-    recipe, dtype = trial.space.base(), trial.space.dtype
+    recipe, dtype = recipe or trial.space.base(), trial.space.dtype
     forward = replace(trial, gradients=frozenset(), memo={})
     evaluation = forward.evaluation(recipe)
     result, exact = evaluation.results.get("o"), evaluation.exact["o"]
@@ -80,7 +82,7 @@ def _describe_float64(trial: Trial) -> list[str]:
     space = replace(trial.space, dtype="float64")
     wide = replace(trial, space=space, rounding=Rounding.undeclared("float64"), memo={})
     try:
-        model = explain_rounding(wide)
+        model = explain_rounding(wide, with_rank(space.base(), space.ranks[0]))
     except ImplementationError as err:
         return [f"float64 refused ({err})"]
     if model is None:

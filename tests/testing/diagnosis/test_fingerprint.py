@@ -111,6 +111,18 @@ def test_shared_heads_that_are_refused():
     assert fingerprint(f).undetermined["kv_head"] == "takes no K < H"
 
 
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_function_of_another_rank(rank):
+    def f(q, k, v, causal=False):
+        if q.ndim != rank:
+            raise ValueError("one rank")
+        return Oracle(Conventions(causal="top_left")).forward(q, k, v, causal=causal)
+
+    found = fingerprint(Implementation(f, framework="numpy"), dtype="float32")
+    assert found.conventions.causal == "top_left"
+    assert "float64" not in found.precision  # computed in it, and not refused
+
+
 def test_mask_without_effect():
     def f(q, k, v, mask=None):
         return plain(q, k, v)
