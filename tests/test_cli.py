@@ -214,7 +214,11 @@ def test_folder_of_a_file_is_looked_at_first(tmp_path, flag):
 
 
 @pytest.mark.parametrize(
-    "variables", [{"COLUMNS": "0"}, {"PYTHONIOENCODING": "ascii"}, {"COLUMNS": "5"}]
+    "variables",
+    [
+        {"COLUMNS": "0", "PYTHONIOENCODING": "ascii"},
+        pytest.param({"COLUMNS": "5"}, marks=pytest.mark.nightly),
+    ],
 )
 def test_report_is_printed_to_any_stream(variables):
     words = [sys.executable, "-m", "npattn", "check", "numpy.naive", "--only", "empty-row", *FAST]
@@ -472,6 +476,7 @@ def test_torch_targets_name_the_missing_extra():
     assert "pip install 'npattn[torch]'" in done.stderr
 
 
+@pytest.mark.nightly  # tests/testing/runner/test_schedule.py has the same in Python
 def test_number_of_processes_does_not_change_the_report(mine):
     words = ("check", f"{mine}.py:doubled", "--only", "agreement-o", "--only", "views", *FAST)
     assert run(*words, "-n", 2, code=1) == run(*words, code=1)
