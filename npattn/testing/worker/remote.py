@@ -499,7 +499,7 @@ class Request:
         forms = [self._call(options, returns) for returns in calls]
         answer, out = self._exchange({"do": "forward", "calls": forms}, {"": "raised"})
         with find_garbage():
-            return [value_of(x, out) for x in answer["values"][: len(calls)]]
+            return [value_of(answer["values"][n], out) for n in range(len(calls))]
 
     def autograd(
         self, options: dict[str, Any], given: Mapping[str, Any], names: list[str], hold: bool

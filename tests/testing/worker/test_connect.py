@@ -13,7 +13,7 @@ from npattn.cli import cli
 from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.testing import Implementation, check
-from npattn.testing.adapters.base import TimedOut
+from npattn.testing.adapters.base import Crash, TimedOut
 from npattn.testing.adapters.choose import TINY
 from npattn.testing.targets import load_implementation
 from npattn.testing.targets.numpy import flash, naive
@@ -70,6 +70,16 @@ def test_a_forward_with_and_without_lse_is_one_request_of_two_calls(make_remote,
     assert remote.worker.age()[0] == 2
     assert (results["o"] == 1).all()  # that of the first
     assert (results["lse"] == 2).all()  # the second got the same array
+
+
+@pytest.mark.parametrize("answer", [{}, {"values": []}, {"values": [None]}, {"values": 3}])
+def test_an_answer_that_lacks_a_call_is_garbage(make_remote, tmp_path, monkeypatch, answer):
+    (tmp_path / "f.py").write_text(LSE.format(seconds=0))
+    remote = make_remote(f"{tmp_path}/f.py:f", framework="numpy")
+    monkeypatch.setattr(remote.worker, "request", lambda *_: (answer, {}))
+    q = np.zeros((2, 3, 5, 7), np.float32)
+    with pytest.raises(Crash, match="its process answered with garbage"):
+        remote.forward(Problem(q, q, q))
 
 
 def test_each_of_several_calls_has_its_time(make_remote, tmp_path):
