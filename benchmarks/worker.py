@@ -3,8 +3,8 @@
     python benchmarks/worker.py [calls | check | arrays ...]
 
 Prints medians, their differences and ratios, measured in turns in one run. Large arrays go to a
-worker that returns q; beside it stands the least that memory which both share can take: the four
-copies of the same array into and out of a mapping.
+worker that returns q; beside it stands a lower bound: four copies of the array, into and out of a
+mapping.
 """
 
 import mmap

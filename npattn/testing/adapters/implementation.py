@@ -177,7 +177,7 @@ class Implementation:
         return False
 
     def while_answering(self, work: Callable[[], object] | None) -> AbstractContextManager[None]:
-        """Do `work` within it while a call is answered, where that takes another process."""
+        """Return a context in which `work` is done while another process, if any, answers."""
         return nullcontext()
 
     @property

@@ -12,10 +12,10 @@ from itertools import combinations
 from typing import Any
 
 from npattn.testing.adapters.base import ImplementationError, NotAsked
-from npattn.testing.capabilities.probing import RANKS, Probing, with_rank
+from npattn.testing.capabilities.probing import Probing
 from npattn.testing.cases.classes import classes_of_value
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
-from npattn.testing.cases.space import Space
+from npattn.testing.cases.space import RANKS, Space, with_rank
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.levels import Level
 

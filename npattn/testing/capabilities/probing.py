@@ -10,12 +10,12 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.cases.classes import classes_of_recipe
 from npattn.testing.cases.recipe import Recipe, repeat_for_view
+from npattn.testing.cases.space import with_rank
 from npattn.testing.levels import Level
 from npattn.testing.trial import Refusal, Trial, Violation
 
-__all__ = ["RANKS", "Finding", "Probing", "with_rank"]
+__all__ = ["Finding", "Probing"]
 
-RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
 FIRST_CALLS = 64
 """Calls, and refused calls, that are recorded, and made again by a rule."""
 
@@ -81,7 +81,7 @@ class Probing:
     def base(self) -> Recipe:
         """Return the plainest problem that is accepted."""
         space = self.trial.space
-        return with_rank(space.base(), next(rank for rank in RANKS if rank in space.structure))
+        return with_rank(space.base(), space.ranks[0])
 
     def narrow(self, **changes: Any) -> None:
         """Change the space of the trial."""
@@ -158,10 +158,3 @@ class Probing:
     def allows(self, recipe: Recipe) -> bool:
         """Return True if nothing of the recipe is known to be refused."""
         return not self.trial.space.refuses(classes_of_recipe(recipe))
-
-
-def with_rank(base: Recipe, rank: str) -> Recipe:
-    """Return the recipe with q, k, v of a rank."""
-    if rank == "rank 2":
-        return replace(base, lead=None, H=1, K=1)
-    return replace(base, lead={"rank 3": (), "rank 4": base.lead, "rank 5": (2, 3)}[rank])

@@ -13,9 +13,9 @@ from npattn.testing.adapters.base import (
     ResultError,
     TimedOut,
 )
-from npattn.testing.capabilities.probing import RANKS, Finding, Probing, with_rank
+from npattn.testing.capabilities.probing import Finding, Probing
 from npattn.testing.cases.recipe import VIEWS, Recipe
-from npattn.testing.cases.space import STRUCTURE
+from npattn.testing.cases.space import RANKS, STRUCTURE, with_rank
 from npattn.testing.levels import LEVELS, Level
 from npattn.testing.trial import Violation
 

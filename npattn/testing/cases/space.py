@@ -11,8 +11,10 @@ from npattn.options import FEATURES
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.shapes import SHAPES
 
-__all__ = ["LONG", "POOLS", "STRUCTURE", "Space"]
+__all__ = ["LONG", "POOLS", "RANKS", "STRUCTURE", "Space", "with_rank"]
 
+RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
+"""Ranks of q, k, v, the commonest first."""
 STRUCTURE = (
     "rank 2",
     "rank 3",
@@ -157,9 +159,7 @@ class Space:
     @property
     def ranks(self) -> list[str]:
         """Ranks to sample from; the first is the commonest, and that of plain problems."""
-        ranks: list[str] = [
-            r for r in ("rank 4", "rank 3", "rank 2", "rank 5") if r in self.structure
-        ]
+        ranks = [rank for rank in RANKS if rank in self.structure]
         return [ranks[0]] * 2 + ranks if ranks else ["rank 4"]
 
     @property
@@ -187,3 +187,10 @@ class Space:
             and letter not in self.sizes
             and tied.get(letter, f"{letter} = 0") in self.structure
         ]
+
+
+def with_rank(base: Recipe, rank: str) -> Recipe:
+    """Return the recipe with q, k, v of a rank."""
+    if rank == "rank 2":
+        return replace(base, lead=None, H=1, K=1)
+    return replace(base, lead={"rank 3": (), "rank 4": base.lead, "rank 5": (2, 3)}[rank])

@@ -20,8 +20,7 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities import probe
-from npattn.testing.capabilities.probing import RANKS, with_rank
-from npattn.testing.cases.space import Space
+from npattn.testing.cases.space import RANKS, Space, with_rank
 from npattn.testing.diagnosis.convention_probes import probe_conventions
 from npattn.testing.diagnosis.precision import describe_precision, explain_rounding
 from npattn.testing.diagnosis.unknown import ENDS, FILLS, Unknown

@@ -8,8 +8,8 @@ import numpy as np
 
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
-from npattn.testing.capabilities.probing import with_rank
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.space import with_rank
 from npattn.testing.compare import compare_arrays
 from npattn.testing.rules.systematic_error import (
     EXCESSIVE,

@@ -138,9 +138,9 @@ class Connection:
         seconds: float,
         work: Callable[[], object] | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the answer to a request, for each of whose calls there is so much time.
+        """Return the answer to a request; call `work` while waiting for it.
 
-        Meanwhile `work` is done.
+        Each call of the request may take so many seconds.
 
         Raises
         ------
@@ -155,24 +155,24 @@ class Connection:
         message = {**message, "id": number, **({"channel": channel} if channel else {})}
         shared = None if channel else self._shared.view  # one request at a time may lie there
         limit = f"{seconds:g} s" + (f" for each of {calls} calls" if calls > 1 else "")
-        with self._find_end(limit), self._sending:
-            self._check_alive()
-            write = partial(self._send, deadline=deadline)
-            write_frame(write, message, dict(tensors), shared)
-        try:
+        with contextlib.ExitStack() as unanswered:
+            # An answer that nobody reads would be taken for that of the next request.
+            unanswered.callback(self.end)
+            with self._translate_errors(limit), self._sending:
+                self._check_alive()
+                write = partial(self._send, deadline=deadline)
+                write_frame(write, message, dict(tensors), shared)
             if work is not None:
                 work()
-            with self._find_end(limit):
+            with self._translate_errors(limit):
                 answer = self._answer(number, deadline)
-        except BaseException:
-            self.end()  # an answer that nobody reads would be taken for that of the next request
-            raise
+            unanswered.pop_all()
         self.answered += calls
         return answer
 
     @contextlib.contextmanager
-    def _find_end(self, limit: str) -> Iterator[None]:
-        """End the process if it does not do as it must, and say how."""
+    def _translate_errors(self, limit: str) -> Iterator[None]:
+        """Raise `Crash` or `TimedOut` for errors at the pipes; end the process."""
         try:
             yield
         except (BrokenPipeError, EOFError):
@@ -188,9 +188,6 @@ class Connection:
             self.end()
             text = f"crashed: its process answered with garbage ({type(err).__name__}: {err})"
             raise Crash(self._with_errors(text)) from None
-        except KeyboardInterrupt:
-            self.end()
-            raise
 
     def _channel(self, thread: int) -> int:
         """Return the number of the worker's thread that answers one of here; 0 is its main one."""

@@ -202,7 +202,7 @@ class Remote(Implementation):
 
     @contextmanager
     def while_answering(self, work: Callable[[], object] | None) -> Iterator[None]:
-        """Do `work` within it while the worker answers the next request."""
+        """Return a context in which `work` is done while the worker answers the next request."""
         self._work = work
         try:
             yield

@@ -122,7 +122,8 @@ def test_what_was_being_asked_is_told(tmp_path):
     assert Journal.resume(path).unanswered == f"agreement-o[float16] with {RECIPE!r}"
     journal.note_answer("float16", "agreement-o", Standing(position=3))
     assert Journal.resume(path).unanswered == ""
-    journal.note_request({"do": "forward", "call": {}}, {"q": [2, 3]})  # of the diagnosis
+    journal.note_request({"do": "forward", "calls": [{}, {}]}, {"q": [2, 3]})  # of the diagnosis
+    assert entries_of(path)[-1]["calls"] == [{}, {}]
     journal.note_end()
     assert Journal.resume(path).unanswered == ""
 

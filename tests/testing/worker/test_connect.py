@@ -11,12 +11,15 @@ from click.testing import CliRunner
 
 from npattn.cli import cli
 from npattn.errors import OptionError
-from npattn.problem import Problem
+from npattn.problem import Cotangents, Problem
 from npattn.testing import Implementation, check
 from npattn.testing.adapters.base import Crash, TimedOut
 from npattn.testing.adapters.choose import TINY
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.space import Space
 from npattn.testing.targets import load_implementation
 from npattn.testing.targets.numpy import flash, naive
+from npattn.testing.trial import Trial
 from npattn.testing.worker import child, connection
 from npattn.testing.worker.child import BLOCK, LARGEST, Tensor, parse_frame, read_frame, write_frame
 from npattn.testing.worker.connect import CHILD, connect
@@ -137,6 +140,24 @@ def test_work_that_raises_leaves_no_answer_for_the_next_request(waits):
         remote.forward(problem)
     assert remote.worker.connection.ended
     assert (remote.forward(problem.replace(q=3 * problem.q))["o"] == 6).all()
+
+
+def test_the_oracle_is_asked_while_the_worker_answers(waits, monkeypatch):
+    """The worker answers only once the exact values are being computed."""
+    remote, path, problem = waits
+    exact = Trial.exact
+
+    def compute_exact(*args):
+        path.touch()
+        return exact(*args)
+
+    monkeypatch.setattr(Trial, "exact", compute_exact)
+    space = Space(features=remote.features)
+    trial = Trial(remote, remote.conventions, Rounding.undeclared("float32"), space)
+    cotangents = Cotangents(problem.v, None)
+    assert not trial.against_oracle(problem, cotangents)["o"].passed  # it is no attention
+    path.unlink()
+    assert trial.evaluate(problem, cotangents).results["o"].shape == problem.q.shape
 
 
 def test_nothing_is_done_meanwhile_in_this_process(waits):

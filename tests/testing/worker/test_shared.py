@@ -48,7 +48,7 @@ def ask(tmp_path):
 
 
 @pytest.fixture
-def piped(monkeypatch):
+def pipe_counts(monkeypatch):
     """Numbers of bytes that the judge sends and receives by pipe."""
     counts = {"sent": 0, "received": 0}
     send, receive = Connection._send, Connection._receive
@@ -67,9 +67,9 @@ def piped(monkeypatch):
     return counts
 
 
-def test_large_frames_lie_in_shared_memory(ask, piped):
+def test_large_frames_lie_in_shared_memory(ask, pipe_counts):
     np.testing.assert_array_equal(ask("echo", LARGE), LARGE)
-    assert max(piped.values()) < LARGE_BLOCK
+    assert max(pipe_counts.values()) < LARGE_BLOCK
 
 
 def offer_other_memory(patch):
@@ -95,14 +95,21 @@ def offer_other_memory(patch):
     ],
     ids=["no such memory", "too small", "other memory"],
 )
-def test_large_frames_come_by_pipe_where_memory_cannot_be_shared(ask, piped, monkeypatch, prevent):
+def test_large_frames_come_by_pipe_without_shared_memory(ask, pipe_counts, monkeypatch, prevent):
     prevent(monkeypatch)
     np.testing.assert_array_equal(ask("echo", LARGE), LARGE)
-    assert min(piped.values()) > LARGE.nbytes
+    assert min(pipe_counts.values()) > LARGE.nbytes
 
 
 def test_a_target_cannot_end_the_judge_by_cutting_the_memory_off(ask):
     np.testing.assert_array_equal(ask("cut", LARGE), LARGE)
+
+
+def test_requests_of_other_threads_come_by_pipe(ask, pipe_counts, monkeypatch):
+    """Two of them at once would write to the same memory."""
+    monkeypatch.setattr(Connection, "_channel", lambda self, thread: 1)
+    np.testing.assert_array_equal(ask("echo", LARGE), LARGE)
+    assert min(pipe_counts.values()) > LARGE.nbytes
 
 
 def test_descriptors_of_the_judge_are_closed(ask):
