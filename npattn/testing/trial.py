@@ -299,10 +299,7 @@ class Trial:
         bound = cache(lambda: self.tolerance(problem, cotangents, exact(), cheap=cheap))
         results = self.results(problem, cotangents, view, (exact, bound))
         self._note_judged()
-        comparisons = _worst_by_name(results, exact(), bound())
-        if cheap and not all(c.passed for c in comparisons.values()):
-            return _worst_by_name(results, *self.oracle(problem, cotangents))
-        return comparisons
+        return self._compare(results, problem, cotangents, (exact(), bound()), cheap)
 
     def _note_judged(self) -> None:
         if self.implementation.untrusted is not None:
@@ -313,7 +310,19 @@ class Trial:
     ) -> dict[str, Comparison]:
         """Compare results of any call for a problem with the oracle."""
         cheap |= _is_large(problem)
-        comparisons = _worst_by_name(results, *self.oracle(problem, cotangents, cheap=cheap))
+        oracle = self.oracle(problem, cotangents, cheap=cheap)
+        return self._compare(results, problem, cotangents, oracle, cheap)
+
+    def _compare(
+        self,
+        results: Results,
+        problem: Problem,
+        cotangents: Cotangents,
+        oracle: tuple[Mapping[str, Array], Mapping[str, Array]],
+        cheap: bool,
+    ) -> dict[str, Comparison]:
+        """Compare results; what fails by the cheap form of the bound is judged by the other."""
+        comparisons = _worst_by_name(results, *oracle)
         if cheap and not all(c.passed for c in comparisons.values()):
             return _worst_by_name(results, *self.oracle(problem, cotangents))
         return comparisons
