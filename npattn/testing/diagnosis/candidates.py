@@ -10,8 +10,8 @@ from npattn.testing.diagnosis.evidence import Evidence
 
 __all__ = ["KINDS", "Candidate", "Found"]
 
-KINDS = ("convention", "layout", "ratio", "dtype", "step", "mistake")
-"""Kinds of candidates, the simplest first."""
+KINDS = ("convention", "layout", "ratio", "dtype", "step", "mistake", "precision")
+"""Kinds of candidates, those that say most first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Candidate:
 
     @property
     def rank(self) -> int:
-        """Place of its kind among `KINDS`: simpler causes come first."""
+        """Place of its kind among `KINDS`: what says most comes first."""
         return KINDS.index(self.kind)
 
 

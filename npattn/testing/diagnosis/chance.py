@@ -44,7 +44,7 @@ def drop_lone_steps(found: Found, rest: list[Evidence]) -> tuple[Found, list[Evi
     lone = [
         (candidate, claimed)
         for candidate, claimed in found
-        if candidate.kind in ("dtype", "step")
+        if candidate.kind in ("dtype", "step", "precision")
         and len({e.outcome.sampled for e in claimed if e.outcome}) == 1
     ]
     found = [x for x in found if x not in lone]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -11,19 +13,26 @@ from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import with_rank
 from npattn.testing.compare import compare_arrays
+from npattn.testing.diagnosis.candidates import Candidate
+from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.rules.systematic_error import (
     EXCESSIVE,
+    ErrorSample,
     chi_square,
+    fits,
     measure_errors,
     plain_recipes,
     tightest_model,
 )
 from npattn.testing.trial import Trial
 
-__all__ = ["describe_precision", "explain_rounding"]
+__all__ = ["describe_precision", "explain_rounding", "precision_candidates"]
 
 NARROWER = {"float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Formats in which an implementation may compute instead of the input's → unit roundoff."""
+FAINT = 2.0**-6
+"""Least mean square error in units of a format's variance: below it, the roundings are those of a
+format with three more bits, which is another one."""
 
 
 def explain_rounding(trial: Trial, recipe: Recipe | None = None) -> Rounding | None:
@@ -63,6 +72,57 @@ def _computing_in(name: str) -> Rounding:
         gradient_roundings=2,
         out_roundings=2,
         **dict.fromkeys((*stored, "shared"), name),  # type: ignore[arg-type]  # names of formats
+    )
+
+
+def precision_candidates(trial: Trial) -> Iterator[Candidate]:
+    """Yield the narrower format, if one explains all errors of a plain problem.
+
+    The errors must have the size of its roundings, and no part that a wrong scale, gain or key
+    explains, for a small mistake is within the bounds of a narrow format too.
+    """
+    recipe = plain_recipes(trial.space, 0)[0]
+    try:
+        sample = measure_errors(trial, recipe)
+    except ImplementationError:
+        return
+    evaluation = sample.evaluation
+    wrong = [
+        name
+        for name in sample.names()
+        if not compare_arrays(
+            name, evaluation.results[name], evaluation.exact[name], evaluation.tolerance[name]
+        ).passed
+    ]
+    for name, u in NARROWER.items() if wrong else ():
+        if u > unit_roundoff(trial.space.dtype):
+            model = _computing_in(name)
+            sample = measure_errors(trial, recipe, model)
+            if all(_looks_rounded(sample, tensor) for tensor in wrong):
+                if not any(fit.significant for fit in fits(sample, trial)):
+                    yield _candidate(name, model, wrong)
+                return
+
+
+def _looks_rounded(sample: ErrorSample, tensor: str) -> bool:
+    """Return True if the errors of a tensor have the size that the sample's model gives them."""
+    return bool(FAINT <= np.nanmean(chi_square(sample, tensor)) <= EXCESSIVE)
+
+
+def _candidate(name: str, model: Rounding, wrong: list[str]) -> Candidate:
+    be = "are" if len(wrong) > 1 else "is"
+    text = f"{', '.join(wrong)} {be} computed in {name}: the errors have the size of its roundings"
+    return Candidate("precision", name, text, partial(_rounds_alike, model), topic="precision")
+
+
+def _rounds_alike(model: Rounding, evidence: Evidence) -> bool:
+    """Return True if all results are within the tolerance of a model."""
+    trial = replace(evidence.trial, rounding=model, memo={})
+    tolerance = trial.tolerance(evidence.problem, evidence.cotangents, evidence.exact)
+    return all(
+        compare_arrays(name, array, evidence.exact[name], tolerance[name]).passed
+        for name, arrays in evidence.observed.items()
+        for array in arrays
     )
 
 

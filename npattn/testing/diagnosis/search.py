@@ -25,6 +25,7 @@ from npattn.testing.diagnosis.dtypes import dtype_candidates
 from npattn.testing.diagnosis.evidence import Evidence, sample
 from npattn.testing.diagnosis.layouts import layout_candidates
 from npattn.testing.diagnosis.mistakes import mistake_candidates
+from npattn.testing.diagnosis.precision import precision_candidates
 from npattn.testing.diagnosis.ratios import is_fitted, ratio_candidates
 from npattn.testing.diagnosis.steps import step_candidates
 from npattn.testing.trial import Trial
@@ -183,6 +184,12 @@ class Search:
         yield from dtype_candidates(evidence)
         yield from step_candidates(evidence)
         yield from mistake_candidates(evidence, self.without)
+        yield from self.precisions
+
+    @cached_property
+    def precisions(self) -> list[Candidate]:
+        """Formats in which everything may be computed."""
+        return list(precision_candidates(self.trial))
 
     @cached_property
     def probes(self) -> list[Evidence]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from npattn.conventions import Conventions
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
@@ -52,7 +54,7 @@ def fail(trial, names, rule="agreement", status="failed", **details):
     """Outcomes as of rules that fail on these recipes, right or not."""
     outcomes = []
     for number, name in enumerate(names):
-        recipe = RECIPES[name]
+        recipe = replace(RECIPES[name], dtype=trial.space.dtype)
         problem = trial.problem(recipe)
         outcomes.append(
             Outcome(
