@@ -16,8 +16,12 @@ from npattn.testing import Cotangents, ImplementationError, Recipe, Rounding, ch
 from npattn.testing.bounds.allowed import bounds
 from npattn.testing.bounds.allowed import tolerance as judged_by
 from npattn.testing.bounds.ulp import excess
+from npattn.testing.cases.space import Space
 from npattn.testing.compare import compare_arrays
+from npattn.testing.diagnosis.evidence import observe
 from npattn.testing.rules import PROPERTIES
+from npattn.testing.trial import GRADIENTS as GRADIENT_NAMES
+from npattn.testing.trial import Trial
 from npattn.zoo.correct import CORRECT, Kernel, correct
 from npattn.zoo.correct.arithmetic import Order, cast, dot, flush, store_as, sum_last, truncate
 
@@ -280,6 +284,35 @@ def test_known_break_is_no_alarm():
     assert [o.rule for o in report.outcomes if o.failed] == rules
     assert one.alarms(report) == []
     assert replace(one, breaks=("hidden-nan-k",)).alarms(report)[0].rule == "hidden-nan-kv"
+
+
+FAR = {"lead": (1,), "H": 2, "K": 2, "T": 8, "S": 8, "D": 16, "E": 16, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"bias": "-1e9 rows", "distribution": "flat"},
+        {"bias": "least rows", "distribution": "flat"},
+        {"S": 0, "dtype": "float16", "distribution": "low"},
+    ],
+    ids=str,
+)
+def test_torch_errs_where_it_is_said_to(where):
+    """What is left out of the count of false alarms is wrong, or it would hide one."""
+    one = here("torch.sdpa")
+    recipe = Recipe(**{"dtype": "float32"} | FAR | where)
+    assert one.errs_on(recipe)
+    assert not one.errs_on(replace(recipe, bias=None, S=7))
+    trial = Trial(
+        one.implementation(),
+        one.conventions,
+        Rounding.undeclared(recipe.dtype),
+        Space(one.implementation().features, dtype=recipe.dtype),
+        frozenset(GRADIENT_NAMES),
+    )
+    problem = trial.problem(recipe)
+    assert observe(trial, problem, trial.cotangents(recipe, problem)).wrong
 
 
 def test_models_are_the_declared_one_and_none():

@@ -10,6 +10,7 @@ from typing import Any
 from npattn.conventions import Conventions
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 from npattn.testing.rules import PROPERTIES
@@ -46,6 +47,8 @@ class Correct:
         Sizes to sample, if it is slow: ``{"T": (2, 3)}``.
     breaks : tuple of str
         Rules that it is known to break; systems in wide use are listed all the same.
+    errs_on : callable
+        Recipe → True for problems on which docs/findings.md proves it wrong.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Correct:
     needs: str | None = None
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     breaks: tuple[str, ...] = ()
+    errs_on: Callable[[Recipe], bool] = lambda recipe: False
 
     @property
     def runs_here(self) -> bool:
