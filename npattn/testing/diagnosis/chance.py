@@ -35,16 +35,16 @@ def _keeps_hidden(candidate: Candidate) -> bool:
 
 
 def drop_lone_steps(found: Found, rest: list[Evidence]) -> tuple[Found, list[Evidence]]:
-    """Drop steps and dtypes that fit one problem where most of what failed fits nothing.
+    """Drop what fits one problem where most of what failed fits nothing.
 
-    They do so by chance; a whole known mistake or a plain factor rarely does.
+    Steps, dtypes and factors do so by chance; a whole known mistake or a plain factor rarely does.
     """
     if 2 * len(rest) <= len(rest) + sum(len(claimed) for _, claimed in found):
         return found, rest
     lone = [
         (candidate, claimed)
         for candidate, claimed in found
-        if candidate.kind in ("dtype", "step", "precision")
+        if candidate.kind in ("dtype", "step", "precision", "factor")
         and len({e.outcome.sampled for e in claimed if e.outcome}) == 1
     ]
     found = [x for x in found if x not in lone]

@@ -82,7 +82,7 @@ def ratio_candidates(evidence: Evidence) -> Iterator[Candidate]:
 def is_fitted(candidate: Candidate) -> bool:
     """Return True for a factor that is a number without a meaning, fitted to one problem."""
     if candidate.kind != "ratio":
-        return False
+        return candidate.kind == "factor"
     return any(part.split(": ")[1] not in FACTORS for part in candidate.name.split(", "))
 
 
@@ -157,7 +157,7 @@ def _sentence(names: str, plural: bool, factor: str, problem: Problem) -> str:
     if factor == "0":
         return f"{names} {be} 0"
     if factor not in FACTORS:
-        return f"{names} {be} multiplied by {value:.6g}"
+        return f"{names} {be} multiplied by {_print(value)}"
     if factor == "−1":
         return f"{names} {be} negated: {REASONS[factor].format(names)}"
     inverse = factor.removeprefix("1/")
@@ -174,6 +174,12 @@ def _sentence(names: str, plural: bool, factor: str, problem: Problem) -> str:
         text += f" ({number:.2f}{f' at {at}' if at else ''})"
     reason = REASONS.get(factor)
     return f"{text}: {reason.format(names)}" if reason else text
+
+
+def _print(value: float) -> str:
+    """Print a factor so that one beside 1 differs from it."""
+    near = 0 < abs(value - 1) < 1e-4
+    return f"1 {'+' if value > 1 else '−'} {abs(value - 1):.2g}" if near else f"{value:.6g}"
 
 
 def _enumerate(names: list[str]) -> str:

@@ -27,7 +27,8 @@ from npattn.testing.diagnosis.layouts import layout_candidates
 from npattn.testing.diagnosis.mistakes import mistake_candidates
 from npattn.testing.diagnosis.precision import precision_candidates
 from npattn.testing.diagnosis.ratios import is_fitted, ratio_candidates
-from npattn.testing.diagnosis.steps import step_candidates
+from npattn.testing.diagnosis.steps import factor_candidates, step_candidates
+from npattn.testing.rules.systematic_error import plain_recipes
 from npattn.testing.trial import Trial
 
 __all__ = ["search"]
@@ -184,12 +185,15 @@ class Search:
         yield from dtype_candidates(evidence)
         yield from step_candidates(evidence)
         yield from mistake_candidates(evidence, self.without)
-        yield from self.precisions
+        yield from self.fitted
 
     @cached_property
-    def precisions(self) -> list[Candidate]:
-        """Formats in which everything may be computed."""
-        return list(precision_candidates(self.trial))
+    def fitted(self) -> list[Candidate]:
+        """Formats in which everything may be computed, and factors of all scores."""
+        found = list(precision_candidates(self.trial))
+        for plain in sample(self.trial, plain_recipes(self.trial.space, 0)[:1]):
+            found += factor_candidates(plain)
+        return found
 
     @cached_property
     def probes(self) -> list[Evidence]:

@@ -8,6 +8,7 @@ from npattn.testing.diagnosis.steps import (  # noqa: F401  they register
     options,
     precision,
 )
+from npattn.testing.diagnosis.steps.factor import factor_candidates
 from npattn.testing.diagnosis.steps.step import step_candidates
 
-__all__ = ["step_candidates"]
+__all__ = ["factor_candidates", "step_candidates"]

@@ -17,7 +17,7 @@ from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.diagnosis.mistakes import implement, predict_by
 
-__all__ = ["Change", "Step", "change", "overrides", "step_candidates"]
+__all__ = ["Change", "Step", "candidate_of", "change", "overrides", "replaces", "step_candidates"]
 
 Change = Callable[[Any], dict[str, Any]]
 """`Inputs` → the fields that are changed."""
@@ -79,7 +79,12 @@ def overrides(
     topic: str, text: str, *, backward_only: bool = False, **methods: Callable[..., Any]
 ) -> None:
     """Register a step that replaces methods of `Attention`."""
-    STEPS.append(Step(topic, text, type("Wrong", (Attention,), methods), backward_only))
+    STEPS.append(Step(topic, text, replaces(**methods), backward_only))
+
+
+def replaces(**methods: Callable[..., Any]) -> type[Attention]:
+    """Return `Attention` with other methods."""
+    return type("Wrong", (Attention,), methods)
 
 
 def step_candidates(evidence: Evidence) -> Iterator[Candidate]:
@@ -89,21 +94,22 @@ def step_candidates(evidence: Evidence) -> Iterator[Candidate]:
     for step in STEPS:
         if NEEDS.get(step.topic, bool)(evidence.problem):
             if not step.backward_only:
-                yield _candidate(step, "")
+                yield candidate_of(step)
             if not evidence.trial.gradients:
                 continue
             if right_backward and not step.backward_only:
-                yield _candidate(step, " in forward")
+                yield candidate_of(step, " in forward")
             elif not right_backward:
-                yield _candidate(step, "" if step.backward_only else " in backward")
+                yield candidate_of(step, "" if step.backward_only else " in backward")
 
 
-def _candidate(step: Step, where: str) -> Candidate:
+def candidate_of(step: Step, where: str = "", kind: str = "step") -> Candidate:
+    """Return the candidate of a step that is wrong in both passes, or " in forward" alone."""
     in_forward = not step.backward_only and where != " in backward"
     in_backward = where != " in forward"
     name = step.text + where
     explains = partial(_explains, step, in_forward, in_backward)
-    return Candidate("step", name, name, explains, step.topic)
+    return Candidate(kind, name, name, explains, step.topic)
 
 
 def _explains(step: Step, in_forward: bool, in_backward: bool, evidence: Evidence) -> bool:

@@ -1,0 +1,84 @@
+"""Scores that are all wrong by one factor, which is fitted: a scale, or log₂e, with few digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.mistakes.attention import Attention, Inputs
+from npattn.testing.diagnosis.candidates import Candidate
+from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.diagnosis.steps.step import Step, candidate_of, replaces
+
+__all__ = ["factor_candidates"]
+
+DIGITS = 6
+"""Digits of a factor that are printed."""
+MOST = 40
+"""Most times that o is computed for a fit: near 1 a handful is enough."""
+
+
+def _scale_by(factor: float) -> dict[str, Any]:
+    def inputs(self: Attention, *arrays: Any, **options: Any) -> Inputs:
+        c = Attention.inputs(self, *arrays, **options)
+        return c._replace(scale=factor * c.scale)
+
+    return {"inputs": inputs}
+
+
+def _final_by(factor: float) -> dict[str, Any]:
+    def final(self: Attention, x: Array, visible: Array, c: Inputs) -> Array:
+        return np.asarray(factor * Attention.final(self, x, visible, c))
+
+    return {"final": final}
+
+
+FACTORS = {
+    "the scale is {} times what it should be": _scale_by,
+    "the scores are multiplied by {} before the softmax, as by a log₂e with few digits": _final_by,
+}
+"""What is multiplied, in words → the methods of `Attention` with a factor."""
+
+
+def factor_candidates(evidence: Evidence) -> Iterator[Candidate]:
+    """Yield the factors of the scores that explain a problem best.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        A plain problem, which has many elements: the factor has to fit other problems within their
+        tolerance.
+    """
+    if "o" not in evidence.wrong or not _is_finite(evidence):
+        return
+    factor = _fit(evidence)
+    for text, methods in FACTORS.items():
+        step = Step("scale", text.format(f"{factor:.{DIGITS}g}"), replaces(**methods(factor)))
+        yield candidate_of(step, kind="factor")
+
+
+def _is_finite(evidence: Evidence) -> bool:
+    got, exact = evidence.observed["o"][0], evidence.exact["o"]
+    return got.shape == exact.shape and bool(np.isfinite(got).all() and np.isfinite(exact).all())
+
+
+def _fit(evidence: Evidence) -> float:
+    """Return the factor of the scale that brings o closest to the one observed."""
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
+    got = np.asarray(evidence.observed["o"][0], float)
+    problem, trial = evidence.problem, replace(evidence.trial, gradients=frozenset())
+    assert problem.scale is not None
+    scale = problem.scale
+
+    def miss(factor: Array) -> Array:
+        changed = problem.replace(scale=scale * float(factor[0]))
+        return np.asarray(trial.exact(changed, evidence.cotangents)["o"] - got).ravel()
+
+    eps = np.finfo(float).eps
+    limits = {"ftol": eps, "xtol": eps, "gtol": eps, "max_nfev": MOST}
+    return float(least_squares(miss, [1.0], method="lm", **limits).x[0])
