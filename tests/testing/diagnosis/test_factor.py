@@ -67,12 +67,13 @@ def plain(f):
     return evidence
 
 
-def test_no_factor_of_what_is_right_infinite_or_of_another_shape():
+def test_no_factor_of_what_is_right_infinite_complex_or_of_another_shape():
     right = Attention().forward
     for f in (
         right,
         lambda q, k, v: right(q, k, v) * np.float32(np.inf),
         lambda q, k, v: right(q, k, v)[..., :1],
+        lambda q, k, v: right(q, k, v) * 2j,
     ):
         assert not list(factor_candidates(plain(f)))
 

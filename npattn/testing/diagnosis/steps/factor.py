@@ -53,7 +53,7 @@ def factor_candidates(evidence: Evidence) -> Iterator[Candidate]:
         A plain problem, which has many elements: the factor has to fit other problems within their
         tolerance.
     """
-    if "o" not in evidence.wrong or not _is_finite(evidence):
+    if "o" not in evidence.wrong or not _is_real(evidence):
         return
     factor = _fit(evidence)
     for text, methods in FACTORS.items():
@@ -61,9 +61,12 @@ def factor_candidates(evidence: Evidence) -> Iterator[Candidate]:
         yield candidate_of(step, kind="factor")
 
 
-def _is_finite(evidence: Evidence) -> bool:
+def _is_real(evidence: Evidence) -> bool:
+    """Return True if o has real, finite numbers and its shape."""
     got, exact = evidence.observed["o"][0], evidence.exact["o"]
-    return got.shape == exact.shape and bool(np.isfinite(got).all() and np.isfinite(exact).all())
+    if got.shape != exact.shape or np.iscomplexobj(got):
+        return False
+    return bool(np.isfinite(got).all() and np.isfinite(exact).all())
 
 
 def _fit(evidence: Evidence) -> float:
