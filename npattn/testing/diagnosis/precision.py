@@ -57,7 +57,7 @@ def explain_rounding(trial: Trial, recipe: Recipe | None = None) -> Rounding | N
     for name, u in NARROWER.items():
         model = _computing_in(name)
         sample = measure_errors(forward, recipe, model)
-        if u > unit_roundoff(dtype) and np.nanmean(chi_square(sample, "o")) <= EXCESSIVE:
+        if u > unit_roundoff(dtype) and _mean_square(sample, "o") <= EXCESSIVE:
             return model
     return None
 
@@ -106,7 +106,13 @@ def precision_candidates(trial: Trial) -> Iterator[Candidate]:
 
 def _looks_rounded(sample: ErrorSample, tensor: str) -> bool:
     """Return True if the errors of a tensor have the size that the sample's model gives them."""
-    return bool(FAINT <= np.nanmean(chi_square(sample, tensor)) <= EXCESSIVE)
+    return FAINT <= _mean_square(sample, tensor) <= EXCESSIVE
+
+
+def _mean_square(sample: ErrorSample, tensor: str) -> float:
+    """Return χ² of a tensor; inf if no element of it has a finite one."""
+    heads = chi_square(sample, tensor)
+    return float(np.nanmean(heads)) if np.isfinite(heads).any() else np.inf
 
 
 def _candidate(name: str, model: Rounding, wrong: list[str]) -> Candidate:

@@ -152,6 +152,7 @@ def _of_rank(recipe: Recipe, space: Space, B: int | None) -> Recipe:
     return replace(recipe, lead=None, H=1, K=1)
 
 
+@np.errstate(over="ignore")  # results may be as large as numbers are
 def measure_errors(trial: Trial, recipe: Recipe, rounding: Rounding | None = None) -> ErrorSample:
     """Evaluate the implementation on a plain problem, with the variance of every element."""
     evaluation = trial.evaluation(recipe)
@@ -172,6 +173,7 @@ def measure_errors(trial: Trial, recipe: Recipe, rounding: Rounding | None = Non
     return ErrorSample(evaluation, variance)
 
 
+@np.errstate(over="ignore")  # results may be as large as numbers are
 def chi_square(sample: ErrorSample, name: str) -> Array:
     """Mean square error in units of its variance, by head: (..., H)."""
     error, variance = sample.errors(name), sample.variance[name]
@@ -212,6 +214,7 @@ def fits(sample: ErrorSample, trial: Trial) -> list[Fit]:
     return results
 
 
+@np.errstate(over="ignore")  # results may be as large as numbers are
 def _fit(
     sample: ErrorSample, name: str, mistake: str, effect: Array, common: list[Array], shared: float
 ) -> Fit | None:

@@ -67,11 +67,13 @@ def plain(f):
     return evidence
 
 
-def test_no_factor_of_what_is_right_infinite_complex_or_of_another_shape():
+def test_no_factor_of_what_is_right_or_is_no_mean_of_values():
     right = Attention().forward
     for f in (
         right,
+        lambda q, k, v: right(q, k, v) * np.float32(np.nan),
         lambda q, k, v: right(q, k, v) * np.float32(np.inf),
+        lambda q, k, v: right(q, k, v) * np.float32(1e30),
         lambda q, k, v: right(q, k, v)[..., :1],
         lambda q, k, v: right(q, k, v) * 2j,
     ):

@@ -47,6 +47,11 @@ def test_a_small_mistake_is_no_precision(shared):
     assert not candidates(softmax_in(eps=shared))
 
 
+@pytest.mark.parametrize("factor", [np.nan, np.inf, 1e300])
+def test_what_is_no_number_or_huge_is_no_precision(factor):
+    assert not candidates(lambda q, k, v: attention(q, k, v) * factor)
+
+
 def test_what_is_right_or_raises_computes_in_no_narrower_format():
     def refuse(q, k, v):
         raise TypeError("refused")

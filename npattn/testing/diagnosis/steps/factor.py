@@ -53,7 +53,7 @@ def factor_candidates(evidence: Evidence) -> Iterator[Candidate]:
         A plain problem, which has many elements: the factor has to fit other problems within their
         tolerance.
     """
-    if "o" not in evidence.wrong or not _is_real(evidence):
+    if "o" not in evidence.wrong or not _may_be_weighted(evidence):
         return
     factor = _fit(evidence)
     for text, methods in FACTORS.items():
@@ -61,19 +61,20 @@ def factor_candidates(evidence: Evidence) -> Iterator[Candidate]:
         yield candidate_of(step, kind="factor")
 
 
-def _is_real(evidence: Evidence) -> bool:
-    """Return True if o has real, finite numbers and its shape."""
+def _may_be_weighted(evidence: Evidence) -> bool:
+    """Return True if o may be a mean of v: it is, whatever factor the scores have."""
     got, exact = evidence.observed["o"][0], evidence.exact["o"]
-    if got.shape != exact.shape or np.iscomplexobj(got):
+    if got.shape != exact.shape or np.iscomplexobj(got) or not np.isfinite(got).all():
         return False
-    return bool(np.isfinite(got).all() and np.isfinite(exact).all())
+    largest = abs(evidence.problem.v).astype(float).max() + evidence.tolerance["o"].max()
+    return bool((abs(got.astype(float)) <= largest).all())
 
 
 def _fit(evidence: Evidence) -> float:
     """Return the factor of the scale that brings o closest to the one observed."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-    got = np.asarray(evidence.observed["o"][0], float)
+    got = evidence.observed["o"][0].astype(float)
     problem, trial = evidence.problem, replace(evidence.trial, gradients=frozenset())
     assert problem.scale is not None
     scale = problem.scale
