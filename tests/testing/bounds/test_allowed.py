@@ -974,3 +974,12 @@ def test_bound_is_of_the_order_of_unit_roundoff() -> None:
 def sample_problem(recipe: Recipe) -> tuple[Problem, Any]:
     problem = recipe.problem()
     return problem, recipe.cotangents(problem)
+
+
+@pytest.mark.parametrize("name", ["float32", "tf32", "float16", "bfloat16"])
+def test_float64_in_a_narrower_format_has_a_tolerance_beside_the_largest_offset(name):
+    """The error of a score near the least float64 is far beyond any exponential."""
+    recipe = Recipe(lead=(), T=3, S=5, D=7, E=2, dtype="float64", seed=1, bias="least rows")
+    model = Rounding(name=name, operands=name, scores=name, weights=name)
+    allowed = tolerance(recipe.problem(), "float64", model)
+    assert {n: np.isfinite(x).all() for n, x in allowed.items()} == dict.fromkeys(allowed, True)

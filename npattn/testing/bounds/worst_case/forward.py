@@ -85,7 +85,7 @@ class ForwardErrors(ScoreErrors):
             whole = top + np.log(np.exp(self.grown - top).sum(-1, keepdims=True))
         if (most > VAST).any():  # down may have vanished
             fallen = np.where(np.isneginf(self.grown), -np.inf, self.fallen)
-            low = fallen.max(-1, keepdims=True, initial=-1e300)
+            low = fallen.max(-1, keepdims=True, initial=-np.finfo(float).max)
             least = low + np.log(np.exp(fallen - low).sum(-1, keepdims=True))
         return WeightSums(up, down, most, top, whole, least)
 
