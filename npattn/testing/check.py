@@ -235,7 +235,10 @@ def check(
     rules, robust = _choose_rules(only), ROBUSTNESS in (only or ())
     progress = progress or (lambda *_: None)
     sweeps = _choose_sweeps(implementation, sweep, only)
-    refused, unasked, together = _refusals(implementation.profile)
+    if conventions is not None:
+        implementation.conventions = conventions
+    conventions = implementation.conventions
+    refused, unasked, together = _refusals(implementation)
     alone = {name for classes in together if len(classes) == 1 for name in classes}
     space = Space(
         features=implementation.features - alone,
@@ -244,9 +247,6 @@ def check(
         few_shapes=implementation.framework.compiles,
         refused=together,
     )
-    if conventions is not None:
-        implementation.conventions = conventions
-    conventions = implementation.conventions
     required = (*levels, *(rule.rule for rule in rules if only is not None))
     limits = frozenset(required if fail_fast else ()), frozenset(expect or ()), deadline, kept
     first = examples if budget is None else min(examples, FIRST_ROUNDS[0])
@@ -402,15 +402,20 @@ def _read(
 
 
 def _refusals(
-    profile: Profile | None,
+    implementation: Implementation,
 ) -> tuple[list[str], frozenset[str], frozenset[frozenset[str]]]:
-    """Return what a profile refuses: a line each, structure, and options alone or together."""
-    if profile is None:
-        return [], frozenset(), frozenset()
-    names = set(profile.refused_names)
-    names |= {"D = 0", "E = 0"} if "E != D" in names else set()
+    """Return what is not asked: a line each, structure, and options alone or together."""
+    said, names, profile = list[str](), set[str](), implementation.profile
+    if profile is not None:
+        names = set(profile.refused_names)
+        names |= {"D = 0", "E = 0"} if "E != D" in names else set()
+        said = [f"{line} (not promised by {profile.name})" for line in profile.refuses]
+    conventions = implementation.conventions
+    fills = conventions.hidden_fill is not None or conventions.hidden_add is not None
+    if fills and "mask or bias" in implementation.signature.meanings.values():
+        names.add("mask+bias")  # they are one array, in which the mask is −inf
+        said.append("mask and bias together: in one parameter the mask is −inf, and no fill")
     options = (frozenset(name.split("+")) for name in names)
-    said = [f"{line} (not promised by {profile.name})" for line in profile.refuses]
     return (
         said,
         frozenset(names & set(STRUCTURE)),

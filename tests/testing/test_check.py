@@ -846,3 +846,27 @@ def test_what_must_be_tested_and_is_not_does_not_pass():
 def test_what_must_be_tested_is_known():
     with pytest.raises(OptionError, match="must has 'dx'"):
         check(naive, must=["dx"])
+
+
+def fills(q, k, v, attn_mask=None):
+    """Attention that fills where a boolean mask hides, and adds a float one, which may be −inf."""
+    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    if attn_mask is not None and attn_mask.dtype == bool:
+        scores = np.where(attn_mask, scores, np.finfo(q.dtype).min)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    with np.errstate(invalid="ignore"):  # −inf − −inf, in an empty row
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def test_a_fill_is_not_asked_of_a_mask_beside_a_bias_in_one_parameter():
+    """There the mask is −inf, and a row that it empties is not that of a fill."""
+    conventions = Conventions(hidden_fill="min", empty_row="nan")
+    report = check(
+        fills, conventions=conventions, dtypes="float32", only=["empty-row"], sizes={"S": (5,)}
+    )
+    assert report.passed
+    assert "mask and bias together: in one parameter the mask is −inf" in report.text()
+    separate = judge(flash, "empty-row", dtypes="float32", examples=2)
+    assert "mask and bias together" not in separate.text(verbose=True)

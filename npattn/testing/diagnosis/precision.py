@@ -137,11 +137,21 @@ def describe_precision(trial: Trial, seed: int) -> str:
     dtype = trial.space.dtype
     words = [f"{dtype} computed in {trial.rounding.name}"]
     if trial.rounding == Rounding.undeclared(dtype):
-        model = tightest_model(trial, plain_recipes(trial.space, seed))
+        taken = [r for r in plain_recipes(trial.space, seed) if _takes(trial, r)]
+        model = tightest_model(trial, taken)
         words = [f"{dtype} as {model[0].name}, χ² {model[1]:.2g}" if model else f"{dtype} as none"]
     if dtype != "float64":
         words += _describe_float64(trial)
     return "; ".join(words)
+
+
+def _takes(trial: Trial, recipe: Recipe) -> bool:
+    """Return False if the implementation raises on a problem: it may take another kind of bias."""
+    try:
+        trial.evaluation(recipe)
+    except ImplementationError:
+        return False
+    return True
 
 
 def _describe_float64(trial: Trial) -> list[str]:

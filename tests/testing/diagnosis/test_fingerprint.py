@@ -162,6 +162,18 @@ def test_precision_of_what_computes_in_its_own_dtype():
     assert describe_precision(trial, 0).startswith("float32 as upcast")
 
 
+def test_a_bias_that_it_does_not_take_ends_nothing():
+    """An ALiBi bias is one a head, (H, T, S)."""
+
+    def f(q, k, v, bias=None):
+        if bias is not None and bias.ndim != q.ndim:
+            raise ValueError("bias must have the rank of q")
+        return attention(q, k, v, bias=bias)
+
+    found = fingerprint(f)
+    assert found.precision.startswith("float32 as upcast")
+
+
 def test_no_attention_at_all():
     with pytest.raises(OptionError, match="npattn check says how"):
         fingerprint(lambda q, k, v: v)
