@@ -152,11 +152,12 @@ def _fix_non_finite(
     ratio: Array, wide: Array, exact: Array, tolerance: Array, dtype: np.dtype[Any]
 ) -> Array:
     """Fix up ratios where a value is NaN or infinite."""
-    # Overflow is right where the exact value, give or take the tolerance, is beyond the dtype.
-    over = np.isinf(wide) & (np.sign(wide) == np.sign(exact))
+    # Overflow is right where the exact value, give or take the tolerance, is beyond the dtype, on
+    # the side of the infinity.
+    over, size = np.isinf(wide), np.sign(wide) * exact
     if not np.isinf(np.array(np.inf, dtype).astype(np.float64)):
-        over = np.isnan(wide)  # a dtype without inf overflows to NaN
-    beyond = over & (abs(exact) + tolerance > float(largest(dtype)))
+        over, size = np.isnan(wide), abs(exact)  # a dtype without inf overflows to NaN
+    beyond = over & (size + tolerance > float(largest(dtype)))
     ratio = np.where(beyond | np.isposinf(tolerance), 0, ratio)
     return np.where(np.isnan(ratio), np.inf, ratio)  # NaN never passes
 

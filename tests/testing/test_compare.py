@@ -189,6 +189,12 @@ def test_overflow_of_the_wrong_sign_fails() -> None:
     assert not arrays([-np.inf], [7e4], 1.0, np.float16).passed
 
 
+def test_overflow_of_either_sign_passes_where_both_are_within_the_tolerance() -> None:
+    assert arrays([np.inf], [-184.0], 2.2e6, np.float16).passed
+    assert not arrays([np.inf], [-184.0], 65600.0, np.float16).passed
+    assert arrays([-np.inf], [-184.0], 65600.0, np.float16).passed
+
+
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3, 0)])
 def test_empty_array_passes(shape: tuple[int, ...]) -> None:
     comparison = arrays(np.zeros(shape), np.zeros(shape), 0)

@@ -62,6 +62,7 @@ class Slack:
             "e_D": np.where(pulled, (rows.worst_bounds["D"] + e_out) / np.sqrt(square), 0),
             "flush": np.where(pulled, 0, rows.worst_bounds["D"]),
             "online": variance.online,
+            "query_shift": variance.query_shift,
             "var_l": variance.var_l + (limits["lse"] / DEVIATIONS) ** 2 + more**2,
             "var_D": np.where(pulled, (variance.var_D + var_out) / square, 0),
         }
@@ -180,6 +181,7 @@ class KeyGradients(WorstCase):
         square, var_out = do**2, do**2 * ulp_out**2 / 3
         return {
             "online": np.full((1, 1, 1), most["online"]),
+            "query_shift": np.full((1, 1, 1), most["query_shift"]),
             "var_l": most["var_l"] + ulp_lse**2 / 3,
             "var_D": (most["var_D"] * square + var_out).sum(-1, keepdims=True),
         }

@@ -295,7 +295,7 @@ class Rows(WorstCase):
 
     def _backward(self) -> None:
         """Set dq and its bound."""
-        names = ("online", "var_l", "tilt", "shift", "capped")
+        names = ("online", "var_l", "query_shift", "tilt", "shift", "capped")
         known = {name: getattr(self.variance, name) for name in names}
         sums = var_sums = None
         dl = np.where(self.seen, self.dl, 0)

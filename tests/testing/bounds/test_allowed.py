@@ -30,6 +30,7 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import recipes
 from npattn.testing.compare import Comparison, compare_arrays
+from npattn.zoo.correct import CORRECT
 
 Array = np.ndarray[Any, Any]
 
@@ -983,3 +984,21 @@ def test_float64_in_a_narrower_format_has_a_tolerance_beside_the_largest_offset(
     model = Rounding(name=name, operands=name, scores=name, weights=name)
     allowed = tolerance(recipe.problem(), "float64", model)
     assert {n: np.isfinite(x).all() for n, x in allowed.items()} == dict.fromkeys(allowed, True)
+
+
+def test_a_rounded_query_moves_the_weight_of_a_key_far_from_the_mean_of_its_row():
+    """Of a key of zeros no product is rounded, but those of all others are, and alike."""
+    kernel = CORRECT["tf32"].forward.__self__
+    squares = []
+    for seed in range(97):
+        rng = np.random.default_rng(seed)
+        k = np.array([3.0, -5.0]) + 0.3 * rng.standard_normal((1, 1, 307, 2))
+        k[..., 0, :] = 0
+        q, v = rng.standard_normal((1, 1, 1, 2)), rng.standard_normal((1, 1, 307, 1))
+        problem = Problem(*(x.astype(np.float32) for x in (q, k, v)), scale=1.0)
+        dout = np.ones((1, 1, 1, 1), np.float32)
+        got = kernel(problem, dout, None)
+        exact = evaluate(problem, engine="dense").weights
+        sigma = deviations(problem, "float32", CORRECT["tf32"].rounding)["weights"]
+        squares.append(((got["weights"] - exact) / sigma)[0, 0, 0, 0] ** 2)
+    assert 1 / 4 < np.mean(squares) < 1.5  # a third, for 3 b² stands for b²

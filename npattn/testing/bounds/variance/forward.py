@@ -208,10 +208,13 @@ class ForwardVariance(GenericRows):
     @cached_property
     def var_w(self) -> Array:
         """Variance of p e^a, the part included that all weights of a row share; after the row's."""
-        if not self.leans:
-            return self.var_p
-        lean = self.steep - self.p * self.tilt
-        return np.where(self.live, self.var_p + lean**2 * self.shift + self.p**2 * self.capped, 0)
+        # A rounded query moves a score by δq · (k − Σ p k) beside the mean of its row, and var_p
+        # has δq · k alone: (a + b)² ≤ (4/3) (a² + 3 b²).
+        var = self.var_p + 3 * self.query_shift * self.p**2
+        if self.leans:
+            lean = self.steep - self.p * self.tilt
+            var = var + lean**2 * self.shift + self.p**2 * self.capped
+        return np.where(self.live, var, 0)
 
     def _weight_variance(self, var_a: Array) -> Array:
         """Variance of p e^a: p² var_a, but e^a is not linear, and 8 deviations reach its tail."""
