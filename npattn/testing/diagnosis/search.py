@@ -185,10 +185,10 @@ class Search:
         yield from dtype_candidates(evidence)
         yield from step_candidates(evidence)
         yield from mistake_candidates(evidence, self.without)
-        yield from self.fitted
+        yield from self.plain_candidates
 
     @cached_property
-    def fitted(self) -> list[Candidate]:
+    def plain_candidates(self) -> list[Candidate]:
         """Formats in which everything may be computed, and factors of all scores."""
         found = list(precision_candidates(self.trial))
         for plain in sample(self.trial, plain_recipes(self.trial.space, 0)[:1]):
