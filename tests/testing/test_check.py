@@ -870,3 +870,17 @@ def test_a_fill_is_not_asked_of_a_mask_beside_a_bias_in_one_parameter():
     assert "mask and bias together: in one parameter the mask is −inf" in report.text()
     separate = judge(flash, "empty-row", dtypes="float32", examples=2)
     assert "mask and bias together" not in separate.text(verbose=True)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_function_of_one_rank_is_asked_for_views_and_other_dtypes(rank):
+    """They begin from the plainest problem, which had rank 4."""
+
+    def of_rank(q, k, v):
+        if q.ndim != rank:
+            raise ValueError(f"q must have {rank} axes")
+        return flash(q, k, v)
+
+    rules = ("packed-inputs", "after-other-dtype", "inputs-unchanged")
+    report = judge(of_rank, *rules, framework="numpy", dtypes="float32", examples=4)
+    assert statuses(report) == dict.fromkeys(rules, "passed")

@@ -10,7 +10,6 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.cases.classes import classes_of_recipe
 from npattn.testing.cases.recipe import Recipe, repeat_for_view
-from npattn.testing.cases.space import with_rank
 from npattn.testing.levels import Level
 from npattn.testing.trial import Refusal, Trial, Violation
 
@@ -80,8 +79,7 @@ class Probing:
 
     def base(self) -> Recipe:
         """Return the plainest problem that is accepted."""
-        space = self.trial.space
-        return with_rank(space.base(), space.ranks[0])
+        return self.trial.space.base()
 
     def narrow(self, **changes: Any) -> None:
         """Change the space of the trial."""

@@ -142,7 +142,7 @@ class Space:
         return {n: (min(sizes[n]), max(sizes[n])) for n in "BHKGTSDE" if sizes[n]}
 
     def base(self) -> Recipe:
-        """Return the plainest problem, with round sizes, on which structure is probed."""
+        """Return the plainest problem, of the first rank, with round sizes."""
 
         def first(letter: str, default: int) -> int:
             return next(iter(self.sizes.get(letter, (default,))))
@@ -154,7 +154,7 @@ class Space:
         K = first("K", first("H", 2))
         H = K if "H" not in self.sizes else first("H", 2)
         base = Recipe(lead=(first("B", 2),), H=H, K=K, T=T, S=S, D=D, E=E, dtype=self.dtype)
-        return replace(base, **self.always)
+        return with_rank(replace(base, **self.always), self.ranks[0])
 
     @property
     def ranks(self) -> list[str]:
@@ -193,4 +193,5 @@ def with_rank(base: Recipe, rank: str) -> Recipe:
     """Return the recipe with q, k, v of a rank."""
     if rank == "rank 2":
         return replace(base, lead=None, H=1, K=1)
-    return replace(base, lead={"rank 3": (), "rank 4": base.lead, "rank 5": (2, 3)}[rank])
+    batch = base.lead if base.lead is not None and len(base.lead) == 1 else (2,)
+    return replace(base, lead={"rank 3": (), "rank 4": batch, "rank 5": (2, 3)}[rank])

@@ -11,7 +11,6 @@ import numpy as np
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.space import with_rank
 from npattn.testing.compare import compare_arrays
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
@@ -158,7 +157,7 @@ def _describe_float64(trial: Trial) -> list[str]:
     space = replace(trial.space, dtype="float64")
     wide = replace(trial, space=space, rounding=Rounding.undeclared("float64"), memo={})
     try:
-        model = explain_rounding(wide, with_rank(space.base(), space.ranks[0]))
+        model = explain_rounding(wide)
     except ImplementationError as err:
         return [f"float64 refused ({err})"]
     if model is None:

@@ -19,7 +19,6 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, Results, TimedOut
 from npattn.testing.cases.options import BIASES, MASKS
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.space import with_rank
 from npattn.testing.compare import compare_arrays
 from npattn.testing.trial import Trial
 
@@ -97,8 +96,7 @@ class Unknown:
 
     def recipe(self, **changes: Any) -> Recipe:
         """Return a plain recipe that it accepts, T < S if it can, with some changes."""
-        space = self.trial.space
-        base = with_rank(space.base(), space.ranks[0])
+        base = self.trial.space.base()
         if self.has("T != S") and "S" not in self.trial.space.sizes:
             base = replace(base, S=base.T + 8)
         return replace(base, **changes)

@@ -17,7 +17,7 @@ from npattn.testing.cases import strategies
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.cases.pairwise import covering, traits
 from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, OPTION_FIELDS, Recipe
-from npattn.testing.cases.space import EDGES, STRUCTURE, Space
+from npattn.testing.cases.space import EDGES, RANKS, STRUCTURE, Space, with_rank
 from npattn.testing.cases.strategies import Pools, problems, recipes
 
 EVERYTHING = frozenset(STRUCTURE)
@@ -277,6 +277,18 @@ def test_every_draw_makes_a_problem():
     assert all(type(p) is Problem for p in samples)
     small = sample_from(problems(Space(sizes={"T": (4,)}), nonempty=True), 5)
     assert {p.T for p in small} == {4}
+
+
+@pytest.mark.parametrize(("rank", "lead"), [("rank 2", None), ("rank 3", ()), ("rank 5", (2, 3))])
+def test_the_plainest_problem_has_a_rank_that_is_accepted(rank, lead):
+    assert Space(structure=frozenset({rank})).base().lead == lead
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("of", RANKS)
+def test_a_recipe_of_any_rank_is_given_any_other(rank, of):
+    recipe = with_rank(with_rank(Space().base(), of), rank)
+    assert recipe.problem().q.ndim == int(rank.removeprefix("rank "))
 
 
 def test_plainest_problem_has_fixed_sizes():
