@@ -14,7 +14,7 @@ from npattn.problem import Problem
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence, problem_size
 
-__all__ = ["is_fitted", "ratio_candidates"]
+__all__ = ["format_factor", "is_fitted", "ratio_candidates"]
 
 FACTORS: dict[str, Callable[[Problem], float]] = {
     "0": lambda p: 0.0,
@@ -157,7 +157,7 @@ def _sentence(names: str, plural: bool, factor: str, problem: Problem) -> str:
     if factor == "0":
         return f"{names} {be} 0"
     if factor not in FACTORS:
-        return f"{names} {be} multiplied by {_print(value)}"
+        return f"{names} {be} multiplied by {format_factor(value)}"
     if factor == "−1":
         return f"{names} {be} negated: {REASONS[factor].format(names)}"
     inverse = factor.removeprefix("1/")
@@ -176,7 +176,7 @@ def _sentence(names: str, plural: bool, factor: str, problem: Problem) -> str:
     return f"{text}: {reason.format(names)}" if reason else text
 
 
-def _print(value: float) -> str:
+def format_factor(value: float) -> str:
     """Print a factor so that one beside 1 differs from it."""
     near = 0 < abs(value - 1) < 1e-4
     return f"1 {'+' if value > 1 else '−'} {abs(value - 1):.2g}" if near else f"{value:.6g}"

@@ -31,6 +31,13 @@ class Scale(Attention):
         return c._replace(scale=1.001 * c.scale)
 
 
+class Log2eInFloat32(FewDigits):
+    """log₂e was rounded to float32, and the kernel computes in float64."""
+
+    def final(self, x, visible, c):
+        return float(np.float32(np.log2(np.e))) * np.log(2) * Attention.final(self, x, visible, c)
+
+
 def cause_of(wrong, dtype="float32", features=None):
     trial = trial_of(wrong.forward, wrong.backward, dtype=dtype, features=features)
     outcomes = fail(trial, ["plain", "wide", "bias", "longer"])
@@ -52,6 +59,12 @@ def test_a_scale_that_is_wrong_by_a_thousandth(dtype):
         "the scale is 1.001 times what it should be",
         4,
     )
+
+
+def test_a_constant_in_float32():
+    cause = cause_of(Log2eInFloat32(), "float64")
+    assert (cause.kind, len(cause.rules)) == ("factor", 4)
+    assert "multiplied by 1 − 1.3e-08 before the softmax" in cause.text
 
 
 @pytest.mark.parametrize("name", ["scale-one", "scale-twice", "weights-base-2"])

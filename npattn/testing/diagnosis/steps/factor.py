@@ -12,12 +12,11 @@ from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.diagnosis.ratios import format_factor
 from npattn.testing.diagnosis.steps.step import Step, candidate_of, replaces
 
 __all__ = ["factor_candidates"]
 
-DIGITS = 6
-"""Digits of a factor that are printed."""
 MOST = 40
 """Most times that o is computed for a fit: near 1 a handful is enough."""
 
@@ -57,7 +56,7 @@ def factor_candidates(evidence: Evidence) -> Iterator[Candidate]:
         return
     factor = _fit(evidence)
     for text, methods in FACTORS.items():
-        step = Step("scale", text.format(f"{factor:.{DIGITS}g}"), replaces(**methods(factor)))
+        step = Step("scale", text.format(format_factor(factor)), replaces(**methods(factor)))
         yield candidate_of(step, kind="factor")
 
 
