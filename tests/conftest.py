@@ -24,12 +24,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 BROAD = (
-    "tests/mistakes/",
     "tests/test_engines.py",
     "tests/testing/bounds/",
-    "tests/testing/cases/",
     "tests/testing/device/",
-    "tests/torch/",
     "tests/zoo/",
 )
 """Where the variants of a test run the same lines with other arguments."""
