@@ -28,6 +28,7 @@ PROBLEMS = [
     Recipe(**SIZES, bias="-1e4 rows", view="reversed", seed=10),
     Recipe(**SIZES | {"H": 6, "T": 5, "E": 7}, bias="full", view="transposed", seed=8),
     Recipe(**SIZES | {"lead": (4,)}, mask="padding", bias="one for all heads", seed=9),
+    Recipe(**SIZES | {"T": 5}, mask="matrix", causal=True, seed=11),
     Recipe(lead=(1,), T=2, S=300, D=3, E=2, seed=5),
     Recipe(lead=(1,), T=2, S=3, D=300, E=301, seed=5),
     Recipe(lead=(1,), T=300, S=3, D=2, E=2, seed=5),

@@ -287,6 +287,20 @@ overrides(
     reduce_bias=_transposed_dbias,
     backward_only=True,
 )
+
+
+def _dbias_of_all(self: Attention, ds: Array, shape: tuple[int, ...]) -> Array:
+    own = Attention.reduce_bias(self, ds, shape)
+    batch = tuple(range(len(shape) - 3))
+    return np.broadcast_to(own.sum(batch, keepdims=True), shape)
+
+
+overrides(
+    "dbias",
+    "dbias of each sample is the sum over the batch",
+    reduce_bias=_dbias_of_all,
+    backward_only=True,
+)
 overrides("dbias", "dbias is multiplied by the scale", gradients=_scaled_dbias, backward_only=True)
 overrides(
     "dbias",
@@ -296,6 +310,19 @@ overrides(
 )
 overrides(
     "sinks", "dsinks leaves out the gradient of lse", ds_sink=_dsinks_of_out, backward_only=True
+)
+
+
+def _dsinks_of_last(self: Attention, p_sink: Array, delta: Array, dlse: Any) -> Array:
+    every = Attention.ds_sink(self, p_sink, delta, dlse)
+    return np.where(np.arange(every.shape[-2])[:, None] == every.shape[-2] - 1, every, 0)
+
+
+overrides(
+    "sinks",
+    "dsinks is that of the last query, not the sum",
+    ds_sink=_dsinks_of_last,
+    backward_only=True,
 )
 
 

@@ -35,6 +35,19 @@ def _by_head(x: Any) -> Any:
     return x.swapaxes(-3, -4) if by_sample else x
 
 
+def _turn(x: Any) -> Any:
+    """Return an array with its axes of queries and keys exchanged, if it is square."""
+    square = isinstance(x, np.ndarray) and x.ndim > 1 and x.shape[-1] == x.shape[-2]
+    return x.swapaxes(-1, -2) if square else x
+
+
+def _mask_or_causal(self: Attention, c: Inputs) -> Array:
+    if c.mask is None or not c.causal:
+        return Attention.visible(self, c)
+    parts = (c._replace(mask=None), c._replace(causal=False))
+    return np.logical_or(*(Attention.visible(self, part) for part in parts))
+
+
 def _group(c: Inputs) -> int:
     """Return the number of query heads that share a key/value head."""
     H, K = (max(int(x.shape[-3]), 1) for x in (c.q, c.k))
@@ -52,6 +65,16 @@ change(
     "mask",
     "the mask of the last query is used for all",
     lambda c: {"mask": _first(c.mask, -2, -1)},
+)
+change(
+    "mask",
+    "the mask is transposed where there are as many queries as keys",
+    lambda c: {"mask": _turn(c.mask)},
+)
+overrides(
+    "mask",
+    "with causal, a key is visible if the mask or causal allows it, not both",
+    visible=_mask_or_causal,
 )
 change("causal", "causal is ignored", lambda c: {"causal": False})
 change("masks", "causal is applied where it is not given", lambda c: {"causal": True})
@@ -91,6 +114,11 @@ change("bias", "the bias of the first head is used for all", lambda c: {"bias": 
 change("bias", "the bias of sample b is used for head b", lambda c: {"bias": _by_head(c.bias)})
 change(
     "bias", "the bias of the last query is used for all", lambda c: {"bias": _first(c.bias, -2, -1)}
+)
+change(
+    "bias",
+    "the bias is transposed where there are as many queries as keys",
+    lambda c: {"bias": _turn(c.bias)},
 )
 change(
     "bias", "−inf in the bias is lost", lambda c: {"bias": np.where(np.isneginf(c.bias), 0, c.bias)}
