@@ -37,7 +37,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.allowed import BoundTask, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.bounds.ulp import excess, half_ulp
+from npattn.testing.bounds.ulp import excess
 from npattn.testing.bounds.variance import DEVIATIONS
 from npattn.testing.capabilities import probe
 from npattn.testing.cases.recipe import Recipe
@@ -300,8 +300,7 @@ def aggregate(name: str, dtype: str, seed: int) -> dict[tuple[str, str], Suspect
         dout, dlse = as_float64(cotangents.dout), as_float64(cotangents.dlse)
         sigma = deviations(problem, dtype, model, dout=dout, dlse=dlse)
         got = kernel(problem, cotangents.dout, cotangents.dlse)
-        variance = {n: sigma[n] ** 2 + half_ulp(x) ** 2 / 3 for n, x in got.items()}
-        sample = ErrorSample(Evaluation(problem, cotangents, got, reference, dict), variance)
+        sample = ErrorSample(Evaluation(problem, cotangents, got, reference, dict), sigma)
         suspects.samples += 1
         lines = suspicions(sample, trial)
         suspects.alarms += bool(lines)

@@ -37,7 +37,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.bounds.ulp import excess, half_ulp
+from npattn.testing.bounds.ulp import excess
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.rules.systematic_error import ErrorSample, chi_square, excessive, fits
@@ -177,11 +177,10 @@ class Setup:
     def suspect(self, results: dict[str, Array]) -> bool:
         """Return True if the rule "aggregate" suspects a mistake."""
         sigma = self.limits[2]
-        variance = {n: sigma[n] ** 2 + half_ulp(x) ** 2 / 3 for n, x in results.items()}
         evaluation = Evaluation(
             self.problem, Cotangents(self.dout, None), results, self.reference, dict
         )
-        sample = ErrorSample(evaluation, variance)
+        sample = ErrorSample(evaluation, sigma)
         return bool(suspicions(sample, self.trial))
 
     def scores(self, results: dict[str, Array]) -> dict[str, float]:

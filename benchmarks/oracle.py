@@ -1,4 +1,4 @@
-"""How exact the oracle is: its largest error against 60 digits, on inputs that cancel.
+"""Exactness of the oracle: its largest error against 60 digits, on inputs that cancel.
 
     python benchmarks/oracle.py --keys 4096 --dtype float32 --dtype float64
 

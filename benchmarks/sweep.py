@@ -1,4 +1,4 @@
-"""How many problems a second a sweep judges, and where the time goes.
+"""Problems that a sweep judges in a second, and where the time goes.
 
     python benchmarks/sweep.py --device cuda --dtype bfloat16 --count 10000
 

@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
 
 def after(t: int, s: int, sizes: Sizes, alignment: str) -> int:
-    """How many keys s lies after the one beside t."""
+    """Return the number of keys by which s lies after the one beside t."""
     return s - (t + sizes.S - sizes.T if alignment == "bottom_right" else t)
 
 

@@ -395,7 +395,7 @@ KILL = ("zoo", "scale-twice", "tf32", "--rules", "killers", "--examples", 2)
 
 @pytest.fixture
 def few_rules(monkeypatch):
-    """What is right is asked few of the rules: test_correct.py asks it all of them."""
+    """A few rules for the correct kernels: test_correct.py asks them all."""
     breaks = tuple(set(PROPERTIES) - {"agreement-o", "empty-row"})
     monkeypatch.setitem(CORRECT, "tf32", replace(CORRECT["tf32"], breaks=breaks))
 

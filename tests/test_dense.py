@@ -46,7 +46,7 @@ TINY = 2.0**-1020  # absolute error of a weight that underflows
 
 
 class Rounding(NamedTuple):
-    """How far a float64 computation may be from the exact result, element by element."""
+    """Bounds of the error of a float64 computation, element by element."""
 
     out: Array
     lse: Array

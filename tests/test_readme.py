@@ -1,4 +1,4 @@
-"""What README.md shows is what happens."""
+"""README.md shows what happens."""
 
 import doctest
 import re

@@ -98,7 +98,7 @@ def test_concurrent_calls_restore_blas_threads():
 
 
 def test_the_last_of_concurrent_calls_restores_blas_threads():
-    """Who began first and lowered them has ended, but its thread is alive."""
+    """The call that lowered them has ended before the other, but its thread is alive."""
     second_began, first_ended = threading.Event(), threading.Event()
 
     def first(*_):

@@ -9,6 +9,8 @@ from npattn.mistakes.attention import TILE, Attention, Inputs
 from npattn.mistakes.register import mistake
 from npattn.options import Window
 
+__all__ = ["visible_by_any"]
+
 # --- causal ---
 
 
@@ -171,14 +173,20 @@ class _CausalIgnoredWithMask(Attention):
         return super().visible(c if c.mask is None else c._replace(causal=False))
 
 
+def visible_by_any(self: Attention, c: Inputs) -> Array:
+    """Return the keys that the mask or causal allows; `Attention.visible` are those of both."""
+    if c.mask is None or not c.causal:
+        return Attention.visible(self, c)
+    parts = (c._replace(mask=None), c._replace(causal=False))
+    return np.logical_or(*(Attention.visible(self, part) for part in parts))
+
+
 @mistake("mask-or-causal", "mask")
 class _MaskOrCausal(Attention):
     """A key is visible if the mask or causal allows it, instead of both."""
 
     def visible(self, c: Inputs) -> Array:
-        if c.mask is None or not c.causal:
-            return super().visible(c)
-        return super().visible(c._replace(mask=None)) | super().visible(c._replace(causal=False))
+        return visible_by_any(self, c)
 
 
 @mistake("mask-after-softmax", "mask", "huggingface/pytorch-image-models#2236")

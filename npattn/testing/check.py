@@ -405,22 +405,27 @@ def _refusals(
     implementation: Implementation,
 ) -> tuple[list[str], frozenset[str], frozenset[frozenset[str]]]:
     """Return what is not asked: a line each, structure, and options alone or together."""
-    said, names, profile = list[str](), set[str](), implementation.profile
-    if profile is not None:
-        names = set(profile.refused_names)
-        names |= {"D = 0", "E = 0"} if "E != D" in names else set()
-        said = [f"{line} (not promised by {profile.name})" for line in profile.refuses]
+    said, names = _refused_by_profile(implementation.profile)
     conventions = implementation.conventions
     fills = conventions.hidden_fill is not None or conventions.hidden_add is not None
     if fills and "mask or bias" in implementation.signature.meanings.values():
-        names.add("mask+bias")  # they are one array, in which the mask is −inf
         said.append("mask and bias together: in one parameter the mask is −inf, and no fill")
+        names.add("mask+bias")
     options = (frozenset(name.split("+")) for name in names)
     return (
         said,
         frozenset(names & set(STRUCTURE)),
         frozenset(x for x in options if x <= set(FEATURES)),
     )
+
+
+def _refused_by_profile(profile: Profile | None) -> tuple[list[str], set[str]]:
+    """Return what a profile does not promise: a line each, and the names."""
+    if profile is None:
+        return [], set()
+    names = set(profile.refused_names)
+    names |= {"D = 0", "E = 0"} if "E != D" in names else set()
+    return [f"{line} (not promised by {profile.name})" for line in profile.refuses], names
 
 
 def _check_numbers(dtypes: Sequence[str], examples: int, sweep: int) -> None:

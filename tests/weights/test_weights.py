@@ -663,7 +663,7 @@ def replaced(name, make):
 
 
 def linen_params(norms=False, dtype="float64"):
-    """What a linen module keeps, without flax: plain dicts of arrays."""
+    """Return the variables of a linen module, without flax: plain dicts of arrays."""
     params = {
         name: {"kernel": bits((size, H, D), dtype), "bias": bits((H, D), dtype)}
         for name, size in (("query", IN_Q), ("key", IN_K), ("value", IN_V))
@@ -959,7 +959,7 @@ def small():
 
 
 def assert_whole_or_refused(path, mha):
-    """What may become of a file whose bytes were changed: the same again, or our error."""
+    """A file whose bytes were changed loads as it was, or raises our error."""
     try:
         found = weights.load(path)
     except NpattnError as err:

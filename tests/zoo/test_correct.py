@@ -299,7 +299,7 @@ FAR = {"lead": (1,), "H": 2, "K": 2, "T": 8, "S": 8, "D": 16, "E": 16, "seed": 1
     ids=str,
 )
 def test_torch_errs_where_it_is_said_to(where):
-    """What is left out of the count of false alarms is wrong, or it would hide one."""
+    """Problems are left out of the count of false alarms only where torch is wrong."""
     one = here("torch.sdpa")
     recipe = Recipe(**{"dtype": "float32"} | FAR | where)
     assert one.errs_on(recipe)

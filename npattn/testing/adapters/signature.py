@@ -56,7 +56,7 @@ class Signature:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """How parameters with names of their own are understood, a phrase each."""
+        """Phrases that say what parameters with names of their own are taken for."""
         phrases = ["module as one of Hugging Face's"] if self.module else []
         for theirs, ours in self.carries.items():
             meaning = self.meanings[theirs]

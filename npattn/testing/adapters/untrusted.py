@@ -10,7 +10,7 @@ __all__ = ["Judged", "Untrusted"]
 
 
 class Judged(NamedTuple):
-    """How often, and how late, results were compared with the oracle as soon as they came.
+    """Results that were compared with the oracle as soon as they came: their number, and how late.
 
     Attributes
     ----------

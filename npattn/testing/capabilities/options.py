@@ -51,7 +51,7 @@ def probe_options(probing: Probing) -> None:
     """Try every kind and value of each option alone."""
     for field in OPTION_FIELDS:
         if field not in probing.trial.space.always:
-            _probe_option(probing, field, probing.base())
+            _probe_option(probing, field, probing.trial.space.base())
 
 
 def _probe_option(probing: Probing, field: str, base: Recipe) -> None:
@@ -155,7 +155,7 @@ def _list(probing: Probing, title: str, refused: Mapping[str, ImplementationErro
 
 def probe_pairs(probing: Probing) -> None:
     """Try all options together, and if that is refused every pair."""
-    base = probing.base()
+    base = probing.trial.space.base()
     plain = _plainest(probing, base)
     if len(plain) < 2 or _accepts_all(probing, base, plain):
         return
@@ -210,7 +210,8 @@ def _other_pairs(probing: Probing, recipe: Recipe, pair: tuple[str, str]) -> Ite
 
 def probe_elsewhere(probing: Probing) -> None:
     """Try all options at each other rank and size of 0, and if that is refused each kind alone."""
-    base, structure = probing.base(), probing.trial.space.structure
+    space = probing.trial.space
+    base, structure = space.base(), space.structure
     plain = _plainest(probing, base)
     for name, place in _places(base).items():
         if name in structure and plain and not _accepts_all(probing, place, plain):

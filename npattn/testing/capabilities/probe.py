@@ -63,7 +63,7 @@ def _read_gradients(probing: Probing, report: bool = False) -> None:
     trial = probing.trial
     if not trial.implementation.has_gradients:
         return
-    base, features = probing.base(), trial.space.features if report else frozenset[str]()
+    base, features = trial.space.base(), trial.space.features if report else frozenset[str]()
     bias = "bias" in features and _bias(probing)
     recipe = replace(base, bias=bias or None, sinks="sinks" in features)
     recipes = [recipe] if probing.allows(recipe) else [replace(recipe, sinks=False), base]
@@ -82,6 +82,6 @@ def _read_gradients(probing: Probing, report: bool = False) -> None:
 
 def _bias(probing: Probing) -> str | None:
     """Return the plainest bias that is accepted."""
-    base = probing.base()
-    accepted = (x for x in values_of(probing.trial.space, "bias"))
+    space = probing.trial.space
+    base, accepted = space.base(), values_of(space, "bias")
     return next((x for x in accepted if probing.allows(replace(base, bias=x))), None)

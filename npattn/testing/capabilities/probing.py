@@ -77,10 +77,6 @@ class Probing:
     def __post_init__(self) -> None:
         self.offered = self.trial.space.structure
 
-    def base(self) -> Recipe:
-        """Return the plainest problem that is accepted."""
-        return self.trial.space.base()
-
     def narrow(self, **changes: Any) -> None:
         """Change the space of the trial."""
         self.trial.space = replace(self.trial.space, **changes)

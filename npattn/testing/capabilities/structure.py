@@ -99,7 +99,7 @@ def _force(probing: Probing, options: Mapping[str, Any], err: ImplementationErro
 
 def _probe_gradients(probing: Probing) -> None:
     """Mark it forward-only if even the plainest problem has no gradient."""
-    implementation, base = probing.trial.implementation, probing.base()
+    implementation, base = probing.trial.implementation, probing.trial.space.base()
     err = probing.attempt(base) if implementation.has_gradients else None
     if err is None:
         return
@@ -118,7 +118,8 @@ def probe_variations(probing: Probing) -> None:
 
     If the plainest problem is wrong, structure is not to blame.
     """
-    space, base = probing.trial.space, probing.base()
+    space = probing.trial.space
+    base = space.base()
     ranks = {n: _judge(probing, with_rank(base, n), n) for n in RANKS if n in space.structure}
     blames = next(iter(ranks.values())) is None
     violated = {n: found for n, found in ranks.items() if found and isinstance(found[1], Violation)}
@@ -157,7 +158,8 @@ def _blames_sizes(probing: Probing, recipe: Recipe) -> bool:
 
 def probe_zeros(probing: Probing) -> None:
     """Judge accepted sizes of 0; if the same problem without any is wrong, ask none of them."""
-    trial, base = probing.trial, probing.base()
+    trial = probing.trial
+    base = trial.space.base()
     changes = _variations(base, trial.space.sizes)
     # With E = D a result as wide as q, and not as v, would go unnoticed.
     wide = changes.get("E != D", {}) if "E != D" in trial.space.structure else {}

@@ -53,12 +53,15 @@ def explain_rounding(trial: Trial, recipe: Recipe | None = None) -> Rounding | N
         return None
     if compare_arrays("o", result, exact, evaluation.tolerance["o"]).passed:
         return trial.rounding
-    for name, u in NARROWER.items():
-        model = _computing_in(name)
-        sample = measure_errors(forward, recipe, model)
-        if u > unit_roundoff(dtype) and _mean_square(sample, "o") <= EXCESSIVE:
+    for model in _narrower_than(dtype):
+        if _mean_square(measure_errors(forward, recipe, model), "o") <= EXCESSIVE:
             return model
     return None
+
+
+def _narrower_than(dtype: str) -> Iterator[Rounding]:
+    """Yield the models that compute in a format narrower than a dtype, the widest first."""
+    return (_computing_in(name) for name, u in NARROWER.items() if u > unit_roundoff(dtype))
 
 
 def _computing_in(name: str) -> Rounding:
@@ -93,14 +96,12 @@ def precision_candidates(trial: Trial) -> Iterator[Candidate]:
             name, evaluation.results[name], evaluation.exact[name], evaluation.tolerance[name]
         ).passed
     ]
-    for name, u in NARROWER.items() if wrong else ():
-        if u > unit_roundoff(trial.space.dtype):
-            model = _computing_in(name)
-            sample = measure_errors(trial, recipe, model)
-            if all(_looks_rounded(sample, tensor) for tensor in wrong):
-                if not any(fit.significant for fit in fits(sample, trial)):
-                    yield _candidate(name, model, wrong)
-                return
+    for model in _narrower_than(trial.space.dtype) if wrong else ():
+        sample = measure_errors(trial, recipe, model)
+        if all(_looks_rounded(sample, name) for name in wrong):
+            if not any(fit.significant for fit in fits(sample, trial)):
+                yield _candidate(model, wrong)
+            return
 
 
 def _looks_rounded(sample: ErrorSample, tensor: str) -> bool:
@@ -111,13 +112,14 @@ def _looks_rounded(sample: ErrorSample, tensor: str) -> bool:
 def _mean_square(sample: ErrorSample, tensor: str) -> float:
     """Return χ² of a tensor; inf if no element of it has a finite one."""
     heads = chi_square(sample, tensor)
-    return float(np.nanmean(heads)) if np.isfinite(heads).any() else np.inf
+    return float(np.nanmean(heads)) if not np.isnan(heads).all() else np.inf
 
 
-def _candidate(name: str, model: Rounding, wrong: list[str]) -> Candidate:
+def _candidate(model: Rounding, wrong: list[str]) -> Candidate:
     be = "are" if len(wrong) > 1 else "is"
-    text = f"{', '.join(wrong)} {be} computed in {name}: the errors have the size of its roundings"
-    return Candidate("precision", name, text, partial(_rounds_alike, model), topic="precision")
+    where = f"{', '.join(wrong)} {be} computed in {model.name}"
+    text = f"{where}: the errors have the size of its roundings"
+    return Candidate("precision", model.name, text, partial(_rounds_alike, model), "precision")
 
 
 def _rounds_alike(model: Rounding, evidence: Evidence) -> bool:

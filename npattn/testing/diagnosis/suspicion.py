@@ -43,13 +43,13 @@ class Suspected(Evidence):
         The variance is that of the exact results: where they are far from those observed, errors
         that become insignificant beside what they were are enough.
         """
-        if name not in self.errors.variance:
+        if name not in self.errors.sigma:
             return True
         exact: Mapping[str, Array] = {name: predicted[0].astype(np.float64)}
         evaluation = replace(self.errors.evaluation, exact=exact)
         square = chi_square(replace(self.errors, evaluation=evaluation), name)
         before, left = self.wrong.get(name, np.inf), float(np.nanmean(square))
-        if left <= before / CERTAIN**4:
+        if np.isfinite(left) and left <= before / CERTAIN**4:
             return True
         return excessive(square) is None and left <= before / 2
 

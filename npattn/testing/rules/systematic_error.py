@@ -9,7 +9,7 @@ is a suspicion and not a failure. docs/tolerance.md §7 derives the estimates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,17 +89,17 @@ class Fit:
 
 @dataclass(frozen=True)
 class ErrorSample:
-    """Results of one plain problem, and the variance of their errors.
+    """Results of one plain problem, and the standard deviation of their errors.
 
     Attributes
     ----------
     evaluation : Evaluation
-    variance : dict
-        Variance of each element as delivered, under the rounding model.
+    sigma : dict
+        Standard deviation of each element before it is delivered, under the rounding model.
     """
 
     evaluation: Evaluation
-    variance: dict[str, Array]
+    sigma: Mapping[str, Array]
 
     def names(self) -> Iterator[str]:
         for name in TENSORS:
@@ -109,8 +109,21 @@ class ErrorSample:
             if result.size:
                 yield name
 
-    def errors(self, name: str) -> Array:
-        return np.asarray(self.evaluation.results[name].astype(float) - self.evaluation.exact[name])
+    def scores(self, name: str) -> Array:
+        """Return the errors as `standardize` does; the error of a NaN is infinite."""
+        result, exact = self.evaluation.results[name], self.evaluation.exact[name]
+        error = result.astype(float) - exact
+        return self.standardize(name, np.where(np.isnan(error), np.inf, error))
+
+    def standardize(self, name: str, x: Array) -> Array:
+        """Return x, for elements of a result, in units of the standard deviation of their errors.
+
+        NaN where that is 0 or not finite.
+        """
+        # Delivery adds an error that is uniform within half the gap to the neighbours.
+        unit = np.hypot(self.sigma[name], half_ulp(self.evaluation.results[name]) / math.sqrt(3))
+        inside = np.isfinite(unit) & (unit > 0)
+        return np.where(inside, x / np.where(inside, unit, 1), np.nan)
 
 
 def plain_recipes(space: Space, seed: int) -> list[Recipe]:
@@ -135,7 +148,8 @@ def plain_recipes(space: Space, seed: int) -> list[Recipe]:
             recipe = replace(recipe, S=recipe.T)
         if "E != D" not in space.structure:
             recipe = replace(recipe, E=recipe.D)
-        recipe = _of_rank(recipe, space, shape["B"] if free["B"] else None)
+        if free["B"] and recipe.lead is not None and len(recipe.lead) == 1:
+            recipe = replace(recipe, lead=(shape["B"],))
         recipes.append(recipe)
         if number == 0 and "causal" in space.features:
             recipes.append(replace(recipe, causal=True, seed=seed + 7))
@@ -144,17 +158,8 @@ def plain_recipes(space: Space, seed: int) -> list[Recipe]:
     return recipes
 
 
-def _of_rank(recipe: Recipe, space: Space, B: int | None) -> Recipe:
-    if "rank 4" in space.structure:
-        return recipe if B is None else replace(recipe, lead=(B,))
-    if "rank 3" in space.structure:
-        return replace(recipe, lead=())
-    return replace(recipe, lead=None, H=1, K=1)
-
-
-@np.errstate(over="ignore")  # results may be as large as numbers are
 def measure_errors(trial: Trial, recipe: Recipe, rounding: Rounding | None = None) -> ErrorSample:
-    """Evaluate the implementation on a plain problem, with the variance of every element."""
+    """Evaluate the implementation on a plain problem, with the deviation of every element."""
     evaluation = trial.evaluation(recipe)
     cot = evaluation.cotangents
     sigma = deviations(
@@ -165,24 +170,16 @@ def measure_errors(trial: Trial, recipe: Recipe, rounding: Rounding | None = Non
         dlse=None if cot.dlse is None else cot.dlse.astype(float),
         conventions=trial.conventions,
     )
-    variance = {}
-    for name, result in evaluation.results.items():
-        if name in sigma and sigma[name].shape == result.shape:
-            # Delivery adds an error that is uniform within half the gap to the neighbours.
-            variance[name] = sigma[name] ** 2 + half_ulp(result) ** 2 / 3
-    return ErrorSample(evaluation, variance)
+    shapes = {name: result.shape for name, result in evaluation.results.items()}
+    return ErrorSample(evaluation, {n: x for n, x in sigma.items() if x.shape == shapes.get(n)})
 
 
-@np.errstate(over="ignore")  # results may be as large as numbers are
 def chi_square(sample: ErrorSample, name: str) -> Array:
     """Mean square error in units of its variance, by head: (..., H)."""
-    error, variance = sample.errors(name), sample.variance[name]
-    inside = np.isfinite(variance) & (variance > 0)
-    z2 = np.where(inside, error**2 / np.where(inside, variance, 1), np.nan)
+    z = sample.scores(name)
     axes = tuple(range(-1 if name == "lse" else -2, 0))
-    with np.errstate(invalid="ignore"):
-        count = inside.sum(axes)
-        return np.where(count > 0, np.nansum(z2, axes) / np.maximum(count, 1), np.nan)
+    count = (~np.isnan(z)).sum(axes)
+    return np.where(count > 0, np.nansum(z**2, axes) / np.maximum(count, 1), np.nan)
 
 
 # --- mistakes that might explain the errors -------------------------------------------------------
@@ -190,7 +187,7 @@ def chi_square(sample: ErrorSample, name: str) -> Array:
 
 def excessive(heads: Array) -> float | None:
     """Return χ² of a tensor, or of its worst head, if it exceeds that of roundings."""
-    if not np.isfinite(heads).any():
+    if np.isnan(heads).all():
         return None
     whole, worst = float(np.nanmean(heads)), float(np.nanmax(heads))
     if whole > EXCESSIVE:
@@ -214,7 +211,6 @@ def fits(sample: ErrorSample, trial: Trial) -> list[Fit]:
     return results
 
 
-@np.errstate(over="ignore")  # results may be as large as numbers are
 def _fit(
     sample: ErrorSample, name: str, mistake: str, effect: Array, common: list[Array], shared: float
 ) -> Fit | None:
@@ -223,23 +219,23 @@ def _fit(
     The allowed size is that of a fit to a factor 1 + shared that all results, or all scores, have
     in common.
     """
-    error, variance = sample.errors(name), sample.variance[name]
-    inside = np.isfinite(variance) & (variance > 0) & np.isfinite(effect)
+    error, effect = sample.scores(name), sample.standardize(name, effect)
+    inside = ~np.isnan(error) & np.isfinite(effect)
     if not np.isfinite(error[inside]).all():
-        return None  # other rules report NaN
-    weight = np.where(inside, 1 / np.where(inside, variance, 1), 0)
+        return None  # no factor explains inf or NaN
     effect, error = np.where(inside, effect, 0), np.where(inside, error, 0)
-    power = float((weight * effect**2).sum())
+    power = float((effect**2).sum())
     if power == 0:
         return None
-    shares = weight * effect**2 if name == "lse" else (weight * effect**2).sum(-1)
+    shares = effect**2 if name == "lse" else (effect**2).sum(-1)
     if power**2 < CERTAIN * float((shares**2).sum()):
         return None  # too few rows decide for an error that is taken from their spread
-    size = float((weight * effect * error).sum()) / power
-    residual = weight * effect * (error - size * effect)
+    size = float((effect * error).sum()) / power
+    residual = effect * (error - size * effect)
     # Errors are alike along a row, whose weights they share, and along a column, whose operands.
     sums = [residual] if name == "lse" else [residual.sum(-1), residual.sum(-2)]
-    overlaps = [(weight * effect * np.where(inside, x, 0)).sum() / power for x in common]
+    scaled = (np.where(inside, sample.standardize(name, x), 0) for x in common)
+    overlaps = [(effect * x).sum() / power for x in scaled]
     allowed = shared * math.hypot(*overlaps)
     # If few rows decide, their residuals are small because they were fitted: no estimate is
     # better than independent errors of these variances make it.

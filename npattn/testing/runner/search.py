@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass
 class Standing:
-    """How far one rule has come, between rounds.
+    """Progress of one rule, between rounds.
 
     Attributes
     ----------

@@ -987,7 +987,7 @@ def test_float64_in_a_narrower_format_has_a_tolerance_beside_the_largest_offset(
 
 
 def test_a_rounded_query_moves_the_weight_of_a_key_far_from_the_mean_of_its_row():
-    """Of a key of zeros no product is rounded, but those of all others are, and alike."""
+    """The products with a key of zeros are exact; those with all others are rounded, and alike."""
     kernel = CORRECT["tf32"].forward.__self__
     squares = []
     for seed in range(97):

@@ -1,4 +1,4 @@
-"""What computes in a narrower format is told from what is wrong by a little."""
+"""A function that computes in a narrower format is told from one that is wrong by a little."""
 
 from __future__ import annotations
 

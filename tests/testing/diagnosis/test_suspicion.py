@@ -45,3 +45,9 @@ def test_errors_of_rounding_are_no_suspicion():
         return npattn.attention(q, k, v).astype(q.dtype)
 
     assert suspect(trial_of(right)) is None
+
+
+def test_an_infinite_error_is_explained_by_no_finite_result():
+    evidence = suspect(trial_of(lambda q, k, v: npattn.attention(q, k, v) * np.float32(np.inf)))
+    assert evidence.wrong == {"o": np.inf}
+    assert not evidence.reproduces("o", [evidence.exact["o"].astype(np.float32)])

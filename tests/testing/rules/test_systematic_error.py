@@ -139,6 +139,20 @@ def test_correct_implementation_is_not_suspected(dtype: str) -> None:
     assert [o.status for o in report.outcomes] == ["passed"]
 
 
+@pytest.mark.parametrize("factor", [np.nan, np.inf, 1e300])
+def test_results_that_are_no_numbers_or_huge_are_suspected(factor: float) -> None:
+    report = check(
+        lambda q, k, v: Attention().forward(q, k, v) * factor,
+        framework="numpy",
+        dtypes="float64",
+        only=["aggregate"],
+        examples=2,
+    )
+    (outcome,) = report.outcomes
+    assert outcome.status == "suspect"
+    assert "of what eager explains" in outcome.message
+
+
 def test_suspicion_fails_only_if_strict() -> None:
     # 2⁻⁹ is half a unit of bfloat16: no element shows it to whoever allows P to be stored.
     kwargs: dict[str, Any] = {"dtypes": ("bfloat16",), "only": ["agreement-o", "aggregate"]}
@@ -224,7 +238,14 @@ def test_plain_recipes_keep_to_accepted_structure() -> None:
 
 @pytest.mark.parametrize(
     ("heads", "expected"),
-    [([1.0, 1.1], None), ([1.4, 1.8], 1.6), ([0.9, 0.9, 0.9, 2.1], 2.1), ([np.nan, np.nan], None)],
+    [
+        ([1.0, 1.1], None),
+        ([1.4, 1.8], 1.6),
+        ([0.9, 0.9, 0.9, 2.1], 2.1),
+        ([np.nan, np.nan], None),
+        ([np.inf, np.inf], np.inf),
+        ([np.inf, np.nan], np.inf),
+    ],
 )
 def test_excessive_on_average_or_in_one_head(heads: Any, expected: float | None) -> None:
     assert excessive(np.array(heads)) == (None if expected is None else pytest.approx(expected))

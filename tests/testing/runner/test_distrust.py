@@ -1,4 +1,4 @@
-"""Who is not trusted cannot know when it is judged: order, fresh processes and tail are random."""
+"""An untrusted target cannot know when it is judged: order, processes and tail are random."""
 
 from concurrent.futures import Future
 

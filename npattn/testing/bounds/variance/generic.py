@@ -26,7 +26,7 @@ FAINT = float(np.finfo(np.float64).tiny) / np.finfo(np.float64).eps
 FEW = int(DEVIATIONS**2 * R2)
 """So many roundings cannot add up to `DEVIATIONS`, even if all are at their worst: 11."""
 SPREAD = 8.0
-"""How many units of storage the scores of a row must spread over to round independently."""
+"""Least spread of the scores of a row, in units of storage, whose roundings are independent."""
 
 
 class Variety(NamedTuple):

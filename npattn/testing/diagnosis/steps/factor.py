@@ -40,7 +40,7 @@ FACTORS = {
     "the scale is {} times what it should be": _scale_by,
     "the scores are multiplied by {} before the softmax, as by a log₂e with few digits": _final_by,
 }
-"""What is multiplied, in words → the methods of `Attention` with a factor."""
+"""The mistake in words → the methods of `Attention` that make it, for a factor."""
 
 
 def factor_candidates(evidence: Evidence) -> Iterator[Candidate]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
+from npattn.mistakes.masks import visible_by_any
 from npattn.testing.diagnosis.steps.step import change, overrides
 
 # --- options left out, or taken for others ---
@@ -41,13 +42,6 @@ def _turn(x: Any) -> Any:
     return x.swapaxes(-1, -2) if square else x
 
 
-def _mask_or_causal(self: Attention, c: Inputs) -> Array:
-    if c.mask is None or not c.causal:
-        return Attention.visible(self, c)
-    parts = (c._replace(mask=None), c._replace(causal=False))
-    return np.logical_or(*(Attention.visible(self, part) for part in parts))
-
-
 def _group(c: Inputs) -> int:
     """Return the number of query heads that share a key/value head."""
     H, K = (max(int(x.shape[-3]), 1) for x in (c.q, c.k))
@@ -74,7 +68,7 @@ change(
 overrides(
     "mask",
     "with causal, a key is visible if the mask or causal allows it, not both",
-    visible=_mask_or_causal,
+    visible=visible_by_any,
 )
 change("causal", "causal is ignored", lambda c: {"causal": False})
 change("masks", "causal is applied where it is not given", lambda c: {"causal": True})

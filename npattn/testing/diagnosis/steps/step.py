@@ -104,7 +104,7 @@ def step_candidates(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def candidate_of(step: Step, where: str = "", kind: str = "step") -> Candidate:
-    """Return the candidate of a step that is wrong in both passes, or " in forward" alone."""
+    """Return the candidate of a step that is wrong " in forward" or " in backward"; "" is both."""
     in_forward = not step.backward_only and where != " in backward"
     in_backward = where != " in forward"
     name = step.text + where
