@@ -140,7 +140,7 @@ def settle(
 
 
 def forward_only(trial: Trial) -> Trial:
-    """The same trial without gradients, for `judge`."""
+    """Return the same trial without gradients."""
     return replace(trial, gradients=frozenset())
 
 
