@@ -67,6 +67,7 @@ CONFINED = {
         "testing/adapters/jax.py",
         "testing/worker/child.py",
         "testing/targets/jax.py",
+        "testing/targets/equinox.py",
         "zoo/correct/jax.py",
         "bench/jax.py",
     ),

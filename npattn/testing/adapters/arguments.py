@@ -127,7 +127,9 @@ def _added_mask_or_bias(call: _Call, ours: tuple[str, ...]) -> Any:
 def make_module(sizes: Sizes) -> Any:
     """Return what the attention functions of Hugging Face's models read of their module."""
     groups = sizes.H // sizes.K if sizes.K else 1
-    return SimpleNamespace(num_key_value_groups=groups, is_causal=False, training=False)
+    return SimpleNamespace(
+        num_key_value_groups=groups, head_dim=sizes.D, is_causal=False, training=False
+    )
 
 
 def _key_padding(call: _Call, ours: tuple[str, ...]) -> Any:

@@ -34,6 +34,8 @@ class Target:
         The package that it needs.
     profile : Profile
     about : str
+    drop_in : bool
+        The function is the library's own: its parameters and layout are those of the profile.
     """
 
     name: str
@@ -43,11 +45,17 @@ class Target:
     needs: str | None
     profile: Profile
     about: str
+    drop_in: bool = False
 
     @property
     def conventions(self) -> Conventions:
         """The conventions of its profile."""
         return self.profile.conventions
+
+    @property
+    def like(self) -> str | None:
+        """Name of the profile that says how to call it; None if npattn's own names do."""
+        return self.profile.name if self.drop_in else None
 
     @property
     def runs_here(self) -> bool:
@@ -62,6 +70,33 @@ class Target:
 
 
 _HERE = "npattn.testing.targets"
+MODELS = ("bert", "gemma2", "gpt2", "llama", "mistral", "phi", "qwen2", "t5", "whisper")
+"""Models of Hugging Face whose eager attention is a target."""
+
+
+def _drop_in(name: str, module: str, function: str, profile: str) -> Target:
+    """Return the target of a library's own function, which differs from its profile in nothing."""
+    known = PROFILES[profile]
+    needs = name.partition(".")[0]
+    return Target(name, module, function, None, needs, known, known.about, drop_in=True)
+
+
+def _of_model(name: str) -> Target:
+    """Return the target of a model's eager attention."""
+    module, known = f"transformers.models.{name}.modeling_{name}", PROFILES["transformers"]
+    about = f"eager_attention_forward of Hugging Face's {name}"
+    return Target(
+        f"transformers.{name}",
+        module,
+        "eager_attention_forward",
+        None,
+        "transformers",
+        known,
+        about,
+        drop_in=True,
+    )
+
+
 _ALL = (
     Target(
         "numpy.flash",
@@ -99,6 +134,7 @@ _ALL = (
         PROFILES["torch.sdpa"],
         "the same, held to its MATH backend",
     ),
+    _drop_in("torch.flex", "torch.nn.attention.flex_attention", "flex_attention", "flex"),
     Target(
         "npattn.torch",
         f"{_HERE}.torch",
@@ -144,6 +180,13 @@ _ALL = (
         PROFILES["onnxruntime"],
         "operator Attention, opset 24, by ONNX Runtime on the CPU; forward only",
     ),
+    _drop_in("flax.linen", "flax.linen", "dot_product_attention", "flax"),
+    _drop_in("equinox", f"{_HERE}.equinox", "attention", "equinox"),
+    _drop_in("keras.numpy", f"{_HERE}.keras", "on_numpy", "keras"),
+    _drop_in("keras.jax", f"{_HERE}.keras", "on_jax", "keras"),
+    _drop_in("keras.torch", f"{_HERE}.keras", "on_torch", "keras.torch"),
+    _drop_in("mlx", f"{_HERE}.mlx", "attention", "mlx"),
+    *(_of_model(name) for name in MODELS),
 )
 TARGETS = {target.name: target for target in _ALL}
 """The known targets, by name."""
@@ -193,8 +236,8 @@ def spec_of(target: str) -> str:
         near = difflib.get_close_matches(target, TARGETS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise OptionError(
-            f"TARGET is {target!r}, must be module:function, path/file.py:function, or one of "
-            f"{', '.join(TARGETS)}{hint}"
+            f"TARGET is {target!r}, must be module:function, path/file.py:function, or a name "
+            f"that npattn list shows{hint}"
         )
     return target
 
@@ -234,6 +277,8 @@ def load_implementation(
     if isinstance(made, Implementation):
         return _take_whole(made, spec, [n for n, x in given.items() if x is not None])
     f, known_backward = load(spec)
+    if like is None and spec in TARGETS:
+        like = TARGETS[spec].like
     implementation = Implementation(
         f,
         backward=known_backward if backward is None else load(backward)[0],
@@ -244,7 +289,7 @@ def load_implementation(
         spec=spec,
         backward_spec=backward,
     )
-    if spec in TARGETS and like is None:
+    if like is None and spec in TARGETS:
         implementation.conventions = TARGETS[spec].conventions
     return implementation
 

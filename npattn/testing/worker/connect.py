@@ -61,6 +61,8 @@ def connect(
         If a known target needs a package that is not installed.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
+    if target in TARGETS and command is None and TARGETS[target].drop_in:
+        given.setdefault("like", TARGETS[target].like)
     if command is not None:
         if untrusted:
             raise OptionError("got untrusted beside a command: it starts what it likes")

@@ -16,9 +16,10 @@ from npattn.conventions import Conventions
 from npattn.errors import MissingExtraError, OptionError
 from npattn.problem import Cotangents
 from npattn.profiles import PROFILES
-from npattn.testing import Implementation, Recipe, check
-from npattn.testing.targets import TARGETS, Target, load, load_implementation
+from npattn.testing import Implementation, ImplementationError, Recipe, check
+from npattn.testing.targets import MODELS, TARGETS, Target, load, load_implementation
 from npattn.testing.targets.numpy import flash, flash_backward
+from npattn.testing.worker.connect import connect
 
 # Package whose arrays each target takes.
 TAKES = {
@@ -31,6 +32,14 @@ TAKES = {
     "jax.nn": "jax",
     "onnx.reference": "numpy",
     "onnxruntime": "numpy",
+    "torch.flex": "torch",
+    "flax.linen": "jax",
+    "equinox": "jax",
+    "keras.numpy": "numpy",
+    "keras.jax": "jax",
+    "keras.torch": "torch",
+    "mlx": "numpy",
+    **{f"transformers.{model}": "torch" for model in MODELS},
 }
 
 
@@ -47,8 +56,9 @@ def test_every_target_has_name_conventions_and_description():
 def test_every_available_target_is_an_implementation(name):
     if not TARGETS[name].runs_here:
         pytest.skip(f"{TARGETS[name].needs} is not installed")
-    f, backward = load(name)
-    read = Implementation(f, backward=backward, spec=name)
+    if TARGETS[name].drop_in:
+        pytest.skip("in a worker, below: Keras has one backend in a process")
+    read = load_implementation(name)
     assert read.untested == ()
     assert read.framework.name == TAKES[name]
     assert "mask" in read.features
@@ -119,7 +129,7 @@ def test_module_is_loaded_once(folder):
     ("spec", "message"),
     [
         ("numpy.flach", r"must be module:function.*did you mean numpy.flash\?"),
-        ("zzz", r"TARGET is 'zzz', must be .*numpy.naive, torch.sdpa, .*, onnxruntime$"),
+        ("zzz", r"TARGET is 'zzz', must be .* or a name that npattn list shows$"),
         (":f", "must be module:function"),
         ("own_three:", "must be module:function"),
         ("absent.py:f", r"has file 'absent.py', which does not exist \[in .*\]"),
@@ -199,6 +209,75 @@ def test_target_stands_in_for_system(folder):
     assert read.conventions.lse_empty == math.inf
     renamed = load_implementation("numpy.flash", rename={"causal": "causal"})
     assert renamed.conventions == TARGETS["numpy.flash"].conventions
+
+
+# --- functions of libraries, called as their profile says -----------------------------------------
+
+
+@pytest.fixture
+def judged_apart(request):
+    """A target in a worker, which ends with the test."""
+    target = TARGETS[request.param]
+    if not target.runs_here:
+        pytest.skip(f"{target.needs} is not installed")
+    remote = connect(target.name)
+    yield remote
+    remote.worker.close()
+
+
+@pytest.mark.parametrize(
+    "judged_apart", [name for name, target in TARGETS.items() if target.drop_in], indirect=True
+)
+def test_library_agrees_with_npattn(judged_apart):
+    remote, target = judged_apart, TARGETS[judged_apart.name]
+    assert remote.framework.name == TAKES[target.name]
+    assert (remote.layout, remote.conventions) == (target.profile.layout, target.conventions)
+    options = {"scale": 0.5, "causal": True, "mask": "padding"}
+    if target.name == "equinox":
+        options["mask"] = "matrix"
+    taken = {n: x for n, x in options.items() if n in remote.features}
+    if target.name == "keras.torch":
+        del taken["causal"]  # its profile refuses it beside a mask
+    recipe = Recipe(lead=(2,), H=3, K=3, T=5, S=7, D=11, E=11, seed=2, **taken)
+    problem = recipe.problem(remote.conventions.causal)
+    cotangents = Cotangents(recipe.cotangents(problem).dout, None)
+    fwd, grads = exact_results(problem, cotangents, remote.conventions)
+    np.testing.assert_allclose(remote.forward(problem)["o"], fwd.out, atol=1e-5)
+    assert remote.has_gradients == (TAKES[target.name] != "numpy")
+    if target.name == "torch.flex":
+        with pytest.raises(ImplementationError, match="does not support backward on CPU"):
+            remote.gradients(problem, cotangents)
+    elif remote.has_gradients:
+        for name, array in remote.gradients(problem, cotangents).items():
+            np.testing.assert_allclose(array, grads[name], atol=1e-5, err_msg=name)
+
+
+def test_drop_in_is_read_by_its_profile_here_too():
+    pytest.importorskip("torch")
+    read = load_implementation("torch.flex")
+    assert (read.profile, read.features) == (PROFILES["flex"], {"scale", "score_mod"})
+    told = load_implementation("torch.flex", like="flash_attn")
+    assert told.profile is PROFILES["flash_attn"]
+
+
+KERAS = """
+import os
+os.environ["KERAS_BACKEND"] = "numpy"
+import keras
+from npattn.errors import OptionError
+from npattn.testing.targets.keras import on_jax
+try:
+    on_jax(1, 2, 3)
+except OptionError as err:
+    assert "has loaded it with numpy: judge it in a process of its own" in str(err)
+else:
+    raise AssertionError("it was called")
+"""
+
+
+def test_keras_with_another_backend_is_an_error():
+    pytest.importorskip("keras")
+    subprocess.run([sys.executable, "-c", KERAS], check=True, capture_output=True)
 
 
 # --- torch ----------------------------------------------------------------------------------------

@@ -1,0 +1,27 @@
+"""The attention inside equinox.nn.MultiheadAttention as a target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npattn.errors import MissingExtraError
+
+try:
+    import jax  # type: ignore[import-not-found, unused-ignore]
+    from equinox.nn._attention import (  # type: ignore[import-not-found, unused-ignore]
+        dot_product_attention,
+    )
+except ImportError as err:
+    raise MissingExtraError(
+        "the target equinox needs equinox; npattn itself does not: pip install 'npattn[equinox]'"
+    ) from err
+
+__all__ = ["attention"]
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None) -> Any:
+    """Call its dot_product_attention for every head, as its MultiheadAttention does."""
+    attend: Any = dot_product_attention
+    for _ in range(q.ndim - 2):
+        attend = jax.vmap(attend, in_axes=(0, 0, 0, None))
+    return attend(q, k, v, mask)

@@ -1,0 +1,37 @@
+"""mlx.core.fast.scaled_dot_product_attention as a target, on NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.errors import MissingExtraError
+
+try:
+    import mlx.core as mx  # type: ignore[import-not-found, unused-ignore]
+except ImportError as err:
+    raise MissingExtraError(
+        "the target mlx needs mlx; npattn itself does not: pip install 'npattn[mlx]'"
+    ) from err
+
+__all__ = ["attention"]
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float,
+    mask: Array | None = None,
+    sinks: Array | None = None,
+) -> Array:
+    """Call it, and return its result as a NumPy array."""
+    if q.shape[-3] == 0:
+        raise ValueError("no heads: MLX divides by their number and ends the process")
+    arrays: list[Any] = [None if x is None else mx.array(x) for x in (q, k, v, mask, sinks)]
+    q, k, v, mask, sinks = arrays
+    attend: Any = mx.fast.scaled_dot_product_attention
+    return np.array(attend(q, k, v, scale=scale, mask=mask, sinks=sinks))
