@@ -66,7 +66,6 @@ CONFINED = {
     "jax": (
         "testing/adapters/jax.py",
         "testing/worker/child.py",
-        "testing/targets/jax.py",
         "testing/targets/equinox.py",
         "zoo/correct/jax.py",
         "bench/jax.py",

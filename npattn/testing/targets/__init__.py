@@ -153,15 +153,7 @@ _ALL = (
         PROFILES["npattn"],
         "npattn.torch with engine=\"fused\": PyTorch's kernels in npattn's terms",
     ),
-    Target(
-        "jax.nn",
-        f"{_HERE}.jax",
-        "dot_product_attention",
-        "dot_product_attention_backward",
-        "jax",
-        PROFILES["jax.nn"],
-        "jax.nn.dot_product_attention; it compiles for each shape, so restrict --sizes",
-    ),
+    _drop_in("jax.nn", "jax.nn", "dot_product_attention", "jax.nn"),
     Target(
         "onnx.reference",
         f"{_HERE}.onnx",

@@ -72,11 +72,13 @@ def own(
     bias: Any = None,
     scale: float | None = None,
 ) -> Any:
-    from npattn.testing.targets.jax import dot_product_attention  # which needs JAX
+    import jax  # type: ignore[import-not-found, unused-ignore]
 
-    return dot_product_attention(
-        q, k, v, mask, causal=causal, window=window, bias=bias, scale=scale
-    )
+    q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))  # its layout is BTHD
+    end = k.shape[-3] + q.shape[-3]  # it has no None for an open side
+    sides = None if window is None else tuple(end if n is None else n for n in window)
+    options: dict[str, Any] = {"scale": scale, "is_causal": causal, "local_window_size": sides}
+    return jax.nn.dot_product_attention(q, k, v, bias, mask, **options).swapaxes(-2, -3)
 
 
 JAX: dict[str, Any] = {

@@ -82,7 +82,8 @@ def test_load_without_package_names_extra(monkeypatch):
     ("package", "module", "message"),
     [
         ("torch", "torch", "torch targets need torch; npattn itself does not: pip install"),
-        ("jax", "jax", "JAX targets need jax; npattn itself does not: pip install"),
+        ("equinox", "equinox", "the target equinox needs equinox; npattn itself does not: pip"),
+        ("mlx", "mlx", "the target mlx needs mlx; npattn itself does not: pip install"),
         ("onnx", "onnx", "ONNX targets need onnx; npattn itself does not: pip install"),
         ("onnxruntime", "onnxruntime", "ONNX targets need|onnxruntime needs onnxruntime"),
     ],
@@ -354,13 +355,12 @@ def exact_results(problem, cotangents, conventions):
 @pytest.mark.parametrize("options", FULL)
 def test_jax_agrees_with_npattn(options):
     pytest.importorskip("jax")
-    f, backward = load("jax.nn")
-    conventions = TARGETS["jax.nn"].conventions
+    read = load_implementation("jax.nn")
+    conventions = read.conventions
     recipe = Recipe(**EQUAL, **FULL[options])
     problem = recipe.problem(conventions.causal)
     cotangents = Cotangents(recipe.cotangents(problem).dout, None)
     fwd, grads = exact_results(problem, cotangents, conventions)
-    read = Implementation(f, backward=backward)
     results = read.forward(problem)
     np.testing.assert_allclose(results["o"], fwd.out, atol=1e-5)
     np.testing.assert_allclose(results["lse"], fwd.lse, atol=1e-5)
@@ -372,10 +372,9 @@ def test_jax_agrees_with_npattn(options):
 
 def test_jax_gives_mean_of_values_in_fully_masked_row():
     pytest.importorskip("jax")
-    conventions = TARGETS["jax.nn"].conventions
-    problem = Recipe(**EQUAL, mask="empty rows").problem(conventions.causal)
-    results = Implementation(load("jax.nn")[0]).forward(problem)
-    fwd = evaluate(problem, conventions)
+    read = load_implementation("jax.nn")
+    problem = Recipe(**EQUAL, mask="empty rows").problem(read.conventions.causal)
+    results, fwd = read.forward(problem), evaluate(problem, read.conventions)
     empty = ~np.broadcast_to(problem.mask, (B, H, T, S)).any(-1)
     assert empty.any()
     mean = np.repeat(problem.v.mean(-2, keepdims=True), H // K, axis=1)
