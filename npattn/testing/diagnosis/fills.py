@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array, finfo
+from npattn.profiles import PROFILES
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.diagnosis.unknown import ENDS, Unknown, legal
+from npattn.testing.diagnosis.unknown import ENDS, FILLS, Unknown, legal
 
 __all__ = ["probe_hidden"]
 
+KNOWN = (getattr(x.conventions, name) for x in PROFILES.values() for name in FILLS)
 USUAL = (
     *(-1e4, -1e5, -1e6, -1e7, -1e8, -1e9, -1e10, -1e15, -1e20, -1e30, -1e38),
     *(-100.0, -1000.0, -5e4, -32767.0, -65504.0, -1e12),
-    float(np.float32(-0.7) * np.finfo(np.float32).max),
     float(np.finfo(np.float32).min) / 2,
+    *(fill for fill in KNOWN if isinstance(fill, float)),
 )
 """Numbers that systems put at hidden scores; one of these is meant where it is measured."""
 CLOSE = 2.0**-9
@@ -45,6 +47,8 @@ def probe_hidden(f: Unknown) -> str | None:
         return f"a row without keys raised {err}"
     reader = FillReader(f, kind)
     fill = None if np.isnan(empty).any() else reader.measure()
+    if fill is not None and fill <= -reader.largest and not empty[f.trial.empty(problem)].any():
+        fill = None  # it outweighs a visible −inf alone, and rows without keys are set to 0
     if fill is None:
         f.settle(hidden_fill=None, hidden_add=None)
         reason = f.choose("empty_row", legal("empty_row"), [problem])

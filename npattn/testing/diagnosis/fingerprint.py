@@ -243,14 +243,16 @@ def match_profiles(unknown: Unknown) -> tuple[str, ...]:
     asked = {*unknown.determined, *(FILLS if "mask_true" in unknown.determined else ())}
     least = float(finfo(unknown.trial.space.dtype).min)
 
-    def differs(name: str, value: Any) -> bool:
-        own = getattr(unknown.conventions, name)
+    def differs(name: str, theirs: Conventions) -> bool:
+        own, value = (getattr(x, name) for x in (unknown.conventions, theirs))
+        if name == "empty_row_bias":  # None: as empty_row
+            own, value = own or unknown.conventions.empty_row, value or theirs.empty_row
         if name in FILLS and (own is None or value is None or name not in unknown.determined):
             return (own is None) != (value is None)
         return bool((least if own == "min" else own) != (least if value == "min" else value))
 
     differences = {
-        name: sorted(n for n in asked if differs(n, getattr(profile.conventions, n)))
+        name: sorted(n for n in asked if differs(n, profile.conventions))
         for name, profile in PROFILES.items()
     }
     same = tuple(name for name, wrong in differences.items() if not wrong)

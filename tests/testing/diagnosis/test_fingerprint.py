@@ -1,6 +1,7 @@
 """Fingerprints: the conventions of functions that are known to have them are found out."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from npattn.api import attention
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError
+from npattn.profiles import PROFILES
 from npattn.testing import Implementation, fingerprint
 from npattn.testing.diagnosis.convention_probes import probe_conventions
 from npattn.testing.diagnosis.fingerprint import format_conventions, match_profiles
@@ -204,3 +206,28 @@ def test_profiles():
     assert not {"npattn", "jax.nn"} & set(same)
     unknown.settle(kv_head="tile")
     assert "torch.sdpa but for kv_head" in match_profiles(unknown)
+
+
+def test_a_fill_that_no_row_without_keys_shows_is_none():
+    """It adds the least number, and sets such rows to 0, as ONNX Runtime does."""
+    add = Oracle(Conventions(hidden_add="min"))
+
+    def f(q, k, v, mask=None):
+        out = add.forward(q, k, v, mask=mask)
+        return out if mask is None else np.where(mask.any(-1, keepdims=True), out, 0)
+
+    unknown = Unknown(trial_of(f=Implementation(f, framework="numpy")))
+    unknown.trial.gradients = frozenset()
+    probe_conventions(unknown)
+    assert unknown.conventions == Conventions()
+    assert unknown.determined["empty_row"] == "zero"
+
+
+@pytest.mark.parametrize("name", ["mlx", "keras", "keras.torch", "transformers", "jax.nn", "onnx"])
+def test_what_behaves_as_a_profile_matches_it(name):
+    """Its fill is that of the profile to the last digit, and rows without keys are alike."""
+    known = PROFILES[name].conventions
+    unknown = probed(known)
+    assert name in match_profiles(unknown)
+    other = "mean" if known.empty_row_bias is None and known.empty_row != "mean" else "zero"
+    assert name not in match_profiles(probed(replace(known, empty_row_bias=other)))
