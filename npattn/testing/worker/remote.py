@@ -27,6 +27,7 @@ from npattn.testing.adapters.arguments import Sizes, make_module
 from npattn.testing.adapters.base import (
     Crash,
     ImplementationError,
+    ResultError,
     Results,
     TimedOut,
     note_problem,
@@ -109,6 +110,8 @@ class Frames(NumPy):
             value = self.remote.read(value)
         if isinstance(value, NoArray):
             raise value.error
+        if value is None:
+            raise ResultError(f"returned None among its results, must be arrays of {self.name}")
         return super().take(value)
 
     def add_mask(self, mask: Array, q: Array) -> Any:

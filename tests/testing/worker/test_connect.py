@@ -13,7 +13,7 @@ from npattn.cli import cli
 from npattn.errors import OptionError
 from npattn.problem import Cotangents, Problem
 from npattn.testing import Implementation, check
-from npattn.testing.adapters.base import Crash, TimedOut
+from npattn.testing.adapters.base import Crash, ResultError, TimedOut
 from npattn.testing.adapters.choose import TINY
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
@@ -140,6 +140,16 @@ def test_work_that_raises_leaves_no_answer_for_the_next_request(waits):
         remote.forward(problem)
     assert remote.worker.connection.ended
     assert (remote.forward(problem.replace(q=3 * problem.q))["o"] == 6).all()
+
+
+def test_none_among_the_results_is_named(make_remote, tmp_path):
+    """In the terms of its framework, which is not NumPy's."""
+    pytest.importorskip("torch")
+    code = "import torch\ndef f(q: torch.Tensor, k, v, return_lse=False):\n"
+    (tmp_path / "f.py").write_text(f"{code}    return (q, None) if return_lse else q\n")
+    remote, q = make_remote(f"{tmp_path}/f.py:f"), np.zeros((2, 3, 5, 7), np.float32)
+    with pytest.raises(ResultError, match=r"returned None among its results, must be .* torch"):
+        remote.forward(Problem(q, q, q))
 
 
 def test_the_oracle_is_asked_while_the_worker_answers(waits, monkeypatch):
