@@ -134,6 +134,7 @@ _ALL = (
         PROFILES["torch.sdpa"],
         "the same, held to its MATH backend",
     ),
+    _drop_in("torch.mha", f"{_HERE}.torch", "mha", "torch.mha"),
     _drop_in("torch.flex", "torch.nn.attention.flex_attention", "flex_attention", "flex"),
     Target(
         "npattn.torch",

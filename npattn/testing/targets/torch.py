@@ -9,13 +9,13 @@ from npattn.errors import MissingExtraError
 try:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
+    from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 except ImportError as err:
     raise MissingExtraError(
         "torch targets need torch; npattn itself does not: pip install 'npattn[torch]'"
     ) from err
 
-__all__ = ["npattn_fused", "npattn_torch", "sdpa", "sdpa_math"]
+__all__ = ["mha", "npattn_fused", "npattn_torch", "sdpa", "sdpa_math"]
 
 
 def sdpa(
@@ -59,6 +59,41 @@ def sdpa_math(
     """Call `sdpa` with the MATH backend."""
     with sdpa_kernel(SDPBackend.MATH):
         return sdpa(q, k, v, mask, causal=causal, bias=bias, scale=scale)
+
+
+def mha(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *,
+    return_weights: bool = False,
+) -> Any:
+    """Call what ``torch.nn.MultiheadAttention`` calls by default, its projections the identity.
+
+    Arrays are (B, H, T, D). A product with the identity is exact for numbers; a NaN in one feature
+    goes to all, as behind any projection.
+    """
+    if query.ndim != 4:
+        raise ValueError(f"query must have 4 axes here, got {query.ndim}")
+    if value.shape != key.shape or key.shape[1] != query.shape[1]:
+        raise ValueError("key and value must have one shape, and the heads of query")
+    B, H, T, D = query.shape
+    q, k, v = (x.permute(2, 0, 1, 3).flatten(2) for x in (query, key, value))  # (T, B, H D)
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(B, H, T, key.shape[2]).flatten(0, 1)
+    same = torch.eye(H * D, dtype=query.dtype, device=query.device)
+    weights = {f"{name}_proj_weight": same for name in "qkv"}
+    o, p = multi_head_attention_forward(
+        *(q, k, v, H * D, H, None, None, None, None, False, 0.0, same, None),
+        need_weights=True,
+        attn_mask=attn_mask,
+        use_separate_proj_weight=True,
+        average_attn_weights=False,
+        **weights,
+    )
+    o = o.unflatten(2, (H, D)).permute(1, 2, 0, 3)
+    return (o, p) if return_weights else o
 
 
 def npattn_torch(

@@ -443,12 +443,16 @@ class Remote(Implementation):
 
 @dataclass
 class Request:
-    """One call, or several with the same arrays: what goes to the worker and what comes back."""
+    """One call, or several with the same arrays: what goes to the worker and what comes back.
+
+    `arrays` are npattn's, by its names, and `formed` those that an argument is made of besides.
+    """
 
     remote: Remote
     problem: Problem | None
     keeps: bool = False
     arrays: dict[str, Array] = field(default_factory=dict)
+    formed: dict[str, Array] = field(default_factory=dict)
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[int, str] = field(default_factory=dict)
@@ -598,10 +602,11 @@ class Request:
         if isinstance(value, Input):  # most are
             return {"array": value.name}
         if isinstance(value, np.ndarray):
-            name = next((n for n, x in self.arrays.items() if x is value), None)
-            if name is None:  # formed here, of others
-                name = f"argument {len(self.arrays)}"
-                self.arrays[name] = value
+            known = self.arrays | self.formed
+            name = next((n for n, x in known.items() if x is value), None)
+            if name is None:
+                name = f"argument {len(known)}"
+                self.formed[name] = value
                 self.entries[name] = self._lay_out(name, np.ascontiguousarray(value))
             return {"array": name}
         if isinstance(value, Composed):

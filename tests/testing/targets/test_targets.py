@@ -32,6 +32,7 @@ TAKES = {
     "jax.nn": "jax",
     "onnx.reference": "numpy",
     "onnxruntime": "numpy",
+    "torch.mha": "torch",
     "torch.flex": "torch",
     "flax.linen": "jax",
     "equinox": "jax",

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from npattn.api import evaluate
 from npattn.cli import cli
 from npattn.errors import OptionError
 from npattn.problem import Cotangents, Problem
-from npattn.testing import Implementation, check
+from npattn.testing import Implementation, Recipe, check
 from npattn.testing.adapters.base import Crash, ResultError, TimedOut
 from npattn.testing.adapters.choose import TINY
 from npattn.testing.bounds.rounding import Rounding
@@ -140,6 +141,28 @@ def test_work_that_raises_leaves_no_answer_for_the_next_request(waits):
         remote.forward(problem)
     assert remote.worker.connection.ended
     assert (remote.forward(problem.replace(q=3 * problem.q))["o"] == 6).all()
+
+
+HIDES = """
+import numpy as np
+
+def f(q, k, v, attn_mask=None, return_weights=False):
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    weights = np.exp(scores + attn_mask)
+    weights /= weights.sum(-1, keepdims=True)
+    return (weights @ v, weights) if return_weights else weights @ v
+"""
+
+
+def test_arrays_that_an_argument_is_made_of_are_no_arguments(make_remote, tmp_path):
+    """A mask that hides is turned round for the −inf of a bias, in each of two calls."""
+    (tmp_path / "f.py").write_text(HIDES)
+    remote = make_remote(f"{tmp_path}/f.py:f", framework="numpy", like="torch.mha")
+    problem = Recipe(lead=(2,), mask="padding", bias="full").problem(mask_true="hide")
+    results = remote.forward(problem)
+    exact = evaluate(problem, remote.conventions)
+    np.testing.assert_allclose(results["o"], exact.out, atol=1e-5)
+    np.testing.assert_allclose(results["weights"], exact.weights, atol=1e-5)
 
 
 def test_none_among_the_results_is_named(make_remote, tmp_path):
