@@ -83,16 +83,16 @@ def mha(
     if attn_mask is not None:
         attn_mask = attn_mask.expand(B, H, T, key.shape[2]).flatten(0, 1)
     same = torch.eye(H * D, dtype=query.dtype, device=query.device)
-    weights = {f"{name}_proj_weight": same for name in "qkv"}
-    o, p = multi_head_attention_forward(
+    attend: Any = multi_head_attention_forward
+    o, p = attend(
         *(q, k, v, H * D, H, None, None, None, None, False, 0.0, same, None),
         need_weights=True,
         attn_mask=attn_mask,
         use_separate_proj_weight=True,
         average_attn_weights=False,
-        **weights,
+        **{f"{name}_proj_weight": same for name in "qkv"},
     )
-    o = o.unflatten(2, (H, D)).permute(1, 2, 0, 3)
+    o = o.view(T, B, H, D).permute(1, 2, 0, 3)
     return (o, p) if return_weights else o
 
 
