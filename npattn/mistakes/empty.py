@@ -106,7 +106,7 @@ class _EmptyRowUnwritten(Attention):
 
 @mistake("empty-row-nan-in-backward", "empty row")
 class _EmptyRowNaNInBackward(Attention):
-    """Backward computes exp(s − lse) in fully masked rows: exp(−inf + inf) is NaN."""
+    """Backward makes NaN of a fully masked row, and so of dk and dv: exp(−inf + inf) or 0 · NaN."""
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
         dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)

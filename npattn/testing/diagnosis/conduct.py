@@ -11,7 +11,7 @@ from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.diagnosis.mistakes import breaks_alike, is_suspected_alike
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.trial import Trial
+from npattn.testing.trial import GRADIENTS, Trial
 
 __all__ = ["conduct_causes"]
 
@@ -108,12 +108,8 @@ def _roundings(
 
 
 def _describe_rest(outcomes: Sequence[Outcome], wrong: Mapping[str, Evidence]) -> str:
-    results = {
-        name: ratio
-        for o in outcomes
-        if o.rule in wrong
-        for name, ratio in sorted(wrong[o.rule].wrong.items())
-    }
+    names = {name for o in outcomes if o.rule in wrong for name in wrong[o.rule].wrong}
+    results = [name for name in ("o", "lse", "weights", *GRADIENTS) if name in names]
     if not results:
         return f"no known mistake reproduces this: {_first_line(outcomes[0].message)}"
     return f"no known mistake reproduces this: {', '.join(results)} out of tolerance"

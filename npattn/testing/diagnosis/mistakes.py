@@ -7,8 +7,14 @@ from collections.abc import Container, Iterator
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
+import numpy as np
+
+from npattn.arrays import sum_to
+from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, Attention, Mistake
+from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.diagnosis.candidates import Candidate
@@ -110,10 +116,34 @@ def predict_by(implementation: Implementation, evidence: Evidence) -> Iterator[A
     ImplementationError
         If the implementation raises.
     """
-    yield group(implementation.forward(evidence.problem, evidence.view))
+    own, conventions = evidence.problem, evidence.trial.conventions
+    problem = _by_default(own, conventions)
+    yield group(implementation.forward(problem, evidence.view))
     if evidence.trial.gradients:
-        gradients = implementation.gradients(evidence.problem, evidence.cotangents, evidence.view)
-        yield group(gradients)
+        found = group(implementation.gradients(problem, evidence.cotangents, evidence.view))
+        if problem.bias is not own.bias and own.bias_array is not None:
+            found["dbias"] = [sum_to(x, own.bias_array.shape) for x in found["dbias"]]
+        yield found
+
+
+def _by_default(problem: Problem, conventions: Conventions) -> Problem:
+    """Return the problem with mask and window as the default conventions mean them.
+
+    A number that is added to hidden scores is a bias.
+    """
+    changes: dict[str, Any] = {}
+    mask, add = problem.mask_array, conventions.addend(problem)
+    if mask is not None and conventions.mask_true == "hide":
+        changes["mask"] = mask = ~np.asarray(mask)
+    if mask is not None and add is not None:
+        bias = 0.0 if problem.bias_array is None else problem.bias_array
+        with np.errstate(over="ignore"):
+            hidden = np.where(mask, bias, np.asarray(bias) + add).astype(problem.q.dtype)
+        changes = {"mask": None, "bias": hidden}
+    left, right = problem.window or (None, None)
+    if conventions.window == "inclusive" and left is not None:
+        changes["window"] = (left - 1, right)
+    return problem.replace(**changes) if changes else problem
 
 
 def breaks_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool:

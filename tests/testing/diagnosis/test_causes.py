@@ -141,6 +141,18 @@ def test_noise_is_not_explained():
     assert cause.text == "no known mistake reproduces this: o out of tolerance"
 
 
+def test_results_that_nothing_explains_are_named_in_one_order():
+    def noise(x):
+        return (x * np.random.default_rng(0).normal(1, 0.1, x.shape)).astype(x.dtype)
+
+    def backward(dout, q, k, v):
+        return {"k": noise(k), "q": noise(q), "v": noise(v)}
+
+    trial = trial_of(lambda q, k, v: noise(npattn.attention(q, k, v)).astype(q.dtype), backward)
+    cause = only_cause(trial, fail(trial, ["plain", "wide"]))
+    assert cause.text == "no known mistake reproduces this: o, dq, dk, dv out of tolerance"
+
+
 def test_right_results_get_no_cause():
     trial = trial_of(attend, features=())
     cause = only_cause(trial, fail(trial, ["plain", "wide"]))

@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
+from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES
-from npattn.testing.diagnosis.evidence import collect
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.evidence import collect, observe
 from npattn.testing.diagnosis.mistakes import breaks_alike, mistake_candidates
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.runner.rounds import Judge
@@ -44,3 +49,72 @@ def test_what_the_first_call_left_is_a_known_mistake():
     assert not candidate.explains(evidence)  # made alone, the call is right
     trial.first_calls = ((first.problem, first.cotangents, results),)
     assert candidate.explains(evidence)
+
+
+def turn_mask(mask=None, **options):
+    return options if mask is None else options | {"mask": ~mask}
+
+
+def narrow_window(window=None, **options):
+    return options | {"window": window and (window[0] - 1, window[1])}
+
+
+def add_to_hidden(mask=None, bias=None, **options):
+    least = np.finfo(np.float32).min
+    with np.errstate(over="ignore"):
+        hidden = np.where(mask, bias, bias + least)
+    return options | {"bias": hidden.astype(np.float32)}
+
+
+MASKED = Recipe(lead=(2,), H=2, K=2, T=7, S=5, D=3, E=2, seed=1)
+OTHERS = {
+    "mask_true": (
+        turn_mask,
+        Conventions(mask_true="hide"),
+        "mask-of-first-sample",
+        {"mask": "full"},
+    ),
+    "window": (
+        narrow_window,
+        Conventions(window="inclusive"),
+        "window-ignored-in-backward",
+        {"window": (1, 2)},
+    ),
+    "hidden_add": (
+        add_to_hidden,
+        Conventions(hidden_add="min", empty_row="nan"),
+        "empty-row-nan-in-backward",
+        {"mask": "empty rows", "bias": "-inf rows"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_mistake_is_known_under_other_conventions(case):
+    translate, conventions, name, options = OTHERS[case]
+    mistake = MISTAKES[name]
+
+    def forward(q, k, v, mask=None, *, bias=None, window=None):
+        given = translate(mask=mask, bias=bias, window=window)
+        o = mistake.forward(q, k, v, **given)
+        if case != "hidden_add":
+            return o
+        return np.where((given["bias"] == -np.inf).all(-1, keepdims=True), np.nan, o).astype("f4")
+
+    def backward(dout, q, k, v, mask=None, *, bias=None, window=None):
+        given = translate(mask=mask, bias=bias, window=window)
+        out, lse = mistake.forward(q, k, v, return_lse=True, **given)
+        return mistake.backward(dout, q, k, v, out=out, lse=lse, **given)
+
+    trial = trial_of(forward, backward, conventions=conventions)
+    trial.gradients = frozenset(("dq", "dk", "dv"))
+    recipe = replace(MASKED, **options)
+    problem = trial.problem(recipe)
+    evidence = observe(trial, problem, trial.cotangents(recipe, problem))
+    assert evidence.wrong
+    (candidate,) = (c for c in mistake_candidates(evidence) if c.name == name)
+    assert candidate.explains(evidence)
+    default = replace(
+        trial, conventions=replace(conventions, **{case: getattr(Conventions(), case)})
+    )
+    assert not candidate.explains(replace(evidence, trial=default))
