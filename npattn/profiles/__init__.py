@@ -36,6 +36,7 @@ PROFILES = {
         haiku.MULTIHEAD,
         equinox.HEAD,
         keras.OPS,
+        keras.OPS_JAX,
         keras.OPS_TORCH,
         mlx.FAST,
         onnx.ATTENTION,

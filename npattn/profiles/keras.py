@@ -3,19 +3,20 @@
 from dataclasses import replace
 
 from npattn.conventions import Conventions
+from npattn.profiles.jax import NN
 from npattn.profiles.profile import Profile
 
-__all__ = ["OPS", "OPS_TORCH"]
+__all__ = ["OPS", "OPS_JAX", "OPS_TORCH"]
 
 # keras/src/backend/numpy/nn.py of 3.15.1, _get_large_negative: −0.7 · 3.38953e38 (−0.7 · 65500 in
-# float16) takes the place of hidden scores; on JAX it calls jax.nn.dot_product_attention. A query
-# whose keys all have a bias of −inf gives NaN, as run on NumPy.
+# float16) takes the place of hidden scores. A query whose keys all have a bias of −inf gives NaN,
+# as run on NumPy.
 # Documentation of 3.15, keras.ops.dot_product_attention: query (B, T, N, H), key (B, S, K, H). With
 # another B on JAX it takes a way of its own, where a mask (T, S) becomes (T, 1, 1, S).
 OPS = Profile(
     name="keras",
     version="3.15",
-    about="keras.ops.dot_product_attention on JAX or NumPy",
+    about="keras.ops.dot_product_attention on NumPy",
     conventions=Conventions(causal="top_left", hidden_fill=-0.7 * 3.38953e38, empty_row="nan"),
     signature={"bias": "bias", "mask": "mask", "scale": "scale", "is_causal": "causal"},
     layout="BTHD",
@@ -24,6 +25,15 @@ OPS = Profile(
         "broadcast: query, key and value have one B",
         "softcap: attn_logits_soft_cap is only supported on a TPU",
     ),
+)
+
+# keras/src/backend/jax/nn.py of 3.15.1 calls jax.nn.dot_product_attention, whose number for hidden
+# scores is another one, as run.
+OPS_JAX = replace(
+    OPS,
+    name="keras.jax",
+    about="keras.ops.dot_product_attention on JAX",
+    conventions=NN.conventions,
 )
 
 # It gives bias and is_causal to torch's scaled_dot_product_attention, whose documentation

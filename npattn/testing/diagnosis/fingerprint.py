@@ -81,7 +81,7 @@ class Fingerprint:
         rows = [
             ("layout", [self.layout]),
             ("conventions", [format_conventions(self.conventions)]),
-            ("profiles", [", ".join(self.profiles) or "none that is known"]),
+            ("profiles", [_format_profiles(self.profiles)]),
             ("precision", [self.precision]),
             ("mixed problems", [f"agree in {', '.join(counts)}" if counts else "none was tried"]),
             ("undetermined", [f"{', '.join(names)}: {why}" for why, names in reasons.items()]),
@@ -205,6 +205,12 @@ def format_conventions(conventions: Conventions) -> str:
         if (x := getattr(conventions, f.name)) != f.default
     ]
     return f"Conventions({', '.join(own)})"
+
+
+def _format_profiles(names: tuple[str, ...]) -> str:
+    if set(names) == set(PROFILES):
+        return "all that are known: what was determined tells none apart"
+    return ", ".join(names) or "none that is known"
 
 
 def _format_number(x: float) -> str:

@@ -176,7 +176,7 @@ _ALL = (
     _drop_in("flax.linen", "flax.linen", "dot_product_attention", "flax"),
     _drop_in("equinox", f"{_HERE}.equinox", "attention", "equinox"),
     _drop_in("keras.numpy", f"{_HERE}.keras", "on_numpy", "keras"),
-    _drop_in("keras.jax", f"{_HERE}.keras", "on_jax", "keras"),
+    _drop_in("keras.jax", f"{_HERE}.keras", "on_jax", "keras.jax"),
     _drop_in("keras.torch", f"{_HERE}.keras", "on_torch", "keras.torch"),
     _drop_in("mlx", f"{_HERE}.mlx", "attention", "mlx"),
     *(_of_model(name) for name in MODELS),

@@ -195,6 +195,9 @@ def test_printed_form(found):
     assert eval(text) == conventions
     lines = str(found).splitlines()
     assert lines[:3] == ["plain", "layout         BHTD", "conventions    Conventions()"]
+    assert lines[3] == "profiles       all that are known: what was determined tells none apart"
+    assert str(replace(found, profiles=())).splitlines()[3].endswith("none that is known")
+    assert str(replace(found, profiles=("mlx", "flax"))).splitlines()[3].endswith("  mlx, flax")
 
 
 def test_profiles():

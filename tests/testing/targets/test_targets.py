@@ -17,6 +17,7 @@ from npattn.errors import MissingExtraError, OptionError
 from npattn.problem import Cotangents
 from npattn.profiles import PROFILES
 from npattn.testing import Implementation, ImplementationError, Recipe, check
+from npattn.testing.diagnosis.fingerprint import fingerprint_first
 from npattn.testing.targets import MODELS, TARGETS, Target, load, load_implementation
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.worker.connect import connect
@@ -227,9 +228,17 @@ def judged_apart(request):
     remote.worker.close()
 
 
-@pytest.mark.parametrize(
-    "judged_apart", [name for name, target in TARGETS.items() if target.drop_in], indirect=True
-)
+DROP_INS = [name for name, target in TARGETS.items() if target.drop_in]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("judged_apart", DROP_INS, indirect=True)
+def test_fingerprint_of_a_library_is_its_profile(judged_apart):
+    found = fingerprint_first([judged_apart])
+    assert TARGETS[judged_apart.name].profile.name in found.profiles, str(found)
+
+
+@pytest.mark.parametrize("judged_apart", DROP_INS, indirect=True)
 def test_library_agrees_with_npattn(judged_apart):
     remote, target = judged_apart, TARGETS[judged_apart.name]
     assert remote.framework.name == TAKES[target.name]
