@@ -179,7 +179,6 @@ def test_device_is_passed_on(mine):
     assert "device is 'cuda', must be None for NumPy arrays" in message
 
 
-@pytest.mark.unmeasured
 def test_required_levels_are_passed_on():
     words = ("numpy.naive", "--only", "hidden-nan-v", "--only", "repeatable")
     by_name = check(*words, code=1)  # what `only` names is required

@@ -376,7 +376,6 @@ def without_versions(report):
     return json.dumps(data, default=str)
 
 
-@pytest.mark.unmeasured
 def test_seed_determines_report():
     kwargs = {"examples": 20, "only": ["agreement-o", "agreement-lse"]}
     first, again = (check(softmax_over_1_too_many, seed=3, **kwargs) for _ in range(2))

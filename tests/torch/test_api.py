@@ -754,7 +754,6 @@ def in_its_dtype(
     return (fwd.out.to(q.dtype), lse) if return_lse else fwd.out.to(q.dtype)
 
 
-@pytest.mark.unmeasured
 @pytest.mark.usefixtures("small")
 def test_judge_passes_the_engine():
     report = check(

@@ -56,7 +56,6 @@ NOT_PROMISED = {"hidden-nan-k", "hidden-nan-v", "hidden-nan-kv", "nan-query", "n
 ONLY = ["agreement-", "empty-row", "hidden-nan-", "nan-query", "offset-bias"]
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_judge_fails_only_unpromised_rules(dtype):
     target = TARGETS["npattn.torch-fused"]

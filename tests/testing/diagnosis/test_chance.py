@@ -51,9 +51,7 @@ def test_what_an_earlier_call_left_is_no_rounding():
     ]
 
 
-@pytest.mark.parametrize(
-    "name", ["out-truncated", pytest.param("dq-in-bfloat16", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("name", ["out-truncated", "dq-in-bfloat16"])
 def test_suspicion_of_a_known_mistake_is_named(name):
     options = {"dtypes": ("bfloat16",), "rounding": "fused"}
     assert causes_of(name, "aggregate", **options) == [("mistake", name)]

@@ -153,7 +153,6 @@ def test_results_that_are_no_numbers_or_huge_are_suspected(factor: float) -> Non
     assert "of what eager explains" in outcome.message
 
 
-@pytest.mark.unmeasured
 def test_suspicion_fails_only_if_strict() -> None:
     # 2⁻⁹ is half a unit of bfloat16: no element shows it to whoever allows P to be stored.
     kwargs: dict[str, Any] = {"dtypes": ("bfloat16",), "only": ["agreement-o", "aggregate"]}

@@ -44,7 +44,6 @@ def make_remote():
         remote.worker.close()
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", ["numpy.flash", "torch.sdpa"])
 def test_the_report_is_the_same_to_the_character(make_remote, name):
     if name.startswith("torch"):
