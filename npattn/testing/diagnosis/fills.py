@@ -15,16 +15,20 @@ import numpy as np
 from npattn.arrays import Array, finfo
 from npattn.profiles import PROFILES
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.diagnosis.unknown import ENDS, FILLS, Unknown, legal
+from npattn.testing.diagnosis.unknown import ENDS, Unknown, legal
 
 __all__ = ["probe_hidden"]
 
-KNOWN = (getattr(x.conventions, name) for x in PROFILES.values() for name in FILLS)
 USUAL = (
     *(-1e4, -1e5, -1e6, -1e7, -1e8, -1e9, -1e10, -1e15, -1e20, -1e30, -1e38),
     *(-100.0, -1000.0, -5e4, -32767.0, -65504.0, -1e12),
     float(np.finfo(np.float32).min) / 2,
-    *(fill for fill in KNOWN if isinstance(fill, float)),
+    *(
+        fill
+        for profile in PROFILES.values()
+        for fill in (profile.conventions.hidden_fill, profile.conventions.hidden_add)
+        if isinstance(fill, float)
+    ),
 )
 """Numbers that systems put at hidden scores; one of these is meant where it is measured."""
 CLOSE = 2.0**-9

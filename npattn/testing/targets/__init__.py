@@ -35,7 +35,7 @@ class Target:
     profile : Profile
     about : str
     drop_in : bool
-        The function is the library's own: its parameters and layout are those of the profile.
+        It is called as the library's own function is: its profile says how.
     """
 
     name: str
@@ -75,7 +75,7 @@ MODELS = ("bert", "gemma2", "gpt2", "llama", "mistral", "phi", "qwen2", "t5", "w
 
 
 def _drop_in(name: str, module: str, function: str, profile: str) -> Target:
-    """Return the target of a library's own function, which differs from its profile in nothing."""
+    """Return the target of a library's own function, called as its profile says."""
     known = PROFILES[profile]
     needs = name.partition(".")[0]
     return Target(name, module, function, None, needs, known, known.about, drop_in=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 from npattn.errors import MissingExtraError, OptionError
@@ -19,8 +18,8 @@ def _attend(backend: str, *arrays: Any, **options: Any) -> Any:
     OptionError
         If Keras was loaded with another one.
     """
-    if "keras" not in sys.modules:
-        os.environ["KERAS_BACKEND"] = backend
+    before = os.environ.get("KERAS_BACKEND")
+    os.environ["KERAS_BACKEND"] = backend  # read when Keras is loaded
     try:
         import keras  # type: ignore[import-not-found, unused-ignore]
     except ImportError as err:
@@ -28,6 +27,10 @@ def _attend(backend: str, *arrays: Any, **options: Any) -> Any:
             f"the target keras.{backend} needs keras and {backend}; npattn itself does not: "
             f"pip install 'npattn[keras]' {backend}"
         ) from err
+    finally:
+        os.environ.pop("KERAS_BACKEND")
+        if before is not None:
+            os.environ["KERAS_BACKEND"] = before
     loaded = keras.config.backend()
     if loaded != backend:
         raise OptionError(
@@ -37,40 +40,22 @@ def _attend(backend: str, *arrays: Any, **options: Any) -> Any:
     return keras.ops.dot_product_attention(*arrays, **options)
 
 
-def on_numpy(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
-    scale: float | None = None,
-    is_causal: bool = False,
-) -> Any:
-    """Call it on NumPy, where it has no gradients."""
-    return _attend("numpy", query, key, value, bias, mask, scale, is_causal)
+def _on(backend: str) -> Any:
+    """Return the function on a backend, with the parameters that Keras names."""
+
+    def attend(
+        query: Any,
+        key: Any,
+        value: Any,
+        bias: Any = None,
+        mask: Any = None,
+        scale: float | None = None,
+        is_causal: bool = False,
+    ) -> Any:
+        return _attend(backend, query, key, value, bias, mask, scale, is_causal)
+
+    attend.__name__ = attend.__qualname__ = f"on_{backend}"  # by which other processes import it
+    return attend
 
 
-def on_jax(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
-    scale: float | None = None,
-    is_causal: bool = False,
-) -> Any:
-    """Call it on JAX."""
-    return _attend("jax", query, key, value, bias, mask, scale, is_causal)
-
-
-def on_torch(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
-    scale: float | None = None,
-    is_causal: bool = False,
-) -> Any:
-    """Call it on PyTorch."""
-    return _attend("torch", query, key, value, bias, mask, scale, is_causal)
+on_numpy, on_jax, on_torch = map(_on, ("numpy", "jax", "torch"))

@@ -408,6 +408,7 @@ def test_backward_has_names_of_its_own():
 
 def eager(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
     """Attention as their models call it: heads repeated by the module, and a mask that is added."""
+    assert module.head_dim == query.shape[-1]
     key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
     scores = query @ key.transpose(2, 3) * scaling
     if attention_mask is not None:

@@ -227,6 +227,11 @@ def test_plain_recipes_without_batch() -> None:
     assert {r.lead for r in plain_recipes(space, 0)} == {()}
 
 
+def test_plain_recipes_have_the_rank_that_is_accepted() -> None:
+    for rank, lead in (("rank 5", (2, 3)), ("rank 3", ()), ("rank 2", None)):
+        assert {r.lead for r in plain_recipes(Space(structure=frozenset({rank})), 0)} == {lead}
+
+
 def test_plain_recipes_keep_to_accepted_structure() -> None:
     space = Space(features=frozenset(), structure=frozenset({"rank 2", "D % 8"}))
     for recipe in plain_recipes(space, 0):
