@@ -30,8 +30,8 @@ LINES, LINE = 8, 300
 """Last lines of standard error that are kept, and characters of each."""
 PATIENCE = 0.2
 """Seconds for a process to end by itself, and for what it wrote last to come."""
-ROUNDS = 20
-"""Times that the processes of a session are looked for, to be ended."""
+END_SECONDS = 5.0
+"""Seconds at most to wait for processes that were killed: one may be busy in the kernel."""
 WATCH_SECONDS = 0.05
 """Time between two looks at the memory of a worker."""
 PROCESSES = Path("/proc")
@@ -324,16 +324,22 @@ def _drain(pipe: Any, lines: deque[str]) -> None:
         lines.append(rest[:LINE].decode("utf-8", "backslashreplace"))
 
 
-def _family(leader: int) -> list[int]:
-    """Return the running processes of a session and their descendants, where the system tells."""
-    parents, found = {}, set()
+def _running() -> dict[int, tuple[int, int]]:
+    """Return parent and session of each running process, where the system tells."""
+    found = {}
     for entry in PROCESSES.glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):
             state, parent, _, session, *_ = entry.read_text().rpartition(")")[2].split()
             if state not in "ZX":
-                parents[int(entry.parent.name)] = int(parent)
-                found |= {int(entry.parent.name)} if int(session) == leader else set()
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+                found[int(entry.parent.name)] = int(parent), int(session)
+    return found
+
+
+def _family(leader: int, running: Mapping[int, tuple[int, int]] | None = None) -> list[int]:
+    """Return the running processes of a session and their descendants."""
+    running = _running() if running is None else running
+    found = {pid for pid, (_, session) in running.items() if session == leader}
+    while more := {pid for pid, (parent, _) in running.items() if parent in found} - found:
         found |= more
     return list(found)
 
@@ -349,16 +355,17 @@ def _resident(pid: int) -> int:
 def _end_family(leader: int, known: Sequence[int]) -> None:
     """Kill every process of a session and its descendants, also those that they start meanwhile.
 
-    A process that leaves the session is found by its parent, while that runs; `known` has those
-    that were found before.
+    It returns when they are gone: a process that is killed runs until it is scheduled again. One
+    that leaves the session is found by its parent, while that runs; `known` has those that were
+    found before.
     """
-    pids = [*known, *_family(leader)]
+    deadline = time.monotonic() + END_SECONDS
+    left = {*known, *_family(leader)}
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-    for _ in range(ROUNDS):
-        for pid in pids:
+    while left and time.monotonic() < deadline:
+        for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        pids = _family(leader)
-        if not pids:
-            return
+        running = _running()
+        left = (left & running.keys()) | set(_family(leader, running))
