@@ -521,8 +521,7 @@ def list_command() -> None:
     console = Console()
     table = Table("target", "here", "about", box=None, pad_edge=False)
     for target in TARGETS.values():
-        here = "yes" if target.runs_here else escape(f"pip install 'npattn[{target.needs}]'")
-        table.add_row(target.name, here, target.about)
+        table.add_row(target.name, escape(target.lacks or "yes"), target.about)
     console.print(table)
     console.print()
     rules = Table("rule", "§", "about", box=None, pad_edge=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -78,16 +79,18 @@ def connect(
     else:
         backward_spec = backward and spec_of(backward)
     settings = _settings(framework, device) | {"backward": backward_spec}
+    variables = {} if known is None else known.environment
     if untrusted:
         settings |= {"fresh": True}
         seclusion = Seclusion(CHILD)
         own = seclusion.command(spec)
-        environment = seclusion.environment()
+        environment = {**seclusion.environment(), **variables}
         worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
         worker.seclusion = seclusion  # its folder lives as long
     else:
         own = [sys.executable, str(CHILD), spec, str(Path.cwd())]
-        worker = Worker(own, limits, settings, abilities=ABILITIES)
+        environment = {**os.environ, **variables}
+        worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
     if known is not None and "like" not in given:
         remote.conventions = known.conventions

@@ -19,8 +19,9 @@ from npattn.problem import Cotangents
 from npattn.profiles import PROFILES
 from npattn.testing import Implementation, ImplementationError, Recipe, check
 from npattn.testing.diagnosis.fingerprint import fingerprint_first
-from npattn.testing.targets import MODELS, TARGETS, Target, load, load_implementation
+from npattn.testing.targets import TARGETS, Target, load, load_implementation
 from npattn.testing.targets.numpy import flash, flash_backward
+from npattn.testing.targets.table import MODELS
 from npattn.testing.worker.connect import connect
 
 # Package whose arrays each target takes.
@@ -77,6 +78,61 @@ def test_load_without_package_names_extra(monkeypatch):
     assert not absent.runs_here
     with pytest.raises(MissingExtraError, match=r"x.f needs absent_package.*npattn\[absent_pack"):
         load("x.f")
+
+
+MEAN = """
+def f(q, k, v):
+    return (factor * v.mean(-2, keepdims=True) + 0 * q).astype(q.dtype)
+"""
+HOME = "npattn.testing.targets.numpy"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"pip": ("numpy==1.26.4",)}, r"numpy 1\.26\.4, and .* pip install 'numpy==1\.26\.4'"),
+        ({"pip": ("absent-one[x]==2",)}, r"absent-one 2, which is not installed: pip install"),
+        ({"pip": ("numpy>=1", f"numpy=={np.__version__}")}, None),
+        ({"device": "cuda"}, "an NVIDIA GPU, and there is none here"),
+    ],
+)
+def test_what_a_target_lacks_is_said(monkeypatch, tmp_path, more, message):
+    monkeypatch.setattr("npattn.testing.targets.target.DRIVER", tmp_path / "none")
+    one = Target("x.f", HOME, "flash", None, "numpy", PROFILES["npattn"], "for this test", **more)
+    monkeypatch.setitem(TARGETS, "x.f", one)
+    assert one.runs_here == (message is None)
+    if message is None:
+        assert load("x.f")[0] is flash
+    else:
+        with pytest.raises(MissingExtraError, match=f"x.f needs {message}"):
+            load("x.f")
+
+
+def test_variables_of_a_target_are_set_in_its_worker_and_nowhere_else(monkeypatch, tmp_path):
+    module = tmp_path / "reads_a_variable.py"
+    module.write_text("import os\nfactor = float(os.environ['FACTOR_OF_THIS_TEST'])\n" + MEAN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    one = Target(
+        "x.f",
+        "reads_a_variable",
+        "f",
+        None,
+        None,
+        PROFILES["npattn"],
+        "for this test",
+        environment={"FACTOR_OF_THIS_TEST": "3"},
+    )
+    monkeypatch.setitem(TARGETS, "x.f", one)
+    with pytest.raises(OptionError, match=r"x\.f needs FACTOR_OF_THIS_TEST=3 in the environment"):
+        load("x.f")
+    remote = connect("x.f")
+    q = np.ones((2, 3, 5, 7), np.float32)
+    np.testing.assert_array_equal(remote.forward(npattn.Problem(q, q, q))["o"], 3 * q)
+    remote.worker.close()
+    assert "FACTOR_OF_THIS_TEST" not in os.environ
+    monkeypatch.setenv("FACTOR_OF_THIS_TEST", "3")
+    assert load("x.f")[0](q, q, q)[0, 0, 0, 0] == 3
 
 
 @pytest.mark.parametrize(

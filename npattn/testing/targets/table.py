@@ -1,0 +1,122 @@
+"""The implementations known by name, a row each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npattn.profiles import PROFILES
+from npattn.testing.targets.target import Target
+
+__all__ = ["MODELS", "TARGETS"]
+
+_HERE = "npattn.testing.targets"
+MODELS = ("bert", "gemma2", "gpt2", "llama", "mistral", "phi", "qwen2", "t5", "whisper")
+"""Models of Hugging Face whose eager attention is a target."""
+
+
+def _row(name: str, home: str, profile: str, about: str | None = None, **more: Any) -> Target:
+    """Return a target; `home` is ``module:function``, the module one of this folder after a dot.
+
+    It needs the package that its name begins with, unless `needs` says otherwise.
+    """
+    module, _, function = home.partition(":")
+    known = PROFILES[profile]
+    return Target(
+        name,
+        _HERE + module if module.startswith(".") else module,
+        function,
+        more.pop("backward", None),
+        more.pop("needs", name.partition(".")[0]),
+        known,
+        known.about if about is None else about,
+        **more,
+    )
+
+
+def _drop_in(name: str, home: str, profile: str, about: str | None = None, **more: Any) -> Target:
+    """Return the target of a library's own function, called as its profile says."""
+    return _row(name, home, profile, about, drop_in=True, **more)
+
+
+def _of_model(name: str) -> Target:
+    """Return the target of a model's eager attention."""
+    return _drop_in(
+        f"transformers.{name}",
+        f"transformers.models.{name}.modeling_{name}:eager_attention_forward",
+        "transformers",
+        f"eager_attention_forward of Hugging Face's {name}",
+    )
+
+
+_NPATTN = (
+    _row(
+        "numpy.flash",
+        ".numpy:flash",
+        "npattn",
+        "online softmax in float32 with backward, shipped with npattn",
+        backward="flash_backward",
+        needs=None,
+    ),
+    _row(
+        "numpy.naive",
+        ".numpy:naive",
+        "npattn",
+        "the textbook ten lines, shipped with npattn: what everybody writes first",
+        needs=None,
+    ),
+)
+_TORCH = (
+    _row(
+        "torch.sdpa",
+        ".torch:sdpa",
+        "torch.sdpa",
+        "torch.nn.functional.scaled_dot_product_attention, as a user calls it",
+    ),
+    _row("torch.sdpa-math", ".torch:sdpa_math", "torch.sdpa", "the same, held to its MATH backend"),
+    _drop_in("torch.mha", ".torch:mha", "torch.mha"),
+    _drop_in("torch.flex", "torch.nn.attention.flex_attention:flex_attention", "flex"),
+    _row(
+        "npattn.torch",
+        ".torch:npattn_torch",
+        "npattn",
+        "npattn.torch.forward: the oracle on tensors, judged as anything else",
+        needs="torch",
+    ),
+    _row(
+        "npattn.torch-fused",
+        ".torch:npattn_fused",
+        "npattn",
+        "npattn.torch with engine=\"fused\": PyTorch's kernels in npattn's terms",
+        needs="torch",
+    ),
+)
+_JAX = (
+    _drop_in("jax.nn", "jax.nn:dot_product_attention", "jax.nn"),
+    _drop_in("flax.linen", "flax.linen:dot_product_attention", "flax"),
+    _drop_in("equinox", ".equinox:attention", "equinox"),
+)
+_ONNX = (
+    _row(
+        "onnx.reference",
+        ".onnx:attention",
+        "onnx",
+        "operator Attention of ONNX, opset 25, by its reference evaluator; forward only",
+    ),
+    _row(
+        "onnxruntime",
+        ".onnxruntime:attention",
+        "onnxruntime",
+        "operator Attention, opset 24, by ONNX Runtime on the CPU; forward only",
+    ),
+)
+_KERAS = (
+    _drop_in("keras.numpy", ".keras:on_numpy", "keras"),
+    _drop_in("keras.jax", ".keras:on_jax", "keras.jax"),
+    _drop_in("keras.torch", ".keras:on_torch", "keras.torch"),
+)
+_OTHERS = (_drop_in("mlx", ".mlx:attention", "mlx"),)
+_TRANSFORMERS = tuple(map(_of_model, MODELS))
+
+_ALL = (*_NPATTN, *_TORCH, *_JAX, *_ONNX, *_KERAS, *_OTHERS, *_TRANSFORMERS)
+TARGETS = {target.name: target for target in _ALL}
+"""The known targets, by name."""

@@ -1,0 +1,116 @@
+"""An implementation known by name, and what it needs to run."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from npattn.conventions import Conventions
+from npattn.errors import OptionError
+from npattn.profiles import Profile
+
+__all__ = ["Target"]
+
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True)
+class Target:
+    """An implementation known by name.
+
+    Attributes
+    ----------
+    name : str
+    module, function : str
+        Its import path.
+    backward : str or None
+        Name of its backward in the same module; None for autograd, or no gradients.
+    needs : str or None
+        The package that it needs, by the name that is imported.
+    profile : Profile
+    about : str
+    drop_in : bool
+        It is called as the library's own function is: its profile says how.
+    pip : tuple of str
+        What `pip install` gets for it; default: the extra of npattn that is named as `needs`. A
+        version fixed by ``==`` asks for an environment of its own, unless that one is installed.
+    environment : mapping
+        Variables of its worker's process, set before anything is imported.
+    device : str
+        Where it runs: "cpu", or "cuda" where it needs an NVIDIA GPU.
+    """
+
+    name: str
+    module: str
+    function: str
+    backward: str | None
+    needs: str | None
+    profile: Profile
+    about: str
+    drop_in: bool = False
+    pip: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    device: str = "cpu"
+
+    @property
+    def conventions(self) -> Conventions:
+        """The conventions of its profile."""
+        return self.profile.conventions
+
+    @property
+    def like(self) -> str | None:
+        """Name of the profile that says how to call it; None if npattn's own names do."""
+        return self.profile.name if self.drop_in else None
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """What `pip install` gets for it; empty if npattn is enough."""
+        return self.pip or (() if self.needs is None else (f"npattn[{self.needs}]",))
+
+    @property
+    def lacks(self) -> str | None:
+        """What it lacks to run here, in words with the pip line; None if nothing."""
+        if self.device == "cuda" and not DRIVER.exists():
+            return "an NVIDIA GPU, and there is none here"
+        line = "pip install " + " ".join(f"'{one}'" for one in self.requirements)
+        if self.needs is not None and importlib.util.find_spec(self.needs) is None:
+            return f"{self.needs}, which is not installed: {line}"
+        for package, version in self._fixed_versions():
+            try:
+                here = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                return f"{package} {version}, which is not installed: {line}"
+            if here != version:
+                return f"{package} {version}, and {here} is installed: {line}"
+        return None
+
+    @property
+    def runs_here(self) -> bool:
+        """True if what it needs is installed."""
+        return self.lacks is None
+
+    def _fixed_versions(self) -> list[tuple[str, str]]:
+        """Return the packages whose version is fixed, with that."""
+        parts = (one.partition("==") for one in self.pip)
+        return [(package.partition("[")[0], version) for package, sign, version in parts if sign]
+
+    def check_environment(self) -> None:
+        """Raise `OptionError` if a variable that its process needs is not set in this one."""
+        missing = [f"{n}={x}" for n, x in self.environment.items() if os.environ.get(n) != x]
+        if missing:
+            raise OptionError(
+                f"{self.name} needs {' '.join(missing)} in the environment: start Python with it, "
+                "or judge it in a worker, as npattn check does"
+            )
+
+    def load(self) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
+        """Import the callable and its backward."""
+        module = importlib.import_module(self.module)
+        backward = None if self.backward is None else getattr(module, self.backward)
+        return getattr(module, self.function), backward
