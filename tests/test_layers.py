@@ -32,6 +32,7 @@ LAYERS = (
     {"__init__", "torch", "plot", "train"},
     {"testing"},
     {"zoo"},
+    {"matrix"},
     {"bench"},
     {"cli"},
     {"__main__"},
