@@ -34,6 +34,7 @@ try:
     from npattn.testing.rules import PROPERTIES
     from npattn.testing.runner.journal import Journal
     from npattn.testing.targets import TARGETS, load_implementation, spec_of
+    from npattn.testing.targets.environments import choose_python
     from npattn.testing.worker.connect import CHILD, connect
     from npattn.testing.worker.supervisor import Limits
 except ImportError as err:
@@ -79,6 +80,13 @@ def worker_options(command: Any) -> Any:
             metavar="COMMAND",
             help="Program that speaks docs/protocol.md on its standard input and output; TARGET is "
             "its name in the report.",
+        ),
+        click.option(
+            "--envs",
+            metavar="DIR",
+            type=click.Path(file_okay=False),
+            help="Folder of virtual environments: where a known TARGET needs packages that are not "
+            "here, pip installs them there, and the worker runs in it.",
         ),
         click.option(
             "--timeout",
@@ -279,6 +287,7 @@ def _check(
     convention_words: tuple[str, ...],
     in_process: bool,
     command: str | None,
+    envs: str | None,
     timeout: float | None,
     memory: str | None,
     must: str | None,
@@ -301,6 +310,7 @@ def _check(
         }
         limits = Limits(timeout, _bytes(memory))
         here = "--in-process" if in_process else "--sweep" if sweep else ""
+        given["envs"] = envs
         implementation = _open(target, here, command, limits, untrusted, device, **given)
         conventions = _with_conventions(implementation.conventions, convention_words)
         with _ProgressBar() as (bar, advance), _interruptible():
@@ -402,6 +412,7 @@ def _open(
     limits: Limits,
     untrusted: bool,
     device: str | None,
+    envs: str | None = None,
     **given: Any,
 ) -> Implementation:
     """Return the implementation in a worker, or in this process if a flag asks for it `here`."""
@@ -409,17 +420,27 @@ def _open(
         target = target or DEFAULT_TARGET
     if not here:
         given |= {"device": device, "limits": limits, "untrusted": untrusted}
+        given["python"] = None if envs is None else _python_in(envs, target)
         return connect(target, command=command, **given)
-    _refuse_limits(limits, command, untrusted, here)
+    _refuse_limits(limits, command, untrusted, envs, here)
     implementation = load_implementation(target or DEFAULT_TARGET, **given)
     if device is not None:
         implementation.on(device)
     return implementation
 
 
-def _refuse_limits(limits: Limits, command: str | None, untrusted: bool, flag: str) -> None:
+def _python_in(envs: str, target: str | None) -> Path | None:
+    """Return the Python of a known target's environment, None if this one has what it needs."""
+    if target not in TARGETS:
+        raise OptionError(f"--envs needs a name that npattn list shows, and TARGET is {target!r}")
+    return choose_python(TARGETS[target], Path(envs), lambda line: click.echo(line, err=True))
+
+
+def _refuse_limits(
+    limits: Limits, command: str | None, untrusted: bool, envs: str | None, flag: str
+) -> None:
     given = {"--worker": command, "--timeout": limits.timeout, "--memory": limits.memory}
-    given |= {"--untrusted": untrusted or None}
+    given |= {"--untrusted": untrusted or None, "--envs": envs}
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise OptionError(f"{' and '.join(named)} need a worker, and {flag} calls TARGET here")

@@ -52,7 +52,7 @@ def spec_of(target: str) -> str:
         known = TARGETS[target]
         if not known.runs_here:
             raise MissingExtraError(f"{target} needs {known.lacks}")
-        return f"{known.module}:{known.function}"
+        return known.path
     home, colon, name = target.rpartition(":")
     if not colon or not home or not name:
         near = difflib.get_close_matches(target, TARGETS, n=1)

@@ -59,6 +59,11 @@ class Target:
     device: str = "cpu"
 
     @property
+    def path(self) -> str:
+        """Its import path as one word, ``module:function``."""
+        return f"{self.module}:{self.function}"
+
+    @property
     def conventions(self) -> Conventions:
         """The conventions of its profile."""
         return self.profile.conventions
@@ -76,7 +81,7 @@ class Target:
     @property
     def lacks(self) -> str | None:
         """What it lacks to run here, in words with the pip line; None if nothing."""
-        if self.device == "cuda" and not DRIVER.exists():
+        if not self.can_be_installed:
             return "an NVIDIA GPU, and there is none here"
         line = "pip install " + " ".join(f"'{one}'" for one in self.requirements)
         if self.needs is not None and importlib.util.find_spec(self.needs) is None:
@@ -89,6 +94,11 @@ class Target:
             if here != version:
                 return f"{package} {version}, and {here} is installed: {line}"
         return None
+
+    @property
+    def can_be_installed(self) -> bool:
+        """True if it runs here once its packages are installed."""
+        return self.device != "cuda" or DRIVER.exists()
 
     @property
     def runs_here(self) -> bool:

@@ -13,6 +13,7 @@ from npattn.testing.adapters.base import format_exception_line
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import Spec, by_spec
 from npattn.testing.targets import TARGETS, spec_of
+from npattn.testing.targets.environments import PackageFolder
 from npattn.testing.worker.child import ABILITIES, Tensor
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.seclude import Seclusion
@@ -33,6 +34,7 @@ def connect(
     device: str | None = None,
     limits: Limits = Limits(),  # noqa: B008  it is frozen
     untrusted: bool = False,
+    python: str | Path | None = None,
     **arguments: Any,
 ) -> Remote:
     """Return an implementation that lives in a worker.
@@ -51,6 +53,9 @@ def connect(
     limits : Limits
     untrusted : bool
         Hide npattn from it, and the user's folders and environment variables.
+    python : str or Path, optional
+        Python that runs the worker, with NumPy and what the target needs, as
+        `npattn.testing.targets.environments.choose_python` finds it; default: this one.
     **arguments
         layout, like, rename, features of `Implementation`.
 
@@ -67,13 +72,18 @@ def connect(
     if command is not None:
         if untrusted:
             raise OptionError("got untrusted beside a command: it starts what it likes")
+        if python is not None:
+            raise OptionError("got python beside a command: it names its own")
         if backward is not None:
             raise OptionError("got backward beside a command: its worker names it")
         worker = Worker(shlex.split(command), limits, _settings(framework, device))
         return Remote(worker, **({} if target is None else {"name": target}), **given)
     if target is None:
         raise OptionError("target is None, must be named without a command")
-    spec, known = spec_of(target), TARGETS.get(target)
+    if untrusted and python is not None:
+        raise OptionError("got untrusted beside python: it hides the packages of this one alone")
+    known = TARGETS.get(target)
+    spec = spec_of(target) if python is None or known is None else known.path
     if known is not None and backward is None and known.backward is not None:
         backward_spec: str | None = f"{known.module}:{known.backward}"
     else:
@@ -88,9 +98,13 @@ def connect(
         worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
         worker.seclusion = seclusion  # its folder lives as long
     else:
-        own = [sys.executable, str(CHILD), spec, str(Path.cwd())]
+        own, folder = [sys.executable, str(CHILD), spec, str(Path.cwd())], None
+        if python is not None:
+            folder = PackageFolder()
+            own = [str(python), "-I", str(CHILD), spec, str(folder.path), str(Path.cwd())]
         environment = {**os.environ, **variables}
         worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
+        worker.seclusion = folder  # it lives as long
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
     if known is not None and "like" not in given:
         remote.conventions = known.conventions

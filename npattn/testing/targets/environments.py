@@ -1,0 +1,185 @@
+"""Virtual environments for targets: a folder each, made by pip, in which their workers run."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import npattn
+from npattn.errors import MissingExtraError, OptionError
+from npattn.testing.targets.target import Target
+
+__all__ = ["PackageFolder", "choose_python", "make_environment"]
+
+NEEDS = ("numpy>=2.0", "ml_dtypes>=0.5", "threadpoolctl>=3.1")
+"""What npattn itself and the worker need; npattn is put on the path, and not installed."""
+MARKER = "npattn.json"
+"""File that is written last: a folder without it is a half that was left."""
+LAST_LINES = 12
+"""Lines of pip's output that an error shows."""
+EXTRA = re.compile(r"npattn\[(.*)\]")
+CONDITION = re.compile(r"""(.*?)\s*;\s*extra\s*==\s*["'](.*)["']""")
+
+
+def choose_python(
+    target: Target, folder: Path, tell: Callable[[str], None] | None = None
+) -> Path | None:
+    """Return the Python that has what a target needs, None if this one has.
+
+    Parameters
+    ----------
+    target : Target
+    folder : Path
+        Where the environments are, one folder for each list of requirements.
+    tell : callable, optional
+        Called with a line before an environment is made, which may take minutes.
+
+    Raises
+    ------
+    MissingExtraError
+        If the packages cannot be installed, or it needs a GPU that is not there.
+    """
+    if target.runs_here:
+        return None
+    if not target.can_be_installed:
+        raise MissingExtraError(f"{target.name} needs {target.lacks}")
+    return make_environment(list_packages(target.requirements), folder, tell)
+
+
+def list_packages(requirements: Sequence[str]) -> tuple[str, ...]:
+    """Return requirements with the packages of each extra of npattn in its place.
+
+    Raises
+    ------
+    OptionError
+        If npattn's metadata do not name them: it is not installed, or has no such extra.
+    """
+    packages: list[str] = []
+    for requirement in requirements:
+        extra = EXTRA.fullmatch(requirement)
+        packages += [requirement] if extra is None else _list_extra(extra[1])
+    return tuple(dict.fromkeys(packages))
+
+
+def _list_extra(extra: str) -> list[str]:
+    try:
+        lines = importlib.metadata.requires("npattn") or []
+    except importlib.metadata.PackageNotFoundError:
+        lines = []
+    found = [match for line in lines if (match := CONDITION.fullmatch(line))]
+    packages = [match[1] for match in found if match[2] == extra]
+    if not packages:
+        raise OptionError(
+            f"npattn[{extra}] is not known to the npattn that is installed: pip install it anew"
+        )
+    return packages
+
+
+def make_environment(
+    requirements: Sequence[str], folder: Path, tell: Callable[[str], None] | None = None
+) -> Path:
+    """Return the Python of an environment with these packages; make it if it is not there.
+
+    Parameters
+    ----------
+    requirements : sequence of str
+        Packages as `pip install` gets them.
+    folder : Path
+        Where the environments are. One that is whole is used again, a half is made anew; a second
+        process waits for the first.
+    tell : callable, optional
+        Called with a line before it is made.
+
+    Raises
+    ------
+    MissingExtraError
+        If pip fails; the message has its last lines.
+    OptionError
+        If the folder cannot be written.
+    """
+    own = folder.absolute() / _name(requirements)
+    python = own / "bin" / "python"
+    try:
+        own.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(own.with_name(own.name + ".lock")):
+            if not ((own / MARKER).is_file() and python.exists()):
+                line = "pip install " + " ".join(f"'{one}'" for one in requirements)
+                if tell is not None:
+                    tell(f"making {own}: {line}")
+                shutil.rmtree(own, ignore_errors=True)
+                _fill(own, python, [*NEEDS, *requirements], line)
+                (own / MARKER).write_text(json.dumps({"requirements": list(requirements)}))
+    except OSError as err:
+        raise OptionError(f"the folder of environments {folder} cannot be used: {err}") from err
+    return python
+
+
+def _fill(own: Path, python: Path, packages: Sequence[str], line: str) -> None:
+    """Make an environment and install packages, by the pip of this Python or one of its own."""
+    ours = importlib.util.find_spec("pip") is not None  # it saves seconds
+    _run([sys.executable, "-I", "-m", "venv", *(["--without-pip"] if ours else []), str(own)], line)
+    own_pip = [str(python), "-I", "-m", "pip"]
+    pip = [sys.executable, "-I", "-m", "pip", "--python", str(python)] if ours else own_pip
+    _run([*pip, "install", "--disable-pip-version-check", "--no-input", *packages], line)
+
+
+def _name(requirements: Sequence[str]) -> str:
+    """Return the name of an environment's folder: readable, and another one for other contents."""
+    python = f"py{sys.version_info[0]}.{sys.version_info[1]}"
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(requirements)).strip("-.")[:60]
+    whole = "\n".join((python, *NEEDS, *requirements))
+    return f"{words}-{python}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+
+def _run(command: Sequence[str], line: str) -> None:
+    """Run a step of making an environment.
+
+    Raises
+    ------
+    MissingExtraError
+        If it fails.
+    """
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode != 0:
+        last = "\n  ".join([x for x in done.stdout.splitlines() if x.strip()][-LAST_LINES:])
+        raise MissingExtraError(
+            f"the environment with {line} cannot be made, exit code {done.returncode}:\n  {last}"
+        )
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold a file that one process at a time can hold."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class PackageFolder:
+    """A folder with a link to npattn alone, which is removed with the object.
+
+    The folder that npattn lies in may have every other package of this Python.
+
+    Attributes
+    ----------
+    path : Path
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="npattn-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        (self.path / "npattn").symlink_to(Path(npattn.__file__).parent)
