@@ -1,20 +1,25 @@
-"""Command line: npattn check, worker, fingerprint, list, zoo, bench, plot, train."""
+"""Command line: npattn check, worker, fingerprint, list, zoo, bench, plot, train; matrix later."""
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import secrets
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from npattn.conventions import Conventions
 from npattn.errors import MissingExtraError, NpattnError, OptionError
+from npattn.parsing import (
+    interruptible,
+    parse_memory,
+    parse_seconds,
+    parse_seed,
+    path_to_write,
+)
 from npattn.profiles import PROFILES
 
 try:
@@ -46,14 +51,27 @@ __all__ = ["cli"]
 
 DEFAULT_TARGET = "numpy.flash"
 INTERRUPTED = 130
-UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
-"""Powers of two, by unit of memory."""
-SECONDS = {"s": 1, "m": 60, "h": 3600}
 OUTPUTS = ("verbose", "json_path", "html_path", "script_path")
 """Parameters of `npattn check` that change nothing of what is asked."""
 
 
-@click.group()
+class _Commands(click.Group):
+    """Commands, of which some are imported when they are called."""
+
+    LATER = {"matrix": ("npattn.matrix.command", "matrix_command")}  # noqa: RUF012  it is constant
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self.LATER])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.LATER:
+            return super().get_command(ctx, cmd_name)
+        module, name = self.LATER[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.group(cls=_Commands)
 @click.version_option(package_name="npattn")
 def cli() -> None:
     """Judge whether an attention implementation is right."""
@@ -121,7 +139,7 @@ def worker_options(command: Any) -> Any:
 @click.option(
     "--seed",
     metavar="N|random",
-    callback=lambda _, __, text: _parse_seed(text),
+    callback=lambda _, __, text: parse_seed(text),
     help="Seed of everything random.  [default: 0; random with --untrusted]",
 )
 @framework_option
@@ -215,7 +233,7 @@ def worker_options(command: Any) -> Any:
 @click.option(
     "--budget",
     metavar="TIME",
-    callback=lambda _, __, text: _parse_seconds(text),
+    callback=lambda _, __, text: parse_seconds(text),
     help="Ask as much as there is time for, as 60s, 10m or 2h, a few examples of every rule first.",
 )
 @click.option(
@@ -299,7 +317,7 @@ def _check(
 ) -> None:
     """Check, write the files, print the report and exit."""
     try:
-        json_file, html_file, script_file = map(_file, (json_path, html_path, script_path))
+        json_file, html_file, script_file = map(path_to_write, (json_path, html_path, script_path))
         expected = {} if expect_path is None else read_expected(expect_path)
         given: dict[str, Any] = {
             "backward": backward,
@@ -308,12 +326,12 @@ def _check(
             "like": like,
             "rename": _renames(renames) or None,
         }
-        limits = Limits(timeout, _bytes(memory))
+        limits = Limits(timeout, parse_memory(memory))
         here = "--in-process" if in_process else "--sweep" if sweep else ""
         given["envs"] = envs
         implementation = _open(target, here, command, limits, untrusted, device, **given)
         conventions = _with_conventions(implementation.conventions, convention_words)
-        with _ProgressBar() as (bar, advance), _interruptible():
+        with _ProgressBar() as (bar, advance), interruptible():
             report = check(
                 implementation,
                 conventions=conventions,
@@ -370,35 +388,6 @@ def _exit_code(report: Report) -> int:
     return 2 if report.missing and not failed else 1
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let a request to end (SIGTERM) interrupt as Ctrl-C does, so that what is known is told."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _parse_seed(text: str | None) -> int | None:
-    """Parse the seed: a number, or "random" for one of 64 bits."""
-    if text == "random":
-        return secrets.randbits(64)
-    if text is not None and not text.isdigit():
-        raise click.BadParameter(f"{text!r} must be a number, or random")
-    return None if text is None else int(text)
-
-
-def _parse_seconds(text: str | None) -> float | None:
-    """Parse "60s", "10m" or "2h" into seconds."""
-    if text is None:
-        return None
-    number, unit = text[:-1], text[-1:].lower()
-    if unit not in SECONDS or not number.isdigit() or not int(number):
-        raise click.BadParameter(f"{text!r} must look like 60s, 10m or 2h")
-    return float(int(number) * SECONDS[unit])
-
-
 def _gradients(implementation: Implementation) -> tuple[str, ...]:
     """Return the gradients of what it takes."""
     options = [f"d{name}" for name in ("bias", "sinks") if name in implementation.features]
@@ -444,25 +433,6 @@ def _refuse_limits(
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise OptionError(f"{' and '.join(named)} need a worker, and {flag} calls TARGET here")
-
-
-def _bytes(text: str | None) -> int | None:
-    """Parse "500M" or "4G" into bytes."""
-    if text is None:
-        return None
-    number, unit = text[:-1], text[-1:].upper()
-    if unit not in UNITS or not number.isdigit() or not int(number):
-        raise OptionError(f"--memory is {text!r}, must look like 500M or 4G")
-    return int(number) << UNITS[unit]
-
-
-def _file(path: str | None) -> Path | None:
-    """Return the absolute path of a file to write: what is judged may change the folder."""
-    if path is None:
-        return None
-    if not Path(path).absolute().parent.is_dir():
-        raise OptionError(f"the folder of {path} does not exist; create it first")
-    return Path(path).absolute()
 
 
 def _print_anything() -> None:
@@ -525,7 +495,7 @@ def fingerprint_command(
     conventions found, or its process ended; 2: wrong usage, or it is not attention.
     """
     try:
-        limits, here = Limits(timeout, _bytes(memory)), "--in-process" if in_process else ""
+        limits, here = Limits(timeout, parse_memory(memory)), "--in-process" if in_process else ""
         given["rename"] = _renames(renames) or None
         implementation = _open(target, here, command, limits, False, device, **given)
         candidates = in_layouts(implementation) if given["layout"] is None else [implementation]
@@ -693,7 +663,7 @@ def bench_command(
             options["lengths"] = _lengths(lengths)
         settings = Settings(**options)
         for path in (json_path, picture_path):
-            _file(path)
+            path_to_write(path)
         if picture_path is not None:
             from npattn.bench import picture
 

@@ -15,7 +15,7 @@ ROOT = Path(npattn.__file__).parent
 # A module may import those of earlier lines, and of its own name's folder; never its own line.
 LAYERS = (
     {"errors", "threads"},
-    {"options", "arrays"},
+    {"options", "arrays", "parsing"},
     {"checks"},
     {"sizes"},
     {"problem"},
@@ -76,8 +76,9 @@ CONFINED = {
     "hypothesis": ("testing/cases/strategies.py", "testing/runner/search.py"),
     "matplotlib": ("plot/", "bench/picture.py"),
     "sklearn": ("train.py",),
-    "rich": ("cli.py", "testing/report/report.py"),
-    "click": ("cli.py",),
+    "distributed": ("matrix/cluster.py",),
+    "rich": ("cli.py", "matrix/command.py", "matrix/progress.py", "testing/report/report.py"),
+    "click": ("cli.py", "parsing.py", "matrix/command.py"),
 }
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))

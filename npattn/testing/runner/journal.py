@@ -18,7 +18,7 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.runner.search import Standing
 
-__all__ = ["Answer", "Journal", "answer_of", "recipe_of"]
+__all__ = ["Answer", "Journal", "answer_of", "cut_last_line", "read_lines", "recipe_of"]
 
 VERSION = 1
 SCALARS = ("rule", "semantics", "about", "dtype", "status", "worst", "examples", "message", "level")
@@ -76,7 +76,7 @@ class Journal:
             If there is no such file, or it is no journal of this version.
         """
         journal = cls(path)
-        lines = _lines(journal.path)
+        lines = read_lines(journal.path)
         if not lines or lines[0].get("journal") != VERSION:
             raise OptionError(
                 f"{path} is no journal that this version of npattn can continue: begin a new one "
@@ -116,7 +116,7 @@ class Journal:
                 f"{self.path} is the journal of another check: {'; '.join(changes)}; ask the same, "
                 "or begin a new one (journal, --journal)"
             )
-        _cut_last_line(self.path)
+        cut_last_line(self.path)
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Append a line; several processes may write to one file."""
@@ -178,7 +178,7 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a file, without a last line that was cut off."""
     try:
         text = path.read_text("utf-8")
@@ -193,7 +193,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _cut_last_line(path: Path) -> None:
+def cut_last_line(path: Path) -> None:
     """Remove what follows the last whole line: its writer ended within it."""
     data = path.read_bytes()
     os.truncate(path, data.rfind(b"\n") + 1)

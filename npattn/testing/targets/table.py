@@ -10,6 +10,8 @@ from npattn.testing.targets.target import Target
 __all__ = ["MODELS", "TARGETS"]
 
 _HERE = "npattn.testing.targets"
+_SINGLE = {"keras.numpy", "keras.torch", "mlx", "onnx.reference", "onnxruntime"}
+"""They take float64, and compute in float32, as run."""
 MODELS = ("bert", "gemma2", "gpt2", "llama", "mistral", "phi", "qwen2", "t5", "whisper")
 """Models of Hugging Face whose eager attention is a target."""
 
@@ -21,6 +23,8 @@ def _row(name: str, home: str, profile: str, about: str | None = None, **more: A
     """
     module, _, function = home.partition(":")
     known = PROFILES[profile]
+    if name in _SINGLE:
+        more["dtypes"] = ("float32",)
     return Target(
         name,
         _HERE + module if module.startswith(".") else module,

@@ -44,6 +44,9 @@ class Target:
         Variables of its worker's process, set before anything is imported.
     device : str
         Where it runs: "cpu", or "cuda" where it needs an NVIDIA GPU.
+    dtypes : tuple of str
+        Of float32 and float64 those that it computes in, as run: it may take others, and convert
+        them.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Target:
     pip: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
+    dtypes: tuple[str, ...] = ("float32", "float64")
 
     @property
     def path(self) -> str:

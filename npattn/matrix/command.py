@@ -1,0 +1,191 @@
+"""Command line of the matrix: npattn matrix."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from npattn.errors import NpattnError, OptionError
+from npattn.matrix.journal import MatrixJournal
+from npattn.matrix.markdown import write_table
+from npattn.matrix.plan import choose_targets
+from npattn.matrix.processes import Executor, Local
+from npattn.matrix.progress import ProgressLines
+from npattn.matrix.result import Matrix
+from npattn.matrix.run import run_matrix
+from npattn.parsing import interruptible, parse_memory, parse_seconds, parse_seed, path_to_write
+from npattn.testing.check import DTYPES
+
+__all__ = ["matrix_command"]
+
+INTERRUPTED = 130
+ELSEWHERE = ("json_path", "markdown_path", "resume_path", "processes", "cluster")
+"""Parameters that change nothing of the result, and may stand beside --resume."""
+
+
+@click.command("matrix")
+@click.option(
+    "--targets",
+    metavar="A,B",
+    help="Names that npattn list shows, beginnings of them, or specs.  [default: all]",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(DTYPES),
+    help="May be given several times.  [default: float32, and float64 where it is native]",
+)
+@click.option("--examples", default=20, show_default=True, type=click.IntRange(1), help="Per rule.")
+@click.option(
+    "--seed",
+    metavar="N|random",
+    default="0",
+    show_default=True,
+    callback=lambda _, __, text: parse_seed(text),
+    help="Seed of everything random.",
+)
+@click.option("--only", multiple=True, metavar="RULE", help="A rule, or a prefix of several.")
+@click.option(
+    "--blocks",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Parts into which the rules of a target are split, for more machines than targets.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds a call.  [default: 10; 120 for the first of a shape where it compiles]",
+)
+@click.option("--memory", metavar="SIZE", help="Memory that a target may use, as 500M or 4G.")
+@click.option(
+    "--limit",
+    metavar="TIME",
+    default="30m",
+    show_default=True,
+    callback=lambda _, __, text: parse_seconds(text),
+    help="Time for one target in one dtype, as 60s, 10m or 2h.",
+)
+@click.option(
+    "-n",
+    "--processes",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Targets that are judged at once.",
+)
+@click.option(
+    "--envs",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Folder of virtual environments: where a target needs packages that are not here, pip "
+    "installs them there, and its worker runs in it.",
+)
+@click.option(
+    "--cluster",
+    metavar="WHERE",
+    help="Judge on a cluster of Dask: local:N for N workers here, or the address of a scheduler.",
+)
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False), help="Write everything to this file."
+)
+@click.option(
+    "--markdown",
+    "markdown_path",
+    type=click.Path(dir_okay=False),
+    help="Write the table to this file.",
+)
+@click.option(
+    "--journal",
+    "journal_path",
+    type=click.Path(dir_okay=False),
+    help="New file that takes each result as it comes, to --resume from.",
+)
+@click.option(
+    "--resume",
+    "resume_path",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Go on with the matrix of a --journal; all that is asked comes from there.",
+)
+def matrix_command(
+    targets: str | None,
+    json_path: str | None,
+    markdown_path: str | None,
+    journal_path: str | None,
+    resume_path: str | None,
+    processes: int,
+    cluster: str | None,
+    memory: str | None,
+    **asked: Any,
+) -> None:
+    """Judge many targets in their dtypes by every rule, and print a table.
+
+    Each target is judged in a process of its own, and runs in a worker: what crashes or hangs
+    costs its row. Whoever cannot run here has a row that says what it lacks.
+    Exit code 0: all were judged, whatever their rules say; 1: the judging of one crashed or ran
+    out of time; 2: wrong usage; 130: interrupted, with a table of what is known.
+    """
+    try:
+        json_file, markdown_file = path_to_write(json_path), path_to_write(markdown_path)
+        asked |= {"targets": None if targets is None else targets.split(",")}
+        asked |= {"memory": parse_memory(memory)}
+        asked |= {name: list(asked[name]) or None for name in ("dtypes", "only")}
+        journal = None
+        if resume_path is not None:
+            journal = _resume(resume_path, journal_path)
+            asked = journal.question
+        elif journal_path is not None:
+            journal = MatrixJournal.create(journal_path, asked)
+        choose_targets(asked["targets"], asked["envs"])  # before a cluster is begun
+        executor = Local(processes) if cluster is None else _begin_cluster(cluster)
+        matrix, interrupted = _run(executor, journal, asked)
+    except NpattnError as err:
+        raise click.UsageError(str(err)) from err
+    if json_file is not None:
+        matrix.to_json(json_file)
+    table = write_table(matrix)
+    if markdown_file is not None:
+        Path(markdown_file).write_text(table, "utf-8")
+    Console().print(table, end="", markup=False, highlight=False, soft_wrap=True)
+    if interrupted:
+        if journal is not None:
+            click.echo(f"npattn matrix --resume {journal.path} goes on", err=True)
+        sys.exit(INTERRUPTED)
+    sys.exit(any(run.state in ("crashed", "timed out") for run in matrix.runs))
+
+
+def _resume(path: str, beside_journal: str | None) -> MatrixJournal:
+    """Return the journal of an earlier matrix; what was asked stands there, and there alone."""
+    context, here = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
+    beside = [n for n in context.params if context.get_parameter_source(n) == here]
+    beside = [n for n in beside if n not in ELSEWHERE]
+    if beside or beside_journal is not None:
+        raise OptionError(f"got {', '.join(beside)} beside --resume: {path} has what is asked")
+    journal = MatrixJournal.resume(path)
+    click.echo(f"goes on with {path}: {len(journal.results)} units done", err=True)
+    return journal
+
+
+def _begin_cluster(where: str) -> Executor:
+    from npattn.matrix.cluster import Cluster  # and with it, where it is installed, Dask
+
+    return Cluster(where)
+
+
+def _run(
+    executor: Executor, journal: MatrixJournal | None, asked: dict[str, Any]
+) -> tuple[Matrix, bool]:
+    """Run the matrix; return it, and True if it was interrupted."""
+    try:
+        with ProgressLines() as progress, interruptible():
+            return run_matrix(**asked, executor=executor, journal=journal, progress=progress), False
+    except KeyboardInterrupt as err:
+        if not hasattr(err, "matrix"):  # nothing was begun
+            sys.exit(INTERRUPTED)
+        matrix: Matrix = err.matrix
+        return matrix, True

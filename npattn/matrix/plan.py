@@ -1,0 +1,194 @@
+"""Plan of a matrix: which target is judged in which dtype, and in which units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from npattn.errors import OptionError
+from npattn.matrix.result import Row, Run
+from npattn.matrix.unit import Result, Unit
+from npattn.profiles import PROFILES
+from npattn.testing.check import DTYPES
+from npattn.testing.levels import LEVELS
+from npattn.testing.rules import PROPERTIES
+from npattn.testing.runner.merge import merge_answers
+from npattn.testing.targets import TARGETS, Target, spec_of
+
+__all__ = ["DEFAULT_DTYPES", "Pair", "choose_rules", "choose_targets", "plan_pairs"]
+
+DEFAULT_DTYPES = ("float32", "float64")
+"""The first is asked of every target, the others of those that compute in them."""
+
+
+@dataclass
+class Pair:
+    """A target in one dtype, and how far its judging has come.
+
+    Attributes
+    ----------
+    target, dtype : str
+    lacks : str
+        Why it cannot run here; "" if it can.
+    asked : list of Unit
+        Units that ask, and whose answers `report` takes; none if it asks itself.
+    report : Unit
+    results : dict
+        Results by key of a unit.
+    """
+
+    target: str
+    dtype: str
+    lacks: str
+    asked: list[Unit]
+    report: Unit
+    results: dict[str, Result] = field(default_factory=dict)
+
+    def begin(self) -> list[Unit]:
+        """Return the units to do first, without those that are done."""
+        if self.lacks:
+            return []
+        return [unit for unit in self.asked if unit.key not in self.results] or self.next()
+
+    def next(self) -> list[Unit]:
+        """Return what follows the units done so far: the report, once all answers are there."""
+        missing = any(unit.key not in self.results for unit in self.asked)
+        if self.lacks or missing or self.report.key in self.results:
+            return []
+        lost = [self.results[u.key] for u in self.asked if self.results[u.key].state != "done"]
+        if lost:  # it would ask all of it again
+            self.results[self.report.key] = replace(lost[0], answers=())
+            return []
+        answers = merge_answers([self.results[unit.key].answers for unit in self.asked])
+        return [replace(self.report, answers=answers)]
+
+    def run(self) -> Run:
+        """Return the run as a matrix has it."""
+        result = self.results.get(self.report.key)
+        if result is None:
+            return Run(self.target, self.dtype, "not run", self.lacks or "interrupted")
+        seconds = sum(one.seconds for one in self.results.values())
+        state: Any = result.state
+        return Run(self.target, self.dtype, state, result.why, round(seconds, 3), result.report)
+
+
+def choose_rules(only: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the rules that `only` names or begins, by level; all for None.
+
+    Raises
+    ------
+    OptionError
+        If a word begins no rule.
+    """
+    chosen: list[str] = []
+    for word in PROPERTIES if only is None else only:
+        found = [word] if word in PROPERTIES else [n for n in PROPERTIES if n.startswith(word)]
+        if not found:
+            raise OptionError(f"{word!r} is not a rule, must be one of {', '.join(PROPERTIES)}")
+        chosen += [name for name in found if name not in chosen]
+    levels = list(LEVELS)
+    return tuple(sorted(chosen, key=lambda name: levels.index(PROPERTIES[name].level)))
+
+
+def choose_targets(words: Sequence[str] | None, envs: str | None = None) -> list[Target]:
+    """Return the targets of these names, beginnings of names, or specs; all for None.
+
+    A target that is named and cannot run here is an error; one of many is a row without results.
+    With a folder of environments, what can be installed can run.
+
+    Raises
+    ------
+    OptionError
+        If a word is no target, or what it begins.
+    MissingExtraError
+        If a target that is named needs a package that is not installed.
+    """
+    if words is None:
+        return list(TARGETS.values())
+    chosen: dict[str, Target] = {}
+    for word in words:
+        begun = [t for name, t in TARGETS.items() if name.startswith(word)]
+        if word in TARGETS or not begun:
+            begun = [_target_of(word, envs)]
+        chosen |= {target.name: target for target in begun}
+    if not chosen:
+        raise OptionError("targets is empty, must name one or more; npattn list shows them")
+    return list(chosen.values())
+
+
+def _target_of(word: str, envs: str | None) -> Target:
+    """Return a known target, or one for a function that npattn does not know, in its own terms."""
+    if word in TARGETS and not _lacks(TARGETS[word], envs):
+        return TARGETS[word]
+    module, _, function = spec_of(word).rpartition(":")  # or an error that says what there is
+    return Target(word, module, function, None, None, PROFILES["npattn"], word)
+
+
+def _lacks(target: Target, envs: str | None) -> str:
+    """Return what a target lacks that no environment can give it; "" if nothing."""
+    if envs is not None and target.can_be_installed:
+        return ""
+    return target.lacks or ""
+
+
+def plan_pairs(
+    targets: Sequence[Target],
+    rules: tuple[str, ...] | None,
+    *,
+    dtypes: Sequence[str] | None,
+    blocks: int,
+    **settings: Any,
+) -> list[Pair]:
+    """Return the pairs of targets and dtypes, each with its units.
+
+    Parameters
+    ----------
+    targets : sequence of Target
+    rules : tuple of str or None
+        None for all, as `check` takes it.
+    dtypes : sequence of str or None
+        None for float32, and float64 where a target computes in it.
+    blocks : int
+        Parts into which the rules of a pair are split.
+    **settings
+        seed, examples, timeout, memory, limit, envs of `Unit`.
+
+    Raises
+    ------
+    OptionError
+        If a number or a dtype is not legal.
+    """
+    for name, number in {"blocks": blocks, "examples": settings.get("examples", 1)}.items():
+        if number < 1:
+            raise OptionError(f"{name} is {number}, must be 1 or more")
+    if unknown := [dtype for dtype in dtypes or () if dtype not in DTYPES]:
+        raise OptionError(f"dtypes has {unknown[0]!r}, must be among {', '.join(DTYPES)}")
+    settings |= {"folder": str(Path.cwd())}
+    pairs = []
+    for target in targets:
+        for dtype in dtypes or [d for d in DEFAULT_DTYPES if d in ("float32", *target.dtypes)]:
+            report = Unit(target=target.name, dtype=dtype, rules=rules, **settings)
+            asked = _split(report, blocks)
+            lacks = _lacks(target, settings.get("envs"))
+            pairs.append(Pair(target.name, dtype, lacks, asked, report))
+    return pairs
+
+
+def _split(report: Unit, blocks: int) -> list[Unit]:
+    """Return units that ask the rules of a report in turn, a block each."""
+    names = report.rules or choose_rules(None)
+    parts = [names[i::blocks] for i in range(blocks)]
+    if blocks == 1:
+        return []
+    return [replace(report, rules=part, asks=True) for part in parts if part]
+
+
+def rows_of(targets: Sequence[Target], runs: Sequence[Run]) -> tuple[Row, ...]:
+    """Return the rows, with the versions that the reports name."""
+    versions: dict[str, Mapping[str, str]] = {}
+    for run in runs:
+        if run.report is not None:
+            versions.setdefault(run.target, run.report["settings"]["versions"])
+    return tuple(Row.of(target, versions.get(target.name)) for target in targets)

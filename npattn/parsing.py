@@ -1,0 +1,78 @@
+"""Arguments of the command line: memory, seconds, seeds and files to write."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from npattn.errors import MissingExtraError, OptionError
+
+try:
+    import click
+except ImportError as err:
+    raise MissingExtraError(
+        "the npattn command needs hypothesis, rich and click: pip install 'npattn[check]'"
+    ) from err
+
+__all__ = ["interruptible", "parse_memory", "parse_seconds", "parse_seed", "path_to_write"]
+
+UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
+"""Powers of two, by unit of memory."""
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def parse_seed(text: str | None) -> int | None:
+    """Parse the seed: a number, or "random" for one of 64 bits."""
+    if text == "random":
+        return secrets.randbits(64)
+    if text is not None and not text.isdigit():
+        raise click.BadParameter(f"{text!r} must be a number, or random")
+    return None if text is None else int(text)
+
+
+def parse_seconds(text: str | None) -> float | None:
+    """Parse "60s", "10m" or "2h" into seconds."""
+    if text is None:
+        return None
+    number, unit = text[:-1], text[-1:].lower()
+    if unit not in SECONDS or not number.isdigit() or not int(number):
+        raise click.BadParameter(f"{text!r} must look like 60s, 10m or 2h")
+    return float(int(number) * SECONDS[unit])
+
+
+def parse_memory(text: str | None) -> int | None:
+    """Parse "500M" or "4G" into bytes."""
+    if text is None:
+        return None
+    number, unit = text[:-1], text[-1:].upper()
+    if unit not in UNITS or not number.isdigit() or not int(number):
+        raise OptionError(f"--memory is {text!r}, must look like 500M or 4G")
+    return int(number) << UNITS[unit]
+
+
+def path_to_write(path: str | None) -> Path | None:
+    """Return the absolute path of a file to write: what is judged may change the folder.
+
+    Raises
+    ------
+    OptionError
+        If its folder does not exist.
+    """
+    if path is None:
+        return None
+    if not Path(path).absolute().parent.is_dir():
+        raise OptionError(f"the folder of {path} does not exist; create it first")
+    return Path(path).absolute()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let a request to end (SIGTERM) interrupt as Ctrl-C does, so that what is known is told."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,126 @@
+"""Units on a cluster of Dask."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from npattn.cli import cli
+from npattn.errors import MissingExtraError, OptionError
+from npattn.matrix.cluster import Cluster
+from npattn.matrix.processes import Local
+from npattn.matrix.result import read_matrix
+from npattn.matrix.run import run_matrix
+from npattn.matrix.unit import Unit
+
+SETTINGS = {"targets": ["numpy.flash", "numpy.naive"], "only": ["agreement-o", "views"]}
+SETTINGS |= {"examples": 3, "blocks": 2}
+
+
+def plain(matrix):
+    runs = tuple(replace(run, seconds=0) for run in matrix.runs)
+    return json.dumps(replace(matrix, runs=runs).as_dict(), sort_keys=True)
+
+
+@pytest.mark.parametrize("where", ["local", "local:0", "local:two", "somewhere:8786"])
+def test_places_are_checked(where):
+    with pytest.raises(OptionError, match=f"cluster is '{where}', must be local:N"):
+        Cluster(where)
+
+
+def test_the_error_without_dask_has_the_pip_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'npattn\[cluster\]'"):
+        Cluster("local:1")
+    done = CliRunner().invoke(cli, ["matrix", "--targets", "numpy.flash", "--cluster", "local:1"])
+    assert done.exit_code == 2
+    assert "npattn[cluster]" in done.stderr
+
+
+@pytest.mark.nightly
+class TestDask:
+    """With worker processes."""
+
+    @pytest.fixture(autouse=True)
+    def installed(self):
+        pytest.importorskip("distributed")
+
+    @pytest.fixture(scope="class")
+    def here(self):
+        return plain(run_matrix(**SETTINGS, executor=Local(1)))
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_the_number_of_workers_changes_nothing(self, workers, here):
+        assert plain(run_matrix(**SETTINGS, executor=Cluster(f"local:{workers}"))) == here
+
+    def test_a_lost_worker_loses_nothing(self, here):
+        cluster = Cluster("local:2")
+        killed = []
+
+        def kill():
+            info = cluster.client.scheduler_info()["workers"]
+            while not any(cluster.client.processing().values()):
+                time.sleep(0.05)
+            time.sleep(1)
+            busy = next(at for at, keys in cluster.client.processing().items() if keys)
+            assert busy in info
+            pid = cluster.client.run(os.getpid, workers=[busy])[busy]
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        matrix = run_matrix(**SETTINGS, executor=cluster)
+        thread.join()
+        assert len(killed) == 1
+        assert plain(matrix) == here
+
+    def test_only_text_reaches_the_scheduler(self, monkeypatch):
+        cluster = Cluster("local:1")
+        submit, sent = cluster.client.submit, []
+
+        def spy(function, *arguments, **options):
+            sent.append((f"{function.__module__}.{function.__name__}", arguments))
+            return submit(function, *arguments, **options)
+
+        monkeypatch.setattr(cluster.client, "submit", spy)
+        run_matrix(["numpy.flash"], only=["agreement-o"], examples=2, executor=cluster)
+        assert {name for name, _ in sent} == {"npattn.matrix.cluster.judge"}
+        assert [Unit.from_text(text).target for _, (text,) in sent] == ["numpy.flash"] * 2
+
+    def test_a_unit_that_ends_its_workers_costs_its_row(self, tmp_path, monkeypatch):
+        source = "import os, signal, psutil\ndef f(q, k, v):\n"
+        source += "    for one in psutil.Process().parents()[1:2]:\n        one.kill()\n"
+        (tmp_path / "kills.py").write_text(source)
+        monkeypatch.chdir(tmp_path)
+        asked = {"only": ["agreement-o"], "examples": 2, "dtypes": ["float32"]}
+        cluster = Cluster("local:2")
+        bad, good = run_matrix(["kills.py:f", "numpy.flash"], **asked, executor=cluster).runs
+        assert (bad.state, good.state) == ("crashed", "done")
+
+    def test_versions_must_be_the_same(self, monkeypatch):
+        monkeypatch.setattr("npattn.matrix.cluster.versions_here", lambda: {"npattn": "0"})
+        with pytest.raises(OptionError, match="install the same everywhere"):
+            Cluster("local:1")
+
+    def test_a_scheduler_that_is_not_there_is_an_error(self, monkeypatch):
+        monkeypatch.setattr("npattn.matrix.cluster.SECONDS", 1)
+        with pytest.raises(OptionError, match="does not answer, or has no worker"):
+            Cluster("tcp://127.0.0.1:9")
+
+    def test_the_command_writes_the_same(self, here, tmp_path):
+        arguments = ["--targets", "numpy.flash,numpy.naive", "--only", "agreement-o"]
+        arguments += ["--only", "views", "--examples", "3", "--blocks", "2"]
+        arguments += ["--cluster", "local:1", "--json", str(tmp_path / "matrix.json")]
+        done = CliRunner().invoke(cli, ["matrix", *arguments])
+        assert done.exit_code == 0
+        settings = {"memory": None, "timeout": None, "limit": None}
+        matrix = read_matrix(tmp_path / "matrix.json")
+        settings = {**matrix.settings, **settings}
+        assert plain(replace(matrix, settings=settings)) == here

@@ -1,0 +1,135 @@
+"""npattn matrix on the command line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+import npattn.matrix.command as command
+from npattn.cli import cli
+from npattn.matrix.progress import ProgressLines
+from npattn.matrix.result import read_matrix
+from npattn.matrix.run import Status
+from npattn.matrix.unit import Result, Unit
+from tests.matrix.inline import Inline
+from tests.matrix.test_run import answered
+
+TINY = ("--targets", "numpy.flash,numpy.naive", "--only", "agreement-o", "--examples", "2")
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["matrix", *arguments])
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    """Let the command judge nothing; the executors that it made."""
+    made = []
+
+    def local(n):
+        made.append(Inline(answered))
+        return made[-1]
+
+    monkeypatch.setattr(command, "Local", local)
+    return made
+
+
+def test_two_tiny_targets_give_json_and_a_table(tmp_path):
+    paths = tmp_path / "matrix.json", tmp_path / "matrix.md"
+    done = run(*TINY, "--dtype", "float32", "-n2", "--json", paths[0], "--markdown", paths[1])
+    assert (done.exit_code, done.stderr) == (0, "")
+    matrix = read_matrix(paths[0])
+    assert [run.report["passed"] for run in matrix.runs] == [True, True]
+    assert paths[1].read_text("utf-8") == done.stdout
+    assert [run.target for run in matrix.runs] == ["numpy.flash", "numpy.naive"]
+    assert matrix.settings["examples"] == 2
+    assert matrix.targets[0].versions["npattn"] == matrix.version
+    assert f"| numpy.flash | {matrix.version} | float32 | 1 ✓ |" in done.stdout
+
+
+def test_a_journal_is_resumed(tmp_path, inline):
+    path = tmp_path / "journal"
+    first = run(*TINY, "--seed", "11", "--journal", path)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]))
+    later = run("--resume", path, "-n2", "--json", tmp_path / "matrix.json")
+    assert later.stdout == first.stdout
+    assert later.stderr == f"goes on with {path}: 1 units done\n"
+    assert [len(executor.done) for executor in inline] == [4, 3]
+    assert read_matrix(tmp_path / "matrix.json").settings["seed"] == 11
+
+
+def test_an_interrupted_matrix_tells_what_it_knows(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "Local", lambda n: Inline(answered, ends_after=1))
+    done = run(*TINY, "--journal", tmp_path / "journal")
+    assert done.exit_code == 130
+    assert done.stdout.count("not run: interrupted") == 3
+    assert "--resume" in done.stderr
+
+
+def test_an_interrupt_before_any_work_ends_it(monkeypatch):
+    def interrupt(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_matrix", interrupt)
+    assert (run(*TINY).exit_code, run(*TINY).stdout) == (130, "")
+
+
+def test_a_crash_of_the_judging_fails_the_command(monkeypatch):
+    monkeypatch.setattr(command, "Local", lambda n: Inline(lambda _: Result("crashed", "gone")))
+    done = run(*TINY)
+    assert (done.exit_code, done.stdout.count("crashed: gone")) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--targets", "numpy.flsh"), "did you mean numpy.flash"),
+        (("--only", "agrement"), "'agrement' is not a rule"),
+        (("--memory", "lots"), "--memory is 'lots'"),
+        (("--json", "nowhere/matrix.json"), "the folder of nowhere/matrix.json does not exist"),
+    ],
+)
+def test_wrong_usage_leaves_no_journal(arguments, message, tmp_path, inline):
+    path = tmp_path / "journal"
+    done = run(*arguments, "--journal", path)
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+    assert not path.exists()
+
+
+def test_nothing_stands_beside_a_journal_to_resume(tmp_path, inline):
+    path = tmp_path / "journal"
+    run(*TINY, "--journal", path)
+    done = run("--resume", path, "--examples", "3")
+    assert done.exit_code == 2
+    assert "got examples beside --resume" in " ".join(done.stderr.split())
+
+
+def test_check_does_not_import_the_matrix():
+    code = "import sys, npattn.cli; print('npattn.matrix.command' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert "  matrix " in CliRunner().invoke(cli, ["--help"]).stdout
+
+
+def test_progress_says_what_runs_and_what_is_left():
+    units = tuple(Unit(target=f"t{i}", dtype="float32") for i in range(11))
+    console = Console(force_terminal=True, width=60, height=20)
+    with console.capture() as capture, ProgressLines(console) as progress:
+        progress(Status(units, 3, 17))
+    text = capture.get()
+    assert "0 s  t0 float32" in text
+    assert "and 3 more" in text
+    assert "3 of 17 done, 11 in work, 3 to come" in text
+
+
+def test_progress_is_silent_elsewhere():
+    console = Console(force_terminal=False)
+    with console.capture() as capture, ProgressLines(console) as progress:
+        progress(Status((), 3, 17))
+    assert capture.get() == ""
+    assert json.dumps(progress.began) == "{}"

@@ -1,0 +1,79 @@
+"""Units in processes of their own."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from npattn.errors import OptionError
+from npattn.matrix.processes import Local, judge_in_process
+from npattn.matrix.unit import Result, Unit, do_unit
+
+FLASH = Unit(target="numpy.flash", dtype="float32", rules=("agreement-o",), examples=2)
+KILLS = """
+import os, signal
+def f(q, k, v):
+    os.kill(os.getppid(), signal.SIGKILL)
+"""
+
+
+def judge(unit):
+    return Result.from_text(judge_in_process(unit.to_text()))
+
+
+def test_a_process_gives_what_this_one_gives():
+    with Local(1) as local:
+        local.submit(FLASH)
+        unit, result = local.wait()
+        assert local.running() == []
+    assert unit == FLASH
+    assert replace(result, seconds=0) == replace(do_unit(FLASH), seconds=0)
+
+
+def test_the_end_of_a_process_costs_its_unit(tmp_path):
+    (tmp_path / "kills.py").write_text(KILLS)
+    result = judge(replace(FLASH, target="kills.py:f", folder=str(tmp_path)))
+    assert result == Result("crashed", "the judge ended with signal 9")
+
+
+def test_errors_of_a_process_are_quoted(tmp_path):
+    result = judge(replace(FLASH, folder=str(tmp_path / "nowhere")))
+    assert result.state == "crashed"
+    assert "exit code 1" in result.why
+    assert "nowhere" in result.why
+
+
+def test_a_unit_ends_at_its_limit():
+    result = judge(replace(FLASH, limit=0.01))
+    assert (result.state, result.why) == ("timed out", "not done after 0.01 s")
+
+
+@pytest.mark.nightly
+def test_what_is_known_at_the_limit_is_kept(tmp_path):
+    source = "import time\ndef f(q, k, v):\n    time.sleep(3)\n    return v.mean(-2) * q\n"
+    (tmp_path / "slow.py").write_text(source)
+    slow = replace(FLASH, target="slow.py:f", folder=str(tmp_path), timeout=60.0, limit=20.0)
+    result = judge(replace(slow, rules=None))
+    assert (result.state, result.why) == ("timed out", "not done after 20 s")
+    assert result.report["interrupted"]
+
+
+def test_leaving_ends_what_runs(tmp_path):
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(101)\n")
+    start = time.monotonic()
+    with Local(1) as local:
+        local.submit(replace(FLASH, target="hangs.py:f", folder=str(tmp_path)))
+        while not local.running():
+            time.sleep(0.01)
+    assert time.monotonic() - start < 101
+
+
+def test_an_error_of_whoever_waits_is_raised(monkeypatch):
+    def fail(*_):
+        raise OptionError("no unit")
+
+    monkeypatch.setattr("npattn.matrix.processes.judge_in_process", fail)
+    with Local(1) as local:
+        local.submit(FLASH)
+        with pytest.raises(OptionError, match="no unit"):
+            local.wait()
