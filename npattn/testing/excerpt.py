@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +47,12 @@ class Excerpt:
         matrices = (x.reshape(shape)[tuple(lead)] for x in (got, want, allowed))
         parts = (np.array(matrix[rows, columns], np.float64) for matrix in matrices)
         return cls(tuple(lead), rows.start, columns.start, *parts)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Excerpt:
+        """Return the excerpt that a report holds as JSON, where NaN is the text "nan"."""
+        parts = (np.array(content[name], np.float64) for name in ("got", "want", "allowed"))
+        return cls(tuple(content["lead"]), content["row"], content["column"], *parts)
 
     @property
     def ratio(self) -> Array:

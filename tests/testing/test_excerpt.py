@@ -44,3 +44,14 @@ def test_comparison_has_an_excerpt_only_if_it_fails():
     excerpt = compare_arrays("o", want + 2, want, np.ones(7)).excerpt
     assert excerpt is not None
     assert excerpt.ratio.max() == pytest.approx(2)
+
+
+def test_excerpt_is_read_from_json():
+    got, want = np.array([[np.nan, 1.0, 3.0]]), np.array([[1.0, np.inf, 2.0]])
+    excerpt = Excerpt.around((0, 2), got, want, np.array([[0.5, 0.5, 0.5]]))
+    content = {"lead": [], "row": 0, "column": 0}
+    content |= {"got": [["nan", 1, 3.0]], "want": [[1, "inf", 2]], "allowed": [[0.5] * 3]}
+    read = Excerpt.from_dict(content)
+    np.testing.assert_array_equal(read.got, excerpt.got)
+    np.testing.assert_array_equal(read.want, excerpt.want)
+    assert read.ratio.tolist() == excerpt.ratio.tolist() == [[np.inf, np.inf, 2]]

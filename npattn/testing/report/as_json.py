@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.options import OPTIONS
 from npattn.problem import Problem
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison
+from npattn.testing.excerpt import Excerpt
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
@@ -109,7 +111,19 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
         "wrong": comparison.wrong,
         "size": comparison.size,
         "note": escape_controls(comparison.note),
+        "excerpt": None if comparison.excerpt is None else _excerpt(comparison.excerpt),
     }
+
+
+def _excerpt(excerpt: Excerpt) -> dict[str, Any]:
+    """Return the place and the elements; nine digits tell any two numbers of float32 apart."""
+    names = {"got": 9, "want": 9, "allowed": 3}
+    place = {"lead": list(excerpt.lead), "row": excerpt.row, "column": excerpt.column}
+    return place | {name: _matrix(getattr(excerpt, name), n) for name, n in names.items()}
+
+
+def _matrix(array: Array, digits: int) -> list[list[float | int | str]]:
+    return [[_number(float(f"{x:.{digits}g}")) for x in row] for row in array]
 
 
 def _problem(problem: Problem) -> dict[str, Any]:

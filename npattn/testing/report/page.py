@@ -7,8 +7,9 @@ __all__ = ["SCRIPT", "STYLE"]
 STYLE = """
 :root { --ink: #1b1f24; --paper: #fff; --soft: #f4f5f7; --line: #d5d9de; --dim: #5c6670;
   --bad: #b3261e; --good: #1a7f37; --odd: #8a6100; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e8ea; --paper: #15181c; --soft: #1f242a;
-  --line: #3a424b; --dim: #9aa4af; --bad: #ff8a80; --good: #6fdd8b; --odd: #e3b341; } }
+@media screen and (prefers-color-scheme: dark) { :root { --ink: #e6e8ea; --paper: #15181c;
+  --soft: #1f242a; --line: #3a424b; --dim: #9aa4af; --bad: #ff8a80; --good: #6fdd8b;
+  --odd: #e3b341; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
@@ -45,13 +46,13 @@ function select(code) {
   getSelection().removeAllRanges();
   getSelection().addRange(range);
 }
-for (const button of document.querySelectorAll('.copy')) {
+addEventListener('click', async (event) => {
+  const button = event.target.closest('.copy');
+  if (!button) return;
   const code = button.nextElementSibling;
-  button.addEventListener('click', async () => {
-    select(code);
-    // A page opened from a file may have no clipboard: then the text is selected.
-    try { await navigator.clipboard.writeText(code.textContent); button.textContent = 'copied'; }
-    catch (error) { button.textContent = document.execCommand('copy') ? 'copied' : 'selected'; }
-  });
-}
+  select(code);
+  // A page opened from a file may have no clipboard: then the text is selected.
+  try { await navigator.clipboard.writeText(code.textContent); button.textContent = 'copied'; }
+  catch (error) { button.textContent = document.execCommand('copy') ? 'copied' : 'selected'; }
+});
 """

@@ -10,6 +10,7 @@ import pytest
 import npattn.testing.report.as_json as as_json
 from npattn import Conventions
 from npattn.testing import Cause, Outcome, Report, check
+from npattn.testing.excerpt import Excerpt
 from npattn.testing.targets.numpy import flash
 from tests.json_schema import errors
 
@@ -61,6 +62,10 @@ def test_failure_has_numbers_and_indices(report):
     (outcome,) = (o for o in report.as_dict()["outcomes"] if o["rule"] == "agreement-o")
     worst = outcome["comparisons"][0]
     assert worst["name"] == "o"
+    excerpt = Excerpt.from_dict(worst["excerpt"])
+    row, column = worst["index"][-2] - excerpt.row, worst["index"][-1] - excerpt.column
+    assert excerpt.got.astype("float32")[row, column] == worst["got"]
+    assert excerpt.ratio.argmax() == row * excerpt.ratio.shape[1] + column
     assert worst["index"][-2] == outcome["problem"]["shapes"]["q"][-2] - 1
     assert abs(worst["got"] - worst["want"]) > worst["allowed"] > 0
     assert worst["ratio"] == outcome["worst"] > 1

@@ -1,8 +1,6 @@
 """The page of a report: causes on top, failures folded, maps, scripts, and nothing from outside."""
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -13,8 +11,8 @@ from npattn.testing import Cause, Outcome, Report, check
 from npattn.testing.report.html import page as make_page
 from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.targets.numpy import flash
+from tests.browser import PATH, Browser
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = "</details></script><script>throw 'run'</script>&\x1b[2J\ud800"
 
 
@@ -109,24 +107,27 @@ def test_expected_and_suspect_are_shown():
     assert "<details open><summary>Stale expectations: 1" in stale
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    found = Browser(tmp_path_factory.mktemp("browser"))
+    yield found
+    found.close()
+
+
+@pytest.mark.skipif(PATH is None, reason="needs Chromium")
 @pytest.mark.parametrize("width", [500, 1100])
-def test_browser_renders_the_page_without_errors(page, tmp_path, width):
+def test_browser_renders_the_page_without_errors(page, browser, width):
     """The copy button works, no text is wider than the window, and the console stays empty."""
-    look = """<script>addEventListener('load', () => {
+    opened = browser.open(page, width=width)
+    fits, height, label = opened.run("""
       document.querySelectorAll('details').forEach(one => { one.open = true; });
-      document.querySelector('.copy').click();
-      document.title = 'fits: ' + (document.documentElement.scrollWidth <= innerWidth)
-        + ', maps: ' + document.querySelector('svg').getBoundingClientRect().height;
-    });</script></html>"""
-    path = tmp_path / "report.html"
-    path.write_text(page.replace("</html>", look), "utf-8")
-    words = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    words += [f"--user-data-dir={tmp_path}/profile", f"--window-size={width},900", "--dump-dom"]
-    words += ["--virtual-time-budget=2000", path.as_uri()]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=100)
-    assert "CONSOLE" not in done.stderr
-    title = re.search("<title>(.*?)</title>", done.stdout)[1]
-    assert title.startswith("fits: true, maps: ")
-    assert float(title.rpartition(" ")[2]) > 5
-    assert re.search('class="copy">(copied|selected)<', done.stdout)
+      const button = document.querySelector('.copy');
+      button.click();
+      while (button.textContent === 'copy') await new Promise((go) => setTimeout(go, 20));
+      return [document.documentElement.scrollWidth <= innerWidth,
+        document.querySelector('svg').getBoundingClientRect().height, button.textContent];
+    """)
+    assert fits
+    assert height > 5
+    assert label in ("copied", "selected")
+    assert opened.complaints == []
