@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import npattn
 from npattn.errors import OptionError
+from npattn.matrix.page import page
 from npattn.matrix.words import describe_in_words
 from npattn.testing.levels import LEVELS
 from npattn.testing.rules import PROPERTIES
@@ -135,6 +136,10 @@ class Matrix:
         """Write the matrix to a file."""
         text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False)
         Path(path).write_text(text + "\n", "utf-8")
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the matrix as a page of one file, which loads nothing."""
+        Path(path).write_text(page(self.as_dict()), "utf-8")
 
 
 def read_matrix(path: str | os.PathLike[str]) -> Matrix:
