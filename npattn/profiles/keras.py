@@ -6,7 +6,7 @@ from npattn.conventions import Conventions
 from npattn.profiles.jax import NN
 from npattn.profiles.profile import Profile
 
-__all__ = ["OPS", "OPS_JAX", "OPS_TORCH"]
+__all__ = ["OPS", "OPS_JAX", "OPS_OPENVINO", "OPS_TENSORFLOW", "OPS_TORCH"]
 
 # keras/src/backend/numpy/nn.py of 3.15.1, _get_large_negative: −0.7 · 3.38953e38 (−0.7 · 65500 in
 # float16) takes the place of hidden scores. A query whose keys all have a bias of −inf gives NaN,
@@ -48,4 +48,18 @@ OPS_TORCH = replace(
     about="keras.ops.dot_product_attention on PyTorch",
     conventions=Conventions(causal="top_left", hidden_add=-0.7 * 3.38953e38),
     refuses=(*OPS.refuses, "mask+bias: one of them at a time", CAUSAL_ALONE),
+)
+
+# keras/src/backend/tensorflow/nn.py of 3.15.1: the number of the backend NumPy.
+OPS_TENSORFLOW = replace(
+    OPS, name="keras.tensorflow", about="keras.ops.dot_product_attention on TensorFlow"
+)
+
+# keras/src/backend/openvino/nn.py of 3.15.1: a boolean mask is that of OpenVINO's
+# ScaledDotProductAttention, and beside a bias becomes 0 and finfo.min, which is added.
+OPS_OPENVINO = replace(
+    OPS,
+    name="keras.openvino",
+    about="keras.ops.dot_product_attention on OpenVINO",
+    conventions=Conventions(causal="top_left"),
 )

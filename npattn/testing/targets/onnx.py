@@ -16,14 +16,26 @@ from npattn.arrays import Array
 from npattn.errors import MissingExtraError
 
 try:
-    from onnx import helper  # type: ignore[import-not-found, unused-ignore]
+    from onnx import (  # type: ignore[import-not-found, unused-ignore]
+        FunctionProto,
+        defs,
+        helper,
+    )
     from onnx.reference import ReferenceEvaluator  # type: ignore[import-not-found, unused-ignore]
 except ImportError as err:
     raise MissingExtraError(
         "ONNX targets need onnx; npattn itself does not: pip install 'npattn[onnx]'"
     ) from err
 
-__all__ = ["attention", "call", "model"]
+__all__ = [
+    "FunctionProto",
+    "ReferenceEvaluator",
+    "attention",
+    "call",
+    "defs",
+    "helper",
+    "model",
+]
 
 WEIGHTS = 3  # qk_matmul_output_mode: the softmax
 Run = Callable[[Mapping[str, Array]], list[Array]]

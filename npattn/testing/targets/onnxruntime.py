@@ -22,7 +22,16 @@ except ImportError as err:
         "pip install 'npattn[onnxruntime]'"
     ) from err
 
-__all__ = ["attention"]
+__all__ = ["attention", "start_session"]
+
+
+def start_session(made: Any) -> Any:
+    """Return what runs a model on the CPU, in one thread."""
+    settings = SessionOptions()
+    settings.intra_op_num_threads = 1  # on small problems threads wait for each other
+    settings.log_severity_level = 4  # errors are raised as well
+    serialized = made.SerializeToString()
+    return InferenceSession(serialized, settings, providers=["CPUExecutionProvider"])
 
 
 @lru_cache(maxsize=256)
@@ -30,11 +39,7 @@ def _session(dtypes: tuple[tuple[str, Any], ...], weights: bool, **options: Any)
     if weights:
         options["qk_matmul_output_mode"] = WEIGHTS
     outputs = ("Y", "", "", "weights") if weights else ("Y",)
-    settings = SessionOptions()
-    settings.intra_op_num_threads = 1  # on small problems threads wait for each other
-    settings.log_severity_level = 4  # errors are raised as well
-    serialized = model(24, dict(dtypes), outputs, **options).SerializeToString()
-    session = InferenceSession(serialized, settings, providers=["CPUExecutionProvider"])
+    session = start_session(model(24, dict(dtypes), outputs, **options))
     return lambda inputs: list(session.run(None, dict(inputs)))
 
 

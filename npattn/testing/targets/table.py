@@ -113,6 +113,82 @@ _ONNX = (
         "operator Attention, opset 24, by ONNX Runtime on the CPU; forward only",
     ),
 )
+_ONNX_VERSIONS = (
+    ("1.18", "1.18.0", "onnx@1.18"),
+    ("1.19", "1.19.0", "onnx@1.19"),
+    ("1.20", "1.20.1", "onnx@1.21"),
+    ("1.21", "1.21.0", "onnx@1.21"),
+    ("1.22", "1.22.0", "onnx@1.22"),
+)
+"""Minor version, the release of it that is a target, and its profile."""
+
+
+def _of_onnx(version: str, release: str, profile: str) -> Target:
+    """Return the target of an earlier version of onnx, in an environment of its own."""
+    return _row(
+        f"onnx.reference@{version}",
+        ".onnx_versions:attention",
+        profile,
+        f"operator Attention of ONNX, opset 23, by the reference evaluator of {release}",
+        needs="onnx",
+        pip=(f"onnx=={release}",),
+    )
+
+
+_RUNTIMES = (
+    _row(
+        "onnx.body",
+        ".onnx_versions:body",
+        "onnx",
+        "the function body of operator Attention of ONNX, opset 23, by its evaluator",
+    ),
+    *(_of_onnx(*row) for row in _ONNX_VERSIONS),
+    _drop_in(
+        "onnxruntime.mha",
+        ".onnxruntime_contrib:mha",
+        "onnxruntime.mha",
+        pip=("onnx", "onnxruntime"),
+    ),
+    _row(
+        "onnxruntime.gqa",
+        ".onnxruntime_contrib:gqa",
+        "onnxruntime.gqa",
+        pip=("onnx", "onnxruntime"),
+    ),
+    _drop_in("openvino", ".openvino:attention", "openvino", pip=("openvino",)),
+    _drop_in(
+        "keras.openvino",
+        ".keras_others:attention",
+        "keras.openvino",
+        needs="openvino",
+        pip=("keras", "openvino", "scipy"),
+        environment={"KERAS_BACKEND": "openvino"},
+    ),
+    _drop_in(
+        "keras.tensorflow",
+        ".keras_others:attention",
+        "keras.tensorflow",
+        backward="tensorflow_backward",
+        needs="tensorflow",
+        pip=("tensorflow-cpu",),
+        environment={"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
+    ),
+    _drop_in(
+        "paddle",
+        ".paddle:attention",
+        "paddle",
+        backward="attention_backward",
+        pip=("paddlepaddle",),
+    ),
+    _drop_in(
+        "tinygrad",
+        ".tinygrad:attention",
+        "tinygrad",
+        backward="attention_backward",
+        pip=("tinygrad",),
+        environment={"DEV": "PYTHON"},
+    ),
+)
 _KERAS = (
     _drop_in("keras.numpy", ".keras:on_numpy", "keras"),
     _drop_in("keras.jax", ".keras:on_jax", "keras.jax"),
@@ -121,6 +197,6 @@ _KERAS = (
 _OTHERS = (_drop_in("mlx", ".mlx:attention", "mlx"),)
 _TRANSFORMERS = tuple(map(_of_model, MODELS))
 
-_ALL = (*_NPATTN, *_TORCH, *_JAX, *_ONNX, *_KERAS, *_OTHERS, *_TRANSFORMERS)
+_ALL = (*_NPATTN, *_TORCH, *_JAX, *_ONNX, *_KERAS, *_RUNTIMES, *_OTHERS, *_TRANSFORMERS)
 TARGETS = {target.name: target for target in _ALL}
 """The known targets, by name."""

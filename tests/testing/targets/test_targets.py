@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from npattn.profiles import PROFILES
 from npattn.testing import Implementation, ImplementationError, Recipe, check
 from npattn.testing.diagnosis.fingerprint import fingerprint_first
 from npattn.testing.targets import TARGETS, Target, load, load_implementation
+from npattn.testing.targets.environments import choose_python
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.targets.table import MODELS
 from npattn.testing.worker.connect import connect
@@ -43,6 +45,15 @@ TAKES = {
     "keras.jax": "jax",
     "keras.torch": "torch",
     "mlx": "numpy",
+    "onnx.body": "numpy",
+    **{f"onnx.reference@1.{n}": "numpy" for n in range(18, 23)},
+    "onnxruntime.mha": "numpy",
+    "onnxruntime.gqa": "numpy",
+    "openvino": "numpy",
+    "keras.openvino": "numpy",
+    "keras.tensorflow": "numpy",
+    "paddle": "numpy",
+    "tinygrad": "numpy",
     **{f"transformers.{model}": "torch" for model in MODELS},
 }
 
@@ -143,6 +154,10 @@ def test_variables_of_a_target_are_set_in_its_worker_and_nowhere_else(monkeypatc
         ("mlx", "mlx", "the target mlx needs mlx; npattn itself does not: pip install"),
         ("onnx", "onnx", "ONNX targets need onnx; npattn itself does not: pip install"),
         ("onnxruntime", "onnxruntime", "ONNX targets need|onnxruntime needs onnxruntime"),
+        ("openvino", "openvino", "the target openvino needs openvino; npattn itself does not: pip"),
+        ("paddle", "paddle", "the target paddle needs paddlepaddle; npattn itself does not: pip"),
+        ("tinygrad", "tinygrad", "the target tinygrad needs tinygrad; npattn itself does not: pip"),
+        ("keras", "keras_others", "targets of Keras need keras; npattn itself does not: pip"),
     ],
 )
 def test_import_without_package_names_extra(package, module, message):
@@ -274,26 +289,28 @@ def test_target_stands_in_for_system(folder):
 
 @pytest.fixture
 def judged_apart(request):
-    """A target in a worker, which ends with the test."""
-    target = TARGETS[request.param]
-    if not target.runs_here:
-        pytest.skip(f"{target.needs} is not installed")
-    remote = connect(target.name)
+    """A target in a worker, which ends with the test; .ci/nightly has a folder of environments."""
+    target, envs = TARGETS[request.param], os.environ.get("NPATTN_ENVS")
+    if not target.runs_here and envs is None:
+        pytest.skip(f"{target.name} needs {target.lacks}")
+    python = None if envs is None else choose_python(target, Path(envs))
+    remote = connect(target.name, python=python)
     yield remote
     remote.worker.close()
 
 
 DROP_INS = [name for name, target in TARGETS.items() if target.drop_in]
+APART = [*DROP_INS, *(n for n, one in TARGETS.items() if one.pip and not one.drop_in), "onnx.body"]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("judged_apart", DROP_INS, indirect=True)
+@pytest.mark.parametrize("judged_apart", APART, indirect=True)
 def test_fingerprint_of_a_library_is_its_profile(judged_apart):
     found = fingerprint_first([judged_apart])
     assert TARGETS[judged_apart.name].profile.name in found.profiles, str(found)
 
 
-@pytest.mark.parametrize("judged_apart", DROP_INS, indirect=True)
+@pytest.mark.parametrize("judged_apart", APART, indirect=True)
 def test_library_agrees_with_npattn(judged_apart):
     remote, target = judged_apart, TARGETS[judged_apart.name]
     assert remote.framework.name == TAKES[target.name]
@@ -302,14 +319,16 @@ def test_library_agrees_with_npattn(judged_apart):
     if target.name == "equinox":
         options["mask"] = "matrix"
     taken = {n: x for n, x in options.items() if n in remote.features}
-    if target.name == "keras.torch":
-        del taken["causal"]  # its profile refuses it beside a mask
-    recipe = Recipe(lead=(2,), H=3, K=3, T=5, S=7, D=11, E=11, seed=2, **taken)
+    refused = target.profile.refused_names
+    if target.name == "keras.torch" or "mask+causal" in refused:
+        del taken["causal"]
+    D = 16 if "D % 8" in refused else 11
+    recipe = Recipe(lead=(2,), H=3, K=3, T=5, S=7, D=D, E=D, seed=2, **taken)
     problem = recipe.problem(remote.conventions.causal)
     cotangents = Cotangents(recipe.cotangents(problem).dout, None)
     fwd, grads = exact_results(problem, cotangents, remote.conventions)
     np.testing.assert_allclose(remote.forward(problem)["o"], fwd.out, atol=1e-5)
-    assert remote.has_gradients == (TAKES[target.name] != "numpy")
+    assert remote.has_gradients == (TAKES[target.name] != "numpy" or target.backward is not None)
     if target.name == "torch.flex":
         with pytest.raises(ImplementationError, match="does not support backward on CPU"):
             remote.gradients(problem, cotangents)
