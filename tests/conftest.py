@@ -31,7 +31,8 @@ BROAD = (
 )
 """Tests whose variants run the same lines with other arguments."""
 TRACED = 3
-"""Variants of such a test whose lines are counted: counting makes a test 1.7 times as long."""
+"""Variants of such a test whose lines are counted: counting makes a test 1.7 times as long. Of a
+test that is marked `broad` they are the first, or as many as the mark says."""
 
 
 def pytest_collection_modifyitems(items):
@@ -39,7 +40,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         name = item.nodeid.partition("[")[0]
         seen[name] += 1
-        if name.startswith(BROAD) and seen[name] > TRACED:
+        counted = TRACED if name.startswith(BROAD) else None
+        if (broad := item.get_closest_marker("broad")) is not None:
+            (counted,) = broad.args or (1,)
+        if counted is not None and seen[name] > counted:
             item.add_marker(pytest.mark.unmeasured)
     if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
         return

@@ -334,6 +334,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS)
 @given(sizes=sizes_of_a_problem, rng=generators)
+@pytest.mark.broad
 def test_an_object_and_its_array_give_the_same_results(options, sizes, rng):
     case = all_kinds(rng, sizes)
     q, k, v = inputs(sizes, rng)

@@ -88,6 +88,7 @@ def test_known_target_comes_with_its_backward():
     assert "5 passed" in output
 
 
+@pytest.mark.unmeasured
 def test_failing_target_has_exit_code_1():
     output = check("numpy.naive", "--only", "empty-row", code=1)
     assert "empty-row[float32] failed" in output
@@ -96,12 +97,14 @@ def test_failing_target_has_exit_code_1():
 
 
 @pytest.mark.parametrize("spec", ["{}:good", "{}.py:good"])
+@pytest.mark.broad
 def test_function_is_loaded_by_module_or_path(mine, spec):
     assert "passed: 1 passed" in check(spec.format(mine), "--only", "agreement-o")
     other = spec.format(mine).replace("good", "doubled")
     assert "FAILED" in check(other, "--only", "agreement-o", code=1)
 
 
+@pytest.mark.unmeasured
 def test_backward_names_a_function_too(mine):
     good = check(f"{mine}:good", "--backward", f"{mine}:good_backward", "--only", "agreement-d")
     assert "3 passed" in good
@@ -127,6 +130,7 @@ def test_sizes_seed_examples_rounding_and_strict_are_passed_on(tmp_path):
     assert settings["rounding"] == "eager"
 
 
+@pytest.mark.unmeasured
 def test_sizes_restrict_failing_problems(mine):
     words = ("--sizes", "D=8", "--sizes", "T=4", "--sizes", "S=6")
     output = check(f"{mine}:doubled", *words, "--only", "agreement-o", code=1)
@@ -326,6 +330,7 @@ def test_a_budget_that_is_too_small_does_not_pass(mine, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["empty-row[float32]", "empty-row"])
+@pytest.mark.broad
 def test_expected_failure_passes(tmp_path, name):
     output = check(*NAIVE, *expecting(tmp_path, f'{ZERO}"{name}" = "it has no guard"'), code=0)
     assert "expected: empty-row[float32]: it has no guard" in output
@@ -333,18 +338,21 @@ def test_expected_failure_passes(tmp_path, name):
     assert "2 failed (expected)" in output  # the report says what it found all the same
 
 
+@pytest.mark.unmeasured
 def test_expected_failure_that_passes_is_stale(tmp_path):
     text = f'{ZERO}"empty-row" = "it has no guard"\n"nan-query[float32]" = "it is old"'
     output = check(*NAIVE, *expecting(tmp_path, text), code=1)
     assert "expected failure nan-query[float32] did not fail: remove it" in output
 
 
+@pytest.mark.unmeasured
 def test_expected_failure_of_unknown_rule_is_stale(tmp_path):
     text = f'{ZERO}"empty-row" = "it has no guard"\n"empty-rows" = "a slip"'
     output = check(*NAIVE, *expecting(tmp_path, text), code=1)
     assert "expected failure empty-rows matches no rule that was checked: remove it" in output
 
 
+@pytest.mark.unmeasured
 def test_unexpected_failure_fails(tmp_path):
     output = check("numpy.naive", "--only", "empty-row", *expecting(tmp_path, ""), code=1)
     assert "expected" not in output.split("FAILED")[1]
@@ -482,6 +490,7 @@ def test_number_of_processes_does_not_change_the_report(mine):
     assert run(*words, "-n", 2, code=1) == run(*words, code=1)
 
 
+@pytest.mark.unmeasured
 def test_target_loaded_by_module_is_judged_in_processes(mine):
     words = ("check", f"{mine}:good", "--backward", f"{mine}:good_backward", *FAST, "--verbose")
     assert "agreement-dq" in run(*words, "--only", "agreement-d", "--processes", 2)

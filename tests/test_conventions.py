@@ -212,11 +212,13 @@ def test_these_are_all_fields() -> None:
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("fields", SINGLES, ids=case_id)
+@pytest.mark.broad
 def test_every_field_gives_what_loops_gives(fields: dict[str, Any], problem: str) -> None:
     assert_agrees(make(*PROBLEMS[problem]), Conventions(**fields), **HIDING)
 
 
 @pytest.mark.parametrize("fields", PAIRS, ids=case_id)
+@pytest.mark.broad
 def test_every_pair_of_fields_gives_what_loops_gives(fields: dict[str, Any]) -> None:
     problem = ("bias and dropout", "everything")[PAIRS.index(fields) % 2]
     assert_agrees(make(*PROBLEMS[problem]), Conventions(**fields), **HIDING)
@@ -264,6 +266,7 @@ def test_the_default_changes_nothing() -> None:
 
 @pytest.mark.parametrize("fields", SMOOTH, ids=case_id)
 @pytest.mark.parametrize("problem", ["bias and dropout", "everything", "shared heads"])
+@pytest.mark.broad
 def test_gradients_are_the_slopes_of_forward_under_every_field(
     problem: str, fields: dict[str, Any]
 ) -> None:
@@ -538,6 +541,7 @@ def test_conventions_align_causal_masks_and_windows() -> None:
 
 @pytest.mark.parametrize("fields", SINGLES, ids=case_id)
 @pytest.mark.parametrize("size", ["T", "D", "E"])
+@pytest.mark.broad
 def test_a_size_of_0_gives_what_loops_gives(size: str, fields: dict[str, Any]) -> None:
     changes: dict[str, Any] = {size: 0}
     case = make(3, MORE_QUERIES._replace(**changes), ("bias",))

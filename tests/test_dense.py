@@ -396,6 +396,7 @@ def assert_backward_agrees(case: Case, fwd: npattn.Forward, d: Cotangents) -> No
 
 @pytest.mark.parametrize("sizes", [MORE_KEYS, MORE_QUERIES, ONE_HEAD], ids=str)
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
+@pytest.mark.broad
 def test_options_and_pairs_agree_with_loops(names: tuple[str, ...], sizes: Sizes) -> None:
     case = make(len(names), sizes, names)
     fwd = case.forward()
@@ -405,6 +406,7 @@ def test_options_and_pairs_agree_with_loops(names: tuple[str, ...], sizes: Sizes
 
 @settings(deadline=None, max_examples=150)
 @given(case=cases(), which=st.sampled_from(["o", "l", "a", "all"]))
+@pytest.mark.unmeasured
 def test_any_problem_gives_what_loops_gives(case: Case, which: str) -> None:
     fwd = case.forward()
     assert_forward_agrees(case, fwd)
@@ -484,6 +486,7 @@ HIDING: dict[str, Options] = {
 @pytest.mark.parametrize("names", [(), ("softcap",), ("score_mod",), ("sinks", "dropout")], ids=str)
 @pytest.mark.parametrize("hiding", HIDING)
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf], ids=str)
+@pytest.mark.broad
 def test_garbage_behind_a_mask_stays_hidden(
     garbage: float, hiding: str, names: tuple[str, ...]
 ) -> None:

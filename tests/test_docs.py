@@ -102,6 +102,7 @@ def test_printed_report_of_a_torch_function():
     assert_printed("attend", make("attend"))
 
 
+@pytest.mark.unmeasured
 def test_printed_fingerprint():
     needs_torch()
     command, _ = block(CHECKING, "console", "npattn fingerprint").split("\n", 1)

@@ -268,6 +268,7 @@ def holds(case: Case, tile: Tile, want: Array) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(sizes=sizes_of_a_problem, rng=generators)
+@pytest.mark.broad
 def test_tile_is_true_false_or_an_array(kind, sizes, rng):
     case = make_case(kind, rng, sizes)
     whole = case.definition()
@@ -295,6 +296,7 @@ def test_nothing_is_visible_outside_the_hull(case, rng):
 
 @pytest.mark.parametrize("kind", [causal, window, lengths, documents, prefix, dense])
 @given(sizes=sizes_of_a_problem, rng=generators)
+@pytest.mark.broad
 def test_hull_of_rows_is_tight(kind, sizes, rng):
     case = make_case(kind, rng, sizes)
     whole = case.definition()
@@ -435,6 +437,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS)
 @given(case=compositions(), rng=generators)
+@pytest.mark.broad
 def test_an_object_and_its_array_give_the_same_results(options, case, rng):
     q, k, v = inputs(case.sizes, rng)
     one = npattn.forward(q, k, v, case.mask, **options)
@@ -446,6 +449,7 @@ def test_an_object_and_its_array_give_the_same_results(options, case, rng):
 
 
 @given(case=compositions(), rng=generators)
+@pytest.mark.unmeasured
 def test_loops_takes_objects_too(case, rng):
     q, k, v = inputs(case.sizes, rng)
     one, other = (Problem(q, k, v, mask) for mask in (case.mask, whole(case)))

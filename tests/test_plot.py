@@ -120,6 +120,7 @@ def test_argument_is_not_modified():
     np.testing.assert_array_equal(p, before)
 
 
+@pytest.mark.unmeasured
 def test_heads_share_one_scale_from_0_to_largest_weight():
     p = weights(H, T, S)
     figure = plot.heads(p)
@@ -289,6 +290,7 @@ def test_format_number(x, text):
     assert format_number(x) == text
 
 
+@pytest.mark.unmeasured
 def test_numbers_fit_into_cells():
     for p in (weights(T, S), weights(12, 11, 13), 1e5 * weights(H, 11, 13)):
         figure = plot.heads(p) if p.ndim == 3 else plot.head(p)
@@ -358,6 +360,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.broad
 def test_no_text_overlaps_or_is_cut_off(name):
     figure = CASES[name]()
     assert overlaps(figure) == []
@@ -520,6 +523,7 @@ def test_mask_and_error_in_file_are_drawn(file, plot_calls):
     ],
     ids=["plain", "causal", "mask", "window", "open window", "numbers", "bias"],
 )
+@pytest.mark.broad
 def test_oracle_weights_of_q_k_v_are_drawn(file, plot_calls, stored, options):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((H, n, 2)) for n in (T, S, S))

@@ -513,6 +513,7 @@ def sees(t, s, T, S, causal, window, alignment):
 @pytest.mark.parametrize("causal", [False, "bottom_right", "top_left"])
 @pytest.mark.parametrize("window", [None, (0, 0), (2, 1), (None, 1), (2, None), (9, 9)], ids=str)
 @pytest.mark.parametrize("alignment", [None, "top_left"])
+@pytest.mark.broad
 def test_visible_is_what_the_rules_say_position_by_position(lengths, causal, window, alignment):
     T, S = lengths
     problem = Problem(

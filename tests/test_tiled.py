@@ -49,6 +49,7 @@ def backward(dout, q, k, v, mask=None, *, out, lse, dlse=None, dweights=None, **
 
 
 @pytest.mark.unmeasured
+@pytest.mark.unmeasured
 def test_the_judge_finds_nothing(monkeypatch):
     for name, n in {"QUERIES": 9, "KEYS": 16, "CELL": 8}.items():
         monkeypatch.setattr(tiled, name, n)

@@ -156,6 +156,7 @@ def test_resumed_run_has_the_same_losses(few, tmp_path):
             np.testing.assert_array_equal(resumed.parameters[name], x)
 
 
+@pytest.mark.unmeasured
 def test_process_killed_while_writing_leaves_complete_checkpoint(tmp_path):
     pytest.importorskip("sklearn")
     path = tmp_path / "run.npz"

@@ -337,6 +337,7 @@ def test_report_is_saved_after_every_length():
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.broad
 def test_npattn_and_naive_results_are_right(case):
     names = ("npattn.tiled", "npattn.dense", "numpy.naive", "products", "products+exp")
     report = small(*names, cases=(case,), dtypes=("float32", "float64"), rounds=1)

@@ -32,6 +32,7 @@ def judge(base: Online, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("rule", ["hidden-", "nan-", "empty-row", "padded-keys", "repeatable"])
+@pytest.mark.broad
 def test_split_keeps_the_rules_on_hidden_values(rule: str) -> None:
     report = judge(Split(), examples=4, only=[rule])
     assert report.passed, str(report)
@@ -58,6 +59,7 @@ def test_bfloat16_accumulator_is_not_upcast() -> None:
     assert not judge(wrong, examples=5, shrink=False, **options).passed
 
 
+@pytest.mark.unmeasured
 def test_rounding_for_products_is_fused_not_upcast() -> None:
     options = {"dtypes": ("bfloat16",), "only": ["agreement-"], "examples": 4}
     report = judge(Fused(), rounding="fused", **options)

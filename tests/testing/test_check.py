@@ -78,6 +78,7 @@ def refusing(condition):
 
 
 @pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.broad
 def test_refused_structure_is_listed_and_not_sampled(name):
     f = refusing(REFUSALS[name])
     report = judge(f, examples=40, framework="numpy")
@@ -185,6 +186,7 @@ def test_missing_gradients_are_listed():
 
 
 @pytest.mark.parametrize("letter", "TSDE")
+@pytest.mark.broad
 def test_failure_at_size_0_is_reported_alone(letter):
     def f(q, k, v):
         out = flash(q, k, v)
@@ -376,6 +378,7 @@ def without_versions(report):
     return json.dumps(data, default=str)
 
 
+@pytest.mark.unmeasured
 def test_seed_determines_report():
     kwargs = {"examples": 20, "only": ["agreement-o", "agreement-lse"]}
     first, again = (check(softmax_over_1_too_many, seed=3, **kwargs) for _ in range(2))
@@ -422,6 +425,7 @@ def test_only_takes_rules_and_prefixes():
 
 
 @pytest.mark.parametrize("letter", "BHTS")
+@pytest.mark.broad
 def test_sizes_of_0_are_probed_with_different_widths(letter):
     """A result as wide as q, and not as v, is wrong even if it is empty."""
 
@@ -664,6 +668,7 @@ def test_other_conventions_pass_under_their_own(name):
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
+@pytest.mark.broad
 def test_other_conventions_fail_under_npattn(name):
     quirks, _ = CONVENTIONS[name]
     only = ["empty-row", "agreement-o", "agreement-lse"]
@@ -675,6 +680,7 @@ def test_other_conventions_fail_under_npattn(name):
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
+@pytest.mark.broad
 def test_npattn_conventions_fail_under_others(name):
     _, conventions = CONVENTIONS[name]
     only = ["empty-row", "agreement-o", "agreement-lse"]

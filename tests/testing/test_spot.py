@@ -299,6 +299,7 @@ MASKS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MASKS)
+@pytest.mark.broad
 def test_mask_object_equals_its_array(name: str) -> None:
     rule = MASKS[name]
     array = np.broadcast_to(rule.to_array(T, S, lead=(B,), H=H), (B, H, T, S))

@@ -329,6 +329,7 @@ ONCE = {"score_mod": {"score_mod": mod, "softcap": 1.5}}
 
 
 @pytest.mark.parametrize("case", [*TINY, *ONCE])
+@pytest.mark.broad
 def test_gradcheck(case):
     options = (TINY | ONCE)[case]
     assert torch.autograd.gradcheck(
@@ -338,6 +339,7 @@ def test_gradcheck(case):
 
 @pytest.mark.parametrize("tile", [2**18, 40])
 @pytest.mark.parametrize("case", TINY)
+@pytest.mark.broad
 def test_gradgradcheck(case, tile, monkeypatch):
     monkeypatch.setattr(tiles, "TILE", {"cpu": tile})
     assert torch.autograd.gradgradcheck(
@@ -368,6 +370,7 @@ CONVENTIONS = {
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
+@pytest.mark.broad
 def test_autograd_under_conventions(name):
     def attend(q, k, v, bias):
         return nt.attention(q, k, v, visible, bias=bias, softcap=1.5, conventions=CONVENTIONS[name])

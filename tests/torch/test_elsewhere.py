@@ -59,6 +59,7 @@ def assert_same(one, other):
 
 @pytest.mark.usefixtures("tile")
 @pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.broad
 def test_options_give_the_same_bits_elsewhere(options):
     given = problem(**OPTIONS[options])
     assert_same(results("elsewhere", given), results("cpu", given))

@@ -57,6 +57,7 @@ ONLY = ["agreement-", "empty-row", "hidden-nan-", "nan-query", "offset-bias"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.broad
 def test_judge_fails_only_unpromised_rules(dtype):
     target = TARGETS["npattn.torch-fused"]
     report = check(

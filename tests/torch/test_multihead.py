@@ -357,6 +357,7 @@ def train_one_of_two(rank, store, path):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.unmeasured
 def test_distributed_gradients_equal_those_of_one_process(tmp_path):
     path = tmp_path / "gradients"
     torch.multiprocessing.spawn(train_one_of_two, (str(tmp_path / "store"), str(path)), nprocs=2)

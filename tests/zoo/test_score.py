@@ -32,6 +32,7 @@ def small(few_rules):
     return zoo(only=FEW, rules="killers", examples=8)
 
 
+@pytest.mark.unmeasured
 def test_mutants_are_killed_and_correct_passes(small):
     rows = {row.name: row for row in small.rows}
     assert rows["scale-twice"].right

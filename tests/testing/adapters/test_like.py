@@ -65,6 +65,7 @@ def test_unknown_system_is_an_error():
         Implementation(flash, like="flash_atn")
 
 
+@pytest.mark.unmeasured
 def test_what_system_takes_back_is_not_required():
     report = check(
         stand_in, like=MINE, framework="numpy", examples=2, shrink=False, only=["agreement-o"]

@@ -164,6 +164,7 @@ def test_rows_in_blocks_equal_the_oracle(parts: int | None, recipe: Recipe) -> N
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @settings(phases=[Phase.generate])  # to shrink takes minutes, and shows little more
 @given(data=st.data())
+@pytest.mark.broad
 def test_row_tolerances_equal_those_of_the_judge(dtype: str, data: Any) -> None:
     check_against_judge(data.draw(problems(dtype)))
 
@@ -212,6 +213,7 @@ def check_against_judge(recipe: Recipe) -> Rows:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @given(data=st.data())
+@pytest.mark.broad
 def test_dk_and_dv_equal_the_oracle(dtype: str, data: Any) -> None:
     case = Case(data.draw(problems(dtype)))
     assume(case.problem.S > 0)

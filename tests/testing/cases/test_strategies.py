@@ -164,6 +164,7 @@ HAS = {
 
 
 @pytest.mark.parametrize("name", HAS)
+@pytest.mark.broad
 def test_refused_structure_is_not_sampled(name):
     pools = Pools(without(name))
     samples = [pools.recipe(seed) for seed in range(300)] + sample_from(recipes(without(name)), 60)
@@ -374,6 +375,7 @@ def pairs_that_can_meet():
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.broad
 def test_hundred_cases_cover_pairs_of_options_and_structure(seed):
     met = {frozenset(p) for r in cases(seed) for p in itertools.combinations(traits(r), 2)}
     assert pairs_that_can_meet() == met

@@ -72,6 +72,7 @@ def trial_of(f, dtype="float32", conventions=TOP_LEFT, sizes=SMALL, rounding=Non
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.broad
 def test_torch_sdpa_passes(dtype):
     report = check_sweep(sdpa, only=SWEEPS, dtypes=(dtype,))
     assert report.passed, str(report)
@@ -281,6 +282,7 @@ def test_raising_gradient_is_an_error():
     assert "its gradient raised RuntimeError: Mismatch in shape" in outcome.message
 
 
+@pytest.mark.unmeasured
 def test_script_of_small_failure_writes_arrays_out(tmp_path):
     sizes = {"B": (1,), "H": (1,), "K": (1,), "T": (5,), "S": (3,), "D": (7,), "E": (7,)}
     report = check(WRONG, framework="torch", sweep=6, only=["sweep"], sizes=sizes, diagnosis=False)
@@ -395,6 +397,7 @@ def test_errors_on_tensors_equal_numpy_errors(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.broad
 def test_float32_oracle_widens_tolerance(dtype, monkeypatch):
     exact = check_sweep(sdpa, dtypes=(dtype,), rounding="eager")
     monkeypatch.setattr(sweep_module, "has_float64", lambda device_type: False)

@@ -101,6 +101,7 @@ def test_nan_is_no_factor():
 @pytest.mark.parametrize(
     ("name", "recipe"), [("heads-of-padded-group", "groups of 3"), ("dbias-of-all-samples", "bias")]
 )
+@pytest.mark.broad
 def test_known_mistake_gets_its_sentence(name, recipe):
     mistake = MISTAKES[name]
     trial = trial_of(mistake.forward, mistake.backward)

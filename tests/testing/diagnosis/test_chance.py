@@ -64,6 +64,7 @@ def test_suspicion_of_a_known_mistake_is_named(name):
         ("maximum-of-all-queries", "nan-query-alone", False),
     ],
 )
+@pytest.mark.unmeasured
 def test_nan_of_another_query_is_no_leak_from_hidden_positions(name, rule, leaks):
     mistake = MISTAKES[name]
     trial = trial_of(mistake.forward, mistake.backward)

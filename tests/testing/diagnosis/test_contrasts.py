@@ -102,6 +102,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("mutant", "fields", "text"), CASES, ids=lambda x: getattr(x, "__name__", "")
 )
+@pytest.mark.broad(3)
 def test_contrast(mutant, fields, text):
     trial, outcome = failed(mutant, Recipe(S=7, D=5, **fields))
     assert contrast(trial, outcome) == text

@@ -68,6 +68,7 @@ def test_a_constant_in_float32():
 
 
 @pytest.mark.parametrize("name", ["scale-one", "scale-twice", "weights-base-2"])
+@pytest.mark.broad
 def test_a_mistake_that_has_a_name_keeps_it(name):
     mistake = MISTAKES[name]
     wrong = type(mistake.forward.__self__)()

@@ -44,6 +44,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("changes", EVERY, ids=str)
+@pytest.mark.broad
 def test_every_value_is_found_out(changes):
     unknown = probed(Conventions(**changes))
     assert {**vars(unknown.conventions)} == {**vars(Conventions(**changes))}

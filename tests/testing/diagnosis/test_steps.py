@@ -130,6 +130,7 @@ class ScoresInFloat16(Attention):
         (ScoresInFloat16, "bias", "the final scores are rounded to float16"),
     ],
 )
+@pytest.mark.broad
 def test_step_is_told_from_all_others(wrong, recipe, text):
     wrong = wrong()
     trial = trial_of(wrong.forward, wrong.backward)

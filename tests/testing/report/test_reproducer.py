@@ -259,6 +259,7 @@ def test_a_score_mod_is_named(mine):
     assert "WRONG o[" in run(text, mine)
 
 
+@pytest.mark.unmeasured
 def test_many_options_at_once_are_kept(mine):
     outcome = failure(implementation(mine, "all_options"), "agreement-o", examples=100)
     assert outcome.script().count("\n    np.array(") == 3
@@ -345,6 +346,7 @@ def test_a_known_target_is_loaded_by_its_name(mine):
     assert "WRONG o[" in run(text, mine)
 
 
+@pytest.mark.unmeasured
 def test_a_torch_function_is_shown_with_its_gradients(mine):
     pytest.importorskip("torch")
     mine.write_text("""

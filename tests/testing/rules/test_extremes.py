@@ -43,6 +43,7 @@ def torch_outcomes(dtype):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.broad
 def test_correct_implementations_pass(name, dtype, rule):
     outcome = correct_outcomes(name, dtype)[rule]
     applies = rule != "large-products" or dtype == "float16"
@@ -52,6 +53,7 @@ def test_correct_implementations_pass(name, dtype, rule):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.broad
 def test_torch_passes(dtype, rule):
     pytest.importorskip("torch")
     outcome = torch_outcomes(dtype)[rule]
@@ -69,6 +71,7 @@ def test_torch_passes(dtype, rule):
         ("large-products", "product-in-float16"),
     ],
 )
+@pytest.mark.broad
 def test_a_mutant_fails(rule, name):
     mutant = MUTANTS[name]
     outcome = outcome_of(

@@ -45,6 +45,7 @@ SMALL = {"D": (3, 5), "E": (2, 3)}
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("named", RIGHT)
+@pytest.mark.broad
 def test_correct_implementations_pass(named, rule):
     f, backward, dtype = RIGHT[named]
     values = ratios(rule, trial_of(f, backward, dtype), examples=5)
@@ -99,6 +100,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("rule", "name"), [(rule, n) for rule in WRONG for n in WRONG[rule]])
+@pytest.mark.broad
 def test_mutants_fail_and_the_script_shows_it(rule, name):
     mutant = MUTANTS[name]
     trial = trial_of(mutant.forward, mutant.backward, sizes=SMALL)

@@ -123,6 +123,7 @@ def oracle_under(conventions):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("named", RIGHT)
+@pytest.mark.broad
 def test_correct_implementations_pass(named, rule):
     f, backward, dtype = RIGHT[named]
     values = ratios(rule, trial_of(f, backward, dtype), examples=6)

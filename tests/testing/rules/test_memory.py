@@ -23,6 +23,7 @@ RULES = ("after-other-strides", "after-other-dtype")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("f", "backward"), [(base, base_backward), (flash, flash_backward)])
+@pytest.mark.broad
 def test_correct_implementations_pass(f, backward, rule, dtype):
     outcome = outcome_of(f, rule, backward=backward, dtype=dtype)
     assert (outcome.status, outcome.examples) == ("passed", FEW), outcome.message
@@ -30,6 +31,7 @@ def test_correct_implementations_pass(f, backward, rule, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.broad
 def test_torch_passes(rule, dtype):
     pytest.importorskip("torch")
     from npattn.testing.targets.torch import sdpa_math

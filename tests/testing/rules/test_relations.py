@@ -131,6 +131,7 @@ class Flash:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("implementation", [Attention(), Flash()], ids=["base", "flash"])
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.broad
 def test_correct_implementations_pass(implementation, rule, dtype):
     values = ratios(trial_of(implementation, dtype=dtype), rule, 3)
     assert len(values) == 3
@@ -167,6 +168,7 @@ CONVENTIONS = [
 
 
 @pytest.mark.parametrize("fields", CONVENTIONS, ids=str)
+@pytest.mark.broad
 def test_oracle_passes_under_every_convention(fields):
     trial = trial_of(conventions=Conventions(**fields), dtype="float64")
     for rule in RULES:

@@ -320,6 +320,7 @@ def cut(x):
 @pytest.mark.parametrize(
     "wrong", ["o", *(pytest.param(x, marks=pytest.mark.nightly) for x in ("lse", "weights")), "k"]
 )
+@pytest.mark.broad
 def test_wrong_shapes_raise_in_no_rule(wrong):
     def f(q, k, v, mask=None, *, causal=False, bias=None, sinks=None, return_lse=False,
           return_weights=False):  # fmt: skip
@@ -371,6 +372,7 @@ ODD = {
         ("one axis more", "gradients"),
     ],
 )
+@pytest.mark.broad(3)
 def test_odd_results_fail_and_raise_in_no_rule(odd, of):
     def f(q, k, v, mask=None, *, causal=False, bias=None, sinks=None, return_lse=False):
         kwargs = {"causal": causal, "bias": bias, "sinks": sinks}

@@ -120,6 +120,7 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("mistake", "tensor", "name", "size"), MISTAKES, ids=lambda x: getattr(x, "__name__", None)
 )
+@pytest.mark.broad
 def test_small_mistake_is_found_with_its_size(
     mistake: Any, tensor: str, name: str, size: float
 ) -> None:
@@ -132,6 +133,7 @@ def test_small_mistake_is_found_with_its_size(
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.broad
 def test_correct_implementation_is_not_suspected(dtype: str) -> None:
     report = check(
         Attention().forward, backward=Attention().backward, dtypes=(dtype,), only=["aggregate"]
@@ -140,6 +142,7 @@ def test_correct_implementation_is_not_suspected(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("factor", [np.nan, np.inf, 1e300])
+@pytest.mark.unmeasured
 def test_results_that_are_no_numbers_or_huge_are_suspected(factor: float) -> None:
     report = check(
         lambda q, k, v: Attention().forward(q, k, v) * factor,
@@ -201,6 +204,7 @@ def test_report_names_the_tightest_model() -> None:
     assert "bfloat16 behaves as upcast" in str(report)
 
 
+@pytest.mark.unmeasured
 def test_report_says_that_no_model_fits() -> None:
     report = check(_Scaled().forward, only=["aggregate"])
     assert report.settings["behaves as"]["float32"].startswith("no model")
@@ -310,6 +314,7 @@ def test_model_with_correlated_errors_is_not_applicable(model: dict[str, str]) -
     assert outcome.status == "not applicable"
 
 
+@pytest.mark.unmeasured
 def test_operands_rounded_once_are_not_suspected() -> None:
     one = CORRECT["tf32"]
     kwargs = {"only": ["aggregate"], "rounding": one.rounding, "examples": 8, "shrink": False}

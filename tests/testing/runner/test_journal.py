@@ -49,6 +49,7 @@ def tried_rules(path):
 
 @pytest.mark.parametrize("f", [naive, wrong])
 @pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.broad
 def test_a_check_goes_on_with_the_same_report(tmp_path, f, steps):
     whole, path = check(f, **FEW), tmp_path / "journal"
     with pytest.raises(Ended):

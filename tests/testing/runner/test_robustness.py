@@ -59,6 +59,7 @@ def test_exception_is_noted_with_its_message():
     assert note == "an exception (raised ValueError: k and v must have one length)"
 
 
+@pytest.mark.unmeasured
 def test_result_is_noted_with_its_shape():
     note = notes_of(lenient)["v is one key shorter than k"]
     assert note == "ANSWERED without a word: float32 (5, 3, 5, 16), finite"

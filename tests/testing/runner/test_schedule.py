@@ -53,6 +53,7 @@ def attention(q, k, v):
 """
 
 
+@pytest.mark.unmeasured
 def test_two_processes_give_the_report_of_one():
     kwargs = {"dtypes": BOTH, "examples": 3, "only": SOME, "shrink": False, "seed": 3}
     one = check(flash, backward=flash_backward, **kwargs)
@@ -61,6 +62,7 @@ def test_two_processes_give_the_report_of_one():
     assert contents(two) == contents(one)
 
 
+@pytest.mark.unmeasured
 def test_processes_report_and_shrink_same_failures():
     kwargs = {"examples": 5, "only": ("agreement-o", "empty-row", "hidden-nan")}
     one, two = check(naive, **kwargs), check(naive, processes=2, **kwargs)
@@ -73,6 +75,7 @@ def test_processes_report_and_shrink_same_failures():
     assert contents(two) == contents(one)
 
 
+@pytest.mark.unmeasured
 def test_wrong_input_is_tried_in_child_of_worker():
     report = check(naive, processes=2, only=["robustness"])
     (notes,) = (o for o in report.outcomes if o.rule == "robustness")
@@ -80,6 +83,7 @@ def test_wrong_input_is_tried_in_child_of_worker():
     assert "v is one key shorter than k: an exception" in notes.message
 
 
+@pytest.mark.unmeasured
 def test_progress_covers_all_work():
     seen = []
     check(

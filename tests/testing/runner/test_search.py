@@ -123,6 +123,7 @@ def twice(q, k, v, mask=None):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.unmeasured
 def test_fail_fast_stops_at_the_first_failure(processes):
     implementation = Implementation(twice, spec=f"{__name__}:twice")
     report = check(

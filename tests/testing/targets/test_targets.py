@@ -311,6 +311,7 @@ def test_fingerprint_of_a_library_is_its_profile(judged_apart):
 
 
 @pytest.mark.parametrize("judged_apart", APART, indirect=True)
+@pytest.mark.broad
 def test_library_agrees_with_npattn(judged_apart):
     remote, target = judged_apart, TARGETS[judged_apart.name]
     assert remote.framework.name == TAKES[target.name]

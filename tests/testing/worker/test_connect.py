@@ -337,6 +337,7 @@ def test_a_closure_is_isolated_by_its_pickle():
     assert [o.status for o in report.outcomes] == ["failed"]
 
 
+@pytest.mark.unmeasured
 def test_processes_have_a_worker_each(make_remote):
     alone = check(make_remote("numpy.flash"), only=["agreement-o", "views"], **FEW)
     shared = check(make_remote("numpy.flash"), only=["agreement-o", "views"], processes=2, **FEW)

@@ -43,6 +43,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
+@pytest.mark.broad
 def test_who_looks_for_the_judge_finds_it_only_where_it_is_trusted(tmp_path, monkeypatch, name):
     monkeypatch.setenv("NPATTN_SECRET", "1")
     path = tmp_path / "spy.py"

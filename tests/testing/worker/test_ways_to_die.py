@@ -128,6 +128,7 @@ def test_a_hang_is_ended_and_not_asked_a_third_time(target, tmp_path, deed):
 
 
 @pytest.mark.parametrize("name", QUIET)
+@pytest.mark.broad
 def test_what_changes_the_process_alone_changes_no_verdict(target, name):
     outcomes, report = judge(target(QUIET[name]))
     assert report.passed
