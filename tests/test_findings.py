@@ -1,5 +1,8 @@
-"""The scripts of docs/findings.md print what the page says, without npattn."""
+"""The entries of docs/findings.md have one form and a proof; their scripts print what it says."""
 
+import contextlib
+import importlib.util
+import io
 import os
 import re
 import subprocess
@@ -11,38 +14,123 @@ from shutil import which
 
 import pytest
 
-PAGE = Path(__file__).parent.parent / "docs" / "findings.md"
-SECTIONS = re.findall(r"^## (.*?) (\d+\.\d+),(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
-SCRIPT = re.compile(r"^### (.*?)\n.*?^```python\n(.*?)^```\n```text\n(.*?)^```", re.M | re.S)
-FINDINGS = [
-    (system, number, *found) for system, number, text in SECTIONS for found in SCRIPT.findall(text)
-]
+from npattn.testing.levels import LEVELS
+from npattn.testing.rules import PROPERTIES
+
+ROOT = Path(__file__).parent.parent
+LONGEST, WIDEST = 12, 110  # of a script, in lines and in columns
 SLOW = pytest.mark.nightly  # compiling takes long
-PACKAGES = {
-    "PyTorch": "torch",
+DISTRIBUTIONS = {
+    "Flax": "flax",
+    "Haiku": "dm-haiku",
     "JAX": "jax",
+    "Keras": "keras",
+    "MLX": "mlx",
     "ONNX": "onnx",
     "ONNX Runtime": "onnxruntime",
-    "Keras": "keras",
+    "PyTorch": "torch",
     "Transformers": "transformers",
 }
+MODULES = {"Haiku": "haiku"}  # where it is not called as its distribution
 
 
-def test_there_are_findings_and_each_has_a_script():
-    assert len(FINDINGS) == PAGE.read_text().count("\n### ") >= 4
-    assert {system for system, *_ in FINDINGS} == set(PACKAGES)
+def load_reports():
+    spec = importlib.util.spec_from_file_location("reports", ROOT / "docs" / "reports.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
+reports = load_reports()
+FINDINGS = reports.findings()
 EACH_FINDING = pytest.mark.parametrize(
-    ("system", "number", "script", "printed"),
-    [
-        pytest.param(
-            system, number, script, printed, marks=SLOW if "torch.compile" in script else ()
-        )
-        for system, number, _, script, printed in FINDINGS
-    ],
-    ids=[f"{system}: {title}" for system, _, title, *_ in FINDINGS],
+    "finding", FINDINGS, ids=[f"{finding.system}: {finding.title}" for finding in FINDINGS]
 )
+EACH_SCRIPT = pytest.mark.parametrize(
+    "finding",
+    [pytest.param(f, marks=SLOW if "torch.compile" in f.script else ()) for f in FINDINGS],
+    ids=[f"{finding.system}: {finding.title}" for finding in FINDINGS],
+)
+
+
+# --- the page and the reports ---------------------------------------------------------------------
+
+
+def test_findings_are_all_in_the_form():
+    titles = re.findall(r"^### (.*)$", reports.PAGE.read_text(), re.M)
+    assert [finding.title for finding in FINDINGS] == titles
+    assert len(titles) >= 30
+    assert {finding.system for finding in FINDINGS} == set(DISTRIBUTIONS) == set(reports.TRACKERS)
+
+
+@pytest.mark.parametrize("part", ["| kind |", "| bug |", "```python proof", "```text"])
+def test_an_entry_without_a_part_of_the_form_is_no_finding(part, monkeypatch, tmp_path):
+    page = tmp_path / "findings.md"
+    page.write_text(reports.PAGE.read_text().replace(part, "", 1))
+    monkeypatch.setattr(reports, "PAGE", page)
+    assert len(reports.findings()) < len(FINDINGS)
+
+
+@EACH_FINDING
+def test_a_finding_names_its_versions_rules_and_levels(finding):
+    assert finding.kind in ("bug", "limit")
+    assert f"{finding.system} {finding.version}." in finding.versions
+    rules = re.findall(r"`([\w-]+)`", finding.rules)
+    levels = finding.level.split(", ")
+    assert rules
+    assert ", ".join(f"`{rule}`" for rule in rules) == finding.rules
+    assert set(levels) <= set(LEVELS)
+    if rules != ["structure"]:  # its level depends on the size
+        assert set(levels) == {PROPERTIES[rule].level for rule in rules}
+
+
+@EACH_FINDING
+def test_the_script_of_a_finding_is_short_and_shows_what_must_be(finding):
+    assert finding.script.count("\n") <= LONGEST
+    assert max(map(len, finding.script.splitlines())) <= WIDEST
+    assert "npattn" not in finding.script
+    assert "must be" in finding.script
+    assert any(shows_defect(line) for line in finding.printed.splitlines())
+
+
+def shows_defect(line):
+    """True where what was printed is not what must be."""
+    got, must_be, want = line.partition(" must be ")
+    return must_be and not any(got.endswith(one) for one in want.split(" or "))
+
+
+def test_a_line_without_a_defect_shows_none():
+    assert shows_defect("FLASH nan must be 1.0")
+    assert not shows_defect("MATH 1.0 must be 1.0")
+    assert not shows_defect("a 2.0 must be 1.0 or 2.0")
+
+
+@EACH_FINDING
+def test_the_proof_of_a_finding_gives_what_must_be(finding):
+    assert re.search(r"\b(forward|backward|mp)\b", finding.proof)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(reports.preamble() + finding.proof, {})
+    assert f"must be {printed.getvalue()}" in finding.printed
+
+
+@EACH_FINDING
+def test_each_bug_among_the_findings_has_a_report(finding):
+    assert bool(finding.slug) == (finding.kind == "bug")
+    assert finding.slug or finding.report == "–"
+    if finding.slug:
+        report = (reports.REPORTS / f"{finding.slug}.md").read_text()
+        assert f"```python\n{finding.script}```" in report
+        assert finding.printed in report
+        assert finding.versions in report
+        assert "npattn" not in report  # it stands alone
+
+
+def test_reports_of_findings_are_current():
+    assert reports.stale() == [], "run: python docs/reports.py --write"
+
+
+# --- the scripts ----------------------------------------------------------------------------------
 
 
 def vector_widths():
@@ -53,35 +141,40 @@ def vector_widths():
     return [name for name, needed in needs.items() if needed <= flags]
 
 
-def run_script(system, number, script, **environment):
+def imports(script, package):
+    """True where a script imports a package, in a process of its own too."""
+    return re.search(rf"\b(import|from)\b[^\n]*\b{package}\b", script)
+
+
+def run_script(finding, **environment):
     """Return what a script prints; skip it where its package or version is not installed."""
-    assert "npattn" not in script
-    for package in PACKAGES.values():
-        imports = re.search(rf"^(import|from) {package}\b", script, re.M)
-        if (imports or package == PACKAGES[system]) and find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    if not version(PACKAGES[system]).startswith(f"{number}."):
-        pytest.skip(f"the page speaks of {system} {number}")
-    if "torch.compile" in script and which("c++") is None:
+    for system, distribution in DISTRIBUTIONS.items():
+        module = MODULES.get(system, distribution)
+        if (imports(finding.script, module) or system == finding.system) and not find_spec(module):
+            pytest.skip(f"{module} is not installed")
+    installed = version(DISTRIBUTIONS[finding.system])
+    if not installed.startswith(f"{finding.version}."):
+        pytest.skip(f"the page speaks of {finding.system} {finding.version}")
+    if "torch.compile" in finding.script and which("c++") is None:
         pytest.skip("compiling takes a C++ compiler")
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-c", finding.script]
     env = os.environ | environment
     return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
 
 
-@EACH_FINDING
-def test_a_finding_is_real(system, number, script, printed):
-    assert run_script(system, number, script) == printed
+@EACH_SCRIPT
+def test_a_finding_is_real(finding):
+    assert run_script(finding) == finding.printed
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("threads", ["1", "2"])
 @pytest.mark.parametrize("width", vector_widths())
-@EACH_FINDING
-def test_findings_hold_for_every_vector_width(system, number, script, printed, width, threads):
-    if find_spec("torch") is None or not re.search(r"^(import|from) torch\b", script, re.M):
+@EACH_SCRIPT
+def test_findings_hold_for_every_vector_width(finding, width, threads):
+    if find_spec("torch") is None or not imports(finding.script, "torch"):
         pytest.skip("PyTorch alone dispatches by ATEN_CPU_CAPABILITY")
-    if "torch.compile" in script and width == "default":
+    if "torch.compile" in finding.script and width == "default":
         pytest.skip("torch.compile writes vector code that this width does not compile")
     environment = {"ATEN_CPU_CAPABILITY": width, "OMP_NUM_THREADS": threads}
-    assert run_script(system, number, script, **environment) == printed
+    assert run_script(finding, **environment) == finding.printed
