@@ -1,5 +1,7 @@
 """Sphinx: ``sphinx-build -W -b html docs docs/_build``, without a network."""
 
+from pathlib import Path
+
 import npattn
 
 project = "npattn"
@@ -11,6 +13,8 @@ exclude_patterns = ["_build"]
 html_theme = "alabaster"
 html_theme_options = {"fixed_sidebar": True, "page_width": "1100px"}
 html_show_sourcelink = False
+_pages = Path(__file__).parent / "_static"
+html_static_path = [_pages.name] if _pages.is_dir() else []  # of the matrix, once it is written
 
 myst_heading_anchors = 3  # [a link](semantics.md#the-rules) works, as it does on a hub
 

@@ -36,8 +36,8 @@ STATES = {
     for state in (
         State("passed", "✓", "p", "keeps the rule; the number is the largest error / tolerance"),
         State("failed", "✗", "f", "breaks the rule; the number is the error / tolerance"),
-        State("not required", "×", "w", "breaks it, at a level that nobody has to keep"),
-        State("not promised", "◇", "d", "breaks it, and its documentation does not promise it"),
+        State("failed, not required", "×", "w", "breaks it, at a level that nobody has to keep"),
+        State("failed, not promised", "◇", "d", "breaks it, which its documentation says"),
         State("suspect", "?", "s", "within the tolerance, but the errors look like a mistake"),
         State("raised", "!", "x", "raises on what it accepted before"),
         State("crashed", "†", "c", "ends its process"),
@@ -97,7 +97,8 @@ def _state(report: Mapping[str, Any], outcome: Mapping[str, Any]) -> str:
     if status == "not applicable":
         return "refused" if outcome["message"].startswith("refuses") else "lacks"
     if status in ("failed", "error") and not outcome["counts"]:
-        return "not promised" if outcome["rule"] in report["not_promised"] else "not required"
+        promised = outcome["rule"] not in report["not_promised"]
+        return "failed, not required" if promised else "failed, not promised"
     return "raised" if status == "error" else str(status)
 
 

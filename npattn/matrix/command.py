@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from npattn.matrix.markdown import write_table
 from npattn.matrix.plan import choose_targets
 from npattn.matrix.processes import Executor, Local
 from npattn.matrix.progress import ProgressLines
-from npattn.matrix.result import Matrix
+from npattn.matrix.result import Matrix, read_matrix
 from npattn.matrix.run import run_matrix
 from npattn.parsing import interruptible, parse_memory, parse_seconds, parse_seed, path_to_write
 from npattn.testing.check import DTYPES
@@ -23,7 +24,9 @@ from npattn.testing.check import DTYPES
 __all__ = ["matrix_command"]
 
 INTERRUPTED = 130
-ELSEWHERE = ("json_path", "markdown_path", "resume_path", "processes", "cluster")
+OUTPUTS = ("json_path", "markdown_path", "html_path")
+"""Parameters that name what is written: they may stand beside --read."""
+ELSEWHERE = (*OUTPUTS, "resume_path", "processes", "cluster")
 """Parameters that change nothing of the result, and may stand beside --resume."""
 
 
@@ -101,6 +104,15 @@ ELSEWHERE = ("json_path", "markdown_path", "resume_path", "processes", "cluster"
     help="Write the table to this file.",
 )
 @click.option(
+    "--html", "html_path", type=click.Path(dir_okay=False), help="Write the page to this file."
+)
+@click.option(
+    "--read",
+    "read_path",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Judge nothing: take the matrix from a file of --json, for its table and page.",
+)
+@click.option(
     "--journal",
     "journal_path",
     type=click.Path(dir_okay=False),
@@ -116,6 +128,8 @@ def matrix_command(
     targets: str | None,
     json_path: str | None,
     markdown_path: str | None,
+    html_path: str | None,
+    read_path: str | None,
     journal_path: str | None,
     resume_path: str | None,
     processes: int,
@@ -131,7 +145,8 @@ def matrix_command(
     out of time; 2: wrong usage; 130: interrupted, with a table of what is known.
     """
     try:
-        json_file, markdown_file = path_to_write(json_path), path_to_write(markdown_path)
+        paths = (json_path, markdown_path, html_path)
+        json_file, markdown_file, html_file = map(path_to_write, paths)
         asked |= {"targets": None if targets is None else targets.split(",")}
         asked |= {"memory": parse_memory(memory)}
         asked |= {name: list(asked[name]) or None for name in ("dtypes", "only")}
@@ -139,11 +154,14 @@ def matrix_command(
         if resume_path is not None:
             journal = _resume(resume_path, journal_path)
             asked = journal.question
-        elif journal_path is not None:
+        elif journal_path is not None and read_path is None:
             journal = MatrixJournal.create(journal_path, asked)
-        choose_targets(asked["targets"], asked["envs"])  # before a cluster is begun
-        executor = Local(processes) if cluster is None else _begin_cluster(cluster)
-        matrix, interrupted = _run(executor, journal, asked)
+        if read_path is None:
+            choose_targets(asked["targets"], asked["envs"])  # before a cluster is begun
+            executor = Local(processes) if cluster is None else _begin_cluster(cluster)
+            matrix, interrupted = _run(executor, journal, asked)
+        else:
+            matrix, interrupted = _read(read_path), False
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
     if json_file is not None:
@@ -151,6 +169,8 @@ def matrix_command(
     table = write_table(matrix)
     if markdown_file is not None:
         Path(markdown_file).write_text(table, "utf-8")
+    if html_file is not None:
+        matrix.to_html(html_file)
     Console().print(table, end="", markup=False, highlight=False, soft_wrap=True)
     if interrupted:
         if journal is not None:
@@ -161,14 +181,27 @@ def matrix_command(
 
 def _resume(path: str, beside_journal: str | None) -> MatrixJournal:
     """Return the journal of an earlier matrix; what was asked stands there, and there alone."""
-    context, here = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
-    beside = [n for n in context.params if context.get_parameter_source(n) == here]
-    beside = [n for n in beside if n not in ELSEWHERE]
+    beside = _options_beside(ELSEWHERE)
     if beside or beside_journal is not None:
         raise OptionError(f"got {', '.join(beside)} beside --resume: {path} has what is asked")
     journal = MatrixJournal.resume(path)
     click.echo(f"goes on with {path}: {len(journal.results)} units done", err=True)
     return journal
+
+
+def _options_beside(allowed: Sequence[str]) -> list[str]:
+    """Return the parameters that stand on the command line, but for those."""
+    context, here = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
+    beside = (n for n in context.params if context.get_parameter_source(n) == here)
+    return [n for n in beside if n not in allowed]
+
+
+def _read(path: str) -> Matrix:
+    """Return the matrix of a file; nothing that is asked may stand beside it."""
+    beside = _options_beside((*OUTPUTS, "read_path"))
+    if beside:
+        raise OptionError(f"got {', '.join(beside)} beside --read: {path} has what was asked")
+    return read_matrix(path)
 
 
 def _begin_cluster(where: str) -> Executor:

@@ -31,6 +31,7 @@ const ratioOf = (cell) => cell.querySelector('i')?.textContent || '';
 function inWords(cell) {
   const [, name] = STATES[cell.classList[0]];
   const ratio = cell.classList.contains('wide') ? '' : ratioOf(cell);
+  if (ratio === '∞') return `${name} (NaN or infinite)`;
   return name + (ratio && ` (${ratio} × tolerance)`);
 }
 
@@ -141,7 +142,10 @@ function compare(pair) {
   if (lost.length) place.append(element('p', `${second} breaks, and ${first} does not: ${names(lost)}.`));
   if (won.length) place.append(element('p', `${first} breaks, and ${second} does not: ${names(won)}.`));
   if (!found.length) place.append(element('p', 'No cell differs in the dtypes that both have.'));
-  else place.append(differenceTable(found, first, second));
+  else {
+    found.sort((x, y) => (bad(y.a) || bad(y.b)) - (bad(x.a) || bad(x.b)));  // stable
+    place.append(differenceTable(found, first, second));
+  }
 }
 
 function differenceTable(found, first, second) {

@@ -21,7 +21,7 @@ MOST = 3_000_000
 Content = Mapping[str, Any]
 Levels = Mapping[Level, Sequence[Content]]
 COMMON = ("npattn", "numpy", "python")
-"""Packages whose version stands beside a target only if it has no other."""
+"""Packages whose version stands beside a target of another project only if it has no other."""
 
 
 def page(matrix: Content) -> str:
@@ -197,12 +197,14 @@ def _body(matrix: Content, levels: Levels, causes: dict[str, int]) -> Iterator[s
 
 
 def _name_row(target: Content, width: int) -> str:
-    own = {n: x for n, x in target["versions"].items() if n not in COMMON} or target["versions"]
-    versions = ", ".join(f"{package} {version}" for package, version in own.items())
+    versions: Mapping[str, str] = target["versions"]
+    own = [target["project"]] if target["project"] in versions else list(versions)
+    own = [package for package in own if package not in COMMON] or own
+    numbers = ", ".join(f"{package} {versions[package]}" for package in own)
     return (
         f'<tr class="name"><th scope="rowgroup" colspan="{width}"><div class="stick">'
         f'<button type="button">{safe_text(target["name"])}</button> '
-        f'<span class="version">{safe_text(versions)}</span> '
+        f'<span class="version">{safe_text(numbers)}</span> '
         f'<span class="words">{safe_text(target["words"])}</span></div></th></tr>'
     )
 

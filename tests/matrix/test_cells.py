@@ -19,9 +19,9 @@ def cell(run_state="done", **fields):
     [
         ({}, "passed"),
         ({"status": "failed"}, "failed"),
-        ({"status": "failed", "counts": False}, "not required"),
+        ({"status": "failed", "counts": False}, "failed, not required"),
         ({"status": "error"}, "raised"),
-        ({"status": "error", "counts": False}, "not required"),
+        ({"status": "error", "counts": False}, "failed, not required"),
         ({"status": "crashed"}, "crashed"),
         ({"status": "timed out", "counts": False}, "timed out"),
         ({"status": "suspect"}, "suspect"),
@@ -42,7 +42,7 @@ def test_failure_that_is_not_promised_is_told_apart():
         {"rule": "views", "level": "conduct", "status": "failed", "counts": False, "worst": "inf"}
     ]}}  # fmt: skip
     (found,) = cells_of(run, [RULE])
-    assert found.state is STATES["not promised"]
+    assert found.state is STATES["failed, not promised"]
     assert found.ratio == float("inf")
 
 

@@ -37,9 +37,10 @@ def inline(monkeypatch):
     return made
 
 
-def test_two_tiny_targets_give_json_and_a_table(tmp_path):
-    paths = tmp_path / "matrix.json", tmp_path / "matrix.md"
-    done = run(*TINY, "--dtype", "float32", "-n2", "--json", paths[0], "--markdown", paths[1])
+def test_two_tiny_targets_give_json_table_and_page(tmp_path):
+    paths = [tmp_path / f"matrix.{kind}" for kind in ("json", "md", "html")]
+    outputs = ("--json", paths[0], "--markdown", paths[1], "--html", paths[2])
+    done = run(*TINY, "--dtype", "float32", "-n2", *outputs)
     assert (done.exit_code, done.stderr) == (0, "")
     matrix = read_matrix(paths[0])
     assert [run.report["passed"] for run in matrix.runs] == [True, True]
@@ -48,6 +49,20 @@ def test_two_tiny_targets_give_json_and_a_table(tmp_path):
     assert matrix.settings["examples"] == 2
     assert matrix.targets[0].versions["npattn"] == matrix.version
     assert f"| numpy.flash | {matrix.version} | float32 | 1 ✓ |" in done.stdout
+    text = paths[2].read_text("utf-8")
+    assert text.count("<td class=p>✓<i>") == 2
+    read = run("--read", paths[0], "--html", tmp_path / "again.html")
+    assert (read.exit_code, read.stdout) == (0, done.stdout)
+    assert (tmp_path / "again.html").read_text("utf-8") == text
+
+
+def test_nothing_is_asked_beside_a_matrix_to_read(tmp_path, inline):
+    path = tmp_path / "matrix.json"
+    run(*TINY, "--json", path)
+    done = run("--read", path, "--journal", tmp_path / "journal", "--seed", "3")
+    assert done.exit_code == 2
+    assert "beside --read" in " ".join(done.stderr.split())
+    assert not (tmp_path / "journal").exists()
 
 
 def test_a_journal_is_resumed(tmp_path, inline):
