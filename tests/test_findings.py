@@ -1,8 +1,10 @@
 """The entries of docs/findings.md have one form and a proof; their scripts print what it says."""
 
 import contextlib
+import functools
 import importlib.util
 import io
+import json
 import os
 import re
 import subprocess
@@ -146,20 +148,76 @@ def imports(script, package):
     return re.search(rf"\b(import|from)\b[^\n]*\b{package}\b", script)
 
 
-def run_script(finding, **environment):
-    """Return what a script prints; skip it where its package or version is not installed."""
+TOGETHER = """
+import contextlib, io, json, sys, traceback
+outputs = []
+for script in json.load(sys.stdin):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(script, {"__name__": "__main__"})
+        except Exception:
+            traceback.print_exc(file=sys.stdout)
+    outputs.append(printed.getvalue())
+sys.stdout.write(json.dumps(outputs))
+"""
+"""A process that imports a framework once, and runs its scripts, each with names of its own."""
+
+
+@functools.cache
+def outputs(scripts, **environment):
+    """Return what scripts print that one process runs."""
+    done = subprocess.run(
+        [sys.executable, "-c", TOGETHER],
+        input=json.dumps(scripts),
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | environment,
+    )
+    return dict(zip(scripts, json.loads(done.stdout), strict=True))
+
+
+def companions(finding):
+    """Scripts that share its process: those of its system with the same backend, if it has one."""
+    if "torch.compile" in finding.script:
+        return (finding.script,)
+    backend = finding.script.partition("KERAS_BACKEND")[2][:20]
+    return tuple(
+        other.script
+        for other in FINDINGS
+        if other.system == finding.system
+        and backend == other.script.partition("KERAS_BACKEND")[2][:20]
+        and "torch.compile" not in other.script
+        and lacks(other) == lacks(finding)
+    )
+
+
+def lacks(finding):
+    """Return why a script cannot run here, or an empty string."""
     for system, distribution in DISTRIBUTIONS.items():
         module = MODULES.get(system, distribution)
         if (imports(finding.script, module) or system == finding.system) and not find_spec(module):
-            pytest.skip(f"{module} is not installed")
-    installed = version(DISTRIBUTIONS[finding.system])
-    if not installed.startswith(f"{finding.version}."):
-        pytest.skip(f"the page speaks of {finding.system} {finding.version}")
+            return f"{module} is not installed"
+    if not version(DISTRIBUTIONS[finding.system]).startswith(f"{finding.version}."):
+        return f"the page speaks of {finding.system} {finding.version}"
     if "torch.compile" in finding.script and which("c++") is None:
-        pytest.skip("compiling takes a C++ compiler")
-    command = [sys.executable, "-c", finding.script]
-    env = os.environ | environment
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+        return "compiling takes a C++ compiler"
+    return ""
+
+
+def run_script(finding, **environment):
+    """Return what a script prints; skip it where its package or version is not installed."""
+    if reason := lacks(finding):
+        pytest.skip(reason)
+    return outputs(companions(finding), **environment)[finding.script]
+
+
+def test_a_script_of_a_finding_that_raises_says_so():
+    raises, prints = "name = 3\n1 / 0", "print('name' in globals())"
+    both = outputs((raises, prints))
+    assert "ZeroDivisionError" in both[raises]
+    assert both[prints] == "False\n"  # names are not shared
 
 
 @EACH_SCRIPT
