@@ -7,7 +7,9 @@ import io
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,11 @@ DEFAULT_TARGET = "numpy.flash"
 INTERRUPTED = 130
 OUTPUTS = ("verbose", "json_path", "html_path", "script_path")
 """Parameters of `npattn check` that change nothing of what is asked."""
+ALONE = (
+    *("in_process", "command", "envs", "untrusted", "sweep", "budget", "journal_path"),
+    *("resume_path", "fail_fast", "processes"),
+)
+"""Parameters of `npattn check` that do not go with a cluster."""
 
 
 class _Commands(click.Group):
@@ -248,6 +255,12 @@ def worker_options(command: Any) -> Any:
     type=click.Path(exists=True, dir_okay=False),
     help="Go on with the check of a --journal; TARGET and options come from there.",
 )
+@click.option(
+    "--cluster",
+    metavar="WHERE",
+    help="Ask in units of 200 examples, on a cluster of Dask: local:N for N workers here, or the "
+    "address of a scheduler.",
+)
 def check_command(journal_path: str | None, resume_path: str | None, **options: Any) -> None:
     """Judge TARGET: module:function, path/file.py:function, or a name from npattn list.
 
@@ -313,6 +326,7 @@ def _check(
     strict: bool,
     device: str | None,
     sweep: int,
+    cluster: str | None = None,
     **options: Any,
 ) -> None:
     """Check, write the files, print the report and exit."""
@@ -331,22 +345,24 @@ def _check(
         given["envs"] = envs
         implementation = _open(target, here, command, limits, untrusted, device, **given)
         conventions = _with_conventions(implementation.conventions, convention_words)
+        arguments: dict[str, Any] = {
+            "conventions": conventions,
+            "must": must.split(",") if must else _gradients(implementation) if untrusted else (),
+            "strict": strict or untrusted,
+            "sweep": sweep,
+            "dtypes": dtypes or ("float32",),
+            "sizes": _sizes(sizes),
+            "only": only or None,
+            "require": levels or REQUIRED,
+            "expect": expected,
+            "journal": journal,
+            **options,
+        }
+        judge: Callable[..., Report] = check
+        if cluster is not None:
+            judge = _on_cluster(cluster, limits, {**given, "device": device})
         with _ProgressBar() as (bar, advance), interruptible():
-            report = check(
-                implementation,
-                conventions=conventions,
-                must=must.split(",") if must else _gradients(implementation) if untrusted else (),
-                strict=strict or untrusted,
-                sweep=sweep,
-                dtypes=dtypes or ("float32",),
-                sizes=_sizes(sizes),
-                only=only or None,
-                require=levels or REQUIRED,
-                expect=expected,
-                progress=advance,
-                journal=journal,
-                **options,
-            )
+            report = judge(implementation, progress=advance, **arguments)
             bar.stop()
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
@@ -364,6 +380,21 @@ def _check(
         sys.exit(_exit_code(report))
     console.print("nothing could be tested")
     sys.exit(2)
+
+
+def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[..., Report]:
+    """Return a function that judges in units on a cluster, with arguments as of `check`."""
+    from npattn.matrix.sweep import check_on_cluster  # and with it the matrix
+
+    context, here = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
+    params = {n: param.opts[0] for param in context.command.params for n in [param.name]}
+    beside = [n for n in ALONE if context.get_parameter_source(n) == here]
+    if beside:
+        names = ", ".join(params[n] for n in beside)
+        raise OptionError(f"got {names} beside --cluster, whose units are judged elsewhere")
+    calls = {name: value for name, value in given.items() if value not in (None, "auto")}
+    own = {"timeout": limits.timeout, "memory": limits.memory, "folder": str(Path.cwd())}
+    return partial(check_on_cluster, where=where, calls=calls, limits=own)
 
 
 def _write_files(

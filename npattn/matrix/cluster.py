@@ -90,6 +90,12 @@ class Cluster:
                     "install the same everywhere"
                 )
 
+    @property
+    def width(self) -> int:
+        """Number of threads of all workers, as of now: some may come later, and some go."""
+        threads: dict[str, int] = self.client.nthreads()
+        return max(1, sum(threads.values()))
+
     def submit(self, unit: Unit) -> None:
         future = self.client.submit(judge, unit.to_text(), pure=False)
         self.units[unit.key] = unit, future

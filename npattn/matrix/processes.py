@@ -32,7 +32,16 @@ LINES = 3
 
 
 class Executor(Protocol):
-    """Runs units somewhere; a context, on whose exit nothing runs any more."""
+    """Runs units somewhere; a context, on whose exit nothing runs any more.
+
+    Attributes
+    ----------
+    width : int
+        Number of units that are done at once.
+    """
+
+    @property
+    def width(self) -> int: ...
 
     def submit(self, unit: Unit) -> None:
         """Take a unit."""
@@ -135,7 +144,7 @@ class Local:
     """
 
     def __init__(self, n: int) -> None:
-        self.pool = ThreadPoolExecutor(n)
+        self.pool, self.width = ThreadPoolExecutor(n), n
         self.done: queue.SimpleQueue[tuple[Unit, Result | BaseException]] = queue.SimpleQueue()
         self._lock, self._ended = threading.Lock(), False
         self._processes: dict[int, tuple[Unit, subprocess.Popen[bytes]]] = {}

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import npattn
+from npattn.conventions import Conventions
 from npattn.errors import NpattnError, OptionError
 from npattn.testing.check import check
 from npattn.testing.report.escape import escape_controls
@@ -61,6 +62,10 @@ class Unit:
         In which a spec is looked up.
     envs : str, optional
         Folder of virtual environments, for known targets that lack a package here.
+    calls : mapping
+        How it is called, as of `npattn.testing.worker.connect.connect`: like, layout, rename, ….
+    judges : mapping
+        How it is judged, as of `check`: sizes, rounding, and the fields of its conventions.
     """
 
     target: str
@@ -75,6 +80,8 @@ class Unit:
     limit: float | None = None
     folder: str = "."
     envs: str | None = None
+    calls: Mapping[str, Any] = field(default_factory=dict)
+    judges: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -162,15 +169,16 @@ def do_unit(unit: Unit) -> Result:
     """
     start, journal = time.monotonic(), Memory(unit.answers)
     try:
-        limits = Limits(unit.timeout, unit.memory)
+        limits, python = Limits(unit.timeout, unit.memory), _choose_python(unit)
         report = check(
-            connect(unit.target, limits=limits, python=_choose_python(unit)),
+            connect(unit.target, limits=limits, python=python, **unit.calls),
             dtypes=(unit.dtype,),
             only=unit.rules,
             seed=unit.seed,
             examples=unit.examples,
             diagnosis=not unit.asks,
             journal=journal,
+            **_read_judges(unit.judges),
         )
         result = Result("done", report=report.as_dict())
     except NpattnError as err:
@@ -188,6 +196,13 @@ def _choose_python(unit: Unit) -> Path | None:
     if unit.envs is None or unit.target not in TARGETS:
         return None
     return choose_python(TARGETS[unit.target], Path(unit.envs))
+
+
+def _read_judges(judges: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `check`, the conventions as such."""
+    conventions = judges.get("conventions")
+    read = None if conventions is None else Conventions(**conventions)
+    return {**judges, "conventions": read}
 
 
 def _list(versions: Mapping[str, str]) -> str:

@@ -6,8 +6,8 @@ from npattn.matrix.unit import Result, Unit, do_unit
 class Inline:
     """Judge with `judge`; end as Ctrl-C does after `ends_after` units."""
 
-    def __init__(self, judge=do_unit, ends_after=None):
-        self.judge, self.ends_after = judge, ends_after
+    def __init__(self, judge=do_unit, ends_after=None, width=1):
+        self.judge, self.ends_after, self.width = judge, ends_after, width
         self.units, self.done = [], []
 
     def submit(self, unit):

@@ -20,12 +20,18 @@ from npattn.matrix.run import run_matrix
 from npattn.matrix.unit import Unit
 
 SETTINGS = {"targets": ["numpy.flash", "numpy.naive"], "only": ["agreement-o", "views"]}
-SETTINGS |= {"examples": 3, "blocks": 2}
+SETTINGS |= {"examples": 3, "blocks": 2, "dtypes": ["float32"]}
 
 
 def plain(matrix):
     runs = tuple(replace(run, seconds=0) for run in matrix.runs)
     return json.dumps(replace(matrix, runs=runs).as_dict(), sort_keys=True)
+
+
+@pytest.fixture(scope="module")
+def here():
+    """The same matrix without a cluster."""
+    return plain(run_matrix(**SETTINGS, executor=Local(1)))
 
 
 @pytest.mark.parametrize("where", ["local", "local:0", "local:two", "somewhere:8786"])
@@ -50,10 +56,6 @@ class TestDask:
     @pytest.fixture(autouse=True)
     def installed(self):
         pytest.importorskip("distributed")
-
-    @pytest.fixture(scope="class")
-    def here(self):
-        return plain(run_matrix(**SETTINGS, executor=Local(1)))
 
     @pytest.mark.parametrize("workers", [1, 2])
     def test_the_number_of_workers_changes_nothing(self, workers, here):
@@ -116,7 +118,7 @@ class TestDask:
 
     def test_the_command_writes_the_same(self, here, tmp_path):
         arguments = ["--targets", "numpy.flash,numpy.naive", "--only", "agreement-o"]
-        arguments += ["--only", "views", "--examples", "3", "--blocks", "2"]
+        arguments += ["--only", "views", "--examples", "3", "--blocks", "2", "--dtype", "float32"]
         arguments += ["--cluster", "local:1", "--json", str(tmp_path / "matrix.json")]
         done = CliRunner().invoke(cli, ["matrix", *arguments])
         assert done.exit_code == 0

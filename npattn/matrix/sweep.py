@@ -1,0 +1,201 @@
+"""Check of one implementation on many problems, in units that many machines can do.
+
+    examples 0 … 199 of the seed, 200 … 399 as examples 0 … 199 of the next seed, and so on
+
+Each block of examples is a unit that asks every rule. Their answers are merged in the order of the
+blocks, so that it does not matter who was done first: a rule ends with the first block in which it
+fails, and blocks behind one that has failed leave it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from npattn.conventions import Conventions
+from npattn.errors import OptionError
+from npattn.matrix.plan import choose_rules
+from npattn.matrix.processes import Executor
+from npattn.matrix.unit import Memory, Result, Unit
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.check import check
+from npattn.testing.report.report import Report
+from npattn.testing.rules import PROPERTIES
+from npattn.testing.runner.journal import answer_of
+from npattn.testing.runner.merge import merge_answers
+
+__all__ = ["EXAMPLES", "check_in_units", "check_on_cluster"]
+
+EXAMPLES = 200
+"""Examples of each rule in a unit: enough to make its start cheap, and few to lose."""
+AHEAD = 2
+"""Units that are sent out for each that is done at once, so that nobody waits for work."""
+
+
+@dataclass
+class _Blocks:
+    """The blocks of one dtype, and what came of them."""
+
+    first: Unit
+    total: int
+    results: dict[int, Result] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+    """Rule → the first block known to fail it."""
+
+    def unit(self, number: int) -> Unit | None:
+        """Return a block without the rules that an earlier one failed; None if none is left."""
+        rules = self.first.rules or ()
+        left = tuple(rule for rule in rules if self.failed.get(rule, number) >= number)
+        size = min(EXAMPLES, self.total - number * EXAMPLES)
+        seed = self.first.seed + number
+        return replace(self.first, rules=left, seed=seed, examples=size) if left else None
+
+    @property
+    def count(self) -> int:
+        return -(-self.total // EXAMPLES)
+
+    def record(self, number: int, result: Result) -> None:
+        self.results[number] = result
+        for entry in result.answers:
+            answer = answer_of(entry)
+            if getattr(answer, "failed", False):
+                name = entry["answer"]
+                self.failed[name] = min(number, self.failed.get(name, number))
+
+    def answers(self) -> tuple[dict[str, Any], ...]:
+        return merge_answers([self.results[n].answers for n in sorted(self.results)])
+
+    @property
+    def lost(self) -> list[str]:
+        """A line for each block without an answer."""
+        return [
+            f"examples of seed {self.first.seed + n} in {self.first.dtype} ({x.state}: {x.why})"
+            for n, x in sorted(self.results.items())
+            if x.state != "done"
+        ]
+
+
+def check_in_units(
+    implementation: Implementation,
+    executor: Executor,
+    *,
+    calls: Mapping[str, Any],
+    judges: Mapping[str, Any],
+    limits: Mapping[str, Any],
+    dtypes: Sequence[str],
+    examples: int,
+    seed: int,
+    only: Sequence[str] | None,
+    progress: Callable[[str, str, int, int], object],
+    **arguments: Any,
+) -> Report:
+    """Judge an implementation in units, and make the report here.
+
+    Parameters
+    ----------
+    implementation : Implementation
+        In a worker of this machine; units start their own by its spec.
+    executor : Executor
+    calls, judges, limits : mapping
+        calls and judges of `Unit`; timeout, memory and folder.
+    dtypes, examples, seed
+        As of `check`.
+    only : sequence of str or None
+        Rules by their whole names.
+    progress : callable
+        Called with ("", a line, units done, all units).
+    **arguments
+        Of `check` in this process: require, expect, strict, must, conventions, ….
+
+    Returns
+    -------
+    Report
+        What was lost is among what is missing.
+    """
+    if implementation.spec is None:
+        raise OptionError("a cluster needs a known name, module:function or path/file.py:function")
+    rules = tuple(only or PROPERTIES)
+    own: dict[str, Any] = {"target": implementation.spec, "rules": rules, "seed": seed, **limits}
+    blocks = [
+        _Blocks(Unit(dtype=dtype, asks=True, calls=calls, judges=judges, **own), examples)
+        for dtype in dtypes
+    ]
+    with executor as entered:
+        _do_all(blocks, entered, progress)
+    answers = tuple(entry for one in blocks for entry in one.answers())
+    report = check(
+        implementation,
+        dtypes=dtypes,
+        examples=min(examples, EXAMPLES),  # of what is asked again here
+        seed=seed,
+        only=only,
+        journal=Memory(answers),
+        **arguments,
+    )
+    lost = tuple(line for one in blocks for line in one.lost)
+    settings = {**report.settings, "examples": examples}
+    return replace(report, settings=settings, missing=(*report.missing, *lost))
+
+
+def check_on_cluster(
+    implementation: Implementation,
+    *,
+    where: str,
+    conventions: Conventions,
+    sizes: Mapping[str, Sequence[int]],
+    rounding: str | None,
+    only: Sequence[str] | None,
+    **arguments: Any,
+) -> Report:
+    """Judge an implementation on a cluster, with the arguments of `npattn check`.
+
+    Raises
+    ------
+    OptionError
+        If a rule is not known, or the cluster cannot be used.
+    MissingExtraError
+        If Dask is not installed.
+    """
+    from npattn.matrix.cluster import Cluster  # and with it, where it is installed, Dask
+
+    judges = {"conventions": vars(conventions), "sizes": sizes, "rounding": rounding}
+    for name in ("sweep", "budget", "journal", "processes", "fail_fast"):
+        arguments.pop(name)  # they are not given: the command line has refused them
+    return check_in_units(
+        implementation,
+        Cluster(where),
+        judges=judges,
+        only=None if only is None else choose_rules(only),
+        conventions=conventions,
+        sizes=sizes,
+        rounding=rounding,
+        **arguments,
+    )
+
+
+def _do_all(
+    blocks: Sequence[_Blocks],
+    executor: Executor,
+    progress: Callable[[str, str, int, int], object],
+) -> None:
+    """Do all units, a few ahead of those that are done."""
+    order = iter([(one, number) for one in blocks for number in range(one.count)])
+    total, done, sent = sum(one.count for one in blocks), 0, {}
+    while True:
+        for one, number in order:
+            unit = one.unit(number)
+            if unit is None:
+                done += 1
+                continue
+            sent[unit.key] = one, number
+            executor.submit(unit)
+            if len(sent) >= AHEAD * executor.width:
+                break
+        progress("", f"{len(sent)} units in work", done, total)
+        if not sent:
+            return
+        unit, result = executor.wait()
+        one, number = sent.pop(unit.key)
+        one.record(number, result)
+        done += 1
