@@ -67,7 +67,7 @@ class _Blocks:
         return merge_answers([self.results[n].answers for n in sorted(self.results)])
 
     @property
-    def lost(self) -> list[str]:
+    def missing(self) -> list[str]:
         """A line for each block without an answer."""
         return [
             f"examples of seed {self.first.seed + n} in {self.first.dtype} ({x.state}: {x.why})"
@@ -133,7 +133,7 @@ def check_in_units(
         journal=Memory(answers),
         **arguments,
     )
-    lost = tuple(line for one in blocks for line in one.lost)
+    lost = tuple(line for one in blocks for line in one.missing)
     settings = {**report.settings, "examples": examples}
     return replace(report, settings=settings, missing=(*report.missing, *lost))
 
