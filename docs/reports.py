@@ -22,6 +22,8 @@ TRACKERS = {
     "MLX": "ml-explore/mlx",
     "ONNX": "onnx/onnx",
     "ONNX Runtime": "microsoft/onnxruntime",
+    "OpenVINO": "openvinotoolkit/openvino",
+    "PaddlePaddle": "PaddlePaddle/Paddle",
     "PyTorch": "pytorch/pytorch",
     "Transformers": "huggingface/transformers",
 }

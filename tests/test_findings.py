@@ -18,6 +18,7 @@ import pytest
 
 from npattn.testing.levels import LEVELS
 from npattn.testing.rules import PROPERTIES
+from npattn.testing.targets.environments import make_environment
 
 ROOT = Path(__file__).parent.parent
 LONGEST, WIDEST = 12, 110  # of a script, in lines and in columns
@@ -30,10 +31,13 @@ DISTRIBUTIONS = {
     "MLX": "mlx",
     "ONNX": "onnx",
     "ONNX Runtime": "onnxruntime",
+    "OpenVINO": "openvino",
+    "PaddlePaddle": "paddlepaddle",
     "PyTorch": "torch",
     "Transformers": "transformers",
 }
-MODULES = {"Haiku": "haiku"}  # where it is not called as its distribution
+MODULES = {"Haiku": "haiku", "PaddlePaddle": "paddle"}  # where it is not called as its distribution
+APART = ("OpenVINO", "PaddlePaddle")  # in environments of their own
 
 
 def load_reports():
@@ -208,6 +212,11 @@ def lacks(finding):
 
 def run_script(finding, **environment):
     """Return what a script prints; skip it where its package or version is not installed."""
+    envs = os.environ.get("NPATTN_ENVS")  # of .ci/nightly
+    if finding.system in APART and envs is not None:
+        package = f"{DISTRIBUTIONS[finding.system]}=={finding.version}.*"
+        command = [str(make_environment([package], Path(envs))), "-c", finding.script]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if reason := lacks(finding):
         pytest.skip(reason)
     return outputs(companions(finding), **environment)[finding.script]
