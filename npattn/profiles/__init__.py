@@ -5,7 +5,9 @@ from difflib import get_close_matches
 from npattn.errors import OptionError
 from npattn.profiles import (
     equinox,
+    fla,
     flash_attn,
+    flashinfer,
     flax,
     flex,
     haiku,
@@ -16,8 +18,11 @@ from npattn.profiles import (
     openvino,
     own,
     paddle,
+    pallas,
+    thunderkittens,
     tinygrad,
     torch,
+    transformer_engine,
     transformers,
     xformers,
 )
@@ -33,6 +38,8 @@ PROFILES = {
         torch.MULTIHEAD,
         flex.FLEX,
         flash_attn.FLASH_ATTN,
+        flash_attn.FLASH_ATTN_3,
+        flash_attn.FLASH_ATTN_4,
         xformers.MEMORY_EFFICIENT,
         jax.NN,
         flax.LINEN,
@@ -56,6 +63,14 @@ PROFILES = {
         paddle.SDPA,
         tinygrad.SDPA,
         transformers.EAGER,
+        fla.PARALLEL,
+        fla.DECODING,
+        pallas.GPU_MHA,
+        pallas.GPU_DECODE,
+        pallas.TPU_FLASH,
+        flashinfer.PREFILL,
+        transformer_engine.DOT_PRODUCT,
+        thunderkittens.MHA,
     )
 }
 """The profiles of known systems, by name: "onnx" is the newest version, "onnx@1.22" another."""

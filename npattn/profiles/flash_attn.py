@@ -1,11 +1,12 @@
-"""FlashAttention: flash_attn_func of the package flash-attn."""
+"""FlashAttention: flash_attn_func of the package flash-attn, and of FlashAttention-3 and -4."""
 
 import math
+from dataclasses import replace
 
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["FLASH_ATTN"]
+__all__ = ["FLASH_ATTN", "FLASH_ATTN_3", "FLASH_ATTN_4"]
 
 # Docstring of flash_attn_func, Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py: "the
 # causal mask is aligned to the bottom right corner", "If the row of the mask is all zero, the
@@ -29,5 +30,43 @@ FLASH_ATTN = Profile(
         "D above 256",
         "E != D",
         "mask and bias: it has neither",
+    ),
+)
+
+# hopper/flash_attn_interface.py at 0251105 of the same repository, flash_attn_func; softmax.h there
+# gives empty rows an lse of −inf. Read, not run.
+FLASH_ATTN_3 = replace(
+    FLASH_ATTN,
+    name="flash_attn@3",
+    version="3.0",
+    about="flash_attn_func of FlashAttention-3, hopper/flash_attn_interface.py",
+    conventions=Conventions(causal="bottom_right", empty_row="zero"),
+    refuses=(
+        "dtypes other than float16, bfloat16 and float8",
+        "D above 256",
+        "mask and bias: it has neither",
+    ),
+)
+
+# flash_attn/cute/interface.py at 0251105, flash_attn_func: window_size has None for an unlimited
+# side, learnable_sink is one logit a head, and the backward takes a cotangent of lse. Its score_mod
+# is compiled from another language than Python's. Read, not run.
+FLASH_ATTN_4 = replace(
+    FLASH_ATTN_3,
+    name="flash_attn@4",
+    version="4.0",
+    about="flash_attn_func of the package flash-attn-4, flash_attn.cute",
+    signature={
+        "softmax_scale": "scale",
+        "causal": "causal",
+        "window_size": "window",
+        "softcap": "softcap",
+        "learnable_sink": "sinks",
+        "return_lse": "return_lse",
+    },
+    refuses=(
+        "score_mod: a function in CuTe's language",
+        "dtypes other than float16 and bfloat16",
+        "mask and bias: they are functions",
     ),
 )

@@ -133,7 +133,8 @@ def check(
     features : iterable of str, optional
         Its options, instead of those of its signature.
     sizes : mapping, optional
-        Sizes to sample, for a kernel that takes no others: ``{"D": (64, 128)}``.
+        Sizes to sample, for a kernel that takes no others: ``{"D": (64, 128)}``. Letters that are
+        not named keep the sizes of a known target, if it has any.
     dtypes : sequence of str, default ("float32",)
     device : str, optional
         Device of its tensors.
@@ -238,12 +239,13 @@ def check(
     if conventions is not None:
         implementation.conventions = conventions
     conventions = implementation.conventions
+    sizes = {**implementation.sizes, **(sizes or {})}
     refused, unasked, together = _refusals(implementation)
     alone = {name for classes in together if len(classes) == 1 for name in classes}
     space = Space(
         features=implementation.features - alone,
         structure=frozenset(STRUCTURE) - unasked,
-        sizes=dict(sizes or {}),
+        sizes=sizes,
         few_shapes=implementation.framework.compiles,
         refused=together,
     )

@@ -237,3 +237,16 @@ def test_sizes_of_0_are_not_asked_of_a_function_that_is_wrong_throughout():
     found = run_probe(lambda q, k, v: 2 * plain(q, k, v), framework="numpy")
     assert not [name for name in found.trial.space.structure if name.endswith("= 0")]
     assert "sizes of 0: not asked, for the plainest problem is wrong" in found.refused
+
+
+def test_broadcasting_is_probed_with_several_samples():
+    def one_batch(q, k, v):
+        assert q.shape[0] == k.shape[0]
+        return plain(q, k, v)
+
+    implementation = Implementation(one_batch, framework="numpy")
+    for batches, refused in (((1, 2), True), ((1,), False)):
+        space = Space(features=frozenset(), sizes={"B": batches})
+        found = probe(Trial(implementation, Conventions(), Rounding.undeclared("float32"), space))
+        assert "broadcast" not in found.trial.space.structure
+        assert any(line.startswith("broadcast: refused") for line in found.refused) == refused

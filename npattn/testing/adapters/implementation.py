@@ -8,7 +8,8 @@ tested on. Options arrive in their plain form: `mask` a boolean array, `bias` a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import combinations, product
 from typing import Any
@@ -42,6 +43,15 @@ from npattn.testing.adapters.views import lay_out
 __all__ = ["Framework", "Implementation", "ImplementationError", "NumPy", "ResultError"]
 
 ARRAYS = ("q", "k", "v", *(o.name for o in OPTIONS.values() if o.kind == "array"))
+
+
+INTERPRETERS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM")
+"""Variables of the environment that have kernels interpreted."""
+
+
+def find_interpreter(environment: Mapping[str, str]) -> str | None:
+    """Return the variable by which kernels are interpreted, if one is on."""
+    return next((n for n in INTERPRETERS if environment.get(n, "0") not in ("", "0")), None)
 
 
 class Implementation:
@@ -87,6 +97,8 @@ class Implementation:
         Result of the call that found out its framework, if one did.
     profile : Profile or None
         That of `like`.
+    sizes : mapping of letter to sizes
+        Sizes that it is judged at where nobody asks for others.
     untrusted : Untrusted or None
         Means against it, if nobody trusts it.
     notes : dict of str
@@ -132,6 +144,7 @@ class Implementation:
         self.features, self.returns = self.signature.features, self.signature.returns
         self.untested, self.reads = self.signature.untested, self.signature.reads
         self.notes: dict[str, str] = {}
+        self.sizes: Mapping[str, Sequence[int]] = {}
         implied = Conventions(causal="top_left") if self.signature.top_left else Conventions()
         self.conventions = self.profile.conventions if self.profile else implied
         self.backward_takes = frozenset(parameters(backward))
@@ -184,6 +197,11 @@ class Implementation:
     def keeps_arrays(self) -> bool:
         """True if arrays and results of one call are there in the next."""
         return True
+
+    @property
+    def interpreter(self) -> str | None:
+        """Variable by which its kernels are interpreted, one at a time; None if there is none."""
+        return find_interpreter(os.environ)
 
     @property
     def takes_threads(self) -> bool:

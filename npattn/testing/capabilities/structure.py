@@ -258,8 +258,11 @@ def _variations(base: Recipe, sizes: Mapping[str, Sequence[int]]) -> dict[str, d
     )
     late = 2 * base.T if free["T"] else max(sizes["T"])
     tests["T > S"] = {"T": late}
-    if base.lead and len(base.lead) >= 1:
-        tests["broadcast"] = {"broadcast": True}
+    batches = [base.lead] if base.lead else []
+    if base.lead and len(base.lead) == 1:
+        batches += [(n,) for n in sizes.get("B", ())]
+    if several := [lead for lead in batches if max(lead) > 1]:  # with one sample all is the same
+        tests["broadcast"] = {"broadcast": True, "lead": several[0]}
     if base.lead and free["B"]:
         tests["B = 0"] = {"lead": (0, *base.lead[1:])}
     if base.lead is not None and free["H"] and free["K"]:

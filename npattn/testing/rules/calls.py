@@ -235,6 +235,8 @@ def aliased_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> fl
 def _no_threads(trial: Trial) -> str | None:
     if not trial.implementation.takes_threads:
         return "its worker answers one request after the other"
+    if variable := trial.implementation.interpreter:
+        return f"with {variable} kernels run one at a time"
     name = trial.implementation.framework.name
     return None if name in ("numpy", "torch") else f"functions of {name} arrays are not asked"
 

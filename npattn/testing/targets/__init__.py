@@ -111,8 +111,10 @@ def load_implementation(
         spec=spec,
         backward_spec=backward,
     )
-    if like is None and spec in TARGETS:
-        implementation.conventions = TARGETS[spec].conventions
+    if spec in TARGETS:
+        implementation.sizes = TARGETS[spec].sizes
+        if like is None:
+            implementation.conventions = TARGETS[spec].conventions
     return implementation
 
 

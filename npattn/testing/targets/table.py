@@ -52,6 +52,20 @@ def _of_model(name: str) -> Target:
     )
 
 
+_SMALL = {"B": (1, 2), "H": (2, 1), "K": (1, 2), "D": (3, 8, 17), "E": (2, 8, 17)}
+_LENGTHS = (5, 1, 3, 17, 33, 129)  # the last takes two tiles of queries
+_IN_TRITON: dict[str, Any] = {
+    "environment": {"TRITON_INTERPRET": "1"},
+    "dtypes": ("float32",),
+    "sizes": {**_SMALL, "T": _LENGTHS, "S": _LENGTHS},
+}
+"""What makes a Triton kernel run without a GPU, and at which sizes in minutes."""
+_ON_CUDA: dict[str, Any] = {
+    "dtypes": (),
+    "device": "cuda",
+    "sizes": {"D": (64, 32, 128), "E": (64, 32, 128)},
+}
+
 _NPATTN = (
     _row(
         "numpy.flash",
@@ -195,8 +209,115 @@ _KERAS = (
     _drop_in("keras.torch", ".keras:on_torch", "keras.torch"),
 )
 _OTHERS = (_drop_in("mlx", ".mlx:attention", "mlx"),)
+_INTERPRETED = (
+    _row(
+        "fla.parallel",
+        ".fla:parallel",
+        "fla.parallel",
+        "fla.ops.attn.parallel_attn, a Triton kernel, in Triton's interpreter",
+        **_IN_TRITON,
+    ),
+    _row(
+        "fla.decoding",
+        ".fla:decoding",
+        "fla.decoding",
+        "one step of decoding by fla, a Triton kernel, in Triton's interpreter; forward only",
+        **_IN_TRITON | {"sizes": {**_SMALL, "T": (1,), "S": _LENGTHS}},
+    ),
+    _row(
+        "pallas.gpu",
+        ".pallas:gpu",
+        "pallas.gpu",
+        "mha of JAX's Pallas kernels for GPUs, interpreted",
+        needs="jax",
+        dtypes=("float32",),
+    ),
+    _row(
+        "pallas.gpu-decode",
+        ".pallas:gpu_decode",
+        "pallas.gpu-decode",
+        "gqa of JAX's Pallas kernels for GPUs, one step of decoding, interpreted; forward only",
+        needs="jax",
+        dtypes=("float32",),
+        sizes={"T": (1,), "S": (32, 64, 512)},
+    ),
+    _row(
+        "pallas.tpu-flash",
+        ".pallas:tpu_flash",
+        "pallas.tpu-flash",
+        "flash_attention of JAX's Pallas kernels for TPUs, interpreted",
+        needs="jax",
+        dtypes=("float32",),
+        sizes={"B": (1, 2), "H": (1, 2), "T": (128, 256), "S": (128, 256), "D": (16, 128)},
+    ),
+)
+_CUDA = (
+    _drop_in(
+        "flash_attn",
+        "flash_attn:flash_attn_func",
+        "flash_attn",
+        pip=("flash-attn",),
+        **_ON_CUDA,
+    ),
+    _drop_in(
+        "flash_attn_3",
+        "flash_attn_interface:flash_attn_func",
+        "flash_attn@3",
+        needs="flash_attn_interface",
+        install="build hopper/ of the repository flash-attention",
+        **_ON_CUDA,
+    ),
+    _drop_in(
+        "flash_attn_4",
+        "flash_attn.cute:flash_attn_func",
+        "flash_attn@4",
+        needs="flash_attn.cute",
+        pip=("flash-attn-4",),
+        **_ON_CUDA,
+    ),
+    _drop_in(
+        "xformers",
+        "xformers.ops:memory_efficient_attention",
+        "xformers",
+        pip=("xformers",),
+        **_ON_CUDA,
+    ),
+    _row(
+        "torch.sdpa-cudnn",
+        ".cuda:sdpa_cudnn",
+        "torch.sdpa",
+        "the same, by cuDNN",
+        device="cuda",
+        dtypes=(),
+    ),
+    _row(
+        "flashinfer",
+        ".cuda:flashinfer",
+        "flashinfer",
+        "flashinfer.single_prefill_with_kv_cache; forward only",
+        pip=("flashinfer-python",),
+        **_ON_CUDA,
+    ),
+    _row(
+        "transformer_engine",
+        ".cuda:transformer_engine",
+        "transformer_engine",
+        pip=("transformer-engine[pytorch]",),
+        device="cuda",
+    ),
+    _row(
+        "thunderkittens",
+        ".cuda:thunderkittens",
+        "thunderkittens",
+        needs="_C",
+        install="build kernels/attention/mha_h100 of the repository ThunderKittens",
+        device="cuda",
+        sizes={"T": (64, 128, 256), "S": (64, 128, 256), "D": (64, 128), "E": (64, 128)},
+    ),
+)
 _TRANSFORMERS = tuple(map(_of_model, MODELS))
 
-_ALL = (*_NPATTN, *_TORCH, *_JAX, *_ONNX, *_KERAS, *_RUNTIMES, *_OTHERS, *_TRANSFORMERS)
+_CPU = (*_NPATTN, *_TORCH, *_JAX, *_ONNX, *_KERAS, *_RUNTIMES, *_OTHERS, *_INTERPRETED)
+_ALL = (*_CPU, *_CUDA, *_TRANSFORMERS)
 TARGETS = {target.name: target for target in _ALL}
 """The known targets, by name."""

@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,14 @@ from npattn.profiles import Profile
 __all__ = ["Target"]
 
 DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def _is_installed(module: str) -> bool:
+    """Return True if a module, ``a.b`` too, can be found."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a
+        return False
 
 
 @dataclass(frozen=True)
@@ -42,11 +50,16 @@ class Target:
         version fixed by ``==`` asks for an environment of its own, unless that one is installed.
     environment : mapping
         Variables of its worker's process, set before anything is imported.
+    install : str
+        How to install it where pip does not: words that follow "to install it,".
     device : str
         Where it runs: "cpu", or "cuda" where it needs an NVIDIA GPU.
     dtypes : tuple of str
         Of float32 and float64 those that it computes in, as run: it may take others, and convert
         them.
+    sizes : mapping of letter to sizes
+        Sizes that it is judged at where nobody asks for others: those that it takes, and that end
+        in minutes.
     """
 
     name: str
@@ -59,8 +72,10 @@ class Target:
     drop_in: bool = False
     pip: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    install: str = ""
     device: str = "cpu"
     dtypes: tuple[str, ...] = ("float32", "float64")
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -88,7 +103,8 @@ class Target:
         if not self.can_be_installed:
             return "an NVIDIA GPU, and there is none here"
         line = "pip install " + " ".join(f"'{one}'" for one in self.requirements)
-        if self.needs is not None and importlib.util.find_spec(self.needs) is None:
+        line = f"to install it, {self.install}" if self.install else line
+        if self.needs is not None and not _is_installed(self.needs):
             return f"{self.needs}, which is not installed: {line}"
         for package, version in self._fixed_versions():
             try:

@@ -106,8 +106,10 @@ def connect(
         worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
         worker.seclusion = folder  # it lives as long
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
-    if known is not None and "like" not in given:
-        remote.conventions = known.conventions
+    if known is not None:
+        remote.sizes = known.sizes
+        if "like" not in given:
+            remote.conventions = known.conventions
     return remote
 
 
@@ -139,7 +141,7 @@ def isolate(implementation: Implementation, limits: Limits) -> Remote:
         spec=implementation.spec,
         backward_spec=implementation.backward_spec,
     )
-    remote.conventions = implementation.conventions
+    remote.conventions, remote.sizes = implementation.conventions, implementation.sizes
     return remote
 
 

@@ -9,6 +9,7 @@ function of this process.
 from __future__ import annotations
 
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,7 +33,7 @@ from npattn.testing.adapters.base import (
     TimedOut,
     note_problem,
 )
-from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.adapters.implementation import Implementation, find_interpreter
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.results import INPUTS, name_results
 from npattn.testing.adapters.untrusted import Untrusted
@@ -216,6 +217,12 @@ class Remote(Implementation):
     def keeps_arrays(self) -> bool:
         """True if it keeps arrays and results between calls."""
         return {"objects", "hold"} <= self.abilities
+
+    @property
+    def interpreter(self) -> str | None:
+        """Variable by which its kernels are interpreted, one at a time; None if there is none."""
+        environment = self.worker.environment
+        return find_interpreter(os.environ if environment is None else environment)
 
     @property
     def takes_threads(self) -> bool:

@@ -1,0 +1,30 @@
+"""FlashInfer: flashinfer.single_prefill_with_kv_cache."""
+
+from npattn.conventions import Conventions
+from npattn.profiles.profile import Profile
+
+__all__ = ["PREFILL"]
+
+# Docstring of single_prefill_with_kv_cache in flashinfer-python 0.7.2, flashinfer/prefill.py:
+# custom_mask [qo_len, kv_len] with True for what may be seen, causal "only effective when
+# custom_mask is not provided", window_left inclusive. lse is in base 2, causal and window are
+# aligned by kv_len − qo_len: include/flashinfer/attention/variants.cuh. Read, not run.
+PREFILL = Profile(
+    name="flashinfer",
+    version="0.7",
+    about="flashinfer.single_prefill_with_kv_cache",
+    conventions=Conventions(causal="bottom_right", empty_row="zero", lse_base="2"),
+    signature={
+        "custom_mask": "mask",
+        "causal": "causal",
+        "sm_scale": "scale",
+        "logits_soft_cap": "softcap",
+        "return_lse": "lse without gradient",
+    },
+    refuses=(
+        "mask+causal: causal is ignored beside custom_mask",
+        "dtypes other than float16, bfloat16 and float8",
+        "windows with an end to the right",
+        "gradients",
+    ),
+)

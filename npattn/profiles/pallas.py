@@ -1,0 +1,52 @@
+"""JAX's Pallas kernels: attention on a GPU, one step of decoding, flash attention on a TPU."""
+
+from npattn.conventions import Conventions
+from npattn.profiles.profile import Profile
+
+__all__ = ["GPU_DECODE", "GPU_MHA", "TPU_FLASH"]
+
+# jax/experimental/pallas/ops/gpu/attention.py of jax 0.10.2: span_q >= span_k; errors of mha and
+# of _mha_backward; sm_scale is 1 by default.
+GPU_MHA = Profile(
+    name="pallas.gpu",
+    version="0.10",
+    about="jax.experimental.pallas.ops.gpu.attention.mha",
+    conventions=Conventions(causal="top_left"),
+    signature={"sm_scale": "scale", "causal": "causal"},
+    layout="BTHD",
+    refuses=(
+        "K < H: one key/value head for each query head",
+        "E != D: the same head dimension",
+        "T or S above a block of 128 that is no multiple of it",
+        "gradients where T and S have different numbers of blocks",
+    ),
+)
+
+# jax/experimental/pallas/ops/gpu/decode_attention.py: gqa, one query for each head.
+GPU_DECODE = Profile(
+    name="pallas.gpu-decode",
+    version="0.10",
+    about="jax.experimental.pallas.ops.gpu.decode_attention.gqa",
+    conventions=Conventions(),
+    signature={"sm_scale": "scale"},
+    refuses=(
+        "T other than 1: one step of decoding",
+        "S that k_splits does not divide into parts of at least 16 keys",
+    ),
+)
+
+# jax/experimental/pallas/ops/tpu/flash_attention.py: ab is added to the products before they are
+# multiplied by sm_scale, in the kernel and in mha_reference; causal masks compare row and column
+# from the top left, and hide by a large number.
+TPU_FLASH = Profile(
+    name="pallas.tpu-flash",
+    version="0.10",
+    about="jax.experimental.pallas.ops.tpu.flash_attention.flash_attention",
+    conventions=Conventions(causal="top_left", bias="before_scale"),
+    signature={"ab": "bias", "sm_scale": "scale", "causal": "causal"},
+    refuses=(
+        "K < H: one key/value head for each query head",
+        "E != D: the same head dimension",
+        "T or S that is no multiple of a block of 128",
+    ),
+)

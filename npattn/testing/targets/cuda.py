@@ -1,0 +1,184 @@
+"""Kernels that need CUDA, as targets: FlashInfer, TransformerEngine, ThunderKittens.
+
+Each package is imported by the call, so that one does without the others. FlashAttention and
+xFormers need nothing of this: their own functions are called by their profiles.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+from npattn.errors import MissingExtraError
+
+try:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+except ImportError as err:
+    raise MissingExtraError(
+        "targets on CUDA need torch; npattn itself does not: pip install 'npattn[torch]'"
+    ) from err
+
+from npattn.testing.targets.torch import sdpa
+
+__all__ = ["flashinfer", "sdpa_cudnn", "thunderkittens", "transformer_engine"]
+
+Window = tuple[int | None, int | None]
+
+
+def _triangle(T: int, S: int, device: Any) -> torch.Tensor:
+    """Return the causal mask that is aligned to the bottom right."""
+    return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
+
+
+def sdpa_cudnn(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    bias: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Call PyTorch's ``scaled_dot_product_attention`` with cuDNN."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return sdpa(q, k, v, mask, causal=causal, bias=bias, scale=scale)
+
+
+def flashinfer(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: Window | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Call ``flashinfer.single_prefill_with_kv_cache`` for each sample.
+
+    Raises
+    ------
+    ValueError
+        If it is asked what its documentation does not have: a mask that tells heads apart, or
+        one beside causal, which is then ignored; a window with an end to the right.
+    """
+    prefill: Any = importlib.import_module("flashinfer").single_prefill_with_kv_cache
+    if q.ndim != 4 or q.shape[0] != k.shape[0]:
+        raise ValueError("q, k and v must have 4 axes, with one B")
+    B, _, T, _ = q.shape
+    if mask is not None and causal:
+        raise ValueError("causal is ignored beside a mask")
+    if window is not None and window[1] is not None and not causal:
+        raise ValueError("a window has no end to the right")
+    if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
+        raise ValueError("a mask is one matrix for all heads")
+    if mask is not None:
+        mask = mask.reshape(-1, *mask.shape[-2:]).expand(B, T, k.shape[2])
+    left = None if window is None else window[0]
+    results = [
+        prefill(
+            *(x[i].transpose(0, 1).contiguous() for x in (q, k, v)),  # (T, H, D)
+            custom_mask=None if mask is None else mask[i].contiguous(),
+            causal=causal,
+            sm_scale=scale,
+            window_left=-1 if left is None else left,
+            logits_soft_cap=softcap,
+            return_lse=return_lse,
+        )
+        for i in range(B)
+    ]
+    if not return_lse:
+        return torch.stack(results).transpose(1, 2)
+    o, lse = (torch.stack(x).transpose(1, 2) for x in zip(*results, strict=True))
+    return o, lse
+
+
+def transformer_engine(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: Window | None = None,
+    bias: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Call ``transformer_engine.pytorch.DotProductAttention``, whose masks hide where True.
+
+    Raises
+    ------
+    ValueError
+        If q, k and v are not of rank 4 with one B.
+    """
+    module: Any = importlib.import_module("transformer_engine.pytorch")
+    if q.ndim != 4 or q.shape[0] != k.shape[0]:
+        raise ValueError("q, k and v must have 4 axes, with one B")
+    (B, H, T, D), (K, S), E = q.shape, k.shape[1:3], v.shape[3]
+    if mask is not None and causal:
+        mask, causal = mask & _triangle(T, S, q.device), False
+    left, right = (None, None) if window is None else window
+    kind = "arbitrary" if mask is not None else "causal_bottom_right" if causal else "no_mask"
+    attend = module.DotProductAttention(
+        num_attention_heads=H,
+        kv_channels=(D, E),
+        num_gqa_groups=K,
+        qkv_format="bshd",
+        attn_mask_type=kind,
+        window_size=(-1 if left is None else left, 0 if causal else -1 if right is None else right),
+        bottom_right_diagonal=True,
+        softmax_scale=1 / math.sqrt(D) if scale is None else scale,
+    )
+    hidden = None
+    if mask is not None:
+        hidden = ~mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
+    flat = attend(
+        *(x.transpose(1, 2).contiguous() for x in (q, k, v)),
+        attention_mask=hidden,
+        core_attention_bias_type="no_bias" if bias is None else "post_scale_bias",
+        core_attention_bias=None if bias is None else bias.expand(B, H, T, S).contiguous(),
+    )
+    o: torch.Tensor = flat.reshape(B, T, H, E).transpose(1, 2)
+    return o
+
+
+class _ThunderKittens(torch.autograd.Function):
+    """o of mha_forward, and the gradients of mha_backward."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Any:
+        o, norms = importlib.import_module("_C").mha_forward(q, k, v, causal)
+        ctx.save_for_backward(q, k, v, o, norms)
+        ctx.causal = causal
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        do = cotangents[0].contiguous()
+        backward = importlib.import_module("_C").mha_backward
+        grads = backward(*ctx.saved_tensors, do, ctx.causal)
+        return (*(x.to(do.dtype) for x in grads), None)
+
+
+def thunderkittens(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False
+) -> torch.Tensor:
+    """Call ``mha_forward`` and ``mha_backward`` of ThunderKittens, in bfloat16.
+
+    Raises
+    ------
+    ValueError
+        If the lengths differ: it checks the other shapes itself.
+    """
+    if q.ndim != 4 or q.shape[2:] != k.shape[2:] or k.shape != v.shape:
+        raise ValueError("q, k and v must have 4 axes, with one T and one D")
+    if q.dtype != torch.bfloat16 or q.shape[3] not in (64, 128) or q.shape[2] % 64:
+        raise ValueError("it takes bfloat16, D of 64 and 128, and T in multiples of 64")
+    attend: Any = _ThunderKittens.apply
+    o: torch.Tensor = attend(*(x.contiguous() for x in (q, k, v)), causal)
+    return o

@@ -1,0 +1,97 @@
+"""JAX's Pallas kernels as targets, interpreted: they need neither a GPU nor a TPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from npattn.errors import MissingExtraError
+
+try:
+    import jax  # type: ignore[import-not-found, unused-ignore]
+    import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
+    from jax.experimental.pallas import (  # type: ignore[import-not-found, unused-ignore]
+        tpu as pltpu,
+    )
+    from jax.experimental.pallas.ops.gpu import (  # type: ignore[import-not-found, unused-ignore]
+        attention,
+        decode_attention,
+    )
+    from jax.experimental.pallas.ops.tpu import (  # type: ignore[import-not-found, unused-ignore]
+        flash_attention,
+    )
+except ImportError as err:
+    raise MissingExtraError(
+        "the targets pallas need jax; npattn itself does not: pip install 'npattn[jax]'"
+    ) from err
+
+__all__ = ["gpu", "gpu_decode", "tpu_flash"]
+
+SPLITS = 2
+"""Parts of the keys that one step of decoding is split into."""
+
+
+def _default(scale: float | None, q: jax.Array) -> float:
+    """Return the scale; two of these kernels multiply by 1 if none is given."""
+    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def _check_rank(q: jax.Array) -> None:
+    if q.ndim != 4:
+        raise ValueError(f"q must have 4 axes, got {q.ndim}")
+
+
+def gpu(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Any:
+    """Call ``mha`` of the Pallas kernels for GPUs.
+
+    Raises
+    ------
+    ValueError
+        If the shapes are not those of its comments: it does not compare heads and batches.
+    """
+    _check_rank(q)
+    if q.shape[:2] != k.shape[:2] or k.shape != v.shape:
+        raise ValueError("q, k and v must have one B and one H, and k and v one shape")
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    o = attention.mha(q, k, v, None, _default(scale, q), causal, interpret=True)
+    return o.swapaxes(1, 2)
+
+
+def gpu_decode(q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float | None = None) -> Any:
+    """Call ``gqa`` of the Pallas kernels for GPUs, one step of decoding.
+
+    Raises
+    ------
+    ValueError
+        If there is more than one query.
+    """
+    _check_rank(q)
+    if q.shape[2] != 1 or q.shape[0] != k.shape[0] or k.shape != v.shape:
+        raise ValueError("q must have one query, and k and v its B and one shape")
+    k, v = (x.swapaxes(1, 2) for x in (k, v))
+    o = decode_attention.gqa(q[:, :, 0], k, v, sm_scale=scale, k_splits=SPLITS, interpret=True)
+    return o[:, :, None]
+
+
+def tpu_flash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    causal: bool = False,
+    bias: jax.Array | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Call ``flash_attention`` of the Pallas kernels for TPUs."""
+    _check_rank(q)
+    shape = (*q.shape[:3], k.shape[2])
+    ab = None if bias is None else jnp.broadcast_to(bias, shape)
+    pltpu.set_tpu_interpret_mode()  # for the backward too, which is traced after this call
+    return flash_attention.flash_attention(q, k, v, ab, causal=causal, sm_scale=_default(scale, q))

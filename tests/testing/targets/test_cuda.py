@@ -1,0 +1,316 @@
+"""Targets that need CUDA, with stand-ins that have the signatures of the libraries."""
+
+import inspect
+import math
+import sys
+from types import ModuleType
+
+import pytest
+
+from npattn.options import FEATURES
+from npattn.problem import Cotangents
+from npattn.testing import Implementation, Recipe, compare
+from npattn.testing.targets import TARGETS
+
+torch = pytest.importorskip("torch")
+
+CUDA = [name for name, target in TARGETS.items() if target.device == "cuda"]
+SIZES = {"lead": (2,), "H": 6, "K": 3, "T": 5, "S": 7, "D": 11, "E": 11}
+
+
+def plain(q, k, v, visible=None, bias=None, scale=None, softcap=0.0, sinks=None):
+    """o and lse of (B, H, T, D) in PyTorch; fully masked rows give 0."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    s = (q @ k.mT) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if softcap:
+        s = softcap * torch.tanh(s / softcap)
+    if bias is not None:
+        s = s + bias
+    if visible is not None:
+        s = s.masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        s = torch.cat([s, sinks[:, None, None].expand(*s.shape[:3], 1)], -1)
+    lse = s.logsumexp(-1)
+    p = (s - lse.masked_fill(lse == -torch.inf, 0)[..., None]).exp()
+    return p[..., : k.shape[2]] @ v, lse
+
+
+def band(T, S, causal, left, right):
+    """What causal and a window leave, aligned to the bottom right; a side of None has no end."""
+    gap = torch.arange(S)[None] - torch.arange(T)[:, None] - (S - T)
+    visible = torch.ones(T, S, dtype=torch.bool)
+    visible &= (gap <= 0) if causal else True
+    visible &= (gap >= -left) if left is not None else True
+    return visible & ((gap <= right) if right is not None else True)
+
+
+def swap(*arrays):
+    return [x.transpose(1, 2) for x in arrays]
+
+
+# --- stand-ins: the signatures are those of the libraries -----------------------------------------
+
+
+def flash_attn_2(
+    q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False,
+):  # fmt: skip
+    sides = [None if n < 0 else n for n in window_size]
+    visible = band(q.shape[1], k.shape[1], causal, *sides)
+    o, lse = plain(*swap(q, k, v), visible, scale=softmax_scale, softcap=softcap)
+    o, lse = o.transpose(1, 2), lse.masked_fill(lse == -torch.inf, torch.inf).detach()
+    return (o, lse, None) if return_attn_probs else o
+
+
+def flash_attn_3(
+    q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None,
+    v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1,
+    pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False,
+):  # fmt: skip
+    sides = [None if n < 0 else n for n in window_size]
+    visible = band(q.shape[1], k.shape[1], causal, *sides)
+    o, lse = plain(*swap(q, k, v), visible, scale=softmax_scale, softcap=softcap)
+    return (o.transpose(1, 2), lse.detach()) if return_attn_probs else o.transpose(1, 2)
+
+
+def flash_attn_4(
+    q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False,
+    window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None,
+    deterministic=False, score_mod=None, score_mod_bwd=None, mask_mod=None, aux_tensors=None,
+    aux_scalars=None, block_sparse_tensors=None, block_sparse_tensors_bwd=None, return_lse=False,
+):  # fmt: skip
+    assert score_mod is None
+    visible = band(q.shape[1], k.shape[1], causal, *window_size)
+    o, lse = plain(
+        *swap(q, k, v), visible, scale=softmax_scale, softcap=softcap, sinks=learnable_sink
+    )
+    return (o.transpose(1, 2), lse) if return_lse else o.transpose(1, 2)
+
+
+def memory_efficient_attention(
+    query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None
+):
+    o, _ = plain(*swap(query, key, value), bias=attn_bias, scale=scale)
+    return o.transpose(1, 2)
+
+
+def single_prefill_with_kv_cache(
+    q, k, v, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask=None,
+    packed_custom_mask=None, causal=False, kv_layout="NHD", pos_encoding_mode="NONE",
+    use_fp16_qk_reduction=False, sm_scale=None, window_left=-1, logits_soft_cap=None,
+    rope_scale=None, rope_theta=None, backend="auto", return_lse=False, kv_cache_sf=None,
+    k_scale=None, v_scale=None,
+):  # fmt: skip
+    causal = causal and custom_mask is None
+    left = None if window_left < 0 else window_left
+    visible = band(q.shape[0], k.shape[0], causal, left, None)
+    visible = visible if custom_mask is None else visible & custom_mask
+    arrays = swap(*(x.detach()[None] for x in (q, k, v)))
+    o, lse = plain(*arrays, visible, scale=sm_scale, softcap=logits_soft_cap or 0)
+    o, lse = o[0].transpose(0, 1), lse[0].T / math.log(2)
+    return (o, lse) if return_lse else o
+
+
+class DotProductAttention:
+    def __init__(
+        self, num_attention_heads, kv_channels, num_gqa_groups=None, attention_dropout=0.0,
+        qkv_format="sbhd", attn_mask_type="causal", window_size=None, bottom_right_diagonal=None,
+        softmax_scale=None, softmax_type="vanilla",
+    ):  # fmt: skip
+        assert qkv_format == "bshd"
+        self.sizes = (num_attention_heads, num_gqa_groups, *kv_channels)
+        self.kind, self.window, self.scale = attn_mask_type, window_size, softmax_scale
+
+    def __call__(
+        self, query_layer, key_layer, value_layer, attention_mask=None,
+        core_attention_bias_type="no_bias", core_attention_bias=None,
+    ):  # fmt: skip
+        q, k, v = swap(query_layer, key_layer, value_layer)
+        assert self.sizes == (q.shape[1], k.shape[1], q.shape[3], v.shape[3])
+        assert (core_attention_bias is None) == (core_attention_bias_type == "no_bias")
+        sides = [None if n < 0 else n for n in self.window]
+        visible = band(q.shape[2], k.shape[2], self.kind == "causal_bottom_right", *sides)
+        if self.kind == "arbitrary":
+            visible = visible & ~attention_mask
+        o, _ = plain(q, k, v, visible, core_attention_bias, self.scale)
+        return o.transpose(1, 2).flatten(2)
+
+
+def mha_forward(q, k, v, causal):
+    T = q.shape[2]
+    visible = band(T, T, causal, None, None)
+    o, lse = plain(*(x.float() for x in (q, k, v)), visible)
+    return o.to(q.dtype), lse[..., None]
+
+
+def mha_backward(q, k, v, o, l_vec, og, causal):
+    with torch.enable_grad():
+        inputs = [x.detach().float().requires_grad_() for x in (q, k, v)]
+        visible = band(q.shape[2], q.shape[2], causal, None, None)
+        out, _ = plain(*inputs, visible)
+        return torch.autograd.grad(out, inputs, og.float())
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    """The libraries in sys.modules, as stand-ins."""
+    contents = {
+        "flash_attn": {"flash_attn_func": flash_attn_2},
+        "flash_attn_interface": {"flash_attn_func": flash_attn_3},
+        "flash_attn.cute": {"flash_attn_func": flash_attn_4},
+        "xformers": {},
+        "xformers.ops": {"memory_efficient_attention": memory_efficient_attention},
+        "flashinfer": {"single_prefill_with_kv_cache": single_prefill_with_kv_cache},
+        "transformer_engine": {},
+        "transformer_engine.pytorch": {"DotProductAttention": DotProductAttention},
+        "_C": {"mha_forward": mha_forward, "mha_backward": mha_backward},
+    }
+    for name, functions in contents.items():
+        module = ModuleType(name)
+        vars(module).update(functions, __path__=[])
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def read(name):
+    """Return the target as the judge reads it, wherever it runs."""
+    target = TARGETS[name]
+    found = Implementation(target.load()[0], like=target.like, framework="torch")
+    found.conventions = target.conventions
+    return found
+
+
+def compare_all(found, recipe):
+    """Compare o, lse and every gradient with the oracle, within the derived tolerance."""
+    problem = recipe.problem(found.conventions.causal)
+    cotangents = Cotangents(recipe.cotangents(problem).dout, None)
+    results = dict(found.forward(problem).pairs)
+    if found.has_gradients and TARGETS["flashinfer"].load()[0] is not found.f:
+        results |= dict(found.gradients(problem, cotangents).pairs)
+    wrong = [
+        str(comparison)
+        for comparison in compare(
+            results, problem, dout=cotangents.dout, conventions=found.conventions
+        )
+        if not comparison.passed
+    ]
+    assert wrong == []
+    return set(results)
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+WAYS = {
+    "plain": {},
+    "causal": {"causal": True, "scale": 0.75},
+    "window": {"window": (2, 1)},
+    "window to the left": {"window": (3, None)},
+    "causal window": {"causal": True, "window": (1, 0)},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": True},
+    "mask": {"mask": "matrix", "scale": 0.75},
+    "mask and causal": {"mask": "padding", "causal": True},
+    "bias": {"bias": "full", "mask": "padding"},
+    "bias alone": {"bias": "heads", "scale": 0.75},
+    "causal that hides all of a row": {"causal": True, "T": 7, "S": 5},
+}
+NOT_ASKED = {
+    ("flashinfer", "window"),  # it has an end to the right
+    ("flashinfer", "mask and causal"),
+}
+
+
+FLASH = {"causal", "scale", "softcap", "window"}
+HAS = {
+    "flash_attn": FLASH,
+    "flash_attn_3": FLASH,
+    "flash_attn_4": {*FLASH, "sinks", "score_mod"},
+    "xformers": {"bias", "scale"},
+    "flashinfer": {*FLASH, "mask"},
+    "transformer_engine": {"bias", "causal", "mask", "scale", "window"},
+    "thunderkittens": {"causal"},
+    "torch.sdpa-cudnn": {"bias", "causal", "mask", "scale"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        (name, way)
+        for name in CUDA
+        for way, options in WAYS.items()
+        if name not in ("torch.sdpa-cudnn", "thunderkittens")
+        and set(options) & set(FEATURES) <= HAS[name]
+    ],
+)
+def test_adapter_agrees_with_the_oracle(libraries, name, way):
+    found = read(name)
+    recipe = Recipe(**(SIZES | WAYS[way]), seed=3)
+    if name == "xformers":
+        recipe = Recipe(**(SIZES | WAYS[way] | {"K": 6}), seed=3)
+    if (name, way) in NOT_ASKED:
+        with pytest.raises(Exception, match=r"right|ignored beside"):
+            found.forward(recipe.problem(found.conventions.causal))
+    else:
+        names = compare_all(found, recipe)
+        assert ("lse" in names) == ("return_lse" in found.returns)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_thunderkittens_agrees_in_bfloat16(libraries, causal):
+    sizes = {"lead": (2,), "H": 4, "K": 2, "T": 64, "S": 64, "D": 64, "E": 64}
+    names = compare_all(
+        read("thunderkittens"), Recipe(**sizes, dtype="bfloat16", causal=causal, seed=5)
+    )
+    assert names == {"o", "dq", "dk", "dv"}
+
+
+def test_cudnn_is_asked_by_its_backend(monkeypatch):
+    from npattn.testing.targets import cuda
+
+    def enabled(*_, **options):
+        assert options == {"causal": True, "bias": None, "scale": None}
+        return torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled()
+
+    monkeypatch.setattr(cuda, "sdpa", enabled)
+    assert cuda.sdpa_cudnn(*torch.ones(3, 1, 1, 2, 2), causal=True) == (False, True)
+
+
+@pytest.mark.parametrize("name", CUDA)
+def test_every_name_of_a_profile_is_a_parameter(libraries, name):
+    target = TARGETS[name]
+    assert read(name).features == HAS[name]
+    if target.drop_in:
+        assert set(target.profile.signature) <= set(inspect.signature(target.load()[0]).parameters)
+    assert ("score_mod" in HAS[name]) == ("score_mod" in target.profile.refused_names)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "options", "message"),
+    [
+        ("flashinfer", [(2, 3, 5, 11), (1, 3, 7, 11)], {}, "4 axes, with one B"),
+        ("flashinfer", [(2, 3, 5, 11), (2, 3, 7, 11)], {"mask": (3, 5, 7)}, "one matrix for all"),
+        ("transformer_engine", [(3, 5, 11), (3, 7, 11)], {}, "4 axes, with one B"),
+        ("thunderkittens", [(2, 3, 5, 11), (2, 3, 7, 11)], {}, "with one T and one D"),
+        ("thunderkittens", [(2, 3, 5, 11), (2, 3, 5, 11)], {}, "it takes bfloat16"),
+    ],
+)
+def test_adapter_refuses_what_is_not_there(libraries, name, shapes, options, message):
+    f, _ = TARGETS[name].load()
+    q, k = (torch.ones(shape) for shape in shapes)
+    masks = {n: torch.ones(shape, dtype=torch.bool) for n, shape in options.items()}
+    with pytest.raises(ValueError, match=message):
+        f(q, k, k, **masks)
+
+
+@pytest.mark.parametrize("name", CUDA)
+def test_target_that_needs_cuda_says_so(monkeypatch, tmp_path, name):
+    monkeypatch.setattr("npattn.testing.targets.target.DRIVER", tmp_path / "none")
+    assert TARGETS[name].lacks == "an NVIDIA GPU, and there is none here"
+    driver = tmp_path / "version"
+    driver.touch()
+    monkeypatch.setattr("npattn.testing.targets.target.DRIVER", driver)
+    if TARGETS[name].needs != "torch":
+        assert "which is not installed: " in (TARGETS[name].lacks or "")
+    if TARGETS[name].install:
+        assert "which is not installed: to install it, build " in TARGETS[name].lacks
