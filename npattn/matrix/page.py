@@ -20,8 +20,6 @@ MOST = 3_000_000
 """Bytes of a page at most: with many failures it shows less of each."""
 Content = Mapping[str, Any]
 Levels = Mapping[Level, Sequence[Content]]
-COMMON = ("npattn", "numpy", "python")
-"""Packages whose version stands beside a target of another project only if it has no other."""
 
 
 def page(matrix: Content) -> str:
@@ -197,14 +195,12 @@ def _body(matrix: Content, levels: Levels, causes: dict[str, int]) -> Iterator[s
 
 
 def _name_row(target: Content, width: int) -> str:
-    versions: Mapping[str, str] = target["versions"]
-    own = [target["project"]] if target["project"] in versions else list(versions)
-    own = [package for package in own if package not in COMMON] or own
-    numbers = ", ".join(f"{package} {versions[package]}" for package in own)
+    version = target["versions"].get(target["project"], "")
+    number = f"{target['project']} {version}" if version else ""  # others stand in its panel
     return (
         f'<tr class="name"><th scope="rowgroup" colspan="{width}"><div class="stick">'
         f'<button type="button">{safe_text(target["name"])}</button> '
-        f'<span class="version">{safe_text(numbers)}</span> '
+        f'<span class="version">{safe_text(number)}</span> '
         f'<span class="words">{safe_text(target["words"])}</span></div></th></tr>'
     )
 

@@ -48,7 +48,7 @@ def real():
         Run("numpy.naive", "float32", "done", "", 0.5, report),
         Run("numpy.flash", "float32", "not run", "was not asked"),
     )
-    targets = tuple(Row.of(TARGETS[run.target], {"numpy": "2"}) for run in runs)
+    targets = tuple(Row.of(TARGETS[run.target], {"npattn": "3", "numpy": "2"}) for run in runs)
     return Matrix({"examples": 1}, list_rules(only, runs), targets, runs)
 
 
@@ -85,7 +85,7 @@ def test_cells_have_symbols_and_ratios(real):
 def test_real_page_names_target_project_version_and_words(real, tmp_path):
     real.to_html(tmp_path / "matrix.html")
     text = unescape((tmp_path / "matrix.html").read_text("utf-8"))
-    parts = ("0 of the 1 that ran", '<span class="stick">npattn</span>', "numpy 2")
+    parts = ("0 of the 1 that ran", '<span class="stick">npattn</span>', ">npattn 3</span>")
     for part in (*parts, real.targets[0].words, "○ not run: was not asked"):
         assert part in text
     block = unpack(re.search('id="block-0">(.*?)</script>', text)[1])
