@@ -39,7 +39,13 @@ class _Blocks:
 
     first: Unit
     total: int
-    results: dict[int, Result] = field(default_factory=dict)
+    waiting: dict[int, Result] = field(default_factory=dict)
+    """Results of blocks before which another is not done."""
+    merged: int = 0
+    """Number of blocks, from the first, whose answers are merged."""
+    answers: tuple[dict[str, Any], ...] = ()
+    missing: list[str] = field(default_factory=list)
+    """A line for each block without an answer."""
     failed: dict[str, int] = field(default_factory=dict)
     """Rule → the first block known to fail it."""
 
@@ -56,24 +62,21 @@ class _Blocks:
         return -(-self.total // EXAMPLES)
 
     def record(self, number: int, result: Result) -> None:
-        self.results[number] = result
+        """Take the result of a block, and merge those before which none is missing."""
         for entry in result.answers:
             answer = answer_of(entry)
             if getattr(answer, "failed", False):
                 name = entry["answer"]
                 self.failed[name] = min(number, self.failed.get(name, number))
-
-    def answers(self) -> tuple[dict[str, Any], ...]:
-        return merge_answers([self.results[n].answers for n in sorted(self.results)])
-
-    @property
-    def missing(self) -> list[str]:
-        """A line for each block without an answer."""
-        return [
-            f"examples of seed {self.first.seed + n} in {self.first.dtype} ({x.state}: {x.why})"
-            for n, x in sorted(self.results.items())
-            if x.state != "done"
-        ]
+        self.waiting[number] = result
+        while self.merged in self.waiting:
+            result = self.waiting.pop(self.merged)
+            self.answers = merge_answers([self.answers, result.answers])
+            if result.state != "done":
+                seed = self.first.seed + self.merged
+                words = f"in {self.first.dtype} ({result.state}: {result.why})"
+                self.missing.append(f"examples of seed {seed} {words}")
+            self.merged += 1
 
 
 def check_in_units(
@@ -123,7 +126,7 @@ def check_in_units(
     ]
     with executor as entered:
         _do_all(blocks, entered, progress)
-    answers = tuple(entry for one in blocks for entry in one.answers())
+    answers = tuple(entry for one in blocks for entry in one.answers)
     report = check(
         implementation,
         dtypes=dtypes,
@@ -186,6 +189,7 @@ def _do_all(
         for one, number in order:
             unit = one.unit(number)
             if unit is None:
+                one.record(number, Result("done"))
                 done += 1
                 continue
             sent[unit.key] = one, number
