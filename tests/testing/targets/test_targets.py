@@ -312,7 +312,11 @@ APART = [*DROP_INS, *(n for n, one in TARGETS.items() if one.pip and not one.dro
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("judged_apart", APART, indirect=True)
+@pytest.mark.parametrize(
+    "judged_apart",
+    [name for name in APART if name != "paddle"],  # its fully masked rows depend on the size
+    indirect=True,
+)
 def test_fingerprint_of_a_library_is_its_profile(judged_apart):
     found = fingerprint_first([judged_apart])
     assert TARGETS[judged_apart.name].profile.name in found.profiles, str(found)
@@ -325,7 +329,7 @@ def test_library_agrees_with_npattn(judged_apart):
     assert remote.framework.name == TAKES[target.name]
     assert (remote.layout, remote.conventions) == (target.profile.layout, target.conventions)
     options = {"scale": 0.5, "causal": True, "mask": "padding"}
-    if target.name == "equinox":
+    if target.name in ("equinox", "onnx.reference@1.18"):  # a mask is (T, S)
         options["mask"] = "matrix"
     taken = {n: x for n, x in options.items() if n in remote.features}
     refused = target.profile.refused_names
