@@ -1,4 +1,4 @@
-"""Command line: npattn check, worker, fingerprint, list, zoo, bench, plot, train; matrix later."""
+"""Command line: check, worker, fingerprint, diff, list, zoo, bench, plot, train; matrix later."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from npattn.parsing import (
     parse_memory,
     parse_seconds,
     parse_seed,
+    parse_sizes,
     path_to_write,
 )
 from npattn.profiles import PROFILES
@@ -31,6 +32,7 @@ try:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
+    from npattn.commands.diff import diff_command
     from npattn.testing.adapters.choose import FRAMEWORKS
     from npattn.testing.adapters.implementation import Implementation
     from npattn.testing.check import DTYPES, check
@@ -82,6 +84,9 @@ class _Commands(click.Group):
 @click.version_option(package_name="npattn")
 def cli() -> None:
     """Judge whether an attention implementation is right."""
+
+
+cli.add_command(diff_command)
 
 
 framework_option = click.option(
@@ -351,7 +356,7 @@ def _check(
             "strict": strict or untrusted,
             "sweep": sweep,
             "dtypes": dtypes or ("float32",),
-            "sizes": _sizes(sizes),
+            "sizes": parse_sizes(sizes),
             "only": only or None,
             "require": levels or REQUIRED,
             "expect": expected,
@@ -804,20 +809,6 @@ class _ProgressBar:
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
-
-
-def _sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Parse ("D=64,128", "T=128") into {"D": (64, 128), "T": (128,)}."""
-    sizes = {}
-    for text in texts:
-        letter, equals, numbers = text.partition("=")
-        try:
-            sizes[letter] = tuple(int(n) for n in numbers.split(","))
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise OptionError(f"--sizes is {text!r}, must look like D=64,128")
-    return sizes
 
 
 def _renames(texts: tuple[str, ...]) -> dict[str, str]:

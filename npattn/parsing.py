@@ -17,7 +17,8 @@ except ImportError as err:
         "the npattn command needs hypothesis, rich and click: pip install 'npattn[check]'"
     ) from err
 
-__all__ = ["interruptible", "parse_memory", "parse_seconds", "parse_seed", "path_to_write"]
+__all__ = ["interruptible", "parse_memory", "parse_seconds", "parse_seed"]
+__all__ += ["parse_sizes", "path_to_write"]
 
 UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 """Powers of two, by unit of memory."""
@@ -76,3 +77,17 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def parse_sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Parse ("D=64,128", "T=128") into {"D": (64, 128), "T": (128,)}."""
+    sizes = {}
+    for text in texts:
+        letter, equals, numbers = text.partition("=")
+        try:
+            sizes[letter] = tuple(int(n) for n in numbers.split(","))
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise OptionError(f"--sizes is {text!r}, must look like D=64,128")
+    return sizes

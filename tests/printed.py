@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.pages import ROOT, block, run
 
-PAGES = ("README.md", "docs/checking.md")
+PAGES = ("README.md", "docs/checking.md", "docs/diff.md")
 CHECKING = "docs/checking.md"
 BLOCK = re.compile(
     r"(<!-- printed: ([\w-]+) -->\n```\w+\n(?:\$ [^\n]*\n)?)(.*?)(^\$ .*?)?(^```\n)", re.M | re.S
@@ -97,6 +97,17 @@ def fingerprint(folder):
     return command_of("fingerprint", folder)
 
 
+def diff_profiles(folder):
+    return command_of("diff-profiles", folder)
+
+
+def diff_kernels(folder):
+    """Make the lines that do not depend on the order of sums in BLAS."""
+    (folder / "kernels.py").write_text(block("docs/diff.md", "python", "def rollout("))
+    answer, _, _ = command_of("diff-kernels", folder).partition("The bits of ")
+    return f"{answer}...\n"
+
+
 EXAMPLES = {
     "torch-sdpa": torch_sdpa,
     "my-kernel": my_kernel,
@@ -106,6 +117,8 @@ EXAMPLES = {
     "attend": attend,
     "expected": expected_failures,
     "fingerprint": fingerprint,
+    "diff-profiles": diff_profiles,
+    "diff-kernels": diff_kernels,
 }
 
 

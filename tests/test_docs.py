@@ -111,6 +111,15 @@ def test_printed_fingerprint():
     assert_printed("fingerprint", result.output)
 
 
+def test_printed_difference_of_profiles():
+    assert_printed("diff-profiles", make("diff-profiles"))
+
+
+def test_printed_difference_of_kernels():
+    shown, printed = printed_blocks()["diff-kernels"][1], make("diff-kernels")
+    assert difference(shown.removesuffix("...\n"), printed.removesuffix("...\n")) is None
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["my-kernel", "torch-sdpa"])
 def test_printed_report_of_every_rule(name):

@@ -34,6 +34,7 @@ LAYERS = (
     {"zoo"},
     {"matrix"},
     {"bench"},
+    {"commands"},
     {"cli"},
     {"__main__"},
 )
@@ -46,7 +47,7 @@ TESTING_LAYERS = (
     {"spot", "trial", "worker"},
     {"capabilities", "rules", "report"},
     {"device", "diagnosis"},
-    {"runner"},
+    {"runner", "difference"},
     {"check"},
     {"extend", "strategies", "tolerance", "__init__"},
 )
@@ -85,7 +86,7 @@ CONFINED = {
     "sklearn": ("train.py",),
     "distributed": ("matrix/cluster.py",),
     "rich": ("cli.py", "matrix/command.py", "matrix/progress.py", "testing/report/report.py"),
-    "click": ("cli.py", "parsing.py", "matrix/command.py"),
+    "click": ("cli.py", "parsing.py", "commands/", "matrix/command.py"),
 }
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))

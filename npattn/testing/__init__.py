@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from npattn.testing.check import check
     from npattn.testing.compare import Comparison, compare
     from npattn.testing.diagnosis.fingerprint import Fingerprint, fingerprint
+    from npattn.testing.difference.diff import diff
+    from npattn.testing.difference.record import Difference
     from npattn.testing.report.cause import Cause
     from npattn.testing.report.outcome import Outcome
     from npattn.testing.report.report import Report
@@ -27,6 +29,7 @@ __all__ = [
     "Cause",
     "Comparison",
     "Cotangents",
+    "Difference",
     "Fingerprint",
     "Implementation",
     "ImplementationError",
@@ -37,6 +40,7 @@ __all__ = [
     "SpotCheck",
     "check",
     "compare",
+    "diff",
     "fingerprint",
     "spot_check",
 ]
@@ -45,6 +49,7 @@ _HOMES = {
     "Cause": "npattn.testing.report.cause",
     "Comparison": "npattn.testing.compare",
     "Cotangents": "npattn.problem",
+    "Difference": "npattn.testing.difference.record",
     "Fingerprint": "npattn.testing.diagnosis.fingerprint",
     "Implementation": "npattn.testing.adapters.implementation",
     "ImplementationError": "npattn.testing.adapters.base",
@@ -55,6 +60,7 @@ _HOMES = {
     "SpotCheck": "npattn.testing.spot",
     "check": "npattn.testing.check",
     "compare": "npattn.testing.compare",
+    "diff": "npattn.testing.difference.diff",
     "fingerprint": "npattn.testing.diagnosis.fingerprint",
     "spot_check": "npattn.testing.spot",
 }

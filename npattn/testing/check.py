@@ -19,6 +19,7 @@ from npattn.options import FEATURES
 from npattn.profiles import Profile
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.capabilities.refusals import read_refusals
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.diagnosis.causes import diagnose
 from npattn.testing.levels import REQUIRED, check_levels
@@ -240,7 +241,7 @@ def check(
         implementation.conventions = conventions
     conventions = implementation.conventions
     sizes = {**implementation.sizes, **(sizes or {})}
-    refused, unasked, together = _refusals(implementation)
+    refused, unasked, together = read_refusals(implementation)
     alone = {name for classes in together if len(classes) == 1 for name in classes}
     space = Space(
         features=implementation.features - alone,
@@ -401,33 +402,6 @@ def _read(
             "Implementation(f, ...) instead"
         )
     return f
-
-
-def _refusals(
-    implementation: Implementation,
-) -> tuple[list[str], frozenset[str], frozenset[frozenset[str]]]:
-    """Return what is not asked: a line each, structure, and options alone or together."""
-    said, names = _refused_by_profile(implementation.profile)
-    conventions = implementation.conventions
-    fills = conventions.hidden_fill is not None or conventions.hidden_add is not None
-    if fills and "mask or bias" in implementation.signature.meanings.values():
-        said.append("mask and bias together: in one parameter the mask is −inf, and no fill")
-        names.add("mask+bias")
-    options = (frozenset(name.split("+")) for name in names)
-    return (
-        said,
-        frozenset(names & set(STRUCTURE)),
-        frozenset(x for x in options if x <= set(FEATURES)),
-    )
-
-
-def _refused_by_profile(profile: Profile | None) -> tuple[list[str], set[str]]:
-    """Return what a profile does not promise: a line each, and the names."""
-    if profile is None:
-        return [], set()
-    names = set(profile.refused_names)
-    names |= {"D = 0", "E = 0"} if "E != D" in names else set()
-    return [f"{line} (not promised by {profile.name})" for line in profile.refuses], names
 
 
 def _check_numbers(dtypes: Sequence[str], examples: int, sweep: int) -> None:

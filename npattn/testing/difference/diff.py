@@ -1,0 +1,253 @@
+"""Compare two profiles, or two implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from npattn.checks import check_integer
+from npattn.errors import DtypeError, OptionError
+from npattn.profiles import Profile
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.difference.answer import (
+    EXPLAINS,
+    describe_conventions,
+    describe_distance,
+    describe_explanation,
+    describe_factors,
+    describe_lost,
+    describe_wrong,
+)
+from npattn.testing.difference.factors import answer_plain, change_factors
+from npattn.testing.difference.measure import Measured, measure, sample_recipes
+from npattn.testing.difference.names import choose_kind, profile_of
+from npattn.testing.difference.precision import (
+    PASSES,
+    RIGHT,
+    explain_errors,
+    predict_roundings,
+    remaining,
+)
+from npattn.testing.difference.profiles import diff_conventions, diff_profiles
+from npattn.testing.difference.record import Change, ConventionDifference, Difference
+from npattn.testing.difference.sides import Sides, open_sides
+from npattn.testing.difference.wrong import explain_wrong
+from npattn.testing.worker.connect import connect
+from npattn.testing.worker.connect import isolate as isolate_in_worker
+from npattn.testing.worker.supervisor import Limits
+
+__all__ = ["DTYPES", "EXAMPLES", "diff"]
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+EXAMPLES = 24
+Side = str | Profile | Callable[..., Any] | Implementation
+
+
+def diff(
+    a: Side,
+    b: Side,
+    *,
+    profiles: bool = False,
+    dtype: str = "float32",
+    examples: int = EXAMPLES,
+    seed: int = 0,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    isolate: bool = False,
+    timeout: float | None = None,
+) -> Difference:
+    """Compare two profiles, or two implementations of the same function.
+
+    Profiles: each convention in which they differ, with the smallest problem on which it shows, and
+    what else they take, refuse and promise. Implementations: how far their results are apart, which
+    is nearer to the exact ones, which rounding explains it, and what changes the bits of either.
+
+    Parameters
+    ----------
+    a, b : str, Profile, callable or Implementation
+        A name of `npattn.profiles.PROFILES` or of ``npattn list``, ``module:function`` or
+        ``path/file.py:function``, or the object itself. Two names that are both run as
+        implementations if they can be run here, else compared as profiles. What is named runs in a
+        worker, a process of its own.
+    profiles : bool
+        Compare the profiles of both.
+    dtype : {"float64", "float32", "float16", "bfloat16"}
+        Of q, k, v.
+    examples : int, default 24
+        Number of problems, of every option that both take.
+    seed : int, default 0
+        Seed of everything random.
+    sizes : mapping, optional
+        Sizes to sample, for kernels that take no others: ``{"D": (64, 128)}``.
+    isolate : bool
+        Call what is given as an object in a worker, too.
+    timeout : float, optional
+        Seconds a call in a worker.
+
+    Returns
+    -------
+    Difference
+        ``str(difference)`` is the text, ``difference.as_dict()`` all of it for JSON.
+
+    Raises
+    ------
+    OptionError
+        If a name stands for nothing, one is a profile and the other an implementation, they accept
+        no problem in common, or another argument is not legal.
+    DtypeError
+        If `dtype` is another one.
+    MissingExtraError
+        If a name is a target whose package is not installed.
+
+    Examples
+    --------
+    >>> from npattn.testing import diff
+    >>> print(diff("onnx", "onnx@1.22", profiles=True))
+    A is onnx 1.23, B is onnx@1.22: profiles
+    They differ in one convention: empty_row.
+    <BLANKLINE>
+    empty_row
+      A: a query that sees no key gives 0
+      B: a query that sees no key gives NaN
+      T = 1, S = 1: q = [[0]], k = [[1]], v = [[1]], mask = [[False]]
+        A: o = [[0]]; B: o = [[nan]]
+    """
+    if dtype not in DTYPES:
+        raise DtypeError(f"dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
+    if check_integer("examples", examples) < 1:
+        raise OptionError(f"examples is {examples}, must be 1 or more")
+    kind, notes = _choose_kind(a, b, profiles)
+    if kind == "profiles":
+        own, other = (x if isinstance(x, Profile) else profile_of(str(x)) for x in (a, b))
+        return diff_profiles(own, other, notes)
+    one, two = (_open(x, isolate, Limits(timeout)) for x in (a, b))
+    settings = {"dtype": dtype, "examples": examples, "seed": seed}
+    return _diff_implementations(one, two, sizes or {}, settings, notes)
+
+
+def _choose_kind(a: Side, b: Side, profiles: bool) -> tuple[str, tuple[str, ...]]:
+    if isinstance(a, str) and isinstance(b, str):
+        return choose_kind(a, b, profiles)
+    known = [isinstance(x, Profile) or (isinstance(x, str) and profiles) for x in (a, b)]
+    if all(known):
+        return "profiles", ()
+    if profiles or any(known):
+        raise OptionError("got a profile and an implementation: check(f, like=...) judges it by it")
+    return "implementations", ()
+
+
+def _open(x: Side, isolate: bool, limits: Limits) -> Implementation:
+    """Return an implementation; what is named lives in a worker."""
+    if isinstance(x, str):
+        return connect(x, limits=limits)
+    assert not isinstance(x, Profile)
+    own = x if isinstance(x, Implementation) else Implementation(x)
+    return isolate_in_worker(own, limits) if isolate and not own.is_isolated else own
+
+
+def _diff_implementations(
+    a: Implementation,
+    b: Implementation,
+    sizes: Mapping[str, Sequence[int]],
+    settings: dict[str, Any],
+    notes: tuple[str, ...],
+) -> Difference:
+    """Measure how far two implementations are apart, and look for the reasons."""
+    names, seed = (a.name, b.name), settings["seed"]
+    sides = open_sides(a, b, settings["dtype"], sizes)
+    if not isinstance(sides, Sides):
+        lines = ("They cannot be compared: one does not answer the plainest problem.", *sides)
+        return Difference(*names, "implementations", False, lines, settings=settings)
+    recipes = sample_recipes(sides, seed, settings["examples"])
+    measured = measure(sides, recipes)
+    trials = (sides.a, sides.b)
+    wrong = [explain_wrong(t, e) for t, e in zip(trials, measured.evidence, strict=True)]
+    if any(own.follows for own in wrong):
+        one, other = (
+            replace(t, conventions=own.conventions, memo={})
+            for t, own in zip(trials, wrong, strict=True)
+        )
+        sides = replace(sides, a=one, b=other)
+        measured = measure(sides, recipes)
+    differing = _differing(sides)
+    results = measured.results()
+    same = bool(results) and all(one.same == one.elements for one in results)
+    right = all(x.a_ratio <= 1 and x.b_ratio <= 1 for x in results)
+    factors, explanation = ((), []) if same else _explain(sides, seed, right)
+    return Difference(
+        *names,
+        "implementations",
+        not differing and _are_alike(sides, measured),
+        (
+            *notes,
+            *describe_conventions(differing, wrong),
+            *describe_distance(measured),
+            *describe_wrong(results, wrong, any(EXPLAINS in line for line in explanation)),
+            *explanation,
+            *describe_factors(factors),
+            *describe_lost(measured),
+            *sides.wrong,
+        ),
+        differing,
+        sides.only,
+        results,
+        factors,
+        settings,
+    )
+
+
+def _are_alike(sides: Sides, measured: Measured) -> bool:
+    """Return True if results are within a tolerance of each other, and errors are the same."""
+    found = [{line[1:] for line in sides.wrong if line[0] == name} for name in "AB"]
+    return (
+        found[0] == found[1]
+        and measured.lost[0] == measured.lost[1]
+        and any(one.elements for one in measured.results())
+        and all(one.ratio <= 1 and not one.by_convention for one in measured.results())
+    )
+
+
+def _differing(sides: Sides) -> tuple[ConventionDifference, ...]:
+    """Describe the conventions that differ and that what both take and return may show."""
+    one, two = sides.a, sides.b
+    there = {*one.space.features, *one.space.structure}
+    for name in ("lse", "weights"):
+        if all(getattr(t.implementation, f"returns_{name}") for t in (one, two)):
+            there.add(name)
+    found = diff_conventions(one.conventions, two.conventions)
+    return tuple(x for x in found if any(there >= needs for needs in NEEDS[x.topic]))
+
+
+NEEDS: dict[str, tuple[set[str], ...]] = {
+    "causal": ({"causal", "T != S"}, {"window", "T != S"}),
+    "window": ({"window"},),
+    "mask_true": ({"mask"},),
+    "hidden scores": ({"mask"}, {"causal"}, {"window"}),
+    "empty_row": ({"mask"}, {"bias"}, {"causal", "T > S"}, {"window"}),
+    "empty_row_bias": ({"bias"},),
+    "bias": ({"bias"},),
+    "softcap": ({"softcap", "bias"}, {"softcap", "mask"}, {"softcap", "causal"}),
+    "kv_head": ({"K < H"},),
+    "lse_base": ({"lse"},),
+    "lse_empty": ({"lse", "mask"}, {"lse", "bias"}, {"lse", "causal", "T > S"}),
+    "weights": ({"weights", "dropout_mask"},),
+    "dropout_at_rate_0": ({"dropout_mask"},),
+}
+"""Topic of conventions → what both must take or return for it to show, in any of these sets."""
+
+
+def _explain(sides: Sides, seed: int, right: bool) -> tuple[tuple[Change, ...], list[str]]:
+    """Return what each factor changes, and which roundings explain the difference, in words."""
+    try:
+        plain = answer_plain(sides, seed)
+    except ImplementationError as err:
+        return (), [f"A plain problem was not answered: {err}"]
+    if any(x.array.shape != x.exact.shape for own in plain for x in own.answer.judged.values()):
+        return (), []
+    factors = tuple(change_factors(sides, plain, seed))
+    predictions = predict_roundings(sides.a, plain[0].answer)
+    explained = [explain_errors(own.answer, predictions) for own in plain]
+    answers = [own.answer for own in plain]
+    left = {name: remaining(answers, explained, predictions[RIGHT], name) for name in PASSES}
+    return factors, list(describe_explanation(explained, left, factors, right))

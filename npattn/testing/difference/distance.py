@@ -1,0 +1,86 @@
+"""Distance of two results of the same exact value, in units of the tolerance and in ulps."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn.arrays import Array, finfo
+from npattn.testing.bounds.rounding import Units
+from npattn.testing.bounds.ulp import half_ulp, real
+from npattn.testing.trial import Trial
+
+__all__ = ["Judged", "bits_differ", "mean_same", "ratios", "ulps"]
+
+
+class Judged(NamedTuple):
+    """One result of one implementation: what it returned, the exact value and the tolerance."""
+
+    array: Array
+    exact: Array
+    tolerance: Array
+
+
+def bits_differ(a: Array, b: Array) -> Array:
+    """Return where two arrays of one shape have other bits; NaN is NaN, whatever its payload."""
+    if a.dtype != b.dtype:
+        return np.ones(a.shape, bool)
+    a, b = (np.where(np.isnan(x), np.array(np.nan, x.dtype), x) for x in (a, b))
+    kind = f"u{a.dtype.itemsize}"
+    return np.asarray(np.ascontiguousarray(a).view(kind) != np.ascontiguousarray(b).view(kind))
+
+
+def mean_same(a: Judged, b: Judged, trial: Trial) -> Array:
+    """Return where the exact values of both are the same, but for errors of the oracle.
+
+    Elsewhere their conventions differ, and the results are not compared.
+    """
+    unit = Units.of(trial.rounding, trial.space.dtype).u
+    share = float(np.finfo(np.float64).eps) / 2 / unit  # of the tolerance: the oracle's own error
+    with np.errstate(invalid="ignore"):
+        near = abs(a.exact - b.exact) <= share * (a.tolerance + b.tolerance)
+    both = np.isnan(a.exact) & np.isnan(b.exact)
+    return np.asarray((a.exact == b.exact) | both | near)
+
+
+def ratios(a: Judged, b: Judged) -> Array:
+    """Return the differences in units of the larger tolerance, element by element.
+
+    Rounding the results to their dtype costs nothing, as in a verdict. inf where one is a number
+    and the other is not.
+    """
+    x, y = real(a.array), real(b.array)
+    wide, other = x.astype(np.float64), y.astype(np.float64)
+    tolerance = np.fmax(a.tolerance, b.tolerance)
+    with np.errstate(all="ignore"):
+        gap = np.maximum(abs(wide - other) - half_ulp(x) - half_ulp(y), 0)
+        ratio = np.where(gap == 0, 0, gap / tolerance)
+        top = min(float(finfo(z.dtype).max) for z in (x, y))
+        beyond = abs(a.exact) + tolerance > top  # either may overflow there
+    one = np.isfinite(wide) != np.isfinite(other)
+    neither = ~np.isfinite(wide) & ~np.isfinite(other)
+    ratio = np.where(one & ~beyond, np.inf, np.where(neither | beyond, 0, ratio))
+    return np.where(np.isposinf(tolerance), 0, ratio)
+
+
+def ulps(name: str, a: Array, b: Array, exact: Array) -> Array:
+    """Return the differences in ulps of the wider spaced dtype, element by element.
+
+    An ulp is the gap between numbers at the largest element of the row, since small elements of a
+    row are differences of large terms; at 1 or more for an lse, which is a logarithm.
+    """
+    dtype = max(a.dtype, b.dtype, key=lambda x: float(finfo(x).eps))
+    info: Any = finfo(dtype)
+    wide, other = real(a).astype(np.float64), real(b).astype(np.float64)
+    sizes = (np.where(np.isfinite(x), abs(x), 0) for x in (wide, other, exact))
+    size = np.maximum.reduce(list(sizes))
+    if name == "lse":
+        size = np.maximum(size, 1)
+    elif size.size:
+        size = np.broadcast_to(size.max(-1, keepdims=True), exact.shape)
+    with np.errstate(all="ignore"):
+        unit = np.maximum(2.0 ** np.floor(np.log2(size)) * float(info.eps), info.smallest_subnormal)
+        steps = np.where(wide == other, 0, abs(wide - other) / unit)
+    one = np.isfinite(wide) != np.isfinite(other)
+    return np.where(one, np.inf, np.nan_to_num(steps, nan=0.0, posinf=np.inf))

@@ -1,0 +1,207 @@
+"""Measure how far two implementations are apart on problems that both accept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.bounds.ulp import real
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import Pools
+from npattn.testing.compare import compare_arrays
+from npattn.testing.diagnosis.evidence import Evidence, group
+from npattn.testing.difference.distance import Judged, bits_differ, mean_same, ratios, ulps
+from npattn.testing.difference.record import Place, ResultDifference
+from npattn.testing.difference.sides import Sides
+from npattn.testing.trial import Trial
+
+__all__ = ["Answer", "Measured", "answer", "measure", "sample_recipes", "share_cotangents"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Results of one implementation for one problem, each with its exact value and tolerance."""
+
+    problem: Problem
+    cotangents: Cotangents
+    results: Results
+    judged: dict[str, Judged]
+
+
+@dataclass
+class Tally:
+    """One result on all problems so far."""
+
+    elements: int = 0
+    same: int = 0
+    by_convention: int = 0
+    ratio: float = 0.0
+    ulps: float = 0.0
+    place: Place | None = None
+    at: tuple[float, float] = (-1.0, 0.0)
+    worst: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    counted: int = 0
+
+    def summarise(self, name: str) -> ResultDifference:
+        a_rms, b_rms = (float(np.sqrt(x / max(self.counted, 1))) for x in self.squares)
+        return ResultDifference(
+            name=name,
+            elements=self.elements,
+            same=self.same,
+            ratio=self.ratio,
+            ulps=self.ulps,
+            place=self.place if self.same < self.elements else None,
+            a_ratio=self.worst[0],
+            b_ratio=self.worst[1],
+            a_rms=a_rms,
+            b_rms=b_rms,
+            by_convention=self.by_convention,
+        )
+
+
+@dataclass
+class Measured:
+    """What was measured.
+
+    Attributes
+    ----------
+    problems : int
+        Number of problems that both answered.
+    tallies : dict
+        By result.
+    evidence : two lists of Evidence
+        Problems on which a result of A, or of B, is wrong.
+    lost : two lists of str
+        Problems that one of them did not answer, a line each.
+    """
+
+    problems: int = 0
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    evidence: tuple[list[Evidence], list[Evidence]] = field(default_factory=lambda: ([], []))
+    lost: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+
+    def results(self) -> tuple[ResultDifference, ...]:
+        return tuple(tally.summarise(name) for name, tally in self.tallies.items())
+
+
+def sample_recipes(sides: Sides, seed: int, examples: int) -> list[Recipe]:
+    """Sample problems of every option that both take, as rules do."""
+    cases = sides.a.cases(Pools(sides.a.space), seed, examples)
+    taken = (r for r in cases if not (sides.a.refuses_recipe(r) or sides.b.refuses_recipe(r)))
+    return list(islice(taken, examples))
+
+
+def measure(sides: Sides, recipes: Iterable[Recipe]) -> Measured:
+    """Ask both for the results of each problem, and compare them element by element."""
+    measured = Measured()
+    for recipe in recipes:
+        answers = [_try(i, sides, recipe, measured) for i in range(2)]
+        if answers[0] is None or answers[1] is None:
+            continue
+        measured.problems += 1
+        _add(measured, sides, recipe, answers[0], answers[1])
+        for own, trial, found in zip(answers, (sides.a, sides.b), measured.evidence, strict=True):
+            assert own is not None
+            if evidence := _find_wrong(trial, own):
+                found.append(evidence)
+    return measured
+
+
+def _try(side: int, sides: Sides, recipe: Recipe, measured: Measured) -> Answer | None:
+    """Return the answer of one side; note why there is none."""
+    trial = (sides.a, sides.b)[side]
+    problem = trial.problem(recipe)
+    try:
+        return answer(trial, problem, share_cotangents(sides, recipe))
+    except ImplementationError as err:
+        measured.lost[side].append(f"{err} on {trial.translate(recipe)!r}")
+        return None
+
+
+def share_cotangents(sides: Sides, recipe: Recipe) -> Cotangents:
+    """Return cotangents that both take: of the lse if both differentiate it, 0 in empty rows."""
+    lse = sides.a.takes_dlse and sides.b.takes_dlse
+    problems = [(trial, trial.problem(recipe)) for trial in (sides.a, sides.b)]
+    random = recipe.cotangents(problems[0][1], lse=lse)
+    dlse = random.dlse
+    if dlse is not None:
+        empty = np.logical_or(*(trial.empty(problem) for trial, problem in problems))
+        dlse = np.where(empty, np.zeros_like(dlse), dlse)
+    return Cotangents(random.dout, dlse)
+
+
+def answer(trial: Trial, problem: Problem, cotangents: Cotangents) -> Answer:
+    """Ask one implementation, and judge each result that has the right shape."""
+    with trial.implementation.framework.one_thread():
+        results = trial.results(problem, cotangents)
+    exact = trial.exact(problem, cotangents)
+    allowed = trial.tolerance(problem, cotangents, exact)
+    judged = {
+        name: Judged(results[name], exact[name], allowed[name])
+        for name in exact
+        if name in results and results[name].dtype.kind not in "biuc"
+    }
+    return Answer(problem, cotangents, results, judged)
+
+
+def _find_wrong(trial: Trial, own: Answer) -> Evidence | None:
+    """Return evidence if a result is out of tolerance."""
+    exact = {name: x.exact for name, x in own.judged.items()}
+    observed = {name: x for name, x in group(own.results).items() if name in exact}
+    evidence = Evidence(trial, own.problem, own.cotangents, "contiguous", observed, exact)
+    return evidence if evidence.wrong else None
+
+
+def _add(measured: Measured, sides: Sides, recipe: Recipe, a: Answer, b: Answer) -> None:
+    for name in a.judged:
+        if name in b.judged:
+            tally = measured.tallies.setdefault(name, Tally())
+            _compare(tally, name, sides, recipe, a.judged[name], b.judged[name])
+
+
+def _compare(tally: Tally, name: str, sides: Sides, recipe: Recipe, a: Judged, b: Judged) -> None:
+    """Add one result of one problem to its tally."""
+    for side, own in enumerate((a, b)):
+        shaped = own.array.shape == own.exact.shape
+        error = compare_arrays(name, *own).ratio if shaped else np.inf
+        tally.worst[side] = max(tally.worst[side], error)
+    if not a.array.shape == b.array.shape == a.exact.shape == b.exact.shape:
+        tally.elements, tally.ratio, tally.ulps = tally.elements + a.exact.size, np.inf, np.inf
+        return
+    here = mean_same(a, b, sides.a)
+    tally.by_convention += int((~here).sum())
+    tally.elements += int(here.sum())
+    tally.same += int((here & ~bits_differ(a.array, b.array)).sum())
+    if not here.any():
+        return
+    ratio = np.where(here, ratios(a, b), 0)
+    steps = np.where(here, ulps(name, a.array, b.array, a.exact), 0)
+    place = np.unravel_index(int(np.lexsort((steps.ravel(), ratio.ravel()))[-1]), ratio.shape)
+    at = float(ratio[place]), float(steps[place])
+    if at > tally.at:
+        index = tuple(map(int, place))
+        here_a, here_b, want = (float(real(x)[place]) for x in (a.array, b.array, a.exact))
+        line = f"{sides.a.translate(recipe)!r}.problem()"
+        tally.place, tally.at = Place(index, here_a, here_b, want, line), at
+    if tally.ratio < np.inf:
+        tally.ratio, tally.ulps = tally.at
+    _add_squares(tally, here, (a, b))
+
+
+def _add_squares(tally: Tally, here: Array, sides: tuple[Judged, Judged]) -> None:
+    """Add the squares of the errors of both, in units of the tolerance."""
+    errors = []
+    for own in sides:
+        with np.errstate(all="ignore"):
+            errors.append((real(own.array).astype(np.float64) - own.exact) / own.tolerance)
+    counted = here & np.logical_and(*map(np.isfinite, errors))
+    tally.counted += int(counted.sum())
+    for side, error in enumerate(errors):
+        tally.squares[side] += float((error[counted] ** 2).sum())

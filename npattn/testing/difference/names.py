@@ -1,0 +1,91 @@
+"""What two names stand for: two profiles, or two implementations."""
+
+from __future__ import annotations
+
+import difflib
+
+from npattn.errors import MissingExtraError, OptionError
+from npattn.profiles import PROFILES, Profile
+from npattn.testing.targets import TARGETS
+
+__all__ = ["choose_kind", "profile_of"]
+
+
+def choose_kind(a: str, b: str, profiles: bool) -> tuple[str, tuple[str, ...]]:
+    """Choose what two names are compared as.
+
+    Implementations if both run here, unless `profiles` asks for the other; else profiles.
+
+    Returns
+    -------
+    kind : {"profiles", "implementations"}
+    notes : tuple of str
+        Why, where a name stands for both.
+
+    Raises
+    ------
+    OptionError
+        If a name stands for nothing, or one is a profile alone and the other an implementation
+        alone.
+    MissingExtraError
+        If a name is a target alone, and what it needs is not installed.
+    """
+    names = (a, b)
+    for name in names:
+        _check_name(name)
+    if profiles:
+        for name in names:
+            profile_of(name)
+        return "profiles", ()
+    if all(map(_runs_here, names)):
+        both = [n for n in names if n in PROFILES]
+        note = f"{' and '.join(both)} are run; --profiles compares their profiles."
+        return "implementations", (note,) if len(both) == 2 else ()
+    if all(name in PROFILES for name in names):
+        return "profiles", tuple(_reasons(*names))
+    for name in names:
+        if name in TARGETS and name not in PROFILES and not _runs_here(name):
+            raise MissingExtraError(f"{name} needs {TARGETS[name].lacks}")
+    [alone] = [n for n in names if not _runs_here(n)]
+    [other] = [n for n in names if n != alone]
+    more = f"; --profiles compares it with the profile of {other}" if other in TARGETS else ""
+    raise OptionError(
+        f"{alone} is a profile here, and {other} an implementation: "
+        f"npattn check {other} --like {alone} judges it by that profile{more}"
+    )
+
+
+def profile_of(name: str) -> Profile:
+    """Return the profile of this name, or that of the target."""
+    if name in PROFILES:
+        return PROFILES[name]
+    if name in TARGETS:
+        return TARGETS[name].profile
+    raise OptionError(f"{name} has no profile, must be one of {', '.join(PROFILES)}")
+
+
+def _check_name(name: str) -> None:
+    if name in PROFILES or name in TARGETS or ":" in name.strip(":"):
+        return
+    near = difflib.get_close_matches(name, [*PROFILES, *TARGETS], n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise OptionError(
+        f"{name!r} is no name of a profile ({', '.join(PROFILES)}), none that npattn list shows, "
+        f"and not module:function or path/file.py:function{hint}"
+    )
+
+
+def _runs_here(name: str) -> bool:
+    return TARGETS[name].runs_here if name in TARGETS else name not in PROFILES
+
+
+def _reasons(a: str, b: str) -> list[str]:
+    """Say why two names that are profiles are not taken as implementations."""
+    alone = [n for n in (a, b) if n not in TARGETS]
+    lacking = [n for n in (a, b) if n in TARGETS and not _runs_here(n)]
+    reasons = [f"{n} does not run here: it needs {TARGETS[n].lacks}." for n in lacking]
+    taken = [n for n in (a, b) if n in TARGETS and n not in lacking]
+    if taken:
+        why = f", for {alone[0]} is a profile alone." if alone else " too."
+        reasons.append(f"{taken[0]} is taken as a profile{why}")
+    return reasons

@@ -1,0 +1,233 @@
+"""Difference of two profiles or two implementations: the record, its text and its JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from npattn.testing.compare import short
+from npattn.testing.difference.smallest import Example, as_json
+
+__all__ = ["Change", "ConventionDifference", "Difference", "Move", "Place", "ResultDifference"]
+
+WIDTH = 100
+Move = tuple[float, float]
+"""A distance in units of the tolerance, and in ulps at the same place."""
+
+
+@dataclass(frozen=True)
+class ConventionDifference:
+    """One convention in which A and B differ.
+
+    Attributes
+    ----------
+    topic : str
+        A field of `npattn.Conventions`, or "hidden scores".
+    a, b : str
+        What it is in each, in words.
+    example : Example or None
+        The smallest problem found on which it shows.
+    """
+
+    topic: str
+    a: str
+    b: str
+    example: Example | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """One element of a result that A and B compute differently.
+
+    Attributes
+    ----------
+    index : tuple of int
+    a, b, exact : float
+    recipe : str
+        Line that makes the problem, with ``from npattn.testing import Recipe``.
+    """
+
+    index: tuple[int, ...]
+    a: float
+    b: float
+    exact: float
+    recipe: str
+
+
+@dataclass(frozen=True)
+class ResultDifference:
+    """One result of A and B on all problems.
+
+    Attributes
+    ----------
+    name : str
+        "o", "lse", "weights", "dq", ...
+    elements : int
+        Number compared.
+    same : int
+        Number of those with the same bits.
+    ratio : float
+        Largest difference in units of the tolerance, roundings of the results themselves left out.
+        inf where one is a number and the other is not.
+    ulps : float
+        That difference in ulps of the results' dtype, at the size of the largest element of the
+        row.
+    place : Place or None
+        The element where it is; None if all bits are the same.
+    a_ratio, b_ratio : float
+        Largest error of each, in units of the tolerance: above 1 it is wrong.
+    a_rms, b_rms : float
+        Root mean square error of each, in units of the tolerance.
+    by_convention : int
+        Number of elements that are not compared, as the conventions of A and B differ there.
+    """
+
+    name: str
+    elements: int
+    same: int
+    ratio: float
+    ulps: float
+    place: Place | None
+    a_ratio: float
+    b_ratio: float
+    a_rms: float
+    b_rms: float
+    by_convention: int = 0
+
+
+@dataclass(frozen=True)
+class Change:
+    """Change of one factor that leaves the exact results as they are.
+
+    Attributes
+    ----------
+    factor : str
+        "the same call again", "keys in another order", ...
+    a, b : (float, float) or str
+        How far the results of each move, in units of the tolerance and in ulps; words if it could
+        not be tried.
+    apart : (float, float) or str
+        How far B with this change is from A without it.
+    """
+
+    factor: str
+    a: Move | str
+    b: Move | str
+    apart: Move | str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference of two profiles or of two implementations.
+
+    Attributes
+    ----------
+    a, b : str
+        Their names.
+    kind : {"profiles", "implementations"}
+    alike : bool
+        Profiles: everything is the same. Implementations: the same conventions, and results within
+        a tolerance of each other.
+    answer : tuple of str
+        The difference in a few lines of words.
+    conventions : tuple of ConventionDifference
+    beside : tuple of str
+        Other differences, a line each: signature, layout, refusals, promises, options that only
+        one takes.
+    results : tuple of ResultDifference
+        Empty for profiles.
+    factors : tuple of Change
+        Empty for profiles.
+    settings : mapping
+        Dtype, seed, number of problems.
+    """
+
+    a: str
+    b: str
+    kind: str
+    alike: bool
+    answer: tuple[str, ...]
+    conventions: tuple[ConventionDifference, ...] = ()
+    beside: tuple[str, ...] = ()
+    results: tuple[ResultDifference, ...] = ()
+    factors: tuple[Change, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        settings = "".join(f", {name} {value}" for name, value in self.settings.items())
+        lines = [f"A is {self.a}, B is {self.b}: {self.kind}{settings}"]
+        for line in self.answer:
+            lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
+        for one in self.conventions:
+            lines += ["", *_format_convention(one)]
+        if self.results:
+            lines += ["", *self._table()]
+        if self.factors:
+            lines += ["", *self._factors()]
+        if self.beside:
+            lines += [""]
+        for line in self.beside:
+            lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON takes it; NaN and infinities are text."""
+        own: dict[str, Any] = _plain({**vars(self)})
+        return own
+
+    def _table(self) -> Iterator[str]:
+        head = ("", "same bits", "difference", "ulps", "error of A", "error of B")
+        rows: list[tuple[str, ...]] = [head]
+        for one in self.results:
+            share = f"{100 * one.same / max(one.elements, 1):.3g} %"
+            sizes = (short(x) for x in (one.ratio, one.ulps, one.a_ratio, one.b_ratio))
+            rows.append((one.name, share, *sizes))
+        yield "largest difference and errors, in units of the tolerance (above 1: wrong):"
+        yield from _align(rows)
+        worst = max(self.results, key=lambda one: (one.ratio, one.ulps))
+        if worst.place is not None:
+            at, where = worst.place, ", ".join(map(str, worst.place.index))
+            values = f"A {at.a:.9g}, B {at.b:.9g}, want {at.exact:.9g}"
+            yield f"{worst.name}[{where}]: {values}, sampled as"
+            yield f"  {at.recipe}"
+
+    def _factors(self) -> Iterator[str]:
+        yield "one factor at a time: how far it moves the results of each, in tolerances and ulps"
+        rows: list[tuple[str, ...]] = [("", "A", "B", "B so from A")]
+        rows += [(x.factor, *map(_format_move, (x.a, x.b, x.apart))) for x in self.factors]
+        yield from _align(rows)
+
+
+def _align(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _format_convention(one: ConventionDifference) -> Iterator[str]:
+    yield one.topic
+    yield from (f"  A: {one.a}", f"  B: {one.b}")
+    if one.example is not None:
+        beside = "" if one.example.alone else " (other conventions have a share in it)"
+        yield f"  {one.example}{beside}"
+        yield "    A: {}; B: {}".format(*one.example.values())
+
+
+def _format_move(move: Move | str) -> str:
+    if isinstance(move, str):
+        return move
+    ratio, ulps = move
+    return f"{short(ratio)}, {short(ulps)} ulps" if ulps else "same bits"
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, Example):
+        return x.as_dict()
+    if isinstance(x, Mapping):
+        return {name: _plain(value) for name, value in x.items()}
+    if isinstance(x, tuple):
+        return [_plain(one) for one in x]
+    return _plain(vars(x)) if hasattr(x, "__dataclass_fields__") else as_json(x)

@@ -1,0 +1,60 @@
+"""Causes of results that are out of tolerance: conventions that are not declared, and mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from npattn.conventions import Conventions
+from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.diagnosis.search import search
+from npattn.testing.trial import Trial
+
+__all__ = ["Wrong", "explain_wrong"]
+
+FEW = 6
+"""Problems on which the causes are searched for, the smallest."""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Why results of one implementation are out of tolerance.
+
+    Attributes
+    ----------
+    conventions : Conventions
+        Those that it follows, as far as its results tell: the declared ones but for `follows`.
+    follows : str
+        The conventions that it does not declare, "causal=top_left"; "" if there are none.
+    causes : tuple of str
+        What else reproduces its results, in words.
+    precision : tuple of str
+        Formats whose roundings have the size of its errors, in words.
+    """
+
+    conventions: Conventions
+    follows: str = ""
+    causes: tuple[str, ...] = ()
+    precision: tuple[str, ...] = ()
+
+
+def explain_wrong(trial: Trial, evidence: Sequence[Evidence]) -> Wrong:
+    """Search for what reproduces wrong results, as reports on failures do."""
+    declared = trial.conventions
+    smallest = sorted(evidence, key=lambda e: e.size)[:FEW]
+    found, _ = search(trial.fresh(), smallest, ()) if smallest else ([], [])
+    changes: dict[str, Any] = {}
+    names = []
+    texts: dict[bool, list[str]] = {True: [], False: []}
+    for candidate, _ in found:
+        if candidate.conventions is None:
+            texts[candidate.kind == "precision"].append(candidate.text)
+            continue
+        own = {n: x for n, x in vars(candidate.conventions).items() if x != getattr(declared, n)}
+        if not own.keys() & changes.keys():
+            changes |= own
+            names.append(candidate.name)
+    return Wrong(
+        replace(declared, **changes), ", ".join(names), tuple(texts[False]), tuple(texts[True])
+    )

@@ -1,0 +1,204 @@
+"""Differences of two implementations: what is measured, and the answer in words."""
+
+import json
+
+import numpy as np
+import pytest
+
+from npattn.errors import DtypeError, OptionError
+from npattn.testing import Implementation, diff
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.difference.diff import NEEDS
+from npattn.testing.difference.words import TOPICS
+from tests.testing.difference import kernels
+
+SIZES = {"B": (2,), "T": (7, 11), "S": (13,), "D": (5,), "E": (3,)}
+
+
+def compare(a, b, **options):
+    return diff(a, b, **({"examples": 5, "sizes": SIZES} | options))
+
+
+def result(difference, name):
+    [found] = [one for one in difference.results if one.name == name]
+    return found
+
+
+def factor(difference, name):
+    [found] = [one for one in difference.factors if one.factor.startswith(name)]
+    return found
+
+
+def test_identical_functions():
+    difference = compare(kernels.right, kernels.right)
+    assert difference.alike
+    assert difference.answer == ("They agree bit by bit in o and lse on 5 problems.",)
+    assert all(one.same == one.elements > 0 for one in difference.results)
+    assert difference.factors == ()
+    assert all(one.place is None and one.ratio == 0 for one in difference.results)
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    """Compare with weights rounded to bfloat16, in both passes."""
+    f, backward = kernels.narrow_weights, kernels.narrow_backward
+    right = Implementation(kernels.right, backward=kernels.backward)
+    return compare(right, Implementation(f, backward=backward), examples=3)
+
+
+def test_rounding_of_the_weights_is_named(narrow):
+    assert not narrow.alike
+    text = "\n".join(narrow.answer)
+    assert "B is wrong in o, dq, dk and dv (up to " in text
+    for where in ("the forward pass", "the gradients"):
+        assert f"In {where} the difference is explained (9" in text
+    assert text.count("in B the weights are rounded to bfloat16.") >= 2
+    assert "lse" in text
+    assert result(narrow, "lse").ratio == 0
+    assert result(narrow, "o").b_ratio > 1 > result(narrow, "o").a_ratio
+    assert result(narrow, "o").b_rms > result(narrow, "o").a_rms > 0
+
+
+def test_worst_element_can_be_made_again(narrow):
+    worst = max(narrow.results, key=lambda one: one.ratio)
+    problem = eval(worst.place.recipe, {"Recipe": Recipe})
+    if worst.name == "o":
+        assert kernels.narrow_weights(problem.q, problem.k, problem.v, bool(problem.causal))[
+            worst.place.index
+        ] == np.float32(worst.place.b)
+    assert worst.place.a != worst.place.b
+    assert worst.place.recipe in str(narrow)
+
+
+def test_text_and_json(narrow):
+    text = str(narrow)
+    assert text.startswith("A is right, B is narrow_weights: implementations, dtype float32")
+    assert "one factor at a time" in text
+    assert "takes no mask" in text
+    loaded = json.loads(json.dumps(narrow.as_dict(), allow_nan=False))
+    assert loaded["alike"] is False
+    assert loaded["results"][0]["name"] == "o"
+    assert loaded["factors"][0]["apart"][0] > 1
+
+
+def test_rounding_within_the_tolerance_is_named_too():
+    difference = compare(kernels.narrow_scores, kernels.right, dtype="bfloat16", examples=3)
+    assert difference.alike
+    text = "\n".join(difference.answer)
+    assert "In the forward pass the difference is explained" in text
+    assert "in A q kᵀ is rounded to bfloat16" in text
+    assert "wrong" not in text
+
+
+def test_another_order_of_keys():
+    difference = compare(kernels.without_options, kernels.reordered)
+    assert difference.alike
+    assert 0 < result(difference, "o").ratio <= 1
+    text = "\n".join(difference.answer)
+    assert "Both are as near" in text or "nearer" in text
+    assert "no rounding of one step explains it" in text
+    assert "moves A and B as far: it has the size of roundings" in text
+    assert factor(difference, "the same call").a == (0, 0)
+    assert factor(difference, "keys in another").a[0] > 0
+    assert factor(difference, "keys in two parts").a == "returns no lse"
+    assert factor(difference, "half of the queries (causal)").b == "takes no causal"
+
+
+def test_convention_that_is_not_declared():
+    difference = compare(kernels.right, kernels.top_left)
+    assert not difference.alike
+    assert difference.answer[0].startswith("They follow different conventions: causal.")
+    assert difference.answer[1] == "B follows causal=top_left, which it does not declare."
+    assert difference.answer[2].startswith("They agree bit by bit")
+    [one] = difference.conventions
+    assert one.topic == "causal"
+    assert one.example.values() == ("o = [[1.5]]", "o = [[1]]")
+    assert "wrong" not in "\n".join(difference.answer)
+
+
+def test_two_that_are_wrong_alike():
+    same = compare(kernels.unscaled, kernels.unscaled, examples=3)
+    assert same.alike
+    assert [line[:10] for line in same.answer[1:]] == ["A is wrong", "B is wrong"]
+    assert same.answer[1].endswith(": the scale is 1.")
+
+
+@pytest.mark.nightly
+def test_two_that_are_wrong_otherwise():
+    other = compare(kernels.unscaled, kernels.narrow_scores)
+    assert not other.alike
+    assert {line[0] for line in other.answer if " is wrong in " in line} == {"A", "B"}
+    assert not any("nearer" in line for line in other.answer)
+
+
+def test_what_one_takes_alone():
+    difference = compare(kernels.right, kernels.with_mask, examples=3)
+    assert difference.beside == (
+        "only A takes: causal",
+        "only A returns: lse",
+        "only B takes: mask",
+    )
+    masked = compare(kernels.with_mask, kernels.with_mask, examples=3)
+    assert masked.alike
+
+
+def test_hidden_keys_that_are_added():
+    def summed(q, k, v, mask=None):
+        return kernels.with_mask(
+            q, k[..., ::-1, :], v[..., ::-1, :], None if mask is None else mask[..., ::-1]
+        )
+
+    difference = compare(kernels.with_mask, summed, examples=3)
+    moved = factor(difference, "31 hidden keys")
+    assert moved.a[0] < 1
+    assert moved.b[0] < 1
+
+
+def test_another_shape():
+    difference = compare(kernels.without_options, kernels.transposed, examples=3)
+    assert not difference.alike
+    assert difference.answer[0] == "They return o in different shapes."
+    assert "another shape" in difference.answer[1]
+    assert difference.factors == ()
+
+
+def test_crashes_in_workers():
+    difference = compare(kernels.right, kernels.dies_if_causal, examples=2, isolate=True)
+    assert not difference.alike
+    assert any("crashed in option-causal" in line for line in difference.answer)
+    assert difference.beside == ("only A takes: causal",)
+
+
+def test_crash_on_the_plainest_problem():
+    difference = compare(f"{kernels.__file__}:dies", kernels.right)
+    assert not difference.alike
+    assert difference.results == ()
+    assert "A crashed in structure" in difference.answer[1]
+
+
+def test_exception_on_some_problems():
+    difference = compare(kernels.right, kernels.dies_late, sizes=SIZES | {"T": (7, 11)})
+    assert not difference.alike
+    assert any(
+        "B did not answer" in line and "no eleventh row" in line for line in difference.answer
+    )
+    both = compare(kernels.dies_late, kernels.dies_late)
+    assert both.alike
+
+
+def test_nothing_in_common():
+    with pytest.raises(OptionError, match="refuses accepts nothing: even the plainest problem"):
+        compare(kernels.right, kernels.refuses)
+    with pytest.raises(OptionError, match="no problem in common: a rank of q, k and v"):
+        compare(kernels.one_head, kernels.batch, sizes=None)
+
+
+def test_arguments():
+    with pytest.raises(DtypeError, match="dtype is 'int8'"):
+        diff(kernels.right, kernels.right, dtype="int8")
+    with pytest.raises(OptionError, match="examples is 0"):
+        diff(kernels.right, kernels.right, examples=0)
+
+
+def test_every_topic_says_what_shows_it():
+    assert set(NEEDS) == set(TOPICS)
