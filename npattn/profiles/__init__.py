@@ -36,6 +36,9 @@ PROFILES = {
         own.NPATTN,
         torch.SDPA,
         torch.MULTIHEAD,
+        torch.MULTIHEAD_SDPA,
+        torch.MULTIHEAD_FAST,
+        torch.NESTED,
         flex.FLEX,
         flash_attn.FLASH_ATTN,
         flash_attn.FLASH_ATTN_3,
@@ -43,6 +46,8 @@ PROFILES = {
         xformers.MEMORY_EFFICIENT,
         jax.NN,
         flax.LINEN,
+        flax.NNX,
+        flax.NNX_WEIGHTS,
         haiku.MULTIHEAD,
         equinox.HEAD,
         keras.OPS,
@@ -50,6 +55,8 @@ PROFILES = {
         keras.OPS_TORCH,
         keras.OPS_TENSORFLOW,
         keras.OPS_OPENVINO,
+        keras.LAYER,
+        keras.MULTIHEAD,
         mlx.FAST,
         onnx.ATTENTION,
         onnx.ATTENTION_1_22,
@@ -71,6 +78,10 @@ PROFILES = {
         flashinfer.PREFILL,
         transformer_engine.DOT_PRODUCT,
         thunderkittens.MHA,
+        transformers.GPT_OSS,
+        transformers.SDPA,
+        transformers.BLOOM,
+        transformers.FALCON,
     )
 }
 """The profiles of known systems, by name: "onnx" is the newest version, "onnx@1.22" another."""

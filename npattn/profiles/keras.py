@@ -1,4 +1,4 @@
-"""Keras: keras.ops.dot_product_attention."""
+"""Keras: keras.ops.dot_product_attention, and what its layers compute themselves."""
 
 from dataclasses import replace
 
@@ -6,7 +6,10 @@ from npattn.conventions import Conventions
 from npattn.profiles.jax import NN
 from npattn.profiles.profile import Profile
 
-__all__ = ["OPS", "OPS_JAX", "OPS_OPENVINO", "OPS_TENSORFLOW", "OPS_TORCH"]
+__all__ = [
+    *("LAYER", "MULTIHEAD"),
+    *("OPS", "OPS_JAX", "OPS_OPENVINO", "OPS_TENSORFLOW", "OPS_TORCH"),
+]
 
 # keras/src/backend/numpy/nn.py of 3.15.1, _get_large_negative: −0.7 · 3.38953e38 (−0.7 · 65500 in
 # float16) takes the place of hidden scores. A query whose keys all have a bias of −inf gives NaN,
@@ -62,4 +65,35 @@ OPS_OPENVINO = replace(
     name="keras.openvino",
     about="keras.ops.dot_product_attention on OpenVINO",
     conventions=Conventions(causal="top_left"),
+)
+
+# keras/src/layers/attention/attention.py of 3.15.1, Attention._apply_scores: scores − 1e9 where the
+# mask hides (65504 in float16). That is one of values, (B, S); the triangle is from the top left.
+LAYER = Profile(
+    name="keras.attention",
+    version="3.15",
+    about="keras.layers.Attention, one head at a time",
+    conventions=Conventions(causal="top_left", hidden_add=-1e9),
+    signature={"mask": "mask", "scale": "scale", "is_causal": "causal"},
+    refuses=(
+        "K < H: it has one head",
+        "rank 2, rank 3, rank 5: asked as (B, H, T, D) here",
+        "a mask that differs between queries",
+    ),
+)
+
+# keras/src/layers/activations/softmax.py of 3.15.1: −1e9 takes the place of hidden scores, and
+# then 0 that of their weights. keras.layers.MultiHeadAttention calls it if it returns scores or has
+# a dropout.
+MULTIHEAD = Profile(
+    name="keras.mha",
+    version="3.15",
+    about="keras.layers.MultiHeadAttention with its scores, between its projections",
+    conventions=Conventions(causal="top_left"),
+    signature={"attention_mask": "mask", "use_causal_mask": "causal"},
+    layout="BTHD",
+    refuses=(
+        "K < H: one num_heads for all",
+        "broadcast: query, key and value have one B",
+    ),
 )

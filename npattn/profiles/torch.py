@@ -1,9 +1,11 @@
 """PyTorch: scaled_dot_product_attention, and the attention inside nn.MultiheadAttention."""
 
+from dataclasses import replace
+
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["MULTIHEAD", "SDPA"]
+__all__ = ["MULTIHEAD", "MULTIHEAD_FAST", "MULTIHEAD_SDPA", "NESTED", "SDPA"]
 
 # docs.pytorch.org, torch.nn.functional.scaled_dot_product_attention: "Efficient implementation
 # equivalent to the following". Its textbook lines give NaN where a query sees nothing; all three
@@ -36,4 +38,43 @@ MULTIHEAD = Profile(
     conventions=Conventions(mask_true="hide", empty_row="nan", weights="after_dropout"),
     signature={"attn_mask": "mask or bias", "key_padding_mask": "key padding"},
     refuses=("K < H: one num_heads for all",),
+)
+
+# With need_weights=False it calls scaled_dot_product_attention, as run.
+MULTIHEAD_SDPA = replace(
+    MULTIHEAD,
+    name="torch.mha-sdpa",
+    about="torch.nn.MultiheadAttention with need_weights=False, between its projections",
+    conventions=Conventions(mask_true="hide"),
+)
+
+# torch/nn/modules/activation.py of 2.13, MultiheadAttention.forward: "floating-point masks are not
+# supported for fast path." A query that sees nothing gives NaN there, as run, with and without
+# weights.
+MULTIHEAD_FAST = replace(
+    MULTIHEAD,
+    name="torch.mha-fast",
+    about="torch.nn.MultiheadAttention on its fast path for inference, between its projections",
+    conventions=Conventions(mask_true="hide", empty_row="nan"),
+    signature={"attn_mask": "mask"},
+    refuses=(
+        *MULTIHEAD.refuses,
+        "T != S, T > S, E != D: query, key and value are one tensor",
+        'bias: "floating-point masks are not supported for fast path"',
+        "a mask that differs between heads: the NaN of one goes to all, behind any projection",
+    ),
+)
+
+# torch/nested/_internal/sdpa.py of 2.13 refuses attn_mask on every backend, and is_causal on the
+# one of the CPU. A sequence without keys gives 0, as run.
+NESTED = replace(
+    SDPA,
+    name="torch.nested",
+    about="torch.nn.functional.scaled_dot_product_attention on jagged nested tensors",
+    conventions=Conventions(),
+    signature={"mask": "mask", "scale": "scale"},
+    refuses=(
+        "K < H: it broadcasts no heads of nested tensors",
+        "a mask that differs between heads or queries",
+    ),
 )

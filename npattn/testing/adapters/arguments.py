@@ -121,7 +121,7 @@ def _added_mask_or_bias(call: _Call, ours: tuple[str, ...]) -> Any:
     if "mask" not in ours or "mask" not in call.values:
         return _plain(call, ours)
     added = call.framework.add_mask(call.visible, call.values["q"])
-    return added + call.values["bias"] if "bias" in call.values else added
+    return added + call.values["bias"] if {"bias"} <= set(ours) & set(call.values) else added
 
 
 def make_module(sizes: Sizes) -> Any:

@@ -12,7 +12,10 @@ __all__ = ["MODELS", "TARGETS"]
 _HERE = "npattn.testing.targets"
 _SINGLE = {"keras.numpy", "keras.torch", "mlx", "onnx.reference", "onnxruntime"}
 """They take float64, and compute in float32, as run."""
-MODELS = ("bert", "gemma2", "gpt2", "llama", "mistral", "phi", "qwen2", "t5", "whisper")
+MODELS = (
+    *("bert", "deepseek_v3", "gemma2", "gpt2", "gpt_neox", "llama", "mistral", "phi", "qwen2"),
+    *("t5", "whisper"),
+)
 """Models of Hugging Face whose eager attention is a target."""
 
 
@@ -91,8 +94,23 @@ _TORCH = (
         "torch.nn.functional.scaled_dot_product_attention, as a user calls it",
     ),
     _row("torch.sdpa-math", ".torch:sdpa_math", "torch.sdpa", "the same, held to its MATH backend"),
+    _row(
+        "torch.sdpa-flash",
+        ".torch:sdpa_flash",
+        "torch.sdpa",
+        "the same, held to its FLASH_ATTENTION backend",
+    ),
+    _drop_in("torch.nested", ".torch_modules:nested", "torch.nested"),
     _drop_in("torch.mha", ".torch:mha", "torch.mha"),
+    _drop_in("torch.mha-sdpa", ".torch:mha_sdpa", "torch.mha-sdpa"),
+    _drop_in("torch.mha-fast", ".torch_modules:mha_fast", "torch.mha-fast"),
     _drop_in("torch.flex", "torch.nn.attention.flex_attention:flex_attention", "flex"),
+    _drop_in(
+        "torch.flex-compiled",
+        ".torch_modules:flex_compiled",
+        "flex",
+        "the same by torch.compile: it compiles for every shape, ask few (--sizes, --examples)",
+    ),
     _row(
         "npattn.torch",
         ".torch:npattn_torch",
@@ -111,6 +129,9 @@ _TORCH = (
 _JAX = (
     _drop_in("jax.nn", "jax.nn:dot_product_attention", "jax.nn"),
     _drop_in("flax.linen", "flax.linen:dot_product_attention", "flax"),
+    _drop_in("flax.nnx", "flax.nnx:dot_product_attention", "flax.nnx"),
+    _drop_in("flax.nnx-weights", ".flax:nnx_weights", "flax.nnx-weights"),
+    _drop_in("haiku", ".haiku:attention", "haiku"),
     _drop_in("equinox", ".equinox:attention", "equinox"),
 )
 _ONNX = (
@@ -207,6 +228,16 @@ _KERAS = (
     _drop_in("keras.numpy", ".keras:on_numpy", "keras"),
     _drop_in("keras.jax", ".keras:on_jax", "keras.jax"),
     _drop_in("keras.torch", ".keras:on_torch", "keras.torch"),
+    *(
+        _drop_in(
+            f"keras.{name}-{backend}",
+            f".keras:{name}_{backend}",
+            f"keras.{name}",
+            f"{PROFILES[f'keras.{name}'].about}, on {label}",
+        )
+        for name in ("attention", "mha")
+        for backend, label in (("numpy", "NumPy"), ("jax", "JAX"), ("torch", "PyTorch"))
+    ),
 )
 _OTHERS = (_drop_in("mlx", ".mlx:attention", "mlx"),)
 _INTERPRETED = (
@@ -315,7 +346,13 @@ _CUDA = (
         sizes={"T": (64, 128, 256), "S": (64, 128, 256), "D": (64, 128), "E": (64, 128)},
     ),
 )
-_TRANSFORMERS = tuple(map(_of_model, MODELS))
+_TRANSFORMERS = (
+    *map(_of_model, MODELS),
+    *(
+        _drop_in(f"transformers.{name}", f".transformers:{name}", f"transformers.{name}")
+        for name in ("gpt_oss", "bloom", "falcon", "sdpa")
+    ),
+)
 
 _CPU = (*_NPATTN, *_TORCH, *_JAX, *_ONNX, *_KERAS, *_RUNTIMES, *_OTHERS, *_INTERPRETED)
 _ALL = (*_CPU, *_CUDA, *_TRANSFORMERS)

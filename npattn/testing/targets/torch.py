@@ -15,7 +15,7 @@ except ImportError as err:
         "torch targets need torch; npattn itself does not: pip install 'npattn[torch]'"
     ) from err
 
-__all__ = ["mha", "npattn_fused", "npattn_torch", "sdpa", "sdpa_math"]
+__all__ = ["mha", "mha_sdpa", "npattn_fused", "npattn_torch", "sdpa", "sdpa_flash", "sdpa_math"]
 
 
 def sdpa(
@@ -61,6 +61,23 @@ def sdpa_math(
         return sdpa(q, k, v, mask, causal=causal, bias=bias, scale=scale)
 
 
+def sdpa_flash(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Call `sdpa` with the FLASH_ATTENTION backend, which refuses what it does not compute.
+
+    It has no gradient of a bias, and refuses one that wants it: so none is given.
+    """
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return sdpa(q, k, v, mask, causal=causal, scale=scale)
+
+
 def mha(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -74,6 +91,28 @@ def mha(
     Arrays are (B, H, T, D). A product with the identity is exact for numbers; a NaN in one feature
     goes to all, as behind any projection.
     """
+    return _multihead(query, key, value, attn_mask, True, return_weights)
+
+
+def mha_sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+) -> Any:
+    """Call what ``torch.nn.MultiheadAttention`` calls with ``need_weights=False``."""
+    return _multihead(query, key, value, attn_mask, False, False)
+
+
+def _multihead(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    need_weights: bool,
+    return_weights: bool,
+) -> Any:
+    """Call ``multi_head_attention_forward`` with the identity as its projections."""
     if query.ndim != 4:
         raise ValueError(f"query must have 4 axes here, got {query.ndim}")
     if value.shape != key.shape or key.shape[1] != query.shape[1]:
@@ -86,7 +125,7 @@ def mha(
     attend: Any = multi_head_attention_forward
     o, p = attend(
         *(q, k, v, H * D, H, None, None, None, None, False, 0.0, same, None),
-        need_weights=True,
+        need_weights=need_weights,
         attn_mask=attn_mask,
         use_separate_proj_weight=True,
         average_attn_weights=False,

@@ -433,6 +433,21 @@ def test_attention_of_hugging_face_is_called_with_module(options):
     np.testing.assert_allclose(grads["dk"], npattn.backward(exact, dout).k, atol=1e-4)
 
 
+def test_bias_of_its_own_is_not_added_to_mask():
+    """A model's ALiBi has a parameter of its own, and the added mask holds the mask alone."""
+
+    def attend(q, k, v, alibi=None, added=None):
+        scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + alibi + added
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return weights @ v / weights.sum(-1, keepdims=True)
+
+    rename = {"alibi": "bias", "added": "added mask or bias"}
+    read = Implementation(attend, rename=rename, framework="numpy")
+    case = problem(K=SIZES["H"], mask="padding", bias="full")
+    exact = npattn.forward(**{n: getattr(case, n) for n in ("q", "k", "v", "mask", "bias")})
+    np.testing.assert_allclose(read.forward(case)["o"], exact.out, atol=1e-5)
+
+
 def test_drop_in_for_transformers_passes():
     pytest.importorskip("torch")
     report = check(

@@ -37,8 +37,12 @@ TAKES = {
     "jax.nn": "jax",
     "onnx.reference": "numpy",
     "onnxruntime": "numpy",
-    "torch.mha": "torch",
-    "torch.flex": "torch",
+    **dict.fromkeys(("torch.mha", "torch.mha-sdpa", "torch.mha-fast"), "torch"),
+    **dict.fromkeys(("torch.flex", "torch.flex-compiled"), "torch"),
+    **dict.fromkeys(("torch.sdpa-flash", "torch.nested"), "torch"),
+    "flax.nnx": "jax",
+    "flax.nnx-weights": "jax",
+    "haiku": "jax",
     "flax.linen": "jax",
     "equinox": "jax",
     "keras.numpy": "numpy",
@@ -60,7 +64,11 @@ TAKES = {
     "pallas.gpu-decode": "jax",
     "pallas.tpu-flash": "jax",
     **dict.fromkeys([name for name, one in TARGETS.items() if one.device == "cuda"], "torch"),
+    **{f"keras.{kind}-numpy": "numpy" for kind in ("attention", "mha")},
+    **{f"keras.{kind}-jax": "jax" for kind in ("attention", "mha")},
+    **{f"keras.{kind}-torch": "torch" for kind in ("attention", "mha")},
     **{f"transformers.{model}": "torch" for model in MODELS},
+    **{f"transformers.{name}": "torch" for name in ("gpt_oss", "bloom", "falcon", "sdpa")},
 }
 
 
@@ -160,6 +168,9 @@ def test_variables_of_a_target_are_set_in_its_worker_and_nowhere_else(monkeypatc
         ("torch", "torch", "torch targets need torch; npattn itself does not: pip install"),
         ("equinox", "equinox", "the target equinox needs equinox; npattn itself does not: pip"),
         ("mlx", "mlx", "the target mlx needs mlx; npattn itself does not: pip install"),
+        ("haiku", "haiku", "the target haiku needs dm-haiku; npattn itself does not: pip install"),
+        ("flax", "flax", "the target flax.nnx-weights needs flax; npattn itself does not: pip"),
+        ("torch", "torch_modules", "torch targets need torch; npattn itself does not: pip install"),
         ("onnx", "onnx", "ONNX targets need onnx; npattn itself does not: pip install"),
         ("onnxruntime", "onnxruntime", "ONNX targets need|onnxruntime needs onnxruntime"),
         ("openvino", "openvino", "the target openvino needs openvino; npattn itself does not: pip"),
@@ -307,14 +318,22 @@ def judged_apart(request):
     remote.worker.close()
 
 
+FORWARD_ONLY = {
+    "torch.flex": "does not support backward on CPU",
+    "torch.flex-compiled": "does not support backward on CPU",
+    "torch.mha-fast": "its result does not require grad",
+}
 DROP_INS = [name for name, target in TARGETS.items() if target.drop_in]
 APART = [*DROP_INS, *(n for n, one in TARGETS.items() if one.pip and not one.drop_in), "onnx.body"]
+IN_PROCESS = ("torch.nested", "torch.mha-sdpa", "torch.mha-fast")  # the gate asks them below
+COMPILED = ("torch.flex-compiled",)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "judged_apart",
-    [name for name in APART if name != "paddle"],  # its fully masked rows depend on the size
+    # The fully masked rows of paddle depend on the size.
+    [name for name in APART if name not in ("paddle", *COMPILED)],
     indirect=True,
 )
 def test_fingerprint_of_a_library_is_its_profile(judged_apart):
@@ -322,28 +341,36 @@ def test_fingerprint_of_a_library_is_its_profile(judged_apart):
     assert TARGETS[judged_apart.name].profile.name in found.profiles, str(found)
 
 
-@pytest.mark.parametrize("judged_apart", APART, indirect=True)
+@pytest.mark.parametrize(
+    "judged_apart",
+    [
+        pytest.param(n, marks=pytest.mark.nightly if n in IN_PROCESS + COMPILED else ())
+        for n in APART
+    ],
+    indirect=True,
+)
 @pytest.mark.broad
 def test_library_agrees_with_npattn(judged_apart):
     remote, target = judged_apart, TARGETS[judged_apart.name]
     assert remote.framework.name == TAKES[target.name]
     assert (remote.layout, remote.conventions) == (target.profile.layout, target.conventions)
-    options = {"scale": 0.5, "causal": True, "mask": "padding"}
+    options = {"scale": 0.5, "causal": True, "mask": "padding", "sinks": "normal"}
     if target.name in ("equinox", "onnx.reference@1.18"):  # a mask is (T, S)
         options["mask"] = "matrix"
     taken = {n: x for n, x in options.items() if n in remote.features}
     refused = target.profile.refused_names
     if target.name == "keras.torch" or "mask+causal" in refused:
-        del taken["causal"]
+        taken.pop("causal", None)
     D = 16 if "D % 8" in refused else 11
-    recipe = Recipe(lead=(2,), H=3, K=3, T=5, S=7, D=D, E=D, seed=2, **taken)
-    problem = recipe.problem(remote.conventions.causal)
+    S = 5 if "T != S" in refused else 7
+    recipe = Recipe(lead=(2,), H=3, K=3, T=5, S=S, D=D, E=D, seed=2, **taken)
+    problem = recipe.problem(remote.conventions.causal, remote.conventions.mask_true)
     cotangents = Cotangents(recipe.cotangents(problem).dout, None)
     fwd, grads = exact_results(problem, cotangents, remote.conventions)
     np.testing.assert_allclose(remote.forward(problem)["o"], fwd.out, atol=1e-5)
     assert remote.has_gradients == (TAKES[target.name] != "numpy" or target.backward is not None)
-    if target.name == "torch.flex":
-        with pytest.raises(ImplementationError, match="does not support backward on CPU"):
+    if target.name in FORWARD_ONLY:
+        with pytest.raises(ImplementationError, match=FORWARD_ONLY[target.name]):
             remote.gradients(problem, cotangents)
     elif remote.has_gradients:
         for name, array in remote.gradients(problem, cotangents).items():
@@ -433,6 +460,101 @@ def test_torch_math_passes_ordinary_problems_in_float64():
         examples=6,
     )
     assert report.passed, str(report)
+
+
+def exact_in_process(name, **options):
+    """Return a target here, a problem in float64 that it takes, and its exact results."""
+    pytest.importorskip("torch")
+    read = load_implementation(name)
+    square = "T != S" in TARGETS[name].profile.refused_names
+    sizes = SIZES | {"H": 3, "K": 3, "E": D, "S": T if square else S}
+    recipe = Recipe(**sizes, **options)
+    problem = recipe.problem(read.conventions.causal, read.conventions.mask_true)
+    cotangents = Cotangents(recipe.cotangents(problem).dout, None)
+    return read, problem, cotangents, *exact_results(problem, cotangents, read.conventions)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("options", [{}, {"mask": "left padding"}], ids=str)
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_torch_path_agrees_with_npattn_in_float64(name, options):
+    read, problem, cotangents, fwd, grads = exact_in_process(name, **options)
+    for got, array in read.forward(problem).pairs:
+        exact = {"o": fwd.out, "weights": fwd.weights}[got]
+        np.testing.assert_allclose(array, exact, atol=1e-12, err_msg=got)
+    if name in FORWARD_ONLY:
+        with pytest.raises(ImplementationError, match=FORWARD_ONLY[name]):
+            read.gradients(problem, cotangents)
+        return
+    for gradient, array in read.gradients(problem, cotangents).items():
+        np.testing.assert_allclose(array, grads[gradient], atol=1e-12, err_msg=gradient)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("torch.nested", "query must have 4 axes here, got 3"),
+        ("torch.mha-sdpa", "query must have 4 axes here, got 3"),
+        ("torch.mha-fast", r"must be \(B, H, T, D\), of one shape"),
+    ],
+)
+def test_torch_path_refuses_rank_3(name, message):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=message):
+        load(name)[0](*[torch.ones(3, 5, 7)] * 3)
+
+
+def test_ragged_batch_refuses_mask_of_queries():
+    torch = pytest.importorskip("torch")
+    q = torch.ones(2, 3, 5, 7)
+    with pytest.raises(ValueError, match="the same keys for all heads and queries"):
+        load("torch.nested")[0](q, q, q, torch.ones(5, 5, dtype=torch.bool))
+
+
+def test_fast_path_of_multihead_is_taken(monkeypatch):
+    torch = pytest.importorskip("torch")
+    native, calls = torch._native_multi_head_attention, []
+
+    def count(*args):
+        calls.append(args)
+        return native(*args)
+
+    monkeypatch.setattr(torch, "_native_multi_head_attention", count)
+    attend = load("torch.mha-fast")[0]
+    q = torch.ones(2, 3, 5, 7)
+    assert torch.equal(attend(q, q, q), q)
+    assert len(calls) == 1
+    with pytest.raises(ValueError, match="attn_mask must be one for all heads"):
+        attend(q, q, q, torch.zeros(3, 5, 5, dtype=torch.bool))
+    with pytest.raises(ValueError, match="more than are asked of it here, or none"):
+        attend(*[torch.ones(1, 2, 1, 1031)] * 3)
+    with pytest.raises(ValueError, match="more than are asked of it here, or none"):
+        attend(*[torch.ones(1, 2, 1, 0)] * 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # it says why no kernel is available
+def test_flash_backend_is_held_to():
+    torch = pytest.importorskip("torch")
+    attend = load("torch.sdpa-flash")[0]
+    q = torch.ones(2, 3, 5, 7)
+    torch.testing.assert_close(attend(q, q, q, causal=True), q)
+    with pytest.raises(RuntimeError, match="No available kernel"):
+        attend(q[0], q[0], q[0])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_compiled_flex_attention_is_compiled_once(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from npattn.testing.targets import torch_modules
+
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda f, **more: compiled.append(f) or f)
+    torch_modules._compile.cache_clear()
+    q = torch.ones(2, 3, 5, 7)
+    for _ in range(2):
+        torch.testing.assert_close(torch_modules.flex_compiled(q, q, q, scale=0.5), q)
+    torch_modules._compile.cache_clear()
+    assert compiled.count(torch_modules.flex_attention) == 1  # it compiles a part of its own
 
 
 # --- JAX ------------------------------------------------------------------------------------------

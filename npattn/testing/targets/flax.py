@@ -1,0 +1,41 @@
+"""The attention function of flax.nnx as a target, on the way of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npattn.errors import MissingExtraError
+
+try:
+    import jax  # type: ignore[import-not-found, unused-ignore]
+    from flax import nnx  # type: ignore[import-not-found, unused-ignore]
+    from jax import numpy as jnp
+except ImportError as err:
+    raise MissingExtraError(
+        "the target flax.nnx-weights needs flax; npattn itself does not: pip install 'npattn[flax]'"
+    ) from err
+
+__all__ = ["nnx_weights"]
+
+
+def nnx_weights(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+) -> Any:
+    """Call it as nnx.MultiHeadAttention with a dropout does when it is evaluated.
+
+    Any rate of dropout, though nothing is dropped, takes `dot_product_attention_weights` in place
+    of ``jax.nn.dot_product_attention``. With ``is_causal`` that raises on a mask of one row for all
+    queries: here it has them all.
+    """
+    if is_causal and mask is not None:
+        whole = (*mask.shape[:-2], query.shape[-3], key.shape[-3])
+        mask = jnp.broadcast_to(mask, whole)
+    attend: Any = nnx.dot_product_attention
+    return attend(
+        query, key, value, bias, mask, dropout_rate=0.5, deterministic=True, is_causal=is_causal
+    )
