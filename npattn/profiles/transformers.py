@@ -55,6 +55,7 @@ SDPA = Profile(
     refuses=(
         "rank 2, rank 3, rank 5: its heads are (B, H, T, D)",
         'mask+causal, bias+causal: "Attention mask is not to be provided"',
+        "a mask or bias of another rank than 4",
     ),
 )
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.problem import Problem
+from npattn.testing.cases.classes import classes_of_problem
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.picks import (
     SAME,
@@ -124,6 +125,8 @@ def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
     if not last:
         padding, keys = np.roll(padding, n), np.roll(keys, n)
     padded = _pad(trial, problem, padding, keys)
+    if trial.space.refuses(classes_of_problem(padded)):
+        return None
     plain = trial.evaluation(recipe)
     picks = [pick_keys(padded, np.flatnonzero(~padding))]
     whole = trial.evaluate(padded, put_back_cotangents(plain.cotangents, picks, padded))

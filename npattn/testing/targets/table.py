@@ -10,7 +10,11 @@ from npattn.testing.targets.target import Target
 __all__ = ["MODELS", "TARGETS"]
 
 _HERE = "npattn.testing.targets"
-_SINGLE = {"keras.numpy", "keras.torch", "mlx", "onnx.reference", "onnxruntime"}
+_UPCAST = ("bloom", "deepseek_v3", "gemma2", "gpt_neox", "llama", "mistral", "phi", "qwen2")
+_SINGLE = {
+    *("keras.numpy", "keras.torch", "mlx", "onnx.reference", "onnxruntime"),
+    *(f"transformers.{model}" for model in _UPCAST),  # softmax(..., dtype=torch.float32)
+}
 """They take float64, and compute in float32, as run."""
 MODELS = (
     *("bert", "deepseek_v3", "gemma2", "gpt2", "gpt_neox", "llama", "mistral", "phi", "qwen2"),

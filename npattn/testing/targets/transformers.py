@@ -9,11 +9,23 @@ from npattn.errors import MissingExtraError
 
 try:
     import torch
-    from transformers import BloomConfig, DynamicCache, FalconConfig
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.models.bloom.modeling_bloom import BloomAttention
-    from transformers.models.falcon.modeling_falcon import FalconAttention
-    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+    from transformers import (  # type: ignore[import-not-found, unused-ignore]
+        BloomConfig,
+        DynamicCache,
+        FalconConfig,
+    )
+    from transformers.integrations.sdpa_attention import (  # type: ignore[import-not-found, unused-ignore]
+        sdpa_attention_forward,
+    )
+    from transformers.models.bloom.modeling_bloom import (  # type: ignore[import-not-found, unused-ignore]
+        BloomAttention,
+    )
+    from transformers.models.falcon.modeling_falcon import (  # type: ignore[import-not-found, unused-ignore]
+        FalconAttention,
+    )
+    from transformers.models.gpt_oss.modeling_gpt_oss import (  # type: ignore[import-not-found, unused-ignore]
+        eager_attention_forward,
+    )
 except ImportError as err:
     raise MissingExtraError(
         "transformers targets need transformers and torch; npattn itself does not: "
@@ -50,9 +62,21 @@ def sdpa(
     scaling: float | None = None,
     is_causal: bool = False,
 ) -> Any:
-    """Call the attention that models take for ``attn_implementation="sdpa"``."""
-    if is_causal and query.shape[2] == 1 != key.shape[2]:
-        raise NotImplementedError("is_causal with one query: it is decoding, and sees every key")
+    """Call the attention that models take for ``attn_implementation="sdpa"``.
+
+    Beside a mask, and for one query, which is decoding, it takes no notice of ``is_causal``: there
+    the triangle is a part of the mask, as models give it.
+    """
+    T, S = query.shape[2], key.shape[2]
+    if attention_mask is not None and attention_mask.ndim != 4:
+        raise ValueError(f"attention_mask must have 4 axes, got {attention_mask.ndim}")
+    if is_causal and (T == 1 or attention_mask is not None):
+        triangle = torch.ones(1, 1, T, S, dtype=torch.bool).tril()
+        if attention_mask is None or attention_mask.dtype == torch.bool:
+            attention_mask = triangle if attention_mask is None else attention_mask & triangle
+        else:
+            attention_mask = attention_mask.masked_fill(~triangle, -math.inf)
+        is_causal = False
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal
     )
@@ -99,8 +123,8 @@ def falcon(
     config.hidden_size, config.num_attention_heads, config.num_kv_heads = H * D, H, K
     module = FalconAttention(config, layer_idx=0).eval()
     _leave_out(module)
-    group = (x.repeat_interleave(H // K, 1) for x in (key, value))
-    cache, _ = _cache(*group, T)  # it keeps what it repeats
+    repeated_key, repeated_value = (x.repeat_interleave(H // K, 1) for x in (key, value))
+    cache, _ = _cache(repeated_key, repeated_value, T)  # as the module keeps them
     grouped = (x.reshape(B, K, -1, T, D) for x in (query, *_last(key, value, T)))
     fused = torch.cat([*grouped], 2).flatten(1, 2).transpose(1, 2).flatten(2)
     added = _over_keys(query, alibi, S).reshape(B * H, 1, S)

@@ -844,7 +844,7 @@ class Session:
         """Write to results as their owner may; if some share memory, name them instead."""
         owned = {("result", n): x for n, x in items(results)}
         owned.update({("gradient", n): x for n, x in items(gradients)})
-        memory = {n: self.framework.memory(x) for n, x in owned.items()}
+        memory = {n: self.framework.memory(x) for n, x in owned.items() if x is not None}
         others = {("input", n): self.framework.memory(x) for n, x in arrays.items()}
         named = [(n, x) for n, x in memory.items() if x is not None]
         beside = [(n, x) for n, x in others.items() if x is not None]

@@ -160,7 +160,7 @@ def test_options_that_a_profile_refuses_are_never_asked(refuses):
         examples=9,
         shrink=False,
         diagnosis=False,
-        only=["agreement-o", "causal-as-mask"],
+        only=["agreement-o", "causal-as-mask", "padded-keys"],
     )
     assert report.passed, str(report)
     assert seen - {False, True} == {("bias", "mask")}

@@ -57,6 +57,9 @@ def nothing(q: np.ndarray, k, v):
 def itself(q: np.ndarray, k, v):
     return q
 
+def beside_nothing(q: np.ndarray, k, v):
+    return q + 1, None
+
 def writes(q: np.ndarray, k, v):
     k[...] = 7
     return q + 1
@@ -202,6 +205,8 @@ def test_results_on_the_memory_of_an_input_are_named(open_session):
     session, _ = open_session("itself")
     assert ask(session, overwrite=True)[0] == {"overlaps": [[("result", 0), ("input", "q")]]}
     session, _ = open_session("f", framework="numpy")
+    assert ask(session, overwrite=True)[0] == {"overlaps": []}
+    session, _ = open_session("beside_nothing")
     assert ask(session, overwrite=True)[0] == {"overlaps": []}
 
 
