@@ -13,6 +13,7 @@ _HERE = "npattn.testing.targets"
 _UPCAST = ("bloom", "deepseek_v3", "gemma2", "gpt_neox", "llama", "mistral", "phi", "qwen2")
 _SINGLE = {
     *("keras.numpy", "keras.torch", "mlx", "onnx.reference", "onnxruntime"),
+    *("keras.attention-numpy", "keras.attention-torch", "keras.mha-numpy"),
     *(f"transformers.{model}" for model in _UPCAST),  # softmax(..., dtype=torch.float32)
 }
 """They take float64, and compute in float32, as run."""
