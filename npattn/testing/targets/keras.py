@@ -145,6 +145,8 @@ def _mha_on(backend: str) -> Any:
         sizes = (*query.shape[2:], value.shape[-1])
         if 0 in sizes:
             raise ValueError("no heads or features: its identity has none")
+        if attention_mask is not None and attention_mask.ndim == 3:
+            attention_mask = attention_mask[None]  # for the layer rank 3 is (B, T, S)
         layer = _mha_layer(keras, *sizes, keras.backend.standardize_dtype(query.dtype))
         q, k, v = (x.reshape(*x.shape[:2], -1) for x in (query, key, value))
         o, weights = layer(
