@@ -105,7 +105,7 @@ _TORCH = (
         "torch.sdpa",
         "the same, held to its FLASH_ATTENTION backend",
     ),
-    _drop_in("torch.nested", ".torch_modules:nested", "torch.nested"),
+    _drop_in("torch.nested", ".torch_modules:nested_sdpa", "torch.nested"),
     _drop_in("torch.mha", ".torch:mha", "torch.mha"),
     _drop_in("torch.mha-sdpa", ".torch:mha_sdpa", "torch.mha-sdpa"),
     _drop_in("torch.mha-fast", ".torch_modules:mha_fast", "torch.mha-fast"),

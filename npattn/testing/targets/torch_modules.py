@@ -16,7 +16,7 @@ except ImportError as err:
         "torch targets need torch; npattn itself does not: pip install 'npattn[torch]'"
     ) from err
 
-__all__ = ["flex_compiled", "mha_fast", "nested"]
+__all__ = ["flex_compiled", "mha_fast", "nested_sdpa"]
 
 MOST_FEATURES = 4096  # its projections have three times the square of them
 
@@ -67,7 +67,7 @@ def mha_fast(
     return (o, p[:, :H]) if return_weights else o
 
 
-def nested(
+def nested_sdpa(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
