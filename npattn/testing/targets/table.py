@@ -114,7 +114,8 @@ _TORCH = (
         "torch.flex-compiled",
         ".torch_modules:flex_compiled",
         "flex",
-        "the same by torch.compile: it compiles for every shape, ask few (--sizes, --examples)",
+        "the same by torch.compile, which compiles for every shape: few are asked",
+        sizes={"B": (2,), "H": (2,), "K": (2,), "T": (16,), "S": (16, 64), "D": (16,), "E": (16,)},
     ),
     _row(
         "npattn.torch",
@@ -322,7 +323,7 @@ _CUDA = (
         "torch.sdpa-cudnn",
         ".cuda:sdpa_cudnn",
         "torch.sdpa",
-        "the same, by cuDNN",
+        "torch.sdpa, held to its CUDNN_ATTENTION backend",
         device="cuda",
         dtypes=(),
     ),
