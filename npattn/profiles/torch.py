@@ -66,7 +66,7 @@ MULTIHEAD_FAST = replace(
 )
 
 # torch/nested/_internal/sdpa.py of 2.13 refuses attn_mask on every backend, and is_causal on the
-# one of the CPU. A sequence without keys gives 0, as run.
+# one of the CPU. A sequence without keys gives 0, as run, or an error (docs/findings.md).
 NESTED = replace(
     SDPA,
     name="torch.nested",

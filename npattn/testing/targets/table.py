@@ -14,9 +14,9 @@ _UPCAST = ("bloom", "deepseek_v3", "gemma2", "gpt_neox", "llama", "mistral", "ph
 _SINGLE = {
     *("keras.numpy", "keras.torch", "mlx", "onnx.reference", "onnxruntime"),
     *("keras.attention-numpy", "keras.attention-torch", "keras.mha-numpy"),
-    *(f"transformers.{model}" for model in _UPCAST),  # softmax(..., dtype=torch.float32)
+    *(f"transformers.{model}" for model in _UPCAST),
 }
-"""They take float64, and compute in float32, as run."""
+"""They take float64, and compute in float32: as run, or by softmax(..., dtype=torch.float32)."""
 MODELS = (
     *("bert", "deepseek_v3", "gemma2", "gpt2", "gpt_neox", "llama", "mistral", "phi", "qwen2"),
     *("t5", "whisper"),
