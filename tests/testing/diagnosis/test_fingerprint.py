@@ -196,7 +196,8 @@ def test_printed_form(found):
     assert eval(text) == conventions
     lines = str(found).splitlines()
     assert lines[:3] == ["plain", "layout         BHTD", "conventions    Conventions()"]
-    assert lines[3] == "profiles       all that are known: what was determined tells none apart"
+    every = str(replace(found, profiles=tuple(PROFILES))).splitlines()[3]
+    assert every == "profiles       all that are known: what was determined tells none apart"
     assert str(replace(found, profiles=())).splitlines()[3].endswith("none that is known")
     assert str(replace(found, profiles=("mlx", "flax"))).splitlines()[3].endswith("  mlx, flax")
 
@@ -209,7 +210,11 @@ def test_profiles():
     assert "torch.sdpa" in same
     assert not {"npattn", "jax.nn"} & set(same)
     unknown.settle(kv_head="tile")
-    assert "torch.sdpa but for kv_head" in match_profiles(unknown)
+    assert {"onnx@1.18", "onnx@1.19"} <= set(match_profiles(unknown))
+    unknown.settle(lse_empty=math.inf)
+    assert "torch.sdpa but for lse_empty" not in match_profiles(unknown)
+    unknown.settle(kv_head="repeat")
+    assert "torch.sdpa but for lse_empty" in match_profiles(unknown)
 
 
 def test_a_fill_that_no_row_without_keys_shows_is_none():
