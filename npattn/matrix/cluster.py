@@ -67,7 +67,8 @@ class Cluster:
                 n_workers=int(number),
                 threads_per_worker=1,
                 processes=True,
-                dashboard_address=None,
+                dashboard_address="127.0.0.1:0",  # None wants 8787, and warns if that is taken
+                scheduler_kwargs={"dashboard": False},
                 silence_logs=40,
             )
         try:

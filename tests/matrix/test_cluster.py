@@ -107,9 +107,14 @@ class TestDask:
         assert (bad.state, good.state) == ("crashed", "done")
 
     def test_versions_must_be_the_same(self, monkeypatch):
-        monkeypatch.setattr("npattn.matrix.cluster.versions_here", lambda: {"npattn": "0"})
+        monkeypatch.setattr("npattn.__version__", "0")  # here; a worker imports its own
         with pytest.raises(OptionError, match="install the same everywhere"):
             Cluster("local:1")
+
+    def test_clusters_side_by_side(self):
+        """Each takes ports that are free: a warning of Dask's would be an error."""
+        with Cluster("local:1") as one, Cluster("local:1") as other:
+            assert one.client.scheduler.address != other.client.scheduler.address
 
     def test_a_scheduler_that_is_not_there_is_an_error(self, monkeypatch):
         monkeypatch.setattr("npattn.matrix.cluster.SECONDS", 1)
