@@ -67,7 +67,7 @@ ALONE = (
 class _Commands(click.Group):
     """Commands, of which some are imported when they are called."""
 
-    LATER = {"matrix": ("npattn.matrix.command", "matrix_command")}  # noqa: RUF012  it is constant
+    LATER = {"matrix": ("npattn.commands.matrix", "matrix_command")}  # noqa: RUF012  it is constant
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *self.LATER])

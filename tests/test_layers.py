@@ -89,8 +89,8 @@ CONFINED = {
     "matplotlib": ("plot/", "bench/picture.py"),
     "sklearn": ("train.py",),
     "distributed": ("matrix/cluster.py",),
-    "rich": ("cli.py", "matrix/command.py", "matrix/progress.py", "testing/report/report.py"),
-    "click": ("cli.py", "parsing.py", "commands/", "matrix/command.py"),
+    "rich": ("cli.py", "commands/matrix.py", "matrix/progress.py", "testing/report/report.py"),
+    "click": ("cli.py", "parsing.py", "commands/"),
 }
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))

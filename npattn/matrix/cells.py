@@ -1,4 +1,4 @@
-"""Cells of a matrix: what became of a rule in a run, its symbol, and the worst ratio."""
+"""Cells of a matrix: the result of a rule in a run, its symbol, and the worst ratio."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["STATES", "Cell", "State", "cells_of", "compact"]
 
 @dataclass(frozen=True)
 class State:
-    """What a cell may be.
+    """A state of a cell.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ BAD = ("failed", "error", "crashed", "timed out")
 
 @dataclass(frozen=True)
 class Cell:
-    """What became of a rule in a run.
+    """The result of one rule in one run.
 
     Attributes
     ----------

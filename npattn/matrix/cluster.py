@@ -7,6 +7,7 @@ worker by its import path: no function of a target ever reaches the scheduler.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from concurrent.futures import CancelledError
 from types import TracebackType
@@ -71,15 +72,17 @@ class Cluster:
                 scheduler_kwargs={"dashboard": False},
                 silence_logs=40,
             )
-        try:
-            self.client: Any = self.dask.Client(self.cluster or where, timeout=SECONDS)
-            self._check_versions(where)
-        except OSError as err:  # TimeoutError is one
-            self._close()
-            raise OptionError(f"cluster {where} does not answer, or has no worker: {err}") from err
-        except BaseException:
-            self._close()
-            raise
+        with contextlib.ExitStack() as unusable:
+            unusable.callback(self._close)
+            try:
+                self.client: Any = self.dask.Client(self.cluster or where, timeout=SECONDS)
+                self._check_versions(where)
+            except OSError as err:  # TimeoutError is one
+                text = f"cluster {where} does not answer, or has no worker: {err}"
+                raise OptionError(
+                    f"{text}; start its workers, or name another (--cluster)"
+                ) from err
+            unusable.pop_all()
 
     def _check_versions(self, where: str) -> None:
         """Refuse a cluster without workers, or whose workers would answer something else."""

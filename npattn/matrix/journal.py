@@ -10,7 +10,7 @@ from typing import Any
 
 from npattn.errors import OptionError
 from npattn.matrix.unit import Result, versions_here
-from npattn.testing.runner.journal import cut_last_line, read_lines
+from npattn.testing.runner.journal import check_is_new, cut_last_line, read_lines
 
 __all__ = ["MatrixJournal"]
 
@@ -42,14 +42,8 @@ class MatrixJournal:
         OptionError
             If the file exists, or its folder does not.
         """
-        journal = cls(path, question)
-        if journal.path.exists():
-            raise OptionError(
-                f"journal {path} exists: continue it (--resume), or name another file"
-            )
-        if not journal.path.parent.is_dir():
-            raise OptionError(f"the folder of {path} does not exist; create it first")
-        return journal
+        check_is_new(path)
+        return cls(path, question)
 
     @classmethod
     def resume(cls, path: str | os.PathLike[str]) -> MatrixJournal:

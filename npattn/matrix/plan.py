@@ -123,7 +123,7 @@ def _target_of(word: str, envs: str | None) -> Target:
     if word in TARGETS and not _lacks(TARGETS[word], envs):
         return TARGETS[word]
     module, _, function = spec_of(word).rpartition(":")  # or an error that says what there is
-    return Target(word, module, function, None, None, PROFILES["npattn"], word)
+    return Target(word, module, function, None, (), PROFILES["npattn"], word)
 
 
 def _lacks(target: Target, envs: str | None) -> str:

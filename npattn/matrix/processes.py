@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -145,34 +145,30 @@ class Local:
 
     def __init__(self, n: int) -> None:
         self.pool, self.width = ThreadPoolExecutor(n), n
-        self.done: queue.SimpleQueue[tuple[Unit, Result | BaseException]] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[tuple[Unit, Future[Result]]] = queue.SimpleQueue()
         self._lock, self._ended = threading.Lock(), False
         self._processes: dict[int, tuple[Unit, subprocess.Popen[bytes]]] = {}
 
     def submit(self, unit: Unit) -> None:
-        self.pool.submit(self._judge, unit)
+        future = self.pool.submit(self._judge, unit)
+        future.add_done_callback(lambda known: self.done.put((unit, known)))
 
-    def _judge(self, unit: Unit) -> None:
+    def _judge(self, unit: Unit) -> Result:
         def keep(process: subprocess.Popen[bytes]) -> None:
             with self._lock:
                 self._processes[threading.get_ident()] = unit, process
                 if self._ended:
                     process.terminate()
 
-        result: Result | BaseException
         try:
-            result = Result.from_text(judge_in_process(unit.to_text(), keep))
-        except BaseException as err:  # noqa: BLE001  whoever waits raises it
-            result = err
-        with self._lock:
-            self._processes.pop(threading.get_ident(), None)
-        self.done.put((unit, result))
+            return Result.from_text(judge_in_process(unit.to_text(), keep))
+        finally:
+            with self._lock:
+                self._processes.pop(threading.get_ident(), None)
 
     def wait(self) -> tuple[Unit, Result]:
-        unit, result = self.done.get()
-        if isinstance(result, BaseException):
-            raise result
-        return unit, result
+        unit, future = self.done.get()
+        return unit, future.result()
 
     def running(self) -> list[Unit]:
         with self._lock:

@@ -65,8 +65,7 @@ class Row:
     @classmethod
     def of(cls, target: Target, versions: Mapping[str, str] | None = None) -> Row:
         """Return the row of a known target."""
-        own = target.profile.name == "npattn"
-        project = "npattn" if own else target.name.partition(".")[0]
+        project = "npattn" if target.profile.name == "npattn" else target.needs[0]
         words = describe_in_words(target.profile)
         return cls(target.name, project, target.about, versions or {}, target.device, words)
 

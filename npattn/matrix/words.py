@@ -1,4 +1,4 @@
-"""What a system means, in one line of plain words, made from its profile."""
+"""Describe in one line of plain words what a system means, from its profile."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class TestDask:
     """With worker processes."""
 
     @pytest.fixture(autouse=True)
-    def installed(self):
+    def need_dask(self):
         pytest.importorskip("distributed")
 
     @pytest.mark.parametrize("workers", [1, 2])

@@ -21,7 +21,7 @@ from tests.matrix.inline import Inline
 TINY = {"targets": ["numpy.flash", "numpy.naive"], "only": ["agreement-o"], "examples": 2}
 
 
-def answered(unit):
+def answer_of(unit):
     """A unit's result without any work."""
     if unit.asks:
         outcome = {"rule": unit.rules[0], "semantics": "1", "about": "", "dtype": unit.dtype}
@@ -41,7 +41,7 @@ def plain(matrix):
 
 
 def test_default_dtypes_are_those_that_a_target_computes_in():
-    executor = Inline(answered)
+    executor = Inline(answer_of)
     run_matrix(["numpy.naive", "torch.sdpa"], executor=executor)
     assert executor.done == [
         f"{target} {dtype}"
@@ -51,7 +51,7 @@ def test_default_dtypes_are_those_that_a_target_computes_in():
 
 
 def test_a_report_waits_for_its_blocks():
-    executor = Inline(answered)
+    executor = Inline(answer_of)
     run_matrix(["numpy.naive"], only=["views", "agreement-o"], blocks=5, executor=executor)
     assert [key.split()[1:] for key in executor.done] == [
         ["float32", "0", "agreement-o"],
@@ -66,7 +66,7 @@ def test_a_report_waits_for_its_blocks():
 def test_a_lost_block_costs_its_row():
     def judge(unit):
         lost = unit.rules[0] == "views" and unit.dtype == "float64"
-        return Result("crashed", "signal 9") if lost and unit.asks else answered(unit)
+        return Result("crashed", "signal 9") if lost and unit.asks else answer_of(unit)
 
     asked = {"only": ["views", "agreement-o"], "blocks": 2, "executor": Inline(judge)}
     float32, float64 = run_matrix(["numpy.naive"], **asked).runs
@@ -75,9 +75,9 @@ def test_a_lost_block_costs_its_row():
 
 
 def test_what_cannot_run_here_has_a_row(monkeypatch, tmp_path):
-    needy = replace(TARGETS["torch.sdpa"], needs="no_such_package", pip=("no-such-package",))
+    needy = replace(TARGETS["torch.sdpa"], needs=("no_such_package",), pip=("no-such-package",))
     monkeypatch.setitem(TARGETS, "torch.sdpa", needy)
-    executor = Inline(answered)
+    executor = Inline(answer_of)
     matrix = run_matrix(["torch."], dtypes=["float32"], executor=executor)
     run = next(run for run in matrix.runs if run.target == "torch.sdpa")
     assert run.state == "not run"
@@ -85,7 +85,7 @@ def test_what_cannot_run_here_has_a_row(monkeypatch, tmp_path):
     assert "torch.sdpa float32" not in executor.done
     with pytest.raises(MissingExtraError, match="no-such-package"):
         choose_targets(["torch.sdpa"])
-    later = Inline(answered)
+    later = Inline(answer_of)
     asked = {"dtypes": ["float32"], "envs": str(tmp_path), "executor": later}
     (run,) = run_matrix(["torch.sdpa"], **asked).runs
     assert (run.state, later.done) == ("done", ["torch.sdpa float32"])
@@ -98,14 +98,14 @@ def test_what_cannot_run_here_has_a_row(monkeypatch, tmp_path):
 
 def test_a_matrix_goes_on_where_it_was_interrupted(tmp_path):
     asked = {"targets": ["numpy."], "only": ["views", "agreement-o"], "blocks": 2}
-    whole, path = run_matrix(**asked, executor=Inline(answered)), tmp_path / "journal"
-    first = Inline(answered, ends_after=7)
+    whole, path = run_matrix(**asked, executor=Inline(answer_of)), tmp_path / "journal"
+    first = Inline(answer_of, ends_after=7)
     with pytest.raises(KeyboardInterrupt) as caught:
         run_matrix(**asked, executor=first, journal=MatrixJournal.create(path, asked))
     assert [run.why for run in caught.value.matrix.runs].count("interrupted") == 4
     with path.open("ab") as file:
         file.write(b'{"unit": "cut')
-    journal, later = MatrixJournal.resume(path), Inline(answered)
+    journal, later = MatrixJournal.resume(path), Inline(answer_of)
     assert journal.question == asked
     again = run_matrix(**journal.question, executor=later, journal=journal)
     assert plain(again) == plain(whole)
@@ -158,14 +158,14 @@ def test_rules_come_by_level():
 def test_specs_of_functions_are_targets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("def f(q, k, v):\n    return v.mean(-2, keepdims=True)\n")
-    executor = Inline(answered)
+    executor = Inline(answer_of)
     matrix = run_matrix(["mine.py:f"], dtypes=["float32"], executor=executor)
     assert executor.done == ["mine.py:f float32"]
     assert matrix.targets[0].name == "mine.py:f"
 
 
 def test_the_table_counts_by_level():
-    matrix = run_matrix(["numpy.naive"], dtypes=["float32"], executor=Inline(answered))
+    matrix = run_matrix(["numpy.naive"], dtypes=["float32"], executor=Inline(answer_of))
     lost = Run("numpy.naive", "float64", "crashed", "a | b\nc")
     late = replace(matrix.runs[0], state="timed out", why="not done after 3 s")
     table = write_table(replace(matrix, runs=(*matrix.runs, lost, late))).splitlines()

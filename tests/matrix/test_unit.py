@@ -101,13 +101,13 @@ def test_an_interrupt_gives_what_is_known(knows, monkeypatch, whole):
         def as_dict(self):
             return whole.report
 
-    def interrupted(*_, **__):
+    def interrupt(*_, **__):
         err = KeyboardInterrupt()
         if knows:
             err.report = Known()
         raise err
 
-    monkeypatch.setattr(units, "check", interrupted)
+    monkeypatch.setattr(units, "check", interrupt)
     result = do_unit(FLASH)
     assert result.state == "timed out"
     assert result.report == (whole.report if knows else None)

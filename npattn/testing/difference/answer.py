@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from npattn.testing.compare import short
 from npattn.testing.difference.factors import PLAIN, REORDERED
-from npattn.testing.difference.measure import Measured
+from npattn.testing.difference.measure import Measurement
 from npattn.testing.difference.precision import EXPLAINED, Explained
 from npattn.testing.difference.record import (
     Change,
@@ -45,7 +45,7 @@ def describe_conventions(
             yield f"{name} follows {own.follows}, which it does not declare."
 
 
-def describe_distance(measured: Measured) -> Iterator[str]:
+def describe_distance(measured: Measurement) -> Iterator[str]:
     """Say how far the results are apart, and which are nearer to the exact ones."""
     results = measured.results()
     problems = f"{measured.problems} problems" if measured.problems != 1 else "1 problem"
@@ -158,7 +158,7 @@ def describe_factors(factors: Sequence[Change]) -> Iterator[str]:
         yield f"The bits of {' and '.join(names)} change with {text or 'no factor that was tried'}."
 
 
-def describe_lost(measured: Measured) -> Iterator[str]:
+def describe_lost(measured: Measurement) -> Iterator[str]:
     """Say which problems were not answered."""
     for name, lines in zip("AB", measured.lost, strict=True):
         if lines:

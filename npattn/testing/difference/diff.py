@@ -21,7 +21,7 @@ from npattn.testing.difference.answer import (
     describe_wrong,
 )
 from npattn.testing.difference.factors import answer_plain, change_factors
-from npattn.testing.difference.measure import Measured, measure, sample_recipes
+from npattn.testing.difference.measure import Measurement, measure, sample_recipes
 from npattn.testing.difference.names import choose_kind, profile_of
 from npattn.testing.difference.precision import (
     PASSES,
@@ -197,7 +197,7 @@ def _diff_implementations(
     )
 
 
-def _are_alike(sides: Sides, measured: Measured) -> bool:
+def _are_alike(sides: Sides, measured: Measurement) -> bool:
     """Return True if results are within a tolerance of each other, and errors are the same."""
     found = [{line[1:] for line in sides.wrong if line[0] == name} for name in "AB"]
     return (

@@ -21,7 +21,7 @@ from npattn.testing.difference.record import Place, ResultDifference
 from npattn.testing.difference.sides import Sides
 from npattn.testing.trial import Trial
 
-__all__ = ["Answer", "Measured", "answer", "measure", "sample_recipes", "share_cotangents"]
+__all__ = ["Answer", "Measurement", "answer", "measure", "sample_recipes", "share_cotangents"]
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Tally:
 
 
 @dataclass
-class Measured:
-    """What was measured.
+class Measurement:
+    """Differences of two implementations over problems.
 
     Attributes
     ----------
@@ -98,9 +98,9 @@ def sample_recipes(sides: Sides, seed: int, examples: int) -> list[Recipe]:
     return list(islice(taken, examples))
 
 
-def measure(sides: Sides, recipes: Iterable[Recipe]) -> Measured:
+def measure(sides: Sides, recipes: Iterable[Recipe]) -> Measurement:
     """Ask both for the results of each problem, and compare them element by element."""
-    measured = Measured()
+    measured = Measurement()
     for recipe in recipes:
         answers = [_try(i, sides, recipe, measured) for i in range(2)]
         if answers[0] is None or answers[1] is None:
@@ -114,7 +114,7 @@ def measure(sides: Sides, recipes: Iterable[Recipe]) -> Measured:
     return measured
 
 
-def _try(side: int, sides: Sides, recipe: Recipe, measured: Measured) -> Answer | None:
+def _try(side: int, sides: Sides, recipe: Recipe, measured: Measurement) -> Answer | None:
     """Return the answer of one side; note why there is none."""
     trial = (sides.a, sides.b)[side]
     problem = trial.problem(recipe)
@@ -159,7 +159,7 @@ def _find_wrong(trial: Trial, own: Answer) -> Evidence | None:
     return evidence if evidence.wrong else None
 
 
-def _add(measured: Measured, sides: Sides, recipe: Recipe, a: Answer, b: Answer) -> None:
+def _add(measured: Measurement, sides: Sides, recipe: Recipe, a: Answer, b: Answer) -> None:
     for name in a.judged:
         if name in b.judged:
             tally = measured.tallies.setdefault(name, Tally())

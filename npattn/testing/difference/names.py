@@ -1,4 +1,4 @@
-"""What two names stand for: two profiles, or two implementations."""
+"""Decide whether two names stand for profiles or for implementations."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "weights": ("weights",),
     "dropout_at_rate_0": ("dropout_at_rate_0",),
 }
-"""What conventions are about → their fields: of `hidden_fill` and `hidden_add` one at most."""
+"""Subject → conventions of it: of `hidden_fill` and `hidden_add` one at most is given."""
 
 SENTENCES = {
     "causal=bottom_right": "the last query sees the last key: query t sees keys s ≤ t + S − T",

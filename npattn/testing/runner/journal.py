@@ -18,7 +18,15 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.runner.search import Standing
 
-__all__ = ["Answer", "Journal", "answer_of", "cut_last_line", "read_lines", "recipe_of"]
+__all__ = [
+    "Answer",
+    "Journal",
+    "answer_of",
+    "check_is_new",
+    "cut_last_line",
+    "read_lines",
+    "recipe_of",
+]
 
 VERSION = 1
 SCALARS = ("rule", "semantics", "about", "dtype", "status", "worst", "examples", "message", "level")
@@ -57,14 +65,8 @@ class Journal:
         OptionError
             If the file exists, or its folder does not.
         """
-        journal = cls(path, command)
-        if journal.path.exists():
-            raise OptionError(
-                f"journal {path} exists: continue it (resume, --resume), or name another file"
-            )
-        if not journal.path.parent.is_dir():
-            raise OptionError(f"the folder of {path} does not exist; create it first")
-        return journal
+        check_is_new(path)
+        return cls(path, command)
 
     @classmethod
     def resume(cls, path: str | os.PathLike[str]) -> Journal:
@@ -191,6 +193,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if len(lines) < number or not isinstance(lines[-1], dict):
             raise OptionError(f"{path} is no journal: line {number} is no JSON object")
     return lines
+
+
+def check_is_new(path: str | os.PathLike[str]) -> None:
+    """Raise `OptionError` if a journal cannot be begun there: it exists, or its folder does not."""
+    if Path(path).exists():
+        raise OptionError(
+            f"journal {path} exists: continue it (resume, --resume), or name another file"
+        )
+    if not Path(path).absolute().parent.is_dir():
+        raise OptionError(f"the folder of {path} does not exist; create it first")
 
 
 def cut_last_line(path: Path) -> None:

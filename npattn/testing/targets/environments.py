@@ -24,7 +24,7 @@ from npattn.testing.targets.target import Target
 __all__ = ["PackageFolder", "choose_python", "make_environment"]
 
 NEEDS = ("numpy>=2.0", "ml_dtypes>=0.5", "threadpoolctl>=3.1")
-"""What npattn itself and the worker need; npattn is put on the path, and not installed."""
+"""Packages of npattn itself and the worker; npattn is put on the path, and not installed."""
 MARKER = "npattn.json"
 """File that is written last: a folder without it is a half that was left."""
 LAST_LINES = 12
@@ -69,21 +69,24 @@ def list_packages(requirements: Sequence[str]) -> tuple[str, ...]:
     packages: list[str] = []
     for requirement in requirements:
         extra = EXTRA.fullmatch(requirement)
-        packages += [requirement] if extra is None else _list_extra(extra[1])
+        packages += [requirement] if extra is None else _list_extras(extra[1].split(","))
     return tuple(dict.fromkeys(packages))
 
 
-def _list_extra(extra: str) -> list[str]:
+def _list_extras(extras: Sequence[str]) -> list[str]:
     try:
         lines = importlib.metadata.requires("npattn") or []
     except importlib.metadata.PackageNotFoundError:
         lines = []
     found = [match for line in lines if (match := CONDITION.fullmatch(line))]
-    packages = [match[1] for match in found if match[2] == extra]
-    if not packages:
-        raise OptionError(
-            f"npattn[{extra}] is not known to the npattn that is installed: pip install it anew"
-        )
+    packages: list[str] = []
+    for extra in extras:
+        own = [match[1] for match in found if match[2] == extra]
+        if not own:
+            raise OptionError(
+                f"npattn[{extra}] is not known to the npattn that is installed: pip install it anew"
+            )
+        packages += own
     return packages
 
 

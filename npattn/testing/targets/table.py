@@ -33,12 +33,13 @@ def _row(name: str, home: str, profile: str, about: str | None = None, **more: A
     known = PROFILES[profile]
     if name in _SINGLE:
         more["dtypes"] = ("float32",)
+    needs = more.pop("needs", (name.partition(".")[0],))
     return Target(
         name,
         _HERE + module if module.startswith(".") else module,
         function,
         more.pop("backward", None),
-        more.pop("needs", name.partition(".")[0]),
+        needs,
         known,
         known.about if about is None else about,
         **more,
@@ -66,8 +67,9 @@ _IN_TRITON: dict[str, Any] = {
     "environment": {"TRITON_INTERPRET": "1"},
     "dtypes": ("float32",),
     "sizes": {**_SMALL, "T": _LENGTHS, "S": _LENGTHS},
+    "timeout": 60.0,
 }
-"""What makes a Triton kernel run without a GPU, and at which sizes in minutes."""
+"""Variables with which a Triton kernel runs without a GPU, and sizes that take minutes."""
 _ON_CUDA: dict[str, Any] = {
     "dtypes": (),
     "device": "cuda",
@@ -81,14 +83,14 @@ _NPATTN = (
         "npattn",
         "online softmax in float32 with backward, shipped with npattn",
         backward="flash_backward",
-        needs=None,
+        needs=(),
     ),
     _row(
         "numpy.naive",
         ".numpy:naive",
         "npattn",
         "the textbook ten lines, shipped with npattn: what everybody writes first",
-        needs=None,
+        needs=(),
     ),
 )
 _TORCH = (
@@ -116,20 +118,21 @@ _TORCH = (
         "flex",
         "the same by torch.compile, which compiles for every shape: few are asked",
         sizes={"B": (2,), "H": (2,), "K": (2,), "T": (16,), "S": (16, 64), "D": (16,), "E": (16,)},
+        timeout=120.0,
     ),
     _row(
         "npattn.torch",
         ".torch:npattn_torch",
         "npattn",
         "npattn.torch.forward: the oracle on tensors, judged as anything else",
-        needs="torch",
+        needs=("torch",),
     ),
     _row(
         "npattn.torch-fused",
         ".torch:npattn_fused",
         "npattn",
         "npattn.torch with engine=\"fused\": PyTorch's kernels in npattn's terms",
-        needs="torch",
+        needs=("torch",),
     ),
 )
 _JAX = (
@@ -171,7 +174,7 @@ def _of_onnx(version: str, release: str, profile: str) -> Target:
         ".onnx_versions:attention",
         profile,
         f"operator Attention of ONNX, opset 23, by the reference evaluator of {release}",
-        needs="onnx",
+        needs=("onnx",),
         pip=(f"onnx=={release}",),
     )
 
@@ -201,7 +204,7 @@ _RUNTIMES = (
         "keras.openvino",
         ".keras_others:attention",
         "keras.openvino",
-        needs="openvino",
+        needs=("keras", "openvino"),
         pip=("keras", "openvino", "scipy"),
         environment={"KERAS_BACKEND": "openvino"},
     ),
@@ -210,7 +213,7 @@ _RUNTIMES = (
         ".keras_others:attention",
         "keras.tensorflow",
         backward="tensorflow_backward",
-        needs="tensorflow",
+        needs=("keras", "tensorflow"),
         pip=("tensorflow-cpu",),
         environment={"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
     ),
@@ -232,17 +235,22 @@ _RUNTIMES = (
 )
 _KERAS = (
     _drop_in("keras.numpy", ".keras:on_numpy", "keras"),
-    _drop_in("keras.jax", ".keras:on_jax", "keras.jax"),
-    _drop_in("keras.torch", ".keras:on_torch", "keras.torch"),
+    _drop_in("keras.jax", ".keras:on_jax", "keras.jax", needs=("keras", "jax")),
+    _drop_in("keras.torch", ".keras:on_torch", "keras.torch", needs=("keras", "torch")),
     *(
         _drop_in(
             f"keras.{name}-{backend}",
             f".keras:{name}_{backend}",
             f"keras.{name}",
             f"{PROFILES[f'keras.{name}'].about}, on {label}",
+            needs=("keras", *also),
         )
         for name in ("attention", "mha")
-        for backend, label in (("numpy", "NumPy"), ("jax", "JAX"), ("torch", "PyTorch"))
+        for backend, label, also in (
+            ("numpy", "NumPy", ()),
+            ("jax", "JAX", ("jax",)),
+            ("torch", "PyTorch", ("torch",)),
+        )
     ),
 )
 _OTHERS = (_drop_in("mlx", ".mlx:attention", "mlx"),)
@@ -266,7 +274,7 @@ _INTERPRETED = (
         ".pallas:gpu",
         "pallas.gpu",
         "mha of JAX's Pallas kernels for GPUs, interpreted",
-        needs="jax",
+        needs=("jax",),
         dtypes=("float32",),
     ),
     _row(
@@ -274,7 +282,7 @@ _INTERPRETED = (
         ".pallas:gpu_decode",
         "pallas.gpu-decode",
         "gqa of JAX's Pallas kernels for GPUs, one step of decoding, interpreted; forward only",
-        needs="jax",
+        needs=("jax",),
         dtypes=("float32",),
         sizes={"T": (1,), "S": (32, 64, 512)},
     ),
@@ -283,7 +291,7 @@ _INTERPRETED = (
         ".pallas:tpu_flash",
         "pallas.tpu-flash",
         "flash_attention of JAX's Pallas kernels for TPUs, interpreted",
-        needs="jax",
+        needs=("jax",),
         dtypes=("float32",),
         sizes={"B": (1, 2), "H": (1, 2), "T": (128, 256), "S": (128, 256), "D": (16, 128)},
     ),
@@ -300,7 +308,7 @@ _CUDA = (
         "flash_attn_3",
         "flash_attn_interface:flash_attn_func",
         "flash_attn@3",
-        needs="flash_attn_interface",
+        needs=("flash_attn_interface",),
         install="build hopper/ of the repository flash-attention",
         **_ON_CUDA,
     ),
@@ -308,7 +316,7 @@ _CUDA = (
         "flash_attn_4",
         "flash_attn.cute:flash_attn_func",
         "flash_attn@4",
-        needs="flash_attn.cute",
+        needs=("flash_attn.cute",),
         pip=("flash-attn-4",),
         **_ON_CUDA,
     ),
@@ -346,7 +354,7 @@ _CUDA = (
         "thunderkittens",
         ".cuda:thunderkittens",
         "thunderkittens",
-        needs="_C",
+        needs=("_C",),
         install="build kernels/attention/mha_h100 of the repository ThunderKittens",
         device="cuda",
         sizes={"T": (64, 128, 256), "S": (64, 128, 256), "D": (64, 128), "E": (64, 128)},

@@ -39,14 +39,14 @@ class Target:
         Its import path.
     backward : str or None
         Name of its backward in the same module; None for autograd, or no gradients.
-    needs : str or None
-        The package that it needs, by the name that is imported.
+    needs : tuple of str
+        The packages that it needs, by the names that are imported: that of its project first.
     profile : Profile
     about : str
     drop_in : bool
         It is called as the library's own function is: its profile says how.
     pip : tuple of str
-        What `pip install` gets for it; default: the extra of npattn that is named as `needs`. A
+        What `pip install` gets for it; default: the extras of npattn that are named as `needs`. A
         version fixed by ``==`` asks for an environment of its own, unless that one is installed.
     environment : mapping
         Variables of its worker's process, set before anything is imported.
@@ -60,13 +60,16 @@ class Target:
     sizes : mapping of letter to sizes
         Sizes that it is judged at where nobody asks for others: those that it takes, and that end
         in minutes.
+    timeout : float, optional
+        Seconds a call where nobody asks for others: of one that compiles or interprets, and says
+        nothing of it. Default: as of `npattn.testing.worker.connection.Limits`.
     """
 
     name: str
     module: str
     function: str
     backward: str | None
-    needs: str | None
+    needs: tuple[str, ...]
     profile: Profile
     about: str
     drop_in: bool = False
@@ -76,6 +79,7 @@ class Target:
     device: str = "cpu"
     dtypes: tuple[str, ...] = ("float32", "float64")
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    timeout: float | None = None
 
     @property
     def path(self) -> str:
@@ -94,18 +98,19 @@ class Target:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """What `pip install` gets for it; empty if npattn is enough."""
-        return self.pip or (() if self.needs is None else (f"npattn[{self.needs}]",))
+        """Packages that `pip install` gets for it; empty if npattn is enough."""
+        return self.pip or ((f"npattn[{','.join(self.needs)}]",) if self.needs else ())
 
     @property
     def lacks(self) -> str | None:
-        """What it lacks to run here, in words with the pip line; None if nothing."""
+        """The reason why it cannot run here, with the pip line; None if it can."""
         if not self.can_be_installed:
             return "an NVIDIA GPU, and there is none here"
         line = "pip install " + " ".join(f"'{one}'" for one in self.requirements)
         line = f"to install it, {self.install}" if self.install else line
-        if self.needs is not None and not _is_installed(self.needs):
-            return f"{self.needs}, which is not installed: {line}"
+        for module in self.needs:
+            if not _is_installed(module):
+                return f"{module}, which is not installed: {line}"
         for package, version in self._fixed_versions():
             try:
                 here = importlib.metadata.version(package)

@@ -17,6 +17,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import itertools
@@ -30,7 +31,7 @@ import struct
 import sys
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable
@@ -715,7 +716,7 @@ class Session:
         self.framework, tried = choose_framework(
             target, self.spec, framework, message.get("device"), tries
         )
-        loaded = {n: sys.modules[n].__version__ for n in ("torch", "jax") if n in sys.modules}
+        loaded = read_versions((*message.get("packages", ()), "torch", "jax"))
         description: dict[str, Any] = {
             "version": VERSION,
             "name": getattr(target, "__qualname__", None) or type(target).__qualname__,
@@ -987,6 +988,17 @@ def message_of(err: BaseException) -> str:
         return str(err)
     except BaseException as second:  # noqa: BLE001  a message of foreign code
         return f"(its message raised {type(second).__name__})"
+
+
+def read_versions(modules: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those modules that are imported, where they or pip know them."""
+    versions = {}
+    for name in modules:
+        if name in sys.modules:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                own = getattr(sys.modules[name], "__version__", None)
+                versions[name] = str(own or importlib.metadata.version(name))
+    return versions
 
 
 def format_line(err: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,10 @@ def connect(
     else:
         backward_spec = backward and spec_of(backward)
     settings = _settings(framework, device) | {"backward": backward_spec}
+    if known is not None:
+        settings |= {"packages": list(known.needs)}
+        if limits.timeout is None:
+            limits = replace(limits, timeout=known.timeout)
     variables = {} if known is None else known.environment
     if untrusted:
         settings |= {"fresh": True}

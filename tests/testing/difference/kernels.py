@@ -73,7 +73,7 @@ def top_left(q, k, v, causal=False, *, return_lse=False):
     return attend(q, k, v, causal, return_lse, top_left=True)
 
 
-def unscaled(q, k, v, causal=False, *, return_lse=False):
+def without_scale(q, k, v, causal=False, *, return_lse=False):
     return attend(q, k, v, causal, return_lse, factor=math.sqrt(q.shape[-1]))
 
 
@@ -81,7 +81,7 @@ def without_options(q, k, v):
     return attend(q, k, v, False, False)
 
 
-def reordered(q, k, v):
+def from_the_last_key(q, k, v):
     return attend(q, k[..., ::-1, :], v[..., ::-1, :], False, False)
 
 
@@ -110,7 +110,7 @@ def dies_late(q, k, v, causal=False, *, return_lse=False):
     return attend(q, k, v, causal, return_lse)
 
 
-def transposed(q, k, v):
+def with_axes_swapped(q, k, v):
     return attend(q, k, v, False, False).swapaxes(-1, -2)
 
 

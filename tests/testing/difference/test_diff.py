@@ -91,7 +91,7 @@ def test_rounding_within_the_tolerance_is_named_too():
 
 
 def test_another_order_of_keys():
-    difference = compare(kernels.without_options, kernels.reordered)
+    difference = compare(kernels.without_options, kernels.from_the_last_key)
     assert difference.alike
     assert 0 < result(difference, "o").ratio <= 1
     text = "\n".join(difference.answer)
@@ -117,7 +117,7 @@ def test_convention_that_is_not_declared():
 
 
 def test_two_that_are_wrong_alike():
-    same = compare(kernels.unscaled, kernels.unscaled, examples=3)
+    same = compare(kernels.without_scale, kernels.without_scale, examples=3)
     assert same.alike
     assert [line[:10] for line in same.answer[1:]] == ["A is wrong", "B is wrong"]
     assert same.answer[1].endswith(": the scale is 1.")
@@ -125,7 +125,7 @@ def test_two_that_are_wrong_alike():
 
 @pytest.mark.nightly
 def test_two_that_are_wrong_otherwise():
-    other = compare(kernels.unscaled, kernels.narrow_scores)
+    other = compare(kernels.without_scale, kernels.narrow_scores)
     assert not other.alike
     assert {line[0] for line in other.answer if " is wrong in " in line} == {"A", "B"}
     assert not any("nearer" in line for line in other.answer)
@@ -143,19 +143,19 @@ def test_what_one_takes_alone():
 
 
 def test_hidden_keys_that_are_added():
-    def summed(q, k, v, mask=None):
+    def from_the_last_key(q, k, v, mask=None):
         return kernels.with_mask(
             q, k[..., ::-1, :], v[..., ::-1, :], None if mask is None else mask[..., ::-1]
         )
 
-    difference = compare(kernels.with_mask, summed, examples=3)
+    difference = compare(kernels.with_mask, from_the_last_key, examples=3)
     moved = factor(difference, "31 hidden keys")
     assert moved.a[0] < 1
     assert moved.b[0] < 1
 
 
 def test_another_shape():
-    difference = compare(kernels.without_options, kernels.transposed, examples=3)
+    difference = compare(kernels.without_options, kernels.with_axes_swapped, examples=3)
     assert not difference.alike
     assert difference.answer[0] == "They return o in different shapes."
     assert "another shape" in difference.answer[1]

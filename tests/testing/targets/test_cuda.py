@@ -310,7 +310,7 @@ def test_target_that_needs_cuda_says_so(monkeypatch, tmp_path, name):
     driver = tmp_path / "version"
     driver.touch()
     monkeypatch.setattr("npattn.testing.targets.target.DRIVER", driver)
-    if TARGETS[name].needs != "torch":
+    if TARGETS[name].needs != ("torch",):
         assert "which is not installed: " in (TARGETS[name].lacks or "")
     if TARGETS[name].install:
         assert "which is not installed: to install it, build " in TARGETS[name].lacks

@@ -64,7 +64,7 @@ def target(monkeypatch, tmp_path):
         NAME,
         "attend",
         None,
-        NAME,
+        (NAME,),
         PROFILES["npattn"],
         "for this test",
         pip=(f"{NAME}=={VERSION}",),
@@ -130,7 +130,7 @@ def test_a_folder_that_is_a_file_is_said(envs):
 def test_no_environment_is_made_where_none_helps(monkeypatch, envs, tmp_path):
     assert choose_python(TARGETS["numpy.flash"], envs) is None
     monkeypatch.setattr("npattn.testing.targets.target.DRIVER", tmp_path / "none")
-    kernel = Target("x", "x", "f", None, "x", PROFILES["npattn"], "for this test", device="cuda")
+    kernel = Target("x", "x", "f", None, ("x",), PROFILES["npattn"], "for this test", device="cuda")
     with pytest.raises(MissingExtraError, match="x needs an NVIDIA GPU"):
         choose_python(kernel, envs)
     assert not envs.exists()
@@ -150,6 +150,7 @@ def test_extras_of_npattn_become_their_packages(monkeypatch):
     lines = ["numpy>=2.0", 'a>=1; extra == "one"', "b[x]==2 ; extra == 'one'", 'c; extra == "two"']
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
     assert list_packages(("npattn[one]", "c==3", "a>=1")) == ("a>=1", "b[x]==2", "c==3")
+    assert list_packages(("npattn[one,two]",)) == ("a>=1", "b[x]==2", "c")
     with pytest.raises(OptionError, match=r"npattn\[three\] is not known to the npattn"):
         list_packages(("npattn[three]",))
 

@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from npattn.testing.targets.environments import choose_python
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.targets.table import MODELS
 from npattn.testing.worker.connect import connect
+from npattn.testing.worker.supervisor import Limits
 
 # Package whose arrays each target takes.
 TAKES = {
@@ -86,7 +88,7 @@ def test_every_target_has_name_conventions_and_description():
 )
 def test_every_available_target_is_an_implementation(name):
     if not TARGETS[name].runs_here:
-        pytest.skip(f"{TARGETS[name].needs} is not installed")
+        pytest.skip(f"{TARGETS[name].lacks}")
     read = load_implementation(name)
     assert read.untested == ()
     assert read.framework.name == TAKES[name]
@@ -100,7 +102,7 @@ def test_flash_comes_with_its_backward_and_naive_without():
 
 
 def test_load_without_package_names_extra(monkeypatch):
-    absent = Target("x.f", "nowhere", "f", None, "absent_package", PROFILES["npattn"], "no use")
+    absent = Target("x.f", "nowhere", "f", None, ("absent_package",), PROFILES["npattn"], "no use")
     monkeypatch.setitem(TARGETS, "x.f", absent)
     assert not absent.runs_here
     with pytest.raises(MissingExtraError, match=r"x.f needs absent_package.*npattn\[absent_pack"):
@@ -125,7 +127,9 @@ HOME = "npattn.testing.targets.numpy"
 )
 def test_what_a_target_lacks_is_said(monkeypatch, tmp_path, more, message):
     monkeypatch.setattr("npattn.testing.targets.target.DRIVER", tmp_path / "none")
-    one = Target("x.f", HOME, "flash", None, "numpy", PROFILES["npattn"], "for this test", **more)
+    one = Target(
+        "x.f", HOME, "flash", None, ("numpy",), PROFILES["npattn"], "for this test", **more
+    )
     monkeypatch.setitem(TARGETS, "x.f", one)
     assert one.runs_here == (message is None)
     if message is None:
@@ -145,7 +149,7 @@ def test_variables_of_a_target_are_set_in_its_worker_and_nowhere_else(monkeypatc
         "reads_a_variable",
         "f",
         None,
-        None,
+        (),
         PROFILES["npattn"],
         "for this test",
         environment={"FACTOR_OF_THIS_TEST": "3"},
@@ -160,6 +164,24 @@ def test_variables_of_a_target_are_set_in_its_worker_and_nowhere_else(monkeypatc
     assert "FACTOR_OF_THIS_TEST" not in os.environ
     monkeypatch.setenv("FACTOR_OF_THIS_TEST", "3")
     assert load("x.f")[0](q, q, q)[0, 0, 0, 0] == 3
+
+
+def test_a_worker_has_the_time_and_says_the_versions_of_its_target(monkeypatch, tmp_path):
+    module = tmp_path / "says_its_version.py"
+    module.write_text("__version__ = '7.11'\nfactor = 3\n" + MEAN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    needs = ("says_its_version", "numpy", "never_imported")
+    one = Target("x.f", needs[0], "f", None, needs, PROFILES["npattn"], "for this test", timeout=5)
+    monkeypatch.setitem(TARGETS, "x.f", one)
+    assert one.lacks.startswith("never_imported, which is not installed: pip install 'npattn[says")
+    monkeypatch.setitem(TARGETS, "x.f", replace(one, needs=needs[:2]))
+    remote, other = connect("x.f"), connect("x.f", limits=Limits(timeout=7))
+    assert (remote.worker.limits.timeout, other.worker.limits.timeout) == (5, 7)
+    assert remote.versions["says_its_version"] == "7.11"
+    assert remote.versions["numpy"] == np.__version__
+    remote.worker.close()
+    other.worker.close()
 
 
 @pytest.mark.parametrize(
@@ -621,7 +643,7 @@ ONNX_OPTIONS = FULL | {
 @pytest.mark.parametrize("options", ONNX_OPTIONS)
 @pytest.mark.parametrize("name", ["onnx.reference", "onnxruntime"])
 def test_onnx_agrees_with_npattn(name, options):
-    pytest.importorskip(TARGETS[name].needs)
+    pytest.importorskip(TARGETS[name].needs[0])
     kwargs = ONNX_OPTIONS[options]
     read = Implementation(load(name)[0])
     if not set(kwargs) <= read.features:

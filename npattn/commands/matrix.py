@@ -1,4 +1,4 @@
-"""Command line of the matrix: npattn matrix."""
+"""Command npattn matrix: judge many targets, and write a table and a page."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-import npattn.matrix.command as command
+import npattn.commands.matrix as command
 from npattn.cli import cli
 from npattn.matrix.progress import ProgressLines
 from npattn.matrix.result import read_matrix
 from npattn.matrix.run import Status
 from npattn.matrix.unit import Result, Unit
 from tests.matrix.inline import Inline
-from tests.matrix.test_run import answered
+from tests.matrix.test_run import answer_of
 
 TINY = ("--targets", "numpy.flash,numpy.naive", "--only", "agreement-o", "--examples", "2")
 
@@ -30,7 +30,7 @@ def inline(monkeypatch):
     made = []
 
     def local(n):
-        made.append(Inline(answered))
+        made.append(Inline(answer_of))
         return made[-1]
 
     monkeypatch.setattr(command, "Local", local)
@@ -78,7 +78,7 @@ def test_a_journal_is_resumed(tmp_path, inline):
 
 
 def test_an_interrupted_matrix_tells_what_it_knows(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "Local", lambda n: Inline(answered, ends_after=1))
+    monkeypatch.setattr(command, "Local", lambda n: Inline(answer_of, ends_after=1))
     done = run(*TINY, "--journal", tmp_path / "journal")
     assert done.exit_code == 130
     assert done.stdout.count("not run: interrupted") == 3
@@ -125,7 +125,7 @@ def test_nothing_stands_beside_a_journal_to_resume(tmp_path, inline):
 
 
 def test_check_does_not_import_the_matrix():
-    code = "import sys, npattn.cli; print('npattn.matrix.command' in sys.modules)"
+    code = "import sys, npattn.cli; print('npattn.commands.matrix' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
     assert "  matrix " in CliRunner().invoke(cli, ["--help"]).stdout
