@@ -391,15 +391,19 @@ def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[.
     """Return a function that judges in units on a cluster, with arguments as of `check`."""
     from npattn.matrix.sweep import check_on_cluster  # and with it the matrix
 
-    context, here = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
-    params = {n: param.opts[0] for param in context.command.params for n in [param.name]}
-    beside = [n for n in ALONE if context.get_parameter_source(n) == here]
-    if beside:
-        names = ", ".join(params[n] for n in beside)
-        raise OptionError(f"got {names} beside --cluster, whose units are judged elsewhere")
+    _refuse_beside_cluster(*ALONE)
     calls = {name: value for name, value in given.items() if value not in (None, "auto")}
     own = {"timeout": limits.timeout, "memory": limits.memory, "folder": str(Path.cwd())}
     return partial(check_on_cluster, where=where, calls=calls, limits=own)
+
+
+def _refuse_beside_cluster(*parameters: str) -> None:
+    """Raise an error if any of them is on the command line."""
+    context, here = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
+    options = {n: param.opts[0] for param in context.command.params for n in [param.name]}
+    if beside := [options[n] for n in parameters if context.get_parameter_source(n) == here]:
+        names = ", ".join(beside)
+        raise OptionError(f"got {names} beside --cluster, whose units are judged elsewhere")
 
 
 def _write_files(
@@ -606,16 +610,30 @@ def plot_command(file: str, out: str, head: int | None, sample: int | None) -> N
     type=click.Choice(["all", "mutant", "correct"]),
     help="Mutants, correct implementations, or both.",
 )
+@click.option(
+    "--cluster",
+    metavar="WHERE",
+    help="Judge each in a process of its own, on a cluster of Dask: local:N for N workers here, "
+    "or the address of a scheduler.",
+)
 @click.option("--list", "lists", is_flag=True, help="List the zoo and exit.")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False), help="Write the matrix to this file."
 )
-def zoo_command(names: tuple[str, ...], lists: bool, json_path: str | None, **options: Any) -> None:
+def zoo_command(
+    names: tuple[str, ...],
+    lists: bool,
+    json_path: str | None,
+    cluster: str | None,
+    jobs: int,
+    **options: Any,
+) -> None:
     """Judge the judge: every mutant must fail, and every correct implementation pass.
 
     NAMES are names of mutants or correct implementations, or prefixes of them; default: all.
     Exit code 0: all mutants killed, no false alarm; 1: otherwise; 2: wrong usage.
     """
+    from npattn.matrix.zoo import run_on_cluster
     from npattn.zoo.correct import CORRECT
     from npattn.zoo.mutants import MUTANTS
     from npattn.zoo.score import zoo
@@ -629,7 +647,11 @@ def zoo_command(names: tuple[str, ...], lists: bool, json_path: str | None, **op
             table.add_row(right.name, "correct", escape(right.sentence), "")
         console.print(table)
         return
+    options |= {"jobs": jobs}
     try:
+        if cluster is not None:
+            _refuse_beside_cluster("jobs")
+            options |= {"run": partial(run_on_cluster, cluster)}
         with _ProgressBar() as (bar, advance):
             score = zoo(only=names, progress=lambda name, *at: advance("zoo", name, *at), **options)
             bar.stop()

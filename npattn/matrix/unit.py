@@ -1,8 +1,8 @@
 """Unit of work: a target in one dtype, rules, a seed and a number of examples; all is plain data.
 
-A unit is sent as a line of JSON to whoever judges it, and its result comes back as one. There are
-two kinds. Units that ask return answers as a journal has them; a unit that reports returns a
-report, in which answers that it was given are taken and everything else is asked.
+A unit is sent as a line of JSON to whoever judges it, and its result comes back as one. Units that
+ask return answers as a journal has them; a unit that reports returns a report, in which answers
+that it was given are taken and everything else is asked. A unit of the zoo returns a row.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,9 @@ class Unit:
     target : str
         A known name, or a spec.
     dtype : str
+        "" for an implementation of the zoo, which has dtypes of its own.
+    kind : {"target", "mutant", "correct"}
+        Kind of implementation that `target` names: the last two are those of `npattn.zoo`.
     rules : tuple of str, optional
         Names of rules; None for all.
     seed, examples : int
@@ -69,7 +72,8 @@ class Unit:
     """
 
     target: str
-    dtype: str
+    dtype: str = ""
+    kind: str = "target"
     rules: tuple[str, ...] | None = None
     seed: int = 0
     examples: int = 20
@@ -86,6 +90,8 @@ class Unit:
     @property
     def key(self) -> str:
         """Name of the unit in a journal: what tells it from the others of a matrix."""
+        if self.kind != "target":
+            return f"{self.kind} {self.target}"
         part = [] if not self.asks else [str(self.seed), *(self.rules or ())]
         return " ".join([self.target, self.dtype, *part])
 
@@ -124,6 +130,7 @@ class Result:
     why : str
     seconds : float
     report : dict or None
+        Of a unit of the zoo, the fields of its row.
     answers : tuple of dict
         Of a unit that asks: the last entry of each rule.
     """
@@ -163,24 +170,14 @@ class Memory(Journal):
 
 
 def do_unit(unit: Unit) -> Result:
-    """Judge in this process; the target runs in a worker.
+    """Judge in this process; a target runs in a worker, an implementation of the zoo here.
 
     An interrupt ends it, and gives what is known by then.
     """
     start, journal = time.monotonic(), Memory(unit.answers)
     try:
-        limits, python = Limits(unit.timeout, unit.memory), _choose_python(unit)
-        report = check(
-            connect(unit.target, limits=limits, python=python, **unit.calls),
-            dtypes=(unit.dtype,),
-            only=unit.rules,
-            seed=unit.seed,
-            examples=unit.examples,
-            diagnosis=not unit.asks,
-            journal=journal,
-            **_read_judges(unit.judges),
-        )
-        result = Result("done", report=report.as_dict())
+        report = _judge_target(unit, journal) if unit.kind == "target" else _judge_in_zoo(unit)
+        result = Result("done", report=report)
     except NpattnError as err:
         result = Result("not run", escape_controls(str(err)))
     except KeyboardInterrupt as err:
@@ -189,6 +186,31 @@ def do_unit(unit: Unit) -> Result:
     if unit.asks:
         result = replace(result, report=None, answers=tuple(journal.written.values()))
     return replace(result, seconds=round(time.monotonic() - start, 3))
+
+
+def _judge_target(unit: Unit, journal: Journal) -> dict[str, Any]:
+    limits, python = Limits(unit.timeout, unit.memory), _choose_python(unit)
+    report = check(
+        connect(unit.target, limits=limits, python=python, **unit.calls),
+        dtypes=(unit.dtype,),
+        only=unit.rules,
+        seed=unit.seed,
+        examples=unit.examples,
+        diagnosis=not unit.asks,
+        journal=journal,
+        **_read_judges(unit.judges),
+    )
+    return report.as_dict()
+
+
+def _judge_in_zoo(unit: Unit) -> dict[str, Any]:
+    """Return the fields of the row of a mutant or a correct implementation."""
+    from npattn.zoo.correct import CORRECT  # units of targets do not wait for the zoo
+    from npattn.zoo.score import Task, run_task
+
+    if unit.kind == "correct" and not CORRECT[unit.target].runs_here:
+        raise OptionError(f"{unit.target} needs {CORRECT[unit.target].needs}, which is not here")
+    return asdict(run_task(Task(unit.kind, unit.target, unit.rules, unit.examples, unit.seed)))
 
 
 def _choose_python(unit: Unit) -> Path | None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from npattn.testing.report.report import Report
 from npattn.zoo.correct import CORRECT
 from npattn.zoo.mutants import MUTANTS
 
-__all__ = ["Row", "Zoo", "zoo"]
+__all__ = ["Row", "Task", "Zoo", "lost_row", "run_task", "zoo"]
 
 LETTERS = {
     "failed": "F",
@@ -53,6 +54,8 @@ class Row:
     alarm : str
         First lines of the false alarms of a correct implementation.
     seconds : float
+    lost : str
+        Why it was not judged; "" if it was.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Row:
     killers: tuple[str, ...] = ()
     alarm: str = ""
     seconds: float = 0.0
+    lost: str = ""
 
     @property
     def detected_by(self) -> tuple[str, ...]:
@@ -72,7 +76,7 @@ class Row:
     def right(self) -> bool:
         """True if the judge found the mutant, or passed the correct implementation."""
         if self.kind == "correct":
-            return not self.detected_by
+            return not self.detected_by and not self.lost
         certain = {r for r in self.detected_by if self.statuses[r] == "failed" or r == "aggregate"}
         return bool(certain & set(self.killers))
 
@@ -88,6 +92,7 @@ class Row:
             "told": fields["alarm"],
             "seconds": fields["seconds"],
             "right": self.right,
+            "lost": fields["lost"],
         }
 
 
@@ -109,15 +114,15 @@ class Zoo:
 
     @property
     def survivors(self) -> list[Row]:
-        return [row for row in self.of_kind("mutant") if not row.right]
+        return [row for row in self.of_kind("mutant") if not row.right and not row.lost]
 
     @property
     def false_alarms(self) -> list[Row]:
-        return [row for row in self.of_kind("correct") if not row.right]
+        return [row for row in self.of_kind("correct") if not row.right and not row.lost]
 
     @property
     def passed(self) -> bool:
-        return not self.survivors and not self.false_alarms
+        return all(row.right for row in self.rows)
 
     def __str__(self) -> str:
         rules = list(dict.fromkeys(rule for row in self.rows for rule in row.statuses))
@@ -139,11 +144,12 @@ class Zoo:
     @property
     def verdict(self) -> str:
         mutants, correct = self.of_kind("mutant"), self.of_kind("correct")
-        killed = len(mutants) - len(self.survivors)
+        killed, lost = sum(row.right for row in mutants), sum(bool(row.lost) for row in self.rows)
         rate = f" ({100 * killed / len(mutants):.3g} %)" if mutants else ""
         return (
             f"{killed} of {len(mutants)} mutants killed{rate}, {len(self.false_alarms)} false "
-            f"alarms on {len(correct)} correct implementations, {self.seconds:.0f} s"
+            f"alarms on {len(correct)} correct implementations, "
+            f"{f'{lost} not judged, ' if lost else ''}{self.seconds:.0f} s"
         )
 
     def to_json(self, path: str | Path) -> None:
@@ -154,6 +160,8 @@ class Zoo:
 
 
 def describe_miss(row: Row) -> str:
+    if row.lost:
+        return f"NOT JUDGED: {row.lost}"
     if row.kind == "correct":
         return f"FALSE ALARM: {row.alarm}"
     return f"SURVIVED: none of {', '.join(row.killers)} failed"
@@ -167,6 +175,7 @@ def zoo(
     examples: int = 100,
     seed: int = 0,
     jobs: int = 1,
+    run: Run | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Zoo:
     """Run the judge on the mutants and the correct implementations.
@@ -182,6 +191,8 @@ def zoo(
         As for `check`.
     jobs : int, default 1
         Processes.
+    run : callable, optional
+        Takes the tasks, and yields their rows in any order; default: in so many processes here.
     progress : callable, optional
         Called with ``(name, done, total)``.
 
@@ -200,17 +211,14 @@ def zoo(
         raise OptionError(f"rules is {rules!r}, must be all or killers")
     names = [(k, name) for k, name in select_names(tuple(only)) if kind in (k, "all")]
     start = time.perf_counter()
-    tasks = [Task(kind, name, rules, examples, seed) for kind, name in names]
-    rows = []
-    pool: Any = nullcontext()
-    if jobs > 1:
-        pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
-    with pool as executor:
-        for number, row in enumerate(run_tasks(executor, tasks), 1):
-            rows.append(row)
+    tasks = [Task(k, name, rules_of(k, name, rules), examples, seed) for k, name in names]
+    rows: dict[str, Row] = {}
+    with closing((run or partial(run_here, jobs))(tasks)) as results:
+        for row in results:
+            rows[row.name] = row
             if progress is not None:
-                progress(row.name, number, len(tasks))
-    return Zoo(tuple(rows), time.perf_counter() - start)
+                progress(row.name, len(rows), len(tasks))
+    return Zoo(tuple(rows[task.name] for task in tasks), time.perf_counter() - start)
 
 
 def select_names(only: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -222,27 +230,56 @@ def select_names(only: tuple[str, ...]) -> list[tuple[str, str]]:
     return [(kind, n) for kind, n in names if not only or n.startswith(only)]
 
 
+def rules_of(kind: str, name: str, rules: str) -> tuple[str, ...] | None:
+    return MUTANTS[name].killed_by if (kind, rules) == ("mutant", "killers") else None
+
+
 class Task(NamedTuple):
-    """One implementation to judge, as it is sent to another process."""
+    """One implementation to judge, as it is sent to another process.
+
+    Attributes
+    ----------
+    kind : {"mutant", "correct"}
+    name : str
+    rules : tuple of str or None
+        None for all, or for those that a correct implementation must keep.
+    examples, seed : int
+        As for `check`.
+    """
 
     kind: str
     name: str
-    rules: str
+    rules: tuple[str, ...] | None
     examples: int
     seed: int
 
 
-def run_tasks(executor: Executor | None, tasks: Iterable[Task]) -> Iterator[Row]:
+Run = Callable[[Sequence[Task]], Generator[Row, None, None]]
+
+
+def run_here(jobs: int, tasks: Sequence[Task]) -> Generator[Row, None, None]:
     """Yield the rows in the order of the tasks."""
-    return map(run_task, tasks) if executor is None else executor.map(run_task, tasks)
+    if jobs == 1:
+        yield from map(run_task, tasks)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run_task, tasks)
+
+
+def lost_row(task: Task, why: str) -> Row:
+    """Return the row of an implementation whose judging came to nothing."""
+    if task.kind == "correct":
+        return Row(task.name, task.kind, "correct", {}, lost=why)
+    mutant = MUTANTS[task.name]
+    return Row(task.name, task.kind, mutant.family, {}, mutant.killed_by, lost=why)
 
 
 def run_task(task: Task) -> Row:
+    """Judge one implementation in this process."""
     kind, name, rules, examples, seed = task
     start = time.perf_counter()
     if kind == "mutant":
         mutant = MUTANTS[name]
-        only = mutant.killed_by if rules == "killers" else None
         reports = [
             check(
                 mutant.forward,
@@ -251,7 +288,7 @@ def run_task(task: Task) -> Row:
                 rounding=mutant.rounding,
                 examples=examples,
                 seed=seed,
-                only=only,
+                only=rules,
                 shrink=False,
                 diagnosis=False,
             )

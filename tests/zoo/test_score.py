@@ -11,7 +11,7 @@ from npattn.mistakes import base, base_backward
 from npattn.testing.rules import PROPERTIES
 from npattn.zoo.correct import CORRECT
 from npattn.zoo.mutants import MUTANTS
-from npattn.zoo.score import Row, Zoo, zoo
+from npattn.zoo.score import Row, Task, Zoo, lost_row, zoo
 from npattn.zoo.witness import witness
 
 FEW = ("scale-twice", "state-kept", "tf32")  # two mutants, one that is right
@@ -58,7 +58,7 @@ def test_json_has_every_row(small, tmp_path):
     assert whole["passed"]
     assert {row["name"] for row in whole["rows"]} == {row.name for row in small.rows}
     assert all(row["right"] for row in whole["rows"])
-    names = ["name", "kind", "family", "statuses", "wanted", "told", "seconds", "right"]
+    names = ["name", "kind", "family", "statuses", "wanted", "told", "seconds", "right", "lost"]
     assert all(list(row) == names for row in whole["rows"])
 
 
@@ -97,6 +97,25 @@ def test_survivor_is_reported():
     whole = Zoo((row(statuses={"agreement-o": "passed"}, killers=("agreement-o",)),), 1.0)
     assert not whole.passed
     assert "SURVIVED: none of agreement-o failed" in str(whole)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("scale-twice", "mutant"), ("tf32", "correct")])
+def test_lost_row_fails_the_zoo(name, kind):
+    task = Task(kind, name, None, 1, 0)
+    whole = zoo(only=[name], kind=kind, run=lambda tasks: (lost_row(t, "gone") for t in [task]))
+    assert not whole.passed
+    assert not whole.survivors + whole.false_alarms
+    assert f"{name}    NOT JUDGED: gone" in str(whole)
+    assert ", 1 not judged, " in whole.verdict
+
+
+def test_rows_may_come_in_any_order(small):
+    rows = {row.name: row for row in small.rows}
+
+    def run(tasks):
+        yield from (rows[task.name] for task in reversed(tasks))
+
+    assert zoo(only=FEW, run=run).rows == small.rows
 
 
 def test_two_processes_give_the_same_rows(small):

@@ -1,0 +1,135 @@
+"""The zoo in units: the same rows, wherever they are judged."""
+
+import os
+import signal
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from click.testing import CliRunner
+
+from npattn.cli import cli
+from npattn.matrix.cluster import Cluster
+from npattn.matrix.processes import Local
+from npattn.matrix.unit import Result, Unit, do_unit
+from npattn.matrix.zoo import run_in_units
+from npattn.zoo.correct import CORRECT
+from npattn.zoo.score import zoo
+from tests.matrix.inline import Inline
+
+FEW = {"only": ["scale-twice", "bias-scaled"], "rules": "killers", "examples": 3}
+
+
+def score(executor=None, **settings):
+    run = None if executor is None else partial(run_in_units, lambda: executor)
+    return zoo(**FEW | settings, run=run)
+
+
+def rows(score):
+    return [replace(row, seconds=0) for row in score.rows]
+
+
+@pytest.fixture(scope="module")
+def here():
+    return rows(score())
+
+
+class Reversed(Inline):
+    """The last unit is done first."""
+
+    def wait(self):
+        self.units.reverse()
+        return super().wait()
+
+
+def test_units_give_the_same_rows_in_any_order(here):
+    assert rows(score(Reversed())) == here
+    assert [row.name for row in here] == ["bias-scaled", "scale-twice"]
+    assert all(row.right for row in here)
+
+
+def test_a_unit_in_a_process_gives_the_same_row(here):
+    assert rows(score(Local(1), only=["scale-twice"])) == here[1:]
+
+
+def test_correct_implementations_are_judged_first():
+    units = []
+
+    def judge(unit):
+        units.append((unit.kind, unit.target, unit.rules))
+        return Result("crashed", "signal 9")
+
+    whole = score(Inline(judge), only=["scale-twice", "tf32"])
+    assert units == [("correct", "tf32", None), ("mutant", "scale-twice", ("agreement-o",))]
+    assert [row.name for row in whole.rows] == ["scale-twice", "tf32"]
+    assert [row.lost for row in whole.rows] == ["crashed: signal 9"] * 2
+    assert not whole.passed
+
+
+def test_what_a_correct_implementation_needs_may_lack_elsewhere(monkeypatch):
+    monkeypatch.setitem(CORRECT, "tf32", replace(CORRECT["tf32"], needs="no_such_package"))
+    result = do_unit(Unit(kind="correct", target="tf32"))
+    assert result.state == "not run"
+    assert result.why == "tf32 needs no_such_package, which is not here"
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["zoo", "scale-twice", "--rules", "killers", *arguments])
+
+
+def test_the_command_asks_the_cluster(monkeypatch):
+    places = []
+
+    def cluster(where):
+        places.append(where)
+        return Inline()
+
+    monkeypatch.setattr("npattn.matrix.zoo.Cluster", cluster)
+    done = run("--cluster", "local:3", "--examples", "2")
+    assert done.exit_code == 0, done.output
+    assert "1 of 1 mutants killed (100 %)" in done.stdout
+    assert places == ["local:3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--cluster", "local:3", "-j", "2"), "got -j beside --cluster"),
+        (("--cluster", "local"), "cluster is 'local', must be local:N"),
+    ],
+)
+def test_wrong_usage_of_a_cluster(arguments, error):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert error in " ".join(done.stderr.split())
+
+
+@pytest.mark.nightly
+class TestDask:
+    """With worker processes."""
+
+    @pytest.fixture(autouse=True)
+    def need_dask(self):
+        pytest.importorskip("distributed")
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_the_number_of_workers_changes_nothing(self, workers, here):
+        assert rows(score(Cluster(f"local:{workers}"))) == here
+
+    def test_a_lost_worker_loses_nothing(self):
+        """One of two is killed at the first row, in the middle of another."""
+        several = {"only": ["scale-"]}
+        cluster = Cluster("local:2")
+        killed = []
+
+        def kill_one(name, done, total):
+            busy = [at for at, keys in cluster.client.processing().items() if keys]
+            if not killed and busy:
+                pid = cluster.client.run(os.getpid, workers=busy[:1])[busy[0]]
+                os.kill(pid, signal.SIGKILL)
+                killed.append((pid, done, total))
+
+        whole = score(cluster, **several, progress=kill_one)
+        ((_, done, total),) = killed
+        assert done < total - 1
+        assert rows(whole) == rows(score(**several))
