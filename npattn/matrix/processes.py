@@ -6,6 +6,7 @@ a process; `npattn.matrix.cluster` has those of Dask, which call `judge_in_proce
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import signal
@@ -29,6 +30,8 @@ GRACE_SECONDS = 20.0
 """Time in which a process that was asked to end says what it knows."""
 LINES = 3
 """Lines of its error stream that are quoted when a process ends without a result."""
+
+_lock = threading.Lock()
 
 
 class Executor(Protocol):
@@ -88,7 +91,7 @@ def judge_in_process(
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=stream,
-                env={**os.environ, **dict.fromkeys(THREADS, "1")},
+                env={**_share_compiled(), **os.environ, **dict.fromkeys(THREADS, "1")},
                 start_new_session=True,  # an interrupt of the terminal is ours to pass on
             )
         if started is not None:
@@ -104,6 +107,24 @@ def judge_in_process(
     if late and result.state == "timed out":
         result = replace(result, why=f"not done after {unit.limit:g} s")
     return result.to_text()
+
+
+def _share_compiled() -> dict[str, str]:
+    """Return the variables by which processes of JAX share what they compiled, until this one ends.
+
+    Its targets are asked the same shapes, so that most of it is the same.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return {}
+    with _lock:
+        folder = _make_folder().name
+    seconds = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {"JAX_COMPILATION_CACHE_DIR": folder, **seconds}
+
+
+@functools.cache
+def _make_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="npattn-")
 
 
 def _wait(process: subprocess.Popen[bytes], text: str, limit: float | None) -> bool:

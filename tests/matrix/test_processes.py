@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,27 @@ def test_errors_of_a_process_are_quoted(tmp_path):
     assert result.state == "crashed"
     assert "exit code 1" in result.why
     assert "nowhere" in result.why
+
+
+def test_processes_share_what_jax_compiled(tmp_path, monkeypatch):
+    """The folder is the same for all, and is that of the user where there is one."""
+    name = "JAX_COMPILATION_CACHE_DIR"
+    (tmp_path / "says.py").write_text(
+        "import os, pathlib\n"
+        f"with pathlib.Path(__file__).with_name('folders').open('a') as file:\n"
+        f"    print(os.environ[{name!r}], file=file)\n"
+        "def f(q, k, v):\n    raise SystemError('one call is enough')\n"
+    )
+    unit = replace(FLASH, target="says.py:f", folder=str(tmp_path))
+    monkeypatch.delenv(name, raising=False)
+    judge(unit)
+    judge(replace(unit, dtype="float64"))
+    monkeypatch.setenv(name, "mine")
+    judge(unit)
+    first, *others, last = (tmp_path / "folders").read_text().splitlines()
+    assert set(others) == {first}
+    assert Path(first).is_dir()
+    assert last == "mine"
 
 
 def test_a_unit_ends_at_its_limit():

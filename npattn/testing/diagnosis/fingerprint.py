@@ -23,7 +23,7 @@ from npattn.testing.capabilities import probe
 from npattn.testing.cases.space import RANKS, Space, with_rank
 from npattn.testing.diagnosis.convention_probes import probe_conventions
 from npattn.testing.diagnosis.precision import describe_precision, explain_rounding
-from npattn.testing.diagnosis.unknown import ENDS, FILLS, Unknown
+from npattn.testing.diagnosis.unknown import ENDS, FILLS, Unknown, legal
 from npattn.testing.trial import Trial
 
 __all__ = ["LAYOUTS", "Fingerprint", "fingerprint", "fingerprint_first", "in_layouts"]
@@ -231,7 +231,7 @@ def _find_attention(candidates: Sequence[Implementation], dtype: str) -> Trial:
                 reason = reason or str(err)
                 continue
             if model is not None:
-                return replace(trial, rounding=model, memo={})
+                return _settle_heads(replace(trial, rounding=model, memo={}), rank)
             reason = "it is not attention in any precision"
             break
         reasons.append(f"{implementation.layout}: {reason}")
@@ -239,6 +239,23 @@ def _find_attention(candidates: Sequence[Implementation], dtype: str) -> Trial:
         f"{candidates[0].name} without options agrees with the oracle in no layout "
         f"({'; '.join(reasons)}): npattn check says how it differs"
     )
+
+
+def _settle_heads(trial: Trial, rank: str) -> Trial:
+    """Return the trial under the convention of K < H that its result is of, if there is one.
+
+    Under another one the probe of structures would find K < H wrong, and nothing would ask for it.
+    """
+    base = trial.space.base()
+    recipe = with_rank(replace(base, H=3 * base.K), rank)
+    for kv_head in legal("kv_head"):
+        own = replace(trial, conventions=replace(trial.conventions, kv_head=kv_head), memo={})
+        try:
+            if explain_rounding(own, recipe) is not None:
+                return own
+        except ImplementationError:  # it takes none: the probe says so
+            break
+    return trial
 
 
 def match_profiles(unknown: Unknown) -> tuple[str, ...]:

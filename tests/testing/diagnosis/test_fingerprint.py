@@ -114,6 +114,17 @@ def test_shared_heads_that_are_refused():
     assert fingerprint(f).undetermined["kv_head"] == "takes no K < H"
 
 
+def test_shared_heads_in_another_order():
+    def f(q, k, v):
+        repeats = q.shape[-3] // k.shape[-3]
+        return plain(q, *(np.concatenate([x] * repeats, axis=-3) for x in (k, v)))
+
+    found = fingerprint(f)
+    assert found.conventions == Conventions(kv_head="tile")
+    assert "kv_head" not in found.undetermined
+    assert not any("K < H" in line for line in found.refused)
+
+
 @pytest.mark.parametrize("rank", [2, 3])
 def test_a_function_of_another_rank(rank):
     def f(q, k, v, causal=False):
