@@ -49,11 +49,11 @@ def choose_python(
     Raises
     ------
     MissingExtraError
-        If the packages cannot be installed, or it needs a GPU that is not there.
+        If the packages cannot be installed, by pip at all, or it needs a GPU that is not there.
     """
     if target.runs_here:
         return None
-    if not target.can_be_installed:
+    if target.install or not target.can_be_installed:
         raise MissingExtraError(f"{target.name} needs {target.lacks}")
     return make_environment(list_packages(target.requirements), folder, tell)
 

@@ -63,6 +63,7 @@ def _of_model(name: str) -> Target:
 
 _SMALL = {"B": (1, 2), "H": (2, 1), "K": (1, 2), "D": (3, 8, 17), "E": (2, 8, 17)}
 _LENGTHS = (5, 1, 3, 17, 33, 129)  # the last takes two tiles of queries
+_SHORT = (5, 1, 3, 17, 33, 65)
 _IN_TRITON: dict[str, Any] = {
     "environment": {"TRITON_INTERPRET": "1"},
     "dtypes": ("float32",),
@@ -232,6 +233,14 @@ _RUNTIMES = (
         pip=("tinygrad",),
         environment={"DEV": "PYTHON"},
     ),
+    _drop_in(
+        "ggml.flash",
+        ".ggml:flash",
+        "ggml",
+        needs=("xllamacpp",),
+        pip=("xllamacpp",),
+        dtypes=("float32",),
+    ),
 )
 _KERAS = (
     _drop_in("keras.numpy", ".keras:on_numpy", "keras"),
@@ -254,6 +263,38 @@ _KERAS = (
     ),
 )
 _OTHERS = (_drop_in("mlx", ".mlx:attention", "mlx"),)
+_PUBLIC = (
+    _drop_in(
+        "numpy_ml",
+        ".numpy_public:numpy_ml",
+        "numpy_ml",
+        backward="numpy_ml_backward",
+        pip=("numpy-ml",),
+        sizes={"T": _SHORT, "S": _SHORT},  # its backward has S × S numbers for every row
+    ),
+    _drop_in(
+        "neuralnetlib",
+        ".numpy_public:neuralnetlib",
+        "neuralnetlib",
+        backward="neuralnetlib_backward",
+        pip=("neuralnetlib",),
+    ),
+    _drop_in(
+        "neuralnetworknumpy",
+        ".numpy_public:neuralnetworknumpy",
+        "neuralnetworknumpy",
+        backward="neuralnetworknumpy_backward",
+        needs=("neuralnetworknumpy", "regex"),  # it imports regex, and does not ask for it
+        pip=("neuralnetworknumpy", "regex"),
+    ),
+    _drop_in(
+        "picogpt",
+        ".numpy_public:picogpt",
+        "picogpt",
+        needs=("gpt2",),
+        install="clone the repository jaymody/picoGPT and put it on PYTHONPATH",
+    ),
+)
 _INTERPRETED = (
     _row(
         "fla.parallel",
@@ -368,7 +409,7 @@ _TRANSFORMERS = (
     ),
 )
 
-_CPU = (*_NPATTN, *_TORCH, *_JAX, *_ONNX, *_KERAS, *_RUNTIMES, *_OTHERS, *_INTERPRETED)
+_CPU = (*_NPATTN, *_TORCH, *_JAX, *_ONNX, *_KERAS, *_RUNTIMES, *_OTHERS, *_PUBLIC, *_INTERPRETED)
 _ALL = (*_CPU, *_CUDA, *_TRANSFORMERS)
 TARGETS = {target.name: target for target in _ALL}
 """The known targets, by name."""

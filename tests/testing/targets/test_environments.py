@@ -133,6 +133,12 @@ def test_no_environment_is_made_where_none_helps(monkeypatch, envs, tmp_path):
     kernel = Target("x", "x", "f", None, ("x",), PROFILES["npattn"], "for this test", device="cuda")
     with pytest.raises(MissingExtraError, match="x needs an NVIDIA GPU"):
         choose_python(kernel, envs)
+    clone = Target(
+        *("x", "x", "f", None, ("absent_one",), PROFILES["npattn"], "for this test"),
+        install="clone it",
+    )
+    with pytest.raises(MissingExtraError, match=r"absent_one, which .*: to install it, clone it"):
+        choose_python(clone, envs)
     assert not envs.exists()
 
 

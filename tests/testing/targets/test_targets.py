@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from npattn.problem import Cotangents
 from npattn.profiles import PROFILES
 from npattn.testing import Implementation, ImplementationError, Recipe, check
 from npattn.testing.diagnosis.fingerprint import fingerprint_first
-from npattn.testing.targets import TARGETS, Target, load, load_implementation
+from npattn.testing.targets import TARGETS, Target, load, load_implementation, numpy_public
 from npattn.testing.targets.environments import choose_python
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.targets.table import MODELS
@@ -60,6 +61,8 @@ TAKES = {
     "keras.tensorflow": "numpy",
     "paddle": "numpy",
     "tinygrad": "numpy",
+    "ggml.flash": "numpy",
+    **dict.fromkeys(("numpy_ml", "neuralnetlib", "neuralnetworknumpy", "picogpt"), "numpy"),
     "fla.parallel": "torch",
     "fla.decoding": "torch",
     "pallas.gpu": "jax",
@@ -198,6 +201,7 @@ def test_a_worker_has_the_time_and_says_the_versions_of_its_target(monkeypatch, 
         ("openvino", "openvino", "the target openvino needs openvino; npattn itself does not: pip"),
         ("paddle", "paddle", "the target paddle needs paddlepaddle; npattn itself does not: pip"),
         ("tinygrad", "tinygrad", "the target tinygrad needs tinygrad; npattn itself does not: pip"),
+        ("xllamacpp", "ggml", "the target ggml.flash needs xllamacpp; npattn itself does not: pip"),
         ("keras", "keras_others", "targets of Keras need keras; npattn itself does not: pip"),
     ],
 )
@@ -332,7 +336,7 @@ def test_target_stands_in_for_system(folder):
 def judged_apart(request):
     """A target in a worker, which ends with the test; .ci/nightly has a folder of environments."""
     target, envs = TARGETS[request.param], os.environ.get("NPATTN_ENVS")
-    if not target.runs_here and envs is None:
+    if not target.runs_here and (envs is None or target.install):
         pytest.skip(f"{target.name} needs {target.lacks}")
     python = None if envs is None else choose_python(target, Path(envs))
     remote = connect(target.name, python=python)
@@ -405,6 +409,21 @@ def test_drop_in_is_read_by_its_profile_here_too():
     assert (read.profile, read.features) == (PROFILES["flex"], {"scale", "score_mod"})
     told = load_implementation("torch.flex", like="flash_attn")
     assert told.profile is PROFILES["flash_attn"]
+
+
+def test_picogpt_is_called_with_one_head_at_a_time(monkeypatch):
+    calls = []
+
+    def attention(q, k, v, mask):
+        calls.append((q.shape, k.shape, v.shape, mask.shape))
+        return npattn.attention(q, k, v, bias=mask)
+
+    monkeypatch.setitem(sys.modules, "gpt2", types.SimpleNamespace(attention=attention))
+    problem = Recipe(lead=(2,), H=3, K=3, T=5, S=7, D=11, E=13, mask="padding", seed=2).problem()
+    read = Implementation(numpy_public.picogpt, like="picogpt")
+    exact = evaluate(problem, read.conventions).out
+    np.testing.assert_allclose(read.forward(problem)["o"], exact, atol=1e-5)
+    assert calls[-6:] == [((5, 11), (7, 11), (7, 13), (5, 7))] * 6
 
 
 KERAS = """
