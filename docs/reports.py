@@ -26,6 +26,9 @@ TRACKERS = {
     "PaddlePaddle": "PaddlePaddle/Paddle",
     "PyTorch": "pytorch/pytorch",
     "Transformers": "huggingface/transformers",
+    "neuralnetworknumpy": "Sendy45/NeuralNetworkFromScratch",
+    "numpy-ml": "ddbourgin/numpy-ml",
+    "xllamacpp": "ggml-org/llama.cpp",
 }
 """System → repository on GitHub whose tracker takes its reports."""
 
@@ -76,7 +79,7 @@ def preamble() -> str:
 def findings() -> list[Finding]:
     """Entries of the page that have the form, in its order."""
     sections = re.findall(
-        r"^## ([A-Z][\w ]*?) (\d+\.\d+),.*?\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S
+        r"^## ([A-Za-z][\w -]*?) (\d+\.\d+),.*?\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S
     )
     return [
         Finding(system, version, **entry.groupdict())

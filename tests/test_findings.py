@@ -35,9 +35,22 @@ DISTRIBUTIONS = {
     "PaddlePaddle": "paddlepaddle",
     "PyTorch": "torch",
     "Transformers": "transformers",
+    "neuralnetworknumpy": "neuralnetworknumpy",
+    "numpy-ml": "numpy-ml",
+    "xllamacpp": "xllamacpp",
 }
-MODULES = {"Haiku": "haiku", "PaddlePaddle": "paddle"}  # where it is not called as its distribution
-APART = ("OpenVINO", "PaddlePaddle")  # in environments of their own
+MODULES = {  # where it is not called as its distribution
+    "Haiku": "haiku",
+    "PaddlePaddle": "paddle",
+    "numpy-ml": "numpy_ml",
+}
+APART = {  # in environments of their own, with what else they need
+    "OpenVINO": (),
+    "PaddlePaddle": (),
+    "neuralnetworknumpy": ("regex",),
+    "numpy-ml": (),
+    "xllamacpp": (),
+}
 
 
 def load_reports():
@@ -214,8 +227,8 @@ def run_script(finding, **environment):
     """Return what a script prints; skip it where its package or version is not installed."""
     envs = os.environ.get("NPATTN_ENVS")  # of .ci/nightly
     if finding.system in APART and envs is not None:
-        package = f"{DISTRIBUTIONS[finding.system]}=={finding.version}.*"
-        command = [str(make_environment([package], Path(envs))), "-c", finding.script]
+        packages = [f"{DISTRIBUTIONS[finding.system]}=={finding.version}.*", *APART[finding.system]]
+        command = [str(make_environment(packages, Path(envs))), "-c", finding.script]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if reason := lacks(finding):
         pytest.skip(reason)
