@@ -85,6 +85,7 @@ CONFINED = {
     "tensorflow": ("testing/targets/keras_others.py",),
     "paddle": ("testing/targets/paddle.py",),
     "tinygrad": ("testing/targets/tinygrad.py",),
+    "ncnn": ("testing/targets/ncnn.py",),
     "xllamacpp": ("testing/targets/ggml.py",),
     "numpy_ml": ("testing/targets/numpy_public.py",),
     "neuralnetlib": ("testing/targets/numpy_public.py",),

@@ -241,6 +241,7 @@ _RUNTIMES = (
         pip=("xllamacpp",),
         dtypes=("float32",),
     ),
+    _drop_in("ncnn", ".ncnn:attention", "ncnn", pip=("ncnn",), dtypes=("float32",)),
 )
 _KERAS = (
     _drop_in("keras.numpy", ".keras:on_numpy", "keras"),
