@@ -128,7 +128,7 @@ def _target_of(word: str, envs: str | None) -> Target:
 
 def _lacks(target: Target, envs: str | None) -> str:
     """Return what a target lacks that no environment can give it; "" if nothing."""
-    if envs is not None and target.can_be_installed:
+    if envs is not None and target.can_be_installed and not target.install:
         return ""
     return target.lacks or ""
 

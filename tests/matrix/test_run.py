@@ -89,6 +89,9 @@ def test_what_cannot_run_here_has_a_row(monkeypatch, tmp_path):
     asked = {"dtypes": ["float32"], "envs": str(tmp_path), "executor": later}
     (run,) = run_matrix(["torch.sdpa"], **asked).runs
     assert (run.state, later.done) == ("done", ["torch.sdpa float32"])
+    monkeypatch.setitem(TARGETS, "torch.sdpa", replace(needy, install="clone it"))
+    with pytest.raises(MissingExtraError, match="to install it, clone it"):
+        choose_targets(["torch.sdpa"], str(tmp_path))
     on_gpu = replace(needy, device="cuda")
     monkeypatch.setattr("npattn.testing.targets.target.DRIVER", tmp_path / "none")
     monkeypatch.setitem(TARGETS, "torch.sdpa", on_gpu)
