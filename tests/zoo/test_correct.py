@@ -12,7 +12,15 @@ import npattn
 from npattn.api import evaluate
 from npattn.conventions import Conventions
 from npattn.problem import Problem
-from npattn.testing import Cotangents, ImplementationError, Recipe, Rounding, check
+from npattn.testing import (
+    Cotangents,
+    Implementation,
+    ImplementationError,
+    Recipe,
+    Rounding,
+    check,
+    compare,
+)
 from npattn.testing.bounds.allowed import bounds
 from npattn.testing.bounds.allowed import tolerance as judged_by
 from npattn.testing.bounds.ulp import excess
@@ -41,6 +49,22 @@ def here(name):
     if not CORRECT[name].runs_here:
         pytest.skip(f"{CORRECT[name].needs} is not installed")
     return CORRECT[name]
+
+
+@pytest.mark.parametrize(
+    ("distribution", "bias"), [("one-hot", "-1e9 rows"), ("normal", "-1e4 rows")]
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_that_begin_with_a_large_bias_are_within_the_tolerance(dtype, distribution, bias):
+    """They round once a product at the size of the bias, where a bias that comes last does once."""
+    sizes = {"lead": (2,), "H": 1, "K": 1, "T": 5, "S": 3, "D": 127, "E": 2, "dtype": dtype}
+    one = CORRECT["bias first"]
+    f = Implementation(one.forward, backward=one.backward, framework="numpy")
+    for seed in range(5):
+        recipe = Recipe(**sizes, seed=seed, distribution=distribution, bias=bias)
+        problem = recipe.problem()
+        for comparison in compare(f.forward(problem), problem, rounding=one.rounding):
+            assert comparison.passed, comparison
 
 
 # --- against the oracle ---------------------------------------------------------------------------

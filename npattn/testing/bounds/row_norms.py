@@ -139,7 +139,8 @@ class RowNorms:
         if problem.bias_array is not None:
             bias = xp.where(self.live, abs(xp.wide(problem.bias_array)), 0)
             bias = xp.top(xp.where(xp.isfinite(bias), bias, 0), -1)
-            a, b = (a + twice * bias) * (1 + u + unit.s.u), b * (1 + u + unit.s.u) + u + unit.s.u
+            a = (a + twice * bias) * (1 + u + unit.s.u) + self.gamma(problem.D) * bias
+            b = b * (1 + u + unit.s.u) + u + unit.s.u
         lost = self.scale * (unit.tiny + unit.operands.eta) * (1 + problem.D)
         lost = lost * (1 + xp.top(abs(q), -1) + xp.top(self.top_k, -1))
         online = unit.exp * (1 + min(self.blocks, 16)) + u * self.blocks

@@ -12,11 +12,13 @@ __all__ = ["MODELS", "TARGETS"]
 _HERE = "npattn.testing.targets"
 _UPCAST = ("bloom", "deepseek_v3", "gemma2", "gpt_neox", "llama", "mistral", "phi", "qwen2")
 _SINGLE = {
-    *("keras.numpy", "keras.torch", "mlx", "onnx.reference", "onnxruntime"),
+    *("jax.nn", "keras.numpy", "keras.openvino", "keras.tensorflow", "keras.torch", "mlx"),
+    *("onnx.body", "onnx.reference", "onnxruntime", "onnxruntime.gqa", "onnxruntime.mha"),
+    *("openvino", "torch.flex-compiled"),
     *("keras.attention-numpy", "keras.attention-torch", "keras.mha-numpy"),
     *(f"transformers.{model}" for model in _UPCAST),
 }
-"""They take float64, and compute in float32: as run, or by softmax(..., dtype=torch.float32)."""
+"""They compute in float32 what comes in float64, as run, or refuse it."""
 MODELS = (
     *("bert", "deepseek_v3", "gemma2", "gpt2", "gpt_neox", "llama", "mistral", "phi", "qwen2"),
     *("t5", "whisper"),
@@ -31,7 +33,7 @@ def _row(name: str, home: str, profile: str, about: str | None = None, **more: A
     """
     module, _, function = home.partition(":")
     known = PROFILES[profile]
-    if name in _SINGLE:
+    if name.partition("@")[0] in _SINGLE:
         more["dtypes"] = ("float32",)
     needs = more.pop("needs", (name.partition(".")[0],))
     return Target(
@@ -223,7 +225,7 @@ _RUNTIMES = (
         ".paddle:attention",
         "paddle",
         backward="attention_backward",
-        pip=("paddlepaddle",),
+        pip=("paddlepaddle", "setuptools"),
     ),
     _drop_in(
         "tinygrad",

@@ -88,6 +88,13 @@ kernel(
     channels=True,
     scaled="queries",
 )
+kernel(
+    "bias first",
+    "Each sum of products begins with the bias.",
+    channels=True,
+    scaled="queries",
+    order="last",
+)
 kernel("sink as key", "The sink is one more key, its value 0.", sink="key", tile=16)
 kernel(
     "mask as bias",

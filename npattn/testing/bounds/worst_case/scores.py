@@ -67,6 +67,8 @@ class ScoreErrors:
     s: Array  # final scores
     m: Array  # row maximum, sink included; 0 on empty rows
     x: Array  # scale · q kᵀ
+    reach: Array  # scale · |q| |k|ᵀ
+    first: Array  # |bias|, where the sum of products may begin with it
     sink: Array | None
     p_sink: Array | None  # the share of the sink in each row
     tanh: Array  # of x / softcap
@@ -152,7 +154,7 @@ class ScoreErrors:
         aq, ak = abs(q), abs(k)
         s = self.problem.scale * (q @ k.swapaxes(-1, -2))
         # D products and sums; the scale may be rounded, its root taken, and put on q and k.
-        reach = scale * (aq @ ak.swapaxes(-1, -2))
+        self.reach = reach = scale * (aq @ ak.swapaxes(-1, -2))
         # q · scale may be stored before the product, and both rounded as they enter it.
         error = (self.gamma(D + 6) + unit.q.u + unit.operands.times(2)) * reach
         error = error + ((1 + u + unit.s.u) ** 2 - 1) * (abs(s) + error)
@@ -209,7 +211,23 @@ class ScoreErrors:
         self.absorbed = np.zeros((), bool)
         if self.adds_to_hidden:
             added, error = self._add_to_hidden(s, x, added, error)
-        return s, error + added + unit.s.eta
+        self.first = self._first_addend(bias)
+        # No product moves a sum that begins with the bias further than by its own size.
+        begun = np.minimum(self.gamma(self.problem.D) * self.first, 2 * self.reach)
+        return s, error + added + begun + unit.s.eta
+
+    def _first_addend(self, bias: Array) -> Array:
+        """Return the size of the number with which a sum of D products may begin.
+
+        A product of matrices that is given the bias to start from adds the products to it, one at
+        a time, and rounds as often at its size.
+        """
+        first = np.where(self._twins, 0, abs(finite(bias)))
+        if self.problem.softcap is not None or self.problem.score_mod is not None:
+            return np.zeros_like(first)
+        if self.adds_to_hidden and self.hidden_number is not None:
+            first = first + np.where(self.hidden_keys, abs(self.hidden_number), 0)
+        return first
 
     def _add_to_hidden(self, s: Array, x: Array, added: Array, error: Array) -> tuple[Array, Array]:
         """Return the roundings of the sums, and the error before them, where hidden keys have more.
