@@ -234,6 +234,8 @@ _RUNTIMES = (
         backward="attention_backward",
         pip=("tinygrad",),
         environment={"DEV": "PYTHON"},
+        sizes={**_SMALL, "T": (5, 1, 17), "S": (5, 17, 33)},
+        timeout=60.0,
     ),
     _drop_in(
         "ggml.flash",
