@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -44,9 +44,10 @@ MODULES = {  # where it is not called as its distribution
     "PaddlePaddle": "paddle",
     "numpy-ml": "numpy_ml",
 }
+BESIDE = {"tensorflow": "tensorflow-cpu"}  # what scripts import beside their system
 APART = {  # in environments of their own, with what else they need
     "OpenVINO": (),
-    "PaddlePaddle": (),
+    "PaddlePaddle": ("setuptools",),
     "neuralnetworknumpy": ("regex",),
     "numpy-ml": (),
     "xllamacpp": (),
@@ -216,18 +217,32 @@ def lacks(finding):
         module = MODULES.get(system, distribution)
         if (imports(finding.script, module) or system == finding.system) and not find_spec(module):
             return f"{module} is not installed"
-    if not version(DISTRIBUTIONS[finding.system]).startswith(f"{finding.version}."):
+    for module in BESIDE:
+        if imports(finding.script, module) and not find_spec(module):
+            return f"{module} is not installed"
+    if not has_version(finding):
         return f"the page speaks of {finding.system} {finding.version}"
     if "torch.compile" in finding.script and which("c++") is None:
         return "compiling takes a C++ compiler"
     return ""
 
 
+def has_version(finding):
+    """Return True if the version that the page speaks of is installed."""
+    try:
+        return version(DISTRIBUTIONS[finding.system]).startswith(f"{finding.version}.")
+    except PackageNotFoundError:
+        return False
+
+
 def run_script(finding, **environment):
     """Return what a script prints; skip it where its package or version is not installed."""
     envs = os.environ.get("NPATTN_ENVS")  # of .ci/nightly
-    if finding.system in APART and envs is not None:
-        packages = [f"{DISTRIBUTIONS[finding.system]}=={finding.version}.*", *APART[finding.system]]
+    beside = tuple(BESIDE[module] for module in BESIDE if imports(finding.script, module))
+    apart = finding.system in APART or beside or not has_version(finding)
+    if apart and envs is not None:
+        more = (*APART.get(finding.system, ()), *beside)
+        packages = [f"{DISTRIBUTIONS[finding.system]}=={finding.version}.*", *more]
         command = [str(make_environment(packages, Path(envs))), "-c", finding.script]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if reason := lacks(finding):

@@ -26,6 +26,8 @@ def _pools(trial: Trial, distribution: str, plain: bool) -> Pools:
     heads = [pair for pair in space.heads if pair[0] <= 4] or space.heads[:1]
     force: dict[str, Any] = {"broadcast": False, "distribution": distribution}
     force |= {n: x for n, x in SIZES.items() if n not in space.sizes and not (plain and n == "S")}
+    if "D" in force and "D % 8" not in space.structure:
+        force["D"] = tuple(D for D in SIZES["D"] if D % 8 == 0)
     if plain:
         force |= {"square": True, "same size": True}
         heads = [(H, K) for H, K in heads if H == K] or heads

@@ -95,6 +95,13 @@ def test_flash_passes(dtype):
         assert all(rule.check(trial, recipe) <= 1 for recipe in recipes)
 
 
+def test_sizes_that_are_refused_are_not_asked():
+    structure = trial_of().space.structure - {"D % 8"}
+    trial = trial_of(structure=structure)
+    sizes = {recipe.D % 8 for rule in (CONTENTS, DOUTS) for recipe in rule.recipes(trial, 0, 1)}
+    assert sizes == {0}
+
+
 def test_plain_ones_are_square_and_have_no_options():
     recipe = next(r for r in CONTENTS.recipes(trial_of(), 0, 1) if r.distribution == "positive")
     assert (recipe.T, recipe.D, recipe.H) == (recipe.S, recipe.E, recipe.K)
