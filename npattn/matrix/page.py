@@ -177,7 +177,11 @@ def _rule_header(rule: Content) -> str:
 def _body(matrix: Content, levels: Levels, causes: dict[str, int]) -> Iterator[str]:
     """Yield the rows, grouped by project: a line of words for each target, then its dtypes."""
     width = 1 + sum(len(rules) + 1 for rules in levels.values())
-    targets = sorted(matrix["targets"], key=lambda target: target["project"].lower())
+    judged = {run["target"] for run in matrix["runs"] if run["report"] is not None}
+    shown = {target["project"] for target in matrix["targets"] if target["name"] in judged}
+    targets = sorted(
+        matrix["targets"], key=lambda x: (x["project"] not in shown, x["project"].lower())
+    )
     order = {target["name"]: i for i, target in enumerate(matrix["targets"])}
     for project, members in groupby(targets, key=lambda target: target["project"]):
         name = safe_text(project)

@@ -64,10 +64,12 @@ class Row:
 
     @classmethod
     def of(cls, target: Target, versions: Mapping[str, str] | None = None) -> Row:
-        """Return the row of a known target."""
-        project = "npattn" if target.profile.name == "npattn" else target.needs[0]
+        """Return the row of a known target; its project has the version of its first package."""
+        own = dict(versions or {})
+        if target.needs and target.needs[0] in own:
+            own.setdefault(target.project, own[target.needs[0]])
         words = describe_in_words(target.profile)
-        return cls(target.name, project, target.about, versions or {}, target.device, words)
+        return cls(target.name, target.project, target.about, own, target.device, words)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,15 @@ def test_real_page_names_target_project_version_and_words(real, tmp_path):
     assert "npattn.Problem(" in details
 
 
+def test_projects_that_did_not_run_come_last():
+    matrix = make_matrix(targets=7)  # of three projects
+    for run in matrix["runs"]:
+        if run["target"].startswith("project0"):
+            run |= {"state": "not run", "why": "needs CUDA", "report": None}
+    projects = re.findall(r'<tbody class="project" data-project="(\w+)"', page(matrix))
+    assert projects == ["project1", "project2", "project0"]
+
+
 def test_page_loads_nothing_and_escapes_texts(text):
     assert not re.search(r"\b(?:src=|href=|@import|url\(|fetch\()", text)
     assert "http" not in text

@@ -74,3 +74,18 @@ def test_targets_are_grouped_by_who_wrote_them():
     assert projects["numpy.flash"] == projects["npattn.torch"] == "npattn"
     assert projects["torch.sdpa"] == "torch"
     assert projects["transformers.t5"] == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("name", "project", "versions", "own"),
+    [
+        ("pallas.gpu", "jax", {"jax": "0.11"}, "0.11"),
+        ("keras.jax", "keras", {"jax": "0.11", "keras": "3.17"}, "3.17"),
+        ("picogpt", "picogpt", {"gpt2": "2.3"}, "2.3"),
+        ("torch.flex", "torch", {"numpy": "2.5"}, None),
+        ("npattn.torch", "npattn", {"npattn": "0.7", "torch": "2.13"}, "0.7"),
+    ],
+)
+def test_a_project_has_the_version_of_its_package(name, project, versions, own):
+    row = Row.of(TARGETS[name], versions)
+    assert (row.project, row.versions.get(project)) == (project, own)

@@ -321,6 +321,7 @@ _INTERPRETED = (
         "pallas.gpu",
         "mha of JAX's Pallas kernels for GPUs, interpreted",
         needs=("jax",),
+        project="jax",
         dtypes=("float32",),
     ),
     _row(
@@ -329,6 +330,7 @@ _INTERPRETED = (
         "pallas.gpu-decode",
         "gqa of JAX's Pallas kernels for GPUs, one step of decoding, interpreted; forward only",
         needs=("jax",),
+        project="jax",
         dtypes=("float32",),
         sizes={"T": (1,), "S": (32, 64, 512)},
     ),
@@ -338,6 +340,7 @@ _INTERPRETED = (
         "pallas.tpu-flash",
         "flash_attention of JAX's Pallas kernels for TPUs, interpreted",
         needs=("jax",),
+        project="jax",
         dtypes=("float32",),
         sizes={"B": (1, 2), "H": (1, 2), "T": (128, 256), "S": (128, 256), "D": (16, 128)},
     ),
@@ -395,6 +398,7 @@ _CUDA = (
         "transformer_engine",
         pip=("transformer-engine[pytorch]",),
         device="cuda",
+        dtypes=(),
     ),
     _row(
         "thunderkittens",
@@ -403,6 +407,7 @@ _CUDA = (
         needs=("_C",),
         install="build kernels/attention/mha_h100 of the repository ThunderKittens",
         device="cuda",
+        dtypes=(),
         sizes={"T": (64, 128, 256), "S": (64, 128, 256), "D": (64, 128), "E": (64, 128)},
     ),
 )

@@ -50,6 +50,8 @@ class Target:
         version fixed by ``==`` asks for an environment of its own, unless that one is installed.
     environment : mapping
         Variables of its worker's process, set before anything is imported.
+    project : str
+        What it is part of; default: the first word of its name.
     install : str
         How to install it where pip does not: words that follow "to install it,".
     device : str
@@ -75,11 +77,17 @@ class Target:
     drop_in: bool = False
     pip: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    project: str = ""
     install: str = ""
     device: str = "cpu"
     dtypes: tuple[str, ...] = ("float32", "float64")
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.project:
+            own = "npattn" if self.profile.name == "npattn" else self.name.partition(".")[0]
+            object.__setattr__(self, "project", own)
 
     @property
     def path(self) -> str:
