@@ -132,7 +132,7 @@ def gqa(
         raise ValueError("k and v must have one shape, and the batch of q")
     if not causal and window is not None:
         raise ValueError("a window needs causal")
-    if causal and T > S:
+    if T > S:
         raise ValueError("there must be a key for each query")
     whole = None if bias is None else np.broadcast_to(bias, (B, H, T, S))
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}

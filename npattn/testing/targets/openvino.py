@@ -55,11 +55,12 @@ def attention(
     if key.shape[-3] != query.shape[-3]:
         raise ValueError("key must have the heads of query: the operation broadcasts no others")
     mask = None if attention_mask is None else (attention_mask.dtype, attention_mask.ndim)
-    run = _compile(query.dtype, mask, scale is not None, causal)
+    # A compiled model has one request, which two threads would share.
+    request = _compile(query.dtype, mask, scale is not None, causal).create_infer_request()
     inputs = [query, key, value]
     if attention_mask is not None:
         inputs.append(attention_mask)
     if scale is not None:
         inputs.append(np.array(scale, query.dtype))
-    out: Array = run([np.asarray(x, order="C") for x in inputs])[0]
-    return out.copy()  # its memory is written to by the next call
+    out: Array = request.infer([np.asarray(x, order="C") for x in inputs])[0]
+    return out.copy()  # its memory is that of the request

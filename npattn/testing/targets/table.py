@@ -12,7 +12,15 @@ __all__ = ["MODELS", "TARGETS"]
 _HERE = "npattn.testing.targets"
 _UPCAST = ("bloom", "deepseek_v3", "gemma2", "gpt_neox", "llama", "mistral", "phi", "qwen2")
 _SINGLE = {
-    *("jax.nn", "keras.numpy", "keras.openvino", "keras.tensorflow", "keras.torch", "mlx"),
+    *(
+        "flax.nnx",
+        "jax.nn",
+        "keras.numpy",
+        "keras.openvino",
+        "keras.tensorflow",
+        "keras.torch",
+        "mlx",
+    ),
     *("onnx.body", "onnx.reference", "onnxruntime", "onnxruntime.gqa", "onnxruntime.mha"),
     *("openvino", "torch.flex-compiled"),
     *("keras.attention-numpy", "keras.attention-torch", "keras.mha-numpy"),
@@ -323,6 +331,8 @@ _INTERPRETED = (
         needs=("jax",),
         project="jax",
         dtypes=("float32",),
+        # Its backward takes as many blocks of keys as of queries, of 64: one.
+        sizes={"B": (1, 2), "H": (2, 1), "T": (16, 64, 5), "S": (64, 16, 33), "D": (16, 64)},
     ),
     _row(
         "pallas.gpu-decode",
