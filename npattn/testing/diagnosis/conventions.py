@@ -118,7 +118,8 @@ def with_another(candidate: Candidate, evidence: Evidence) -> Iterator[Candidate
         _list_changes(candidate, evidence.trial.conventions),
     )
     for field, value in _changes(declared):
-        if field not in changed and not _matters(field, evidence.problem):
+        filled = field in FILLS and not FILLS.isdisjoint(changed)
+        if field not in changed and not filled and not _matters(field, evidence.problem):
             yield _candidate(declared, changed | {field: value})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from npattn.mistakes import MISTAKES, Attention
 from npattn.problem import Cotangents
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis import causes, search
+from npattn.testing.diagnosis.conventions import convention_candidates, with_another
 from npattn.testing.diagnosis.evidence import observe
 from npattn.testing.diagnosis.ratios import ratio_candidates
 from tests.testing.diagnosis.failures import fail, trial_of
@@ -327,3 +329,18 @@ def test_no_factor_is_named_within_a_wide_tolerance():
     evidence = observe(trial, problem, trial.cotangents(plain, problem), plain.view)
     twice = replace(evidence, observed={**evidence.observed, "dv": (2 * evidence.exact["dv"],)})
     assert "dv: 2" in [candidate.name for candidate in ratio_candidates(twice)]
+
+
+@pytest.mark.parametrize("field", ["hidden_add", "hidden_fill"])
+@pytest.mark.parametrize("declared", [{}, {"hidden_add": -1e4}, {"hidden_fill": -1e9}])
+def test_no_pair_of_conventions_fills_hidden_scores_twice(field, declared):
+    """A problem that hides nothing tells neither, and each is paired with any other."""
+    trial = SimpleNamespace(conventions=Conventions(**declared))
+    hides, plain = (
+        SimpleNamespace(trial=trial, problem=Recipe(mask=mask).problem())
+        for mask in ("matrix", None)
+    )
+    named = [c for c in convention_candidates(hides) if f"{field}=" in c.name]
+    others = [two.conventions for own in named for two in with_another(own, plain)]
+    assert len(others) > 10
+    assert all(None in (c.hidden_add, c.hidden_fill) for c in others)
