@@ -3,6 +3,7 @@
 import json
 import re
 from html import unescape
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from npattn.matrix.result import Matrix, Row, Run, list_rules
 from npattn.testing import check
 from npattn.testing.levels import LEVELS
 from npattn.testing.report.page import STYLE
+from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets import TARGETS
 from npattn.testing.targets.numpy import flash
 from tests.browser import PATH, Browser
@@ -25,6 +27,8 @@ FULL = 60 * 2 * 80
 """Cells of the page that must be below `MOST`: targets × dtypes × rules."""
 SHARE = 0.1
 """Failures among its cells."""
+COMMITTED = Path(__file__).parents[2] / "docs" / "_static" / "matrix.html"
+"""The page of the known targets, which the documentation shows."""
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +186,16 @@ def test_every_state_has_a_colour():
     assert "--paper" in STYLE
 
 
+def test_committed_page_is_small_and_loads_nothing():
+    text = COMMITTED.read_text("utf-8")
+    assert len(text.encode()) < module.MOST
+    assert not re.search(r"<[^>]+\b(?:src|href)=|@import|url\(|fetch\(", text)
+    names = set(re.findall(r'data-target="([\w.@-]+)"', text))
+    assert names <= set(TARGETS)
+    assert len(names) >= 60
+    assert all(name in text for name in PROPERTIES)
+
+
 # --- in a browser ---------------------------------------------------------------------------------
 
 STEPS = """
@@ -297,4 +311,16 @@ def test_address_opens_a_cell(text, browser):
         "project0.target0 float64: rule-number-5"
     )
     assert page.run("return getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
+    assert page.complaints == []
+
+
+@pytest.mark.skipif(PATH is None, reason="needs Chromium")
+def test_committed_page_opens(browser):
+    page = browser.open(COMMITTED.read_text("utf-8"), fragment="#torch.sdpa/float32/scale-of-query")
+    seen = page.run("""
+      while (!panel.open) await new Promise((go) => setTimeout(go, 20));
+      return [byId('panel-title').textContent, panel.querySelectorAll('svg').length];
+    """)
+    assert seen[0] == "torch.sdpa float32: scale-of-query"
+    assert seen[1] >= 3
     assert page.complaints == []

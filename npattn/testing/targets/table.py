@@ -12,18 +12,10 @@ __all__ = ["MODELS", "TARGETS"]
 _HERE = "npattn.testing.targets"
 _UPCAST = ("bloom", "deepseek_v3", "gemma2", "gpt_neox", "llama", "mistral", "phi", "qwen2")
 _SINGLE = {
-    *(
-        "flax.nnx",
-        "jax.nn",
-        "keras.numpy",
-        "keras.openvino",
-        "keras.tensorflow",
-        "keras.torch",
-        "mlx",
-    ),
-    *("onnx.body", "onnx.reference", "onnxruntime", "onnxruntime.gqa", "onnxruntime.mha"),
-    *("openvino", "torch.flex-compiled"),
+    *("flax.nnx", "jax.nn", "mlx", "openvino", "torch.flex-compiled"),
+    *("keras.jax", "keras.numpy", "keras.openvino", "keras.tensorflow", "keras.torch"),
     *("keras.attention-numpy", "keras.attention-torch", "keras.mha-numpy"),
+    *("onnx.body", "onnx.reference", "onnxruntime", "onnxruntime.gqa", "onnxruntime.mha"),
     *(f"transformers.{model}" for model in _UPCAST),
 }
 """They compute in float32 what comes in float64, as run, or refuse it."""
