@@ -32,7 +32,7 @@ def test_an_added_rule_is_asked(finite_output, factor, status):
 def test_an_added_target_is_known_by_name(monkeypatch):
     home = "npattn.testing.targets.numpy"
     plain = extend.TARGETS["numpy.naive"].profile
-    target = extend.Target("mine", home, "flash", "flash_backward", None, plain, "about")
+    target = extend.Target("mine", home, "flash", "flash_backward", (), plain, "about")
     monkeypatch.setitem(extend.TARGETS, "mine", target)
     assert load("mine")[0] is flash
 

@@ -59,4 +59,4 @@ def test_interpreted_targets_set_their_variables_and_sizes():
         assert (target.environment == {"TRITON_INTERPRET": "1"}) == name.startswith("fla.")
         assert target.device == "cpu"
     assert TARGETS["fla.decoding"].sizes["T"] == TARGETS["pallas.gpu-decode"].sizes["T"] == (1,)
-    assert set(TARGETS["pallas.tpu-flash"].sizes["T"]) == {128, 256}
+    assert set(TARGETS["pallas.tpu-flash"].sizes["S"]) == {128, 256}

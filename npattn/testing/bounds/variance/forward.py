@@ -150,7 +150,8 @@ class ForwardVariance(GenericRows):
                 least = np.where(worst.hidden_keys, worst.small**2 + var, least)
             var = var + (np.minimum(added, 16 * least) if worst.stores_bias else added)
             # Of sums of products that begin with the bias.
-            var = var + np.minimum(problem.D * u2 * worst.first**2, 16 * reach)
+            begun = np.minimum(problem.D * u2 * worst.first**2, 16 * reach)
+            var = var + np.where(worst.first == 0, 0, begun)
             var = np.where(worst.absorbed, 0, var)
         near_s, near_m = np.minimum(abs(s), 2.0**14), np.minimum(abs(m), 2.0**14)
         self.online = online = self._online_variance()

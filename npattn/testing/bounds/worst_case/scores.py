@@ -214,6 +214,7 @@ class ScoreErrors:
         self.first = self._first_addend(bias)
         # No product moves a sum that begins with the bias further than by its own size.
         begun = np.minimum(self.gamma(self.problem.D) * self.first, 2 * self.reach)
+        begun = np.where(self.first == 0, 0, begun)  # twins of a NaN key have a reach of NaN
         return s, error + added + begun + unit.s.eta
 
     def _first_addend(self, bias: Array) -> Array:
