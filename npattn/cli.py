@@ -403,7 +403,9 @@ def _refuse_beside_cluster(*parameters: str) -> None:
     options = {n: param.opts[0] for param in context.command.params for n in [param.name]}
     if beside := [options[n] for n in parameters if context.get_parameter_source(n) == here]:
         names = ", ".join(beside)
-        raise OptionError(f"got {names} beside --cluster, whose units are judged elsewhere")
+        raise OptionError(
+            f"got {names} beside --cluster, whose units are judged elsewhere: leave out one of them"
+        )
 
 
 def _write_files(

@@ -106,7 +106,7 @@ def flash(
     if context is None:
         raise MemoryError(f"ggml_init has no {size} bytes")
     try:
-        tensors = [_put(context, x) for x in inputs]
+        tensors = [_copy_to_tensor(context, x) for x in inputs]
         last = tensors.pop() if sinks is not None else None
         node = _flash(context, *tensors, *[None] * (4 - len(tensors)), scale, 0.0, logit_softcap)
         if last is not None:
@@ -122,7 +122,7 @@ def flash(
     return o.swapaxes(1, 2).astype(q.dtype)
 
 
-def _put(context: int, x: Array) -> Any:
+def _copy_to_tensor(context: int, x: Array) -> Any:
     """Copy an array into a new tensor, whose axes are counted from the last."""
     x = np.ascontiguousarray(x)
     sizes = (*x.shape[::-1], 1, 1, 1)[:4]

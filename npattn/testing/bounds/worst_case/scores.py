@@ -212,7 +212,7 @@ class ScoreErrors:
         if self.adds_to_hidden:
             added, error = self._add_to_hidden(s, x, added, error)
         self.first = self._first_addend(bias)
-        # No product moves a sum that begins with the bias further than by its own size.
+        # Rounding to nearest moves a sum by no more than the product that was added.
         begun = np.minimum(self.gamma(self.problem.D) * self.first, 2 * self.reach)
         begun = np.where(self.first == 0, 0, begun)  # twins of a NaN key have a reach of NaN
         return s, error + added + begun + unit.s.eta
