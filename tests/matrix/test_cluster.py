@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -47,6 +48,30 @@ def test_the_error_without_dask_has_the_pip_line(monkeypatch):
     done = CliRunner().invoke(cli, ["matrix", "--targets", "numpy.flash", "--cluster", "local:1"])
     assert done.exit_code == 2
     assert "npattn[cluster]" in done.stderr
+
+
+def test_a_cluster_whose_workers_do_not_come_is_closed(monkeypatch):
+    closed = []
+
+    class Part:
+        def __init__(self, *_, **__):
+            pass
+
+        def close(self):
+            closed.append(self)
+
+    class Client(Part):
+        def wait_for_workers(self, count, timeout):
+            raise TimeoutError(f"{count} worker after {timeout} s")
+
+        def cancel(self, futures):
+            assert not futures
+
+    stand_in = SimpleNamespace(LocalCluster=Part, Client=Client)
+    monkeypatch.setitem(sys.modules, "distributed", stand_in)
+    with pytest.raises(OptionError, match="start its workers"):
+        Cluster("local:1")
+    assert [type(part) for part in closed] == [Client, Part]
 
 
 @pytest.mark.nightly

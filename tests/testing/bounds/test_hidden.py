@@ -12,6 +12,7 @@ from npattn.conventions import Conventions
 from npattn.problem import Problem
 from npattn.testing import compare
 from npattn.testing.bounds.allowed import BoundTask, tolerance
+from npattn.testing.bounds.rounding import Rounding
 
 H, T, S, D, E = 2, 5, 7, 3, 11
 NUMBERS = [*(float(np.finfo(f"f{n}").min) for n in (2, 4, 8)), -1e9, -1e4, 0.0, -1e30, "min"]
@@ -117,6 +118,26 @@ def test_a_fill_that_no_weight_survives_costs_no_tolerance(number):
         wider = tolerance(problem, "float32", conventions=conventions, **cotangents())
         for result in ("o", "lse", "dq"):
             assert (wider[result][:, rows] <= 4 * plain[result][:, rows]).all()
+
+
+def worst_case(problem, conventions=None, rounding=None):
+    return BoundTask(problem, "float32", rounding, None, None, None, conventions).worst_case()
+
+
+def test_scores_that_the_number_swallows_cost_no_tolerance():
+    """A row that sees nothing is the mean of the values, whichever sums begin with the number."""
+    added, filled = (
+        worst_case(make(), Conventions(**{name: -1e30}))["o"][:, 0]
+        for name in ("hidden_add", "hidden_fill")
+    )
+    assert np.all(added <= 1.01 * filled)
+
+
+def test_sums_that_are_cut_off_move_by_a_unit_of_the_bias_for_each_product():
+    problem, many = make(bias=-1e5), (1, 1, 31)
+    problem = problem.replace(q=np.tile(problem.q / 1000, many), k=np.tile(problem.k, many))
+    cut = worst_case(problem, rounding=replace(Rounding.upcast(), accumulator="truncated"))
+    assert np.all(cut["lse"][:, 2] >= problem.D * 2.0**-23 * 1e5)
 
 
 def test_a_bias_of_a_billion_at_some_keys_costs_no_tolerance():

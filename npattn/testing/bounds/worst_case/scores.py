@@ -202,7 +202,7 @@ class ScoreErrors:
         # Where the bias itself is a number of the format, no rounding of the sum moves it
         # further than x does; a padding of −1e9 swallows x, and no more.
         added = (u + unit.s.u) * (abs(s) + error)
-        if self.rounding.accumulator != "truncated" and self.stores_bias:
+        if self.rounds_to_nearest and self.stores_bias:
             added = np.minimum(added, 4 * (abs(x) + error))
         if self.conventions.bias == "before_scale" and not self.caps_late:
             # The sum is rounded, then its product with a rounded scale; or each product is.
@@ -212,10 +212,19 @@ class ScoreErrors:
         if self.adds_to_hidden:
             added, error = self._add_to_hidden(s, x, added, error)
         self.first = self._first_addend(bias)
-        # Rounding to nearest moves a sum by no more than the product that was added.
-        begun = np.minimum(self.gamma(self.problem.D) * self.first, 2 * self.reach)
-        begun = np.where(self.first == 0, 0, begun)  # twins of a NaN key have a reach of NaN
-        return s, error + added + begun + unit.s.eta
+        return s, error + added + self._begun() + unit.s.eta
+
+    def _begun(self) -> Array:
+        """Return the roundings of sums of products that begin with the bias."""
+        error = self.gamma(self.problem.D) * self.first
+        if self.rounds_to_nearest:
+            # That moves a sum by no more than the product that was added.
+            error = np.minimum(error, 2 * self.reach)
+        none = self.first == 0  # twins of a NaN key have a reach of NaN
+        if self.adds_to_hidden and self.hidden_number is not None:
+            # Products below half a unit of the number leave it as it is, each of them.
+            none = none | (self.absorbed & self._is_absorbed(self.reach))
+        return np.where(none, 0, error)
 
     def _first_addend(self, bias: Array) -> Array:
         """Return the size of the number with which a sum of D products may begin.
@@ -244,12 +253,22 @@ class ScoreErrors:
             factor = self.scale if self.conventions.bias == "before_scale" else 1.0
             self.small = self.small + factor * abs(finite(original.bias_array.astype(float)))
         twice = ((1 + unit.u + unit.s.u) ** 4 - 1) * (self.small + abs(number))
-        if self.rounding.accumulator != "truncated" and self.stores_bias:
+        if self.rounds_to_nearest and self.stores_bias:
             twice = np.minimum(twice, 4 * self.small)
         hidden = self.hidden_keys
-        self.absorbed = hidden & (s == number) & (self.small <= unit.u / 4 * abs(number))
+        self.absorbed = hidden & (s == number) & self._is_absorbed(self.small)
         added = np.where(hidden, np.where(self.absorbed, 0, twice), added)
         return added, np.where(self.absorbed, 0, error)
+
+    def _is_absorbed(self, x: Array) -> Array:
+        """True where x, added to the number of hidden scores, leaves it as it is."""
+        assert self.hidden_number is not None
+        return self.rounds_to_nearest & (x <= self.unit.u / 4 * abs(self.hidden_number))
+
+    @property
+    def rounds_to_nearest(self) -> bool:
+        """Sums are not cut off."""
+        return self.rounding.accumulator != "truncated"
 
     @cached_property
     def hidden_number(self) -> float | None:
