@@ -44,7 +44,10 @@ MODULES = {  # where it is not called as its distribution
     "PaddlePaddle": "paddle",
     "numpy-ml": "numpy_ml",
 }
-BESIDE = {"tensorflow": "tensorflow-cpu"}  # what scripts import beside their system
+BESIDE = {  # what scripts import beside their system, and what Keras needs for it
+    "tensorflow": ("tensorflow-cpu",),
+    "openvino": ("openvino", "scipy"),
+}
 APART = {  # in environments of their own, with what else they need
     "OpenVINO": (),
     "PaddlePaddle": ("setuptools",),
@@ -100,7 +103,8 @@ def test_a_finding_names_its_versions_rules_and_levels(finding):
     assert rules
     assert ", ".join(f"`{rule}`" for rule in rules) == finding.rules
     assert set(levels) <= set(LEVELS)
-    if rules != ["structure"]:  # its level depends on the size
+    probed = [rule for rule in rules if rule == "structure" or rule.startswith("option-")]
+    if not probed:  # of those the level depends on the size
         assert set(levels) == {PROPERTIES[rule].level for rule in rules}
 
 
@@ -217,14 +221,20 @@ def lacks(finding):
         module = MODULES.get(system, distribution)
         if (imports(finding.script, module) or system == finding.system) and not find_spec(module):
             return f"{module} is not installed"
-    for module in BESIDE:
-        if imports(finding.script, module) and not find_spec(module):
+    for module in beside(finding):
+        if not find_spec(module):
             return f"{module} is not installed"
     if not has_version(finding):
         return f"the page speaks of {finding.system} {finding.version}"
     if "torch.compile" in finding.script and which("c++") is None:
         return "compiling takes a C++ compiler"
     return ""
+
+
+def beside(finding):
+    """Return the modules that a script imports beside its system."""
+    own = DISTRIBUTIONS[finding.system]
+    return [module for module in BESIDE if imports(finding.script, module) and module != own]
 
 
 def has_version(finding):
@@ -238,10 +248,10 @@ def has_version(finding):
 def run_script(finding, **environment):
     """Return what a script prints; skip it where its package or version is not installed."""
     envs = os.environ.get("NPATTN_ENVS")  # of .ci/nightly
-    beside = tuple(BESIDE[module] for module in BESIDE if imports(finding.script, module))
-    apart = finding.system in APART or beside or not has_version(finding)
+    others = [package for module in beside(finding) for package in BESIDE[module]]
+    apart = finding.system in APART or others or not has_version(finding)
     if apart and envs is not None:
-        more = (*APART.get(finding.system, ()), *beside)
+        more = (*APART.get(finding.system, ()), *others)
         packages = [f"{DISTRIBUTIONS[finding.system]}=={finding.version}.*", *more]
         command = [str(make_environment(packages, Path(envs))), "-c", finding.script]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -59,12 +59,13 @@ OPS_TENSORFLOW = replace(
 )
 
 # keras/src/backend/openvino/nn.py of 3.15.1: a boolean mask is that of OpenVINO's
-# ScaledDotProductAttention, and beside a bias becomes 0 and finfo.min, which is added.
+# ScaledDotProductAttention, where a fully masked row is NaN, and beside a bias becomes 0 and
+# finfo.min, which is added.
 OPS_OPENVINO = replace(
     OPS,
     name="keras.openvino",
     about="keras.ops.dot_product_attention on OpenVINO",
-    conventions=Conventions(causal="top_left"),
+    conventions=Conventions(causal="top_left", empty_row="nan"),
 )
 
 # keras/src/layers/attention/attention.py of 3.15.1, Attention._apply_scores: scores − 1e9 where the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -41,6 +42,18 @@ def _check_rank(q: jax.Array) -> None:
         raise ValueError(f"q must have 4 axes, got {q.ndim}")
 
 
+@functools.partial(jax.jit, static_argnums=(3, 4))  # else each backward is compiled anew
+def _mha(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> Any:
+    return attention.mha(q, k, v, None, scale, causal, interpret=True)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _flash(
+    q: jax.Array, k: jax.Array, v: jax.Array, ab: jax.Array | None, scale: float, causal: bool
+) -> Any:
+    return flash_attention.flash_attention(q, k, v, ab, causal=causal, sm_scale=scale)
+
+
 def gpu(
     q: jax.Array,
     k: jax.Array,
@@ -60,8 +73,7 @@ def gpu(
     if q.shape[:2] != k.shape[:2] or k.shape != v.shape:
         raise ValueError("q, k and v must have one B and one H, and k and v one shape")
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    o = attention.mha(q, k, v, None, _default(scale, q), causal, interpret=True)
-    return o.swapaxes(1, 2)
+    return _mha(q, k, v, _default(scale, q), causal).swapaxes(1, 2)
 
 
 def gpu_decode(q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float | None = None) -> Any:
@@ -94,4 +106,4 @@ def tpu_flash(
     shape = (*q.shape[:3], k.shape[2])
     ab = None if bias is None else jnp.broadcast_to(bias, shape)
     pltpu.set_tpu_interpret_mode()  # for the backward too, which is traced after this call
-    return flash_attention.flash_attention(q, k, v, ab, causal=causal, sm_scale=_default(scale, q))
+    return _flash(q, k, v, ab, _default(scale, q), causal)
