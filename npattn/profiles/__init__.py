@@ -84,6 +84,7 @@ PROFILES = {
         pallas.GPU_MHA,
         pallas.GPU_DECODE,
         pallas.TPU_FLASH,
+        pallas.TPU_SPLASH,
         flashinfer.PREFILL,
         transformer_engine.DOT_PRODUCT,
         thunderkittens.MHA,

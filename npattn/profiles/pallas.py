@@ -3,7 +3,7 @@
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["GPU_DECODE", "GPU_MHA", "TPU_FLASH"]
+__all__ = ["GPU_DECODE", "GPU_MHA", "TPU_FLASH", "TPU_SPLASH"]
 
 # jax/experimental/pallas/ops/gpu/attention.py of jax 0.10.2: span_q >= span_k; errors of mha and
 # of _mha_backward; sm_scale is 1 by default.
@@ -48,5 +48,21 @@ TPU_FLASH = Profile(
         "K < H: one key/value head for each query head",
         "E != D: the same head dimension",
         "T or S that is no multiple of a block of 128",
+    ),
+)
+
+# jax/experimental/pallas/ops/tpu/splash_attention: masks are True where a query may look;
+# CausalMask and LocalMask count from the top left with an offset of 0, and offsets that leave rows
+# empty lead "to undefined softmax"; the kernel has no scale; the cap comes before the mask.
+TPU_SPLASH = Profile(
+    name="pallas.tpu-splash",
+    version="0.10",
+    about="splash attention of jax.experimental.pallas.ops.tpu, make_splash_mha",
+    conventions=Conventions(causal="top_left"),
+    signature={"attn_logits_soft_cap": "softcap", "sinks": "sinks"},
+    refuses=(
+        "T or S that is no multiple of a block of 128",
+        "a query that sees nothing: its softmax is undefined",
+        "mask with an axis of samples: one kernel is made for all",
     ),
 )

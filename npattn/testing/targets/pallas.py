@@ -6,6 +6,8 @@ import functools
 import math
 from typing import Any
 
+import numpy as np
+
 from npattn.errors import MissingExtraError
 
 try:
@@ -21,12 +23,20 @@ try:
     from jax.experimental.pallas.ops.tpu import (  # type: ignore[import-not-found, unused-ignore]
         flash_attention,
     )
+    from jax.experimental.pallas.ops.tpu.splash_attention import (  # type: ignore[import-not-found, unused-ignore]
+        splash_attention_kernel as splash,
+    )
+    from jax.experimental.pallas.ops.tpu.splash_attention import (  # type: ignore[import-not-found, unused-ignore]
+        splash_attention_mask as masks,
+    )
 except ImportError as err:
     raise MissingExtraError(
         "the targets pallas need jax; npattn itself does not: pip install 'npattn[jax]'"
     ) from err
 
-__all__ = ["gpu", "gpu_decode", "tpu_flash"]
+__all__ = ["gpu", "gpu_decode", "tpu_flash", "tpu_splash"]
+
+Window = tuple[int | None, int | None]
 
 SPLITS = 2
 """Parts of the keys that one step of decoding is split into."""
@@ -107,3 +117,62 @@ def tpu_flash(
     ab = None if bias is None else jnp.broadcast_to(bias, shape)
     pltpu.set_tpu_interpret_mode()  # for the backward too, which is traced after this call
     return _flash(q, k, v, ab, _default(scale, q), causal)
+
+
+@functools.lru_cache(maxsize=64)  # the kernel is compiled for a function of the mask
+def _band(T: int, S: int, causal: bool, window: Window | None) -> Any:
+    """Return the mask of causal and window, or None."""
+    band = masks.CausalMask((T, S)) if causal else None
+    if window is None:
+        return band
+    near = masks.LocalMask((T, S), window, 0)
+    return near if band is None else near & band
+
+
+@functools.partial(jax.jit, static_argnums=5)
+def _splash(
+    infos: Any, q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, options: Any
+) -> Any:
+    kernel = splash.SplashAttentionKernel(*infos, **dict(options))
+    return jax.vmap(lambda *one: kernel(*one, None, sinks))(q, k, v)
+
+
+def tpu_splash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    mask: Any = None,
+    causal: bool = False,
+    window: Window | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+) -> Any:
+    """Call the kernel that ``make_splash_mha`` makes of the masks; the caller scales q.
+
+    Raises
+    ------
+    ValueError
+        If the mask differs between samples, or a query sees nothing: "undefined softmax".
+    """
+    _check_rank(q)
+    H, T, S = q.shape[1], q.shape[2], k.shape[2]
+    band = _band(T, S, causal, window)
+    shown = masks.FullMask((T, S)) if band is None else band
+    heads: list[Any] = [shown] * H
+    if mask is not None:
+        mask = np.asarray(mask)
+        if mask.ndim > 3 and mask.shape[-4] > 1:
+            raise ValueError("the mask must be one for all samples: give (H, T, S)")
+        mask = np.broadcast_to(mask.reshape((1,) * (3 - mask.ndim) + mask.shape[-3:]), (H, T, S))
+        dense = [masks.NumpyMask(np.array(one)) for one in mask]
+        heads = dense if band is None else [one & band for one in dense]
+    if not all(one[:, :].any(-1).all() for one in heads):
+        raise ValueError("each query must see a key: its softmax is undefined otherwise")
+    kernel = splash.make_splash_mha_single_device(
+        masks.MultiHeadMask(heads), attn_logits_soft_cap=softcap, interpret=True
+    )
+    infos = (kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info)
+    scaled = q * jnp.asarray(_default(scale, q), q.dtype)
+    return _splash(infos, scaled, k, v, sinks, tuple(sorted(kernel.kwargs.items())))

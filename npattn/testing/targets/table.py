@@ -348,6 +348,17 @@ _INTERPRETED = (
         sizes={"B": (1,), "H": (1, 2), "T": (128,), "S": (128, 256), "D": (16, 128)},
         timeout=120.0,
     ),
+    _row(
+        "pallas.tpu-splash",
+        ".pallas:tpu_splash",
+        "pallas.tpu-splash",
+        "splash attention of JAX's Pallas kernels for TPUs, interpreted",
+        needs=("jax",),
+        project="jax",
+        dtypes=("float32",),
+        sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128, 256), "D": (16,), "E": (16,)},
+        timeout=120.0,
+    ),
 )
 _CUDA = (
     _drop_in(

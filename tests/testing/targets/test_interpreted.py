@@ -26,6 +26,10 @@ CASES = {
     "pallas.tpu-flash": [
         {"T": 128, "S": 128, "D": 3, "E": 3, "bias": "heads", "scale": 0.75, "causal": True}
     ],
+    "pallas.tpu-splash": [
+        {"T": 128, "S": 128, "D": 3, "E": 5, "K": 1, "causal": True, "softcap": 2.0},
+        {"T": 128, "S": 256, "D": 3, "E": 3, "window": (7, 3), "sinks": True, "scale": 0.75},
+    ],
 }
 FORWARD_ONLY = ("fla.decoding", "pallas.gpu-decode")
 

@@ -69,6 +69,7 @@ TAKES = {
     "pallas.gpu": "jax",
     "pallas.gpu-decode": "jax",
     "pallas.tpu-flash": "jax",
+    "pallas.tpu-splash": "jax",
     **dict.fromkeys([name for name, one in TARGETS.items() if one.device == "cuda"], "torch"),
     **{f"keras.{kind}-numpy": "numpy" for kind in ("attention", "mha")},
     **{f"keras.{kind}-jax": "jax" for kind in ("attention", "mha")},
