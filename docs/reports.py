@@ -28,6 +28,7 @@ TRACKERS = {
     "Transformers": "huggingface/transformers",
     "neuralnetworknumpy": "Sendy45/NeuralNetworkFromScratch",
     "numpy-ml": "ddbourgin/numpy-ml",
+    "tinygrad": "tinygrad/tinygrad",
     "xllamacpp": "ggml-org/llama.cpp",
 }
 """System → repository on GitHub whose tracker takes its reports."""

@@ -37,6 +37,7 @@ DISTRIBUTIONS = {
     "Transformers": "transformers",
     "neuralnetworknumpy": "neuralnetworknumpy",
     "numpy-ml": "numpy-ml",
+    "tinygrad": "tinygrad",
     "xllamacpp": "xllamacpp",
 }
 MODULES = {  # where it is not called as its distribution
@@ -53,6 +54,7 @@ APART = {  # in environments of their own, with what else they need
     "PaddlePaddle": ("setuptools",),
     "neuralnetworknumpy": ("regex",),
     "numpy-ml": (),
+    "tinygrad": (),
     "xllamacpp": (),
 }
 

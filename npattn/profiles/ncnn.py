@@ -13,5 +13,8 @@ SDPA = Profile(
     about="layer SDPA of ncnn on the CPU",
     conventions=Conventions(empty_row="zero"),
     signature={"attn_mask": "mask or bias", "scale": "scale"},
-    refuses=("rank 2, rank 3, rank 5: its arrays have 3 axes, a sample each",),
+    refuses=(
+        "rank 2, rank 3, rank 5: its arrays have 3 axes, a sample each",
+        "scale 0: it stands for the default",
+    ),
 )

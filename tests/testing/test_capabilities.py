@@ -250,3 +250,18 @@ def test_broadcasting_is_probed_with_several_samples():
         found = probe(Trial(implementation, Conventions(), Rounding.undeclared("float32"), space))
         assert "broadcast" not in found.trial.space.structure
         assert any(line.startswith("broadcast: refused") for line in found.refused) == refused
+
+
+def test_a_view_that_repeats_samples_is_probed_with_several():
+    """One sample has no stride to be 0: a function that refuses every view seemed to take it."""
+
+    def contiguous_only(q, k, v):
+        if not all(x.flags.c_contiguous for x in (q, k, v)):
+            raise ValueError("contiguous arrays only")
+        return plain(q, k, v)
+
+    implementation = Implementation(contiguous_only, framework="numpy")
+    for batches in ((1, 2), (1,)):
+        space = Space(features=frozenset(), sizes={"B": batches})
+        found = probe(Trial(implementation, Conventions(), Rounding.undeclared("float32"), space))
+        assert not {"transposed", "expanded", "reversed"} & set(found.trial.space.structure)

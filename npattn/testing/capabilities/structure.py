@@ -270,8 +270,10 @@ def _variations(base: Recipe, sizes: Mapping[str, Sequence[int]]) -> dict[str, d
     for letter in "TSDE":
         if free[letter]:
             tests[f"{letter} = 0"] = {letter: 0}
-    for view in ("transposed", "stepped", "expanded", "reversed"):
+    for view in ("transposed", "stepped", "reversed"):
         tests[view] = {"view": view}
+    if several or base.lead == ():  # one sample has no stride to be 0
+        tests["expanded"] = {"view": "expanded", **({"lead": several[0]} if several else {})}
     legal = {name: change for name, change in tests.items() if change and name in STRUCTURE}
     if "T > S" in legal and legal["T > S"]["T"] <= base.S:
         del legal["T > S"]

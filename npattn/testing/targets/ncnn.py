@@ -20,8 +20,6 @@ except ImportError as err:
 
 __all__ = ["attention"]
 
-_ALMOST_0 = 2.0**-60  # it adds mask / scale to q·k, which may not overflow
-
 
 @lru_cache(maxsize=64)
 def _net(masked: bool, scale: float) -> Any:
@@ -49,7 +47,10 @@ def attention(
 ) -> Array:
     """Run the layer for every sample; a boolean mask becomes 0 and −inf, which is added.
 
-    A scale of 0 stands for the default, so that a tiny number is passed for 0.
+    Raises
+    ------
+    ValueError
+        If it has no parameter for it: a scale of 0 is documented as the default.
     """
     if not q.ndim == k.ndim == v.ndim == 4 or len({x.shape[0] for x in (q, k, v)}) > 1:
         raise ValueError("q, k and v must be (B, H, T, D), with one batch")
@@ -59,7 +60,9 @@ def attention(
         raise ValueError(f"q is {q.dtype}, must be float32: it is computed in that")
     if k.shape[:3] != v.shape[:3] or q.shape[1] % k.shape[1]:
         raise ValueError("k and v must have the same heads, whose number divides that of q")
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale or _ALMOST_0
+    if scale == 0:
+        raise ValueError("scale must not be 0: that stands for the default")
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     net, inputs = _net(attn_mask is not None, scale), {"q": q, "k": k, "v": v}
     if attn_mask is not None:
         added = np.where(attn_mask, 0, -np.inf) if attn_mask.dtype == bool else attn_mask
