@@ -7,7 +7,7 @@ a judge (`npattn.testing`, and ``npattn check`` on the command line).
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from npattn import biases, conventions, errors, masks
+from npattn import biases, conventions, errors, masks, positions
 from npattn.api import attention, backward, forward, jvp
 from npattn.conventions import Conventions
 from npattn.multihead import MultiHeadAttention
@@ -29,6 +29,7 @@ __all__ = [
     "forward",
     "jvp",
     "masks",
+    "positions",
 ]
 
 LATER = ("plot", "profiles", "testing", "torch", "train", "weights")

@@ -24,6 +24,7 @@ from npattn.arrays import Array, BiasLike, Tile, describe_value, diagonal, plane
 from npattn.checks import check_alignment, check_integer, read_bias, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.options import Alignment
+from npattn.positions import alibi_slopes
 from npattn.sizes import KnownSizes, Sized, format_call, read_only, sizes_of_array
 
 __all__ = ["Bias", "alibi", "dense", "of", "relative"]
@@ -225,7 +226,7 @@ def alibi(slopes: ArrayLike, *, alignment: Alignment = "bottom_right") -> Bias:
     array([-0.    , -0.0625, -0.125 ])
     """
     if isinstance(slopes, (numbers.Integral, np.bool_)):
-        slopes = _paper_slopes(check_integer("slopes", slopes))
+        slopes = alibi_slopes(check_integer("slopes", slopes))
     array = read_floating("slopes", slopes)
     if array.ndim != 1:
         raise ShapeError(f"slopes has shape {array.shape}, must be (H,), or the number of heads")
@@ -519,11 +520,3 @@ def _sums_of_diagonals(array: Array) -> Array:
     longer[:, :n] = array[::-1]
     sums: Array = longer.ravel()[: m * (n + m - 1)].reshape(m, n + m - 1).sum(0)
     return sums
-
-
-def _paper_slopes(H: int) -> Array:
-    """Geometric slopes of the paper, or of its code where H is not a power of two."""
-    below = 2 ** (H.bit_length() - 1)
-    slopes = [2 ** (-8 * (h + 1) / below) for h in range(below)]
-    slopes += [2 ** (-8 * (h + 1) / (2 * below)) for h in range(0, 2 * (H - below), 2)]
-    return np.array(slopes)

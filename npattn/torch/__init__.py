@@ -18,6 +18,7 @@ except ImportError as err:
 from npattn import biases, conventions, errors, masks
 from npattn.conventions import Conventions
 from npattn.problem import Forward, Gradients
+from npattn.torch import positions
 from npattn.torch.api import attention, backward, forward, jvp
 from npattn.torch.multihead import MultiHeadAttention
 from npattn.torch.problem import Problem
@@ -36,6 +37,7 @@ __all__ = [
     "forward",
     "jvp",
     "masks",
+    "positions",
 ]
 
 LATER = ("plot", "profiles", "testing", "train", "weights")
