@@ -32,7 +32,7 @@ __all__ = [
     "positions",
 ]
 
-LATER = ("plot", "profiles", "testing", "torch", "train", "weights")
+LATER = ("cache", "plot", "profiles", "testing", "torch", "train", "weights")
 """Modules that are slow to load, or need an extra: loaded on first use."""
 
 

@@ -1,0 +1,152 @@
+"""Results of parts of the keys, merged into that of all: split keys, rings, cascades.
+
+    lse = log Σ exp(lse_i)        w_i = exp(lse_i − lse)        o = Σ w_i o_i
+    do_i = w_i do                 dlse_i = w_i (do · (o_i − o) + dlse)
+
+A part i of the keys without a visible one has lse_i = −inf, and is left out, whatever its o_i.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from npattn.arrays import Array
+from npattn.checks import check_cotangent, read_floating
+from npattn.errors import OptionError, ShapeError
+
+__all__ = ["Base", "merge", "merge_backward"]
+
+Base = Literal["e", "2"]
+
+
+def merge(
+    outs: Sequence[ArrayLike], lses: Sequence[ArrayLike], *, base: Base = "e"
+) -> tuple[Array, Array]:
+    """Merge the results of attention over parts of the keys.
+
+    Parameters
+    ----------
+    outs : sequence of float array_like (..., E)
+        One a part, at least one.
+    lses : sequence of float array_like (...)
+        Logarithm of the sum of exp(scores) of each part; −inf where it has no visible key. A sink
+        belongs to one part alone.
+    base : {"e", "2"}, default "e"
+        Of the logarithm, also of the result.
+
+    Returns
+    -------
+    o : ndarray (..., E) of float64
+    lse : ndarray (...) of float64
+        Where all parts are −inf, o is 0 and lse −inf.
+
+    Raises
+    ------
+    ShapeError
+        If there is no part, or their shapes differ.
+    DtypeError
+        If an array is not floating.
+    OptionError
+        If `base` is neither, or an lse is +inf.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import cache
+    >>> o, lse = cache.merge([np.array([[1.0]]), np.array([[4.0]])], [np.zeros(1), np.log([2.0])])
+    >>> o.round(6), lse.round(3)
+    (array([[3.]]), array([1.099]))
+    """
+    o, lse, _ = _merge(*_read_parts(outs, lses), base)
+    return o, lse
+
+
+def merge_backward(
+    outs: Sequence[ArrayLike],
+    lses: Sequence[ArrayLike],
+    dout: ArrayLike,
+    dlse: ArrayLike | None = None,
+    *,
+    base: Base = "e",
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Return the gradients of the parts from those of the merged result.
+
+    Parameters
+    ----------
+    outs, lses, base
+        As in `merge`.
+    dout : float array_like (..., E)
+    dlse : float array_like (...), optional
+        Default 0.
+
+    Returns
+    -------
+    douts : tuple of ndarray (..., E)
+    dlses : tuple of ndarray (...)
+        0 for parts that are left out.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `merge`, and if a gradient has another shape than its result.
+    """
+    parts, logs = _read_parts(outs, lses)
+    o, lse, weights = _merge(parts, logs, base)
+    do = check_cotangent("dout", dout, o.shape).astype(np.float64)
+    flow = 0.0 if dlse is None else check_cotangent("dlse", dlse, lse.shape).astype(np.float64)
+    unit = math.log(2) if base == "2" else 1.0  # d log₂ x = dx / (x log 2), and back again
+    douts, dlses = [], []
+    for part, w in zip(parts, weights, strict=True):
+        live = w > 0
+        apart = np.where(live[..., None], part - o, 0)
+        douts.append(w[..., None] * do)
+        dlses.append(w * (unit * (do * apart).sum(-1) + flow))
+    return tuple(douts), tuple(dlses)
+
+
+def _merge(
+    parts: Sequence[Array], logs: Sequence[Array], base: Any
+) -> tuple[Array, Array, list[Array]]:
+    """Return o, lse and the weight of each part."""
+    if not isinstance(base, str) or base not in ("e", "2"):
+        raise OptionError(f"base is {base!r}, must be 'e' or '2'")
+    exp, log = (np.exp2, np.log2) if base == "2" else (np.exp, np.log)
+    top = np.max(logs, axis=0)
+    top = np.where(np.isneginf(top), 0, top)
+    sizes = [exp(x - top) for x in logs]
+    total = np.sum(sizes, axis=0)
+    with np.errstate(divide="ignore"):
+        lse = np.asarray(log(total) + top)
+    weights = [np.divide(x, total, out=np.zeros_like(x), where=total != 0) for x in sizes]
+    o = np.zeros(parts[0].shape)
+    for part, w, x in zip(parts, weights, logs, strict=True):
+        o += np.where(np.isneginf(x)[..., None], 0, w[..., None] * part)
+    return o, lse, weights
+
+
+def _read_parts(outs: Any, lses: Any) -> tuple[list[Array], list[Array]]:
+    parts = [read_floating("outs", x).astype(np.float64) for x in outs]
+    logs = [read_floating("lses", x).astype(np.float64) for x in lses]
+    if not parts or len(parts) != len(logs):
+        raise ShapeError(f"outs has {len(parts)} parts and lses {len(logs)}, must be as many, ≥ 1")
+    shape = parts[0].shape
+    if (
+        not shape
+        or any(x.shape != shape for x in parts)
+        or any(x.shape != shape[:-1] for x in logs)
+    ):
+        shown = ", ".join(f"{a.shape} {b.shape}" for a, b in zip(parts, logs, strict=True))
+        raise ShapeError(
+            f"outs and lses have shapes {shown}, must be (..., E) and (...), all alike"
+        )
+    if any(np.isposinf(x).any() for x in logs):
+        raise OptionError(
+            "lses has +inf, must be −inf where a part has no visible key: "
+            "pass np.where(np.isposinf(lse), -np.inf, lse)"
+        )
+    return parts, logs

@@ -1,0 +1,248 @@
+"""Packed sequences: the tokens of all behind each other, and where each begins.
+
+    q (total_q, H, D)    k (total_k, K, D)    v (total_k, K, E)
+    o (total_q, H, E)    lse (H, total_q)
+
+Sequence i has queries cu_seqlens_q[i] to cu_seqlens_q[i + 1] − 1, and keys likewise. No query sees
+a key of another sequence. Each is one problem of `npattn.forward`, with its own causal and window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from npattn.api import backward, forward
+from npattn.arrays import Array, BiasLike, MaskLike
+from npattn.checks import check_cotangent, read_array, read_floating
+from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.problem import Forward, Gradients
+
+__all__ = [
+    "PackedForward",
+    "read_bounds",
+    "read_options",
+    "sum_parameters",
+    "varlen",
+    "varlen_backward",
+    "varlen_forward",
+]
+
+OPTIONS = (
+    *("mask", "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dtype"),
+    *("engine", "conventions"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedForward:
+    """Results of `varlen_forward`.
+
+    Attributes
+    ----------
+    out : array (total_q, H, E)
+    lse : array (H, total_q)
+    parts : tuple of Forward
+        One a sequence, (H, T, ·) each, with its weights.
+    """
+
+    out: Array
+    lse: Array
+    parts: tuple[Forward, ...]
+    bounds: tuple[Array, Array] = field(repr=False)
+    shapes: tuple[tuple[int, ...], ...] = field(repr=False)
+
+
+def varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = None,
+    **options: Any,
+) -> Array:
+    """Attention within each of several packed sequences.
+
+    Parameters
+    ----------
+    q, k, v : float array_like
+        (total_q, H, D), (total_k, K, D), (total_k, K, E).
+    cu_seqlens_q, cu_seqlens_k : int array_like (N + 1,)
+        Where each of the N sequences begins, and the end of the last: 0, …, total. Sequences may
+        have no queries, or no keys. Default of the second: the first.
+    **options
+        mask, causal, window, bias, scale, softcap, score_mod, sinks, dtype, engine, conventions of
+        `npattn.attention`, for each sequence alone: ``causal="bottom_right"`` aligns its last query
+        with its last key. mask and bias are objects of `npattn.masks` and `npattn.biases`, or a
+        list of arrays (H, T, S), one a sequence.
+
+    Returns
+    -------
+    ndarray (total_q, H, E)
+
+    Raises
+    ------
+    ShapeError
+        If an array has another rank, or sizes that do not fit.
+    DtypeError
+        If q, k, v are not floating, or bounds not integers.
+    OptionError
+        If bounds do not begin at 0, fall, or do not end at the total; if an option is unknown, or
+        an array where a list or an object belongs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import cache
+    >>> q = k = v = np.ones((5, 1, 2))
+    >>> cache.varlen(q, k, v, [0, 2, 5], causal="bottom_right").shape
+    (5, 1, 2)
+    """
+    return varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, **options).out
+
+
+def varlen_forward(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = None,
+    **options: Any,
+) -> PackedForward:
+    """`varlen` with its lse, and with what `varlen_backward` needs.
+
+    Parameters
+    ----------
+    q, k, v, cu_seqlens_q, cu_seqlens_k, **options
+        As in `varlen`.
+
+    Returns
+    -------
+    PackedForward
+        .out (total_q, H, E), .lse (H, total_q), .parts
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `varlen`.
+    """
+    arrays = tuple(read_floating(n, x) for n, x in zip("qkv", (q, k, v), strict=True))
+    for name, x in zip("qkv", arrays, strict=True):
+        if x.ndim != 3:
+            raise ShapeError(f"{name} has shape {x.shape}, must be (total, heads, size)")
+    if len(arrays[1]) != len(arrays[2]):
+        raise ShapeError(f"k has {len(arrays[1])} keys and v {len(arrays[2])}, must be as many")
+    of_q = read_bounds("cu_seqlens_q", cu_seqlens_q, len(arrays[0]))
+    if cu_seqlens_k is None:
+        cu_seqlens_k = cu_seqlens_q
+    of_k = read_bounds("cu_seqlens_k", cu_seqlens_k, len(arrays[1]))
+    N = len(of_q) - 1
+    if len(of_k) - 1 != N:
+        raise ShapeError(f"cu_seqlens_k has {len(of_k) - 1} sequences, must have {N}, as q")
+    each = read_options(options, N)
+    parts = []
+    for i in range(N):
+        ends = (slice(*of_q[i : i + 2]), *[slice(*of_k[i : i + 2])] * 2)
+        own = (x[end].swapaxes(0, 1) for x, end in zip(arrays, ends, strict=True))
+        parts.append(forward(*own, **each[i]))
+    if not parts:  # sizes and dtypes are those of a sequence without tokens
+        parts = [forward(*(x.swapaxes(0, 1) for x in arrays), **options)]
+    out = np.concatenate([part.out.swapaxes(0, 1) for part in parts])
+    lse = np.concatenate([part.lse for part in parts], axis=1)
+    return PackedForward(out, lse, tuple(parts), (of_q, of_k), tuple(x.shape for x in arrays))
+
+
+def varlen_backward(
+    fwd: PackedForward, dout: ArrayLike, dlse: ArrayLike | None = None
+) -> Gradients:
+    """Gradients of `varlen_forward`.
+
+    Parameters
+    ----------
+    fwd : PackedForward
+    dout : float array_like (total_q, H, E)
+    dlse : float array_like (H, total_q), optional
+        Default 0.
+
+    Returns
+    -------
+    Gradients
+        .q .k .v as the inputs; .bias as the parameter of a bias object, summed over the sequences,
+        or a list for a list; .sinks (H,).
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        If a gradient has not the shape of its result, or is not floating.
+    """
+    do = check_cotangent("dout", dout, fwd.out.shape)
+    dl = None if dlse is None else check_cotangent("dlse", dlse, fwd.lse.shape)
+    of_q, of_k = fwd.bounds
+    dtype = fwd.lse.dtype
+    dq, dk, dv = (np.zeros(shape, dtype) for shape in fwd.shapes)
+    grads = []
+    for i in range(len(of_q) - 1):
+        own, keys = slice(*of_q[i : i + 2]), slice(*of_k[i : i + 2])
+        flow = None if dl is None else dl[:, own]
+        grad = backward(fwd.parts[i], do[own].swapaxes(0, 1), flow)
+        for total, where, part in ((dq, own, grad.q), (dk, keys, grad.k), (dv, keys, grad.v)):
+            total[where] = part.swapaxes(0, 1)
+        grads.append(grad)
+    if not grads:
+        grads = [backward(fwd.parts[0], do.swapaxes(0, 1))]
+    return Gradients(dq, dk, dv, *sum_parameters(fwd.parts, grads))
+
+
+def read_bounds(name: str, value: Any, total: int) -> Array:
+    """Return where sequences begin and the last ends, as integers."""
+    bounds = read_array(name, value)
+    if bounds.dtype.kind not in "iu":
+        raise DtypeError(f"{name} is {bounds.dtype}, must be integers")
+    if bounds.ndim != 1 or not len(bounds):
+        raise ShapeError(f"{name} has shape {bounds.shape}, must be (N + 1,)")
+    bounds = bounds.astype(np.int64)
+    if bounds[0] != 0 or (np.diff(bounds) < 0).any() or bounds[-1] != total:
+        raise OptionError(
+            f"{name} is {bounds.tolist()}, must begin at 0, never fall, and end at the number of "
+            f"tokens, {total}: cut off those that belong to no sequence"
+        )
+    return bounds
+
+
+def read_options(options: dict[str, Any], N: int) -> list[dict[str, Any]]:
+    """Return the options of each of N sequences; of mask and bias, lists have one a sequence."""
+    for name in options:
+        if name not in OPTIONS:
+            raise OptionError(f"{name} is no option here, must be one of {', '.join(OPTIONS)}")
+    each = [dict(options) for _ in range(N)]
+    for name, kind in (("mask", MaskLike), ("bias", BiasLike)):
+        value = options.get(name)
+        if value is None or isinstance(value, kind):
+            continue
+        if not isinstance(value, (list, tuple)) or len(value) != N:
+            raise OptionError(
+                f"{name} is {type(value).__name__}, must be an object of npattn.masks or "
+                f"npattn.biases, or a list of {N} arrays (H, T, S), one a sequence"
+            )
+        for own, x in zip(each, value, strict=True):
+            own[name] = x
+    return each
+
+
+def sum_parameters(parts: Sequence[Forward], grads: Sequence[Gradients]) -> tuple[Any, Any]:
+    """Return the gradients of bias and sinks, which all sequences share unless bias is a list."""
+    of_sinks = [one.sinks for one in grads if one.sinks is not None]
+    sinks = np.sum(of_sinks, axis=0) if of_sinks else None
+    biases = [one.bias for one in grads]
+    given = parts[0].problem.bias
+    if given is None:
+        return None, sinks
+    if not isinstance(given, BiasLike):
+        return biases, sinks
+    if isinstance(biases[0], tuple):
+        return tuple(np.sum(terms, axis=0) for terms in zip(*biases, strict=True)), sinks
+    return np.sum(biases, axis=0), sinks
