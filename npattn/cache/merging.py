@@ -19,7 +19,7 @@ from npattn.arrays import Array
 from npattn.checks import check_cotangent, read_floating
 from npattn.errors import OptionError, ShapeError
 
-__all__ = ["Base", "merge", "merge_backward"]
+__all__ = ["Base", "check_base", "check_parts", "merge", "merge_backward"]
 
 Base = Literal["e", "2"]
 
@@ -113,8 +113,7 @@ def _merge(
     parts: Sequence[Array], logs: Sequence[Array], base: Any
 ) -> tuple[Array, Array, list[Array]]:
     """Return o, lse and the weight of each part."""
-    if not isinstance(base, str) or base not in ("e", "2"):
-        raise OptionError(f"base is {base!r}, must be 'e' or '2'")
+    check_base(base)
     exp, log = (np.exp2, np.log2) if base == "2" else (np.exp, np.log)
     top = np.max(logs, axis=0)
     top = np.where(np.isneginf(top), 0, top)
@@ -129,21 +128,29 @@ def _merge(
     return o, lse, weights
 
 
-def _read_parts(outs: Any, lses: Any) -> tuple[list[Array], list[Array]]:
-    parts = [read_floating("outs", x).astype(np.float64) for x in outs]
-    logs = [read_floating("lses", x).astype(np.float64) for x in lses]
+def check_base(base: Any) -> None:
+    """Raise OptionError if the base of logarithms is neither."""
+    if not isinstance(base, str) or base not in ("e", "2"):
+        raise OptionError(f"base is {base!r}, must be 'e' or '2'")
+
+
+def check_parts(parts: Sequence[Array], logs: Sequence[Array]) -> None:
+    """Check the number and the shapes of parts and of their lse."""
     if not parts or len(parts) != len(logs):
         raise ShapeError(f"outs has {len(parts)} parts and lses {len(logs)}, must be as many, ≥ 1")
     shape = parts[0].shape
-    if (
-        not shape
-        or any(x.shape != shape for x in parts)
-        or any(x.shape != shape[:-1] for x in logs)
-    ):
+    alike = all(x.shape == shape for x in parts) and all(x.shape == shape[:-1] for x in logs)
+    if not shape or not alike:
         shown = ", ".join(f"{a.shape} {b.shape}" for a, b in zip(parts, logs, strict=True))
         raise ShapeError(
             f"outs and lses have shapes {shown}, must be (..., E) and (...), all alike"
         )
+
+
+def _read_parts(outs: Any, lses: Any) -> tuple[list[Array], list[Array]]:
+    parts = [read_floating("outs", x).astype(np.float64) for x in outs]
+    logs = [read_floating("lses", x).astype(np.float64) for x in lses]
+    check_parts(parts, logs)
     if any(np.isposinf(x).any() for x in logs):
         raise OptionError(
             "lses has +inf, must be −inf where a part has no visible key: "

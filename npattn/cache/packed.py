@@ -24,7 +24,7 @@ from npattn.problem import Forward, Gradients
 
 __all__ = [
     "PackedForward",
-    "read_bounds",
+    "check_packed",
     "read_options",
     "sum_parameters",
     "varlen",
@@ -131,18 +131,8 @@ def varlen_forward(
         As `varlen`.
     """
     arrays = tuple(read_floating(n, x) for n, x in zip("qkv", (q, k, v), strict=True))
-    for name, x in zip("qkv", arrays, strict=True):
-        if x.ndim != 3:
-            raise ShapeError(f"{name} has shape {x.shape}, must be (total, heads, size)")
-    if len(arrays[1]) != len(arrays[2]):
-        raise ShapeError(f"k has {len(arrays[1])} keys and v {len(arrays[2])}, must be as many")
-    of_q = read_bounds("cu_seqlens_q", cu_seqlens_q, len(arrays[0]))
-    if cu_seqlens_k is None:
-        cu_seqlens_k = cu_seqlens_q
-    of_k = read_bounds("cu_seqlens_k", cu_seqlens_k, len(arrays[1]))
+    of_q, of_k = check_packed(arrays, cu_seqlens_q, cu_seqlens_k)
     N = len(of_q) - 1
-    if len(of_k) - 1 != N:
-        raise ShapeError(f"cu_seqlens_k has {len(of_k) - 1} sequences, must have {N}, as q")
     each = read_options(options, N)
     parts = []
     for i in range(N):
@@ -197,7 +187,23 @@ def varlen_backward(
     return Gradients(dq, dk, dv, *sum_parameters(fwd.parts, grads))
 
 
-def read_bounds(name: str, value: Any, total: int) -> Array:
+def check_packed(arrays: Sequence[Array], of_q: Any, of_k: Any) -> tuple[Array, Array]:
+    """Check q, k, v against the bounds of their sequences, and return these."""
+    for name, x in zip("qkv", arrays, strict=True):
+        if x.ndim != 3:
+            raise ShapeError(f"{name} has shape {x.shape}, must be (total, heads, size)")
+    if len(arrays[1]) != len(arrays[2]):
+        raise ShapeError(f"k has {len(arrays[1])} keys and v {len(arrays[2])}, must be as many")
+    queries = _read_bounds("cu_seqlens_q", of_q, len(arrays[0]))
+    keys = _read_bounds("cu_seqlens_k", of_q if of_k is None else of_k, len(arrays[1]))
+    if len(keys) != len(queries):
+        raise ShapeError(
+            f"cu_seqlens_k has {len(keys) - 1} sequences, must have {len(queries) - 1}, as q"
+        )
+    return queries, keys
+
+
+def _read_bounds(name: str, value: Any, total: int) -> Array:
     """Return where sequences begin and the last ends, as integers."""
     bounds = read_array(name, value)
     if bounds.dtype.kind not in "iu":

@@ -24,7 +24,15 @@ from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.positions import rope
 from npattn.problem import Forward, Gradients
 
-__all__ = ["PagedForward", "append", "paged", "paged_backward", "paged_forward"]
+__all__ = [
+    "PagedForward",
+    "append",
+    "check_paged",
+    "find_slots",
+    "paged",
+    "paged_backward",
+    "paged_forward",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +128,9 @@ def paged_forward(
         As `paged`.
     """
     query = read_floating("q", q)
-    pages = _read_pages(k_pages, v_pages)
-    if query.ndim != 4:
-        raise ShapeError(f"q has shape {query.shape}, must be (B, T, H, D)")
-    B = len(query)
-    lengths = _read_integers("seqlens", seqlens, (B,))
+    pages = (read_floating("k_pages", k_pages), read_floating("v_pages", v_pages))
+    lengths = check_paged(query, *pages, seqlens)
+    B = len(lengths)
     slots = find_slots(block_table, lengths, pages[0].shape[:2])
     each = read_options(options, B)
     parts = []
@@ -225,7 +231,8 @@ def append(
     >>> k[0, :, 0, 0], seqlens
     (array([0., 0., 1., 0.]), array([3]))
     """
-    caches = _read_pages(k_cache, v_cache)
+    caches = (read_floating("k_cache", k_cache), read_floating("v_cache", v_cache))
+    _check_pages(*caches)
     new = tuple(read_floating(n, x) for n, x in (("k", k), ("v", v)))
     for name, x, old in zip("kv", new, caches, strict=True):
         if x.ndim != 4 or x.shape[2:] != old.shape[2:] or x.shape[:2] != new[0].shape[:2]:
@@ -258,6 +265,14 @@ def append(
     return out[0], out[1], before + T
 
 
+def check_paged(q: Array, k_pages: Array, v_pages: Array, seqlens: Any) -> Array:
+    """Check q and pages against each other, and return the lengths of the samples."""
+    if q.ndim != 4:
+        raise ShapeError(f"q has shape {q.shape}, must be (B, T, H, D)")
+    _check_pages(k_pages, v_pages)
+    return _read_integers("seqlens", seqlens, (len(q),))
+
+
 def find_slots(
     block_table: Any, lengths: Array, sizes: tuple[int, ...]
 ) -> tuple[tuple[Array, Array], ...]:
@@ -282,14 +297,12 @@ def find_slots(
     return tuple(found)
 
 
-def _read_pages(k_pages: Any, v_pages: Any) -> tuple[Array, Array]:
-    k, v = read_floating("k_pages", k_pages), read_floating("v_pages", v_pages)
+def _check_pages(k: Array, v: Array) -> None:
     if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3]:
         raise ShapeError(
             f"k_pages and v_pages have shapes {k.shape} and {v.shape}, must be (N, P, K, D) and "
             "(N, P, K, E)"
         )
-    return k, v
 
 
 def _read_integers(name: str, value: Any, shape: tuple[int | None, ...]) -> Array:

@@ -1,0 +1,216 @@
+"""Packed sequences, pages and merged parts on torch tensors, differentiable by autograd.
+
+Each sequence is one problem of `npattn.torch.forward`; the meanings are those of `npattn.cache`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from numpy.typing import ArrayLike
+
+from npattn.cache.merging import Base, check_base, check_parts
+from npattn.cache.packed import check_packed, read_options
+from npattn.cache.paging import check_paged, find_slots
+from npattn.checks import read_floating
+from npattn.errors import DtypeError
+from npattn.torch.api import forward
+from npattn.torch.tensors import stand_in
+
+__all__ = ["Results", "merge", "paged", "paged_forward", "varlen", "varlen_forward"]
+
+Tensor = torch.Tensor
+Integers = ArrayLike | Tensor
+
+
+class Results(NamedTuple):
+    """Output and lse."""
+
+    out: Tensor
+    lse: Tensor
+
+
+def varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Integers,
+    cu_seqlens_k: Integers | None = None,
+    **options: Any,
+) -> Tensor:
+    """Attention within each of several packed sequences, as `npattn.cache.varlen`.
+
+    Parameters
+    ----------
+    q, k, v : Tensor
+        (total_q, H, D), (total_k, K, D), (total_k, K, E), of floating dtypes on one device.
+    cu_seqlens_q, cu_seqlens_k, **options
+        As in `npattn.cache.varlen`, of `npattn.torch.attention`; bounds may be tensors.
+
+    Returns
+    -------
+    Tensor (total_q, H, E)
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `npattn.cache.varlen`.
+    """
+    return varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, **options).out
+
+
+def varlen_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Integers,
+    cu_seqlens_k: Integers | None = None,
+    **options: Any,
+) -> Results:
+    """`varlen` with its lse (H, total_q).
+
+    Parameters
+    ----------
+    q, k, v, cu_seqlens_q, cu_seqlens_k, **options
+        As in `varlen`.
+
+    Returns
+    -------
+    Results
+        .out (total_q, H, E), .lse (H, total_q)
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `varlen`.
+    """
+    given = [_stand_in(name, x) for name, x in zip("qkv", (q, k, v), strict=True)]
+    of_q, of_k = check_packed(given, _host(cu_seqlens_q), _host(cu_seqlens_k))
+    each = read_options(options, len(of_q) - 1) or [options]
+    ends = list(zip(of_q, of_q[1:], of_k, of_k[1:], strict=False)) or [(0, 0, 0, 0)]
+    parts: list[Any] = []
+    for (a, b, c, d), own in zip(ends, each, strict=True):
+        parts.append(forward(*(x.swapaxes(0, 1) for x in (q[a:b], k[c:d], v[c:d])), **own))
+    out = torch.cat([part.out.swapaxes(0, 1) for part in parts])
+    return Results(out, torch.cat([part.lse for part in parts], dim=1))
+
+
+def paged(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Integers,
+    seqlens: Integers,
+    **options: Any,
+) -> Tensor:
+    """Attention of each sample's queries to its keys, which lie in pages.
+
+    Parameters
+    ----------
+    q, k_pages, v_pages : Tensor
+        (B, T, H, D), (N, P, K, D), (N, P, K, E), of floating dtypes on one device.
+    block_table, seqlens, **options
+        As in `npattn.cache.paged`, of `npattn.torch.attention`; integers may be tensors.
+
+    Returns
+    -------
+    Tensor (B, T, H, E)
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `npattn.cache.paged`.
+    """
+    return paged_forward(q, k_pages, v_pages, block_table, seqlens, **options).out
+
+
+def paged_forward(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Integers,
+    seqlens: Integers,
+    **options: Any,
+) -> Results:
+    """`paged` with its lse (B, H, T).
+
+    Parameters
+    ----------
+    q, k_pages, v_pages, block_table, seqlens, **options
+        As in `paged`.
+
+    Returns
+    -------
+    Results
+        .out (B, T, H, E), .lse (B, H, T)
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `paged`.
+    """
+    names = ("q", "k_pages", "v_pages")
+    query, *pages = (_stand_in(n, x) for n, x in zip(names, (q, k_pages, v_pages), strict=True))
+    lengths = check_paged(query, pages[0], pages[1], _host(seqlens))
+    slots = find_slots(_host(block_table), lengths, pages[0].shape[:2])
+    each = read_options(options, len(lengths))
+    parts: list[Any] = []
+    for b, own in enumerate(each):
+        where = tuple(torch.as_tensor(x, device=k_pages.device) for x in slots[b])
+        keys = (x[where].swapaxes(0, 1) for x in (k_pages, v_pages))
+        parts.append(forward(q[b].swapaxes(0, 1), *keys, **own))
+    if not parts:
+        none = (x[:0, 0].swapaxes(0, 1) for x in (k_pages, v_pages))
+        parts = [forward(q.new_zeros(q.shape[1:]).swapaxes(0, 1), *none, **options)]
+    B = len(lengths)
+    out = torch.stack([part.out.swapaxes(0, 1) for part in parts])[:B]
+    return Results(out, torch.stack([part.lse for part in parts])[:B])
+
+
+def merge(outs: Sequence[Tensor], lses: Sequence[Tensor], *, base: Base = "e") -> Results:
+    """Merge the results of attention over parts of the keys, as `npattn.cache.merge`.
+
+    Parameters
+    ----------
+    outs : sequence of Tensor (..., E)
+    lses : sequence of Tensor (...)
+        −inf where a part has no visible key; +inf gives NaN.
+    base : {"e", "2"}, default "e"
+
+    Returns
+    -------
+    Results
+        .out (..., E), .lse (...), in the widest dtype of the parts
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `npattn.cache.merge`.
+    """
+    check_base(base)
+    check_parts([_stand_in("outs", x) for x in outs], [_stand_in("lses", x) for x in lses])
+    exp, log = (torch.exp2, torch.log2) if base == "2" else (torch.exp, torch.log)
+    logs = torch.stack(list(lses))
+    live = ~torch.isneginf(logs)
+    top = logs.detach().amax(0)
+    top = torch.where(torch.isneginf(top), 0, top)
+    sizes = torch.where(live, exp(torch.where(live, logs - top, 0)), 0)
+    total = sizes.sum(0)
+    some = live.any(0)
+    lse = torch.where(some, log(torch.where(some, total, 1)) + top, -torch.inf)
+    weights = sizes / torch.where(some, total, 1)
+    parts = torch.where(live[..., None], torch.stack(list(outs)), 0)
+    return Results((weights[..., None] * parts).sum(0), lse)
+
+
+def _stand_in(name: str, x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        raise DtypeError(f"{name} is {type(x).__name__}, must be a tensor: use npattn.cache")
+    return read_floating(name, stand_in(name, x))
+
+
+def _host(x: Any) -> Any:
+    """Return integers as NumPy's."""
+    return x.detach().cpu().numpy() if isinstance(x, Tensor) else x
