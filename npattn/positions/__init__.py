@@ -3,14 +3,14 @@
     rope  rope_backward                turn pairs of features by an angle that grows with position
     plain  linear  ntk  dynamic_ntk    frequencies of `rope`: as published, and for sequences that
     yarn  llama3  longrope             are longer than those of the training
-    sinusoidal  learned                vectors that are added to the input, computed or looked up
-    learned_backward
+    sinusoidal  look_up                vectors that are added to the input, computed or looked up
+    look_up_backward
     alibi_slopes                       of `npattn.biases.alibi`
 
 T is the number of positions, D the size of a vector, R the number of features that `rope` turns.
 """
 
-from npattn.positions.absolute import alibi_slopes, learned, learned_backward, sinusoidal
+from npattn.positions.absolute import alibi_slopes, look_up, look_up_backward, sinusoidal
 from npattn.positions.frequencies import (
     Frequencies,
     dynamic_ntk,
@@ -27,11 +27,11 @@ __all__ = [
     "Frequencies",
     "alibi_slopes",
     "dynamic_ntk",
-    "learned",
-    "learned_backward",
     "linear",
     "llama3",
     "longrope",
+    "look_up",
+    "look_up_backward",
     "ntk",
     "plain",
     "rope",

@@ -12,7 +12,7 @@ from npattn.checks import check_integer, read_array, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.positions.frequencies import read_number
 
-__all__ = ["alibi_slopes", "learned", "learned_backward", "sinusoidal"]
+__all__ = ["alibi_slopes", "look_up", "look_up_backward", "sinusoidal"]
 
 
 def sinusoidal(T: int, D: int, *, base: float = 10000.0, offset: float = 0) -> Array:
@@ -55,7 +55,7 @@ def sinusoidal(T: int, D: int, *, base: float = 10000.0, offset: float = 0) -> A
     return out
 
 
-def learned(table: ArrayLike, positions: ArrayLike) -> Array:
+def look_up(table: ArrayLike, positions: ArrayLike) -> Array:
     """Look up the vector of each position: ``table[positions]``, without negative ones.
 
     Parameters
@@ -83,8 +83,8 @@ def learned(table: ArrayLike, positions: ArrayLike) -> Array:
     return np.asarray(array[_read_rows(positions, len(array))])
 
 
-def learned_backward(dout: ArrayLike, positions: ArrayLike, *, N: int) -> Array:
-    """Return the gradient of the table from that of ``learned(table, positions)``.
+def look_up_backward(dout: ArrayLike, positions: ArrayLike, *, N: int) -> Array:
+    """Return the gradient of the table from that of ``look_up(table, positions)``.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def learned_backward(dout: ArrayLike, positions: ArrayLike, *, N: int) -> Array:
     ShapeError
         If `dout` has not the shape of positions and one axis more.
     DtypeError, OptionError
-        As `learned`.
+        As `look_up`.
     """
     rows, array = _read_rows(positions, check_integer("N", N, 0)), read_floating("dout", dout)
     if array.ndim != rows.ndim + 1 or array.shape[:-1] != rows.shape:

@@ -1,4 +1,4 @@
-"""Positions that are added: sinusoidal, learned; slopes of ALiBi."""
+"""Positions that are added: sinusoidal, looked up; slopes of ALiBi."""
 
 import math
 
@@ -8,7 +8,7 @@ from mpmath import mp
 
 from npattn import biases
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.positions import alibi_slopes, learned, learned_backward, sinusoidal
+from npattn.positions import alibi_slopes, look_up, look_up_backward, sinusoidal
 
 T, D, N = 5, 7, 11
 U = 2.0**-53
@@ -34,22 +34,22 @@ def test_sinusoidal_shifts_by_a_rotation():
         assert np.ptp(np.diagonal(products, n)) < 1e-13
 
 
-def test_learned_rows_and_their_gradient():
+def test_rows_that_are_looked_up_and_their_gradient():
     rng = np.random.default_rng(0)
     table, places = rng.standard_normal((N, D)), rng.integers(0, N, (3, T))
-    assert np.array_equal(learned(table, places), table[places])
+    assert np.array_equal(look_up(table, places), table[places])
     dout = rng.standard_normal((3, T, D))
     want = np.zeros((N, D))
     for index in np.ndindex(3, T):
         want[places[index]] += dout[index]
-    got = learned_backward(dout, places, N=N)
+    got = look_up_backward(dout, places, N=N)
     assert np.allclose(got, want, rtol=0, atol=64 * U)
     assert np.all(got[np.setdiff1d(np.arange(N), places)] == 0)
 
 
 def test_rows_that_are_looked_up_twice_are_summed():
     assert np.array_equal(
-        learned_backward(np.ones((3, 2)), [1, 1, 0], N=3), [[1, 1], [2, 2], [0, 0]]
+        look_up_backward(np.ones((3, 2)), [1, 1, 0], N=3), [[1, 1], [2, 2], [0, 0]]
     )
 
 
@@ -70,11 +70,11 @@ def test_slopes_of_the_paper():
         (lambda: sinusoidal(1, 4.5), OptionError, "D is 4.5, must be an integer ≥ 0"),
         (lambda: sinusoidal(1, 4, base=0), OptionError, "base is 0"),
         (lambda: sinusoidal(1, 4, offset=math.inf), OptionError, "offset is inf"),
-        (lambda: learned(np.ones(3), [0]), ShapeError, "must be (N, D)"),
-        (lambda: learned(np.ones((3, 2)), [0.0]), DtypeError, "must be integers"),
-        (lambda: learned(np.ones((3, 2)), [-1]), OptionError, "has -1 to -1, must be 0 to 2"),
-        (lambda: learned(np.ones((3, 2)), [0, 3]), OptionError, "has 0 to 3, must be 0 to 2"),
-        (lambda: learned_backward(np.ones((3, 2)), [0], N=3), ShapeError, "must be (1, 'D')"),
+        (lambda: look_up(np.ones(3), [0]), ShapeError, "must be (N, D)"),
+        (lambda: look_up(np.ones((3, 2)), [0.0]), DtypeError, "must be integers"),
+        (lambda: look_up(np.ones((3, 2)), [-1]), OptionError, "has -1 to -1, must be 0 to 2"),
+        (lambda: look_up(np.ones((3, 2)), [0, 3]), OptionError, "has 0 to 3, must be 0 to 2"),
+        (lambda: look_up_backward(np.ones((3, 2)), [0], N=3), ShapeError, "must be (1, 'D')"),
         (lambda: alibi_slopes(0), OptionError, "H is 0, must be an integer ≥ 1"),
     ],
 )
