@@ -50,6 +50,14 @@ def test_default_dtypes_are_those_that_a_target_computes_in():
     ]
 
 
+def test_targets_that_take_long_come_first(monkeypatch):
+    monkeypatch.setitem(TARGETS, "torch.sdpa", replace(TARGETS["torch.sdpa"], timeout=60.0))
+    executor = Inline(answer_of)
+    matrix = run_matrix(["numpy.naive", "torch.sdpa"], dtypes=["float32"], executor=executor)
+    assert executor.done == ["torch.sdpa float32", "numpy.naive float32"]
+    assert [run.target for run in matrix.runs] == ["numpy.naive", "torch.sdpa"]
+
+
 def test_a_report_waits_for_its_blocks():
     executor = Inline(answer_of)
     run_matrix(["numpy.naive"], only=["views", "agreement-o"], blocks=5, executor=executor)
