@@ -31,7 +31,9 @@ def test_there_is_one_main_and_one_test_command():
         assert len(re.findall(rf"<!-- ci: {name} -->\n```bash\n.*\n```", README)) == 1
 
 
-@pytest.mark.parametrize("name", ["checking.md", "masks.md", "multihead.md", "spot.md"])
+@pytest.mark.parametrize(
+    "name", ["cache.md", "checking.md", "masks.md", "multihead.md", "positions.md", "spot.md"]
+)
 def test_the_examples_of_a_page_give_what_they_show(name):
     page = ROOT / "docs" / name
     text = page.read_text().replace("```", "")
