@@ -9,9 +9,10 @@ Arrays have the heads after the tokens, as in serving engines: q (total, H, D) o
 sequence is one problem of `npattn.forward`, so that all its options and rules hold.
 """
 
+from npattn.cache.appending import append
 from npattn.cache.merging import merge, merge_backward
 from npattn.cache.packed import PackedForward, varlen, varlen_backward, varlen_forward
-from npattn.cache.paging import PagedForward, append, paged, paged_backward, paged_forward
+from npattn.cache.paging import PagedForward, paged, paged_backward, paged_forward
 
 __all__ = [
     "PackedForward",

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from npattn.arrays import Array
 from npattn.checks import check_cotangent, read_floating
-from npattn.errors import OptionError, ShapeError
+from npattn.errors import DtypeError, OptionError, ShapeError
 
 __all__ = ["Base", "check_base", "check_parts", "merge", "merge_backward"]
 
@@ -50,7 +50,7 @@ def merge(
     ShapeError
         If there is no part, or their shapes differ.
     DtypeError
-        If an array is not floating.
+        If an array is not floating, or complex.
     OptionError
         If `base` is neither, or an lse is +inf.
 
@@ -102,10 +102,9 @@ def merge_backward(
     unit = math.log(2) if base == "2" else 1.0  # d log₂ x = dx / (x log 2), and back again
     douts, dlses = [], []
     for part, w in zip(parts, weights, strict=True):
-        live = w > 0
-        apart = np.where(live[..., None], part - o, 0)
+        apart = np.where((w > 0)[..., None], part, o) - o
         douts.append(w[..., None] * do)
-        dlses.append(w * (unit * (do * apart).sum(-1) + flow))
+        dlses.append(np.asarray(w * (unit * (do * apart).sum(-1) + flow)))
     return tuple(douts), tuple(dlses)
 
 
@@ -124,7 +123,7 @@ def _merge(
     weights = [np.divide(x, total, out=np.zeros_like(x), where=total != 0) for x in sizes]
     o = np.zeros(parts[0].shape)
     for part, w, x in zip(parts, weights, logs, strict=True):
-        o += np.where(np.isneginf(x)[..., None], 0, w[..., None] * part)
+        o += w[..., None] * np.where(np.isneginf(x)[..., None], 0, part)
     return o, lse, weights
 
 
@@ -136,6 +135,10 @@ def check_base(base: Any) -> None:
 
 def check_parts(parts: Sequence[Array], logs: Sequence[Array]) -> None:
     """Check the number and the shapes of parts and of their lse."""
+    for name, xs in (("outs", parts), ("lses", logs)):
+        for x in xs:
+            if x.dtype.kind == "c":
+                raise DtypeError(f"{name} is {x.dtype}, must be real")
     if not parts or len(parts) != len(logs):
         raise ShapeError(f"outs has {len(parts)} parts and lses {len(logs)}, must be as many, ≥ 1")
     shape = parts[0].shape
@@ -148,9 +151,9 @@ def check_parts(parts: Sequence[Array], logs: Sequence[Array]) -> None:
 
 
 def _read_parts(outs: Any, lses: Any) -> tuple[list[Array], list[Array]]:
-    parts = [read_floating("outs", x).astype(np.float64) for x in outs]
-    logs = [read_floating("lses", x).astype(np.float64) for x in lses]
+    parts, logs = ([read_floating(n, x) for x in xs] for n, xs in (("outs", outs), ("lses", lses)))
     check_parts(parts, logs)
+    parts, logs = ([x.astype(np.float64) for x in xs] for xs in (parts, logs))
     if any(np.isposinf(x).any() for x in logs):
         raise OptionError(
             "lses has +inf, must be −inf where a part has no visible key: "

@@ -16,15 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.api import backward, forward
+from npattn.api import backward, evaluate
 from npattn.arrays import Array, BiasLike, MaskLike
 from npattn.checks import check_cotangent, read_array, read_floating
-from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.problem import Forward, Gradients
+from npattn.conventions import check_conventions
+from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
+from npattn.problem import Forward, Gradients, Problem
 
 __all__ = [
     "PackedForward",
     "check_packed",
+    "make_problems",
     "read_options",
     "sum_parameters",
     "varlen",
@@ -54,7 +56,7 @@ class PackedForward:
     lse: Array
     parts: tuple[Forward, ...]
     bounds: tuple[Array, Array] = field(repr=False)
-    shapes: tuple[tuple[int, ...], ...] = field(repr=False)
+    any: bool = field(repr=False)  # False if there is no sequence, and one part without tokens
 
 
 def varlen(
@@ -77,8 +79,8 @@ def varlen(
     **options
         mask, causal, window, bias, scale, softcap, score_mod, sinks, dtype, engine, conventions of
         `npattn.attention`, for each sequence alone: ``causal="bottom_right"`` aligns its last query
-        with its last key. mask and bias are objects of `npattn.masks` and `npattn.biases`, or a
-        list of arrays (H, T, S), one a sequence.
+        with its last key, and score_mod gets a b of 0. mask and bias are objects of `npattn.masks`
+        and `npattn.biases` that fit each sequence, or a list of arrays (H, T, S), one a sequence.
 
     Returns
     -------
@@ -134,16 +136,14 @@ def varlen_forward(
     of_q, of_k = check_packed(arrays, cu_seqlens_q, cu_seqlens_k)
     N = len(of_q) - 1
     each = read_options(options, N)
-    parts = []
-    for i in range(N):
-        ends = (slice(*of_q[i : i + 2]), *[slice(*of_k[i : i + 2])] * 2)
-        own = (x[end].swapaxes(0, 1) for x, end in zip(arrays, ends, strict=True))
-        parts.append(forward(*own, **each[i]))
-    if not parts:  # sizes and dtypes are those of a sequence without tokens
-        parts = [forward(*(x.swapaxes(0, 1) for x in arrays), **options)]
+    ends = list(zip(of_q, of_q[1:], of_k, of_k[1:], strict=False))
+    # Without a sequence, sizes and dtypes are those of one that has no tokens.
+    heads = [x.swapaxes(0, 1) for x in arrays]
+    own = [(heads[0][:, a:b], *(x[:, c:d] for x in heads[1:])) for a, b, c, d in ends or [(0,) * 4]]
+    parts = make_problems(own, each)
     out = np.concatenate([part.out.swapaxes(0, 1) for part in parts])
     lse = np.concatenate([part.lse for part in parts], axis=1)
-    return PackedForward(out, lse, tuple(parts), (of_q, of_k), tuple(x.shape for x in arrays))
+    return PackedForward(out, lse, tuple(parts), (of_q, of_k), bool(ends))
 
 
 def varlen_backward(
@@ -171,19 +171,14 @@ def varlen_backward(
     """
     do = check_cotangent("dout", dout, fwd.out.shape)
     dl = None if dlse is None else check_cotangent("dlse", dlse, fwd.lse.shape)
-    of_q, of_k = fwd.bounds
-    dtype = fwd.lse.dtype
-    dq, dk, dv = (np.zeros(shape, dtype) for shape in fwd.shapes)
-    grads = []
-    for i in range(len(of_q) - 1):
-        own, keys = slice(*of_q[i : i + 2]), slice(*of_k[i : i + 2])
-        flow = None if dl is None else dl[:, own]
-        grad = backward(fwd.parts[i], do[own].swapaxes(0, 1), flow)
-        for total, where, part in ((dq, own, grad.q), (dk, keys, grad.k), (dv, keys, grad.v)):
-            total[where] = part.swapaxes(0, 1)
-        grads.append(grad)
-    if not grads:
-        grads = [backward(fwd.parts[0], do.swapaxes(0, 1))]
+    of_q = fwd.bounds[0] if fwd.any else np.zeros(2, np.int64)
+    grads = [
+        backward(part, do[a:b].swapaxes(0, 1), None if dl is None else dl[:, a:b])
+        for part, a, b in zip(fwd.parts, of_q, of_q[1:], strict=False)
+    ]
+    dq, dk, dv = (
+        np.concatenate([getattr(grad, name).swapaxes(0, 1) for grad in grads]) for name in "qkv"
+    )
     return Gradients(dq, dk, dv, *sum_parameters(fwd.parts, grads))
 
 
@@ -220,31 +215,54 @@ def _read_bounds(name: str, value: Any, total: int) -> Array:
 
 
 def read_options(options: dict[str, Any], N: int) -> list[dict[str, Any]]:
-    """Return the options of each of N sequences; of mask and bias, lists have one a sequence."""
+    """Return the options of each of N sequences; of mask and bias, lists have one a sequence.
+
+    Without a sequence they are those of one without tokens.
+    """
     for name in options:
         if name not in OPTIONS:
             raise OptionError(f"{name} is no option here, must be one of {', '.join(OPTIONS)}")
-    each = [dict(options) for _ in range(N)]
-    for name, kind in (("mask", MaskLike), ("bias", BiasLike)):
+    each = [dict(options) for _ in range(max(N, 1))]
+    for name, kind, home in (("mask", MaskLike, "masks"), ("bias", BiasLike, "biases")):
         value = options.get(name)
-        if value is None or isinstance(value, kind):
+        if value is None or (isinstance(value, kind) and not isinstance(value, np.ndarray)):
             continue
         if not isinstance(value, (list, tuple)) or len(value) != N:
             raise OptionError(
-                f"{name} is {type(value).__name__}, must be an object of npattn.masks or "
-                f"npattn.biases, or a list of {N} arrays (H, T, S), one a sequence"
+                f"{name} is {type(value).__name__}, must be an object of npattn.{home}, or a list "
+                f"of {N} arrays (H, T, S), one a sequence"
             )
-        for own, x in zip(each, value, strict=True):
-            own[name] = x
+        for i, x in enumerate(value):
+            if x is None or isinstance(x, (MaskLike, BiasLike)):
+                raise OptionError(f"{name} has {x!r} for sequence {i}, must have an array for each")
+            each[i][name] = x
+        if not N:
+            del each[0][name]
     return each
+
+
+def make_problems(
+    arrays: Sequence[tuple[Array, ...]], each: Sequence[dict[str, Any]]
+) -> list[Forward]:
+    """Check q, k, v and the options of every sequence, and then evaluate them."""
+    problems = []
+    for i, (xs, options) in enumerate(zip(arrays, each, strict=True)):
+        own = dict(options)
+        conventions = own.pop("conventions", None)
+        check_conventions(conventions)
+        alignment = None if conventions is None else conventions.causal
+        try:
+            problems.append((Problem(*xs, **own, alignment=alignment), conventions))
+        except NpattnError as err:
+            raise type(err)(f"{err} (sequence {i})") from err
+    return [evaluate(problem, conventions) for problem, conventions in problems]
 
 
 def sum_parameters(parts: Sequence[Forward], grads: Sequence[Gradients]) -> tuple[Any, Any]:
     """Return the gradients of bias and sinks, which all sequences share unless bias is a list."""
     of_sinks = [one.sinks for one in grads if one.sinks is not None]
     sinks = np.sum(of_sinks, axis=0) if of_sinks else None
-    biases = [one.bias for one in grads]
-    given = parts[0].problem.bias
+    given, biases = parts[0].problem.bias, [one.bias for one in grads]
     if given is None:
         return None, sinks
     if not isinstance(given, BiasLike):

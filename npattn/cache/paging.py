@@ -9,29 +9,28 @@ later slots and later entries of the table are never read. The last query stands
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.api import backward, forward
+from npattn.api import backward
 from npattn.arrays import Array
-from npattn.cache.packed import read_options, sum_parameters
+from npattn.cache.packed import make_problems, read_options, sum_parameters
 from npattn.checks import check_cotangent, read_array, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.positions import rope
 from npattn.problem import Forward, Gradients
 
 __all__ = [
     "PagedForward",
-    "append",
     "check_paged",
+    "check_pages",
     "find_slots",
     "paged",
     "paged_backward",
     "paged_forward",
+    "read_integers",
 ]
 
 
@@ -133,16 +132,17 @@ def paged_forward(
     B = len(lengths)
     slots = find_slots(block_table, lengths, pages[0].shape[:2])
     each = read_options(options, B)
-    parts = []
+    own = [(query[b], *(x[slots[b]] for x in pages)) for b in range(B)]
+    if not own:  # sizes and dtypes are those of a sample without tokens
+        arrays = (query, *pages)
+        own = [tuple(np.zeros((0, *x.shape[2:]), x.dtype) for x in arrays)]
+    parts = make_problems([tuple(x.swapaxes(0, 1) for x in xs) for xs in own], each)
+    T, (H, _, E) = query.shape[1], parts[0].out.shape
+    out = np.zeros((B, T, H, E), parts[0].out.dtype)
+    lse = np.zeros((B, H, T), parts[0].lse.dtype)
     for b in range(B):
-        k, v = (x[slots[b]].swapaxes(0, 1) for x in pages)
-        parts.append(forward(query[b].swapaxes(0, 1), k, v, **each[b]))
+        out[b], lse[b] = parts[b].out.swapaxes(0, 1), parts[b].lse
     shapes = (query.shape, *(x.shape for x in pages))
-    if not parts:  # sizes and dtypes are those of a sample without keys
-        one = np.zeros(query.shape[1:], query.dtype).swapaxes(0, 1)
-        parts = [forward(one, *(x[:0, 0].swapaxes(0, 1) for x in pages), **options)]
-    out = np.stack([part.out.swapaxes(0, 1) for part in parts])[:B]
-    lse = np.stack([part.lse for part in parts])[:B]
     return PagedForward(out, lse, tuple(parts), slots, shapes)
 
 
@@ -169,108 +169,30 @@ def paged_backward(fwd: PagedForward, dout: ArrayLike, dlse: ArrayLike | None = 
     """
     do = check_cotangent("dout", dout, fwd.out.shape)
     dl = None if dlse is None else check_cotangent("dlse", dlse, fwd.lse.shape)
-    dq, dk, dv = (np.zeros(shape, fwd.lse.dtype) for shape in fwd.shapes)
-    grads = []
-    for b, slots in enumerate(fwd.slots):
-        grad = backward(fwd.parts[b], do[b].swapaxes(0, 1), None if dl is None else dl[b])
-        dq[b] = grad.q.swapaxes(0, 1)
-        for total, own in ((dk, grad.k), (dv, grad.v)):
-            np.add.at(total, slots, own.swapaxes(0, 1))
-        grads.append(grad)
-    if not grads:
-        grads = [backward(fwd.parts[0], np.zeros_like(fwd.parts[0].out))]
-    return Gradients(dq, dk, dv, *sum_parameters(fwd.parts, grads))
-
-
-def append(
-    k_cache: ArrayLike,
-    v_cache: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    seqlens: ArrayLike,
-    *,
-    block_table: ArrayLike | None = None,
-    rotary: Mapping[str, Any] | None = None,
-) -> tuple[Array, Array, Array]:
-    """Return a cache with new keys and values behind those of each sample.
-
-    Parameters
-    ----------
-    k_cache, v_cache : array_like (B, S, K, D), (B, S, K, E)
-        With a table, pages (N, P, K, D), (N, P, K, E). They are copied, and not written to.
-    k, v : array_like (B, T, K, D), (B, T, K, E)
-        New keys and values; they are rounded to the dtype of the cache.
-    seqlens : int array_like (B,)
-        Number of keys that each sample has already.
-    block_table : int array_like (B, M), optional
-        Pages of each sample, as in `paged`. Two samples must not write to one slot.
-    rotary : mapping, optional
-        Options of `npattn.positions.rope`, by which the new keys turn: the first of a sample stands
-        at the position seqlens[b].
-
-    Returns
-    -------
-    k_cache, v_cache : ndarray
-        Copies with the new keys; every other slot is as it was, to the bit.
-    seqlens : ndarray (B,)
-        Longer by T.
-
-    Raises
-    ------
-    ShapeError, DtypeError
-        If arrays do not fit, or have dtypes that are not legal here.
-    OptionError
-        If there is no room, a page does not exist, or two samples write to one slot.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from npattn import cache
-    >>> empty, new = np.zeros((1, 4, 1, 2)), np.ones((1, 1, 1, 2))
-    >>> k, v, seqlens = cache.append(empty, empty, new, new, [2])
-    >>> k[0, :, 0, 0], seqlens
-    (array([0., 0., 1., 0.]), array([3]))
-    """
-    caches = (read_floating("k_cache", k_cache), read_floating("v_cache", v_cache))
-    _check_pages(*caches)
-    new = tuple(read_floating(n, x) for n, x in (("k", k), ("v", v)))
-    for name, x, old in zip("kv", new, caches, strict=True):
-        if x.ndim != 4 or x.shape[2:] != old.shape[2:] or x.shape[:2] != new[0].shape[:2]:
-            raise ShapeError(
-                f"{name} has shape {x.shape}, must be (B, T, {old.shape[2]}, {old.shape[3]})"
-            )
-    B, T = new[0].shape[:2]
-    before = _read_integers("seqlens", seqlens, (B,))
-    if block_table is None:
-        if len(caches[0]) != B:
-            raise ShapeError(f"k_cache has {len(caches[0])} samples, must have {B}, as k")
-        block_table = np.arange(B)[:, None]
-    slots = find_slots(block_table, before + T, caches[0].shape[:2])
-    none = np.zeros(0, np.int64)
-    page, slot = (
-        np.concatenate([none, *(own[axis][n:] for own, n in zip(slots, before, strict=True))])
-        for axis in (0, 1)
-    )
-    if len(np.unique(page * caches[0].shape[1] + slot)) < len(page):
-        raise OptionError("block_table lets two new keys be written to one slot: give each its own")
-    if rotary is not None:
-        places = before[:, None] + np.arange(T)
-        turned = rope(new[0].swapaxes(1, 2), positions=places[:, None], **rotary)
-        new = (turned.swapaxes(1, 2), new[1])
-    out = []
-    for old, x in zip(caches, new, strict=True):
-        filled = old.copy()
-        filled[page, slot] = x.reshape(-1, *x.shape[2:]).astype(old.dtype)
-        out.append(filled)
-    return out[0], out[1], before + T
+    B = len(fwd.slots)
+    grads = [
+        backward(fwd.parts[b], do[b].swapaxes(0, 1), None if dl is None else dl[b])
+        for b in range(B)
+    ] or [backward(fwd.parts[0], fwd.parts[0].out)]
+    dq = np.zeros(fwd.shapes[0], grads[0].q.dtype)
+    for b in range(B):
+        dq[b] = grads[b].q.swapaxes(0, 1)
+    pages = []
+    for name, shape in zip("kv", fwd.shapes[1:], strict=True):
+        dtype = getattr(grads[0], name).dtype
+        total = np.zeros(shape, np.result_type(dtype, np.float64))  # summed, and then rounded
+        for slots, grad in zip(fwd.slots, grads, strict=False):
+            np.add.at(total, slots, getattr(grad, name).swapaxes(0, 1))
+        pages.append(total.astype(dtype))
+    return Gradients(dq, pages[0], pages[1], *sum_parameters(fwd.parts, grads))
 
 
 def check_paged(q: Array, k_pages: Array, v_pages: Array, seqlens: Any) -> Array:
     """Check q and pages against each other, and return the lengths of the samples."""
     if q.ndim != 4:
         raise ShapeError(f"q has shape {q.shape}, must be (B, T, H, D)")
-    _check_pages(k_pages, v_pages)
-    return _read_integers("seqlens", seqlens, (len(q),))
+    check_pages("k_pages", k_pages, "v_pages", v_pages)
+    return read_integers("seqlens", seqlens, (len(q),))
 
 
 def find_slots(
@@ -278,7 +200,7 @@ def find_slots(
 ) -> tuple[tuple[Array, Array], ...]:
     """Return the page and the slot of each key of each sample."""
     count, P = sizes
-    table = _read_integers("block_table", block_table, (len(lengths), None))
+    table = read_integers("block_table", block_table, (len(lengths), None))
     found = []
     for b, length in enumerate(lengths):
         if not 0 <= length <= table.shape[1] * P:
@@ -297,17 +219,19 @@ def find_slots(
     return tuple(found)
 
 
-def _check_pages(k: Array, v: Array) -> None:
+def check_pages(k_name: str, k: Array, v_name: str, v: Array) -> None:
+    """Check that keys and values lie in pages, or in a cache, of one shape."""
     if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3]:
         raise ShapeError(
-            f"k_pages and v_pages have shapes {k.shape} and {v.shape}, must be (N, P, K, D) and "
+            f"{k_name} and {v_name} have shapes {k.shape} and {v.shape}, must be (N, P, K, D) and "
             "(N, P, K, E)"
         )
 
 
-def _read_integers(name: str, value: Any, shape: tuple[int | None, ...]) -> Array:
+def read_integers(name: str, value: Any, shape: tuple[int | None, ...]) -> Array:
+    """Return an array of integers of a shape, in which None is any size."""
     array = read_array(name, value)
-    if array.dtype.kind not in "iu":
+    if array.dtype.kind not in "iu" and array.size:
         raise DtypeError(f"{name} is {array.dtype}, must be integers")
     fits = array.ndim == len(shape) and all(
         m in (None, n) for n, m in zip(array.shape, shape, strict=True)

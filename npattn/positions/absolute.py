@@ -95,7 +95,7 @@ def look_up_backward(dout: ArrayLike, positions: ArrayLike, *, N: int) -> Array:
 
     Returns
     -------
-    ndarray (N, D) of float64
+    ndarray (N, D) of float64, or complex128 for complex gradients
         Rows that are looked up several times have the sum; those that are not have 0.
 
     Raises
@@ -108,8 +108,8 @@ def look_up_backward(dout: ArrayLike, positions: ArrayLike, *, N: int) -> Array:
     rows, array = _read_rows(positions, check_integer("N", N, 0)), read_floating("dout", dout)
     if array.ndim != rows.ndim + 1 or array.shape[:-1] != rows.shape:
         raise ShapeError(f"dout has shape {array.shape}, must be {(*rows.shape, 'D')}")
-    out = np.zeros((N, array.shape[-1]))
-    np.add.at(out, rows, array.astype(np.float64))
+    out = np.zeros((N, array.shape[-1]), np.result_type(array.dtype, np.float64))
+    np.add.at(out, rows, array.astype(out.dtype))
     return out
 
 
@@ -148,11 +148,11 @@ def alibi_slopes(H: int) -> Array:
 
 def _read_rows(positions: Any, N: int) -> Array:
     rows = read_array("positions", positions)
-    if rows.dtype.kind not in "iu":
+    if rows.dtype.kind not in "iu" and rows.size:
         raise DtypeError(f"positions is {rows.dtype}, must be integers")
     if rows.size and not (rows.min() >= 0 and rows.max() < N):
         raise OptionError(
             f"positions has {rows.min()} to {rows.max()}, must be 0 to {N - 1}: "
             "the table has no other rows"
         )
-    return rows
+    return rows.astype(np.int64)

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from npattn.arrays import Array
 from npattn.checks import check_integer, read_floating
-from npattn.errors import OptionError, ShapeError
+from npattn.errors import DtypeError, OptionError, ShapeError
 
 __all__ = [
     "Frequencies",
@@ -33,6 +33,7 @@ __all__ = [
     "ntk",
     "plain",
     "read_number",
+    "read_real",
     "yarn",
 ]
 
@@ -51,7 +52,7 @@ class Frequencies:
     Raises
     ------
     DtypeError
-        If the values are not floating.
+        If the values are not floating, or complex.
     ShapeError
         If they are not of rank 1.
     OptionError
@@ -62,7 +63,7 @@ class Frequencies:
     amplitude: float = 1.0
 
     def __post_init__(self) -> None:
-        values = read_floating("values", self.values).astype(np.float64)
+        values = read_real("values", self.values)
         if values.ndim != 1:
             raise ShapeError(f"values has shape {values.shape}, must be (R/2,): one for each pair")
         if not np.isfinite(values).all():
@@ -134,8 +135,9 @@ def ntk(R: int, factor: float, *, base: float = 10000.0) -> Frequencies:
         If R is not even and > 2, or a number is not positive and finite.
     """
     size = check_integer("R", R, 4)
-    stretch = read_number("factor", factor) ** (size / (size - 2))
-    return Frequencies(_powers(R, read_number("base", base) * stretch))
+    with np.errstate(over="ignore"):
+        stretch = np.float64(read_number("factor", factor)) ** (size / (size - 2))
+        return Frequencies(_powers(R, float(read_number("base", base) * stretch)))
 
 
 def dynamic_ntk(
@@ -183,7 +185,7 @@ def yarn(
 
     Pairs that turn more than `fast` times within the trained length stay, those that turn less than
     `slow` times are divided by the factor, and between them a ramp over the number of the pair
-    mixes both.
+    mixes both. Pair 0 always stays.
 
     Parameters
     ----------
@@ -204,19 +206,25 @@ def yarn(
     Raises
     ------
     OptionError
-        If R is not even and ≥ 0, `base` is 1, or a number is not positive and finite.
+        If R is not even and ≥ 0, `base` is 1, `slow` is not below `fast`, `truncate` is no bool,
+        or a number is not positive and finite.
     """
     values, factor = _powers(R, base), read_number("factor", factor)
     length = check_integer("trained_length", trained_length)
+    fast, slow = read_number("fast", fast), read_number("slow", slow)
+    if slow >= fast:
+        raise OptionError(f"slow is {slow}, must be below fast, which is {fast}")
+    if not isinstance(truncate, (bool, np.bool_)):
+        raise OptionError(f"truncate is {truncate!r}, must be True or False")
     if base == 1:
         raise OptionError("base is 1, must be another: all pairs turn equally fast")
 
     def pair_of(turns: float) -> float:
         """Return the number of the pair that turns so often within the trained length."""
-        return R * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+        logs = math.log(length) - math.log(turns) - math.log(2 * math.pi)
+        return R * logs / (2 * math.log(base))
 
-    first = pair_of(read_number("fast", fast))
-    last = pair_of(read_number("slow", slow))
+    first, last = pair_of(fast), pair_of(slow)
     if truncate:
         first, last = math.floor(first), math.ceil(last)
     first = max(first, 0)
@@ -307,23 +315,37 @@ def longrope(
     """
     values, factor = _powers(R, base), read_number("factor", factor)
     before = check_integer("trained_length", trained_length, 2)
-    divisors = {name: read_floating(name, x) for name, x in (("short", short), ("long", long))}
+    divisors = {name: read_real(name, x) for name, x in (("short", short), ("long", long))}
     for name, x in divisors.items():
         if x.shape != values.shape:
             raise ShapeError(f"{name} has shape {x.shape}, must be {values.shape}: (R/2,)")
+        if not (np.isfinite(x) & (x > 0)).all():
+            raise OptionError(f"{name} has {x.tolist()}, must be positive and finite")
     chosen = divisors["long" if check_integer("length", length, 0) > before else "short"]
     if amplitude is None:
         amplitude = math.sqrt(1 + math.log(factor) / math.log(before)) if factor > 1 else 1.0
-    return Frequencies(values / chosen.astype(np.float64), amplitude)
+    return Frequencies(values / chosen, amplitude)
 
 
 def read_number(name: str, value: Any, above: float = 0.0) -> float:
     """Return a finite number > `above` as a float. Raises OptionError if it is none."""
     legal = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not legal or not math.isfinite(value) or not value > above:
+    try:
+        number = float(value) if legal else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or not number > above:
         positive = "positive and " if above == 0 else ""
         raise OptionError(f"{name} is {value!r}, must be a {positive}finite number")
-    return float(value)
+    return number
+
+
+def read_real(name: str, value: Any) -> Array:
+    """Return a real array in float64. Raises DtypeError if it is not floating, or complex."""
+    array = read_floating(name, value)
+    if array.dtype.kind == "c":
+        raise DtypeError(f"{name} is {array.dtype}, must be real")
+    return array.astype(np.float64)
 
 
 def _powers(R: int, base: float) -> Array:

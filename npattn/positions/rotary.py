@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from npattn.arrays import Array
 from npattn.checks import check_dtype, check_integer, read_array, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.positions.frequencies import Frequencies, plain, read_number
+from npattn.positions.frequencies import Frequencies, plain, read_number, read_real
 
 __all__ = ["Layout", "Turn", "make_turn", "rope", "rope_backward", "turn_pairs"]
 
@@ -88,7 +88,7 @@ def rope(
            [0.54 , 0.841]])
     """
     array = read_floating("x", x)
-    turn = make_turn(array.shape, layout, base, positions, offset, size, frequencies, sections)
+    turn = make_turn("x", array.shape, layout, base, positions, offset, size, frequencies, sections)
     return _turn_array(array, turn, dtype)
 
 
@@ -121,7 +121,9 @@ def rope_backward(
         As `rope`.
     """
     array = read_floating("dout", dout)
-    turn = make_turn(array.shape, layout, base, positions, offset, size, frequencies, sections)
+    turn = make_turn(
+        "dout", array.shape, layout, base, positions, offset, size, frequencies, sections
+    )
     return _turn_array(array, turn._replace(sin=-turn.sin), dtype)
 
 
@@ -135,6 +137,7 @@ class Turn(NamedTuple):
 
 
 def make_turn(
+    name: str,
     shape: Sequence[int],
     layout: Any,
     base: Any,
@@ -144,9 +147,9 @@ def make_turn(
     frequencies: Any,
     sections: Any,
 ) -> Turn:
-    """Check the options of `rope` for an x of this shape, and return what it multiplies by."""
+    """Check the options of `rope` for an array of this shape, and return what it multiplies by."""
     if len(shape) < 2:
-        raise ShapeError(f"x has shape {tuple(shape)}, must be (..., T, D)")
+        raise ShapeError(f"{name} has shape {tuple(shape)}, must be (..., T, D)")
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise OptionError(f"layout is {layout!r}, must be one of {LAYOUTS}")
     frequencies = _read_frequencies(shape[-1], base, size, frequencies)
@@ -175,7 +178,9 @@ def turn_pairs(x: Any, out: Any, turn: Turn) -> Any:
 def _turn_array(x: Array, turn: Turn, dtype: Any) -> Array:
     wide, narrow = check_dtype(dtype, "dense", (x,))
     if narrow is not None:
-        raise DtypeError(f"dtype is {dtype!r}, must be float32, float64, complex64 or complex128")
+        raise DtypeError(
+            f"dtype is {dtype!r}, must be float32, float64, longdouble, complex64 or complex128"
+        )
     x = x.astype(wide)
     real = wide if wide.kind == "f" else np.zeros(0, wide).real.dtype
     cos, sin = turn.cos.astype(real), turn.sin.astype(real)
@@ -195,9 +200,9 @@ def _read_frequencies(D: int, base: Any, size: Any, frequencies: Any) -> Frequen
             f"frequencies is {frequencies!r}, must be Frequencies: npattn.positions.Frequencies(x)"
         )
     R = 2 * len(frequencies.values)
-    if base != BASE:
+    if read_number("base", base) != BASE:
         raise OptionError(f"base is {base}, must not be given with frequencies, which have theirs")
-    if size not in (None, R):
+    if size is not None and check_integer("size", size, 0) != R:
         raise OptionError(f"size is {size}, must be {R} with these frequencies, or left out")
     if R > D:
         raise OptionError(f"frequencies turn {R} features, must be at most D, which is {D}")
@@ -206,17 +211,19 @@ def _read_frequencies(D: int, base: Any, size: Any, frequencies: Any) -> Frequen
 
 def _read_positions(shape: Sequence[int], positions: Any, offset: Any, sectioned: bool) -> Array:
     """Return positions that broadcast against (..., T); with sections, coordinates come first."""
-    lead = tuple(shape[:-1])
+    lead, first = tuple(shape[:-1]), read_number("offset", offset, -np.inf)
     if positions is None:
         if sectioned:
             raise OptionError("positions is None, must be given with sections: (P, T)")
-        return read_number("offset", offset, -np.inf) + np.arange(lead[-1])
-    if offset != 0:
+        return first + np.arange(lead[-1])
+    if first != 0:
         raise OptionError(f"offset is {offset!r}, must not be given with positions: add it to them")
     array = read_array("positions", positions)
-    if array.dtype.kind not in "iuf":
-        raise DtypeError(f"positions is {array.dtype}, must be real numbers")
-    array = array.astype(np.float64)
+    if array.dtype.kind in "biu":
+        if array.dtype.kind == "b":
+            raise DtypeError("positions is bool, must be real numbers")
+        array = array.astype(np.float64)
+    array = read_real("positions", array)
     if not np.isfinite(array).all():
         raise OptionError("positions has NaN or inf, must be finite")
     own = array.shape[1:] if sectioned else array.shape
@@ -224,12 +231,12 @@ def _read_positions(shape: Sequence[int], positions: Any, offset: Any, sectioned
         n in (1, m) for n, m in zip(own[::-1], lead[::-1], strict=False)
     )
     if not fits or not own or own[-1] != lead[-1]:
-        first = "(P, ...) before " if sectioned else ""
+        before = "(P, ...) before " if sectioned else ""
         hint = ""
         if len(own) == 2 and len(lead) == 3:
             hint = f": pass positions[{':, ' if sectioned else ''}:, None]"
         raise ShapeError(
-            f"positions has shape {array.shape}, must be {first}({lead[-1]},) or {lead}, "
+            f"positions has shape {array.shape}, must be {before}({lead[-1]},) or {lead}, "
             f"with 1 for axes that share them{hint}"
         )
     return array

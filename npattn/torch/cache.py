@@ -17,7 +17,7 @@ from npattn.cache.paging import check_paged, find_slots
 from npattn.checks import read_floating
 from npattn.errors import DtypeError
 from npattn.torch.api import forward
-from npattn.torch.tensors import stand_in
+from npattn.torch.tensors import has_float64, stand_in, to_host
 
 __all__ = ["Results", "merge", "paged", "paged_forward", "varlen", "varlen_forward"]
 
@@ -88,7 +88,7 @@ def varlen_forward(
     """
     given = [_stand_in(name, x) for name, x in zip("qkv", (q, k, v), strict=True)]
     of_q, of_k = check_packed(given, _host(cu_seqlens_q), _host(cu_seqlens_k))
-    each = read_options(options, len(of_q) - 1) or [options]
+    each = read_options(options, len(of_q) - 1)
     ends = list(zip(of_q, of_q[1:], of_k, of_k[1:], strict=False)) or [(0, 0, 0, 0)]
     parts: list[Any] = []
     for (a, b, c, d), own in zip(ends, each, strict=True):
@@ -157,16 +157,18 @@ def paged_forward(
     slots = find_slots(_host(block_table), lengths, pages[0].shape[:2])
     each = read_options(options, len(lengths))
     parts: list[Any] = []
-    for b, own in enumerate(each):
+    for b, own in enumerate(each[: len(lengths)]):
         where = tuple(torch.as_tensor(x, device=k_pages.device) for x in slots[b])
         keys = (x[where].swapaxes(0, 1) for x in (k_pages, v_pages))
         parts.append(forward(q[b].swapaxes(0, 1), *keys, **own))
-    if not parts:
-        none = (x[:0, 0].swapaxes(0, 1) for x in (k_pages, v_pages))
-        parts = [forward(q.new_zeros(q.shape[1:]).swapaxes(0, 1), *none, **options)]
-    B = len(lengths)
-    out = torch.stack([part.out.swapaxes(0, 1) for part in parts])[:B]
-    return Results(out, torch.stack([part.lse for part in parts])[:B])
+    if not parts:  # sizes and dtypes are those of a sample without tokens
+        arrays: tuple[Any, ...] = (q, k_pages, v_pages)
+        none = (x.new_zeros((x.shape[2], 0, x.shape[3])) for x in arrays)
+        one: Any = forward(*none, **each[0])
+        (T, H), E = q.shape[1:3], one.out.shape[-1]
+        return Results(one.out.new_zeros((0, T, H, E)), one.lse.new_zeros((0, H, T)))
+    out = torch.stack([part.out.swapaxes(0, 1) for part in parts])
+    return Results(out, torch.stack([part.lse for part in parts]))
 
 
 def merge(outs: Sequence[Tensor], lses: Sequence[Tensor], *, base: Base = "e") -> Results:
@@ -182,17 +184,19 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor], *, base: Base = "e") -
     Returns
     -------
     Results
-        .out (..., E), .lse (...), in the widest dtype of the parts
+        .out (..., E), .lse (...), in float64 (float32 where the device lacks it)
 
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        As `npattn.cache.merge`.
+        As `npattn.cache.merge`, but for an lse of +inf, which is not looked for.
     """
     check_base(base)
+    outs, lses = list(outs), list(lses)
     check_parts([_stand_in("outs", x) for x in outs], [_stand_in("lses", x) for x in lses])
     exp, log = (torch.exp2, torch.log2) if base == "2" else (torch.exp, torch.log)
-    logs = torch.stack(list(lses))
+    wide = torch.float64 if has_float64(outs[0].device.type) else torch.float32
+    logs = torch.stack([x.to(wide) for x in lses])
     live = ~torch.isneginf(logs)
     top = logs.detach().amax(0)
     top = torch.where(torch.isneginf(top), 0, top)
@@ -201,7 +205,7 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor], *, base: Base = "e") -
     some = live.any(0)
     lse = torch.where(some, log(torch.where(some, total, 1)) + top, -torch.inf)
     weights = sizes / torch.where(some, total, 1)
-    parts = torch.where(live[..., None], torch.stack(list(outs)), 0)
+    parts = torch.where(live[..., None], torch.stack([x.to(wide) for x in outs]), 0)
     return Results((weights[..., None] * parts).sum(0), lse)
 
 
@@ -213,4 +217,4 @@ def _stand_in(name: str, x: Any) -> Any:
 
 def _host(x: Any) -> Any:
     """Return integers as NumPy's."""
-    return x.detach().cpu().numpy() if isinstance(x, Tensor) else x
+    return to_host(x) if isinstance(x, Tensor) else x

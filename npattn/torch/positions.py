@@ -1,4 +1,4 @@
-"""Positions on torch tensors: the names of `npattn.positions`, `rope` differentiable by autograd.
+"""Positions on torch tensors: `rope`, differentiable by autograd, and what goes with it.
 
 Angles, and everything without an x, are computed by NumPy in float64.
 """
@@ -26,7 +26,7 @@ from npattn.positions import (
     yarn,
 )
 from npattn.positions.rotary import BASE, Layout, make_turn, turn_pairs
-from npattn.torch.tensors import has_float64, short_name, stand_in, to_tensor
+from npattn.torch.tensors import has_float64, short_name, stand_in, to_host, to_tensor
 
 __all__ = [
     "Frequencies",
@@ -81,11 +81,11 @@ def rope(
     given = read_floating("x", stand_in("x", x))
     name = short_name(dtype) if isinstance(dtype, torch.dtype) else dtype
     wide, narrow = check_dtype(name, "dense", (given,))
-    if narrow is not None or wide.kind == "c":
+    if narrow is not None or wide not in ("f4", "f8"):
         raise DtypeError(f"dtype is {dtype!r}, must be float32 or float64, and x real")
     if isinstance(positions, Tensor):
-        positions = positions.detach().cpu().numpy()
-    turn = make_turn(x.shape, layout, base, positions, offset, size, frequencies, sections)
+        positions = to_host(positions)
+    turn = make_turn("x", x.shape, layout, base, positions, offset, size, frequencies, sections)
     computed = torch.float64 if wide == "f8" and has_float64(x.device.type) else torch.float32
     cos, sin = (to_tensor(n, x.device).to(computed) for n in (turn.cos, turn.sin))
     x = x.to(computed)

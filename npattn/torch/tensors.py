@@ -12,7 +12,15 @@ import torch
 from npattn.arrays import Array
 from npattn.errors import DtypeError, OptionError
 
-__all__ = ["check_device", "has_float64", "numpy_dtype", "short_name", "stand_in", "to_tensor"]
+__all__ = [
+    "check_device",
+    "has_float64",
+    "numpy_dtype",
+    "short_name",
+    "stand_in",
+    "to_host",
+    "to_tensor",
+]
 
 Tensor = torch.Tensor
 
@@ -28,6 +36,15 @@ def to_tensor(array: Array, device: torch.device) -> Tensor:
         array = array.astype(np.float32)
     native = array.dtype.newbyteorder("=")
     return torch.from_numpy(array.astype(native, copy=False)).to(device)
+
+
+def to_host(tensor: Tensor) -> Array:
+    """Return the numbers of a tensor that gets no gradient, as NumPy has them."""
+    tensor = tensor.detach().cpu()
+    if tensor.is_floating_point():
+        tensor = tensor.double()
+    numbers: Array = tensor.numpy()
+    return numbers
 
 
 def check_device(device: Any) -> torch.device:

@@ -84,6 +84,15 @@ def test_parts_without_a_visible_key_are_left_out_whatever_they_hold():
     assert np.array_equal(dlses[1], np.ones(2))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_left_out_warns_of_nothing(bad):
+    parts = [np.full((2, 3), bad), np.ones((2, 3))], [np.full(2, -np.inf), np.zeros(2)]
+    assert np.array_equal(merge(*parts)[0], np.ones((2, 3)))
+    douts, _ = merge_backward(*parts, np.ones((2, 3)))
+    assert not douts[0].any()
+
+
 def test_parts_that_are_all_empty_are_an_empty_row():
     empty = [np.ones((2, 3))] * 2, [np.full(2, -np.inf)] * 2
     o, lse = merge(*empty)
@@ -131,6 +140,8 @@ def test_mistakes_are_seen(wrong):
         ([np.ones((2, 3))], [np.ones(3)], {}, ShapeError, "must be (..., E) and (...)"),
         ([np.ones((2, 3)), np.ones((2, 4))], [np.ones(2)] * 2, {}, ShapeError, "all alike"),
         ([np.ones((2, 3), int)], [np.ones(2)], {}, DtypeError, "outs is int64"),
+        ([np.ones((2, 3)) * 1j], [np.ones(2)], {}, DtypeError, "outs is complex128, must be real"),
+        ([np.ones((2, 3))], [np.ones(2) * 1j], {}, DtypeError, "lses is complex128, must be real"),
         (
             [np.ones((2, 3))],
             [np.ones(2)],

@@ -128,13 +128,40 @@ def test_no_tokens(bounds):
 
 
 def test_conventions_hold_within_each_sequence():
-    q, k, v, of_q, of_k = packed([(3, 0), (2, 4)])
-    mean = npattn.Conventions(empty_row="nan", causal="top_left")
-    out = varlen(q, k, v, of_q, of_k, conventions=mean, causal=True)
-    first = npattn.attention(
-        *(x.swapaxes(0, 1) for x in (q[3:], k, v)), conventions=mean, causal=True
-    )
-    assert np.array_equal(out[3:].swapaxes(0, 1), first)
+    q, k, v, of_q, of_k = packed([(3, 0), (5, 4)])
+    meaning = npattn.Conventions(empty_row="mean", causal="bottom_right", lse_base="2")
+    fwd = varlen_forward(q, k, v, of_q, of_k, conventions=meaning, causal=True)
+    own = [x.swapaxes(0, 1) for x in (q[3:], k, v)]
+    want = npattn.forward(*own, conventions=meaning, causal=True)
+    assert np.array_equal(fwd.out[3:].swapaxes(0, 1), want.out)
+    assert np.array_equal(fwd.lse[:, 3:], want.lse)
+    mean_of_values = np.repeat(v.mean(0), H // K, axis=0)
+    assert np.allclose(fwd.out[3], mean_of_values)  # its first query sees nothing
+    dout = normal(*fwd.out.shape, seed=7)
+    grads = varlen_backward(fwd, dout)
+    assert np.array_equal(grads.v.swapaxes(0, 1), npattn.backward(want, dout[3:].swapaxes(0, 1)).v)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_gradients_have_the_dtype_that_was_asked_for(dtype):
+    q, k, v, of_q, of_k = packed([(3, 5), (4, 7)])
+    fwd = varlen_forward(q, k, v, of_q, of_k, dtype=dtype)
+    grads = varlen_backward(fwd, normal(*fwd.out.shape, seed=7).astype(fwd.out.dtype))
+    assert {x.dtype for x in (fwd.out, grads.q, grads.k, grads.v)} == {np.dtype(dtype)}
+
+
+def test_complex_gradients_keep_their_imaginary_part():
+    q, k, v, of_q, of_k = packed([(3, 5), (4, 7)])
+    fwd = varlen_forward(q, k, v, of_q, of_k)
+    dout = normal(*fwd.out.shape, seed=7)
+    grads, real = varlen_backward(fwd, 1j * dout), varlen_backward(fwd, dout)
+    for name in "qkv":
+        assert np.allclose(getattr(grads, name), 1j * getattr(real, name), rtol=0, atol=1e-13)
+
+
+def test_no_sequence_needs_no_mask():
+    arrays = (np.zeros((0, n, m)) for n, m in ((H, D), (K, D), (K, E)))
+    assert varlen(*arrays, [0], mask=[], bias=[]).shape == (0, H, E)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +190,11 @@ def test_mistakes_are_seen(wrong):
         ({"cu_seqlens_k": [0, 5, 7, 12]}, ShapeError, "has 3 sequences, must have 2"),
         ({"cu_seqlens_q": [0.0, 7.0]}, DtypeError, "must be integers"),
         ({"cu_seqlens_q": 7}, ShapeError, "must be (N + 1,)"),
-        ({"causal": True}, OptionError, "bottom_right"),
+        ({"causal": True}, OptionError, "(sequence 0)"),
+        ({"bias": [None, np.ones((4, 7))]}, OptionError, "bias has None for sequence 0"),
+        ({"bias": [biases.alibi(H)] * 2}, OptionError, "must have an array for each"),
+        ({"bias": masks.causal()}, OptionError, "must be an object of npattn.biases"),
+        ({"bias": [np.ones((3, 5)), np.ones((4, 8))]}, ShapeError, "(sequence 1)"),
         ({"mask": np.ones((7, 12), bool)}, OptionError, "or a list of 2 arrays (H, T, S)"),
         ({"bias": [np.ones((3, 5))]}, OptionError, "bias is list, must be"),
         ({"dropout_rate": 0.5}, OptionError, "dropout_rate is no option here"),

@@ -153,6 +153,64 @@ def test_new_keys_are_rounded_to_the_dtype_of_the_cache():
     assert np.array_equal(got[0, 1], k[0, 0].astype(np.float16))
 
 
+def test_a_page_that_one_sample_reads_twice_has_the_sum():
+    k, v, q = normal(2, 4, K, D), normal(2, 4, K, E, seed=1), normal(1, T, H, D, seed=2)
+    fwd = paged_forward(q, k, v, [[1, 1]], [8])
+    dout = normal(*fwd.out.shape, seed=7)
+    grads = paged_backward(fwd, dout)
+    apart = paged_forward(q, np.concatenate([k, k]), np.concatenate([v, v]), [[1, 3]], [8])
+    wants = paged_backward(apart, dout)
+    assert np.allclose(grads.k[1], wants.k[1] + wants.k[3], rtol=0, atol=64 * U)
+    assert np.allclose(grads.v[1], wants.v[1] + wants.v[3], rtol=0, atol=64 * U)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_have_the_dtype_that_was_asked_for(dtype):
+    k, v, q = normal(2, 4, K, D), normal(2, 4, K, E, seed=1), normal(2, T, H, D, seed=2)
+    fwd = paged_forward(q, k, v, [[1], [1]], [3, 4], dtype=dtype)
+    grads = paged_backward(fwd, normal(*fwd.out.shape, seed=7).astype(fwd.out.dtype))
+    assert {x.dtype for x in (fwd.out, grads.q, grads.k, grads.v)} == {np.dtype(dtype)}
+
+
+def test_complex_gradients_keep_their_imaginary_part():
+    k, v, q = normal(2, 4, K, D), normal(2, 4, K, E, seed=1), normal(2, T, H, D, seed=2)
+    fwd = paged_forward(q, k, v, [[1], [0]], [3, 4])
+    dout = normal(*fwd.out.shape, seed=7)
+    grads, real = paged_backward(fwd, 1j * dout), paged_backward(fwd, dout)
+    for name in "qkv":
+        assert np.allclose(getattr(grads, name), 1j * getattr(real, name), rtol=0, atol=1e-13)
+
+
+def test_a_new_key_never_lies_on_another():
+    """Of another sample, or of its own: a page twice in a table."""
+    cache, new = np.zeros((2, 2, K, D)), np.ones((1, 1, K, D))
+    with pytest.raises(OptionError, match="where another key lies"):
+        append(cache, cache, new, new, [2], block_table=[[0, 0]])
+    cache, new = np.zeros((3, 2, K, D)), np.ones((2, 1, K, D))
+    shared, _, _ = append(cache, cache, new, new, [2, 2], block_table=[[0, 1], [0, 2]])
+    assert shared[1:, 0].all()  # behind a page that both read
+    assert not shared[0].any()
+
+
+@pytest.mark.parametrize("sizes", [(K, 0, E), (K, D, 0), (0, D, E)])
+def test_append_of_sizes_of_0(sizes):
+    heads, d, e = sizes
+    caches = np.zeros((2, 4, heads, d)), np.zeros((2, 4, heads, e))
+    new = np.ones((2, 1, heads, d)), np.ones((2, 1, heads, e))
+    got = append(*caches, *new, [0, 3])
+    assert got[0].shape == caches[0].shape
+    assert got[1].sum() == 2 * heads * e
+
+
+def test_pages_without_slots():
+    pages = np.zeros((3, 0, K, D)), np.zeros((3, 0, K, E))
+    for samples in (0, 2):
+        table, lengths = np.zeros((samples, 2), int), np.zeros(samples, int)
+        out = paged(np.zeros((samples, T, H, D)), *pages, table, lengths)
+        assert out.shape == (samples, T, H, E)
+        assert not out.any()
+
+
 def test_no_sample_and_no_token():
     k, v, _, _ = make([3], 4)
     fwd = paged_forward(np.zeros((0, T, H, D)), k, v, np.zeros((0, 2), int), np.zeros(0, int))
@@ -209,14 +267,19 @@ def test_errors_name_the_way_out(change, error, words):
     [
         ({"k": np.ones((2, 1, K, D + 1))}, ShapeError, "k has shape"),
         ({"v": np.ones((2, 2, K, E))}, ShapeError, "v has shape"),
-        ({"seqlens": [3, 4]}, OptionError, "has 5 keys for sample 1, must be 0 to 4"),
+        ({"seqlens": [3, 4]}, OptionError, "seqlens is [3, 4], must be 0 to 3: there is room"),
+        ({"seqlens": [-1, 0]}, OptionError, "seqlens is [-1, 0], must be 0 to 3"),
+        ({"k": np.ones((2, 1, K, D)) * 1j}, DtypeError, "k is complex128, must be real"),
+        ({"rotary": {"positions": [3]}}, OptionError, "positions are those behind seqlens"),
+        ({"rotary": True}, OptionError, "must be a mapping"),
         ({"seqlens": [0]}, ShapeError, "must be (2,)"),
         (
             {"k_cache": np.ones((3, 4, K, D)), "v_cache": np.ones((3, 4, K, E))},
             ShapeError,
             "must have 2",
         ),
-        ({"block_table": [[0], [0]]}, OptionError, "written to one slot"),
+        ({"block_table": [[0], [0]]}, OptionError, "where another key lies"),
+        ({"block_table": [[0], [0]], "seqlens": [1, 3]}, OptionError, "copy the page"),
     ],
 )
 def test_errors_of_append_name_the_way_out(change, error, words):

@@ -53,6 +53,14 @@ def test_rows_that_are_looked_up_twice_are_summed():
     )
 
 
+def test_complex_gradients_keep_their_imaginary_part():
+    assert np.array_equal(look_up_backward(1j * np.ones((1, 2)), [1], N=2), [[0, 0], [1j, 1j]])
+
+
+def test_no_position_has_no_row():
+    assert look_up(np.ones((3, 2)), []).shape == (0, 2)
+
+
 @pytest.mark.parametrize("H", [1, 2, 3, 8, 12, 17])
 def test_slopes_are_those_of_the_bias(H):
     assert np.array_equal(biases.alibi(H).slopes, alibi_slopes(H))

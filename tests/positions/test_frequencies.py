@@ -59,6 +59,27 @@ def test_yarn_leaves_fast_pairs_and_divides_slow_ones(truncate):
     assert got.amplitude == 0.1 * math.log(FACTOR) + 1
 
 
+def test_the_ramp_of_yarn_begins_at_a_whole_pair_or_where_it_falls():
+    first, last = (
+        R * math.log(LENGTH / (turns * 2 * math.pi)) / (2 * math.log(10000)) for turns in (32, 1)
+    )
+    ends = {True: (math.floor(first), math.ceil(last)), False: (first, last)}
+    for truncate, (a, b) in ends.items():
+        ramp = np.clip((np.arange(R // 2) - a) / (b - a), 0, 1)
+        want = plain(R).values * (1 - ramp + ramp / FACTOR)
+        got = yarn(R, FACTOR, trained_length=LENGTH, truncate=truncate).values
+        assert np.allclose(got, want, rtol=1e-14, atol=0)
+
+
+def test_the_ramp_of_yarn_ends_within_the_features():
+    """Of a long training the slowest pair turns often, and the ramp would end beyond R."""
+    length = 10**9
+    first = R * math.log(length / (64 * math.pi)) / (2 * math.log(10000))
+    ramp = np.clip((np.arange(R // 2) - math.floor(first)) / (R - 1 - math.floor(first)), 0, 1)
+    got = yarn(R, FACTOR, trained_length=length).values
+    assert np.allclose(got, plain(R).values * (1 - ramp + ramp / FACTOR), rtol=1e-14, atol=0)
+
+
 def test_yarn_without_a_ramp_divides_all_that_turn_rarely():
     """Of a training that is shorter than the first turn, no pair stays but the one of the edge."""
     got = yarn(R, FACTOR, trained_length=2).values
@@ -165,6 +186,17 @@ def test_values_are_kept_from_changes():
             ShapeError,
             "short has shape (1,), must be (2,)",
         ),
+        (lambda: yarn(4, 2, trained_length=9, fast=1, slow=2), OptionError, "must be below fast"),
+        (lambda: yarn(4, 2, trained_length=9, truncate="no"), OptionError, "truncate is 'no'"),
+        (lambda: ntk(4, 1e300), OptionError, "base is inf"),
+        (
+            lambda: longrope(
+                4, short=[1.0, 1.0], long=[1.0, -1.0], length=3, trained_length=9, factor=2
+            ),
+            OptionError,
+            "long has [1.0, -1.0], must be positive",
+        ),
+        (lambda: Frequencies(np.ones(2) * 1j), DtypeError, "values is complex128, must be real"),
         (lambda: Frequencies(np.ones((2, 2))), ShapeError, "must be (R/2,)"),
         (lambda: Frequencies(np.ones(2, int)), DtypeError, "must be floating"),
         (lambda: Frequencies(np.array([math.inf])), OptionError, "must be finite"),

@@ -190,6 +190,16 @@ def test_sizes_of_0(shape):
         ((5, 4), {"layout": "neox"}, OptionError, "must be one of ('half', 'interleaved')"),
         ((5, 4), {"base": -1.0}, OptionError, "base is -1.0, must be a positive and finite"),
         ((5, 4), {"offset": math.nan}, OptionError, "offset is nan, must be a finite number"),
+        ((5, 4), {"offset": np.array([1, 2])}, OptionError, "offset is array([1, 2]), must be"),
+        ((5, 4), {"offset": 10**400}, OptionError, "must be a finite number"),
+        (
+            (5, 4),
+            {"positions": np.zeros(5) * 1j},
+            DtypeError,
+            "positions is complex128, must be real",
+        ),
+        ((5, 4), {"frequencies": plain(4), "base": np.ones(2)}, OptionError, "base is array("),
+        ((5, 4), {"frequencies": plain(4), "size": np.ones(2)}, OptionError, "size is array("),
         ((5, 4), {"positions": [0, 1]}, ShapeError, "positions has shape (2,), must be (5,)"),
         ((5, 4), {"positions": [True] * 5}, DtypeError, "must be real numbers"),
         ((5, 4), {"positions": [math.inf] * 5}, OptionError, "must be finite"),
@@ -221,6 +231,17 @@ def test_errors_name_the_way_out(shape, options, error, words):
         with pytest.raises(error) as caught:
             f(np.zeros(shape), **options)
         assert words in str(caught.value)
+
+
+def test_the_error_of_backward_names_its_argument():
+    with pytest.raises(ShapeError, match="dout has shape"):
+        rope_backward(np.ones(3))
+
+
+def test_positions_of_any_real_dtype():
+    x, places = normal(T, D), np.array([3, 1, 4, 1, 5])
+    for dtype in ("bfloat16", "float16", "uint8"):
+        assert np.array_equal(rope(x, positions=places.astype(dtype)), rope(x, positions=places))
 
 
 def test_integers_are_no_features():

@@ -81,6 +81,19 @@ def test_merged_parts_are_those_of_numpy(base):
             assert np.allclose(x.grad, y, **CLOSE)
 
 
+def test_narrow_parts_are_merged_in_float64():
+    outs, lses = (
+        [normal(T, E, seed=n) for n in range(4)],
+        [1e3 + normal(T, seed=n) for n in range(4)],
+    )
+    parts = [[torch.tensor(x).bfloat16() for x in xs] for xs in (outs, lses)]
+    got = npt.cache.merge(*(iter(xs) for xs in parts))
+    want = cache.merge(*([x.double().numpy() for x in xs] for xs in parts))
+    for x, y in zip(got, want, strict=True):
+        assert x.dtype == torch.float64
+        assert np.allclose(x, y, **CLOSE)
+
+
 def test_no_sequence_and_no_sample():
     empty = [torch.zeros(0, n, m) for n, m in ((H, D), (K, D), (K, E))]
     out, lse = npt.cache.varlen_forward(*empty, [0])
@@ -100,6 +113,7 @@ def test_no_sequence_and_no_sample():
         (lambda x: npt.cache.paged(x, x, x, [[0]], [1]), ShapeError, "must be (B, T, H, D)"),
         (lambda x: npt.cache.merge([x], [x]), ShapeError, "all alike"),
         (lambda x: npt.cache.merge([x.int()], [x[..., 0]]), DtypeError, "outs is int32"),
+        (lambda x: npt.cache.merge([x * 1j], [x[..., 0]]), DtypeError, "must be real"),
         (lambda x: npt.cache.merge([x], [x[..., 0]], base=2), OptionError, "must be 'e' or '2'"),
     ],
 )

@@ -51,6 +51,8 @@ def test_positions_may_be_a_tensor():
     x, places = normal(H, T, D), np.array([3, 1, 4, 1, 5])
     got = npt.positions.rope(torch.tensor(x), positions=torch.tensor(places))
     assert np.array_equal(got.numpy(), positions.rope(x, positions=places))
+    narrow = npt.positions.rope(torch.tensor(x), positions=torch.tensor(places).bfloat16())
+    assert torch.equal(narrow, got)
 
 
 def test_the_second_gradient_is_that_of_a_linear_map():
@@ -65,6 +67,7 @@ def test_the_second_gradient_is_that_of_a_linear_map():
         (lambda x: npt.positions.rope(x.numpy()), DtypeError, "use npattn.positions.rope"),
         (lambda x: npt.positions.rope(x.long()), DtypeError, "must be floating"),
         (lambda x: npt.positions.rope(x, dtype=torch.bfloat16), DtypeError, "must be float32"),
+        (lambda x: npt.positions.rope(x, dtype="longdouble"), DtypeError, "must be float32"),
         (lambda x: npt.positions.rope(x, size=3), OptionError, "must be even"),
         (lambda x: npt.positions.rope(x[0]), ShapeError, "must be (..., T, D)"),
     ],

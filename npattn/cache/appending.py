@@ -1,0 +1,131 @@
+"""New keys and values behind those that a cache, or its pages, hold already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from npattn.arrays import Array
+from npattn.cache.paging import check_pages, find_slots, read_integers
+from npattn.checks import read_floating
+from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.positions import rope
+
+__all__ = ["append"]
+
+ROTARY = ("layout", "base", "size", "frequencies")
+
+
+def append(
+    k_cache: ArrayLike,
+    v_cache: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    seqlens: ArrayLike,
+    *,
+    block_table: ArrayLike | None = None,
+    rotary: Mapping[str, Any] | None = None,
+) -> tuple[Array, Array, Array]:
+    """Return a cache with new keys and values behind those of each sample.
+
+    Parameters
+    ----------
+    k_cache, v_cache : array_like (B, S, K, D), (B, S, K, E)
+        With a table, pages (N, P, K, D), (N, P, K, E). They are copied, and not written to.
+    k, v : array_like (B, T, K, D), (B, T, K, E)
+        New keys and values; they are rounded to the dtype of the cache.
+    seqlens : int array_like (B,)
+        Number of keys that each sample has already.
+    block_table : int array_like (B, M), optional
+        Pages of each sample, as in `paged`. Samples may share pages that no new key lies in.
+    rotary : mapping, optional
+        layout, base, size, frequencies of `npattn.positions.rope`, by which the new keys turn: the
+        first of a sample stands at the position seqlens[b].
+
+    Returns
+    -------
+    k_cache, v_cache : ndarray
+        Copies with the new keys; every other slot is as it was, to the bit.
+    seqlens : ndarray (B,)
+        Longer by T.
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        If arrays do not fit, or have dtypes that are not legal here.
+    OptionError
+        If a length is negative or leaves no room, a page does not exist, a new key would lie where
+        another does, or `rotary` has other options.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import cache
+    >>> empty, new = np.zeros((1, 4, 1, 2)), np.ones((1, 1, 1, 2))
+    >>> k, v, seqlens = cache.append(empty, empty, new, new, [2])
+    >>> k[0, :, 0, 0], seqlens
+    (array([0., 0., 1., 0.]), array([3]))
+    """
+    caches = (read_floating("k_cache", k_cache), read_floating("v_cache", v_cache))
+    check_pages("k_cache", caches[0], "v_cache", caches[1])
+    new = tuple(read_floating(n, x) for n, x in (("k", k), ("v", v)))
+    for name, x, old in zip("kv", new, caches, strict=True):
+        if x.ndim != 4 or x.shape[2:] != old.shape[2:] or x.shape[:2] != new[0].shape[:2]:
+            raise ShapeError(
+                f"{name} has shape {x.shape}, must be (B, T, {old.shape[2]}, {old.shape[3]})"
+            )
+        if x.dtype.kind == "c" and old.dtype.kind != "c":
+            raise DtypeError(f"{name} is {x.dtype}, must be real, as its cache is")
+    B, T = new[0].shape[:2]
+    before = read_integers("seqlens", seqlens, (B,))
+    if block_table is None:
+        if len(caches[0]) != B:
+            raise ShapeError(f"k_cache has {len(caches[0])} samples, must have {B}, as k")
+        block_table = np.arange(B)[:, None]
+    table = read_integers("block_table", block_table, (B, None))
+    room = table.shape[1] * caches[0].shape[1]
+    if B and not 0 <= before.min() <= before.max() <= room - T:
+        raise OptionError(
+            f"seqlens is {before.tolist()}, must be 0 to {room - T}: there is room for {room} keys "
+            f"of a sample, and {T} come"
+        )
+    if rotary is not None:
+        places = before[:, None] + np.arange(T)
+        turned = rope(new[0].swapaxes(1, 2), positions=places[:, None], **_read_rotary(rotary))
+        new = (turned.swapaxes(1, 2), new[1])
+    page, slot = _find_new_slots(table, before, T, caches[0].shape[:2])
+    out = []
+    for old, x in zip(caches, new, strict=True):
+        filled = old.copy()
+        filled[page, slot] = x.reshape(B * T, *x.shape[2:]).astype(old.dtype)
+        out.append(filled)
+    return out[0], out[1], before + T
+
+
+def _find_new_slots(
+    table: Array, before: Array, T: int, sizes: tuple[int, ...]
+) -> tuple[Array, Array]:
+    """Return the page and the slot of each new key, which no sample holds already."""
+    pairs = [np.stack(own, -1) for own in find_slots(table, before + T, sizes)]
+    none = np.zeros((0, 2), np.int64)
+    kept = np.concatenate([none, *(x[:n] for x, n in zip(pairs, before, strict=True))])
+    written = np.concatenate([none, *(x[n:] for x, n in zip(pairs, before, strict=True))])
+    both = np.concatenate([np.unique(kept, axis=0), written])
+    if len(np.unique(both, axis=0)) < len(both):
+        raise OptionError(
+            "block_table lets a new key be written where another key lies: copy the page that "
+            "samples share, and give each new key a slot of its own"
+        )
+    return written[:, 0], written[:, 1]
+
+
+def _read_rotary(rotary: Any) -> dict[str, Any]:
+    if not isinstance(rotary, Mapping) or not set(rotary) <= set(ROTARY):
+        raise OptionError(
+            f"rotary is {rotary!r}, must be a mapping with options of npattn.positions.rope: "
+            f"{', '.join(ROTARY)}; positions are those behind seqlens"
+        )
+    return dict(rotary)
