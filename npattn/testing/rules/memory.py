@@ -322,11 +322,14 @@ def _check_after(trial: Trial, between: CallArguments, call: CallArguments) -> f
     if wrong and not _differs_in_another_shape(trial, first, call, names):
         raise WrongAnyway(", ".join(sorted(names)))
     messages = [str(c) for c in wrong]
-    changes = _changes(other, again) + _changes(first, second)
-    if changes and not messages:
-        if _changes(trial.results(*call), trial.results(*call)):
-            return None  # it changes anyway, which rule repeatable reports
-        messages = [f"{name} has other bits the second time" for name in changes]
+    if not messages:
+        changed = [(between, _changes(other, again)), (call, _changes(first, second))]
+        changed = [(one, found) for one, found in changed if found]
+        # What changes without another call between, rule repeatable reports.
+        steady = [found for one, found in changed if not _changes(*_results_twice(trial, one))]
+        if changed and not steady:
+            return None
+        messages = [f"{name} has other bits the second time" for found in steady for name in found]
     if messages:
         err = Violation(
             "\n".join(messages), call.problem, call.cotangents, "after", before=between.problem
@@ -334,6 +337,10 @@ def _check_after(trial: Trial, between: CallArguments, call: CallArguments) -> f
         err.view = between.view
         raise err
     return max((c.ratio for c in comparisons), default=0.0)
+
+
+def _results_twice(trial: Trial, call: CallArguments) -> tuple[Results, Results]:
+    return trial.results(*call), trial.results(*call)
 
 
 def _compare(trial: Trial, results: Results, call: CallArguments) -> list[Comparison]:
