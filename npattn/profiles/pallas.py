@@ -53,7 +53,8 @@ TPU_FLASH = Profile(
 
 # jax/experimental/pallas/ops/tpu/splash_attention: masks are True where a query may look;
 # CausalMask and LocalMask count from the top left with an offset of 0, and offsets that leave rows
-# empty lead "to undefined softmax"; the kernel has no scale; the cap comes before the mask.
+# empty lead "to undefined softmax", so that the target sets those to 0; the kernel has no scale;
+# the cap comes before the mask.
 TPU_SPLASH = Profile(
     name="pallas.tpu-splash",
     version="0.10",
@@ -62,7 +63,6 @@ TPU_SPLASH = Profile(
     signature={"attn_logits_soft_cap": "softcap", "sinks": "sinks"},
     refuses=(
         "T or S that is no multiple of a block of 128",
-        "a query that sees nothing: its softmax is undefined",
         "mask with an axis of samples: one kernel is made for all",
     ),
 )

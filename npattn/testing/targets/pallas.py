@@ -151,10 +151,13 @@ def tpu_splash(
 ) -> Any:
     """Call the kernel that ``make_splash_mha`` makes of the masks; the caller scales q.
 
+    It has an "undefined softmax" where a query sees nothing: such a query is given all keys, and
+    its result is set to 0.
+
     Raises
     ------
     ValueError
-        If the mask differs between samples, or a query sees nothing: "undefined softmax".
+        If the mask differs between samples.
     """
     _check_rank(q)
     H, T, S = q.shape[1], q.shape[2], k.shape[2]
@@ -168,11 +171,14 @@ def tpu_splash(
         mask = np.broadcast_to(mask.reshape((1,) * (3 - mask.ndim) + mask.shape[-3:]), (H, T, S))
         dense = [masks.NumpyMask(np.array(one)) for one in mask]
         heads = dense if band is None else [one & band for one in dense]
-    if not all(one[:, :].any(-1).all() for one in heads):
-        raise ValueError("each query must see a key: its softmax is undefined otherwise")
+    visible = np.stack([one[:, :] for one in heads])
+    sees = visible.any(-1)
+    if not sees.all():
+        heads = [masks.NumpyMask(one) for one in visible | ~sees[..., None]]
     kernel = splash.make_splash_mha_single_device(
         masks.MultiHeadMask(heads), attn_logits_soft_cap=softcap, interpret=True
     )
     infos = (kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info)
     scaled = q * jnp.asarray(_default(scale, q), q.dtype)
-    return _splash(infos, scaled, k, v, sinks, tuple(sorted(kernel.kwargs.items())))
+    out = _splash(infos, scaled, k, v, sinks, tuple(sorted(kernel.kwargs.items())))
+    return jnp.where(sees[..., None], out, 0)

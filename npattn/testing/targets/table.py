@@ -345,7 +345,7 @@ _INTERPRETED = (
         needs=("jax",),
         project="jax",
         dtypes=("float32",),
-        sizes={"B": (1,), "H": (1, 2), "T": (128,), "S": (128, 256), "D": (16, 128)},
+        sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128, 256), "D": (16,)},
         timeout=120.0,
     ),
     _row(
