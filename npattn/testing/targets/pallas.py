@@ -172,7 +172,7 @@ def tpu_splash(
         dense = [masks.NumpyMask(np.array(one)) for one in mask]
         heads = dense if band is None else [one & band for one in dense]
     visible = np.stack([one[:, :] for one in heads])
-    sees = visible.any(-1)
+    sees: Any = visible.any(-1)
     if not sees.all():
         heads = [masks.NumpyMask(one) for one in visible | ~sees[..., None]]
     kernel = splash.make_splash_mha_single_device(
