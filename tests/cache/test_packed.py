@@ -36,6 +36,7 @@ def as_one_problem(q, k, v, of_q, of_k, causal):
     return npattn.forward(*(x.swapaxes(0, 1) for x in (q, k, v)), mask)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("causal", [False, "bottom_right", "top_left"])
 @given(lengths=LENGTHS, seed=st.integers(0, 99))
 def test_sequences_are_one_problem_with_a_mask(causal, lengths, seed):

@@ -39,6 +39,7 @@ def make(lengths, P, seed=0, spare=3):
     return k, v, table, rows
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("causal", [False, "bottom_right"])
 @given(
     lengths=st.lists(st.integers(0, 23), min_size=1, max_size=4),

@@ -82,6 +82,7 @@ def test_amplitude_multiplies_the_turned_features():
     assert np.array_equal(got[:, 4:], x[:, 4:])
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("layout", LAYOUTS)
 @given(
     seed=st.integers(0, 1 << 16),

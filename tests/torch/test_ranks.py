@@ -104,7 +104,7 @@ NIGHTLY = pytest.mark.nightly
 @pytest.mark.parametrize(
     ("scheme", "causal", "ranks"),
     [
-        (ring, True, 2),
+        pytest.param(ring, True, 2, marks=NIGHTLY),
         pytest.param(ring, True, 4, marks=NIGHTLY),
         pytest.param(all_gather, False, 2, marks=NIGHTLY),
         pytest.param(all_gather, True, 4, marks=NIGHTLY),
