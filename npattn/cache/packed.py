@@ -26,7 +26,7 @@ from npattn.problem import Forward, Gradients, Problem
 __all__ = [
     "PackedForward",
     "check_packed",
-    "make_problems",
+    "evaluate_sequences",
     "read_options",
     "sum_parameters",
     "varlen",
@@ -56,7 +56,6 @@ class PackedForward:
     lse: Array
     parts: tuple[Forward, ...]
     bounds: tuple[Array, Array] = field(repr=False)
-    any: bool = field(repr=False)  # False if there is no sequence, and one part without tokens
 
 
 def varlen(
@@ -137,13 +136,13 @@ def varlen_forward(
     N = len(of_q) - 1
     each = read_options(options, N)
     ends = list(zip(of_q, of_q[1:], of_k, of_k[1:], strict=False))
-    # Without a sequence, sizes and dtypes are those of one that has no tokens.
     heads = [x.swapaxes(0, 1) for x in arrays]
+    # Without a sequence, sizes and dtypes are those of one that has no tokens.
     own = [(heads[0][:, a:b], *(x[:, c:d] for x in heads[1:])) for a, b, c, d in ends or [(0,) * 4]]
-    parts = make_problems(own, each)
+    parts = evaluate_sequences(own, each)
     out = np.concatenate([part.out.swapaxes(0, 1) for part in parts])
     lse = np.concatenate([part.lse for part in parts], axis=1)
-    return PackedForward(out, lse, tuple(parts), (of_q, of_k), bool(ends))
+    return PackedForward(out, lse, tuple(parts), (of_q, of_k))
 
 
 def varlen_backward(
@@ -171,7 +170,7 @@ def varlen_backward(
     """
     do = check_cotangent("dout", dout, fwd.out.shape)
     dl = None if dlse is None else check_cotangent("dlse", dlse, fwd.lse.shape)
-    of_q = fwd.bounds[0] if fwd.any else np.zeros(2, np.int64)
+    of_q = fwd.bounds[0] if len(fwd.bounds[0]) > 1 else np.zeros(2, np.int64)
     grads = [
         backward(part, do[a:b].swapaxes(0, 1), None if dl is None else dl[:, a:b])
         for part, a, b in zip(fwd.parts, of_q, of_q[1:], strict=False)
@@ -241,7 +240,7 @@ def read_options(options: dict[str, Any], N: int) -> list[dict[str, Any]]:
     return each
 
 
-def make_problems(
+def evaluate_sequences(
     arrays: Sequence[tuple[Array, ...]], each: Sequence[dict[str, Any]]
 ) -> list[Forward]:
     """Check q, k, v and the options of every sequence, and then evaluate them."""

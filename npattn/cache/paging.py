@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from npattn.api import backward
 from npattn.arrays import Array
-from npattn.cache.packed import make_problems, read_options, sum_parameters
+from npattn.cache.packed import evaluate_sequences, read_options, sum_parameters
 from npattn.checks import check_cotangent, read_array, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem import Forward, Gradients
@@ -136,7 +136,7 @@ def paged_forward(
     if not own:  # sizes and dtypes are those of a sample without tokens
         arrays = (query, *pages)
         own = [tuple(np.zeros((0, *x.shape[2:]), x.dtype) for x in arrays)]
-    parts = make_problems([tuple(x.swapaxes(0, 1) for x in xs) for xs in own], each)
+    parts = evaluate_sequences([tuple(x.swapaxes(0, 1) for x in xs) for xs in own], each)
     T, (H, _, E) = query.shape[1], parts[0].out.shape
     out = np.zeros((B, T, H, E), parts[0].out.dtype)
     lse = np.zeros((B, H, T), parts[0].lse.dtype)

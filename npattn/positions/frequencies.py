@@ -1,14 +1,14 @@
 """Frequencies of rotary positions: as published, and stretched for longer sequences.
 
-plain        f_i = base^(−2i/R)
-linear       f_i / factor: positions are interpolated
-ntk          base · factor^(R/(R−2)): the slowest pair is interpolated, the fastest is not
-dynamic_ntk  ntk with a factor that grows with the sequence
-yarn         a ramp over the pairs: linear where a pair turns rarely, plain where it turns often
-llama3       the same, by wavelength
-longrope     f_i / factor_i, one set for short sequences and one for long ones
+    plain        f_i = base^(−2i/R)
+    linear       f_i / factor: positions are interpolated
+    ntk          base · factor^(R/(R−2)): the slowest pair is interpolated, the fastest is not
+    dynamic_ntk  ntk with a factor that grows with the sequence
+    yarn         a ramp over the pairs: linear where one turns rarely, plain where it turns often
+    llama3       the same, by wavelength
+    longrope     f_i / factor_i, one set for short sequences and one for long ones
 
-i = 0 … R/2 − 1    R  number of features that turn
+R features turn, the pairs i = 0 … R/2 − 1.
 """
 
 from __future__ import annotations

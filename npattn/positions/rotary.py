@@ -1,9 +1,10 @@
 """Rotary positions: pairs of features (a, b) turn by the angle θ = position · frequency.
 
-a ← a cos θ − b sin θ      b ← b cos θ + a sin θ
-layout "half": a = x_i, b = x_{i+R/2}      "interleaved": a = x_{2i}, b = x_{2i+1}
+    a ← a cos θ − b sin θ      b ← b cos θ + a sin θ
+    layout "half": a = x_i, b = x_{i+R/2}      "interleaved": a = x_{2i}, b = x_{2i+1}
 
-x (..., T, D)    R ≤ D features turn, the first ones    i = 0 … R/2 − 1
+    x (..., T, D)    R ≤ D features turn, the first ones    i = 0 … R/2 − 1
+
 The score of a query at t and a key at s depends on t − s alone. Backward turns the other way.
 Source: Su et al. 2021, "RoFormer", eq. 34.
 """

@@ -19,7 +19,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def packed(lengths, seed=0):
+def pack(lengths, seed=0):
     of_q, of_k = (np.cumsum([0, *n]) for n in zip(*lengths, strict=True))
     arrays = (normal(of_q[-1], H, D, seed=seed), normal(of_k[-1], K, D, seed=seed + 1))
     return (*arrays, normal(of_k[-1], K, E, seed=seed + 2), of_q, of_k)
@@ -40,7 +40,7 @@ def as_one_problem(q, k, v, of_q, of_k, causal):
 @pytest.mark.parametrize("causal", [False, "bottom_right", "top_left"])
 @given(lengths=LENGTHS, seed=st.integers(0, 99))
 def test_sequences_are_one_problem_with_a_mask(causal, lengths, seed):
-    q, k, v, of_q, of_k = packed(lengths, seed)
+    q, k, v, of_q, of_k = pack(lengths, seed)
     got = varlen_forward(q, k, v, of_q, of_k, causal=causal)
     want = as_one_problem(q, k, v, of_q, of_k, causal)
     assert got.out.shape == (len(q), H, E)
@@ -56,7 +56,7 @@ def test_sequences_are_one_problem_with_a_mask(causal, lengths, seed):
 
 
 def test_a_sequence_is_what_the_loops_say():
-    q, k, v, of_q, of_k = packed([(3, 5), (0, 2), (2, 0), (4, 7)])
+    q, k, v, of_q, of_k = pack([(3, 5), (0, 2), (2, 0), (4, 7)])
     options = {"causal": "bottom_right", "window": (2, 0), "softcap": 2.0}
     got = varlen_forward(q, k, v, of_q, of_k, sinks=np.array([0.5, -1, 2, 0]), **options)
     for i, (a, b, c, d) in enumerate(zip(of_q, of_q[1:], of_k, of_k[1:], strict=False)):
@@ -75,7 +75,7 @@ def test_self_attention_needs_one_set_of_bounds():
 
 
 def test_no_sequence_sees_another():
-    q, k, v, of_q, of_k = packed([(3, 5), (4, 7)])
+    q, k, v, of_q, of_k = pack([(3, 5), (4, 7)])
     before = varlen(q, k, v, of_q, of_k)
     k[of_k[1] :], v[of_k[1] :] = np.nan, np.inf
     after = varlen(q, k, v, of_q, of_k)
@@ -85,7 +85,7 @@ def test_no_sequence_sees_another():
 
 def test_objects_and_lists_of_arrays():
     lengths = [(3, 5), (4, 7)]
-    q, k, v, of_q, of_k = packed(lengths)
+    q, k, v, of_q, of_k = pack(lengths)
     slopes = biases.alibi(H)
     dense = [slopes.to_array(H=H, T=t, S=s) for t, s in lengths]
     visible = [masks.causal(alignment="top_left").to_array(T=t, S=s) for t, s in lengths]
@@ -103,7 +103,7 @@ def test_objects_and_lists_of_arrays():
 
 
 def test_gradients_of_what_sequences_share_are_sums():
-    q, k, v, of_q, of_k = packed([(3, 5), (4, 7)])
+    q, k, v, of_q, of_k = pack([(3, 5), (4, 7)])
     table = normal(8, H, seed=3)
     bias = biases.alibi(H) + biases.relative(table)
     fwd = varlen_forward(q, k, v, of_q, of_k, bias=bias, sinks=normal(H, seed=4))
@@ -129,7 +129,7 @@ def test_no_tokens(bounds):
 
 
 def test_conventions_hold_within_each_sequence():
-    q, k, v, of_q, of_k = packed([(3, 0), (5, 4)])
+    q, k, v, of_q, of_k = pack([(3, 0), (5, 4)])
     meaning = npattn.Conventions(empty_row="mean", causal="bottom_right", lse_base="2")
     fwd = varlen_forward(q, k, v, of_q, of_k, conventions=meaning, causal=True)
     own = [x.swapaxes(0, 1) for x in (q[3:], k, v)]
@@ -145,14 +145,14 @@ def test_conventions_hold_within_each_sequence():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_gradients_have_the_dtype_that_was_asked_for(dtype):
-    q, k, v, of_q, of_k = packed([(3, 5), (4, 7)])
+    q, k, v, of_q, of_k = pack([(3, 5), (4, 7)])
     fwd = varlen_forward(q, k, v, of_q, of_k, dtype=dtype)
     grads = varlen_backward(fwd, normal(*fwd.out.shape, seed=7).astype(fwd.out.dtype))
     assert {x.dtype for x in (fwd.out, grads.q, grads.k, grads.v)} == {np.dtype(dtype)}
 
 
 def test_complex_gradients_keep_their_imaginary_part():
-    q, k, v, of_q, of_k = packed([(3, 5), (4, 7)])
+    q, k, v, of_q, of_k = pack([(3, 5), (4, 7)])
     fwd = varlen_forward(q, k, v, of_q, of_k)
     dout = normal(*fwd.out.shape, seed=7)
     grads, real = varlen_backward(fwd, 1j * dout), varlen_backward(fwd, dout)
@@ -175,7 +175,7 @@ def test_no_sequence_needs_no_mask():
     ],
 )
 def test_mistakes_are_seen(wrong):
-    q, k, v, of_q, of_k = packed([(3, 5), (4, 7)])
+    q, k, v, of_q, of_k = pack([(3, 5), (4, 7)])
     right = as_one_problem(q, k, v, of_q, of_k, "bottom_right").out.swapaxes(0, 1)
     assert abs(wrong(q, k, v, of_q, of_k) - right).max() > 1e-3
 
@@ -202,7 +202,7 @@ def test_mistakes_are_seen(wrong):
     ],
 )
 def test_errors_name_the_way_out(change, error, words):
-    q, k, v, of_q, of_k = packed([(3, 5), (4, 7)])
+    q, k, v, of_q, of_k = pack([(3, 5), (4, 7)])
     given = {"q": q, "k": k, "v": v, "cu_seqlens_q": of_q, "cu_seqlens_k": of_k} | change
     with pytest.raises(error) as caught:
         varlen(**given)

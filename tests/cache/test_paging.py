@@ -183,7 +183,7 @@ def test_complex_gradients_keep_their_imaginary_part():
 
 
 def test_a_new_key_never_lies_on_another():
-    """Of another sample, or of its own: a page twice in a table."""
+    """The other is of another sample, or of its own where a page is twice in a table."""
     cache, new = np.zeros((2, 2, K, D)), np.ones((1, 1, K, D))
     with pytest.raises(OptionError, match="where another key lies"):
         append(cache, cache, new, new, [2], block_table=[[0, 0]])

@@ -72,7 +72,7 @@ def test_the_ramp_of_yarn_begins_at_a_whole_pair_or_where_it_falls():
 
 
 def test_the_ramp_of_yarn_ends_within_the_features():
-    """Of a long training the slowest pair turns often, and the ramp would end beyond R."""
+    """The slowest pair turns often in a long training, and the ramp would end beyond R."""
     length = 10**9
     first = R * math.log(length / (64 * math.pi)) / (2 * math.log(10000))
     ramp = np.clip((np.arange(R // 2) - math.floor(first)) / (R - 1 - math.floor(first)), 0, 1)
@@ -81,7 +81,7 @@ def test_the_ramp_of_yarn_ends_within_the_features():
 
 
 def test_yarn_without_a_ramp_divides_all_that_turn_rarely():
-    """Of a training that is shorter than the first turn, no pair stays but the one of the edge."""
+    """Pair 0 alone stays where the training is shorter than the first turn."""
     got = yarn(R, FACTOR, trained_length=2).values
     assert np.array_equal(got[1:], plain(R).values[1:] / FACTOR)
 
