@@ -5,6 +5,6 @@ Source: docs/tolerance.md.
 
 from npattn.testing.bounds.allowed import bounds, certificate, deviations
 from npattn.testing.bounds.allowed import tolerance as allowed
-from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.bounds.rounding import Integers, Rounding
 
-__all__ = ["Rounding", "allowed", "bounds", "certificate", "deviations"]
+__all__ = ["Integers", "Rounding", "allowed", "bounds", "certificate", "deviations"]

@@ -163,7 +163,7 @@ class BoundTask:
         """Return the bounds by row norms; None where they do not hold."""
         if self.conventions != Conventions() or self.dweights is not None:
             return None
-        if not covers(self.canonical):
+        if not covers(self.canonical) or self.rounding.needs_whole_rows:
             return None
         form = RowNorms(self.canonical, self.rounding, self.dtype)
         if not form.fits:

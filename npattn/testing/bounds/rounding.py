@@ -10,7 +10,7 @@ import numpy as np
 from npattn.arrays import finfo
 from npattn.errors import OptionError
 
-__all__ = ["Rounding", "Storage", "Units", "unit_roundoff"]
+__all__ = ["Integers", "Rounding", "Storage", "Units", "unit_roundoff"]
 
 STORAGE = (
     "queries",
@@ -22,8 +22,46 @@ STORAGE = (
     "dweights",
     "dscores",
     "shared",
+    "partial",
 )
 NARROW = ("float32", "tf32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Integers:
+    """Integers that q and k are rounded to for their product.
+
+    Each block of rows of a head has a factor of its own: its largest absolute value by the largest
+    integer.
+
+    Parameters
+    ----------
+    largest : int, default 127
+        127 for int8, 7 for int4.
+    q_rows, k_rows : int, optional
+        Number of rows in a block; None: all of a head.
+    centred : bool, default False
+        The mean of all keys of a head is subtracted from them first. That shifts the scores of a
+        row alike: lse is then promised only if the shift is added again.
+
+    Raises
+    ------
+    OptionError
+        If a number is below 1.
+    """
+
+    largest: int = 127
+    q_rows: int | None = None
+    k_rows: int | None = None
+    centred: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("largest", "q_rows", "k_rows"):
+            count = getattr(self, name)
+            if name != "largest" and count is None:
+                continue
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise OptionError(f"{name} is {count!r}, must be an integer ≥ 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +90,10 @@ class Rounding:
         dk and dv of each query head, before those that share a key head are summed.
     delta_from : {"out", "weights", "either"}
         D = Σ do·out with the delivered out, or Σ P·dP.
+    partial : storage
+        Sums of P·V over one block of `sum_block` keys, before they are added to those before.
+    integers : Integers, optional
+        q and k enter their product as integers; gradients are those of the given q and k.
     exp_error : float, optional
         Relative error of exp and tanh. Default: four units of the accumulator.
     sum_block : int, optional
@@ -77,6 +119,8 @@ class Rounding:
     dweights: str = "accumulator"
     dscores: str = "accumulator"
     shared: str = "accumulator"
+    partial: str = "accumulator"
+    integers: Integers | None = None
     delta_from: Literal["out", "weights", "either"] = "either"
     exp_error: float | None = None
     sum_block: int | None = None
@@ -99,7 +143,9 @@ class Rounding:
                 raise OptionError(f"{name} is {getattr(self, name)!r}, must be one of {values}")
         for name in ("sum_block", "gradient_block", "out_roundings", "gradient_roundings"):
             count = getattr(self, name)
-            if count is not None and (isinstance(count, bool) or count < 1):
+            if name != "largest" and count is None:
+                continue
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise OptionError(f"{name} is {count!r}, must be an integer ≥ 1")
         if self.exp_error is not None and not 0 <= self.exp_error < 1:
             raise OptionError(f"exp_error is {self.exp_error!r}, must be in [0, 1)")
@@ -107,6 +153,11 @@ class Rounding:
     def __repr__(self) -> str:
         changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
         return f"Rounding({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
+
+    @property
+    def needs_whole_rows(self) -> bool:
+        """True if the full form of the bound alone covers it, with all keys at hand."""
+        return self.integers is not None or self.partial != "accumulator"
 
     @classmethod
     def upcast(cls) -> Rounding:
@@ -136,6 +187,23 @@ class Rounding:
         )
 
     @classmethod
+    def int8(cls) -> Rounding:
+        """Return the model of SageAttention: q and k in int8, P and V in float16.
+
+        A factor for 128 queries and one for 64 keys, less their mean; P V is summed in float16 over
+        64 keys, and in the accumulator over these sums.
+        """
+        return replace(
+            cls.fused(),
+            name="int8",
+            integers=Integers(q_rows=128, k_rows=64, centred=True),
+            operands="float16",
+            weights="float16",
+            partial="float16",
+            sum_block=64,
+        )
+
+    @classmethod
     def undeclared(cls, dtype: Any) -> Rounding:
         """Return the model of an implementation that declares none: the loosest for its dtype."""
         if unit_roundoff(dtype) < 2.0**-24:
@@ -146,9 +214,16 @@ class Rounding:
         return replace(cls.eager(), exp_error=2.0**-11, gradient_block=32)
 
     @classmethod
+    def choose(cls, declared: Rounding | str | None, dtype: Any) -> Rounding:
+        """Return a declared model, or that with its name; that of a dtype if there is none."""
+        if isinstance(declared, Rounding):
+            return declared
+        return cls.undeclared(dtype) if declared is None else cls.from_name(declared)
+
+    @classmethod
     def from_name(cls, name: str) -> Rounding:
-        """Return the preset with this name: "upcast", "fused" or "eager"."""
-        presets = {"upcast": cls.upcast, "fused": cls.fused, "eager": cls.eager}
+        """Return the preset with this name: "upcast", "fused", "eager" or "int8"."""
+        presets = {"upcast": cls.upcast, "fused": cls.fused, "eager": cls.eager, "int8": cls.int8}
         if name not in presets:
             raise OptionError(f"rounding is {name!r}, must be one of {', '.join(presets)}")
         return presets[name]()
@@ -190,6 +265,7 @@ class Units:
     dp: Storage
     ds: Storage
     shared: Storage
+    partial: Storage
     exp: float
 
     @classmethod
@@ -217,6 +293,7 @@ class Units:
             dp=storage(rounding.dweights),
             ds=storage(rounding.dscores),
             shared=storage(rounding.shared),
+            partial=storage(rounding.partial),
             exp=4 * u if rounding.exp_error is None else rounding.exp_error,
         )
 

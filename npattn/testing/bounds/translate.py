@@ -125,4 +125,5 @@ def _extra_dbias_error(
         extra = extra + (unit.u + unit.ds.u + form.gamma(n + 4)) * mass + unit.ds.eta
     if before:
         extra = (extra + 2 * (unit.u + unit.ds.u) * mass + unit.ds.eta) * form.scale
+        extra = extra + unit.tiny * (mass > 0)  # the product with the scale is flushed
     return sum_to(np.broadcast_to(extra, mass.shape), problem.bias_array.shape)

@@ -222,7 +222,8 @@ def _find_attention(candidates: Sequence[Implementation], dtype: str) -> Trial:
     reasons = []
     for implementation in candidates:
         space = Space(features=implementation.features, dtype=dtype)
-        trial = Trial(implementation, Conventions(), Rounding.undeclared(dtype), space)
+        declared = Rounding.choose(implementation.rounding, dtype)
+        trial = Trial(implementation, Conventions(), declared, space)
         reason = ""
         for rank in RANKS:
             try:

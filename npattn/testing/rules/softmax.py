@@ -11,6 +11,7 @@ from npattn.arrays import Array, finfo
 from npattn.problem import Cotangents
 from npattn.testing.bounds.allowed import bounds
 from npattn.testing.bounds.ulp import real
+from npattn.testing.cases.classes import classes_of_value
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.register import rule
@@ -54,7 +55,8 @@ def rows_sum_to_one(trial: Trial, recipe: Recipe) -> float:
 def _sample_empty(trial: Trial) -> dict[str, Any]:
     force: dict[str, Any] = {}
     if "mask" in trial.space.features:
-        force["mask"] = ("empty rows", "empty head")
+        of_queries = not trial.space.refuses(classes_of_value("mask", "empty rows"))
+        force["mask"] = ("empty rows", "empty head") if of_queries else ("empty padding",)
     elif _causal_empties(trial):
         force |= {"causal": (True,), "T": (5, 7, 17), "S": (3, 2, 5)}
     if not _bias_empties(trial):

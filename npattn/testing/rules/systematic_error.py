@@ -247,10 +247,12 @@ def _fit(
 
 
 def tightest_model(trial: Trial, recipes: list[Recipe]) -> tuple[Rounding, float] | None:
-    """Return the tightest preset that explains the errors, and χ² under it."""
+    """Return the tightest preset, or else the declared model, that explains the errors; and χ²."""
     dtype = trial.space.dtype
     models = [Rounding.upcast(), Rounding.fused(), Rounding.eager()]
     models.append(replace(Rounding.undeclared(dtype), name="undeclared"))
+    if trial.rounding.needs_whole_rows:  # it may explain errors that no preset here does
+        models.append(trial.rounding)
     for model in models:
         samples = [measure_errors(trial, recipe, model) for recipe in recipes]
         if all(_within_bounds(trial, sample, model) for sample in samples):

@@ -54,6 +54,11 @@ class SampledRows:
                 )
         self.dtype = problem.q.dtype
         self.rounding = rounding or Rounding.undeclared(self.dtype)
+        if self.rounding.needs_whole_rows:
+            raise OptionError(
+                f"rounding is {self.rounding.name}, which spot_check does not cover: its integers "
+                "and partial sums need whole rows; npattn check judges them"
+            )
         self.blocks = Blocks(problem, conventions)
         self.lead, self.H, self.T = problem.lead, problem.H, problem.T
         row = () if problem.headless else (*problem.lead, problem.H)

@@ -715,6 +715,20 @@ def test_float32_oracle_stays_within_bounds_under_conventions(
         assert all(c.passed for c in outcomes), (named, recipe, *map(str, outcomes))
 
 
+def test_a_gradient_through_the_scale_may_be_flushed() -> None:
+    options = {"bias": "full", "scale": 0.125, "distribution": "large logits"}
+    recipe = Recipe(H=2, K=2, T=23, S=131, D=19, E=11, dtype="float32", seed=3, **options)
+    conventions, problem = Conventions(bias="before_scale"), recipe.problem()
+    dout = recipe.cotangents(problem).dout
+    exact = oracle(problem, dout, None, conventions)["dbias"]
+    flushed = flush_subnormals(exact.astype(np.float32), flush=True)
+    assert ((flushed == 0) & (abs(exact) > 2.0**-140)).any()
+    kwargs = {"dout": dout.astype(float), "conventions": conventions}
+    for limit in (bounds, tolerance):
+        limits = limit(problem, "float32", UPCAST, **kwargs)
+        assert compare_arrays("dbias", flushed, exact, limits["dbias"]).passed
+
+
 # --- mistakes do not ------------------------------------------------------------------------------
 
 

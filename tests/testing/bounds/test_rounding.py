@@ -72,18 +72,25 @@ def test_undeclared_narrow_dtypes_allow_fast_exp_and_low_sums(dtype: Any) -> Non
     assert changed == Rounding.eager()
 
 
-@pytest.mark.parametrize("name", ["upcast", "fused", "eager"])
+@pytest.mark.parametrize("name", ["upcast", "fused", "eager", "int8"])
 def test_from_name_returns_the_preset(name: str) -> None:
     rounding = Rounding.from_name(name)
     assert rounding == getattr(Rounding, name)()
     assert rounding.name == name
 
 
+def test_a_declared_model_is_chosen_before_that_of_the_dtype() -> None:
+    own = Rounding(name="own", scores="input")
+    assert Rounding.choose(own, "float32") is own
+    assert Rounding.choose("int8", "float32") == Rounding.int8()
+    assert Rounding.choose(None, "float16") == Rounding.undeclared("float16")
+
+
 @pytest.mark.parametrize("name", ["", "Fused", "flash", "undeclared"])
 def test_unknown_preset_lists_known_ones(name: str) -> None:
     with pytest.raises(OptionError) as caught:
         Rounding.from_name(name)
-    assert str(caught.value) == f"rounding is {name!r}, must be one of upcast, fused, eager"
+    assert str(caught.value) == f"rounding is {name!r}, must be one of upcast, fused, eager, int8"
 
 
 def test_rounding_is_frozen_hashable_and_keyword_only() -> None:

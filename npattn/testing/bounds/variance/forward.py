@@ -91,7 +91,7 @@ class ForwardVariance(GenericRows):
             tilt=row_sum(steep),
             tilt_v=self.products(steep * self.z, v),
             steep_x=row_sum(np.where(self.live, steep * worst.x, 0)),
-            flush=self.products(lost, abs(v)),
+            flush=self.products(lost, abs(v)) + unit.partial.eta * (worst.S + worst.blocks),
         )
 
     def _row_limits(self, sums: OutVarianceSums) -> dict[str, Array]:
@@ -103,6 +103,11 @@ class ForwardVariance(GenericRows):
         self.var_l, lse = self._lse_variance(sums)
         self.acc_o = self.sum_variance(2 * self.n, o, 0 * o) + 4 * self.u2 * o**2
         self.acc_o = self.acc_o + self.n / 2 * self.u2 * sums.values
+        if unit.partial.u:
+            # A block's sum is at most the root of its length times that of its squares.
+            block = worst.block
+            stored = R2 * unit.partial.u**2 * (block**2 / 3 + block / 2) * sums.values
+            self.acc_o = self.acc_o + stored
         var = sums.spread + self.acc_o + sums.stored
         # A factor common to all scores, the rounded scale or log₂e, does not average out.
         tanh = 0.0 if worst.problem.softcap is None else unit.exp
@@ -128,6 +133,10 @@ class ForwardVariance(GenericRows):
         self.reach = reach
         var = self.sum_variance(problem.D + 2, x, reach)
         var = var + R2 * (2 * unit.operands.u**2 + unit.q.u**2) * reach
+        if worst.integer_errors is not None:
+            of_integers = worst.scale**2 * worst.integer_errors.variance(finite(self.r.q))
+            self.least_spread = np.sqrt(np.max(of_integers, -1, initial=0, keepdims=True))
+            var = var + of_integers
         var = var + 2 * u2 * x**2
         var = var + 2 * storage_variance(x, unit.s)
         if problem.softcap is not None:
@@ -185,7 +194,11 @@ class ForwardVariance(GenericRows):
         """Variance of the shift of all scores of a row by a rounded query: δq · Σ p k."""
         worst, unit, q = self.worst, self.unit, finite(self.worst.r.q)
         size = R2 * (unit.q.u**2 + unit.operands.u**2) * worst.scale**2
-        return np.asarray(size * (q**2 * k**2).sum(-1, keepdims=True))
+        shift = np.asarray(size * (q**2 * k**2).sum(-1, keepdims=True))
+        if worst.integer_errors is not None:
+            of_q = worst.scale**2 * worst.integer_errors.q**2 / 3
+            shift = shift + of_q * (k**2).sum(-1, keepdims=True)
+        return shift
 
     @cached_property
     def steep(self) -> Array:

@@ -71,6 +71,7 @@ class GenericRows:
 
     r: dense.Residuals
     all_reach: Array  # Σ p (scale² q² k²)
+    least_spread: Any = 0.0  # what integers for queries and keys move a score by, (..., T, 1)
 
     def __init__(self, worst: WorstCase, everywhere: bool = False) -> None:
         self.everywhere = everywhere
@@ -112,6 +113,7 @@ class GenericRows:
         unit = self.unit
         # Scores that differ by less than the error of their products err alike.
         least = max(unit.operands.u, unit.u) * np.sqrt(self.all_reach)
+        least = np.maximum(least, self.least_spread)
         generic = scores.generic_rows(np.maximum(max(unit.p.u, unit.u), least))
         if dp is not None:
             generic = generic & self._generic_pulls(dp, size)

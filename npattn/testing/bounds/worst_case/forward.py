@@ -171,7 +171,8 @@ class ForwardErrors(ScoreErrors):
         t_soft = np.minimum(t_soft, sums.far)
         t_p = n_p * unit.p.u * (1 + unit.p.u) * mass
         t_sum = chain * mass + (chain + self.row_sum + 4 * u) * (abs(self.o) + t_soft)
-        t_sum = t_sum + unit.operands.times(2) * mass
+        t_sum = t_sum + (unit.operands.times(2) + unit.partial.times(self.block)) * mass
+        t_sum = t_sum + unit.partial.eta * (self.S + self.blocks) * (mass > 0)
         t_sum = t_sum + sums.lost + np.where(sums.seen, (self.S + 2) * unit.tiny, 0)
         # Parts that are merged by e^(lse − whole), and exp(log_softmax), are not normalised again.
         t_sum = t_sum + self.merge * mass

@@ -12,6 +12,7 @@ from npattn import dense
 from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.problem import Problem
+from npattn.testing.bounds.integers import IntegerErrors, integer_errors
 from npattn.testing.bounds.rounding import Rounding, Units
 
 __all__ = ["ScoreErrors", "finite", "swing"]
@@ -110,9 +111,22 @@ class ScoreErrors:
         block = self.rounding.sum_block
         return n + 4 if block is None else min(n, block + 3 * math.ceil(n / block)) + 4
 
+    @property
+    def block(self) -> int:
+        """Number of keys in one block of a sum over them."""
+        return min(self.S, self.rounding.sum_block or self.S)
+
     def gamma(self, n: float) -> float:
         """Return the relative error of n roundings in a row."""
         return n * self.unit.u / (1 - n * self.unit.u)
+
+    @cached_property
+    def integer_errors(self) -> IntegerErrors | None:
+        """Errors of q and k as integers, if they enter their product so."""
+        integers = self.rounding.integers
+        if integers is None:
+            return None
+        return integer_errors(integers, finite(self.r.q), finite(self.r.k), self.unit)
 
     @cached_property
     def tame(self) -> bool:
@@ -161,6 +175,8 @@ class ScoreErrors:
         error = error + unit.s.eta * (1 + scale)
         subnormal = aq.sum(-1, keepdims=True) + ak.sum(-1, keepdims=True).swapaxes(-1, -2) + D
         error = error + scale * (unit.tiny + unit.operands.eta) * subnormal
+        if self.integer_errors is not None:
+            error = error + scale * self.integer_errors.of_scores(finite(q), u)
         return Stage(s, error, 1.0, 0.0)
 
     def _softcap(self, stage: Stage, c: float) -> Stage:
