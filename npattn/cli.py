@@ -174,7 +174,10 @@ def worker_options(command: Any) -> Any:
 )
 @click.option("--only", multiple=True, metavar="RULE", help="A rule, or a prefix of several.")
 @click.option(
-    "--sizes", multiple=True, metavar="D=64,128", help="Sample these sizes only (B H K T S D E)."
+    "--sizes",
+    multiple=True,
+    metavar="D=64,128",
+    help="Sample these sizes only (B H K T S D E); P is that of pages.",
 )
 @click.option(
     "--convention",
@@ -183,7 +186,11 @@ def worker_options(command: Any) -> Any:
     metavar="NAME=VALUE",
     help="Convention where systems disagree, as causal=top_left; may be given several times.",
 )
-@click.option("--rounding", type=click.Choice(["upcast", "fused", "eager"]), help="Rounding model.")
+@click.option(
+    "--rounding",
+    type=click.Choice(["upcast", "fused", "eager", "int8"]),
+    help="Rounding model.",
+)
 @click.option(
     "-n",
     "--processes",

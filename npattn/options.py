@@ -25,6 +25,7 @@ __all__ = [
     "MEANINGS",
     "OPTIONS",
     "RESULTS",
+    "STORED",
     "Alignment",
     "ForeignName",
     "Option",
@@ -145,6 +146,23 @@ FEATURES = tuple(OPTIONS)
 RESULTS = ("return_lse", "return_weights")
 """Flags that make an implementation return more than o."""
 
+STORED = (
+    "offsets of both",
+    "offsets of queries",
+    "offsets of keys",
+    "longest of both",
+    "longest queries",
+    "longest keys",
+    "lengths of queries",
+    "lengths of keys",
+    "page table",
+    "page offsets",
+    "page list",
+    "keys on last page",
+    "page size",
+)
+"""Meanings of the parameters that say where sequences of different lengths are stored."""
+
 MEANINGS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in (*OPTIONS, *RESULTS)},
     "mask or bias": ("mask", "bias"),
@@ -157,8 +175,9 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "need_weights": ("return_weights",),
     "shared heads": (),
     "no dropout": (),
-    "packed": (),
     "module": (),
+    **dict.fromkeys(STORED, ()),
+    **dict.fromkeys(("offsets of keys", "lengths of keys", "page offsets"), ("mask",)),
 }
 """Meanings of a parameter → the options or results that it carries.
 
@@ -181,11 +200,23 @@ An option's own name means its plain form. Of the others,
     must be True where K < H.
 "no dropout"
     is the rate of a dropout with a generator of its own: it stays 0.
-"packed"
-    holds the bounds of packed sequences, which cannot be judged.
 "module"
     stands before q, k, v in the attention functions of Hugging Face's models. They return o of
     shape (B, T, H, E), and something beside it.
+
+Those of `STORED` say where sequences are, each an int32 array but for the longest and the page
+size, which are ints. Masks of shape (B, 1, 1, S) become lengths.
+
+"offsets of queries", "offsets of keys", "offsets of both"
+    (B + 1,): the first of each packed sequence, and their total.
+"longest queries", "longest keys", "longest of both"
+    of all sequences.
+"lengths of keys", "lengths of queries"
+    (B,): of sequences in a cache or in pages, and of q, whose rest nobody reads.
+"page table"
+    (B, M): the pages of each sequence, and anything behind those that it needs.
+"page offsets", "page list", "keys on last page"
+    (B + 1,), (pages in use,), (B,): sequence b has the pages of the list from offset b to b + 1.
 """
 
 
@@ -214,7 +245,31 @@ _MASK_OR_BIAS = ForeignName(
 _SCALE = ForeignName("pass it as scale=", "scale")
 _SOFTCAP = ForeignName("pass it as softcap=", "softcap")
 _LSE = ForeignName("call npattn.forward, whose result has .lse", "lse without gradient")
-_PACKED = ForeignName("packed sequences are not supported: pad them, and pass mask=", "packed")
+_IN_PACKED = "call npattn.cache.varlen for packed sequences"
+_IN_PAGES = "call npattn.cache.paged for keys in pages"
+_STORED = {
+    "offsets of both": (_IN_PACKED, "cu_seqlens"),
+    "offsets of queries": (_IN_PACKED, "cu_seqlens_q", "qo_indptr"),
+    "offsets of keys": (_IN_PACKED, "cu_seqlens_k", "cu_seqlens_kv"),
+    "longest of both": (_IN_PACKED, "max_seqlen"),
+    "longest queries": (_IN_PACKED, "max_seqlen_q"),
+    "longest keys": (_IN_PACKED, "max_seqlen_k", "max_seqlen_kv"),
+    "lengths of queries": (_IN_PACKED, "query_seq_lengths", "seqused_q"),
+    "lengths of keys": (
+        _IN_PAGES,
+        *("cache_seqlens", "context_lens", "key_value_seq_lengths", "seq_lens", "seqused_k"),
+    ),
+    "page table": (_IN_PAGES, "block_table", "block_tables", "page_table"),
+    "page offsets": (_IN_PAGES, "kv_indptr", "paged_kv_indptr"),
+    "page list": (_IN_PAGES, "kv_indices", "paged_kv_indices"),
+    "keys on last page": (
+        _IN_PAGES,
+        "last_page_len",
+        "kv_last_page_len",
+        "paged_kv_last_page_len",
+    ),
+    "page size": (_IN_PAGES, "page_size"),
+}
 
 FOREIGN = {
     "alibi_slopes": ForeignName("pass bias=npattn.biases.alibi(slopes)"),
@@ -224,10 +279,6 @@ FOREIGN = {
     "attn_logits_soft_cap": _SOFTCAP,
     "attn_mask": _MASK_OR_BIAS,
     "block_mask": ForeignName("pass mask=npattn.masks.custom(mask_mod)"),
-    "cu_seqlens": _PACKED,
-    "cu_seqlens_k": _PACKED,
-    "cu_seqlens_kv": _PACKED,
-    "cu_seqlens_q": _PACKED,
     "dropout_p": ForeignName(
         "nothing here is random: pass dropout_mask= (True = keep) and dropout_rate=", "no dropout"
     ),
@@ -261,6 +312,11 @@ FOREIGN = {
     "window_size": ForeignName(
         "pass window=; −1 becomes None: window_size=(-1, 0) is window=(None, 0)", "window or −1"
     ),
+    **{
+        name: ForeignName(hint, meaning)
+        for meaning, (hint, *names) in _STORED.items()
+        for name in names
+    },
 }
 """Parameters as other libraries name them → how npattn spells them, and what they mean."""
 

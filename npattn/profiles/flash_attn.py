@@ -6,7 +6,7 @@ from dataclasses import replace
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["FLASH_ATTN", "FLASH_ATTN_3", "FLASH_ATTN_4"]
+__all__ = ["FLASH_ATTN", "FLASH_ATTN_3", "FLASH_ATTN_4", "KVCACHE", "VARLEN", "VLLM_PAGED"]
 
 # Docstring of flash_attn_func, Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py: "the
 # causal mask is aligned to the bottom right corner", "If the row of the mask is all zero, the
@@ -68,5 +68,66 @@ FLASH_ATTN_4 = replace(
         "score_mod: a function in CuTe's language",
         "dtypes other than float16 and bfloat16",
         "mask and bias: they are functions",
+    ),
+)
+
+# flash_attn/flash_attn_interface.py, flash_attn_varlen_func: q (total_q, nheads, headdim), lse
+# (nheads, total_q), and causal aligned to the bottom right of each sequence. Read, not run.
+VARLEN = replace(
+    FLASH_ATTN,
+    name="flash_attn_varlen",
+    about="flash_attn_varlen_func of the package flash-attn",
+    signature={
+        **FLASH_ATTN.signature,
+        "cu_seqlens_q": "offsets of queries",
+        "cu_seqlens_k": "offsets of keys",
+        "max_seqlen_q": "longest queries",
+        "max_seqlen_k": "longest keys",
+    },
+)
+
+# The same file, flash_attn_with_kvcache: with block_table the caches are (num_blocks,
+# page_block_size, nheads_k, headdim), "page_block_size must be a multiple of 256". Its optional k
+# and v, which it appends, and its rotary embedding are left out. Read, not run.
+KVCACHE = replace(
+    FLASH_ATTN,
+    name="flash_attn_with_kvcache",
+    about="flash_attn_with_kvcache of the package flash-attn, on pages",
+    signature={
+        "cache_seqlens": "lengths of keys",
+        "block_table": "page table",
+        "softmax_scale": "scale",
+        "causal": "causal",
+        "window_size": "window or −1",
+        "softcap": "softcap",
+        "return_softmax_lse": "lse without gradient",
+    },
+    refuses=(*FLASH_ATTN.refuses, "pages whose size is no multiple of 256", "gradients"),
+)
+
+# vllm_flash_attn/flash_attn_interface.py at 03ef28b of vllm-project/flash-attention,
+# flash_attn_varlen_func with seqused_k and block_table; softmax_lse is (nheads, total_q). Read.
+VLLM_PAGED = replace(
+    FLASH_ATTN,
+    name="vllm.paged",
+    version="03ef28b",
+    about="flash_attn_varlen_func of vLLM's flash-attention, on pages",
+    signature={
+        "cu_seqlens_q": "offsets of queries",
+        "max_seqlen_q": "longest queries",
+        "max_seqlen_k": "longest keys",
+        "seqused_k": "lengths of keys",
+        "block_table": "page table",
+        "softmax_scale": "scale",
+        "causal": "causal",
+        "window_size": "window or −1",
+        "softcap": "softcap",
+        "s_aux": "sinks",
+        "return_softmax_lse": "lse without gradient",
+    },
+    refuses=(
+        *FLASH_ATTN.refuses,
+        "pages whose size is no multiple of 16",
+        "gradients",
     ),
 )

@@ -1,9 +1,11 @@
-"""FlashInfer: flashinfer.single_prefill_with_kv_cache."""
+"""FlashInfer: single_prefill_with_kv_cache, and prefill on pages."""
+
+from dataclasses import replace
 
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["PREFILL"]
+__all__ = ["PAGED", "PREFILL"]
 
 # Docstring of single_prefill_with_kv_cache in flashinfer-python 0.7.2, flashinfer/prefill.py:
 # custom_mask [qo_len, kv_len] with True for what may be seen, causal "only effective when
@@ -27,4 +29,25 @@ PREFILL = Profile(
         "windows with an end to the right",
         "gradients",
     ),
+)
+
+# BatchPrefillWithPagedKVCacheWrapper in the same file: plan takes the arrays that say where the
+# sequences are, run takes q (nnz_qo, H, D) and pages (N, P, K, D), and lse is (nnz_qo, H). A window
+# has no end to the right. Read, not run.
+PAGED = replace(
+    PREFILL,
+    name="flashinfer.paged",
+    about="flashinfer.BatchPrefillWithPagedKVCacheWrapper, its plan and run in one function",
+    signature={
+        "qo_indptr": "offsets of queries",
+        "kv_indptr": "page offsets",
+        "kv_indices": "page list",
+        "last_page_len": "keys on last page",
+        "causal": "causal",
+        "sm_scale": "scale",
+        "logits_soft_cap": "softcap",
+        "return_lse": "lse (B, T, H) without gradient",
+    },
+    layout="BTHD",
+    refuses=("dtypes other than float16, bfloat16 and float8", "gradients"),
 )

@@ -1,9 +1,9 @@
-"""JAX's Pallas kernels: attention on a GPU, one step of decoding, flash attention on a TPU."""
+"""JAX's Pallas kernels: three kernels for a GPU, three for a TPU."""
 
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["GPU_DECODE", "GPU_MHA", "TPU_FLASH", "TPU_SPLASH"]
+__all__ = ["GPU_DECODE", "GPU_MHA", "GPU_PAGED", "TPU_FLASH", "TPU_PAGED", "TPU_SPLASH"]
 
 # jax/experimental/pallas/ops/gpu/attention.py of jax 0.10.2: span_q >= span_k; errors of mha and
 # of _mha_backward; sm_scale is 1 by default.
@@ -37,12 +37,13 @@ GPU_DECODE = Profile(
 
 # jax/experimental/pallas/ops/tpu/flash_attention.py: ab is added to the products before they are
 # multiplied by sm_scale, in the kernel and in mha_reference; causal masks compare row and column
-# from the top left, and hide by a large number.
+# from the top left, and hide by a large number; a query whose keys all have a bias of −inf gives
+# NaN, as run.
 TPU_FLASH = Profile(
     name="pallas.tpu-flash",
     version="0.10",
     about="jax.experimental.pallas.ops.tpu.flash_attention.flash_attention",
-    conventions=Conventions(causal="top_left", bias="before_scale"),
+    conventions=Conventions(causal="top_left", bias="before_scale", empty_row="nan"),
     signature={"ab": "bias", "sm_scale": "scale", "causal": "causal"},
     refuses=(
         "K < H: one key/value head for each query head",
@@ -64,5 +65,46 @@ TPU_SPLASH = Profile(
     refuses=(
         "T or S that is no multiple of a block of 128",
         "mask with an axis of samples: one kernel is made for all",
+    ),
+)
+
+# jax/experimental/pallas/ops/tpu/paged_attention/paged_attention_kernel.py: one query for each
+# sequence, k_pages (K, N, P, D), lengths and page_indices; no scale and no alignment. It loads
+# pages as bfloat16 (_maybe_dequantize), whatever they are; no keys give 0, as run.
+TPU_PAGED = Profile(
+    name="pallas.tpu-paged",
+    version="0.10",
+    about="jax.experimental.pallas.ops.tpu.paged_attention.paged_attention",
+    conventions=Conventions(),
+    signature={
+        "lengths": "lengths of keys",
+        "page_indices": "page table",
+        "softcap": "softcap",
+        "scale": "scale",
+    },
+    layout="BTHD",
+    refuses=(
+        "T other than 1: one step of decoding",
+        "E != D: k_pages and v_pages must have one shape",
+    ),
+)
+
+# jax/experimental/pallas/ops/gpu/paged_attention.py: pages, block_tables and lengths as there; no
+# scale, ValueError for k and v of two shapes. Of no keys it divides 0 by an epsilon.
+GPU_PAGED = Profile(
+    name="pallas.gpu-paged",
+    version="0.10",
+    about="jax.experimental.pallas.ops.gpu.paged_attention.paged_attention",
+    conventions=Conventions(),
+    signature={
+        "lengths": "lengths of keys",
+        "block_tables": "page table",
+        "softcap": "softcap",
+        "scale": "scale",
+    },
+    layout="BTHD",
+    refuses=(
+        "T other than 1: one step of decoding",
+        "E != D: k_pages and v_pages must have one shape",
     ),
 )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from npattn.problem import Cotangents
     from npattn.testing.adapters.base import ImplementationError
     from npattn.testing.adapters.implementation import Implementation
-    from npattn.testing.bounds.rounding import Rounding
+    from npattn.testing.bounds.rounding import Integers, Rounding
     from npattn.testing.cases.recipe import Recipe
     from npattn.testing.check import check
     from npattn.testing.compare import Comparison, compare
@@ -33,6 +33,7 @@ __all__ = [
     "Fingerprint",
     "Implementation",
     "ImplementationError",
+    "Integers",
     "Outcome",
     "Recipe",
     "Report",
@@ -56,6 +57,7 @@ _HOMES = {
     "Outcome": "npattn.testing.report.outcome",
     "Recipe": "npattn.testing.cases.recipe",
     "Report": "npattn.testing.report.report",
+    "Integers": "npattn.testing.bounds.rounding",
     "Rounding": "npattn.testing.bounds.rounding",
     "SpotCheck": "npattn.testing.spot",
     "check": "npattn.testing.check",

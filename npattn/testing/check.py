@@ -135,7 +135,7 @@ def check(
         Its options, instead of those of its signature.
     sizes : mapping, optional
         Sizes to sample, for a kernel that takes no others: ``{"D": (64, 128)}``. Letters that are
-        not named keep the sizes of a known target, if it has any.
+        not named keep the sizes of a known target, if it has any. ``"P": (16,)`` is a page size.
     dtypes : sequence of str, default ("float32",)
     device : str, optional
         Device of its tensors.
@@ -144,7 +144,8 @@ def check(
     seed : int, default 0
         Seed of everything random.
     rounding : Rounding or str, optional
-        Rounding model: "upcast", "fused", "eager"; default: the loosest that the dtype explains.
+        Rounding model: "upcast", "fused", "eager", "int8"; default: that of a known target, else
+        the loosest that the dtype explains.
     strict : bool
         A suspect counts as failed.
     require : iterable of str, or "all"
@@ -236,11 +237,13 @@ def check(
     must = _check_must(must)
     rules, robust = _choose_rules(only), ROBUSTNESS in (only or ())
     progress = progress or (lambda *_: None)
-    sweeps = _choose_sweeps(implementation, sweep, only)
+    rounding = implementation.rounding if rounding is None else rounding
+    models = [Rounding.choose(rounding, dtype) for dtype in dtypes]
+    sweeps = _choose_sweeps(implementation, sweep, only, models)
     if conventions is not None:
         implementation.conventions = conventions
     conventions = implementation.conventions
-    sizes = {**implementation.sizes, **(sizes or {})}
+    sizes = implementation.restrict({**implementation.sizes, **(sizes or {})})
     refused, unasked, together = read_refusals(implementation)
     alone = {name for classes in together if len(classes) == 1 for name in classes}
     space = Space(
@@ -254,8 +257,8 @@ def check(
     limits = frozenset(required if fail_fast else ()), frozenset(expect or ()), deadline, kept
     first = examples if budget is None else min(examples, FIRST_ROUNDS[0])
     judges: list[Judge] = []
-    for dtype in dtypes:
-        model, own = _model(rounding, dtype), replace(space, dtype=dtype)
+    for dtype, model in zip(dtypes, models, strict=True):
+        own = replace(space, dtype=dtype)
         first_calls = () if judges else implementation.first_calls
         trial = Trial(implementation, conventions, model, own, first_calls=first_calls)
         judges.append(Judge(trial, first, seed, progress, shrink, *limits))
@@ -474,14 +477,11 @@ def _choose_rules(only: Iterable[str] | None) -> list[Property]:
     return chosen
 
 
-def _model(rounding: Rounding | str | None, dtype: str) -> Rounding:
-    if isinstance(rounding, Rounding):
-        return rounding
-    return Rounding.undeclared(dtype) if rounding is None else Rounding.from_name(rounding)
-
-
 def _choose_sweeps(
-    implementation: Implementation, sweep: int, only: Iterable[str] | None
+    implementation: Implementation,
+    sweep: int,
+    only: Iterable[str] | None,
+    models: Sequence[Rounding],
 ) -> tuple[str, ...]:
     """Return the rules to ask that sample on the device."""
     named = tuple(rule for rule in SWEEPS if rule in (only or ()))
@@ -498,5 +498,10 @@ def _choose_sweeps(
         raise OptionError(
             f"sweep is {sweep}, must be 0 for functions of {implementation.framework.name} "
             "arrays: it samples torch tensors"
+        )
+    if sweep and any(model.needs_whole_rows for model in models):
+        raise OptionError(
+            f"sweep is {sweep}, must be 0 with rounding={models[0].name!r}: its integers and "
+            "partial sums are not covered on the device"
         )
     return (named or SWEEPS) if sweep else ()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from npattn.options import OPTIONS
-from npattn.testing.adapters.base import Framework, ImplementationError
+from npattn.options import OPTIONS, STORED
+from npattn.testing.adapters.base import Framework, inexpressible
 from npattn.testing.adapters.signature import Signature
 
 __all__ = ["Sizes", "form_arguments", "make_module"]
@@ -24,9 +25,15 @@ class Sizes(NamedTuple):
     D: int
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Any], layout: str) -> Sizes:
-        """Read the sizes of q and k, laid out as the implementation takes them."""
+    def of(cls, inputs: Mapping[str, Any], layout: str, stored: bool = False) -> Sizes:
+        """Read the sizes of q and k, laid out as the implementation takes them.
+
+        Those that are `stored` end in (H, D); T and S are of all their sequences.
+        """
         q, k = tuple(inputs["q"].shape), tuple(inputs["k"].shape)
+        if stored:
+            T, S = (math.prod(x[:-2]) for x in (q, k))
+            return cls(q[-2], k[-2], T, S, q[-1])
         if layout == "BTHD" and len(q) == len(k) == 4:
             q, k = ((x[0], x[2], x[1], x[3]) for x in (q, k))
         heads = [x[-3] if len(x) > 2 else 1 for x in (q, k)]
@@ -81,7 +88,7 @@ def form_arguments(
             kwargs[theirs] = _default(call, meaning)
         elif value is not None:
             kwargs[theirs] = value
-    named = {*signature.names, "q", "k", "v"}
+    named = {*signature.names, "q", "k", "v", *STORED}
     return kwargs | {ours: value for ours, value in values.items() if ours not in named}
 
 
@@ -112,7 +119,7 @@ def _mask_or_bias(call: _Call, ours: tuple[str, ...]) -> Any:
         return _plain(call, ours)
     bias = call.values["bias"]
     if "float8" in str(bias.dtype):
-        raise _inexpressible(f"a mask beside a bias: {bias.dtype} cannot hold −inf")
+        raise inexpressible(f"a mask beside a bias: {bias.dtype} cannot hold −inf")
     return call.framework.hide(bias, call.visible)
 
 
@@ -138,7 +145,7 @@ def _key_padding(call: _Call, ours: tuple[str, ...]) -> Any:
         return None
     mask = call.visible
     if mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[2] != 1:
-        raise _inexpressible(f"a mask of shape {tuple(mask.shape)}: it takes key padding alone")
+        raise inexpressible(f"a mask of shape {tuple(mask.shape)}: it takes key padding alone")
     return ~mask[:, 0, 0, :]
 
 
@@ -154,6 +161,11 @@ def _window_of_numbers(call: _Call, ours: tuple[str, ...]) -> Any:
     return window if window is None else tuple(beyond if n is None else n for n in window)
 
 
+def _find_stored(meaning: str, call: _Call, ours: tuple[str, ...]) -> Any:
+    """Return what says where the sequences are; the arrays of the call have it by its meaning."""
+    return call.values.get(meaning)
+
+
 FORMS: dict[str, Callable[[_Call, tuple[str, ...]], Any]] = {
     "mask or bias": _mask_or_bias,
     "added mask or bias": _added_mask_or_bias,
@@ -163,12 +175,6 @@ FORMS: dict[str, Callable[[_Call, tuple[str, ...]], Any]] = {
     "need_weights": lambda call, ours: "return_weights" in call.values,
     "shared heads": lambda call, ours: True if call.sizes.K < call.sizes.H else None,
     "no dropout": lambda call, ours: None,
-    "packed": lambda call, ours: None,
+    **{name: partial(_find_stored, name) for name in STORED},
 }
 """Value of a parameter by its meaning; None is not passed. The others are passed as they are."""
-
-
-def _inexpressible(what: str) -> ImplementationError:
-    error = ImplementationError(f"has no parameter for {what}")
-    error.__cause__ = NotImplementedError(what)
-    return error

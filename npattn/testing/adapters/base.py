@@ -22,6 +22,7 @@ __all__ = [
     "TimedOut",
     "catch_foreign",
     "format_exception_line",
+    "inexpressible",
     "note_problem",
 ]
 
@@ -195,3 +196,10 @@ def format_exception_line(err: BaseException) -> str:
     except Exception as second:  # noqa: BLE001  foreign exceptions may raise when they are read
         text = f"(its message raised {type(second).__name__})"
     return f"{type(err).__name__}: {text[:200]}" if text else type(err).__name__
+
+
+def inexpressible(what: str) -> ImplementationError:
+    """Return the error, a refusal, for what no parameter can hold."""
+    error = ImplementationError(f"has no parameter for {what}")
+    error.__cause__ = NotImplementedError(what)
+    return error

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
@@ -29,6 +30,7 @@ from npattn.testing.adapters.base import (
     ResultError,
     Results,
     catch_foreign,
+    inexpressible,
     note_problem,
 )
 from npattn.testing.adapters.choose import TINY, choose_framework, find_framework
@@ -37,6 +39,7 @@ from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.parameters import parameters, qualified_name
 from npattn.testing.adapters.results import INPUTS, name_gradients, name_results
 from npattn.testing.adapters.signature import Signature, read_backward, read_signature
+from npattn.testing.adapters.storage import UNSTORED, Arrangement, read_storage
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.adapters.views import lay_out
 
@@ -97,8 +100,12 @@ class Implementation:
         Result of the call that found out its framework, if one did.
     profile : Profile or None
         That of `like`.
+    storage : Storage or None
+        How it takes sequences of different lengths, if it has parameters for them.
     sizes : mapping of letter to sizes
         Sizes that it is judged at where nobody asks for others.
+    rounding : str or None
+        Rounding model where nobody names another, as of `Rounding.from_name`.
     untrusted : Untrusted or None
         Means against it, if nobody trusts it.
     notes : dict of str
@@ -112,6 +119,7 @@ class Implementation:
     """
 
     untrusted: Untrusted | None = None
+    rounding: str | None = None
 
     def __init__(
         self,
@@ -143,6 +151,18 @@ class Implementation:
         self.signature = read_signature(f, self.name, self.rename, self.told_features, signature)
         self.features, self.returns = self.signature.features, self.signature.returns
         self.untested, self.reads = self.signature.untested, self.signature.reads
+        self.storage = read_storage(self.signature, self.name)
+        if self.storage is not None:
+            if layout == "BHTD":
+                raise OptionError(
+                    f"layout is {layout!r}, must be BTHD: {self.name} takes {self.storage.words}"
+                )
+            self.layout = "BTHD"
+            self.reads += (self.storage.words,)
+            if features is None:
+                unstored = [name for name in UNSTORED if name in self.features]
+                self.features -= {*unstored}
+                self.untested += tuple(f"{n}: not of sequences as they are" for n in unstored)
         self.notes: dict[str, str] = {}
         self.sizes: Mapping[str, Sequence[int]] = {}
         implied = Conventions(causal="top_left") if self.signature.top_left else Conventions()
@@ -154,6 +174,8 @@ class Implementation:
             self.framework, self.first_result = find_framework(f, self.name, framework)
         else:
             self.framework = framework
+        if self.storage is not None:
+            self.storage = replace(self.storage, few_shapes=self.framework.compiles)
         self.device: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -266,6 +288,11 @@ class Implementation:
         """Return fresh, writable arrays of the framework, by npattn's names."""
         problem, arrays = problem.materialise(), {}
         with self.framework.allowing(problem.q.dtype):
+            if self.storage is not None:
+                for name, array in self._arrange(problem).arrays(problem).items():
+                    own = lay_out(array, view if name in "qkv" else "contiguous", False)
+                    arrays[name] = self.framework.give(own)
+                return arrays
             for name in ARRAYS:
                 array = getattr(problem, name)
                 if array is not None:
@@ -280,7 +307,14 @@ class Implementation:
         values["causal"] = bool(problem.causal)  # which alignment it means, the conventions say
         if problem.scale == (1 / math.sqrt(problem.D) if problem.D else 1.0):
             del values["scale"]
-        return {name: x for name, x in values.items() if x != OPTIONS[name].default}
+        given = {name: x for name, x in values.items() if x != OPTIONS[name].default}
+        return given | (self._arrange(problem).numbers() if self.storage else {})
+
+    def _arrange(self, problem: Problem) -> Arrangement:
+        """Return the places of the samples of a problem, for what takes sequences."""
+        assert self.storage is not None
+        with note_problem(problem):
+            return self.storage.arrange(problem, self.conventions.mask_true)
 
     def without_leaves(self) -> Implementation:
         """Return the same implementation, to which q, k and v come as slices of themselves."""
@@ -291,6 +325,33 @@ class Implementation:
 
         other = object.__new__(Implementation)
         vars(other).update(vars(self) | {"f": call})
+        return other
+
+    def restrict(self, sizes: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+        """Give its storage the lengths and the page size that it takes; return the other sizes.
+
+        Raises
+        ------
+        OptionError
+            If there is a page size P, and it takes no pages, or P is not one integer > 0.
+        """
+        rest = {letter: values for letter, values in sizes.items() if letter != "P"}
+        if self.storage is not None:
+            self.storage = replace(self.storage, only={n: rest[n] for n in "TS" if n in rest})
+        if "P" not in sizes:
+            return rest
+        if self.storage is None or self.storage.keys != "pages":
+            raise OptionError(f"sizes has P={sizes['P']!r}, and {self.name} takes no pages")
+        if len(sizes["P"]) != 1 or not isinstance(sizes["P"][0], int) or sizes["P"][0] < 1:
+            raise OptionError(f"sizes has P={sizes['P']!r}, must be one page size, as in (16,)")
+        self.storage = replace(self.storage, page_size=sizes["P"][0])
+        return rest
+
+    def with_storage(self, **changes: Any) -> Implementation:
+        """Return the same implementation, whose sequences have other surroundings."""
+        assert self.storage is not None
+        other = object.__new__(type(self))
+        vars(other).update(vars(self) | {"storage": replace(self.storage, **changes)})
         return other
 
     def with_layout(self, layout: str) -> Implementation:
@@ -319,7 +380,7 @@ class Implementation:
                 pairs += self._call(inputs, options, self.returns).items()
             if before_reading is not None:
                 before_reading()
-            return self._read(pairs)
+            return self._read(pairs, problem)
 
     def gradients(
         self,
@@ -357,10 +418,12 @@ class Implementation:
             _, gradients = self._differentiate(inputs, options, given, bias_gradient, meanwhile)
             if before_reading is not None:
                 before_reading()
-            return self._read(gradients.items())
+            return self._read(gradients.items(), problem)
 
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
         """Return o of arrays and options as they are, legal or not."""
+        if self.storage is not None:
+            raise inexpressible("arrays that are not stored as sequences")
         given = {name: self.framework.give(array) for name, array in arrays.items()}
         return self._read(self._call(given, options, ()).items())["o"]
 
@@ -385,6 +448,8 @@ class Implementation:
         list of (name, array)
             A name comes once for each way to call it.
         """
+        if self.storage is not None:
+            raise OptionError("sweep on a device needs (B, H, T, D): judge sequences without it")
         options = self.options(problem)
         inputs = {n: self._to_layout(n, x) if n in "qkv" else x for n, x in inputs.items()}
         pairs = list(self._call(inputs, options, ()).items())
@@ -438,6 +503,8 @@ class Implementation:
         self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
     ) -> dict[str, Any]:
         """Return the cotangents of its results as arrays of the framework, by result."""
+        if self.storage is not None:
+            return self._store_cotangents(problem, cotangents, view)
         swap = self._swaps("o", problem)
         given = {"o": self.framework.give(lay_out(cotangents.dout, view, swap))}
         if cotangents.dlse is not None and self.returns_lse:
@@ -446,6 +513,16 @@ class Implementation:
         if cotangents.dweights is not None and self.returns_weights:
             given["weights"] = self.framework.give(np.array(cotangents.dweights))
         return given
+
+    def _store_cotangents(
+        self, problem: Problem, cotangents: Cotangents, view: str
+    ) -> dict[str, Any]:
+        places, factor = self._arrange(problem), 1.0 if problem.sinks is None else 0.0
+        dout = places.store_cotangent(np.array(cotangents.dout), factor)
+        stored = {"o": lay_out(dout, view, False)}
+        if cotangents.dlse is not None and self.returns_lse:
+            stored["lse"] = places.store_lse(np.array(cotangents.dlse), factor)
+        return {name: self.framework.give(x) for name, x in stored.items()}
 
     def _differentiate(
         self,
@@ -504,7 +581,7 @@ class Implementation:
         self, inputs: dict[str, Any], options: dict[str, Any], returns: tuple[str, ...]
     ) -> dict[str, Any]:
         kwargs = self._kwargs(self.signature, inputs, options | dict.fromkeys(returns, True))
-        sizes = Sizes.of(inputs, self.layout)
+        sizes = Sizes.of(inputs, self.layout, self.storage is not None)
         module = (make_module(sizes),) if self.signature.module else ()
         with catch_foreign("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
             value = self.f(*module, inputs["q"], inputs["k"], inputs["v"], **kwargs)
@@ -523,15 +600,19 @@ class Implementation:
         values = {**inputs, **options}
         unasked = [n for n in values if n in OPTIONS and n not in self.features]
         assert not unasked, f"{self.name} has no {', '.join(unasked)}: the judge must not pass it"
-        sizes = Sizes.of(inputs, self.layout)
+        sizes = Sizes.of(inputs, self.layout, self.storage is not None)
         mask_true = self.conventions.mask_true
         return form_arguments(signature, values, sizes, self.framework, mask_true)
 
-    def _read(self, pairs: Iterable[tuple[str, Any]]) -> Results:
+    def _read(self, pairs: Iterable[tuple[str, Any]], problem: Problem | None = None) -> Results:
         arrays = []
         for name, value in pairs:
             with catch_foreign(f"{name} could not be read:"):
-                arrays.append((name, self._from_layout(name, self.framework.take(value))))
+                array = self.framework.take(value)
+                if self.storage is None or problem is None:
+                    arrays.append((name, self._from_layout(name, array)))
+                else:
+                    arrays.append((name, self._arrange(problem).restore(name, array, problem)))
         return Results(tuple(arrays))
 
     def _from_layout(self, name: str, array: Any) -> Any:

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from npattn.errors import OptionError
-from npattn.options import FEATURES, FOREIGN, MEANINGS, RESULTS
+from npattn.options import FEATURES, FOREIGN, MEANINGS, RESULTS, STORED
 from npattn.testing.adapters.parameters import STARRED, parameters, qualified_name
 
 __all__ = ["Signature", "read_backward", "read_signature"]
@@ -70,6 +70,10 @@ class Signature:
 
 NOTES = {
     "key padding": "of keys, True hides",
+    "offsets of keys": "lengths",
+    "lengths of keys": "lengths",
+    "lengths of queries": "lengths",
+    "page offsets": "lengths",
     "need_weights": "returns a pair",
     "lse without gradient": "not differentiated",
     "lse (B, T, H) without gradient": "axes B, T, H, not differentiated",
@@ -121,8 +125,10 @@ def read_signature(
     known = {theirs: ours for theirs, ours in known.items() if ours != "module"}
     rest = _optional(name, named, known) if named else {}
     meanings = _meanings(named, rest, known)
+    padded = _find_optional_storage(rest, meanings, known)
+    meanings = {theirs: meaning for theirs, meaning in meanings.items() if theirs not in padded}
     carries = _carry(meanings, rest, known, features)
-    untested = _list_untested(rest, meanings, carries)
+    untested = _list_untested(rest, meanings | dict.fromkeys(padded, PADDED), carries)
     has = {ours for names in carries.values() for ours in names}
     if features is not None:
         has = set(features)
@@ -146,12 +152,24 @@ def read_signature(
 
 
 _STARS = "*args or **kwargs: say which options there are with features="
+PADDED = "optional, and its arrays padded"
 _OWN_DROPOUT = "its dropout has a generator of its own, and stays at rate 0"
 _DROPOUT = {
     "dropout_rate": _OWN_DROPOUT,
     "dropout_mask": "no dropout_rate parameter, and a mask at rate 0 means different things",
 }
-_NOT_JUDGED = "packed sequences cannot be judged yet"
+
+
+def _find_optional_storage(
+    rest: Mapping[str, inspect.Parameter], meanings: Mapping[str, str], known: Mapping[str, str]
+) -> list[str]:
+    """Return parameters for the places of sequences, if it can be called without any of them.
+
+    Then its arrays are padded, (B, H, T, D) or (B, T, H, D), unless it is told otherwise.
+    """
+    stored = [n for n in rest if meanings.get(n) in STORED]
+    free = all(rest[n].default is not inspect.Parameter.empty for n in stored)
+    return stored if free and not any(n in known for n in stored) else []
 
 
 def _check_names(
@@ -194,12 +212,6 @@ def _optional(
         )
     rest = {n: p for n, p in named.items() if n not in positional[:3] and p.kind not in STARRED}
     needed = [n for n, p in rest.items() if p.default is p.empty]
-    packed = [n for n in needed if _meaning(n, known) == "packed"]
-    if packed:
-        raise OptionError(
-            f"{name} needs {', '.join(packed)}: {_NOT_JUDGED}; wrap it in a function of q, k, v "
-            "of shape (B, H, T, D)"
-        )
     unknown = [n for n in needed if not _meaning(n, known)]
     if unknown:
         raise OptionError(
@@ -280,10 +292,11 @@ def _list_untested(
         meaning = meanings.get(theirs, "")
         if not meaning:
             lines.append(theirs)
+        elif meaning == PADDED:
+            ours = FOREIGN[theirs].meaning
+            lines.append(f"{theirs}: {PADDED}, unless rename={{{theirs!r}: {ours!r}}} says more")
         elif meaning == "no dropout":
             lines.append(f"{theirs}: {_OWN_DROPOUT}")
-        elif meaning == "packed":
-            lines.append(f"{theirs}: {_NOT_JUDGED}")
         elif theirs not in carries:
             lines.append(theirs)
     return lines

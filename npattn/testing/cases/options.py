@@ -41,6 +41,13 @@ def _left_padding(rng: np.random.Generator, recipe: Structure) -> Array:
     return np.ascontiguousarray(_padding(rng, recipe)[..., ::-1])
 
 
+def _empty_padding(rng: np.random.Generator, recipe: Structure) -> Array:
+    """Padding that leaves a sample no key."""
+    mask = np.array(_padding(rng, recipe))
+    mask[: 1 if recipe.lead else None] = False
+    return mask
+
+
 def _empty_rows(rng: np.random.Generator, recipe: Structure) -> Array:
     """Every third query is fully masked."""
     mask = rng.random(recipe.whole) < 0.7
@@ -138,6 +145,7 @@ MASKS: dict[str, SampleArray] = {
     "heads": _random(3),
     "padding": _padding,
     "left padding": _left_padding,
+    "empty padding": _empty_padding,
     "empty rows": _empty_rows,
     "empty head": _empty_head,
     "first tile": _first_tile,

@@ -46,7 +46,7 @@ PLAIN = Recipe()
 KEEP = object()
 """Change that leaves a field as the seed chose it."""
 NAMED = {
-    "mask": (*MASKS, *BY_SAMPLE),
+    "mask": (*(name for name in MASKS if name != "empty padding"), *BY_SAMPLE),
     "bias": (*BIASES, *["-inf padding"] * 2),  # no other leaves keys out and empties no row
     "score_mod": tuple(SCORE_MODS),
     "sinks": (True,),

@@ -10,7 +10,17 @@ from npattn.testing.diagnosis.evidence import Evidence
 
 __all__ = ["KINDS", "Candidate", "Found"]
 
-KINDS = ("convention", "layout", "ratio", "dtype", "step", "mistake", "precision", "factor")
+KINDS = (
+    "storage",
+    "convention",
+    "layout",
+    "ratio",
+    "dtype",
+    "step",
+    "mistake",
+    "precision",
+    "factor",
+)
 """Kinds of candidates, those that say most first."""
 
 

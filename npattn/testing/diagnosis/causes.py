@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from npattn.conventions import Conventions
-from npattn.testing.diagnosis.candidates import Candidate
+from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.chance import drop_lone_steps, merge_leaks
 from npattn.testing.diagnosis.conduct import conduct_causes
 from npattn.testing.diagnosis.contrasts import contrast
 from npattn.testing.diagnosis.evidence import Evidence, collect, problem_size
 from npattn.testing.diagnosis.layouts import raises_by_layout
 from npattn.testing.diagnosis.search import search
+from npattn.testing.diagnosis.sequences import find_sequence_causes
 from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.levels import REQUIRED
 from npattn.testing.report.cause import Cause
@@ -125,18 +126,29 @@ class _Diagnosis:
         if any(self._differs(e) for e in smallest):
             yield from conduct_causes(self.trial, self.outcomes, {}, self.without, unsteady=True)
             return
-        found, rest = search(self.trial, self.evidence, self.without)
+        stored, rest = self._sequence_causes()
+        found, rest = search(self.trial, rest, self.without)
         found, rest = drop_lone_steps(*merge_leaks(found, rest))
+        found = stored + found
         explained = {e.outcome.rule for _, claimed in found for e in claimed if e.outcome}
         left = [o for o in self.outcomes if o.rule not in explained]
         for candidate, claimed in found:
             rules = {e.outcome.rule for e in claimed if e.outcome}
+            if candidate.kind == "storage" and (candidate, claimed) == found[0]:
+                # Another shape has other places, so that a call after it seems to depend on it.
+                rules |= {o.rule for o in left if o.kind == "after"}
+                left = [o for o in left if o.rule not in rules]
             if candidate.kind == "layout":
                 rules |= {o.rule for o in left if raises_by_layout(self.trial, o, candidate.name)}
                 left = [o for o in left if o.rule not in rules]
             yield self._cause(candidate, claimed, rules)
         wrong = {e.outcome.rule: e for e in rest if e.outcome}
         yield from conduct_causes(self.trial, left, wrong, self.without)
+
+    def _sequence_causes(self) -> tuple[Found, list[Evidence]]:
+        if self.trial.implementation.storage is None:
+            return [], self.evidence
+        return find_sequence_causes(self.evidence)
 
     def _collect(self, outcome: Outcome) -> Evidence | None:
         if outcome.status == "suspect":

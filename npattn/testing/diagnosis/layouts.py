@@ -27,6 +27,8 @@ SWAPPED = ("o", "dq", "dk", "dv")
 
 def layout_candidates(evidence: Evidence) -> Iterator[Candidate]:
     """Yield the layout that is not declared."""
+    if evidence.trial.implementation.storage is not None:
+        return
     layout = next(name for name in AXES if name != evidence.trial.implementation.layout)
     text = f"the layout is {layout}: {AXES[layout]} (--layout {layout})"
     yield Candidate("layout", layout, text, _explains, topic="layout")

@@ -151,9 +151,11 @@ def breaks_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool:
     rule = PROPERTIES.get(outcome.rule)
     if rule is None or outcome.sampled is None:
         return False
-    implementation = implementation_of(mistake, trial.implementation)
+    own = replace(trial, implementation=implementation_of(mistake, trial.implementation), memo={})
+    if rule.unless(own):
+        return False
     try:
-        rule.check(replace(trial, implementation=implementation, memo={}), outcome.sampled)
+        rule.check(own, outcome.sampled)
     except Violation as err:
         return err.kind == outcome.kind and _results(str(err)) == _results(outcome.message)
     except (ImplementationError, WrongAnyway):

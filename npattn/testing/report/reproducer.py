@@ -15,6 +15,7 @@ from npattn.problem import Problem
 from npattn.profiles import PROFILES, Profile
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.targets import TARGETS
 from npattn.testing.trial import Suspicion, Trial, Violation
@@ -62,7 +63,7 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
         f"problem = npattn.Problem({_arguments(problem)})",
         _conventions_line(trial.conventions),
     ]
-    body += [f"f = Implementation({_implementation(f)})"]
+    body += [f"f = Implementation({_implementation(f)})", *_storage_lines(f)]
     with_gradients = cotangents is not None and f.has_gradients
     if cotangents is not None and with_gradients:
         body += [f"dout = {_literal(cotangents.dout)}"]
@@ -70,7 +71,7 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
         dw = "None" if cotangents.dweights is None else _literal(cotangents.dweights)
         body += [f"dlse = {dlse}", f"dweights = {dw}"]
         body += ["from npattn.testing import Cotangents", ""]
-    body += [f"rounding = npattn.testing.{trial.rounding!r}"]
+    body += [f"rounding = {_rounding(trial.rounding)}"]
     if isinstance(error, Violation) and error.before is not None:
         body += [f"before = npattn.Problem({_arguments(error.before)})"]
     if isinstance(error, Violation) and error.limits is not None:
@@ -80,8 +81,14 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
     body += calls if kind == "calls" else _show(kind, view, with_gradients)
     if isinstance(error, Suspicion):  # about thousands of numbers: they are sampled anew
         body = [*_import_lines(f), "", _conventions_line(trial.conventions)]
-        body += [f"f = Implementation({_implementation(f)})", *_check_aggregate(trial)]
+        body += [f"f = Implementation({_implementation(f)})", *_storage_lines(f)]
+        body += _check_aggregate(trial)
     return "\n".join([*head, *body, ""])
+
+
+def _rounding(rounding: Rounding) -> str:
+    text = repr(rounding).replace("Integers(", "npattn.testing.Integers(")
+    return f"npattn.testing.{text}"
 
 
 def sampling_script(trial: Trial, rule: str, message: str, arguments: str) -> str:
@@ -100,7 +107,7 @@ def sampling_script(trial: Trial, rule: str, message: str, arguments: str) -> st
         *_import_lines(f),
         "",
         _conventions_line(trial.conventions),
-        f"rounding = npattn.testing.{trial.rounding!r}",
+        f"rounding = {_rounding(trial.rounding)}",
         f"f = Implementation({_implementation(f)})",
         f"show_problem(f, {arguments}, conventions=conventions, rounding=rounding)",
         "",
@@ -117,7 +124,7 @@ def _docstring(text: str) -> str:
 
 def _check_aggregate(trial: Trial) -> list[str]:
     kwargs = f'only=["aggregate"], dtypes=({trial.space.dtype!r},), conventions=conventions'
-    kwargs += f", rounding=npattn.testing.{trial.rounding!r}"
+    kwargs += f", rounding={_rounding(trial.rounding)}"
     if trial.space.sizes:
         kwargs += f", sizes={dict(trial.space.sizes)!r}"
     return [f"print(npattn.testing.check(f, {kwargs}))"]
@@ -274,6 +281,14 @@ def _implementation(f: Implementation) -> str:
     if f.layout != (f.profile.layout if f.profile else "BHTD"):
         kwargs.append(f"layout={f.layout!r}")
     return ", ".join(kwargs)
+
+
+def _storage_lines(f: Implementation) -> list[str]:
+    """Return the lines that give its storage the sizes that it was judged with."""
+    if f.storage is None:
+        return []
+    pages = {"P": (f.storage.page_size,)} if f.storage.keys == "pages" else {}
+    return [f"f.restrict({dict(f.storage.only) | pages!r})"]
 
 
 def _like(profile: Profile) -> str:

@@ -167,6 +167,8 @@ def _packed_inputs(f: Implementation, problem: Problem, by_head: bool) -> dict[s
 def _refuses_packed(trial: Trial) -> str | None:
     if reason := keeps_nothing(trial):
         return reason
+    if trial.implementation.storage is not None:
+        return "k and v are stored otherwise than q"
     if not {"transposed", "stepped"} & trial.space.structure:
         return "refuses every view that is not contiguous"
     base = trial.space.base()
@@ -216,10 +218,10 @@ def aliased_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> fl
     Shared projections and latent attention pass one array twice. Broken by buffers and gradients
     that are kept by the address or the identity of an input, and by work in place.
     """
-    ratios = []
+    ratios, stored = [], trial.implementation.storage is not None
     for when, (name, other) in ALIASES.items():
-        one = getattr(problem, name)
-        if one.shape != getattr(problem, other).shape:
+        one, apart = getattr(problem, name), "q" in (name, other) and stored
+        if one.shape != getattr(problem, other).shape or apart:
             continue
         same = problem.replace(**{other: one})
         inputs = trial.implementation.inputs(same)

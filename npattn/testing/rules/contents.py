@@ -12,6 +12,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.classes import classes_of_problem
 from npattn.testing.rules.calls import (
     experiment,
@@ -36,14 +37,15 @@ def _immutable(trial: Trial) -> str | None:
 # --- the same objects with other contents ---
 
 
-def _other_options(problem: Problem) -> Problem | None:
+def _other_options(problem: Problem, f: Implementation) -> Problem | None:
     """Return a problem with other contents of mask, bias and sinks; None if it has none of them.
 
-    The mask hides fewer positions, so that no row loses its last key; a bias of −inf stays.
+    The mask hides fewer positions, so that no row loses its last key; a bias of −inf stays. Where
+    masks are lengths, other ones make arrays of other shapes.
     """
     problem = problem.materialise()
     changes: dict[str, Array] = {}
-    if problem.mask is not None:
+    if problem.mask is not None and f.storage is None:
         mask = np.asarray(problem.mask)
         changes["mask"] = mask | np.roll(mask, 1)
     for name in ("bias", "sinks"):
@@ -63,10 +65,10 @@ def _with_mask(trial: Trial, problem: Problem) -> Problem | None:
     return None if trial.space.refuses(classes_of_problem(masked)) else masked
 
 
-def _spoil(problem: Problem) -> Problem:
+def _spoil(problem: Problem, f: Implementation) -> Problem:
     """Return the problem with NaN for q, k, v, and other masks, biases and sinks."""
     nan = {n: np.full_like(getattr(problem, n), np.nan) for n in "qkv"}
-    return (_other_options(problem) or problem).replace(**nan)
+    return (_other_options(problem, f) or problem).replace(**nan)
 
 
 @experiment("arrays-reused", 6, _immutable)
@@ -79,7 +81,8 @@ def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
     that are views of inputs or computed when they are read, by static graphs, and by caches that
     know an array by its address or its identity.
     """
-    f, spoilt = trial.implementation, _spoil(problem)
+    f = trial.implementation
+    spoilt = _spoil(problem, f)
     inputs = f.inputs(problem)
     ratios: list[float | None] = []
 
@@ -99,11 +102,11 @@ def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
     ask(problem, lambda: write(spoilt), changed)
     other = roll_contents(problem, 1)
     ask(other, lambda: None, "where the same objects hold other contents")
-    masked = None if _other_options(other) else _with_mask(trial, other)
+    masked = None if _other_options(other, f) else _with_mask(trial, other)
     if masked is not None:
         other, inputs = masked, f.inputs(masked)
         ask(other, lambda: None, "where a mask comes with them")
-    options = _other_options(other)
+    options = _other_options(other, f)
     if options is not None:
         ask(options, lambda: None, "where the same mask, bias or sinks hold other contents")
     return largest(ratios)

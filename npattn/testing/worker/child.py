@@ -983,9 +983,13 @@ def during(phase: str) -> Iterator[None]:
 
 
 def message_of(err: BaseException) -> str:
-    """Return the message of an exception, which may raise itself."""
+    """Return the message of an exception, which may raise itself.
+
+    That of an import that failed has what failed in it, at the end.
+    """
     try:
-        return str(err)
+        cause = err.__cause__ if isinstance(err, ImportError) else None
+        return f"{err} ({cause})" if isinstance(cause, ImportError) else str(err)
     except BaseException as second:  # noqa: BLE001  a message of foreign code
         return f"(its message raised {type(second).__name__})"
 

@@ -112,7 +112,7 @@ def connect(
         worker.seclusion = folder  # it lives as long
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
     if known is not None:
-        remote.sizes = known.sizes
+        remote.sizes, remote.rounding = known.sizes, known.rounding
         if "like" not in given:
             remote.conventions = known.conventions
     return remote
@@ -147,6 +147,7 @@ def isolate(implementation: Implementation, limits: Limits) -> Remote:
         backward_spec=implementation.backward_spec,
     )
     remote.conventions, remote.sizes = implementation.conventions, implementation.sizes
+    remote.rounding = implementation.rounding
     return remote
 
 

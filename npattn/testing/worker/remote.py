@@ -31,6 +31,7 @@ from npattn.testing.adapters.base import (
     ResultError,
     Results,
     TimedOut,
+    inexpressible,
     note_problem,
 )
 from npattn.testing.adapters.implementation import Implementation, find_interpreter
@@ -287,7 +288,7 @@ class Remote(Implementation):
                 pairs += name_results(self.signature, value, returns).items()
             if before_reading is not None:
                 before_reading()
-            return self._read(pairs)
+            return self._read(pairs, problem)
 
     def raw(self, problem: Problem) -> Any:
         """Return o without copying it."""
@@ -312,6 +313,8 @@ class Remote(Implementation):
 
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
         """Return o of arrays and options as they are, legal or not."""
+        if self.storage is not None:
+            raise inexpressible("arrays that are not stored as sequences")
         request = Request(self, None)
         request.add_arrays(dict(arrays))
         value = request.forward(options, (), hold=False)
@@ -347,7 +350,7 @@ class Remote(Implementation):
                 before_reading()
             if self.backward is not None:  # naming may fold that of the bias, which needs it here
                 value = self._name_gradients(self._fetch(value), inputs)
-            return self._read(value.items())
+            return self._read(value.items(), problem)
 
     def _fetch(self, value: Any) -> Any:
         """Return results with those read that the worker keeps."""

@@ -88,17 +88,35 @@ def test_annotation_decides_kind_of_mask():
     assert features == [{"mask"}, {"bias"}, {"mask", "bias"}]
 
 
-def test_packed_sequences_are_refused_by_name():
+def test_sequences_are_read_by_name_where_they_are_needed():
+    """Who can be called without them may take padded arrays, and nobody guesses."""
+
     def needs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None):
         return q
 
     def has(q, k, v, cu_seqlens=None):
         return zeros_for(q, v)
 
-    with pytest.raises(OptionError, match="cu_seqlens_q, cu_seqlens_k: packed sequences cannot be"):
-        Implementation(needs)
-    (line,) = Implementation(has, framework="numpy").untested
-    assert line == "cu_seqlens: packed sequences cannot be judged yet"
+    read = Implementation(needs, framework="numpy")
+    assert read.storage.takes == {"offsets of queries", "offsets of keys", "longest queries"}
+    assert read.features == {"mask"}
+    assert read.reads[0] == "cu_seqlens_k as mask (lengths)"
+    padded = Implementation(has, framework="numpy")
+    assert padded.storage is None
+    (line,) = padded.untested
+    assert line == (
+        "cu_seqlens: optional, and its arrays padded, "
+        "unless rename={'cu_seqlens': 'offsets of both'} says more"
+    )
+
+    def has_offsets(q, k, v, offsets=None, longest=None, block_size=64):
+        return zeros_for(q, v)
+
+    other = Implementation(has_offsets, framework="numpy")  # of positions, or of tiles
+    assert other.storage is None
+    assert other.untested == ("offsets", "longest", "block_size")
+    told = Implementation(has, framework="numpy", rename={"cu_seqlens": "offsets of both"})
+    assert told.storage.takes == {"offsets of both"}
 
 
 def test_dropout_of_its_own_is_never_asked():

@@ -118,7 +118,7 @@ def test_revealing_structure_is_sampled_often(name, condition):
 @pytest.mark.parametrize(
     ("field", "kinds"),
     [
-        ("mask", MASKS),
+        ("mask", [name for name in MASKS if name != "empty padding"]),  # for one rule
         ("bias", BIASES),
         ("distribution", DISTRIBUTIONS),
         ("score_mod", SCORE_MODS),
@@ -385,7 +385,7 @@ def test_hundred_cases_cover_pairs_of_options_and_structure(seed):
 def test_within_100_examples_every_kind_is_there(seed):
     plan = cases(seed)
     for field, kinds in [
-        ("mask", MASKS),
+        ("mask", [name for name in MASKS if name != "empty padding"]),
         ("bias", BIASES),
         ("distribution", DISTRIBUTIONS),
         ("score_mod", SCORE_MODS),

@@ -113,6 +113,14 @@ class DropoutBeforeSoftmax(Attention):
         return super().visible(c) & (np.asarray(c.keep) > 0)
 
 
+class PaddingAttended(Attention):
+    def softmax(self, s, c, live):
+        p, p_sink, lse = super().softmax(s, c, live)
+        padding = 0 if c.causal else -s.shape[-1] % 16
+        share = 1 / (1 + padding * np.exp(-lse))
+        return p * share, p_sink * share, lse - np.log(share)
+
+
 class ScoresInFloat16(Attention):
     def final(self, x, visible, c):
         return super().final(x, visible, c).astype(np.float16).astype(float)
@@ -127,6 +135,7 @@ class ScoresInFloat16(Attention):
         (TransposedBias, "square bias", "dbias is transposed"),
         (BiasOfSamplesForHeads, "bias by sample", "the bias of sample b is used for head b"),
         (DropoutBeforeSoftmax, "dropout", "dropout is applied to the scores"),
+        (PaddingAttended, "plain", "keys of zeros take weight: those that pad the last tile of 16"),
         (ScoresInFloat16, "bias", "the final scores are rounded to float16"),
     ],
 )
@@ -140,6 +149,19 @@ def test_step_is_told_from_all_others(wrong, recipe, text):
     left = tell_apart(named, [replace(evidence, outcome=outcome)])
     assert left[0].name.startswith(text)
     assert {c.topic for c in left} == {left[0].topic}
+
+
+def test_a_diagonal_hides_the_padding_of_the_last_tile():
+    wrong = PaddingAttended()
+    trial = trial_of(wrong.forward, wrong.backward)
+    plain, causal = (evidence_of(trial, RECIPES[name]) for name in ("plain", "causal"))
+    assert plain.wrong
+    assert not causal.wrong
+    (step,) = (
+        c for c in step_candidates(plain) if c.name.endswith("last tile of 16 are not hidden")
+    )
+    assert step.explains(plain)
+    assert step.explains(causal)
 
 
 def test_step_wrong_on_some_problems_only_is_told():

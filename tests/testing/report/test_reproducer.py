@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from npattn.conventions import Conventions
-from npattn.testing import Implementation, check
+from npattn.testing import Implementation, Integers, Rounding, check
 from npattn.testing.report.reproducer import _literal
 from npattn.testing.targets import load
 from npattn.testing.targets.numpy import flash
@@ -197,6 +197,13 @@ def test_script_quotes_any_name(name):
     f = Implementation(lambda q, k, v: 2 * flash(q, k, v), name=name, framework="numpy")
     text = failure(f, "agreement-o", examples=1, shrink=False).script()
     assert name in ast.get_docstring(ast.parse(text), clean=False)
+
+
+def test_a_declared_model_is_kept(mine):
+    own = Rounding(name="own", integers=Integers(q_rows=3, centred=True), partial="float16")
+    text = failure(implementation(mine, "doubled"), "agreement-o", rounding=own).script()
+    assert "Integers(largest=127, q_rows=3, k_rows=None, centred=True)" in text
+    assert "WRONG o[" in run(text, mine)
 
 
 def test_a_wrong_gradient_prints_wrong(mine):

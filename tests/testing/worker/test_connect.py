@@ -372,6 +372,16 @@ def test_a_target_that_cannot_be_used_is_wrong_usage(target, said):
         connect(target)
 
 
+def test_a_target_whose_package_is_missing_names_what_is(tmp_path):
+    path = tmp_path / "lacks_one.py"
+    path.write_text(
+        "try:\n    import absent_one\n"
+        'except ImportError as err:\n    raise ImportError("pip install absent-kit") from err\n'
+    )
+    with pytest.raises(OptionError, match=r"absent-kit \(No module named 'absent_one'\)"):
+        connect(f"{path}:f")
+
+
 def test_a_target_that_exits_when_it_is_imported_is_wrong_usage(tmp_path):
     (tmp_path / "exits.py").write_text("import os\nos._exit(0)\n")
     with pytest.raises(OptionError, match=r"cannot be imported: crashed: .* exit code 0"):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.mistakes.attention import Attention, Inputs
+from npattn.mistakes.attention import Attention, Inputs, within
 from npattn.mistakes.masks import visible_by_any
 from npattn.testing.diagnosis.steps.step import change, overrides
 
@@ -259,6 +259,15 @@ def _tail(x: Array, tile: int, axis: int = -1) -> Array:
     return np.asarray(x * (kept if axis == -1 else kept[:, None]))
 
 
+def _attend_padding(c: Inputs, tile: int) -> Array:
+    """Return sinks that hold the keys beyond the last of each query that no diagonal hides."""
+    T, S = c.q.shape[-2], c.k.shape[-2]
+    wrong = Attention()
+    beside = np.arange(S, _round_up(S, tile)) - wrong.diagonal(T, S)
+    count = within(beside, wrong.sides(c)).sum(-1, keepdims=True)
+    return np.logaddexp(c.sinks, np.log(count)) if count.any() else c.sinks
+
+
 def _product_of_whole(tile: int) -> Any:
     def product(self: Attention, c: Inputs) -> Array:
         return Attention.product(self, c._replace(q=_tail(c.q, tile)))
@@ -281,9 +290,7 @@ for _tile in (4, 8, 16, 32, 64, 128, 256):
     change(
         "keys",
         f"keys of zeros take weight: those that pad the last tile of {_tile} are not hidden",
-        lambda c, n=_tile: {  # type: ignore[misc]
-            "sinks": np.logaddexp(c.sinks, np.log(_round_up(c.k.shape[-2], n) - c.k.shape[-2]))
-        },
+        lambda c, n=_tile: {"sinks": _attend_padding(c, n)},  # type: ignore[misc]
     )
     change(
         "sizes",

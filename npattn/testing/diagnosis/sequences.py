@@ -1,0 +1,112 @@
+"""Causes of sequences: what is read that belongs to another, and what is right for one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.diagnosis.candidates import Candidate, Found
+from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.trial import GRADIENTS
+
+__all__ = ["find_sequence_causes"]
+
+SLOTS = "it reads slots that no sequence has: behind the last key, or in pages that no table names"
+OTHERS = "it reads keys of another sequence"
+ALONE = (
+    "a sequence is right alone, and wrong where others are beside it: an offset, a longest length "
+    "or a row of the table is not its own"
+)
+
+
+def find_sequence_causes(evidence: Sequence[Evidence]) -> tuple[Found, list[Evidence]]:
+    """Find what is wrong by the places of sequences, in an implementation that takes such.
+
+    Parameters
+    ----------
+    evidence : sequence of Evidence
+        Failing problems.
+
+    Returns
+    -------
+    found : list of (Candidate, list of Evidence)
+        Causes, and what each explains.
+    rest : list of Evidence
+        What none does.
+    """
+    left, found = list(evidence), []
+    for text, explains in CAUSES:
+        claimed = [e for e in left if explains(e)]
+        if claimed:
+            found.append((Candidate("storage", text, text, explains, topic="sequences"), claimed))
+            left = [e for e in left if e not in claimed]
+    return found, left
+
+
+def _call(
+    f: Implementation, problem: Problem, cotangents: Cotangents, names: Iterable[str]
+) -> Results:
+    """Return results, with gradients if one of the names is of a gradient."""
+    results = f.forward(problem)
+    wanted = f.has_gradients and any(name in GRADIENTS for name in names)
+    return results + f.gradients(problem, cotangents) if wanted else results
+
+
+def _reads(what: str) -> Callable[[Evidence], bool]:
+    """Return a test: a wrong result changes with what nobody may read."""
+
+    def explains(evidence: Evidence) -> bool:
+        f, wrong = evidence.trial.implementation, evidence.wrong
+        try:
+            plain, other = (
+                _call(one, evidence.problem, evidence.cotangents, wrong)
+                for one in (f, f.with_storage(renewed=what))
+            )
+        except ImplementationError:
+            return False
+        pairs = zip(plain.pairs, other.pairs, strict=True)
+        return any(
+            not np.array_equal(x, y, equal_nan=x.dtype.kind in "fc")
+            for (name, x), (_, y) in pairs
+            if name in wrong
+        )
+
+    return explains
+
+
+def _is_right_alone(evidence: Evidence) -> bool:
+    """Return True if each sample is right in a call of its own."""
+    trial, wrong = evidence.trial, evidence.wrong
+    f, problem = trial.implementation.with_storage(beside=False), evidence.problem
+    for b in range(problem.q.shape[0]):
+        own, cotangents = _sample(problem, evidence.cotangents, slice(b, b + 1))
+        try:
+            found = trial.compare(_call(f, own, cotangents, wrong), own, cotangents)
+        except ImplementationError:
+            return False
+        if any(not found[name].passed for name in wrong if name in found):
+            return False
+    return True
+
+
+def _sample(problem: Problem, cotangents: Cotangents, b: slice) -> tuple[Problem, Cotangents]:
+    """Return one sample of a problem, and what comes back to it."""
+    problem = problem.materialise()
+    changes = {name: getattr(problem, name)[b] for name in "qkv"}
+    mask = problem.mask_array
+    if mask is not None and len(mask) > 1:
+        changes["mask"] = mask[b]
+    dlse = None if cotangents.dlse is None else cotangents.dlse[b]
+    return problem.replace(**changes), Cotangents(cotangents.dout[b], dlse)
+
+
+CAUSES = (
+    (SLOTS, _reads("slots")),
+    (OTHERS, _reads("sequences")),
+    (ALONE, _is_right_alone),
+)
+"""What is tried, in this order."""
