@@ -113,6 +113,7 @@ def load_implementation(
     )
     if spec in TARGETS:
         implementation.sizes = TARGETS[spec].sizes
+        implementation.rounding = TARGETS[spec].rounding
         if like is None:
             implementation.conventions = TARGETS[spec].conventions
     return implementation

@@ -22,7 +22,7 @@ except ImportError as err:
 
 from npattn.testing.targets.torch import sdpa
 
-__all__ = ["flashinfer", "sdpa_cudnn", "thunderkittens", "transformer_engine"]
+__all__ = ["flashinfer", "flashinfer_paged", "sdpa_cudnn", "thunderkittens", "transformer_engine"]
 
 Window = tuple[int | None, int | None]
 
@@ -96,6 +96,41 @@ def flashinfer(
         return torch.stack(results).transpose(1, 2)
     o, lse = (torch.stack(x).transpose(1, 2) for x in zip(*results, strict=True))
     return o, lse
+
+
+WORKSPACE = 128 * 1024 * 1024
+"""Bytes of its work buffer, as its documentation has them."""
+
+
+def flashinfer_paged(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    *,
+    causal: bool = False,
+    sm_scale: float | None = None,
+    logits_soft_cap: float | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Plan and run ``flashinfer.BatchPrefillWithPagedKVCacheWrapper``."""
+    module: Any = importlib.import_module("flashinfer")
+    workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
+    wrapper = module.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+    wrapper.plan(
+        *(qo_indptr, kv_indptr, kv_indices, last_page_len),
+        *(q.shape[1], k_cache.shape[2], q.shape[2], k_cache.shape[1]),
+        head_dim_vo=v_cache.shape[3],
+        causal=causal,
+        sm_scale=sm_scale,
+        logits_soft_cap=logits_soft_cap,
+        q_data_type=q.dtype,
+        kv_data_type=k_cache.dtype,
+    )
+    return wrapper.run(q, (k_cache, v_cache), return_lse=return_lse)
 
 
 def transformer_engine(

@@ -19,6 +19,7 @@ except ImportError as err:
 __all__ = ["attention"]
 
 
+@jax.jit  # type: ignore[untyped-decorator, unused-ignore]
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None) -> Any:
     """Call its dot_product_attention for every head, as its MultiheadAttention does."""
     attend: Any = dot_product_attention

@@ -1,23 +1,29 @@
-"""The attention function of flax.nnx as a target, on the way of its own."""
+"""Flax's attention functions as targets, under ``jax.jit`` as programs run them."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from npattn.errors import MissingExtraError
 
 try:
     import jax  # type: ignore[import-not-found, unused-ignore]
-    from flax import nnx  # type: ignore[import-not-found, unused-ignore]
+    from flax import linen, nnx  # type: ignore[import-not-found, unused-ignore]
     from jax import numpy as jnp
 except ImportError as err:
     raise MissingExtraError(
-        "the target flax.nnx-weights needs flax; npattn itself does not: pip install 'npattn[flax]'"
+        "Flax targets need flax; npattn itself does not: pip install 'npattn[flax]'"
     ) from err
 
-__all__ = ["nnx_weights"]
+__all__ = ["linen_attention", "nnx_attention", "nnx_weights"]
+
+_WORDS = ("broadcast_dropout", "dropout_rate", "deterministic", "dtype", "precision")
+linen_attention = jax.jit(linen.dot_product_attention, static_argnames=_WORDS)
+nnx_attention = jax.jit(nnx.dot_product_attention, static_argnames=(*_WORDS, "is_causal"))
 
 
+@functools.partial(jax.jit, static_argnames="is_causal")
 def nnx_weights(
     query: jax.Array,
     key: jax.Array,

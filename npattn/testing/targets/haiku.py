@@ -18,6 +18,7 @@ except ImportError as err:
 __all__ = ["attention"]
 
 
+@jax.jit  # type: ignore[untyped-decorator, unused-ignore]  # else its module is built anew
 def attention(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None = None
 ) -> Any:

@@ -49,10 +49,42 @@ def _load(backend: str) -> Any:
     return keras
 
 
-def _name(function: Any, name: str) -> Any:
-    """Return a function under the name by which other processes import it."""
+def _name(function: Any, name: str, options: tuple[str, ...]) -> Any:
+    """Return a function under the name by which other processes import it.
+
+    On JAX it is compiled, for each value of its options: else each call is traced anew.
+    """
     function.__name__ = function.__qualname__ = name
-    return function
+    if not name.endswith("_jax"):
+        return function
+
+    @functools.cache
+    def find_compiled() -> Any:
+        import jax  # type: ignore[import-not-found, unused-ignore]
+
+        return jax.jit(function, static_argnames=options)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _load("jax")
+        return find_compiled()(*args, **kwargs)
+
+    return call
+
+
+def _cache_layer(build: Any) -> Any:
+    """Return what builds a layer once, with variables of no function that is being compiled."""
+
+    @functools.lru_cache(maxsize=64)
+    def build_once(keras: Any, *settings: Any) -> Any:
+        if keras.config.backend() != "jax":
+            return build(keras, *settings)
+        import jax
+
+        with jax.ensure_compile_time_eval():
+            return build(keras, *settings)
+
+    return build_once
 
 
 def _on(backend: str) -> Any:
@@ -70,7 +102,7 @@ def _on(backend: str) -> Any:
         operation = _load(backend).ops.dot_product_attention
         return operation(query, key, value, bias, mask, scale, is_causal)
 
-    return _name(attend, f"on_{backend}")
+    return _name(attend, f"on_{backend}", ("scale", "is_causal"))
 
 
 # --- layers.Attention -----------------------------------------------------------------------------
@@ -109,10 +141,10 @@ def _attention_on(backend: str) -> Any:
         o, weights = o.reshape(B, H, T, E), weights.reshape(B, H, T, S)
         return (o, weights) if return_weights else o
 
-    return _name(attend, f"attention_{backend}")
+    return _name(attend, f"attention_{backend}", ("scale", "is_causal", "return_weights"))
 
 
-@functools.lru_cache(maxsize=64)
+@_cache_layer
 def _attention_layer(keras: Any, scale: float, dtype: str) -> Any:
     layer = keras.layers.Attention(use_scale=True, dtype=dtype)
     layer.build([(1, 1, 1)] * 3)  # its one variable is the scale, whatever the shapes
@@ -158,10 +190,10 @@ def _mha_on(backend: str) -> Any:
         o = o.reshape(*query.shape[:3], sizes[-1])
         return (o, weights) if return_weights else o
 
-    return _name(attend, f"mha_{backend}")
+    return _name(attend, f"mha_{backend}", ("use_causal_mask", "return_weights"))
 
 
-@functools.lru_cache(maxsize=64)
+@_cache_layer
 def _mha_layer(keras: Any, H: int, D: int, E: int, dtype: str) -> Any:
     layer = keras.layers.MultiHeadAttention(
         *(H, D, E), use_bias=False, output_shape=H * E, dtype=dtype

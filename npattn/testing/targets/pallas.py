@@ -20,8 +20,14 @@ try:
         attention,
         decode_attention,
     )
+    from jax.experimental.pallas.ops.gpu import (  # type: ignore[import-not-found, unused-ignore]
+        paged_attention as gpu_pages,
+    )
     from jax.experimental.pallas.ops.tpu import (  # type: ignore[import-not-found, unused-ignore]
         flash_attention,
+    )
+    from jax.experimental.pallas.ops.tpu.paged_attention import (  # type: ignore[import-not-found, unused-ignore]
+        paged_attention,
     )
     from jax.experimental.pallas.ops.tpu.splash_attention import (  # type: ignore[import-not-found, unused-ignore]
         splash_attention_kernel as splash,
@@ -34,7 +40,7 @@ except ImportError as err:
         "the targets pallas need jax; npattn itself does not: pip install 'npattn[jax]'"
     ) from err
 
-__all__ = ["gpu", "gpu_decode", "tpu_flash", "tpu_splash"]
+__all__ = ["gpu", "gpu_decode", "gpu_paged", "tpu_flash", "tpu_paged", "tpu_splash"]
 
 Window = tuple[int | None, int | None]
 
@@ -117,6 +123,77 @@ def tpu_flash(
     ab = None if bias is None else jnp.broadcast_to(bias, shape)
     pltpu.set_tpu_interpret_mode()  # for the backward too, which is traced after this call
     return _flash(q, k, v, ab, _default(scale, q), causal)
+
+
+def _one_query(q: jax.Array, scale: float | None) -> jax.Array:
+    """Return q (B, H, D) of one step of decoding, multiplied by the scale as the caller does it.
+
+    Raises
+    ------
+    ValueError
+        If there is more than one query.
+    """
+    if q.ndim != 4 or q.shape[1] != 1:
+        raise ValueError(f"q has shape {q.shape}, must have one query for each sequence")
+    return q[:, 0] * jnp.asarray(_default(scale, q), q.dtype)
+
+
+def gpu_paged(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    lengths: jax.Array,
+    block_tables: jax.Array,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> jax.Array:
+    """Call ``paged_attention`` of the Pallas kernels for GPUs; the caller scales q.
+
+    Raises
+    ------
+    ValueError
+        If there is more than one query.
+    """
+    scaled = _one_query(q, scale)
+    width = block_tables.shape[1]
+    table = jnp.pad(block_tables, ((0, 0), (0, -width % SPLITS)))  # it asserts whole splits
+    o = gpu_pages.paged_attention(
+        *(scaled, k_pages.transpose(2, 0, 1, 3), v_pages.transpose(2, 0, 1, 3), table, lengths),
+        k_splits=SPLITS,
+        pages_per_compute_block=1,
+        attn_logits_soft_cap=softcap,
+        interpret=True,
+    )
+    return o[:, None]
+
+
+def tpu_paged(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    lengths: jax.Array,
+    page_indices: jax.Array,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Any:
+    """Call ``paged_attention`` of the Pallas kernels for TPUs; the caller scales q.
+
+    Raises
+    ------
+    ValueError
+        If there is more than one query.
+    """
+    scaled = _one_query(q, scale)
+    pltpu.set_tpu_interpret_mode()
+    pages = (x.transpose(2, 0, 1, 3) for x in (k_pages, v_pages))  # (K, N, P, D)
+    o = paged_attention(
+        *(scaled, *pages, lengths, page_indices),
+        attn_logits_soft_cap=softcap,
+        pages_per_compute_block=1,
+    )
+    return o[:, None]
 
 
 @functools.lru_cache(maxsize=64)  # the kernel is compiled for a function of the mask

@@ -12,7 +12,7 @@ __all__ = ["MODELS", "TARGETS"]
 _HERE = "npattn.testing.targets"
 _UPCAST = ("bloom", "deepseek_v3", "gemma2", "gpt_neox", "llama", "mistral", "phi", "qwen2")
 _SINGLE = {
-    *("flax.nnx", "jax.nn", "mlx", "openvino", "torch.flex-compiled"),
+    *("flax.nnx", "jax.nn", "jax.nn.lengths", "mlx", "openvino", "torch.flex-compiled"),
     *("keras.jax", "keras.numpy", "keras.openvino", "keras.tensorflow", "keras.torch"),
     *("keras.attention-numpy", "keras.attention-torch", "keras.mha-numpy"),
     *("onnx.body", "onnx.reference", "onnxruntime", "onnxruntime.gqa", "onnxruntime.mha"),
@@ -66,6 +66,8 @@ def _of_model(name: str) -> Target:
 _SMALL = {"B": (1, 2), "H": (2, 1), "K": (1, 2), "D": (3, 8, 17), "E": (2, 8, 17)}
 _LENGTHS = (5, 1, 3, 17, 33, 129)  # the last takes two tiles of queries
 _SHORT = (5, 1, 3, 17, 33, 65)
+_FEW = (5, 1, 17, 33)
+_BLOCKS = (64, 5, 130, 1)  # whole tiles of 64 keys, and others
 _IN_TRITON: dict[str, Any] = {
     "environment": {"TRITON_INTERPRET": "1"},
     "dtypes": ("float32",),
@@ -79,6 +81,7 @@ _ON_CUDA: dict[str, Any] = {
     "sizes": {"D": (64, 32, 128), "E": (64, 32, 128)},
 }
 
+_ON_PAGES: dict[str, Any] = {**_ON_CUDA, "sizes": {**_ON_CUDA["sizes"], "P": (16,)}}
 _NPATTN = (
     _row(
         "numpy.flash",
@@ -139,9 +142,15 @@ _TORCH = (
     ),
 )
 _JAX = (
-    _drop_in("jax.nn", "jax.nn:dot_product_attention", "jax.nn"),
-    _drop_in("flax.linen", "flax.linen:dot_product_attention", "flax"),
-    _drop_in("flax.nnx", "flax.nnx:dot_product_attention", "flax.nnx"),
+    _drop_in("jax.nn", ".jax:attention", "jax.nn"),
+    _drop_in(
+        "jax.nn.lengths",
+        ".jax:attention",
+        "jax.nn.lengths",
+        sizes={"B": (2,), "H": (2, 4), "K": (2,), "T": (5, 1), "S": (7, 5), "D": (8,)},
+    ),
+    _drop_in("flax.linen", ".flax:linen_attention", "flax"),
+    _drop_in("flax.nnx", ".flax:nnx_attention", "flax.nnx"),
     _drop_in("flax.nnx-weights", ".flax:nnx_weights", "flax.nnx-weights"),
     _drop_in("haiku", ".haiku:attention", "haiku"),
     _drop_in("equinox", ".equinox:attention", "equinox"),
@@ -235,7 +244,7 @@ _RUNTIMES = (
         pip=("tinygrad",),
         environment={"DEV": "PYTHON", "PARALLEL": "0"},
         # It compiles seconds for each new shape, and computes in Python.
-        sizes={"B": (1, 2), "H": (2,), "D": (4,), "E": (4,), "T": (5, 1), "S": (7, 5)},
+        sizes={"B": (2,), "H": (2,), "D": (2,), "E": (2,), "T": (3, 1), "S": (4, 3)},
         timeout=60.0,
     ),
     _drop_in(
@@ -307,7 +316,7 @@ _INTERPRETED = (
         ".fla:parallel",
         "fla.parallel",
         "fla.ops.attn.parallel_attn, a Triton kernel, in Triton's interpreter",
-        **_IN_TRITON | {"sizes": {**_SMALL, "T": _SHORT, "S": _SHORT}},
+        **_IN_TRITON | {"sizes": {**_SMALL, "T": _FEW, "S": _FEW}},
     ),
     _row(
         "fla.decoding",
@@ -315,6 +324,14 @@ _INTERPRETED = (
         "fla.decoding",
         "one step of decoding by fla, a Triton kernel, in Triton's interpreter; forward only",
         **_IN_TRITON | {"sizes": {**_SMALL, "T": (1,), "S": _LENGTHS}},
+    ),
+    _drop_in(
+        "sageattention",
+        ".sageattention:sageattn",
+        "sageattention",
+        "sageattn of SageAttention 1, int8, a Triton kernel in Triton's interpreter; forward only",
+        rounding="int8",
+        **_IN_TRITON | {"sizes": {**_SMALL, "T": _BLOCKS, "S": _BLOCKS, "D": (64,), "E": (64,)}},
     ),
     _row(
         "pallas.gpu",
@@ -337,6 +354,17 @@ _INTERPRETED = (
         dtypes=("float32",),
         sizes={"T": (1,), "S": (32, 64, 512)},
     ),
+    _drop_in(
+        "pallas.gpu-paged",
+        ".pallas:gpu_paged",
+        "pallas.gpu-paged",
+        "paged_attention of JAX's Pallas kernels for GPUs, interpreted; forward only",
+        needs=("jax",),
+        project="jax",
+        dtypes=("float32",),
+        sizes={"B": (2,), "H": (4,), "K": (2,), "T": (1,), "S": (13, 32), "D": (16,), "P": (16,)},
+        timeout=120.0,
+    ),
     _row(
         "pallas.tpu-flash",
         ".pallas:tpu_flash",
@@ -345,7 +373,7 @@ _INTERPRETED = (
         needs=("jax",),
         project="jax",
         dtypes=("float32",),
-        sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128, 256), "D": (16,)},
+        sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128,), "D": (16,)},
         timeout=120.0,
     ),
     _row(
@@ -356,7 +384,18 @@ _INTERPRETED = (
         needs=("jax",),
         project="jax",
         dtypes=("float32",),
-        sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128, 256), "D": (16,), "E": (16,)},
+        sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128,), "D": (16,), "E": (16,)},
+        timeout=120.0,
+    ),
+    _drop_in(
+        "pallas.tpu-paged",
+        ".pallas:tpu_paged",
+        "pallas.tpu-paged",
+        "paged_attention of JAX's Pallas kernels for TPUs, interpreted: k and v in bfloat16",
+        needs=("jax",),
+        project="jax",
+        dtypes=("bfloat16",),  # it rounds float32 to it
+        sizes={"B": (2,), "H": (4,), "K": (2,), "T": (1,), "S": (13, 32), "D": (128,), "P": (16,)},
         timeout=120.0,
     ),
 )
@@ -367,6 +406,27 @@ _CUDA = (
         "flash_attn",
         pip=("flash-attn",),
         **_ON_CUDA,
+    ),
+    _drop_in(
+        "flash_attn.varlen",
+        "flash_attn:flash_attn_varlen_func",
+        "flash_attn_varlen",
+        pip=("flash-attn",),
+        **_ON_CUDA,
+    ),
+    _drop_in(
+        "flash_attn.kvcache",
+        "flash_attn:flash_attn_with_kvcache",
+        "flash_attn_with_kvcache",
+        pip=("flash-attn",),
+        **_ON_PAGES | {"sizes": {**_ON_CUDA["sizes"], "P": (256,)}},
+    ),
+    _drop_in(
+        "vllm.paged",
+        "vllm.vllm_flash_attn:flash_attn_varlen_func",
+        "vllm.paged",
+        pip=("vllm",),
+        **_ON_PAGES,
     ),
     _drop_in(
         "flash_attn_3",
@@ -406,6 +466,13 @@ _CUDA = (
         "flashinfer.single_prefill_with_kv_cache; forward only",
         pip=("flashinfer-python",),
         **_ON_CUDA,
+    ),
+    _drop_in(
+        "flashinfer.paged",
+        ".cuda:flashinfer_paged",
+        "flashinfer.paged",
+        pip=("flashinfer-python",),
+        **_ON_PAGES,
     ),
     _row(
         "transformer_engine",

@@ -58,10 +58,12 @@ class Target:
         Where it runs: "cpu", or "cuda" where it needs an NVIDIA GPU.
     dtypes : tuple of str
         Of float32 and float64 those that it computes in, as run: it may take others, and convert
-        them.
+        them. Narrower ones where it computes in neither.
     sizes : mapping of letter to sizes
         Sizes that it is judged at where nobody asks for others: those that it takes, and that end
         in minutes.
+    rounding : str, optional
+        Its rounding model where nobody names another, as of `Rounding.from_name`.
     timeout : float, optional
         Seconds a call where nobody asks for others: of one that compiles or interprets, and says
         nothing of it. Default: as of `npattn.testing.worker.connection.Limits`.
@@ -82,6 +84,7 @@ class Target:
     device: str = "cpu"
     dtypes: tuple[str, ...] = ("float32", "float64")
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    rounding: str | None = None
     timeout: float | None = None
 
     def __post_init__(self) -> None:

@@ -88,6 +88,112 @@ def flash_attn_4(
     return (o.transpose(1, 2), lse) if return_lse else o.transpose(1, 2)
 
 
+def each(q, k, v, cu_q, keys, attend):
+    """o and lse of packed queries; `keys` gives those of a sequence from k or v."""
+    found = [
+        attend(q[None, cu_q[b] : cu_q[b + 1]], keys(k, b)[None], keys(v, b)[None])
+        for b in range(len(cu_q) - 1)
+    ]
+    return torch.cat([o[0] for o, *_ in found]), torch.cat([lse[0] for _, lse, *_ in found], -1)
+
+
+def in_pages(table, lengths):
+    """Return keys of a sequence from pages."""
+
+    def keys(pages, b):
+        rows = table[b, : -(-int(lengths[b]) // pages.shape[1])].long()
+        return pages[rows].flatten(0, 1)[: lengths[b]]
+
+    return keys
+
+
+def flash_attn_varlen(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+    softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+    deterministic=False, return_attn_probs=False, block_table=None,
+):  # fmt: skip
+    assert max_seqlen_q == cu_seqlens_q.diff().max()
+    assert max_seqlen_k == cu_seqlens_k.diff().max()
+    o, lse = each(
+        *(q, k, v, cu_seqlens_q),
+        lambda x, b: x[cu_seqlens_k[b] : cu_seqlens_k[b + 1]],
+        lambda *x: flash_attn_2(*x, 0.0, softmax_scale, causal, window_size, softcap, None, 0, 1),
+    )
+    return (o, lse, None) if return_attn_probs else o
+
+
+def flash_attn_kvcache(
+    q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
+    cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False,
+    window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
+    return_softmax_lse=False,
+):  # fmt: skip
+    B, T = q.shape[:2]
+    o, lse = each(
+        *(q.flatten(0, 1), k_cache, v_cache, [b * T for b in range(B + 1)]),
+        in_pages(block_table, cache_seqlens),
+        lambda *x: flash_attn_2(*x, 0.0, softmax_scale, causal, window_size, softcap, None, 0, 1),
+    )
+    o, lse = o.unflatten(0, (B, T)), lse.unflatten(1, (B, T)).transpose(0, 1)
+    return (o, lse) if return_softmax_lse else o
+
+
+def vllm_flash_attn(
+    q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k=None, seqused_k=None, q_v=None,
+    dropout_p=0.0, softmax_scale=None, causal=False, window_size=None, softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None,
+    return_softmax_lse=False, out=None, s_aux=None,
+):  # fmt: skip
+    assert cu_seqlens_k is None
+    assert max_seqlen_k == seqused_k.max()
+    sides = [None if n < 0 else n for n in window_size or (-1, -1)]
+
+    def attend(q, k, v):
+        visible = band(q.shape[1], k.shape[1], causal, *sides)
+        arrays = swap(q, k, v)
+        o, lse = plain(*arrays, visible, scale=softmax_scale, softcap=softcap, sinks=s_aux)
+        lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+        return o.transpose(1, 2), lse.detach()
+
+    o, lse = each(q, k, v, cu_seqlens_q, in_pages(block_table, seqused_k), attend)
+    return (o, lse) if return_softmax_lse else o
+
+
+class BatchPrefillWithPagedKVCacheWrapper:
+    def __init__(self, float_workspace_buffer, kv_layout="NHD"):
+        assert kv_layout == "NHD"
+
+    def plan(
+        self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads,
+        num_kv_heads, head_dim_qk, page_size, head_dim_vo=None, custom_mask=None,
+        packed_custom_mask=None, causal=False, pos_encoding_mode="NONE",
+        use_fp16_qk_reduction=False, sm_scale=None, window_left=-1, logits_soft_cap=None,
+        rope_scale=None, rope_theta=None, q_data_type="float16", kv_data_type=None,
+    ):  # fmt: skip
+        self.sizes = (num_qo_heads, head_dim_qk), (page_size, num_kv_heads, head_dim_vo)
+        self.offsets, self.causal = (qo_indptr, paged_kv_indptr), causal
+        self.pages, self.last = paged_kv_indices, paged_kv_last_page_len
+        self.scale, self.softcap = sm_scale, logits_soft_cap
+
+    def run(self, q, paged_kv_cache, *, return_lse=False):
+        assert (q.shape[1:], paged_kv_cache[1].shape[1:]) == self.sizes
+        cu_q, offsets = self.offsets
+
+        def keys(pages, b):
+            own = self.pages[offsets[b] : offsets[b + 1]].long()
+            length = max(len(own) - 1, 0) * pages.shape[1] + self.last[b]
+            return pages[own].flatten(0, 1)[:length]
+
+        def attend(q, k, v):
+            visible = band(q.shape[1], k.shape[1], self.causal, None, None)
+            arrays = swap(q, k, v)
+            o, lse = plain(*arrays, visible, scale=self.scale, softcap=self.softcap or 0)
+            return o.transpose(1, 2), lse / math.log(2)
+
+        o, lse = each(q, *paged_kv_cache, cu_q, keys, attend)
+        return (o, lse.T.detach()) if return_lse else o
+
+
 def memory_efficient_attention(
     query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None
 ):
@@ -156,12 +262,21 @@ def mha_backward(q, k, v, o, l_vec, og, causal):
 def libraries(monkeypatch):
     """The libraries in sys.modules, as stand-ins."""
     contents = {
-        "flash_attn": {"flash_attn_func": flash_attn_2},
+        "flash_attn": {
+            "flash_attn_func": flash_attn_2,
+            "flash_attn_varlen_func": flash_attn_varlen,
+            "flash_attn_with_kvcache": flash_attn_kvcache,
+        },
+        "vllm": {},
+        "vllm.vllm_flash_attn": {"flash_attn_varlen_func": vllm_flash_attn},
         "flash_attn_interface": {"flash_attn_func": flash_attn_3},
         "flash_attn.cute": {"flash_attn_func": flash_attn_4},
         "xformers": {},
         "xformers.ops": {"memory_efficient_attention": memory_efficient_attention},
-        "flashinfer": {"single_prefill_with_kv_cache": single_prefill_with_kv_cache},
+        "flashinfer": {
+            "single_prefill_with_kv_cache": single_prefill_with_kv_cache,
+            "BatchPrefillWithPagedKVCacheWrapper": BatchPrefillWithPagedKVCacheWrapper,
+        },
         "transformer_engine": {},
         "transformer_engine.pytorch": {"DotProductAttention": DotProductAttention},
         "_C": {"mha_forward": mha_forward, "mha_backward": mha_backward},
@@ -213,8 +328,12 @@ WAYS = {
     "bias": {"bias": "full", "mask": "padding"},
     "bias alone": {"bias": "heads", "scale": 0.75},
     "causal that hides all of a row": {"causal": True, "T": 7, "S": 5},
+    "lengths": {"mask": "padding"},
+    "a length of 0": {"mask": "empty padding"},
 }
+STORED = ("flash_attn.varlen", "flash_attn.kvcache", "vllm.paged", "flashinfer.paged")
 NOT_ASKED = {
+    *((name, way) for name in STORED for way in ("mask", "mask and causal")),
     ("flashinfer", "window"),  # it has an end to the right
     ("flashinfer", "mask and causal"),
 }
@@ -223,6 +342,10 @@ NOT_ASKED = {
 FLASH = {"causal", "scale", "softcap", "window"}
 HAS = {
     "flash_attn": FLASH,
+    "flash_attn.varlen": {*FLASH, "mask"},
+    "flash_attn.kvcache": {*FLASH, "mask"},
+    "vllm.paged": {*FLASH, "mask", "sinks"},
+    "flashinfer.paged": {*FLASH, "mask"} - {"window"},
     "flash_attn_3": FLASH,
     "flash_attn_4": {*FLASH, "sinks", "score_mod"},
     "xformers": {"bias", "scale"},
@@ -249,7 +372,7 @@ def test_adapter_agrees_with_the_oracle(libraries, name, way):
     if name == "xformers":
         recipe = Recipe(**(SIZES | WAYS[way] | {"K": 6}), seed=3)
     if (name, way) in NOT_ASKED:
-        with pytest.raises(Exception, match=r"right|ignored beside"):
+        with pytest.raises(Exception, match=r"right|ignored beside|lengths alone|would count"):
             found.forward(recipe.problem(found.conventions.causal))
     else:
         names = compare_all(found, recipe)

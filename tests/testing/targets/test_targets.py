@@ -38,6 +38,7 @@ TAKES = {
     "npattn.torch": "torch",
     "npattn.torch-fused": "torch",
     "jax.nn": "jax",
+    "jax.nn.lengths": "jax",
     "onnx.reference": "numpy",
     "onnxruntime": "numpy",
     **dict.fromkeys(("torch.mha", "torch.mha-sdpa", "torch.mha-fast"), "torch"),
@@ -66,10 +67,13 @@ TAKES = {
     **dict.fromkeys(("numpy_ml", "neuralnetlib", "neuralnetworknumpy", "picogpt"), "numpy"),
     "fla.parallel": "torch",
     "fla.decoding": "torch",
+    "sageattention": "torch",
     "pallas.gpu": "jax",
     "pallas.gpu-decode": "jax",
+    "pallas.gpu-paged": "jax",
     "pallas.tpu-flash": "jax",
     "pallas.tpu-splash": "jax",
+    "pallas.tpu-paged": "jax",
     **dict.fromkeys([name for name, one in TARGETS.items() if one.device == "cuda"], "torch"),
     **{f"keras.{kind}-numpy": "numpy" for kind in ("attention", "mha")},
     **{f"keras.{kind}-jax": "jax" for kind in ("attention", "mha")},
@@ -196,7 +200,8 @@ def test_a_worker_has_the_time_and_says_the_versions_of_its_target(monkeypatch, 
         ("equinox", "equinox", "the target equinox needs equinox; npattn itself does not: pip"),
         ("mlx", "mlx", "the target mlx needs mlx; npattn itself does not: pip install"),
         ("haiku", "haiku", "the target haiku needs dm-haiku; npattn itself does not: pip install"),
-        ("flax", "flax", "the target flax.nnx-weights needs flax; npattn itself does not: pip"),
+        ("flax", "flax", "Flax targets need flax; npattn itself does not: pip install"),
+        ("jax", "jax", "the target jax.nn needs jax; npattn itself does not: pip install"),
         ("torch", "torch_modules", "torch targets need torch; npattn itself does not: pip install"),
         ("onnx", "onnx", "ONNX targets need onnx; npattn itself does not: pip install"),
         ("onnxruntime", "onnxruntime", "ONNX targets need|onnxruntime needs onnxruntime"),
@@ -339,7 +344,8 @@ def test_target_stands_in_for_system(folder):
 def judged_apart(request):
     """A target in a worker, which ends with the test; .ci/nightly has a folder of environments."""
     target, envs = TARGETS[request.param], os.environ.get("NPATTN_ENVS")
-    if not target.runs_here and (envs is None or target.install):
+    apart = envs is not None and target.can_be_installed and not target.install
+    if not target.runs_here and not apart:
         pytest.skip(f"{target.name} needs {target.lacks}")
     python = None if envs is None else choose_python(target, Path(envs))
     remote = connect(target.name, python=python)
@@ -354,6 +360,8 @@ FORWARD_ONLY = {
 }
 DROP_INS = [name for name, target in TARGETS.items() if target.drop_in]
 APART = [*DROP_INS, *(n for n, one in TARGETS.items() if one.pip and not one.drop_in), "onnx.body"]
+# Of sizes of their own: see test_interpreted.
+SIZED = ("pallas.gpu-paged", "pallas.tpu-paged", "sageattention")
 IN_PROCESS = ("torch.nested", "torch.mha-sdpa", "torch.mha-fast")  # the gate asks them below
 COMPILED = ("torch.flex-compiled",)
 
@@ -362,7 +370,7 @@ COMPILED = ("torch.flex-compiled",)
 @pytest.mark.parametrize(
     "judged_apart",
     # The fully masked rows of paddle depend on the size.
-    [name for name in APART if name not in ("paddle", *COMPILED)],
+    [name for name in APART if name not in ("paddle", *COMPILED, *SIZED)],
     indirect=True,
 )
 def test_fingerprint_of_a_library_is_its_profile(judged_apart):
@@ -375,6 +383,7 @@ def test_fingerprint_of_a_library_is_its_profile(judged_apart):
     [
         pytest.param(n, marks=pytest.mark.nightly if n in IN_PROCESS + COMPILED else ())
         for n in APART
+        if n not in SIZED
     ],
     indirect=True,
 )
@@ -615,9 +624,8 @@ FULL = {
 def exact_results(problem, cotangents, conventions):
     fwd = evaluate(problem, conventions)
     grads = npattn.backward(fwd, cotangents.dout.astype(float))
-    return fwd, {
-        f"d{n}": x for n in ("q", "k", "v", "bias") if (x := getattr(grads, n)) is not None
-    }
+    names = ("q", "k", "v", "bias", "sinks")
+    return fwd, {f"d{n}": x for n in names if (x := getattr(grads, n)) is not None}
 
 
 @pytest.mark.parametrize("options", FULL)
