@@ -16,7 +16,7 @@ html_show_sourcelink = False
 _pages = Path(__file__).parent / "_static"
 html_static_path = [_pages.name] if _pages.is_dir() else []  # of the matrix, once it is written
 
-myst_heading_anchors = 3  # [a link](semantics.md#the-rules) works, as it does on a hub
+myst_heading_anchors = 4  # [a link](semantics.md#the-rules) works, as it does on a hub
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say types and shapes

@@ -28,6 +28,7 @@ TRACKERS = {
     "Transformers": "huggingface/transformers",
     "neuralnetworknumpy": "Sendy45/NeuralNetworkFromScratch",
     "numpy-ml": "ddbourgin/numpy-ml",
+    "sageattention": "thu-ml/SageAttention",
     "tinygrad": "tinygrad/tinygrad",
     "xllamacpp": "ggml-org/llama.cpp",
 }

@@ -37,6 +37,7 @@ DISTRIBUTIONS = {
     "Transformers": "transformers",
     "neuralnetworknumpy": "neuralnetworknumpy",
     "numpy-ml": "numpy-ml",
+    "sageattention": "sageattention",
     "tinygrad": "tinygrad",
     "xllamacpp": "xllamacpp",
 }
@@ -54,6 +55,7 @@ APART = {  # in environments of their own, with what else they need
     "PaddlePaddle": ("setuptools",),
     "neuralnetworknumpy": ("regex",),
     "numpy-ml": (),
+    "sageattention": ("torch", "triton"),
     "tinygrad": (),
     "xllamacpp": (),
 }
@@ -253,8 +255,10 @@ def run_script(finding, **environment):
     others = [package for module in beside(finding) for package in BESIDE[module]]
     apart = finding.system in APART or others or not has_version(finding)
     if apart and envs is not None:
-        more = (*APART.get(finding.system, ()), *others)
-        packages = [f"{DISTRIBUTIONS[finding.system]}=={finding.version}.*", *more]
+        torch = ["torch"] if imports(finding.script, "torch") else []
+        own = {"MLX": "mlx[cpu]"}.get(finding.system, DISTRIBUTIONS[finding.system])
+        more = dict.fromkeys([*APART.get(finding.system, ()), *others, *torch])
+        packages = [f"{own}=={finding.version}.*", *more]
         command = [str(make_environment(packages, Path(envs))), "-c", finding.script]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if reason := lacks(finding):

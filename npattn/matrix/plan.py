@@ -149,7 +149,7 @@ def plan_pairs(
     rules : tuple of str or None
         None for all, as `check` takes it.
     dtypes : sequence of str or None
-        None for float32, and float64 where a target computes in it.
+        None for those of float32 and float64 that a target computes in, or else its own.
     blocks : int
         Parts into which the rules of a pair are split.
     **settings
@@ -168,12 +168,17 @@ def plan_pairs(
     settings |= {"folder": str(Path.cwd())}
     pairs = []
     for target in targets:
-        for dtype in dtypes or [d for d in DEFAULT_DTYPES if d in ("float32", *target.dtypes)]:
+        for dtype in dtypes or _choose_dtypes(target):
             report = Unit(target=target.name, dtype=dtype, rules=rules, **settings)
             asked = _split(report, blocks)
             lacks = _lacks(target, settings.get("envs"))
             pairs.append(Pair(target.name, dtype, lacks, asked, report))
     return pairs
+
+
+def _choose_dtypes(target: Target) -> Sequence[str]:
+    native = [dtype for dtype in DEFAULT_DTYPES if dtype in target.dtypes]
+    return native or target.dtypes or DEFAULT_DTYPES[:1]
 
 
 def _split(report: Unit, blocks: int) -> list[Unit]:

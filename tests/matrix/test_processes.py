@@ -50,19 +50,23 @@ def test_processes_share_what_jax_compiled(tmp_path, monkeypatch):
     (tmp_path / "says.py").write_text(
         "import os, pathlib\n"
         f"with pathlib.Path(__file__).with_name('folders').open('a') as file:\n"
-        f"    print(os.environ[{name!r}], file=file)\n"
+        f"    print(os.environ[{name!r}], os.environ['XLA_FLAGS'], sep=';', file=file)\n"
         "def f(q, k, v):\n    raise SystemError('one call is enough')\n"
     )
     unit = replace(FLASH, target="says.py:f", folder=str(tmp_path))
     monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     judge(unit)
     judge(replace(unit, dtype="float64"))
     monkeypatch.setenv(name, "mine")
+    monkeypatch.setenv("XLA_FLAGS", "")
     judge(unit)
-    first, *others, last = (tmp_path / "folders").read_text().splitlines()
-    assert set(others) == {first}
+    lines = (line.split(";") for line in (tmp_path / "folders").read_text().splitlines())
+    (first, flags), *others, last = lines
+    assert [*map(tuple, others)] == [(first, flags)] * len(others)
     assert Path(first).is_dir()
-    assert last == "mine"
+    assert "optimization_level=0" in flags
+    assert last == ["mine", ""]
 
 
 def test_a_unit_ends_at_its_limit():

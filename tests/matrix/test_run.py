@@ -40,14 +40,16 @@ def plain(matrix):
     return json.dumps(replace(matrix, runs=runs).as_dict())
 
 
-def test_default_dtypes_are_those_that_a_target_computes_in():
+def test_default_dtypes_are_those_that_a_target_computes_in(monkeypatch):
     executor = Inline(answer_of)
-    run_matrix(["numpy.naive", "torch.sdpa"], executor=executor)
+    narrow = replace(TARGETS["numpy.flash"], dtypes=("bfloat16",))
+    monkeypatch.setitem(TARGETS, "numpy.flash", narrow)
+    run_matrix(["numpy.naive", "torch.sdpa", "numpy.flash"], executor=executor)
     assert executor.done == [
         f"{target} {dtype}"
         for target in ("numpy.naive", "torch.sdpa")
         for dtype in ("float32", "float64")
-    ]
+    ] + ["numpy.flash bfloat16"]
 
 
 def test_targets_that_take_long_come_first(monkeypatch):
