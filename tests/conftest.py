@@ -30,7 +30,7 @@ BROAD = (
     "tests/zoo/",
 )
 """Tests whose variants run the same lines with other arguments."""
-TRACED = 3
+TRACED = 4
 """Variants of such a test whose lines are counted: counting makes a test 1.7 times as long. Of a
 test that is marked `broad` they are the first, or as many as the mark says."""
 
