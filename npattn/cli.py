@@ -24,6 +24,7 @@ from npattn.parsing import (
     path_to_write,
 )
 from npattn.profiles import PROFILES
+from npattn.quantization import FORMATS
 
 try:
     import click
@@ -166,6 +167,11 @@ def worker_options(command: Any) -> Any:
     help=f"System that it stands in for: {', '.join(n for n in PROFILES if '@' not in n)}.",
 )
 @click.option(
+    "--quantized",
+    type=click.Choice(["fp8", *FORMATS]),
+    help="Format of those of q, k, v that it has a factor for: q_descale, k_scale, ….",
+)
+@click.option(
     "--rename",
     "renames",
     multiple=True,
@@ -188,7 +194,7 @@ def worker_options(command: Any) -> Any:
 )
 @click.option(
     "--rounding",
-    type=click.Choice(["upcast", "fused", "eager", "int8"]),
+    type=click.Choice(["upcast", "fused", "eager", "fp8", "int8"]),
     help="Rounding model.",
 )
 @click.option(
@@ -317,6 +323,7 @@ def _check(
     backward: str | None,
     layout: str | None,
     like: str | None,
+    quantized: str | None,
     renames: tuple[str, ...],
     framework: str,
     sizes: tuple[str, ...],
@@ -351,6 +358,7 @@ def _check(
             "layout": layout,
             "like": like,
             "rename": _renames(renames) or None,
+            "quantized": quantized,
         }
         limits = Limits(timeout, parse_memory(memory))
         here = "--in-process" if in_process else "--sweep" if sweep else ""

@@ -163,6 +163,13 @@ STORED = (
 )
 """Meanings of the parameters that say where sequences of different lengths are stored."""
 
+DESCALES: dict[str, str] = {
+    f"descale of {words}{name}": per
+    for words, per in (("heads of ", "head"), ("all of ", "tensor"), ("blocks of ", "block"))
+    for name in "qkv"
+}
+"""Meanings of the parameters that have the factors of quantized inputs → what has a factor."""
+
 MEANINGS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in (*OPTIONS, *RESULTS)},
     "mask or bias": ("mask", "bias"),
@@ -176,7 +183,7 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "shared heads": (),
     "no dropout": (),
     "module": (),
-    **dict.fromkeys(STORED, ()),
+    **dict.fromkeys((*STORED, *DESCALES), ()),
     **dict.fromkeys(("offsets of keys", "lengths of keys", "page offsets"), ("mask",)),
 }
 """Meanings of a parameter → the options or results that it carries.
@@ -217,6 +224,15 @@ size, which are ints. Masks of shape (B, 1, 1, S) become lengths.
     (B, M): the pages of each sequence, and anything behind those that it needs.
 "page offsets", "page list", "keys on last page"
     (B + 1,), (pages in use,), (B,): sequence b has the pages of the list from offset b to b + 1.
+
+Those of `DESCALES` are the factors of quantized inputs; of k and v likewise:
+
+"descale of heads of q"
+    float32 (B, K): a factor for each sample and key head, which its query heads share.
+"descale of all of q"
+    is a float.
+"descale of blocks of q"
+    float32 (B, H, blocks), of k and v (B, K, blocks): a factor for each block of rows.
 """
 
 
@@ -270,6 +286,12 @@ _STORED = {
     ),
     "page size": (_IN_PAGES, "page_size"),
 }
+_QUANTIZED = "dequantize it first: npattn.quantization.dequantize(values, descale)"
+_DESCALES = {
+    f"{name}_{word}": ForeignName(_QUANTIZED, f"descale of {per}{name}")
+    for word, per in (("descale", "heads of "), ("scale", "all of "))
+    for name in "qkv"
+}
 
 FOREIGN = {
     "alibi_slopes": ForeignName("pass bias=npattn.biases.alibi(slopes)"),
@@ -317,6 +339,7 @@ FOREIGN = {
         for meaning, (hint, *names) in _STORED.items()
         for name in names
     },
+    **_DESCALES,
 }
 """Parameters as other libraries name them → how npattn spells them, and what they mean."""
 

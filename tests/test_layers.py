@@ -17,7 +17,7 @@ LAYERS = (
     {"errors", "threads"},
     {"options", "arrays", "parsing"},
     {"checks"},
-    {"sizes", "positions"},
+    {"sizes", "positions", "quantization"},
     {"problem"},
     {"masks", "biases"},
     {"dense", "loops"},

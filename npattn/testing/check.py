@@ -85,6 +85,7 @@ def check(
     layout: str | None = None,
     conventions: Conventions | None = None,
     like: str | Profile | None = None,
+    quantized: str | None = None,
     rename: Mapping[str, str] | None = None,
     features: Iterable[str] | None = None,
     sizes: Mapping[str, Sequence[int]] | None = None,
@@ -129,6 +130,9 @@ def check(
     like : str or Profile, optional
         System that it stands in for, one of `npattn.profiles.PROFILES`: signature, layout,
         conventions and refusals come from there, and rules that it takes back are not required.
+    quantized : {"fp8", "float8_e4m3fn", "float8_e5m2", "int8"}, optional
+        Format of q, k and v, of those that it has a factor for (``q_descale``, ``k_scale``, …);
+        the dtypes tested are those of o. Factors of blocks: `Implementation`.
     rename : mapping, optional
         Its parameter names → npattn's: ``{"cap": "softcap"}``.
     features : iterable of str, optional
@@ -144,8 +148,8 @@ def check(
     seed : int, default 0
         Seed of everything random.
     rounding : Rounding or str, optional
-        Rounding model: "upcast", "fused", "eager", "int8"; default: that of a known target, else
-        the loosest that the dtype explains.
+        Rounding model: "upcast", "fused", "eager", "fp8", "int8"; default: that of a known target,
+        else the loosest that the dtype explains.
     strict : bool
         A suspect counts as failed.
     require : iterable of str, or "all"
@@ -222,6 +226,7 @@ def check(
         layout=layout,
         like=like,
         rename=rename,
+        quantized=quantized,
     )
     if device is not None:
         implementation.on(device)
@@ -238,7 +243,8 @@ def check(
     rules, robust = _choose_rules(only), ROBUSTNESS in (only or ())
     progress = progress or (lambda *_: None)
     rounding = implementation.rounding if rounding is None else rounding
-    models = [Rounding.choose(rounding, dtype) for dtype in dtypes]
+    storage = implementation.weights_storage
+    models = [Rounding.choose(rounding, dtype, storage) for dtype in dtypes]
     sweeps = _choose_sweeps(implementation, sweep, only, models)
     if conventions is not None:
         implementation.conventions = conventions
@@ -361,6 +367,7 @@ def _question(
         "target": implementation.name,
         "source": implementation.source,
         "layout": implementation.layout,
+        "quantized": None if implementation.quantized is None else implementation.quantized.words,
         "device": implementation.device,
         **asked,
         **describe_model(implementation, rounding, {}),

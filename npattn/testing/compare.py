@@ -186,7 +186,7 @@ def compare(
         `got` need `dout`.
     conventions : Conventions, optional
     rounding : Rounding or str, optional
-        What the implementation rounds, or "upcast", "fused", "eager", "int8". Default:
+        What the implementation rounds, or "upcast", "fused", "eager", "fp8", "int8". Default:
         ``Rounding.undeclared`` for the dtype of q.
 
     Returns

@@ -179,10 +179,12 @@ class Trial:
     def problem(self, recipe: Recipe) -> Problem:
         """Return the problem of a recipe in the terms of the conventions; memoized, read-only."""
         conventions = self.conventions
-        return self._remember(
-            ("problem", recipe),
-            lambda: self.translate(recipe).problem(conventions.causal, conventions.mask_true),
-        )
+
+        def make() -> Problem:
+            own = self.translate(recipe).problem(conventions.causal, conventions.mask_true)
+            return self.implementation.fit(own)
+
+        return self._remember(("problem", recipe), make)
 
     def translate(self, recipe: Recipe) -> Recipe:
         """Return the recipe with its window in the terms of the conventions."""
@@ -246,7 +248,13 @@ class Trial:
         return np.asarray(evaluate(plain, engine="dense").lse == -np.inf)
 
     def skips(self, recipe: Recipe, rule: str) -> bool:
-        """Return True if the recipe has fully masked rows, which are known to be wrong."""
+        """Return True if the recipe has fully masked rows, which are known to be wrong.
+
+        Also if a bias of −inf is multiplied by a scale of 0 or less: it then is NaN, or +inf.
+        """
+        scale = 1.0 if self.conventions.bias != "before_scale" else recipe.scale
+        if scale is not None and scale <= 0 and "-inf" in (recipe.bias or ""):
+            return True
         if not self.skips_empty_rows or rule == "empty-row":
             return False
         return bool(self.empty(self.problem(recipe)).any())

@@ -18,7 +18,7 @@ except ImportError as err:
 from npattn import biases, conventions, errors, masks
 from npattn.conventions import Conventions
 from npattn.problem import Forward, Gradients
-from npattn.torch import cache, positions
+from npattn.torch import cache, positions, quantization
 from npattn.torch.api import attention, backward, forward, jvp
 from npattn.torch.multihead import MultiHeadAttention
 from npattn.torch.problem import Problem
@@ -39,6 +39,7 @@ __all__ = [
     "jvp",
     "masks",
     "positions",
+    "quantization",
 ]
 
 LATER = ("plot", "profiles", "testing", "train", "weights")

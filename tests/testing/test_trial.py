@@ -133,3 +133,14 @@ def test_what_fails_by_the_cheap_bound_is_judged_by_the_other(monkeypatch, name)
     results = () if name == "against_oracle" else (trial.results(problem, cotangents),)
     comparisons = getattr(trial, name)(*results, problem, cotangents, cheap=True)
     assert all(c.passed for c in comparisons.values())
+
+
+@pytest.mark.parametrize("scale", [None, 0.5, 0.0, -0.75])
+@pytest.mark.parametrize("bias", ["-inf rows", "-inf padding", "alibi", None])
+def test_a_bias_of_minus_infinity_is_not_asked_where_a_scale_makes_plus_infinity_of_it(scale, bias):
+    recipe = replace(RECIPE, scale=scale, bias=bias)
+    trial = trial_of()
+    scaled = replace(trial, conventions=Conventions(bias="before_scale"))
+    assert not trial.skips(recipe, "one-key")
+    wrong = scale is not None and scale <= 0 and bias in ("-inf rows", "-inf padding")
+    assert scaled.skips(recipe, "one-key") == wrong

@@ -8,7 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from npattn.options import OPTIONS, STORED
+from npattn.options import DESCALES, OPTIONS, STORED
 from npattn.testing.adapters.base import Framework, inexpressible
 from npattn.testing.adapters.signature import Signature
 
@@ -88,7 +88,7 @@ def form_arguments(
             kwargs[theirs] = _default(call, meaning)
         elif value is not None:
             kwargs[theirs] = value
-    named = {*signature.names, "q", "k", "v", *STORED}
+    named = {*signature.names, "q", "k", "v", *STORED, *DESCALES}
     return kwargs | {ours: value for ours, value in values.items() if ours not in named}
 
 
@@ -161,8 +161,8 @@ def _window_of_numbers(call: _Call, ours: tuple[str, ...]) -> Any:
     return window if window is None else tuple(beyond if n is None else n for n in window)
 
 
-def _find_stored(meaning: str, call: _Call, ours: tuple[str, ...]) -> Any:
-    """Return what says where the sequences are; the arrays of the call have it by its meaning."""
+def _find_by_meaning(meaning: str, call: _Call, ours: tuple[str, ...]) -> Any:
+    """Return what no option has: where sequences are, or factors of quantized inputs."""
     return call.values.get(meaning)
 
 
@@ -175,6 +175,6 @@ FORMS: dict[str, Callable[[_Call, tuple[str, ...]], Any]] = {
     "need_weights": lambda call, ours: "return_weights" in call.values,
     "shared heads": lambda call, ours: True if call.sizes.K < call.sizes.H else None,
     "no dropout": lambda call, ours: None,
-    **{name: partial(_find_stored, name) for name in STORED},
+    **{name: partial(_find_by_meaning, name) for name in (*STORED, *DESCALES)},
 }
 """Value of a parameter by its meaning; None is not passed. The others are passed as they are."""

@@ -37,6 +37,7 @@ from npattn.testing.adapters.choose import TINY, choose_framework, find_framewor
 from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.parameters import parameters, qualified_name
+from npattn.testing.adapters.quantized import read_quantized
 from npattn.testing.adapters.results import INPUTS, name_gradients, name_results
 from npattn.testing.adapters.signature import Signature, read_backward, read_signature
 from npattn.testing.adapters.storage import UNSTORED, Arrangement, read_storage
@@ -80,6 +81,11 @@ class Implementation:
     like : str or Profile, optional
         System that it stands in for, one of `npattn.profiles.PROFILES`: its signature, layout and
         conventions hold where nothing else is said.
+    quantized : {"fp8", "float8_e4m3fn", "float8_e5m2", "int8"}, optional
+        Format of those of q, k and v that it has a factor for (``q_descale``, …), of those alone;
+        "fp8" is "float8_e4m3fn". o is in the dtype tested. It is asked for no gradients.
+    rows : mapping, optional
+        Number of rows in a block of "q", "k" or "v", where its factors are of blocks.
     name : str, optional
         Its name in reports.
     spec, backward_spec : str, optional
@@ -102,6 +108,8 @@ class Implementation:
         That of `like`.
     storage : Storage or None
         How it takes sequences of different lengths, if it has parameters for them.
+    quantized : QuantizedInputs or None
+        Which of q, k and v are of 8 bits, if one is.
     sizes : mapping of letter to sizes
         Sizes that it is judged at where nobody asks for others.
     rounding : str or None
@@ -131,6 +139,8 @@ class Implementation:
         framework: str | Framework = "auto",
         layout: str | None = None,
         like: str | Profile | None = None,
+        quantized: str | None = None,
+        rows: Mapping[str, int] | None = None,
         name: str | None = None,
         spec: str | None = None,
         backward_spec: str | None = None,
@@ -148,9 +158,15 @@ class Implementation:
         self.rename = dict(rename or {})
         signature = self.profile.signature if self.profile else None
         self.told_features = None if features is None else tuple(features)
-        self.signature = read_signature(f, self.name, self.rename, self.told_features, signature)
+        self.signature = read_signature(
+            f, self.name, self.rename, self.told_features, signature, quantized is not None
+        )
         self.features, self.returns = self.signature.features, self.signature.returns
         self.untested, self.reads = self.signature.untested, self.signature.reads
+        self.quantized = read_quantized(self.signature, self.name, quantized, rows)
+        if self.quantized is not None:
+            self.reads += (self.quantized.words,)
+            self.forward_only = True
         self.storage = read_storage(self.signature, self.name)
         if self.storage is not None:
             if layout == "BHTD":
@@ -200,6 +216,15 @@ class Implementation:
         return not self.forward_only and (
             self.backward is not None or self.framework.differentiates
         )
+
+    @property
+    def weights_storage(self) -> str:
+        """Storage of P where no rounding model is declared."""
+        return "input" if self.quantized is None else self.quantized.weights
+
+    def fit(self, problem: Problem) -> Problem:
+        """Return the problem, with numbers that quantized inputs hold exactly."""
+        return problem if self.quantized is None else self.quantized.round(problem)
 
     @property
     def source(self) -> str:
@@ -286,20 +311,36 @@ class Implementation:
 
     def inputs(self, problem: Problem, view: str = "contiguous") -> dict[str, Any]:
         """Return fresh, writable arrays of the framework, by npattn's names."""
-        problem, arrays = problem.materialise(), {}
+        problem, factors = self._split(problem.materialise())
+        arrays = {n: x for n, x in factors.items() if isinstance(x, np.ndarray) and x.ndim}
+        if self.storage is not None:
+            arrays = self._arrange(problem).arrays(problem, arrays)
+        else:
+            own = {name: getattr(problem, name) for name in ARRAYS}
+            arrays |= {name: array for name, array in own.items() if array is not None}
+        given = {}
         with self.framework.allowing(problem.q.dtype):
-            if self.storage is not None:
-                for name, array in self._arrange(problem).arrays(problem).items():
-                    own = lay_out(array, view if name in "qkv" else "contiguous", False)
-                    arrays[name] = self.framework.give(own)
-                return arrays
-            for name in ARRAYS:
-                array = getattr(problem, name)
-                if array is not None:
-                    own_view = view if name in "qkv" else "contiguous"
-                    laid_out = lay_out(array, own_view, self._swaps(name, problem))
-                    arrays[name] = self.framework.give(laid_out)
-        return arrays
+            for name, array in arrays.items():
+                array = array if self.quantized is None else self.quantized.narrow(name, array)
+                swaps = self.storage is None and self._swaps(name, problem)
+                own_view = view if name in "qkv" else "contiguous"
+                given[name] = self.framework.give(lay_out(array, own_view, swaps))
+        return given
+
+    def stored(self, problem: Problem) -> tuple[Array, Array, Array]:
+        """Return q, k and v in npattn's layout, in the dtypes in which they are passed."""
+        if self.quantized is None:
+            return problem.q, problem.k, problem.v
+        own, _ = self._split(problem)
+        q, k, v = (self.quantized.narrow(name, getattr(own, name)) for name in "qkv")
+        return q, k, v
+
+    def _split(self, problem: Problem) -> tuple[Problem, dict[str, Array]]:
+        """Return a problem without the factors of quantized inputs, and these by meaning."""
+        if self.quantized is None:
+            return problem, {}
+        with note_problem(problem):
+            return self.quantized.split(problem)
 
     def options(self, problem: Problem) -> dict[str, Any]:
         """Return the options that are not arrays and not at their default."""
@@ -308,6 +349,9 @@ class Implementation:
         if problem.scale == (1 / math.sqrt(problem.D) if problem.D else 1.0):
             del values["scale"]
         given = {name: x for name, x in values.items() if x != OPTIONS[name].default}
+        if self.quantized is not None:
+            _, factors = self._split(problem)
+            given |= {name: float(x) for name, x in factors.items() if not x.ndim}
         return given | (self._arrange(problem).numbers() if self.storage else {})
 
     def _arrange(self, problem: Problem) -> Arrangement:
@@ -422,8 +466,8 @@ class Implementation:
 
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
         """Return o of arrays and options as they are, legal or not."""
-        if self.storage is not None:
-            raise inexpressible("arrays that are not stored as sequences")
+        if self.storage is not None or self.quantized is not None:
+            raise inexpressible("arrays that are not stored as sequences, or quantized")
         given = {name: self.framework.give(array) for name, array in arrays.items()}
         return self._read(self._call(given, options, ()).items())["o"]
 
@@ -450,6 +494,8 @@ class Implementation:
         """
         if self.storage is not None:
             raise OptionError("sweep on a device needs (B, H, T, D): judge sequences without it")
+        if self.quantized is not None:
+            raise OptionError("sweep on a device has no quantized inputs: judge them without it")
         options = self.options(problem)
         inputs = {n: self._to_layout(n, x) if n in "qkv" else x for n, x in inputs.items()}
         pairs = list(self._call(inputs, options, ()).items())

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from npattn.errors import OptionError
-from npattn.options import FEATURES, FOREIGN, MEANINGS, RESULTS, STORED
+from npattn.options import DESCALES, FEATURES, FOREIGN, MEANINGS, RESULTS, STORED
 from npattn.testing.adapters.parameters import STARRED, parameters, qualified_name
 
 __all__ = ["Signature", "read_backward", "read_signature"]
@@ -88,6 +88,7 @@ def read_signature(
     rename: Mapping[str, str],
     features: Iterable[str] | None,
     profile: Mapping[str, str] | None = None,
+    quantized: bool = False,
 ) -> Signature:
     """Read the options that a callable has.
 
@@ -102,6 +103,8 @@ def read_signature(
         Its options, if the signature cannot be read or names too many.
     profile : mapping, optional
         The same as `rename` of the system that it stands in for; names that it lacks do not count.
+    quantized : bool
+        Its inputs are quantized, and parameters for their factors are passed.
 
     Raises
     ------
@@ -125,10 +128,12 @@ def read_signature(
     known = {theirs: ours for theirs, ours in known.items() if ours != "module"}
     rest = _optional(name, named, known) if named else {}
     meanings = _meanings(named, rest, known)
-    padded = _find_optional_storage(rest, meanings, known)
-    meanings = {theirs: meaning for theirs, meaning in meanings.items() if theirs not in padded}
+    left = dict.fromkeys(_find_optional_storage(rest, meanings, known), PADDED)
+    if not quantized:
+        left |= {n: PLAIN for n in rest if meanings.get(n) in DESCALES and n not in known}
+    meanings = {theirs: meaning for theirs, meaning in meanings.items() if theirs not in left}
     carries = _carry(meanings, rest, known, features)
-    untested = _list_untested(rest, meanings | dict.fromkeys(padded, PADDED), carries)
+    untested = _list_untested(rest, meanings | left, carries)
     has = {ours for names in carries.values() for ours in names}
     if features is not None:
         has = set(features)
@@ -153,6 +158,7 @@ def read_signature(
 
 _STARS = "*args or **kwargs: say which options there are with features="
 PADDED = "optional, and its arrays padded"
+PLAIN = "a factor of quantized inputs, unless quantized= says in which format they are"
 _OWN_DROPOUT = "its dropout has a generator of its own, and stays at rate 0"
 _DROPOUT = {
     "dropout_rate": _OWN_DROPOUT,
@@ -295,6 +301,8 @@ def _list_untested(
         elif meaning == PADDED:
             ours = FOREIGN[theirs].meaning
             lines.append(f"{theirs}: {PADDED}, unless rename={{{theirs!r}: {ours!r}}} says more")
+        elif meaning == PLAIN:
+            lines.append(f"{theirs}: {PLAIN}")
         elif meaning == "no dropout":
             lines.append(f"{theirs}: {_OWN_DROPOUT}")
         elif theirs not in carries:

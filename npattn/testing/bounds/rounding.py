@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -82,6 +83,8 @@ class Rounding:
         Inputs of a matrix product: "tf32" for float32 matrices on tensor cores.
     queries, scores, weights, dweights, dscores : storage
         q · scale (where q is scaled before the product), S, P, dP and dS.
+    weights_factor : float, default 1
+        What P is multiplied by before it is stored, so that less of it vanishes.
     row_sum : storage
         Sum of the weights of a row.
     lse : storage
@@ -114,6 +117,7 @@ class Rounding:
     queries: str = "accumulator"
     scores: str = "accumulator"
     weights: str = "accumulator"
+    weights_factor: float = 1.0
     row_sum: str = "accumulator"
     lse: str = "accumulator"
     dweights: str = "accumulator"
@@ -147,6 +151,8 @@ class Rounding:
                 continue
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise OptionError(f"{name} is {count!r}, must be an integer ≥ 1")
+        if not (self.weights_factor >= 1 and math.isfinite(self.weights_factor)):
+            raise OptionError(f"weights_factor is {self.weights_factor!r}, must be finite and ≥ 1")
         if self.exp_error is not None and not 0 <= self.exp_error < 1:
             raise OptionError(f"exp_error is {self.exp_error!r}, must be in [0, 1)")
 
@@ -204,8 +210,21 @@ class Rounding:
         )
 
     @classmethod
-    def undeclared(cls, dtype: Any) -> Rounding:
-        """Return the model of an implementation that declares none: the loosest for its dtype."""
+    def fp8(cls) -> Rounding:
+        """Return the model of FlashAttention 3's kernels for q, k and v in float8: P is too.
+
+        P is relative to the largest of its row, times 2⁸; sums are in the accumulator.
+        """
+        return replace(cls.fused(), name="fp8", weights="float8_e4m3fn", weights_factor=256.0)
+
+    @classmethod
+    def undeclared(cls, dtype: Any, weights: str = "input") -> Rounding:
+        """Return the model of an implementation that declares none: the loosest for its dtype.
+
+        `weights` is the storage of P, where its inputs are quantized.
+        """
+        if weights != "input":
+            return replace(cls.undeclared(dtype), weights=weights)
         if unit_roundoff(dtype) < 2.0**-24:
             return cls.eager()
         if unit_roundoff(dtype) == 2.0**-24:
@@ -214,16 +233,19 @@ class Rounding:
         return replace(cls.eager(), exp_error=2.0**-11, gradient_block=32)
 
     @classmethod
-    def choose(cls, declared: Rounding | str | None, dtype: Any) -> Rounding:
-        """Return a declared model, or that with its name; that of a dtype if there is none."""
+    def choose(
+        cls, declared: Rounding | str | None, dtype: Any, weights: str = "input"
+    ) -> Rounding:
+        """Return a declared model, or that with its name; `undeclared` if there is none."""
         if isinstance(declared, Rounding):
             return declared
-        return cls.undeclared(dtype) if declared is None else cls.from_name(declared)
+        return cls.undeclared(dtype, weights) if declared is None else cls.from_name(declared)
 
     @classmethod
     def from_name(cls, name: str) -> Rounding:
-        """Return the preset with this name: "upcast", "fused", "eager" or "int8"."""
-        presets = {"upcast": cls.upcast, "fused": cls.fused, "eager": cls.eager, "int8": cls.int8}
+        """Return the preset with this name: "upcast", "fused", "eager", "fp8" or "int8"."""
+        presets = {"upcast": cls.upcast, "fused": cls.fused, "eager": cls.eager}
+        presets |= {"fp8": cls.fp8, "int8": cls.int8}
         if name not in presets:
             raise OptionError(f"rounding is {name!r}, must be one of {', '.join(presets)}")
         return presets[name]()
@@ -287,7 +309,9 @@ class Units:
             operands=storage(rounding.operands),
             q=storage(rounding.queries),
             s=storage(rounding.scores),
-            p=storage(rounding.weights),
+            p=storage(rounding.weights)._replace(
+                eta=storage(rounding.weights).eta / rounding.weights_factor
+            ),
             row_sum=storage(rounding.row_sum),
             lse=storage(rounding.lse),
             dp=storage(rounding.dweights),

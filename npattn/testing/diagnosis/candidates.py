@@ -12,6 +12,7 @@ __all__ = ["KINDS", "Candidate", "Found"]
 
 KINDS = (
     "storage",
+    "descale",
     "convention",
     "layout",
     "ratio",

@@ -121,6 +121,20 @@ class Evidence:
             return False
         return name not in self.wrong or any(self._ratio(name, x) > 1 for x in predicted)
 
+    def is_of(self, problem: Problem) -> bool:
+        """Return True if what was observed are the results of another problem, so rounded.
+
+        Each is within its tolerance there, and those that are wrong are twice as close as here.
+        """
+        exact = self.trial.exact(problem, self.cotangents)
+        other = replace(self, problem=problem, exact=exact)
+        limits = {name: min(1.0, self.wrong.get(name, math.inf) / 2) for name in self.observed}
+        return all(
+            other._ratio(name, array) <= limits[name]
+            for name, arrays in self.observed.items()
+            for array in arrays
+        )
+
 
 def _error(got: Array, predicted: Array, evidence: Evidence, name: str) -> float:
     """Return the largest distance of a result from a predicted one, in units of its tolerance.

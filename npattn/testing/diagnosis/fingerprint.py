@@ -222,7 +222,8 @@ def _find_attention(candidates: Sequence[Implementation], dtype: str) -> Trial:
     reasons = []
     for implementation in candidates:
         space = Space(features=implementation.features, dtype=dtype)
-        declared = Rounding.choose(implementation.rounding, dtype)
+        storage = implementation.weights_storage
+        declared = Rounding.choose(implementation.rounding, dtype, storage)
         trial = Trial(implementation, Conventions(), declared, space)
         reason = ""
         for rank in RANKS:

@@ -21,6 +21,7 @@ from npattn.testing.diagnosis.conventions import (
     with_another,
     without_one,
 )
+from npattn.testing.diagnosis.descales import descale_candidates
 from npattn.testing.diagnosis.dtypes import dtype_candidates
 from npattn.testing.diagnosis.evidence import Evidence, sample
 from npattn.testing.diagnosis.layouts import layout_candidates
@@ -178,6 +179,7 @@ class Search:
         return self.known[key]
 
     def _candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        yield from descale_candidates(evidence)
         yield from convention_candidates(evidence)
         yield from profile_candidates(evidence)
         yield from layout_candidates(evidence)

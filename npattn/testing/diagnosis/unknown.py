@@ -117,7 +117,8 @@ class Unknown:
 
     def problem(self, recipe: Recipe) -> Problem:
         """Return the problem of a recipe, its mask as the conventions known so far mean it."""
-        return recipe.problem(self.conventions.causal, self.conventions.mask_true)
+        problem = recipe.problem(self.conventions.causal, self.conventions.mask_true)
+        return self.trial.implementation.fit(problem)
 
     def kind(self, option: str) -> str | None:
         """Return the kind of mask or bias with the most axes that it accepts, if any."""

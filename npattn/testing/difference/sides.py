@@ -77,7 +77,7 @@ def _probe(f: Implementation, dtype: str, sizes: Mapping[str, Sequence[int]]) ->
         few_shapes=f.framework.compiles,
         refused=together,
     )
-    trial = Trial(f, f.conventions, Rounding.choose(f.rounding, dtype), space)
+    trial = Trial(f, f.conventions, Rounding.choose(f.rounding, dtype, f.weights_storage), space)
     with f.framework.one_thread():
         return probe(trial)
 

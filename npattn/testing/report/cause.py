@@ -20,11 +20,11 @@ class Cause:
     rules : tuple of str
         Ids of the failed outcomes that it explains, ``rule[dtype]``, each in one cause only.
     kind : str
-        "storage" (of sequences), "convention", "layout", "ratio" (a wrong factor), "dtype", "step"
-        (one of the algorithm that is wrong or left out), "mistake" (of npattn.mistakes),
-        "precision" (all of it is computed in a narrower format), "factor" (of all scores),
-        "conduct" (between calls, or in shapes and dtypes), "raised" (an exception) or
-        "unexplained".
+        "storage" (of sequences), "descale" (factors of quantized inputs), "convention",
+        "layout", "ratio" (a wrong factor), "dtype", "step" (one of the algorithm that is wrong or
+        left out), "mistake" (of npattn.mistakes), "precision" (all of it is computed in a narrower
+        format), "factor" (of all scores), "conduct" (between calls, or in shapes and dtypes),
+        "raised" (an exception) or "unexplained".
     name : str
         The convention (``causal=top_left``), or the name of the known mistake; "" if it has none.
     share : float

@@ -132,6 +132,8 @@ def _line(recipe: Recipe, trial: Trial, problem: Problem) -> str:
     if trial.conventions.mask_true != "attend":
         kwargs.append(f"mask_true={trial.conventions.mask_true!r}")
     line = f"{trial.translate(recipe)!r}.problem({', '.join(kwargs)})"
+    if trial.implementation.quantized is not None:
+        return f"{line}, then quantized: script() has the arrays"
     if are_identical(problem, trial.problem(recipe)):
         return line
     return f"{line}, then changed: script() has the arrays"

@@ -278,6 +278,9 @@ def _implementation(f: Implementation) -> str:
         kwargs.append(f"rename={f.rename!r}")
     kwargs.append(f"features={sorted(f.features | set(f.returns))!r}")
     kwargs.append(f"framework={f.framework.name!r}")
+    if f.quantized is not None:
+        kwargs.append(f"quantized={f.quantized.dtype!r}")
+        kwargs += [f"rows={dict(f.quantized.rows)!r}"] if f.quantized.rows else []
     if f.layout != (f.profile.layout if f.profile else "BHTD"):
         kwargs.append(f"layout={f.layout!r}")
     return ", ".join(kwargs)

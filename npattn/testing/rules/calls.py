@@ -148,9 +148,10 @@ def largest(ratios: list[float | None]) -> float | None:
     return max((ratio for ratio in ratios if ratio is not None), default=None)
 
 
-def roll_contents(problem: Problem, number: int) -> Problem:
+def roll_contents(f: Implementation, problem: Problem, number: int) -> Problem:
     """Return a problem of the same shapes and options, whose q, k, v are shifted."""
-    return problem.replace(**{n: np.roll(getattr(problem, n), number) for n in "qkv"})
+    shifted = {n: np.roll(getattr(problem, n), number) for n in "qkv"}
+    return f.fit(problem.replace(**shifted))
 
 
 # --- one buffer for several inputs ---
@@ -160,7 +161,7 @@ def _packed_inputs(f: Implementation, problem: Problem, by_head: bool) -> dict[s
     inputs = f.inputs(problem)
     swap = f.layout == "BTHD" and problem.q.ndim == 4
     with f.framework.allowing(problem.q.dtype):
-        packed = f.framework.give(pack(problem.q, problem.k, problem.v, by_head))
+        packed = f.framework.give(pack(*f.stored(problem), by_head))
         return inputs | dict(zip("qkv", unpack(packed, problem, by_head, swap), strict=True))
 
 
@@ -169,6 +170,9 @@ def _refuses_packed(trial: Trial) -> str | None:
         return reason
     if trial.implementation.storage is not None:
         return "k and v are stored otherwise than q"
+    quantized = trial.implementation.quantized
+    if quantized is not None and len(quantized.per) < 3:
+        return "q, k and v are of several dtypes"
     if not {"transposed", "stepped"} & trial.space.structure:
         return "refuses every view that is not contiguous"
     base = trial.space.base()
@@ -218,13 +222,14 @@ def aliased_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> fl
     Shared projections and latent attention pass one array twice. Broken by buffers and gradients
     that are kept by the address or the identity of an input, and by work in place.
     """
-    ratios, stored = [], trial.implementation.storage is not None
+    ratios, f = [], trial.implementation
     for when, (name, other) in ALIASES.items():
-        one, apart = getattr(problem, name), "q" in (name, other) and stored
+        one, apart = getattr(problem, name), "q" in (name, other) and f.storage is not None
+        apart |= f.quantized is not None and not f.quantized.alike(name, other)
         if one.shape != getattr(problem, other).shape or apart:
             continue
         same = problem.replace(**{other: one})
-        inputs = trial.implementation.inputs(same)
+        inputs = f.inputs(same)
         inputs[other] = inputs[name]
         results = results_with(trial, same, cotangents, inputs)
         ratios.append(judge_call(trial, results, same, cotangents, f"where {when}"))
@@ -250,7 +255,7 @@ def two_threads(trial: Trial, problem: Problem, cotangents: Cotangents) -> float
     Servers and data loaders do. Broken by work buffers, plans and statistics that all calls of a
     process share.
     """
-    problems = (problem, roll_contents(problem, 1))
+    problems = (problem, roll_contents(trial.implementation, problem, 1))
     barrier = threading.Barrier(len(problems))
 
     def work(own: Problem) -> list[Results]:

@@ -100,7 +100,7 @@ def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
 
     changed = "where the inputs changed before the results were read"
     ask(problem, lambda: write(spoilt), changed)
-    other = roll_contents(problem, 1)
+    other = roll_contents(f, problem, 1)
     ask(other, lambda: None, "where the same objects hold other contents")
     masked = None if _other_options(other, f) else _with_mask(trial, other)
     if masked is not None:
@@ -181,7 +181,7 @@ def outputs_kept(trial: Trial, problem: Problem, cotangents: Cotangents) -> floa
     freed.
     """
     f = trial.implementation
-    others = [roll_contents(problem, n) for n in range(1, HELD + 1)]
+    others = [roll_contents(f, problem, n) for n in range(1, HELD + 1)]
     results = f.forward(problem, before_reading=lambda: [f.forward(x) for x in others])
     if trial.gradients:
         results += f.gradients(

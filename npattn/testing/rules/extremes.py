@@ -141,7 +141,7 @@ def _enlarge(trial: Trial, recipe: Recipe) -> Problem:
     k = np.asarray(along + spread * rng.standard_normal(problem.k.shape))
     dtype = problem.q.dtype
     large = problem.replace(q=q.astype(dtype), k=k.astype(dtype))
-    return large.replace(scale=scale) if by_scale else large
+    return trial.implementation.fit(large.replace(scale=scale) if by_scale else large)
 
 
 # --- o is among the visible values ----------------------------------------------------------------

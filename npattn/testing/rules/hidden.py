@@ -22,6 +22,9 @@ from npattn.testing.rules.requirements import (
 )
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
+QUANTIZED = 32.0
+"""Size of garbage beside numbers that share a factor with it, and must not vanish."""
+
 
 def _hidden_keys(trial: Trial, recipe: Recipe, problem: Problem) -> tuple[Array, Array] | None:
     """Choose keys hidden from some queries, (n,); return them and the rows that see one of them."""
@@ -56,9 +59,10 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
 
     Hidden positions leave the softmax, so that no result reads them; anything multiplied by a
     weight of exactly 0 adds exactly 0. Gradients are compared with cotangents that are 0 on the
-    rows to which the garbage is visible. Declared integers have a factor for whole blocks of keys,
-    hidden ones too: with them results stay within their tolerance. Broken by additive masks of
-    −1e4, by a row maximum over hidden scores, by an off-by-one window or causal edge.
+    rows to which the garbage is visible. Integers and quantized inputs have a factor for whole
+    blocks of keys, hidden ones too: with them results stay within their tolerance. Broken by
+    additive masks of −1e4, by a row maximum over hidden scores, by an off-by-one window or causal
+    edge.
     """
     problem = trial.problem(recipe)
     choice = _hidden_keys(trial, recipe, problem)
@@ -69,14 +73,16 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
         exposed = exposed | trial.empty(problem)  # a mean of all values, hidden ones too
     rng = np.random.default_rng([recipe.seed, 8])
     size = min(1e3, float(finfo(recipe.dtype).max) / 64)
+    size = size if trial.implementation.quantized is None else QUANTIZED
     garbage = size * (1 + rng.random(7)) * rng.choice([-1, 1], 7)
     changed = _poison(problem, keys, str(rng.choice(["k", "v", "kv"])), garbage)
+    changed = trial.implementation.fit(changed)
     dout, dlse = trial.cotangents(recipe, problem)
     quiet = Cotangents(
         np.where(exposed[..., None], np.zeros_like(dout), dout),
         None if dlse is None else np.where(exposed, np.zeros_like(dlse), dlse),
     )
-    if trial.rounding.integers is not None:
+    if trial.rounding.integers is not None or trial.implementation.quantized is not None:
         return trial.check(trial.against_oracle(changed, quiet), changed, quiet)
     before = trial.results(problem, quiet)
     after = trial.results(changed, quiet)

@@ -251,7 +251,10 @@ def tightest_model(trial: Trial, recipes: list[Recipe]) -> tuple[Rounding, float
     dtype = trial.space.dtype
     models = [Rounding.upcast(), Rounding.fused(), Rounding.eager()]
     models.append(replace(Rounding.undeclared(dtype), name="undeclared"))
-    if trial.rounding.needs_whole_rows:  # it may explain errors that no preset here does
+    quantized = trial.implementation.quantized is not None
+    if (
+        quantized or trial.rounding.needs_whole_rows
+    ):  # it may explain errors that no preset here does
         models.append(trial.rounding)
     for model in models:
         samples = [measure_errors(trial, recipe, model) for recipe in recipes]

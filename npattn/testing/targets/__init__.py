@@ -72,6 +72,7 @@ def load_implementation(
     layout: str | None = None,
     like: str | None = None,
     rename: Mapping[str, str] | None = None,
+    quantized: str | None = None,
 ) -> Implementation:
     """Return the implementation that a target names, with the conventions that are known of it.
 
@@ -82,7 +83,7 @@ def load_implementation(
         an `Implementation` may stand, which is taken as it is.
     backward : str, optional
         Spec of its backward.
-    framework, layout, like, rename
+    framework, layout, like, rename, quantized
         As of `Implementation`.
 
     Raises
@@ -94,6 +95,7 @@ def load_implementation(
         If the target needs a package that is not installed.
     """
     given: dict[str, Any] = {"layout": layout, "like": like, "rename": rename or None}
+    given["quantized"] = quantized
     given |= {"backward": backward, "framework": None if framework == "auto" else framework}
     made = load_object(spec) if spec not in TARGETS and ":" in spec else None
     if isinstance(made, Implementation):
@@ -108,6 +110,7 @@ def load_implementation(
         layout=layout,
         like=like,
         rename=rename,
+        quantized=quantized,
         spec=spec,
         backward_spec=backward,
     )

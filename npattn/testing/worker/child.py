@@ -710,6 +710,8 @@ class Session:
                 "conventions": dict(vars(target.conventions)),
                 "like": target.profile.name if target.profile else None,
             }
+            if target.quantized is not None:
+                settings |= {"quantized": target.quantized.dtype, "rows": target.quantized.rows}
             framework, self.backward, target = target.framework.name, target.backward, target.f
         self.f = target
         tries = not message.get("untried")

@@ -58,7 +58,7 @@ def connect(
         Python that runs the worker, with NumPy and what the target needs, as
         `npattn.testing.targets.environments.choose_python` finds it; default: this one.
     **arguments
-        layout, like, rename, features of `Implementation`.
+        layout, like, rename, features, quantized, rows of `Implementation`.
 
     Raises
     ------
@@ -136,12 +136,15 @@ def isolate(implementation: Implementation, limits: Limits) -> Remote:
     else:
         settings |= {"backward": backward_spec}
     command = [sys.executable, str(CHILD), spec or implementation.name, str(Path.cwd())]
+    quantized = implementation.quantized
     remote = Remote(
         Worker(command, limits, settings, tensors, abilities=ABILITIES),
         rename=implementation.rename,
         features=implementation.told_features,
         layout=implementation.layout,
         like=implementation.profile,
+        quantized=quantized and quantized.dtype,
+        rows=quantized and quantized.rows,
         name=implementation.name,
         spec=implementation.spec,
         backward_spec=implementation.backward_spec,

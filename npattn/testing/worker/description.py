@@ -12,7 +12,7 @@ from npattn.testing.worker.child import VERSION
 
 __all__ = ["Stub", "read_description"]
 
-SETTINGS = {"rename", "layout", "features", "conventions", "like"}
+SETTINGS = {"rename", "layout", "features", "conventions", "like", "quantized", "rows"}
 
 
 class Stub:

@@ -313,8 +313,8 @@ class Remote(Implementation):
 
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
         """Return o of arrays and options as they are, legal or not."""
-        if self.storage is not None:
-            raise inexpressible("arrays that are not stored as sequences")
+        if self.storage is not None or self.quantized is not None:
+            raise inexpressible("arrays that are not stored as sequences, or quantized")
         request = Request(self, None)
         request.add_arrays(dict(arrays))
         value = request.forward(options, (), hold=False)

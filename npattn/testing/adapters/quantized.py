@@ -1,0 +1,221 @@
+"""Queries, keys and values of 8 bits, with factors (descales) of their own.
+
+A problem keeps q, k and v as numbers of the tested dtype, and each of them is exactly a number of 8
+bits times a factor, so that the bound has nothing to cover but what the implementation rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array, finfo
+from npattn.errors import OptionError
+from npattn.options import DESCALES
+from npattn.problem import Problem
+from npattn.quantization import FORMATS, largest, spread
+from npattn.testing.adapters.base import NotAsked, inexpressible
+from npattn.testing.adapters.signature import Signature
+
+__all__ = ["QuantizedInputs", "read_quantized"]
+
+HEADROOM = 64.0
+"""Largest number of fp8 by that of an array, so that a rule may replace some by larger ones."""
+MEANING = {per: name[:-1] for name, per in DESCALES.items()}
+WORDS = {
+    "fp8": "float8_e4m3fn",
+    "float8": "float8_e4m3fn",
+    "e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+    **{name: name for name in FORMATS},
+}
+
+
+@dataclass(frozen=True)
+class QuantizedInputs:
+    """Which inputs are numbers of 8 bits, and what has a factor of its own.
+
+    Attributes
+    ----------
+    dtype : str
+        One of `npattn.quantization.FORMATS`.
+    per : mapping
+        "q", "k" or "v" → "tensor", "head" (a factor for each sample and key head) or "block".
+    rows : mapping
+        Number of rows in a block of "q", "k" or "v", for those.
+    """
+
+    dtype: str
+    per: Mapping[str, str]
+    rows: Mapping[str, int]
+
+    @property
+    def words(self) -> str:
+        """The storage in words."""
+        own = {"tensor": "factor", "head": "factors (B, K)", "block": "factors of blocks of rows"}
+        parts = [f"{name} in {self.dtype} with {own[per]}" for name, per in self.per.items()]
+        return ", ".join(parts)
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """Meanings of the parameters for the factors, by input."""
+        return {name: MEANING[per] + name for name, per in self.per.items()}
+
+    def by_input(self, factors: Mapping[str, Array]) -> dict[str, Array]:
+        """Return factors by "q", "k" and "v"."""
+        return {name: factors[meaning] for name, meaning in self.meanings.items()}
+
+    def alike(self, name: str, other: str) -> bool:
+        """Return True if two inputs of the same contents are the same numbers and factors."""
+        own, others = ((self.per.get(x), self.rows.get(x)) for x in (name, other))
+        return own == others
+
+    @property
+    def weights(self) -> str:
+        """Storage of P where nobody declares one: tensor cores take two operands of a format."""
+        return self.dtype if self.dtype != "int8" and {"q", "v"} <= {*self.per} else "input"
+
+    def round(self, problem: Problem) -> Problem:
+        """Return the problem with numbers that the format and a factor hold exactly.
+
+        The problem itself if they are such already, or their rank has no parameter for factors.
+        """
+        if self._unfitting(problem) is not None:
+            return problem
+        with suppress(NotAsked):
+            self.split(problem)
+            return problem
+        changed = {}
+        for name in self.per:
+            array = getattr(problem, name)
+            factors = spread(self._draw_factors(name, problem), array.shape, self.rows.get(name))
+            rounded = self._cast(array.astype(np.float64) / factors).astype(np.float64)
+            changed[name] = (rounded * factors).astype(array.dtype)
+        return problem.replace(**changed)
+
+    def split(self, problem: Problem) -> tuple[Problem, dict[str, Array]]:
+        """Return the problem without the factors, and these by their meanings, float32.
+
+        Its numbers are of 8 bits, in the dtype of the problem.
+
+        Raises
+        ------
+        ImplementationError
+            A refusal, if there is no parameter for factors of such inputs.
+        NotAsked
+            If the inputs are no such numbers: a rule has replaced some by others.
+        """
+        unfitting = self._unfitting(problem)
+        if unfitting is not None:
+            raise inexpressible(unfitting)
+        values, factors = {}, {}
+        for name, meaning in self.meanings.items():
+            values[name], factors[meaning] = self._split(name, problem)
+        return problem.replace(**values), factors
+
+    def narrow(self, name: str, array: Array) -> Array:
+        """Return an array of a call as it is passed: q, k and v in 8 bits."""
+        return self._cast(array.astype(np.float64)) if name in self.per else array
+
+    def _unfitting(self, problem: Problem) -> str | None:
+        if problem.q.ndim == 4 or set(self.per.values()) == {"tensor"}:
+            return None
+        return f"factors of arrays of {problem.q.ndim} axes"
+
+    def _draw_factors(self, name: str, problem: Problem) -> Array:
+        """Return factors of different significands, so that each is seen if another is taken."""
+        room = 1.0 if self.dtype == "int8" else HEADROOM
+        size = self._sizes(name, problem) * room / largest(self.dtype)
+        exponents = np.ceil(np.log2(np.where(size > 0, size, 1.0)))
+        odd = np.arange(size.size).reshape(size.shape) + "qkv".index(name) + 1
+        significands = self._significands(getattr(problem, name).dtype)
+        return np.asarray(significands[odd % len(significands)] * 2.0**exponents)
+
+    def _split(self, name: str, problem: Problem) -> tuple[Array, Array]:
+        array = getattr(problem, name)
+        size = self._sizes(name, problem)
+        wide, rows, top = array.astype(np.float64), self.rows.get(name), largest(self.dtype)
+        found, missing = np.ones_like(size), np.ones(size.shape, bool)
+        for significand in self._significands(array.dtype):
+            # The least factor that reaches the largest number: the others are held best by it.
+            least = np.where(size > 0, size, 1.0) / (significand * top)
+            factors = significand * 2.0 ** np.ceil(np.log2(least))
+            scaled = wide / spread(factors, array.shape, rows)
+            exact = self._cast(scaled).astype(np.float64)
+            wrong = ~((exact == scaled) | (np.isnan(exact) & np.isnan(scaled)))
+            fits = missing & (self._maxima(name, problem, wrong.astype(np.float64)) == 0)
+            found[fits], missing[fits] = factors[fits], False
+        if missing.any():
+            raise NotAsked(f"{name} is no array of {self.dtype} and factors")
+        values = wide / spread(found, array.shape, rows)
+        return values.astype(array.dtype), found.astype(np.float32)
+
+    def _cast(self, scaled: Array) -> Array:
+        top = largest(self.dtype)
+        if self.dtype == "int8":
+            whole = np.clip(np.rint(np.where(np.isfinite(scaled), scaled, 0.0)), -top, top)
+            return np.asarray(whole.astype(np.int8))
+        # Casts overflow to NaN or inf; what is not finite itself stays so.
+        bounded = np.where(np.isfinite(scaled), np.clip(scaled, -top, top), scaled)
+        return np.asarray(bounded.astype(self.dtype))
+
+    def _sizes(self, name: str, problem: Problem) -> Array:
+        """Return the largest finite absolute value of each part that has a factor."""
+        array = abs(getattr(problem, name).astype(np.float64))
+        return self._maxima(name, problem, np.where(np.isfinite(array), array, 0.0))
+
+    def _maxima(self, name: str, problem: Problem, array: Array) -> Array:
+        """Return the largest of the numbers (..., H, T, D) of each part that has a factor."""
+        if self.per[name] == "tensor":
+            return np.asarray(array.max(initial=0))
+        if self.per[name] == "head":
+            groups = max(array.shape[1] // max(problem.K, 1), 1)
+            top = array.max((-2, -1), initial=0)
+            shared = top.reshape(len(array), problem.K, groups)
+            return np.asarray(shared.max(-1, initial=0))
+        starts = np.arange(0, array.shape[-2], self.rows[name])
+        top = array.max(-1, initial=0)
+        return np.asarray(np.maximum.reduceat(top, starts, axis=-1) if len(starts) else top)
+
+    def _significands(self, dtype: Any) -> Array:
+        """Return the significands that a factor may have: the tested dtype holds the product."""
+        bits = round(-math.log2(finfo(dtype).eps)) + 1
+        own = 7 if self.dtype == "int8" else round(-math.log2(finfo(self.dtype).eps)) + 1
+        free = max(min(bits - own, 4), 1)
+        return np.asarray(np.arange(2 ** (free - 1), 2**free) / 2 ** (free - 1))
+
+
+def read_quantized(
+    signature: Signature, name: str, told: str | None, rows: Mapping[str, int] | None
+) -> QuantizedInputs | None:
+    """Return which inputs are of 8 bits, by the parameters of a callable; None if none is told.
+
+    Raises
+    ------
+    OptionError
+        If `told` is no format, there is no parameter for a factor, or rows of blocks are missing.
+    """
+    if told is None:
+        return None
+    if told not in WORDS:
+        raise OptionError(f"quantized is {told!r}, must be fp8, {', '.join(FORMATS)}")
+    per = {}
+    for meaning in signature.meanings.values():
+        if meaning in DESCALES:
+            per[meaning[-1]] = DESCALES[meaning]
+    if not per:
+        raise OptionError(
+            f"quantized is {told!r}, and {name} has no q_descale, k_descale or v_descale: "
+            "rename={theirs: 'descale of heads of k'} says what a parameter is"
+        )
+    rows = dict(rows or {})
+    blocks = [x for x, own in per.items() if own == "block"]
+    if sorted(rows) != sorted(blocks):
+        raise OptionError(f"rows of blocks are {rows}, must be of {', '.join(blocks) or 'nothing'}")
+    ordered = {x: per[x] for x in "qkv" if x in per}
+    return QuantizedInputs(WORDS[told], ordered, rows)
