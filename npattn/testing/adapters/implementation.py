@@ -327,7 +327,7 @@ class Implementation:
                 given[name] = self.framework.give(lay_out(array, own_view, swaps))
         return given
 
-    def stored(self, problem: Problem) -> tuple[Array, Array, Array]:
+    def raw_inputs(self, problem: Problem) -> tuple[Array, Array, Array]:
         """Return q, k and v in npattn's layout, in the dtypes in which they are passed."""
         if self.quantized is None:
             return problem.q, problem.k, problem.v

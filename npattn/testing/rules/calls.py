@@ -161,7 +161,7 @@ def _packed_inputs(f: Implementation, problem: Problem, by_head: bool) -> dict[s
     inputs = f.inputs(problem)
     swap = f.layout == "BTHD" and problem.q.ndim == 4
     with f.framework.allowing(problem.q.dtype):
-        packed = f.framework.give(pack(*f.stored(problem), by_head))
+        packed = f.framework.give(pack(*f.raw_inputs(problem), by_head))
         return inputs | dict(zip("qkv", unpack(packed, problem, by_head, swap), strict=True))
 
 

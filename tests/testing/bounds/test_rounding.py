@@ -72,7 +72,7 @@ def test_undeclared_narrow_dtypes_allow_fast_exp_and_low_sums(dtype: Any) -> Non
     assert changed == Rounding.eager()
 
 
-@pytest.mark.parametrize("name", ["upcast", "fused", "eager", "int8"])
+@pytest.mark.parametrize("name", ["upcast", "fused", "eager", "fp8", "int8"])
 def test_from_name_returns_the_preset(name: str) -> None:
     rounding = Rounding.from_name(name)
     assert rounding == getattr(Rounding, name)()
@@ -90,7 +90,9 @@ def test_a_declared_model_is_chosen_before_that_of_the_dtype() -> None:
 def test_unknown_preset_lists_known_ones(name: str) -> None:
     with pytest.raises(OptionError) as caught:
         Rounding.from_name(name)
-    assert str(caught.value) == f"rounding is {name!r}, must be one of upcast, fused, eager, int8"
+    assert (
+        str(caught.value) == f"rounding is {name!r}, must be one of upcast, fused, eager, fp8, int8"
+    )
 
 
 def test_rounding_is_frozen_hashable_and_keyword_only() -> None:
@@ -205,3 +207,18 @@ def test_repr_evaluates_back() -> None:
     own = Rounding(name="own", weights="input", exp_error=2.0**-20)
     assert repr(own) == "Rounding(name='own', weights='input', exp_error=9.5367431640625e-07)"
     assert eval(repr(own)) == own  # that is the claim
+
+
+def test_a_factor_of_the_weights_keeps_more_of_them():
+    plain = Units.of(Rounding(name="own", weights="float8_e4m3fn"), "bfloat16").p
+    scaled = Units.of(Rounding(name="own", weights="float8_e4m3fn", weights_factor=256), "bfloat16")
+    assert scaled.p == (plain.u, plain.eta / 256)
+    assert Units.of(Rounding.fp8(), "bfloat16").p == scaled.p
+    with pytest.raises(OptionError, match=r"weights_factor is 0.5, must be finite and ≥ 1"):
+        Rounding(name="own", weights_factor=0.5)
+
+
+def test_an_undeclared_model_of_quantized_inputs_stores_the_weights_as_they_are():
+    model = Rounding.choose(None, "bfloat16", "float8_e5m2")
+    assert model.weights == "float8_e5m2"
+    assert dataclasses.replace(model, weights="input") == Rounding.undeclared("bfloat16")
