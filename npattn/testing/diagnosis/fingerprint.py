@@ -221,7 +221,9 @@ def _find_attention(candidates: Sequence[Implementation], dtype: str) -> Trial:
     """Return a trial in the layout and the rounding model that explain a plain problem."""
     reasons = []
     for implementation in candidates:
-        space = Space(features=implementation.features, dtype=dtype)
+        space = Space(
+            features=implementation.features, dtype=dtype, sizes=dict(implementation.sizes)
+        )
         storage = implementation.weights_storage
         declared = Rounding.choose(implementation.rounding, dtype, storage)
         trial = Trial(implementation, Conventions(), declared, space)

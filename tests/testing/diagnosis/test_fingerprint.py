@@ -251,3 +251,17 @@ def test_what_behaves_as_a_profile_matches_it(name):
     assert name in match_profiles(unknown)
     other = "mean" if known.empty_row_bias is None and known.empty_row != "mean" else "zero"
     assert name not in match_profiles(probed(replace(known, empty_row_bias=other)))
+
+
+def test_it_is_asked_the_sizes_that_it_takes():
+    def blocks(q, k, v, bias=None, scale=None):
+        if q.shape[-2] % 64 or k.shape[-2] % 64 or q.shape[-1] != 8:
+            raise ValueError("it takes blocks of 64 rows of 8 features")
+        conventions = Conventions(bias="before_scale")
+        return attention(q, k, v, bias=bias, scale=scale, conventions=conventions)
+
+    f = Implementation(blocks, framework="numpy")
+    with pytest.raises(OptionError, match="it takes blocks of 64 rows"):
+        fingerprint(f)
+    f.sizes = {"T": (128, 64), "S": (64, 128), "D": (8,), "E": (8,)}
+    assert fingerprint(f).conventions.bias == "before_scale"
