@@ -1,14 +1,17 @@
 """Exactness of the oracle: its largest error against 60 digits, on inputs that cancel.
 
     python benchmarks/oracle.py --keys 4096 --dtype float32 --dtype float64
+    python benchmarks/oracle.py --keys 64 --problems 100
 
-Every problem is one head, computed by npattn in float64 and by mpmath with 60 digits, from the same
-inputs. A cell is the largest error over all queries, the heaviest and some other keys, and some
-columns: in units in the last place of the exact value in float64, and in brackets in float32.
+Every problem is one head, computed by npattn and by mpmath with 60 digits, from the same inputs. A
+cell is the largest error over all queries, the heaviest and some other keys, some columns and all
+problems, in units in the last place of the exact value in float64: without precision, and behind
+the arrow with precision="extended". The last column is the largest error / certificate of both.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import npattn
+from npattn.certify import certify
 
 Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
@@ -111,7 +115,7 @@ to_mpf, exp = np.frompyfunc(mpmath.mpf, 1, 1), np.frompyfunc(mpmath.exp, 1, 1)
 def exactly(case: Case, keys: Array, columns: Array) -> dict[str, Array]:
     """o, lse and gradients of one head; dk and dv at these keys, all but lse in these columns."""
     q, k, v, do = (to_mpf(x[:, columns].astype(object)) for x in case[:4])
-    scale = mpmath.mpf(case.q.shape[-1] ** -0.5)  # the number that npattn multiplies by
+    scale = mpmath.mpf(1 / math.sqrt(case.q.shape[-1]))  # the number that npattn multiplies by
     s = scale * product(case.q, case.k.T)
     m = max([*s.max(-1), case.sink or 0])
     e, e_sink = exp(s - m), 0 if case.sink is None else mpmath.exp(case.sink - m)
@@ -156,34 +160,48 @@ def integers(x: Array) -> tuple[Array, int]:
 # --- the oracle beside it -------------------------------------------------------------------------
 
 
-def oracle(case: Case, keys: Array, columns: Array) -> dict[str, Array]:
+def oracle(
+    case: Case, keys: Array, columns: Array, precision: Any
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return the results of npattn, and their certificates."""
     sinks = None if case.sink is None else np.array([case.sink])
-    fwd = npattn.forward(case.q, case.k, case.v, sinks=sinks)
-    grads = npattn.backward(fwd, case.do, np.full_like(fwd.lse, case.dlse))
-    found = {
-        "o": fwd.out[:, columns],
-        "lse": fwd.lse,
-        "dq": grads.q[:, columns],
-        "dk": grads.k[np.ix_(keys, columns)],
-        "dv": grads.v[np.ix_(keys, columns)],
-    }
-    return found if grads.sinks is None else found | {"dsinks": grads.sinks}
+    arrays = case.q, case.k, case.v
+    fwd = npattn.forward(*arrays, sinks=sinks, precision=precision, engine="dense")
+    cotangents = case.do, np.full_like(fwd.lse, case.dlse)
+    grads, certificate = npattn.backward(fwd, *cotangents), certify(fwd, *cotangents)
+
+    def pick(results: Any, gradients: Any) -> dict[str, Array]:
+        found = {
+            "o": results.out[:, columns],
+            "lse": results.lse,
+            "dq": gradients.q[:, columns],
+            "dk": gradients.k[np.ix_(keys, columns)],
+            "dv": gradients.v[np.ix_(keys, columns)],
+        }
+        return found if gradients.sinks is None else found | {"dsinks": gradients.sinks}
+
+    return pick(fwd, grads), pick(certificate, certificate)
 
 
-def errors(case: Case, rng: Rng, samples: int) -> dict[str, tuple[float, float]]:
-    """The largest error of each tensor, in ulps of float64 and of float32."""
+def errors(case: Case, rng: Rng, samples: int) -> dict[str, tuple[float, float, float]]:
+    """Each tensor's largest error in ulps, plain and extended, and largest error / certificate."""
     keys = rng.choice(len(case.k), samples, replace=False)
     keys = np.union1d(keys, (case.q @ case.k.T).argmax(-1))
     columns = np.sort(rng.choice(case.q.shape[-1], samples, replace=False))
     with mpmath.workdps(digits(case)):
-        want, got = exactly(case, keys, columns), oracle(case, keys, columns)
-        gaps = {n: abs(to_mpf(x.astype(object)) - want[n]).astype(float) for n, x in got.items()}
-    ulps: dict[str, tuple[float, float]] = {}
-    for name, gap in gaps.items():
-        near = abs(want[name].astype(float))
-        units = (np.spacing(near), np.spacing(near.astype(np.float32)).astype(float))
-        ulps[name] = (float((gap / units[0]).max()), float((gap / units[1]).max()))
-    return ulps
+        want = exactly(case, keys, columns)
+        sides = [oracle(case, keys, columns, precision) for precision in (None, "extended")]
+        found: dict[str, tuple[float, float, float]] = {}
+        for name, exact in want.items():
+            if name == "dsinks" and case.sink is None:
+                continue
+            gaps = [abs(to_mpf(got[name].astype(object)) - exact).astype(float) for got, _ in sides]
+            unit = np.spacing(abs(exact.astype(float)))
+            ratios = [
+                (gap / limits[name]).max() for gap, (_, limits) in zip(gaps, sides, strict=True)
+            ]
+            found[name] = (*(float((gap / unit).max()) for gap in gaps), float(max(ratios)))
+    return found
 
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
@@ -192,22 +210,32 @@ def errors(case: Case, rng: Rng, samples: int) -> dict[str, tuple[float, float]]
 @click.option("--size", "D", default=32, show_default=True, help="D and E.")
 @click.option("--samples", default=4, show_default=True, help="Columns, and keys, compared.")
 @click.option("--dtype", "dtypes", multiple=True, default=DTYPES, type=click.Choice(DTYPES))
+@click.option("--problems", default=1, show_default=True, help="Problems of each row.")
 @click.option("--seed", default=0, show_default=True)
-def main(S: int, T: int, D: int, samples: int, dtypes: tuple[str, ...], seed: int) -> None:
+def main(
+    S: int, T: int, D: int, samples: int, dtypes: tuple[str, ...], problems: int, seed: int
+) -> None:
     shown = Table("inputs", "dtype")
-    for tensor in TENSORS:
+    for tensor in (*TENSORS, "certificate"):
         shown.add_column(tensor, justify="right")
     start = time.perf_counter()
     for dtype in dtypes:
         for name, sample in CASES.items():
-            rng = np.random.default_rng(seed)
-            case = sample(rng, T, S, D)
-            q, k, v, do = (x.astype(dtype).astype(np.float64) for x in case[:4])
-            found = errors(case._replace(q=q, k=k, v=v, do=do), rng, samples)
-            pairs = [found.get(tensor) for tensor in TENSORS]
-            cells = ["—" if pair is None else "{:.2g} ({:.0e})".format(*pair) for pair in pairs]
-            shown.add_row(name, dtype, *cells)
-    shown.title = f"error in ulps of float64 (of float32), {time.perf_counter() - start:.0f} s"
+            worst: dict[str, Array] = {}
+            for number in range(problems):
+                rng = np.random.default_rng([seed, number])
+                case = sample(rng, T, S, D)
+                q, k, v, do = (x.astype(dtype).astype(np.float64) for x in case[:4])
+                found = errors(case._replace(q=q, k=k, v=v, do=do), rng, samples)
+                for tensor, own in found.items():
+                    worst[tensor] = np.maximum(worst.get(tensor, 0.0), own)
+            cells = [
+                "—" if tensor not in worst else "{:.2g} → {:.2g}".format(*worst[tensor])
+                for tensor in TENSORS
+            ]
+            certificate = max(own[2] for own in worst.values())
+            shown.add_row(name, dtype, *cells, f"{certificate:.2g}")
+    shown.title = f"error in ulps of float64, {time.perf_counter() - start:.0f} s"
     Console(width=None if sys.stdout.isatty() else 160).print(shown)
 
 

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from npattn import dense, tiled
+from npattn import dense, extended, tiled
 from npattn.arrays import Array, BiasLike, MaskLike
 from npattn.checks import check_cotangent, direction_shape
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import OptionError
-from npattn.options import Alignment, ScoreMod, Window, reject_unknown_options
+from npattn.options import Alignment, Precision, ScoreMod, Window, reject_unknown_options
 from npattn.problem import Forward, Gradients, Problem
 
-__all__ = ["attention", "backward", "evaluate", "forward", "jvp"]
+__all__ = ["attention", "backward", "evaluate", "forward", "jvp", "read_cotangents"]
 
-ENGINES = {"dense": dense, "tiled": tiled}
+ENGINES = {"dense": dense, "tiled": tiled, "extended": extended}
 
 
 @reject_unknown_options
@@ -42,6 +42,7 @@ def attention(
     dropout_rate: float = 0.0,
     dtype: DTypeLike | None = None,
     engine: str = "auto",
+    precision: Precision | None = None,
     conventions: Conventions | None = None,
 ) -> NDArray[Any]:
     """Exact multi-head attention: softmax(scale · q kᵀ + bias) v over the visible keys.
@@ -82,6 +83,10 @@ def attention(
     engine : {"auto", "dense", "tiled"}
         "dense" is the textbook; "tiled" never holds T × S numbers and uses all cores, for real
         arrays; "auto" takes the faster one.
+    precision : {"extended"}, optional
+        "extended" computes in pairs of float64: results, gradients too, are the nearest float64 but
+        where even 100 bits cancel, which `npattn.certify.certify` says for each element. For
+        float64, without score_mod; some 100 times as long, and of engine "dense".
     conventions : Conventions, optional
         Meaning of the options where systems disagree; default: docs/semantics.md.
 
@@ -128,6 +133,7 @@ def forward(
     dropout_rate: float = 0.0,
     dtype: DTypeLike | None = None,
     engine: str = "auto",
+    precision: Precision | None = None,
     conventions: Conventions | None = None,
 ) -> Forward:
     """Attention with its lse and weights, and with the intermediates that `backward` needs.
@@ -135,7 +141,7 @@ def forward(
     Parameters
     ----------
     q, k, v, mask, causal, window, bias, scale, softcap, score_mod, sinks, dropout_mask
-    dropout_rate, dtype, engine, conventions
+    dropout_rate, dtype, engine, precision, conventions
         As in `attention`.
 
     Returns
@@ -150,8 +156,20 @@ def forward(
     """
     options = dict(locals())
     check_conventions(options.pop("conventions"))
+    chosen = _engine_of(options.pop("precision"), engine)
     alignment = None if conventions is None else conventions.causal
-    return evaluate(Problem(**options, alignment=alignment), conventions)
+    return evaluate(Problem(**options, alignment=alignment), conventions, chosen)
+
+
+def _engine_of(precision: str | None, engine: str) -> str | None:
+    """Return the engine of a precision; None for that of the problem."""
+    if precision is None:
+        return None
+    if precision != "extended":
+        raise OptionError(f'precision is {precision!r}, must be "extended" or None')
+    if engine == "tiled":
+        raise OptionError("precision is 'extended' beside engine 'tiled', must be 'dense' there")
+    return "extended"
 
 
 def evaluate(
@@ -164,7 +182,7 @@ def evaluate(
     problem : Problem
     conventions : Conventions, optional
         The conventions that the problem and the result follow.
-    engine : {"dense", "tiled"}, optional
+    engine : {"dense", "tiled", "extended"}, optional
         Default: the engine of the problem.
 
     Returns
@@ -232,7 +250,7 @@ def backward(
     _check_forward("backward", fwd)
     problem = fwd.problem
     canonical, conventions, raw_lse, residuals = fwd.residuals
-    do, dl, dw = _cotangents(fwd, dout, dlse, dweights)
+    do, dl, dw = read_cotangents(fwd, dout, dlse, dweights)
     if conventions is not None:
         do, dl, dw = conventions.cotangents(problem, do, dl, dw)
     if problem.headless:
@@ -322,9 +340,11 @@ def _as_compute_dtype(array: Array, dtype: np.dtype[Any]) -> Array:
     return array.astype(dtype, copy=False)
 
 
-def _cotangents(
+def read_cotangents(
     fwd: Forward, dout: Any, dlse: Any, dweights: Any
 ) -> tuple[Array, Array | None, Array | None]:
+    """Return the cotangents of a forward in the dtype of the computation, checked."""
+
     def read(name: str, value: Any, shape: tuple[int, ...]) -> Array:
         return _as_compute_dtype(check_cotangent(name, value, shape), fwd.problem.dtype)
 

@@ -40,6 +40,7 @@ R = TypeVar("R")
 
 _Array = np.ndarray[Any, Any]
 Alignment = Literal["bottom_right", "top_left"]
+Precision = Literal["extended"]
 Window = tuple[int | None, int | None]
 ScoreMod = Callable[[_Array, _Array, _Array, _Array, _Array], _Array]
 

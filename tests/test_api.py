@@ -393,7 +393,9 @@ def test_a_misspelt_option_is_answered_with_the_nearest(function):
     with pytest.raises(OptionError, match="has no option casual: did you mean causal") as caught:
         function(**inputs(), casual=True)
     assert str(caught.value).startswith(function.__name__)
-    assert f"[options: {', '.join(FEATURES)}, dtype, engine, conventions]" in str(caught.value)
+    assert f"[options: {', '.join(FEATURES)}, dtype, engine, precision, conventions]" in str(
+        caught.value
+    )
     assert isinstance(caught.value, TypeError)  # as Python's own
 
 
@@ -431,7 +433,7 @@ def test_no_answer_names_an_option_that_exists():
 def test_forward_has_the_signature_of_attention():
     attention, forward = (inspect.signature(f).parameters for f in ENTRIES)
     assert attention == forward
-    assert [*attention][3:-3] == [*FEATURES]
+    assert [*attention][3:-4] == [*FEATURES]
     defaults = {name: attention[name].default for name in FEATURES}
     assert defaults == {name: option.default for name, option in OPTIONS.items()}
 

@@ -32,7 +32,16 @@ def test_there_is_one_main_and_one_test_command():
 
 
 @pytest.mark.parametrize(
-    "name", ["cache.md", "checking.md", "masks.md", "multihead.md", "positions.md", "spot.md"]
+    "name",
+    [
+        "cache.md",
+        "checking.md",
+        "extended.md",
+        "masks.md",
+        "multihead.md",
+        "positions.md",
+        "spot.md",
+    ],
 )
 def test_the_examples_of_a_page_give_what_they_show(name):
     page = ROOT / "docs" / name

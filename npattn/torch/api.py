@@ -17,7 +17,7 @@ from npattn.arrays import BiasLike, MaskLike
 from npattn.checks import check_cotangent, direction_shape
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
-from npattn.options import Alignment, Window, reject_unknown_options
+from npattn.options import Alignment, Precision, Window, reject_unknown_options
 from npattn.problem import Forward, Gradients
 from npattn.torch import kernels
 from npattn.torch.autograd import AttentionCall, attend, pull_back
@@ -53,6 +53,7 @@ def attention(
     dropout_rate: float = 0.0,
     dtype: torch.dtype | DTypeLike | None = None,
     engine: str = "auto",
+    precision: Precision | None = None,
     conventions: Conventions | None = None,
 ) -> Tensor:
     """Exact multi-head attention on tensors, differentiable by autograd.
@@ -71,6 +72,8 @@ def attention(
     engine : {"auto", "dense", "tiled", "fused"}
         "tiled" never holds T × S numbers, "dense" is one tile; "auto" is "tiled". "fused" calls
         PyTorch's own kernels, in the dtype of q, where they compute exactly this problem.
+    precision : None
+        "extended" is for NumPy arrays: `npattn.attention`.
 
     Returns
     -------
@@ -99,7 +102,7 @@ def attention(
     return _forward(
         q, k, v, mask, conventions, causal=causal, window=window, bias=bias, scale=scale,
         softcap=softcap, score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate, dtype=dtype, engine=engine,
+        dropout_rate=dropout_rate, dtype=dtype, engine=engine, precision=precision,
     ).out  # type: ignore[return-value]  # fmt: skip
 
 
@@ -121,6 +124,7 @@ def forward(
     dropout_rate: float = 0.0,
     dtype: torch.dtype | DTypeLike | None = None,
     engine: str = "auto",
+    precision: Precision | None = None,
     conventions: Conventions | None = None,
 ) -> Forward:
     """Attention with its lse and weights, and with the intermediates that `backward` needs.
@@ -128,7 +132,7 @@ def forward(
     Parameters
     ----------
     q, k, v, mask, causal, window, bias, scale, softcap, score_mod, sinks, dropout_mask
-    dropout_rate, dtype, engine, conventions
+    dropout_rate, dtype, engine, precision, conventions
         As in `attention`.
 
     Returns
@@ -145,13 +149,25 @@ def forward(
     return _forward(
         q, k, v, mask, conventions, causal=causal, window=window, bias=bias, scale=scale,
         softcap=softcap, score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate, dtype=dtype, engine=engine,
+        dropout_rate=dropout_rate, dtype=dtype, engine=engine, precision=precision,
     )  # fmt: skip
 
 
 def _forward(
-    q: Any, k: Any, v: Any, mask: Any, conventions: Conventions | None, **options: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    conventions: Conventions | None,
+    *,
+    precision: str | None = None,
+    **options: Any,
 ) -> Forward:
+    if precision is not None:
+        raise OptionError(
+            f"precision is {precision!r}, must be None on tensors: pass NumPy arrays to "
+            "npattn.forward for 'extended'"
+        )
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=NO_GRAPH)
         return _forward_in_no_graph(q, k, v, mask, conventions, **options)

@@ -5,10 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from npattn.api import evaluate
 from npattn.conventions import Conventions
+from npattn.problem import Cotangents, Problem
 from npattn.testing import Implementation, Recipe, Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
+from npattn.testing.compare import compare_arrays
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import Trial
 
@@ -144,3 +147,23 @@ def test_a_bias_of_minus_infinity_is_not_asked_where_a_scale_makes_plus_infinity
     assert not trial.skips(recipe, "one-key")
     wrong = scale is not None and scale <= 0 and bias in ("-inf rows", "-inf padding")
     assert scaled.skips(recipe, "one-key") == wrong
+
+
+def test_a_float64_result_that_is_near_its_tolerance_is_held_against_an_oracle_without_rounding():
+    recipe = replace(RECIPE, dtype="float64")
+
+    def off(q, k, v):
+        problem = Problem(q, k, v)
+        exact, cotangents = evaluate(problem, engine="extended").out, Cotangents(np.zeros(()), None)
+        plain = trial.exact(problem, cotangents)
+        return exact + 0.75 * trial.tolerance(problem, cotangents, plain)["o"]
+
+    trial = trial_of(off, dtype="float64")
+    problem = trial.problem(recipe)
+    cotangents = trial.cotangents(recipe, problem)
+    plain, exact = (trial.exact(problem, cotangents, engine=x) for x in ("dense", "extended"))
+    allowed = trial.tolerance(problem, cotangents, plain)["o"]
+    got = off(problem.q, problem.k, problem.v)
+    near, far = (compare_arrays("o", got, x["o"], allowed).ratio for x in (exact, plain))
+    assert near != far
+    assert trial.agreement(recipe)["o"].ratio == near

@@ -95,7 +95,7 @@ def test_unknown_options_are_answered_with_the_right_one(function, name, answer)
         function(*tiny(), **{name: True})
     message = str(caught.value)
     assert message.startswith(f"{function.__name__} has no option {name}: {answer}")
-    assert f"[options: {', '.join(FEATURES)}, dtype, engine, conventions]" in message
+    assert f"[options: {', '.join(FEATURES)}, dtype, engine, precision, conventions]" in message
 
 
 @pytest.mark.parametrize("function", [nt.backward, nt.jvp])
@@ -843,3 +843,9 @@ def test_gradients_of_no_queries_with_a_late_softcap():
     grads = nt.backward(fwd, torch.ones_like(fwd.out))
     assert grads.q.shape == q.shape
     assert not grads.k.any()
+
+
+def test_extended_precision_is_for_arrays():
+    q = torch.ones(1, 2, 3)
+    with pytest.raises(OptionError, match="precision is 'extended', must be None on tensors"):
+        nt.attention(q, q, q, precision="extended")

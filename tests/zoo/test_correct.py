@@ -552,7 +552,7 @@ def test_kernel_has_every_option():
     own = set(inspect.signature(Kernel().forward).parameters)
     theirs = set(inspect.signature(npattn.attention).parameters)
     assert own - theirs == {"return_lse", "return_weights"}
-    assert theirs - own == {"dtype", "engine", "conventions"}
+    assert theirs - own == {"dtype", "engine", "precision", "conventions"}
 
 
 def test_dtypes_of_results():

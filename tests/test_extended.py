@@ -1,0 +1,286 @@
+"""precision="extended" and the certificates, against mpmath with 90 digits, in plain loops."""
+
+from __future__ import annotations
+
+import mpmath  # type: ignore[import-untyped]  # it has no annotations
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import npattn
+from npattn import biases
+from npattn.certify import certify
+from npattn.errors import OptionError
+from npattn.testing import Recipe
+
+B, H, K, T, S, D, E = 2, 4, 2, 3, 5, 7, 11
+NAMES = {"q": "q", "k": "k", "v": "v", "bias": "bias", "sinks": "sinks"}
+OPTIONS = ("causal", "window", "mask", "bias", "scale", "softcap", "sinks", "dropout")
+FORMS = ("normal", "large logits", "value offset", "one-hot", "key offset", "saturated", "low")
+
+
+def sample(seed, form, chosen=()):
+    """Return arguments and cotangents of a small problem."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal(n) for n in ((B, H, T, D), (B, K, S, D), (B, K, S, E)))
+    if form == "large logits":
+        q = 300 * q
+    elif form == "value offset":
+        v = 1 + 1e-6 * v
+    elif form == "key offset":
+        k = 1e4 + k
+    elif form == "one-hot":  # the heaviest weight is 1 less 1e-20
+        k[..., 0, :] = 50 * np.sign(q[:, ::2, 0]) / D**0.5
+    elif form == "saturated":
+        q, k = 40 * q, 40 * k
+    elif form == "low":
+        q, k = -abs(q) * 60, abs(k)
+    options = {
+        "causal": {"causal": "bottom_right"},
+        "window": {"window": (2, 1)},
+        "mask": {"mask": rng.random((B, 1, T, S)) < 0.6},
+        "bias": {"bias": 3 * rng.standard_normal((H, T, S))},
+        "scale": {"scale": -0.7},
+        "softcap": {"softcap": 2.5},
+        "sinks": {"sinks": rng.standard_normal(H)},
+        "dropout": {"dropout_mask": rng.random((B, H, T, S)) < 0.6, "dropout_rate": 0.3},
+    }
+    arguments = {name: value for x in chosen for name, value in options[x].items()}
+    cotangents = [rng.standard_normal(n) for n in ((B, H, T, E), (B, H, T), (B, H, T, S))]
+    return (q, k, v), arguments, cotangents
+
+
+def mp(x):
+    return np.vectorize(mpmath.mpf, otypes=[object])(np.asarray(x, float))
+
+
+def reference(arrays, options, cotangents):
+    """Return o, lse, weights and gradients as mpf, one element after the other."""
+    problem = npattn.Problem(*arrays, **options)
+    q, k, v = map(mp, arrays)
+    do, dl, dw = map(mp, cotangents)
+    scale = mpmath.mpf(problem.scale)
+    visible = np.broadcast_to(True if problem.visible is None else problem.visible, (B, H, T, S))
+    bias = np.broadcast_to(mp(0.0 if problem.bias is None else problem.bias), (B, H, T, S))
+    keep, sinks, cap = problem.dropout_mask, problem.sinks, problem.softcap
+    factor = 1 / (1 - mpmath.mpf(problem.dropout_rate))
+    zeros = lambda *n: np.full(n, mpmath.mpf(0), object)  # noqa: E731
+    found = {
+        "out": zeros(B, H, T, E),
+        "lse": zeros(B, H, T),
+        "weights": zeros(B, H, T, S),
+        "q": zeros(B, H, T, D),
+        "k": zeros(B, K, S, D),
+        "v": zeros(B, K, S, E),
+        "bias": zeros(H, T, S),
+        "sinks": zeros(H),
+    }
+    for b, h, t in np.ndindex(B, H, T):
+        g = h // (H // K)
+        seen = [s for s in range(S) if visible[b, h, t, s]]
+        raw = {s: scale * mpmath.fsum(q[b, h, t] * k[b, g, s]) for s in seen}
+        capped = {s: cap * mpmath.tanh(x / cap) if cap else x for s, x in raw.items()}
+        e = {s: mpmath.exp(x + bias[b, h, t, s]) for s, x in capped.items()}
+        own = mpmath.exp(sinks[h]) if sinks is not None else mpmath.mpf(0)
+        whole = mpmath.fsum(e.values()) + own
+        found["lse"][b, h, t] = mpmath.log(whole) if whole else mpmath.mpf("-inf")
+        if not whole:
+            continue
+        p = {s: x / whole for s, x in e.items()}
+        w = {
+            s: x * (factor * bool(keep[b, h, t, s]) if keep is not None else 1)
+            for s, x in p.items()
+        }
+        dp = {}
+        for s in seen:
+            found["weights"][b, h, t, s] = p[s]
+            found["out"][b, h, t] += w[s] * v[b, g, s]
+            found["v"][b, g, s] += w[s] * do[b, h, t]
+            through = mpmath.fsum(do[b, h, t] * v[b, g, s])
+            through *= factor * bool(keep[b, h, t, s]) if keep is not None else 1
+            dp[s] = through + dw[b, h, t, s]
+        mean = mpmath.fsum(p[s] * dp[s] for s in seen)
+        found["sinks"][h] += own / whole * (dl[b, h, t] - mean)
+        for s in seen:
+            ds = p[s] * (dp[s] - mean + dl[b, h, t])
+            found["bias"][h, t, s] += ds
+            dx = ds * scale * (mpmath.sech(raw[s] / cap) ** 2 if cap else 1)
+            found["q"][b, h, t] += dx * k[b, g, s]
+            found["k"][b, g, s] += dx * q[b, h, t]
+    return found
+
+
+def evaluate(arrays, options, cotangents, precision):
+    fwd = npattn.forward(*arrays, **options, engine="dense", precision=precision)
+    grads = npattn.backward(fwd, *cotangents)
+    found = {"out": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
+    found |= {name: getattr(grads, name) for name in NAMES if getattr(grads, name) is not None}
+    return found, certify(fwd, *cotangents)
+
+
+def gaps(got, want):
+    pairs = zip(got.ravel().tolist(), want.ravel(), strict=True)
+    near = [abs(mpmath.mpf(x) - y) if mpmath.isfinite(y) else mpmath.mpf(x != y) for x, y in pairs]
+    return np.array([float(x) for x in near]).reshape(got.shape)
+
+
+def check(arrays, options, cotangents):
+    with mpmath.workdps(90):
+        want = reference(arrays, options, cotangents)
+        for precision in ("extended", None):
+            found, certificate = evaluate(arrays, options, cotangents, precision)
+            for name, got in found.items():
+                off, bound = gaps(got, want[name]), getattr(certificate, name)
+                assert got.shape == bound.shape
+                assert (off <= bound).all(), (precision, name)
+                if precision == "extended":
+                    ulp = np.spacing(abs(np.where(np.isfinite(got), got, 0)))
+                    certified = bound <= ulp
+                    assert certified[(abs(got) > 2.0**-1000) & (abs(got) < np.inf)].all(), name
+                    assert (off[certified] <= 0.5001 * ulp[certified]).all(), name
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("chosen", [(), OPTIONS, *((x,) for x in OPTIONS)], ids=str)
+def test_results_are_the_nearest_float_and_certificates_hold(form, chosen):
+    check(*sample(3, form, chosen))
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32), st.sampled_from(FORMS), st.sets(st.sampled_from(OPTIONS)))
+def test_the_same_of_any_options(seed, form, chosen):
+    check(*sample(seed, form, tuple(sorted(chosen))))
+
+
+def test_a_certificate_is_not_far_from_the_error():
+    """Else it would tell nothing: in float64 some error is above a hundredth of its bound."""
+    with mpmath.workdps(90):
+        arrays, options, cotangents = sample(5, "normal")
+        want = reference(arrays, options, cotangents)
+        found, certificate = evaluate(arrays, options, cotangents, None)
+        for name, got in found.items():
+            assert (gaps(got, want[name]) > getattr(certificate, name) / 100).any(), name
+
+
+def test_an_element_that_cancels_beyond_100_bits_is_not_certified():
+    q = np.zeros((1, 1, 1))
+    v = np.array([[[1.0], [-1.0], [2.0**-110]]])
+    fwd = npattn.forward(q, np.zeros((1, 3, 1)), v, precision="extended")
+    assert certify(fwd).out > np.spacing(fwd.out)
+
+
+@pytest.mark.parametrize("name", ["normal", "heavy tails", "saturated", "NaN keys"])
+def test_the_rules_on_nan_and_inf_are_those_of_dense(name):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 3, 5)) for _ in range(3))
+    if name == "NaN keys":
+        k[0, 2], v[1, 0] = np.nan, np.inf
+    plain, exact = (
+        npattn.forward(q, k, v, causal=True, engine="dense", precision=precision)
+        for precision in (None, "extended")
+    )
+    results = [(plain.out, exact.out), (plain.lse, exact.lse), (plain.weights, exact.weights)]
+    grads = [npattn.backward(fwd, np.ones_like(plain.out)) for fwd in (plain, exact)]
+    results += [(getattr(grads[0], n), getattr(grads[1], n)) for n in "qkv"]
+    for one, other in results:
+        assert np.array_equal(np.isfinite(one), np.isfinite(other))
+        assert np.allclose(one, other, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("zero", ["B", "H", "T", "S", "D", "E"])
+def test_sizes_of_0(zero):
+    sizes = {"B": 2, "H": 2, "T": 3, "S": 5, "D": 7, "E": 11, zero: 0}
+    b, h, t, s, d, e = sizes.values()
+    arrays = [np.ones(n) for n in ((b, h, t, d), (b, h, s, d), (b, h, s, e))]
+    plain, exact = (
+        npattn.forward(*arrays, engine="dense", precision=x) for x in (None, "extended")
+    )
+    assert np.allclose(plain.out, exact.out)
+    assert np.array_equal(np.isneginf(plain.lse), np.isneginf(exact.lse))
+    grads = npattn.backward(exact, np.ones_like(exact.out), np.ones_like(exact.lse))
+    assert [getattr(grads, n).shape for n in "qkv"] == [x.shape for x in arrays]
+    certificate = certify(exact, np.ones_like(exact.out))
+    assert certificate.out.shape == exact.out.shape
+
+
+def test_rank_2_broadcasting_and_biases():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(n) for n in ((3, 5), (7, 5), (7, 11)))
+    for arrays in ((q, k, v), (q[None, None], np.stack([k, k])[:, None], v[None, None])):
+        plain, exact = (
+            npattn.forward(*arrays, engine="dense", precision=x) for x in (None, "extended")
+        )
+        assert np.allclose(plain.out, exact.out, rtol=1e-13)
+        certified = certify(exact, np.ones_like(exact.out))
+        for name in "qkv":
+            own, other = (
+                getattr(npattn.backward(fwd, np.ones_like(fwd.out)), name) for fwd in (plain, exact)
+            )
+            assert own.shape == other.shape == getattr(certified, name).shape
+            assert np.allclose(own, other, rtol=1e-11, atol=1e-14)
+    slopes = np.array([0.25, 0.5])
+    x = rng.standard_normal((2, 3, 5))
+    bias = biases.alibi(slopes, alignment="top_left") + rng.standard_normal((2, 3, 3))
+    plain, exact = (
+        npattn.forward(x, x, x, bias=bias, engine="dense", precision=p) for p in (None, "extended")
+    )
+    for one, other in zip(
+        npattn.backward(plain, np.ones_like(x)).bias,
+        npattn.backward(exact, np.ones_like(x)).bias,
+        strict=True,
+    ):
+        assert np.allclose(one, other, rtol=1e-11, atol=1e-13)
+    assert certify(exact).out.shape == x.shape
+    with pytest.raises(OptionError, match=r"no bounds of gradients of npattn\.biases"):
+        certify(exact, np.ones_like(x))
+
+
+X = np.random.default_rng(0).standard_normal((2, 3, 5))
+PLAIN = {"engine": "dense"}
+WRONG = (
+    (lambda: npattn.attention(X, X, X, precision="high"), "precision is 'high'"),
+    (
+        lambda: npattn.attention(X, X, X, precision="extended", engine="tiled"),
+        "beside engine 'tiled'",
+    ),
+    (
+        lambda: npattn.attention(X, X, X, precision="extended", dtype="float32"),
+        "beside dtype float32, must be float64",
+    ),
+    (
+        lambda: npattn.attention(X, X, X, precision="extended", dtype="bfloat16"),
+        "beside dtype bfloat16",
+    ),
+    (
+        lambda: npattn.attention(X, X, X, precision="extended", score_mod=lambda s, *_: s),
+        "beside score_mod",
+    ),
+    (
+        lambda: npattn.jvp(npattn.forward(X, X, X, precision="extended"), dq=X),
+        "jvp has no precision='extended'",
+    ),
+    (lambda: certify(npattn.forward(X, X, X, engine="tiled")), "got engine 'tiled'"),
+    (lambda: certify(npattn.forward(X, X, X, dtype="float32", **PLAIN)), "and dtype float32"),
+    (
+        lambda: certify(npattn.forward(X, X, X, conventions=npattn.Conventions(), **PLAIN)),
+        "no bounds under conventions",
+    ),
+)
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG)
+def test_errors(call, message):
+    with pytest.raises(OptionError, match=message):
+        call()
+
+
+def test_conventions_are_those_of_every_engine():
+    conventions = npattn.Conventions(causal="top_left", hidden_fill=-50.0, lse_base="2")
+    options = {"causal": True, "conventions": conventions}
+    problem = Recipe(lead=(2,), T=5, S=7, dtype="float64").problem()
+    arrays = problem.q, problem.k, problem.v
+    plain = npattn.forward(*arrays, **options, engine="dense")
+    exact = npattn.forward(*arrays, **options, precision="extended")
+    assert np.allclose(plain.out, exact.out, rtol=1e-13)
+    assert np.allclose(plain.lse, exact.lse, rtol=1e-13)
