@@ -15,10 +15,10 @@ except ImportError as err:
         "npattn.torch needs torch; npattn itself does not: pip install 'npattn[torch]'"
     ) from err
 
-from npattn import biases, conventions, errors, masks
+from npattn import conventions, errors, masks
 from npattn.conventions import Conventions
 from npattn.problem import Forward, Gradients
-from npattn.torch import cache, positions, quantization
+from npattn.torch import biases, cache, positions, quantization
 from npattn.torch.api import attention, backward, forward, jvp
 from npattn.torch.multihead import MultiHeadAttention
 from npattn.torch.problem import Problem

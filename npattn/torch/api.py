@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +21,14 @@ from npattn.errors import DtypeError, OptionError
 from npattn.options import Alignment, Precision, Window, reject_unknown_options
 from npattn.problem import Forward, Gradients
 from npattn.torch import kernels
-from npattn.torch.autograd import AttentionCall, attend, pull_back
+from npattn.torch.autograd import AttentionCall, attend, pull_back, weigh
+from npattn.torch.biases import TensorBias
 from npattn.torch.engine import jvp as engine_jvp
 from npattn.torch.engine.operations import Saved
-from npattn.torch.engine.outputs import weights as engine_weights
 from npattn.torch.flags import exact
 from npattn.torch.problem import Problem
 from npattn.torch.score_mod import check_closes_over_nothing
-from npattn.torch.tensors import short_name, stand_in, to_tensor
+from npattn.torch.tensors import refuse_batched, short_name, stand_in, to_tensor
 
 __all__ = ["attention", "backward", "evaluate", "forward", "jvp"]
 
@@ -138,8 +139,8 @@ def forward(
     Returns
     -------
     Forward
-        .out (..., H, T, E) and .lse (..., H, T), both differentiable by autograd, .weights
-        (..., H, T, S), which is not, .problem, .engine
+        .out (..., H, T, E), .lse (..., H, T) and .weights (..., H, T, S), all differentiable by
+        autograd, the weights once; .problem, .engine
 
     Raises
     ------
@@ -168,9 +169,15 @@ def _forward(
             f"precision is {precision!r}, must be None on tensors: pass NumPy arrays to "
             "npattn.forward for 'extended'"
         )
+    if torch.compiler.is_exporting():
+        raise OptionError(NO_GRAPH)
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=NO_GRAPH)
         return _forward_in_no_graph(q, k, v, mask, conventions, **options)
+    refuse_batched(q, k, v, options.get("bias"))
+    bias = options.get("bias")
+    if isinstance(bias, TensorBias) and all(isinstance(x, Tensor) and x.ndim > 1 for x in (q, k)):
+        options["bias"] = bias.to_tensor(q.shape[-2], k.shape[-2], q.device)
     check_conventions(conventions)
     alignment = None if conventions is None else conventions.causal
     return evaluate(Problem(q, k, v, mask, alignment=alignment, **options), conventions)
@@ -211,18 +218,8 @@ def evaluate(
     if saved.out.requires_grad:
         saved = Saved(*(None if x is None else x.detach() for x in saved))  # type: ignore
 
-    def weights() -> Tensor:
-        with torch.no_grad(), exact(problem.dtype, problem.device):
-            p = engine_weights(call.canonical(), saved, call.whole)
-            p = p[0] if problem.headless else p
-            if conventions is None:
-                return p
-            raw: Any = saved.lse[0] if problem.headless else saved.lse
-            translate: Any = conventions.returned_weights
-            translated: Tensor = translate(problem, p, raw)
-            return translated
-
-    return Forward(out, lse, problem, engine, (call, saved), weights)  # type: ignore[arg-type]
+    make_weights: Any = partial(weigh, call, saved)
+    return Forward(out, lse, problem, engine, (call, saved), make_weights)  # type: ignore[arg-type]
 
 
 def backward(

@@ -17,10 +17,12 @@ from npattn.problem import Gradients
 from npattn.torch import engine
 from npattn.torch.bias_terms import bias_gradient
 from npattn.torch.engine.operations import Saved
+from npattn.torch.engine.outputs import weights as engine_weights
 from npattn.torch.flags import exact
 from npattn.torch.problem import Problem
+from npattn.torch.tensors import BATCHED, refuse_batched
 
-__all__ = ["AttentionCall", "attend", "pull_back"]
+__all__ = ["AttentionCall", "attend", "pull_back", "weigh"]
 
 Tensor = torch.Tensor
 
@@ -125,6 +127,58 @@ def pull_back(
     return grads
 
 
+def weigh(call: AttentionCall, saved: Saved) -> Tensor:
+    """Return the weights, differentiable once where an input is."""
+    problem = call.problem
+    bias = problem.bias if isinstance(problem.bias, Tensor) else None
+    inputs = (problem.q, problem.k, problem.v, bias, problem.sinks)
+    if _needs_autograd(inputs):
+        apply: Any = _Weights.apply
+        weights: Tensor = apply(call, saved, *inputs)
+        return weights
+    return _weights(call, saved)
+
+
+def _weights(call: AttentionCall, saved: Saved) -> Tensor:
+    problem, conventions = call.problem, call.conventions
+    with torch.no_grad(), exact(problem.dtype, problem.device):
+        p = engine_weights(call.canonical(), saved, call.whole)
+        p = p[0] if problem.headless else p
+        if conventions is None:
+            return p
+        raw: Any = saved.lse[0] if problem.headless else saved.lse
+        translate: Any = conventions.returned_weights
+        translated: Tensor = translate(problem, p, raw)
+        return translated
+
+
+class _Weights(torch.autograd.Function):
+    """The weights of results that are known."""
+
+    @staticmethod
+    def forward(call: AttentionCall, saved: Saved, *tensors: Any) -> Tensor:
+        return _weights(call.with_tensors(*tensors), saved)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, ctx.saved, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dweights: Tensor) -> Any:
+        refuse_batched(dweights)
+        tensors = ctx.saved_tensors
+        grads = pull_back(ctx.call.with_tensors(*tensors), ctx.saved, None, None, dweights)
+        dbias = None if tensors[3] is None else grads.bias
+        each: tuple[Any, ...] = (grads.q, grads.k, grads.v, dbias, grads.sinks)
+        return (
+            None,
+            None,
+            *(None if x is None else g.to(x.dtype) for x, g in zip(tensors, each, strict=True)),
+        )
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(call: AttentionCall, *tensors: Any) -> tuple[Any, ...]:
@@ -142,6 +196,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
+        refuse_batched(*cotangents)
         *tensors, out, log, shift = ctx.saved_tensors
         call, saved = ctx.call.with_tensors(*tensors), Saved(out, log, shift)
         draw, dlog, _, dout, dlse = (*cotangents, None, None)[:5]
@@ -158,7 +213,12 @@ class _Attention(torch.autograd.Function):
         )
 
     @staticmethod
+    def vmap(*_: Any) -> Any:
+        raise OptionError(BATCHED)
+
+    @staticmethod
     def jvp(ctx: Any, _: Any, *directions: Any) -> Any:
+        refuse_batched(*directions)
         *tensors, out, log, shift = ctx.saved_tensors
         call = ctx.call.with_tensors(*tensors)
         if call.conventions is not None:

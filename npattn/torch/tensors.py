@@ -47,6 +47,25 @@ def to_host(tensor: Tensor) -> Array:
     return numbers
 
 
+def refuse_batched(*tensors: Any) -> None:
+    """Raise OptionError if one is batched by `torch.func.vmap`, under other transforms too."""
+    for tensor in tensors:
+        while isinstance(tensor, Tensor) and _wrapped(tensor):
+            if _batched(tensor):
+                raise OptionError(BATCHED)
+            tensor = _unwrap(tensor)
+
+
+BATCHED = (
+    "tensors are batched by torch.func.vmap, which jacrev, jacfwd, hessian and is_grads_batched "
+    "call: leading axes are batch axes already; for Jacobians and Hessians call "
+    "torch.autograd.functional.jacobian and .hessian"
+)
+_functorch: Any = torch._C._functorch
+_wrapped, _batched = _functorch.is_functorch_wrapped_tensor, _functorch.is_batchedtensor
+_unwrap = _functorch.get_unwrapped
+
+
 def check_device(device: Any) -> torch.device:
     """Return `device` as a torch.device. Raises OptionError if torch cannot use it here."""
     try:
