@@ -10,6 +10,7 @@ docs/torch_multihead.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -22,11 +23,13 @@ from npattn import multihead
 from npattn.checks import check_integer
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
+from npattn.summary import Description
 from npattn.torch import multihead_build as build
 from npattn.torch.api import forward as attend
 from npattn.torch.flags import exact
 from npattn.torch.multihead_inputs import ModuleInputs, read_inputs
 from npattn.torch.problem import ENGINES
+from npattn.torch.tensors import to_host
 
 __all__ = ["MultiHeadAttention"]
 
@@ -52,6 +55,17 @@ device, dtype
         K, which divides num_heads; default num_heads. As in `npattn.MultiHeadAttention`.
     head_dim : int, optional
         D; default embed_dim / num_heads, which must then be an integer.
+    value_head_dim : int, optional
+        E, of the heads of values; default head_dim.
+    out_dim : int, optional
+        Size of the output; default embed_dim.
+    merge : {"concat", "reshape"}
+        "reshape" forgets to move the head axis back before it reshapes, as some code does.
+    qk_norm : {"rms", "layer"}, optional
+        Normalise every head of every query and key after the projections, in their dtype, with
+        parameters norm_q and norm_k, and for "layer" norm_q_bias and norm_k_bias.
+    norm_eps : float, default 1e-6
+        Added to the mean square under the root.
     compute_dtype : torch.dtype, optional
         Attention is computed in it. Default float64, or float32 on a device without float64.
     engine : {"auto", "dense", "tiled", "fused"}
@@ -102,6 +116,11 @@ device, dtype
         *,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        out_dim: int | None = None,
+        merge: Literal["concat", "reshape"] = "concat",
+        qk_norm: Literal["rms", "layer"] | None = None,
+        norm_eps: float = 1e-6,
         compute_dtype: torch.dtype | None = None,
         engine: str = "auto",
         empty_row: Literal["zero", "nan", "mean"] = "zero",
@@ -121,6 +140,11 @@ device, dtype
         self.head_dim = D = check_integer(
             "head_dim", embed_dim // H if head_dim is None else head_dim
         )
+        self.value_head_dim = E = check_integer(
+            "value_head_dim", D if value_head_dim is None else value_head_dim
+        )
+        self.out_dim = check_integer("out_dim", embed_dim if out_dim is None else out_dim)
+        self.merge, self.qk_norm, self.norm_eps = _check_heads(merge, qk_norm, norm_eps)
         self.kdim = check_integer("kdim", embed_dim if kdim is None else kdim)
         self.vdim = check_integer("vdim", embed_dim if vdim is None else vdim)
         self.dropout = _check_probability(dropout)
@@ -135,15 +159,19 @@ device, dtype
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
         packed = self.kdim == self.vdim == embed_dim
-        rows = (H * D, K * D, K * D)
+        rows = (H * D, K * D, K * E)
         self.in_proj_weight = parameter(packed, sum(rows), embed_dim)
         widths = (embed_dim, self.kdim, self.vdim)
         for name, own, width in zip(build.SEPARATE, rows, widths, strict=True):
             self.register_parameter(name, parameter(not packed, own, width))
         self.in_proj_bias = parameter(bias, sum(rows))
-        self.out_proj = nn.Linear(H * D, embed_dim, bias=bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(H * E, self.out_dim, bias=bias, device=device, dtype=dtype)
         self.bias_k = parameter(add_bias_kv, 1, 1, K * D)
-        self.bias_v = parameter(add_bias_kv, 1, 1, K * D)
+        self.bias_v = parameter(add_bias_kv, 1, 1, K * E)
+        for name in build.NORMS if qk_norm else ():
+            self.register_parameter(name, parameter(True, D))
+        for name in build.NORM_BIASES if qk_norm == "layer" else ():
+            self.register_parameter(name, parameter(True, D))
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:
@@ -158,6 +186,10 @@ device, dtype
         for extra in (self.bias_k, self.bias_v):
             if extra is not None:
                 nn.init.xavier_normal_(extra)
+        for name in build.NORMS if self.qk_norm else ():
+            nn.init.ones_(getattr(self, name))
+        for name in build.NORM_BIASES if self.qk_norm == "layer" else ():
+            nn.init.zeros_(getattr(self, name))
 
     def extra_repr(self) -> str:
         parts = [f"{self.embed_dim}, {self.num_heads}"]
@@ -165,6 +197,8 @@ device, dtype
             ("num_kv_heads", self.num_heads), ("kdim", self.embed_dim), ("vdim", self.embed_dim),
             ("dropout", 0.0), ("add_zero_attn", False), ("batch_first", False),
             ("compute_dtype", None), ("engine", "auto"), ("empty_row", "zero"),
+            ("value_head_dim", self.head_dim), ("out_dim", self.embed_dim), ("merge", "concat"),
+            ("qk_norm", None), ("norm_eps", 1e-6),
         ):  # fmt: skip
             if getattr(self, name) != default:
                 parts.append(f"{name}={getattr(self, name)!r}")
@@ -237,7 +271,11 @@ device, dtype
         q, k, v = self._project(call)
         compute = _attend_in_no_graph if torch.compiler.is_compiling() else _attend
         out, weights = compute(self, q, k, v, call, hinted, need_weights)
-        out = self.out_proj(out.transpose(-3, -2).flatten(-2))  # (B, T, embed_dim)
+        if self.merge == "concat":
+            out = out.transpose(-3, -2).flatten(-2)
+        else:  # the heads of a query are torn apart
+            out = out.reshape(out.shape[0], out.shape[2], -1)
+        out = self.out_proj(out)  # (B, T, out_dim)
         if weights is not None and average_attn_weights:
             weights = weights.mean(-3)
         if not call.batched:
@@ -245,7 +283,7 @@ device, dtype
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def _project(self, call: ModuleInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q (B, H, T, D), k and v (B, K, S, D), extra keys included."""
+        """Return q (B, H, T, D), k (B, K, S, D) and v (B, K, S, E), extra keys included."""
         inputs = (call.query, call.key, call.value)
         rows = build.projection_rows(self)
         biases: Any = (None,) * 3
@@ -255,14 +293,23 @@ device, dtype
             weights: Any = torch.split(self.in_proj_weight, rows)
         else:
             weights = [getattr(self, name) for name in build.SEPARATE]
-        triples = zip(inputs, weights, biases, strict=True)
-        q, k, v = (self._split(linear(x, w, b)) for x, w, b in triples)
+        sizes = (self.head_dim, self.head_dim, self.value_head_dim)
+        each = zip(inputs, weights, biases, sizes, strict=True)
+        q, k, v = (_split(linear(x, w, b), size) for x, w, b, size in each)
+        q, k = self._normalise(q, "norm_q"), self._normalise(k, "norm_k")
         k, v = self._extend(k, self.bias_k), self._extend(v, self.bias_v)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def _split(self, x: Tensor) -> Tensor:
-        """(B, S, K·D) → (B, S, K, D)."""
-        return x.reshape(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim)
+    def _normalise(self, x: Tensor, name: str) -> Tensor:
+        """Normalise the heads of (B, S, K, D)."""
+        if self.qk_norm is None:
+            return x
+        weight, shape = getattr(self, name), (self.head_dim,)
+        if self.qk_norm == "rms":
+            return nn.functional.rms_norm(x, shape, weight, self.norm_eps)
+        return nn.functional.layer_norm(
+            x, shape, weight, getattr(self, f"{name}_bias"), self.norm_eps
+        )
 
     def _extend(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Append the key or value of bias_k or bias_v, and that of zeros, to (B, S, K, D)."""
@@ -291,8 +338,8 @@ device, dtype
         Raises
         ------
         OptionError
-            If no head would remain, or groups that share a key/value head would keep different
-            numbers of heads.
+            If no head would remain, groups that share a key/value head would keep different
+            numbers of heads, or ``merge="reshape"`` mixes the heads.
         """
         return build.prune(MultiHeadAttention, self, heads)
 
@@ -323,8 +370,9 @@ device, dtype
         Raises
         ------
         OptionError
-            If key/value heads are shared, or the sizes of heads do not add up to embed_dim, as
-            after `prune`: torch has no place for these.
+            If key/value heads are shared or normalised, the sizes of heads do not add up to
+            embed_dim, as after `prune`, or heads of v, the output or the merge are others than
+            torch's: it has no place for these.
         """
         return build.to_torch(self)
 
@@ -345,15 +393,40 @@ device, dtype
         Raises
         ------
         OptionError
-            If this module has no place for a part of `mha`: values of another size than keys, an
-            output size other than embed_dim, no output projection, some biases without the others,
-            ``merge="reshape"``, qk_norm, several dtypes.
+            If this module has no place for a part of `mha`: no output projection, some biases
+            without the others, a norm of one of q and k alone, several dtypes.
         """
         return build.from_numpy(cls, mha, batch_first, options)
 
     def to_numpy(self) -> multihead.MultiHeadAttention:
         """Return the `npattn.MultiHeadAttention` with the same bits in the same dtype."""
         return build.to_numpy(self)
+
+    def describe(
+        self, query: Tensor | None = None, key: Tensor | None = None, value: Tensor | None = None
+    ) -> Description:
+        """Summarise shapes and parameter counts; with inputs, the behaviour of each head too.
+
+        Computed by `npattn.MultiHeadAttention.describe`, in float64 on the CPU, without dropout.
+
+        Parameters
+        ----------
+        query, key, value : tensor, optional
+            As in `forward`; without query, the steps alone; key and value are query by default.
+
+        Returns
+        -------
+        Description
+        """
+        given = [None if x is None else to_host(x) for x in (query, key, value)]
+        if not self.batch_first:
+            given = [x if x is None or x.ndim < 3 else x.swapaxes(0, 1) for x in given]
+        return self.to_numpy().describe(*given)
+
+
+def _split(x: Tensor, size: int) -> Tensor:
+    """(B, S, K·D) → (B, S, K, D)."""
+    return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
 
 
 # --- attention between the projections ------------------------------------------------------------
@@ -424,6 +497,16 @@ def _weights(fwd: Any) -> Tensor:
         w = w * (p.to_compute_dtype(p.dropout_mask) / (1 - p.dropout_rate))
     # Fully masked rows are as the conventions say, without a gradient.
     return torch.where(empty, fwd.weights, w)
+
+
+def _check_heads(merge: Any, norm: Any, eps: Any) -> tuple[Any, Any, float]:
+    if merge not in ("concat", "reshape"):
+        raise OptionError(f"merge is {merge!r}, must be concat or reshape")
+    if norm not in (None, "rms", "layer"):
+        raise OptionError(f"qk_norm is {norm!r}, must be rms, layer or None")
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
+        raise OptionError(f"norm_eps is {eps!r}, must be a finite number ≥ 0")
+    return merge, norm, float(eps)
 
 
 def _check_probability(dropout: Any) -> float:

@@ -15,6 +15,8 @@ from npattn.weights.reading import check_kind, optional, read, transpose
 from npattn.weights.torch import tensor_of
 
 __all__ = [
+    "NORMS",
+    "NORM_BIASES",
     "SEPARATE",
     "from_numpy",
     "from_torch",
@@ -28,46 +30,54 @@ Tensor = torch.Tensor
 Module = TypeVar("Module", bound=nn.Module)
 
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+NORMS = ("norm_q", "norm_k")
+NORM_BIASES = ("norm_q_bias", "norm_k_bias")
 
 
 def prune(kind: type[Module], module: Any, heads: Sequence[int]) -> Module:
     """Return a module of `kind` with copies of the parameters of the other query heads."""
     queries, keys = remaining_heads(heads, module.num_heads, module.num_kv_heads)
-    size = module.head_dim
+    if len(queries) < module.num_heads and module.merge == "reshape":
+        raise OptionError('cannot prune heads with merge="reshape", which mixes them')
+    D, E = module.head_dim, module.value_head_dim
 
-    def take(x: Tensor, chosen: Sequence[int], axis: int) -> Tensor:
+    def take(x: Tensor, chosen: Sequence[int], axis: int, size: int) -> Tensor:
         x = x.movedim(axis, -1)
         x = x.reshape(*x.shape[:-1], x.shape[-1] // size, size)[..., list(chosen), :]
         return x.flatten(-2).movedim(-1, axis).contiguous()
 
     def take_packed(x: Tensor) -> Tensor:
-        pairs = zip(torch.split(x, projection_rows(module)), (queries, keys, keys), strict=True)
-        return torch.cat([take(rows, chosen, 0) for rows, chosen in pairs])
+        parts = torch.split(x, projection_rows(module))
+        each = zip(parts, (queries, keys, keys), (D, D, E), strict=True)
+        return torch.cat([take(rows, chosen, 0, size) for rows, chosen, size in each])
 
     state: dict[str, Tensor] = {}
     for name, x in module.state_dict().items():
         if name.startswith("in_proj"):
             state[name] = take_packed(x)
         elif name == "out_proj.weight":
-            state[name] = take(x, queries, 1)
-        elif name == "out_proj.bias":
+            state[name] = take(x, queries, 1, E)
+        elif name in ("out_proj.bias", *NORMS, *NORM_BIASES):
             state[name] = x
         else:
             chosen = queries if name == "q_proj_weight" else keys
-            state[name] = take(x, chosen, 2 if name in ("bias_k", "bias_v") else 0)
+            size = E if name in ("bias_v", "v_proj_weight") else D
+            state[name] = take(x, chosen, 2 if name in ("bias_k", "bias_v") else 0, size)
     other = _like(kind, module, num_heads=len(queries), num_kv_heads=len(keys))
     return _load_copies(other, state, module)
 
 
 def projection_rows(module: Any) -> list[int]:
     """Numbers of rows of in_proj_weight for queries, keys and values."""
-    return [heads * module.head_dim for heads in (module.num_heads, *[module.num_kv_heads] * 2)]
+    H, K, D = module.num_heads, module.num_kv_heads, module.head_dim
+    return [H * D, K * D, K * module.value_head_dim]
 
 
 def _like(kind: type[Module], module: Any, **changes: Any) -> Module:
     """Return a module with the same options, on the meta device: no random numbers are used."""
     names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first",
-             "num_kv_heads", "head_dim", "compute_dtype", "engine", "empty_row")  # fmt: skip
+             "num_kv_heads", "head_dim", "value_head_dim", "out_dim", "merge", "qk_norm",
+             "norm_eps", "compute_dtype", "engine", "empty_row")  # fmt: skip
     options = {name: getattr(module, name) for name in names} | changes
     options |= {"bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
     return kind(**options, device="meta")
@@ -109,6 +119,18 @@ def to_torch(module: Any) -> nn.MultiheadAttention:
             f"{module.num_heads} heads have size {module.head_dim}, must add up to embed_dim "
             f"{module.embed_dim}: torch.nn.MultiheadAttention has no others"
         )
+    own = {
+        "value_head_dim": module.head_dim,
+        "out_dim": module.embed_dim,
+        "merge": "concat",
+        "qk_norm": None,
+    }
+    for name, must in own.items():
+        if getattr(module, name) != must:
+            raise OptionError(
+                f"{name} is {getattr(module, name)!r}, must be {must!r}: "
+                "torch.nn.MultiheadAttention has no other"
+            )
     theirs = nn.MultiheadAttention(
         module.embed_dim,
         module.num_heads,
@@ -145,6 +167,11 @@ def from_numpy(
         device="meta",
         num_kv_heads=mha.num_kv_heads,
         head_dim=mha.head_size,
+        value_head_dim=mha.value_size,
+        out_dim=p["wo"].shape[1],
+        merge=mha.merge,
+        qk_norm=mha.qk_norm,
+        norm_eps=mha.norm_eps,
         **options,
     )
     tensors = {name: tensor_of(array) for name, array in p.items()}
@@ -158,6 +185,12 @@ def from_numpy(
         state["in_proj_bias"] = torch.cat([tensors[name] for name in ("bq", "bk", "bv")])
         state["out_proj.bias"] = tensors["bo"]
     state |= {n: tensors[n].view(1, 1, -1) for n in ("bias_k", "bias_v") if n in p}
+    own = dict(module.named_parameters())
+    for name in (*NORMS, *NORM_BIASES):
+        if name in own:  # npattn's may be left out
+            make: Any = torch.zeros if name in NORM_BIASES else torch.ones
+            given = tensors.get(name)
+            state[name] = make(mha.head_size, dtype=tensors["wq"].dtype) if given is None else given
     module.load_state_dict(state, assign=True)
     return module  # type: ignore[no-any-return]
 
@@ -175,6 +208,8 @@ def to_numpy(module: Any) -> multihead.MultiHeadAttention:
     if module.in_proj_bias is not None:
         biases = [read("in_proj_bias", b) for b in torch.split(module.in_proj_bias, rows)]
         arrays |= dict(zip(("bq", "bk", "bv"), biases, strict=True))
+    own = dict(module.named_parameters())
+    arrays |= {name: optional(name, own.get(name)) for name in (*NORMS, *NORM_BIASES)}
     for name in ("bias_k", "bias_v"):
         extra = optional(name, getattr(module, name))
         arrays[name] = None if extra is None else extra.reshape(-1)
@@ -183,24 +218,21 @@ def to_numpy(module: Any) -> multihead.MultiHeadAttention:
         num_heads=module.num_heads,
         num_kv_heads=module.num_kv_heads,
         add_zero_attn=module.add_zero_attn,
+        merge=module.merge,
+        qk_norm=module.qk_norm,
+        norm_eps=module.norm_eps,
     )
 
 
 def _check_fits(mha: multihead.MultiHeadAttention) -> None:
     """Raise OptionError if the module on tensors has no place for a part of `mha`."""
-    embed, dtypes = mha.wq.shape[0], {n: x.dtype for n, x in mha.parameters.items()}
+    dtypes = {n: x.dtype for n, x in mha.parameters.items()}
     missing = [getattr(mha, name) is None for name in ("bq", "bk", "bv", "bo")]
     wrong = None
     if mha.wo is None:
         wrong = "wo is None, must be an array: this module always projects the heads"
-    elif mha.merge != "concat":
-        wrong = f'merge is {mha.merge!r}, must be "concat"'
-    elif mha.qk_norm is not None:
-        wrong = f"qk_norm is {mha.qk_norm!r}, must be None: this module does not normalise heads"
-    elif mha.value_size != mha.head_size:
-        wrong = f"heads of v have size {mha.value_size}, must have that of q, {mha.head_size}"
-    elif mha.wo.shape[1] != embed:
-        wrong = f"wo has shape {mha.wo.shape}, must have {embed} columns, as queries have"
+    elif mha.qk_norm == "rms" and not {*NORM_BIASES}.isdisjoint(mha.parameters):
+        wrong = 'a bias beside qk_norm="rms", must be "layer": torch\'s rms_norm has none'
     elif len(set(missing)) > 1:
         wrong = "only some of bq, bk, bv, bo are there: pass zeros for the missing ones"
     elif len(set(dtypes.values())) > 1:

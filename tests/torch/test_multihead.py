@@ -415,6 +415,88 @@ def test_shared_heads_agree_with_numpy():
     assert_close(weights, torch.tensor(expected.weights))
 
 
+OWN = {
+    "sizes of values and of the output": {"value_size": 5, "out_size": 11},
+    "reshape": {"merge": "reshape"},
+    "rms": {"qk_norm": "rms"},
+    "layer": {"qk_norm": "layer", "norm_eps": 1e-3},
+    "all": {"value_size": 5, "out_size": 11, "merge": "reshape", "qk_norm": "layer"},
+}
+
+
+def own_module(options):
+    """Return a module of npattn, with norms that are not 1 and 0."""
+    rng = np.random.default_rng(1)
+    sizes = {n: x for n, x in options.items() if n in ("value_size", "out_size")}
+    mha = npattn.MultiHeadAttention.init(12, 4, seed=0, num_kv_heads=2, add_bias_kv=True, **sizes)
+    norms = {}
+    if "qk_norm" in options:
+        norms = {name: 1 + rng.standard_normal(3) / 4 for name in ("norm_q", "norm_k")}
+    if options.get("qk_norm") == "layer":
+        norms |= {name: rng.standard_normal(3) for name in ("norm_q_bias", "norm_k_bias")}
+    return mha.replace(**{n: x for n, x in options.items() if n not in sizes}, **norms)
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_what_torch_has_not_agrees_with_numpy(kind):
+    mha = own_module(OWN[kind])
+    ours = MultiHeadAttention.from_numpy(mha)
+    x, key = normal(3, T, 12), normal(3, S, 12)
+    fwd = mha.forward(x.numpy(), key.numpy())
+    out, weights = ours(x, key, key, average_attn_weights=False)
+    assert_close(out, torch.tensor(fwd.out))
+    assert_close(weights, torch.tensor(fwd.weights))
+    dout = normal(*out.shape)
+    out.backward(dout)
+    grads = mha.backward(fwd, dout.numpy())
+    assert_close(ours.out_proj.weight.grad.T, torch.tensor(grads.wo))
+    for name in ("norm_q", "norm_k", "norm_q_bias", "norm_k_bias"):
+        if getattr(mha, name) is not None:
+            assert_close(getattr(ours, name).grad, torch.tensor(getattr(grads, name)))
+    back = ours.to_numpy()
+    assert back.options == mha.options
+    for name, array in mha.parameters.items():
+        assert getattr(back, name).tobytes() == array.tobytes()
+    if mha.merge == "reshape":
+        with pytest.raises(OptionError, match="cannot prune heads"):
+            ours.prune([0, 2])
+        return
+    pruned, exact = ours.prune([0, 2]).to_numpy(), mha.prune([0, 2])
+    for name, array in exact.parameters.items():
+        np.testing.assert_array_equal(getattr(pruned, name), array)
+
+
+def test_norms_that_npattn_leaves_out_are_1_and_0():
+    mha = npattn.MultiHeadAttention.init(12, 4, seed=0).replace(qk_norm="layer")
+    x = normal(3, T, 12)
+    assert_close(MultiHeadAttention.from_numpy(mha)(x, x, x)[0], torch.tensor(mha.forward(x).out))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_describe_is_that_of_numpy(batch_first):
+    mha = npattn.MultiHeadAttention.init(12, 4, seed=0)
+    ours = MultiHeadAttention.from_numpy(mha, batch_first=batch_first)
+    x = normal(3, T, 12)
+    given = x if batch_first else x.transpose(0, 1)
+    assert str(ours.describe()) == str(mha.describe())
+    assert str(ours.describe(given)) == str(mha.describe(x.numpy()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"merge": "add"}, "merge is 'add'"),
+        ({"qk_norm": "max"}, "qk_norm is 'max'"),
+        ({"norm_eps": -1}, "norm_eps is -1"),
+        ({"value_head_dim": 0}, "value_head_dim is 0"),
+        ({"out_dim": 1.5}, "out_dim is 1.5"),
+    ],
+)
+def test_illegal_heads_are_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        MultiHeadAttention(12, 3, **options)
+
+
 def test_pruned_module_trains():
     smaller = make(MultiHeadAttention).prune([1])
     assert all(p.requires_grad and p.is_leaf for p in smaller.parameters())
@@ -458,14 +540,15 @@ def test_unsupported_conversions_are_refused():
         shared.to_torch()
     with pytest.raises(OptionError, match="must add up to embed_dim 12"):
         MultiHeadAttention(12, 3).prune([0]).to_torch()
+    own = {"value_head_dim": 5, "out_dim": 7, "merge": "reshape", "qk_norm": "rms"}
+    for name, value in own.items():
+        with pytest.raises(OptionError, match=f"{name} is {value!r}, must be"):
+            MultiHeadAttention(12, 3, **{name: value}).to_torch()
     init = npattn.MultiHeadAttention.init
     plain = init(12, 3, seed=0)
     for mha, message in (
         (plain.replace(wo=None, bo=None), "wo is None"),
-        (plain.replace(merge="reshape"), "merge is 'reshape'"),
-        (plain.replace(qk_norm="rms"), "qk_norm is 'rms'"),
-        (init(12, 3, seed=0, value_size=5), "heads of v have size 5"),
-        (init(12, 3, seed=0, out_size=5), "wo has shape"),
+        (plain.replace(qk_norm="rms", norm_q_bias=np.ones(4)), "a bias beside qk_norm"),
         (plain.replace(bq=None), "only some of bq, bk, bv, bo"),
         (plain.replace(wq=plain.wq.astype(np.float32)), "must be float32 as wq"),
     ):
