@@ -11,7 +11,7 @@ and one for exp: 2⁻⁵³ and 2⁻⁵¹ for the float64 of `dense`, 2⁻¹⁰²
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -195,7 +195,7 @@ class _Bounds:
 
     def backward(self, do: Array, dlse: Array | None, dweights: Array | None) -> dict[str, Any]:
         """Return the bounds of the gradients, by input."""
-        problem, u, p, keep = self.problem, self.u, self.p, self.keep
+        problem, u = self.problem, self.u
         if problem.bias is not None and not isinstance(problem.bias, np.ndarray):
             raise OptionError("certify has no bounds of gradients of npattn.biases: pass an array")
         grads = backward(self.fwd, do, dlse, dweights)
@@ -203,46 +203,21 @@ class _Bounds:
             do = do[None]
             dlse, dweights = (None if x is None else x[None] for x in (dlse, dweights))
         do = np.where(np.isfinite(do), do, 0)
-        size = abs(do) @ abs(self.v).swapaxes(-1, -2)
-        y, e_y = do @ self.v.swapaxes(-1, -2), (problem.E + 1) * u * size
-        if keep is not None:
-            y, e_y = y * keep, (e_y + 3 * u * abs(y)) * keep
-        if dweights is not None:
-            y, e_y = y + dweights, e_y + u * (abs(y) + abs(dweights))
-        y, e_y = np.where(self.live, y, 0), np.where(self.live, e_y, 0)
-
-        mean = (p * y).sum(-1, keepdims=True)
-        g, e_first = y - mean, u * abs(y)
-        if self.extended:
-            at = p.argmax(-1, keepdims=True) if problem.S else None
-            pivot = 0 * mean if at is None else np.take_along_axis(y, at, -1)
-            if self.p_sink is not None and at is not None:
-                pivot = np.where(np.take_along_axis(p, at, -1) >= self.p_sink, pivot, 0)
-            far, far_sink = abs(y - pivot) + abs(mean - pivot), abs(pivot) + abs(mean - pivot)
-        else:  # the first mean is off by this, and the second pass takes it off again
-            e_p = self.e_p + (problem.S + 2) * u * p
-            off = (e_p * abs(y)).sum(-1, keepdims=True)
-            far, far_sink = abs(g) + off + u * abs(mean), abs(mean) * (1 + u) + off
-        e_p = self.e_p + (problem.S + 4) * u * p
-        common = (p * (e_y + e_first) + e_p * far).sum(-1, keepdims=True)
-        if self.p_sink is not None:
-            common = common + self.p_sink * far_sink * (self.r_sink + (problem.S + 4) * u)
-        e_g, e_g_sink = e_y + e_first + common + 4 * u * far, common + 4 * u * far_sink
-        g_sink = -mean
+        g, g_sink = self._less_mean(*self._of_weights(do, dweights))
         if dlse is not None:
             passed = np.where(np.isfinite(dlse), dlse, 0)[..., None]
-            g, g_sink = g + passed, g_sink + passed
-            e_g, e_g_sink = e_g + u * (abs(g) + far), e_g_sink + u * (abs(g_sink) + far_sink)
-        ds = np.where(self.live, abs(p * g), 0)
-        e_ds = np.where(self.live, self.e_p * abs(g) + 2 * u * ds + p * e_g, 0)
+            g, g_sink = (x.plus(passed, u) for x in (g, g_sink))
+        ds = np.where(self.live, abs(self.p * g.value), 0)
+        e_ds = self.e_p * abs(g.value) + 2 * u * ds + self.p * g.error
+        e_ds = np.where(self.live, e_ds, 0)
         dx = ds * self.slope
         e_dx = e_ds * (self.slope + self.slope_error) + ds * self.slope_error + u * dx
 
         scale, G = abs(problem.scale or 0.0), max(problem.H // max(problem.K, 1), 1)
         T = problem.T * G * max(int(np.prod(problem.lead)), 1)
+        e_w = (1.0 if self.keep is None else self.keep) * (self.e_p + (T + 6) * u * self.p)
         e_dq = scale * ((e_dx + (problem.S + 3) * u * dx) @ abs(self.k))
         e_dk = scale * ((e_dx + (T + 3) * u * dx).swapaxes(-1, -2) @ abs(self.q))
-        e_w = (1.0 if keep is None else keep) * (self.e_p + (T + 6) * u * p)
         e_dv = e_w.swapaxes(-1, -2) @ abs(do)
         bad = self.unknown
         columns = np.asarray(np.broadcast_to(bad, self.live.shape).any(-2))[..., None]
@@ -256,8 +231,55 @@ class _Bounds:
             e_ds = np.where(bad, np.inf, e_ds + count * u * ds)
             found["bias"] = sum_to(e_ds, problem.bias_array.shape)
         if self.p_sink is not None:
-            own = self.p_sink * (abs(g_sink) * (self.r_sink + (T + 2) * u) + e_g_sink)
-            found["sinks"] = sum_to(np.where(bad, np.inf, own), (problem.H, 1, 1))[:, 0, 0]
-        return {
-            name: self._round(1.01 * bound, getattr(grads, name)) for name, bound in found.items()
-        }
+            own = abs(g_sink.value) * (self.r_sink + (T + 2) * u) + g_sink.error
+            own = np.where(bad, np.inf, self.p_sink * own)
+            found["sinks"] = sum_to(own, (problem.H, 1, 1))[:, 0, 0]
+        return {n: self._round(1.01 * bound, getattr(grads, n)) for n, bound in found.items()}
+
+    def _of_weights(self, do: Array, dweights: Array | None) -> tuple[Array, Array]:
+        """Return the gradient of the weights, and its error."""
+        u, keep = self.u, self.keep
+        size = abs(do) @ abs(self.v).swapaxes(-1, -2)
+        y, error = do @ self.v.swapaxes(-1, -2), (self.problem.E + 1) * u * size
+        if keep is not None:
+            y, error = y * keep, (error + 3 * u * abs(y)) * keep
+        if dweights is not None:
+            y, error = y + dweights, error + u * (abs(y) + abs(dweights))
+        return np.where(self.live, y, 0), np.where(self.live, error, 0)
+
+    def _less_mean(self, y: Array, e_y: Array) -> tuple[_Off, _Off]:
+        """Return what the softmax passes back, y less its mean, for keys and for the sink."""
+        u, p, S = self.u, self.p, self.problem.S
+        mean = (p * y).sum(-1, keepdims=True)
+        e_first = u * abs(y)
+        if self.extended:
+            pivot = 0 * mean
+            if S:
+                at = p.argmax(-1, keepdims=True)
+                own: Any = True
+                if self.p_sink is not None:
+                    own = np.take_along_axis(p, at, -1) >= self.p_sink
+                pivot = np.where(own, np.take_along_axis(y, at, -1), 0)
+            far, far_sink = abs(y - pivot) + abs(mean - pivot), abs(pivot) + abs(mean - pivot)
+        else:  # the first mean is off by this, and the second pass takes it off again
+            off = ((self.e_p + (S + 2) * u * p) * abs(y)).sum(-1, keepdims=True)
+            far, far_sink = abs(y - mean) + off + u * abs(mean), abs(mean) * (1 + u) + off
+        e_p = self.e_p + (S + 4) * u * p
+        common = (p * (e_y + e_first) + e_p * far).sum(-1, keepdims=True)
+        if self.p_sink is not None:
+            common = common + self.p_sink * far_sink * (self.r_sink + (S + 4) * u)
+        e_g = e_y + e_first + common + 4 * u * far
+        return _Off(y - mean, e_g, far), _Off(-mean, common + 4 * u * far_sink, far_sink)
+
+
+class _Off(NamedTuple):
+    """A number, its error, and the size of what it is a difference of."""
+
+    value: Array
+    error: Array
+    size: Array
+
+    def plus(self, x: Array, u: float) -> _Off:
+        """Return the sum with an exact number."""
+        value = self.value + x
+        return _Off(value, self.error + u * (abs(value) + self.size), self.size)
