@@ -1,6 +1,7 @@
 """Masks: visible keys of each query, as small objects for ``mask=`` (True = may attend).
 
-    causal  window  lengths  documents  prefix  blocks  custom      & | ~ compose them
+    causal  window  sliding  dilated  strided  chunked  global_tokens  lengths  documents
+    prefix  tree  blocks  custom      & | ~ compose them
 
 An object is no (T, S) array: it holds the arguments it was made from, and answers for a rectangle
 of the scores (`Mask.tile`), for the range of keys that some rows see (`Mask.hull`), or for the
@@ -38,11 +39,17 @@ __all__ = [
     "Mask",
     "blocks",
     "causal",
+    "chunked",
     "custom",
+    "dilated",
     "documents",
+    "global_tokens",
     "lengths",
     "of",
     "prefix",
+    "sliding",
+    "strided",
+    "tree",
     "window",
 ]
 
@@ -184,6 +191,230 @@ def window(
     sides = (("left", left), ("right", right))
     left, right = (None if n is None else check_integer(name, n, 0) for name, n in sides)
     return Band(left, right, check_alignment(alignment))
+
+
+def sliding(left: int, sinks: int, *, alignment: Alignment = "bottom_right") -> Mask:
+    """Causal window beside which every query sees the first keys too: attention sinks.
+
+    Source: Xiao et al. 2024, "Efficient streaming language models with attention sinks".
+
+    Parameters
+    ----------
+    left : int
+        Keys before the one beside the query.
+    sinks : int
+        Number of first keys that every query sees from there on.
+    alignment : {"bottom_right", "top_left"}, default "bottom_right"
+
+    Returns
+    -------
+    Mask
+        (T, S)
+
+    Raises
+    ------
+    OptionError
+        If `left` or `sinks` is not an integer ≥ 0, or `alignment` is not one of the two.
+
+    Examples
+    --------
+    >>> from npattn import masks
+    >>> masks.sliding(1, sinks=1).to_array(4, 4).astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [1, 1, 1, 0],
+           [1, 0, 1, 1]])
+    """
+    numbers = check_integer("left", left, 0), check_integer("sinks", sinks, 0)
+    return Pattern("sliding", numbers, check_alignment(alignment))
+
+
+def strided(step: int, *, alignment: Alignment = "bottom_right") -> Mask:
+    """Every `step`-th key, counted from the one beside the query in both directions.
+
+    Source: Child et al. 2019, "Generating long sequences with sparse transformers".
+
+    Parameters
+    ----------
+    step : int
+        1 or more.
+    alignment : {"bottom_right", "top_left"}, default "bottom_right"
+
+    Returns
+    -------
+    Mask
+        (T, S)
+
+    Raises
+    ------
+    OptionError
+        If `step` is not an integer ≥ 1, or `alignment` is not one of the two.
+
+    Examples
+    --------
+    >>> from npattn import masks
+    >>> masks.strided(2).to_array(2, 4).astype(int)
+    array([[1, 0, 1, 0],
+           [0, 1, 0, 1]])
+    """
+    return Pattern("strided", (check_integer("step", step),), check_alignment(alignment))
+
+
+def dilated(
+    left: int | None, right: int | None, step: int, *, alignment: Alignment = "bottom_right"
+) -> Mask:
+    """Window with gaps: `left` and `right` keys beside the query, each `step` from the next.
+
+    Source: Beltagy et al. 2020, "Longformer", section 3.1.
+
+    Parameters
+    ----------
+    left, right : int or None
+        Numbers of keys before and after the one beside the query; None = unlimited.
+    step : int
+        1 or more; 1 is a window.
+    alignment : {"bottom_right", "top_left"}, default "bottom_right"
+
+    Returns
+    -------
+    Mask
+        (T, S)
+
+    Raises
+    ------
+    OptionError
+        If a number is no such integer, or `alignment` is not one of the two.
+
+    Examples
+    --------
+    >>> from npattn import masks
+    >>> masks.dilated(1, 1, 2).to_array(2, 5).astype(int)
+    array([[0, 1, 0, 1, 0],
+           [0, 0, 1, 0, 1]])
+    """
+    sides = [
+        None if n is None else check_integer(name, n, 0) * check_integer("step", step)
+        for name, n in (("left", left), ("right", right))
+    ]
+    return window(*sides, alignment=alignment) & strided(step, alignment=alignment)
+
+
+def chunked(size: int, *, alignment: Alignment = "bottom_right") -> Mask:
+    """Keys of the query's own chunk: those of `size` keys that the one beside it is among.
+
+    Llama 4's layers attend to ``masks.causal() & masks.chunked(8192)``.
+
+    Parameters
+    ----------
+    size : int
+        Keys in a chunk, 1 or more.
+    alignment : {"bottom_right", "top_left"}, default "bottom_right"
+
+    Returns
+    -------
+    Mask
+        (T, S)
+
+    Raises
+    ------
+    OptionError
+        If `size` is not an integer ≥ 1, or `alignment` is not one of the two.
+
+    Examples
+    --------
+    >>> from npattn import masks
+    >>> masks.chunked(2).to_array(3, 3).astype(int)
+    array([[1, 1, 0],
+           [1, 1, 0],
+           [0, 0, 1]])
+    """
+    return Pattern("chunked", (check_integer("size", size),), check_alignment(alignment))
+
+
+def global_tokens(count: int, *, alignment: Alignment = "bottom_right") -> Mask:
+    """Rows and columns of the first tokens: they see every key, and every query sees them.
+
+    Beside others, as in ``masks.window(256, 256) | masks.global_tokens(1)``.
+    Source: Beltagy et al. 2020, "Longformer", section 3.1.
+
+    Parameters
+    ----------
+    count : int
+        Number of such tokens.
+    alignment : {"bottom_right", "top_left"}, default "bottom_right"
+        Of the queries, which are tokens by the key beside them.
+
+    Returns
+    -------
+    Mask
+        (T, S)
+
+    Raises
+    ------
+    OptionError
+        If `count` is not an integer ≥ 0, or `alignment` is not one of the two.
+
+    Examples
+    --------
+    >>> from npattn import masks
+    >>> masks.global_tokens(1).to_array(3, 3).astype(int)
+    array([[1, 1, 1],
+           [1, 0, 0],
+           [1, 0, 0]])
+    """
+    checked = (check_integer("count", count, 0),)
+    return Pattern("global_tokens", checked, check_alignment(alignment))
+
+
+def tree(parents: ArrayLike, past: int = 0) -> Mask:
+    """Sequence tree: a token sees itself, its ancestors and a past that all share.
+
+    Speculative decoding verifies the continuations of several branches at once so.
+
+    Parameters
+    ----------
+    parents : int array_like (T,)
+        Index of the parent of each token, which comes before it; −1 of a root.
+    past : int, default 0
+        Number of keys before those of the tokens.
+
+    Returns
+    -------
+    Mask
+        (T, past + T)
+
+    Raises
+    ------
+    DtypeError
+        If `parents` is not an integer array.
+    ShapeError
+        If it is not of rank 1.
+    OptionError
+        If a parent does not come before its token, or `past` is not an integer ≥ 0.
+
+    Examples
+    --------
+    >>> from npattn import masks
+    >>> np.asarray(masks.tree([-1, 0, 0, 1])).astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [1, 0, 1, 0],
+           [1, 1, 0, 1]])
+    """
+    array, past = _integers("parents", parents), check_integer("past", past, 0)
+    if array.ndim != 1:
+        raise ShapeError(f"parents has shape {array.shape}, must be (T,)")
+    late = np.flatnonzero((array < -1) | (array >= np.arange(len(array))))
+    if late.size:
+        raise OptionError(
+            f"parents[{late[0]}] is {array[late[0]]}, must be −1 or the index of an earlier token"
+        )
+    visible = np.eye(len(array), dtype=bool)
+    for t, parent in enumerate(array):
+        if parent >= 0:
+            visible[t] |= visible[parent]
+    shared = np.ones((len(array), past), bool)
+    return of(np.concatenate([shared, visible], axis=1))
 
 
 def lengths(keys: ArrayLike, queries: ArrayLike | None = None) -> Mask:
@@ -468,6 +699,43 @@ class Band(Mask):
         """Indices of the keys beside the first and the last query of a tile."""
         offset = diagonal(tile.T, tile.S, self.alignment)
         return tile.t0 + offset, tile.t1 - 1 + offset
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pattern(Mask):
+    """A rule of the key and of the key beside the query, one of `PATTERNS`."""
+
+    name: str
+    numbers: tuple[int, ...]
+    alignment: Alignment
+
+    def __repr__(self) -> str:
+        return format_call(f"masks.{self.name}", *self.numbers, alignment=self.alignment)
+
+    def _known_sizes(self) -> KnownSizes:
+        return KnownSizes()
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        return T, S
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        return self._rule(np.arange(T)[:, None] + diagonal(T, S, self.alignment), np.arange(S))
+
+    def tile(self, tile: Tile) -> bool | Array:
+        return _simplify(self._rule(tile.t + diagonal(tile.T, tile.S, self.alignment), tile.s))
+
+    def _rule(self, beside: Array, s: Array) -> Array:
+        shape = np.broadcast_shapes(beside.shape, s.shape)
+        return np.broadcast_to(PATTERNS[self.name](beside, s, *self.numbers), shape)
+
+
+PATTERNS: dict[str, Callable[..., Array]] = {
+    "sliding": lambda beside, s, left, sinks: (s <= beside) & ((s >= beside - left) | (s < sinks)),
+    "strided": lambda beside, s, step: (beside - s) % step == 0,
+    "chunked": lambda beside, s, size: beside // size == s // size,
+    "global_tokens": lambda beside, s, count: (s < count) | ((beside >= 0) & (beside < count)),
+}
+"""Whether the query that a key is beside sees key s."""
 
 
 @lru_cache(16)  # all tiles on the diagonal are alike

@@ -138,7 +138,52 @@ def dense(rng: np.random.Generator, sizes: Sizes) -> tuple[masks.Mask, Sees]:
     return masks.of(array), lambda b, h, t, s: bool(array[of_sample((*b, h, t, s), axes)])
 
 
-KINDS = [causal, window, lengths, documents, prefix, blocks, custom, dense]
+def sliding(rng: np.random.Generator, sizes: Sizes) -> tuple[masks.Mask, Sees]:
+    (left, sinks), alignment = (int(n) for n in rng.integers(0, 4, 2)), rng.choice(ALIGNMENTS)
+
+    def sees(b: tuple[int, ...], h: int, t: int, s: int) -> bool:
+        before = beside(t, sizes, alignment) - s
+        return before >= 0 and (before <= left or s < sinks)
+
+    return masks.sliding(left, sinks, alignment=alignment), sees
+
+
+def strided(rng: np.random.Generator, sizes: Sizes) -> tuple[masks.Mask, Sees]:
+    step, alignment = int(rng.integers(1, 5)), rng.choice(ALIGNMENTS)
+    mask = masks.strided(step, alignment=alignment)
+    return mask, lambda b, h, t, s: abs(beside(t, sizes, alignment) - s) in range(0, 99, step)
+
+
+def dilated(rng: np.random.Generator, sizes: Sizes) -> tuple[masks.Mask, Sees]:
+    left, right = (None if rng.random() < 0.3 else int(rng.integers(0, 3)) for _ in range(2))
+    step, alignment = int(rng.integers(1, 4)), rng.choice(ALIGNMENTS)
+
+    def sees(b: tuple[int, ...], h: int, t: int, s: int) -> bool:
+        before, rest = divmod(beside(t, sizes, alignment) - s, step)
+        inside = (left is None or before <= left) and (right is None or -before <= right)
+        return rest == 0 and inside
+
+    return masks.dilated(left, right, step, alignment=alignment), sees
+
+
+def chunked(rng: np.random.Generator, sizes: Sizes) -> tuple[masks.Mask, Sees]:
+    size, alignment = int(rng.integers(1, 5)), rng.choice(ALIGNMENTS)
+
+    def sees(b: tuple[int, ...], h: int, t: int, s: int) -> bool:
+        first = beside(t, sizes, alignment) // size * size
+        return first <= s < first + size
+
+    return masks.chunked(size, alignment=alignment), sees
+
+
+def global_tokens(rng: np.random.Generator, sizes: Sizes) -> tuple[masks.Mask, Sees]:
+    count, alignment = int(rng.integers(0, 4)), rng.choice(ALIGNMENTS)
+    mask = masks.global_tokens(count, alignment=alignment)
+    return mask, lambda b, h, t, s: s < count or beside(t, sizes, alignment) in range(count)
+
+
+PATTERNS = [sliding, strided, dilated, chunked, global_tokens]
+KINDS = [causal, window, lengths, documents, prefix, blocks, custom, dense, *PATTERNS]
 ANALYTIC = [causal, window, lengths]
 
 sizes_of_a_problem = st.builds(
@@ -691,3 +736,57 @@ def test_equal_tiles_are_shared_and_read_only():
     assert one is other
     with pytest.raises(ValueError, match="read-only"):
         one[0] = False
+
+
+# --- named patterns -------------------------------------------------------------------------------
+
+
+def test_a_tree_is_itself_its_ancestors_and_the_past():
+    rng = np.random.default_rng(0)
+    parents = np.array([-1, *(int(rng.integers(-1, t)) for t in range(1, 11))])
+    for past in (0, 3):
+        got = np.asarray(masks.tree(parents, past))
+        assert got.shape == (11, past + 11)
+        for t in range(11):
+            family, at = set(), t
+            while at >= 0:
+                family.add(at + past)
+                at = int(parents[at])
+            assert set(np.flatnonzero(got[t])) == family | set(range(past))
+
+
+def test_patterns_that_are_others():
+    sizes = {"T": 5, "S": 7}
+    same = (
+        (masks.sliding(2, 0), masks.window(2, 0)),
+        (masks.dilated(2, 1, 1), masks.window(2, 1)),
+        (masks.dilated(None, None, 3), masks.strided(3)),
+        (masks.strided(1), masks.window(None, None)),
+        (masks.chunked(99), masks.window(None, None)),
+        (masks.global_tokens(0), ~masks.window(None, None)),
+    )
+    for one, other in same:
+        assert np.array_equal(one.to_array(**sizes), other.to_array(**sizes))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: masks.sliding(-1, 2), OptionError, "left is -1"),
+        (lambda: masks.sliding(1, 2.0), OptionError, "sinks is 2.0"),
+        (lambda: masks.strided(0), OptionError, "step is 0"),
+        (lambda: masks.dilated(1, -1, 2), OptionError, "right is -1"),
+        (lambda: masks.dilated(1, 1, 0), OptionError, "step is 0"),
+        (lambda: masks.chunked(0), OptionError, "size is 0"),
+        (lambda: masks.chunked(4, alignment="left"), OptionError, "alignment"),
+        (lambda: masks.global_tokens(True), OptionError, "count is True"),
+        (lambda: masks.tree([0]), OptionError, r"parents\[0\] is 0, must be −1 or"),
+        (lambda: masks.tree([-1, -2]), OptionError, r"parents\[1\] is -2"),
+        (lambda: masks.tree([[-1]]), ShapeError, "parents has shape"),
+        (lambda: masks.tree([-1.0]), DtypeError, "parents is float64"),
+        (lambda: masks.tree([-1], -1), OptionError, "past is -1"),
+    ],
+)
+def test_patterns_that_are_none_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
