@@ -284,3 +284,63 @@ def test_conventions_are_those_of_every_engine():
     exact = npattn.forward(*arrays, **options, precision="extended")
     assert np.allclose(plain.out, exact.out, rtol=1e-13)
     assert np.allclose(plain.lse, exact.lse, rtol=1e-13)
+
+
+# --- where one term decides -----------------------------------------------------------------------
+
+
+def check_one_head(q, k, v, do, softcap=None, scale=None, precisions=("extended", None)):
+    """Check dk of one head: within its certificate, and extended to an ulp."""
+    with mpmath.workdps(150):
+        s = [[mpmath.fsum(map(mpmath.fmul, map(mpmath.mpf, a), b)) for b in k] for a in q]
+        factor = mpmath.mpf(1 / len(q[0]) ** 0.5 if scale is None else scale)
+        raw = [[factor * x for x in row] for row in s]
+        cap = None if softcap is None else mpmath.mpf(softcap)
+        score = raw if cap is None else [[cap * mpmath.tanh(x / cap) for x in row] for row in raw]
+        want = np.full(k.shape, mpmath.mpf(0), object)
+        for t in range(len(q)):
+            e = [mpmath.exp(x) for x in score[t]]
+            p = [x / mpmath.fsum(e) for x in e]
+            dp = [mpmath.fsum(map(mpmath.fmul, map(mpmath.mpf, do[t]), row)) for row in v]
+            mean = mpmath.fsum(map(mpmath.fmul, p, dp))
+            for j in range(len(k)):
+                slope = 1 if cap is None else mpmath.sech(raw[t][j] / cap) ** 2
+                want[j] += factor * slope * p[j] * (dp[j] - mean) * mp(q[t])
+        for precision in precisions:
+            fwd = npattn.forward(
+                q, k, v, softcap=softcap, scale=scale, engine="dense", precision=precision
+            )
+            got, bound = npattn.backward(fwd, do).k, certify(fwd, do).k
+            off = gaps(got, want)
+            assert (off <= bound).all(), (precision, float((off / bound).max()))
+            if precision is not None:
+                assert (off <= np.spacing(abs(got))).all()
+
+
+def test_beside_a_weight_of_almost_1_nothing_is_lost():
+    """The heaviest weight is 1 less 1e−43: without its key as the pivot, its gradient is noise."""
+    rng = np.random.default_rng(0)
+    k = np.array([[100.0], [0.3], [-0.2], [0.1]])
+    check_one_head(np.array([[1.0]]), k, *(rng.standard_normal((n, 3)) for n in (4, 1)))
+
+
+def test_the_bound_has_what_the_mean_of_a_row_brings():
+    """dP of the first key cancels: its rounding reaches every key through the mean alone."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        do = rng.standard_normal((1, 11))
+        v = rng.standard_normal((4, 11))
+        v[0] = 1e8 * (v[0] - (v[0] @ do[0]) * do[0] / (do[0] @ do[0]))
+        check_one_head(rng.standard_normal((1, 2)), rng.standard_normal((4, 2)), v, do)
+
+
+def test_the_bound_has_what_the_slope_of_a_softcap_brings():
+    """Scores that cancel, and a cap of their size: their errors reach dk through the slope."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        q = rng.standard_normal((1, 5))
+        k = 1e6 * np.sign(rng.standard_normal((4, 5))) + rng.standard_normal((4, 5))
+        k -= (k @ q[0] / (q[0] @ q[0]))[:, None] * q
+        k += 0.01 * rng.standard_normal((4, 5))
+        arrays = (q, k, rng.standard_normal((4, 3)), rng.standard_normal((1, 3)))
+        check_one_head(*arrays, softcap=0.01, scale=1.0)

@@ -17,8 +17,10 @@ IRREGULAR = (
 )
 PARTICIPLE = re.compile(rf"_*({'|'.join(IRREGULAR.split())}|[a-z]+ed)$")
 VERBS = {"bound", "embed", "feed", "left", "need", "run", "seed", "speed"}  # or nouns
-# Names that users know: states of a report, presets of Rounding, `unshared` of a module.
-PUBLIC = {"failed", "fused", "paged", "passed", "tested", "undeclared", "unshared"}
+# Names that users know: states of a report, presets of Rounding, masks of the literature,
+# `unshared` of a module.
+PUBLIC = {"chunked", "dilated", "failed", "fused", "paged", "passed", "strided", "tested"}
+PUBLIC |= {"undeclared", "unshared"}
 OPENINGS = re.compile(r"(What|Of|Whether|Where|Which|That)\b")
 MOST = 0.03
 

@@ -37,6 +37,8 @@ def test_a_right_kernel_passes_every_rule(rounding):
     assert report.passed, str(report)
     ran = {o.rule for o in report.outcomes if o.status == "passed"}
     assert ran >= {"hidden-finite", "hidden-nan-kv", "saturated", "arrays-reused", "two-threads"}
+    examples = {o.rule: o.examples for o in report.outcomes}
+    assert examples["hidden-finite"] == 10  # garbage is quantized as well
 
 
 @pytest.mark.parametrize("wrong", kernels.WRONG, ids=lambda wrong: wrong.__name__)
