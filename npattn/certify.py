@@ -26,7 +26,7 @@ from npattn.problem import Forward, Problem
 __all__ = ["Certificate", "certify"]
 
 TINY = 2.0**-1064
-"""What underflow may take off a weight, and off a finished result."""
+"""Loss by underflow of a weight, and of a finished result."""
 FIRST_ORDER = 2.0**-7
 """Largest relative error of a weight for which products of errors do not matter."""
 

@@ -735,7 +735,7 @@ PATTERNS: dict[str, Callable[..., Array]] = {
     "chunked": lambda beside, s, size: beside // size == s // size,
     "global_tokens": lambda beside, s, count: (s < count) | ((beside >= 0) & (beside < count)),
 }
-"""Whether the query that a key is beside sees key s."""
+"""Names of patterns → functions of the key beside a query and of key s, True if it is seen."""
 
 
 @lru_cache(16)  # all tiles on the diagonal are alike

@@ -50,6 +50,10 @@ BESIDE = {  # what scripts import beside their system, and what Keras needs for 
     "tensorflow": ("tensorflow-cpu",),
     "openvino": ("openvino", "scipy"),
 }
+NEEDS = {  # what a system imports and does not ask for
+    "Haiku": ("jax",),
+    "Keras": ("scipy", "jax"),
+}
 APART = {  # in environments of their own, with what else they need
     "OpenVINO": (),
     "PaddlePaddle": ("setuptools",),
@@ -257,7 +261,15 @@ def run_script(finding, **environment):
     if apart and envs is not None:
         torch = ["torch"] if imports(finding.script, "torch") else []
         own = {"MLX": "mlx[cpu]"}.get(finding.system, DISTRIBUTIONS[finding.system])
-        more = dict.fromkeys([*APART.get(finding.system, ()), *others, *torch])
+        needs = [*NEEDS.get(finding.system, ()), *APART.get(finding.system, ())]
+        needs += [
+            distribution
+            for system, distribution in DISTRIBUTIONS.items()
+            if system != finding.system
+            and imports(finding.script, MODULES.get(system, distribution))
+            and distribution not in ("torch", "mlx")
+        ]
+        more = dict.fromkeys([*needs, *others, *torch])
         packages = [f"{own}=={finding.version}.*", *more]
         command = [str(make_environment(packages, Path(envs))), "-c", finding.script]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -38,7 +38,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class QuantizedInputs:
-    """Which inputs are numbers of 8 bits, and what has a factor of its own.
+    """Inputs that are numbers of 8 bits, and the parts that have a factor of their own.
 
     Attributes
     ----------

@@ -109,4 +109,4 @@ CAUSES = (
     (OTHERS, _reads("sequences")),
     (ALONE, _is_right_alone),
 )
-"""What is tried, in this order."""
+"""Causes in words, each with its test, in the order in which they are tried."""

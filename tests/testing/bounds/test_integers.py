@@ -53,7 +53,7 @@ class Int8:
 
     @property
     def rounding(self) -> Rounding:
-        """What it declares."""
+        """The rounding model that it declares."""
         parts = {"q_rows": self.q_rows, "k_rows": self.k_rows, "centred": self.centred}
         own = Rounding.int8()
         return replace(own, integers=Integers(largest=self.largest, **parts), sum_block=self.tile)

@@ -12,7 +12,7 @@ ALONE = {
 }
 """Rules, and mistakes that they find by themselves."""
 BROAD = ("packed", "page list", "a key of the sequence behind", "the whole last page")
-"""Of each storage of keys one, and mistakes in it; the others are judged at night."""
+"""A storage of keys of each kind, with mistakes in it; the others are judged at night."""
 
 
 @pytest.mark.parametrize(
