@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,9 +12,16 @@ from npattn.arrays import Array
 from npattn.cache.paging import check_pages, find_slots, read_integers
 from npattn.checks import read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.positions import rope
+from npattn.positions import rope, rope_backward
 
-__all__ = ["append"]
+__all__ = [
+    "CacheGradients",
+    "NewSlots",
+    "append",
+    "append_backward",
+    "find_new_slots",
+    "read_rotary",
+]
 
 ROTARY = ("layout", "base", "size", "frequencies")
 
@@ -71,43 +78,115 @@ def append(
     """
     caches = (read_floating("k_cache", k_cache), read_floating("v_cache", v_cache))
     check_pages("k_cache", caches[0], "v_cache", caches[1])
-    new = tuple(read_floating(n, x) for n, x in (("k", k), ("v", v)))
-    for name, x, old in zip("kv", new, caches, strict=True):
-        if x.ndim != 4 or x.shape[2:] != old.shape[2:] or x.shape[:2] != new[0].shape[:2]:
+    new = (read_floating("k", k), read_floating("v", v))
+    slots = find_new_slots(*caches, *new, seqlens, block_table)
+    if rotary is not None:
+        options = read_rotary(rotary)
+        turned = rope(new[0].swapaxes(1, 2), positions=slots.positions[:, None], **options)
+        new = (turned.swapaxes(1, 2), new[1])
+    out = []
+    for old, x in zip(caches, new, strict=True):
+        filled = old.copy()
+        filled[slots.page, slots.slot] = x.astype(old.dtype)
+        out.append(filled)
+    return out[0], out[1], slots.lengths
+
+
+class CacheGradients(NamedTuple):
+    """Gradients of what `append` was given, each shaped as it."""
+
+    k_cache: Array
+    v_cache: Array
+    k: Array
+    v: Array
+
+
+def append_backward(
+    dk_cache: ArrayLike,
+    dv_cache: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    seqlens: ArrayLike,
+    *,
+    block_table: ArrayLike | None = None,
+    rotary: Mapping[str, Any] | None = None,
+) -> CacheGradients:
+    """Return the gradients of `append`, from those of the caches that it returned.
+
+    New keys and values get the gradients of their slots, keys turned back; what a new one was
+    written over gets 0. Rounding to the dtype of the cache is passed over.
+
+    Parameters
+    ----------
+    dk_cache, dv_cache : float array_like
+        Gradients of the two caches that `append` returned, shaped as they are.
+    k, v, seqlens, block_table, rotary
+        As `append` was given them; of k and v only the shapes matter.
+
+    Returns
+    -------
+    CacheGradients
+        .k_cache, .v_cache, .k, .v
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `append`.
+    """
+    grads = (read_floating("dk_cache", dk_cache), read_floating("dv_cache", dv_cache))
+    check_pages("dk_cache", grads[0], "dv_cache", grads[1])
+    given = (read_floating("k", k), read_floating("v", v))
+    slots = find_new_slots(*grads, *given, seqlens, block_table)
+    dk, dv = (x[slots.page, slots.slot] for x in grads)
+    if rotary is not None:
+        options = read_rotary(rotary)
+        back = rope_backward(dk.swapaxes(1, 2), positions=slots.positions[:, None], **options)
+        dk = back.swapaxes(1, 2)
+    old = [x.copy() for x in grads]
+    for x in old:
+        x[slots.page, slots.slot] = 0
+    return CacheGradients(old[0], old[1], dk, dv)
+
+
+class NewSlots(NamedTuple):
+    """Where the new keys of each sample lie, and how many keys it has with them."""
+
+    page: Array  # (B, T)
+    slot: Array  # (B, T)
+    positions: Array  # (B, T)
+    lengths: Array  # (B,)
+
+
+def find_new_slots(
+    k_cache: Array, v_cache: Array, k: Array, v: Array, seqlens: Any, block_table: Any
+) -> NewSlots:
+    """Check the arguments of `append`, and return where new keys and values go."""
+    for name, x, old in (("k", k, k_cache), ("v", v, v_cache)):
+        if x.ndim != 4 or x.shape[2:] != old.shape[2:] or x.shape[:2] != k.shape[:2]:
             raise ShapeError(
                 f"{name} has shape {x.shape}, must be (B, T, {old.shape[2]}, {old.shape[3]})"
             )
         if x.dtype.kind == "c" and old.dtype.kind != "c":
             raise DtypeError(f"{name} is {x.dtype}, must be real, as its cache is")
-    B, T = new[0].shape[:2]
+    B, T = k.shape[:2]
     before = read_integers("seqlens", seqlens, (B,))
     if block_table is None:
-        if len(caches[0]) != B:
-            raise ShapeError(f"k_cache has {len(caches[0])} samples, must have {B}, as k")
+        if len(k_cache) != B:
+            raise ShapeError(f"k_cache has {len(k_cache)} samples, must have {B}, as k")
         block_table = np.arange(B)[:, None]
     table = read_integers("block_table", block_table, (B, None))
-    room = table.shape[1] * caches[0].shape[1]
+    room = table.shape[1] * k_cache.shape[1]
     if B and not 0 <= before.min() <= before.max() <= room - T:
         raise OptionError(
             f"seqlens is {before.tolist()}, must be 0 to {room - T}: there is room for {room} keys "
             f"of a sample, and {T} come"
         )
-    if rotary is not None:
-        places = before[:, None] + np.arange(T)
-        turned = rope(new[0].swapaxes(1, 2), positions=places[:, None], **_read_rotary(rotary))
-        new = (turned.swapaxes(1, 2), new[1])
-    page, slot = _find_new_slots(table, before, T, caches[0].shape[:2])
-    out = []
-    for old, x in zip(caches, new, strict=True):
-        filled = old.copy()
-        filled[page, slot] = x.reshape(B * T, *x.shape[2:]).astype(old.dtype)
-        out.append(filled)
-    return out[0], out[1], before + T
+    page, slot = _find_free(table, before, T, k_cache.shape[:2])
+    positions = before[:, None] + np.arange(T)
+    return NewSlots(page.reshape(B, T), slot.reshape(B, T), positions, before + T)
 
 
-def _find_new_slots(
-    table: Array, before: Array, T: int, sizes: tuple[int, ...]
-) -> tuple[Array, Array]:
+def _find_free(table: Array, before: Array, T: int, sizes: tuple[int, ...]) -> tuple[Array, Array]:
     """Return the page and the slot of each new key, which no sample holds already."""
     pairs = [np.stack(own, -1) for own in find_slots(table, before + T, sizes)]
     none = np.zeros((0, 2), np.int64)
@@ -122,7 +201,8 @@ def _find_new_slots(
     return written[:, 0], written[:, 1]
 
 
-def _read_rotary(rotary: Any) -> dict[str, Any]:
+def read_rotary(rotary: Any) -> dict[str, Any]:
+    """Return the options of `npattn.positions.rope` in `rotary`, checked."""
     if not isinstance(rotary, Mapping) or not set(rotary) <= set(ROTARY):
         raise OptionError(
             f"rotary is {rotary!r}, must be a mapping with options of npattn.positions.rope: "

@@ -1,25 +1,36 @@
-"""Packed sequences, pages and merged parts on torch tensors, differentiable by autograd.
+"""Packed sequences, pages, caches and merged parts on torch tensors, differentiable by autograd.
 
 Each sequence is one problem of `npattn.torch.forward`; the meanings are those of `npattn.cache`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
 
+from npattn.cache.appending import find_new_slots, read_rotary
 from npattn.cache.merging import Base, check_base, check_parts
 from npattn.cache.packed import check_packed, read_options
-from npattn.cache.paging import check_paged, find_slots
+from npattn.cache.paging import check_paged, check_pages, find_slots
 from npattn.checks import read_floating
 from npattn.errors import DtypeError
 from npattn.torch.api import forward
+from npattn.torch.positions import rope
 from npattn.torch.tensors import has_float64, stand_in, to_host
 
-__all__ = ["Results", "merge", "paged", "paged_forward", "varlen", "varlen_forward"]
+__all__ = [
+    "Appended",
+    "Results",
+    "append",
+    "merge",
+    "paged",
+    "paged_forward",
+    "varlen",
+    "varlen_forward",
+]
 
 Tensor = torch.Tensor
 Integers = ArrayLike | Tensor
@@ -30,6 +41,14 @@ class Results(NamedTuple):
 
     out: Tensor
     lse: Tensor
+
+
+class Appended(NamedTuple):
+    """A cache with new keys and values, and the number of keys of each sample."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+    seqlens: Tensor  # int64, on the device of the cache
 
 
 def varlen(
@@ -169,6 +188,55 @@ def paged_forward(
         return Results(one.out.new_zeros((0, T, H, E)), one.lse.new_zeros((0, H, T)))
     out = torch.stack([part.out.swapaxes(0, 1) for part in parts])
     return Results(out, torch.stack([part.lse for part in parts]))
+
+
+def append(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seqlens: Integers,
+    *,
+    block_table: Integers | None = None,
+    rotary: Mapping[str, Any] | None = None,
+) -> Appended:
+    """Return a cache with new keys and values behind those of each sample.
+
+    As `npattn.cache.append`; the cache that is given is not written to.
+
+    Parameters
+    ----------
+    k_cache, v_cache : Tensor (B, S, K, D), (B, S, K, E)
+        With a table, pages (N, P, K, D), (N, P, K, E).
+    k, v : Tensor (B, T, K, D), (B, T, K, E)
+        On the device of the cache; they are rounded to its dtype.
+    seqlens, block_table, rotary
+        As in `npattn.cache.append`; tensors get no gradient.
+
+    Returns
+    -------
+    Appended
+        .k_cache, .v_cache, .seqlens
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `npattn.cache.append`.
+    """
+    k_old, v_old = _stand_in("k_cache", k_cache), _stand_in("v_cache", v_cache)
+    check_pages("k_cache", k_old, "v_cache", v_old)
+    slots = find_new_slots(
+        k_old, v_old, _stand_in("k", k), _stand_in("v", v), _host(seqlens), _host(block_table)
+    )
+    if rotary is not None:
+        options = read_rotary(rotary)
+        turned = rope(k.swapaxes(1, 2), positions=slots.positions[:, None], **options)
+        k = turned.swapaxes(1, 2)
+    page, slot = (torch.from_numpy(x).to(k_cache.device) for x in (slots.page, slots.slot))
+    k_cache, v_cache = (
+        old.index_put((page, slot), x.to(old.dtype)) for old, x in ((k_cache, k), (v_cache, v))
+    )
+    return Appended(k_cache, v_cache, torch.from_numpy(slots.lengths).to(k_cache.device))
 
 
 def merge(outs: Sequence[Tensor], lses: Sequence[Tensor], *, base: Base = "e") -> Results:

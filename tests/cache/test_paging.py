@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import npattn
 from npattn import biases, positions
-from npattn.cache import append, paged, paged_backward, paged_forward, varlen
+from npattn.cache import append, append_backward, paged, paged_backward, paged_forward, varlen
 from npattn.errors import DtypeError, OptionError, ShapeError
 
 B, T, H, K, D, E = 3, 2, 4, 2, 6, 5
@@ -144,6 +144,55 @@ def test_appended_keys_turn_by_their_position():
         want = positions.rope(k[b].swapaxes(0, 1), offset=int(n), **options).swapaxes(0, 1)
         assert np.array_equal(got[b, n : n + T], want)
         assert np.array_equal(values[b, n : n + T], k[b])
+
+
+PLACES = {
+    "cache": ((B, 9), None),
+    "pages": ((2 * B, 5), np.array([[4, 0], [1, 5], [3, 2]])),
+}
+ROTARY = {"none": None, "interleaved": {"layout": "interleaved", "size": 4}}
+
+
+@pytest.mark.parametrize("rotary", ROTARY)
+@pytest.mark.parametrize("place", PLACES)
+def test_append_backward_is_its_transpose(place, rotary):
+    """append is linear, so ⟨dout, append(x)⟩ = ⟨append_backward(dout), x⟩."""
+    (N, P), table = PLACES[place]
+    options = {"block_table": table, "rotary": ROTARY[rotary]}
+    inputs = [
+        normal(N, P, K, D), normal(N, P, K, E, seed=1),
+        normal(B, T, K, D, seed=2), normal(B, T, K, E, seed=3),
+    ]  # fmt: skip
+    seqlens = [0, 5, 2]
+    out = append(*inputs, seqlens, **options)[:2]
+    dout = [normal(*x.shape, seed=4 + i) for i, x in enumerate(out)]
+    kept = [x.copy() for x in dout]
+    grads = append_backward(*dout, *inputs[2:], seqlens, **options)
+    assert [x.shape for x in grads] == [x.shape for x in inputs]
+    terms = [(a * b).ravel() for a, b in zip([*dout, *grads], [*out, *inputs], strict=True)]
+    total = sum(x.sum() for x in terms[:2]) - sum(x.sum() for x in terms[2:])
+    # Each product is rounded once, each sum as often as it has terms, and a turned number thrice.
+    count = sum(x.size for x in terms) + 4
+    assert abs(total) <= count * U * sum(abs(x).sum() for x in terms)
+    for before, x in zip(kept, dout, strict=True):
+        assert np.array_equal(before, x)
+
+
+def test_slots_that_are_written_over_get_no_gradient():
+    grads = append_backward(
+        np.ones((2, 7, K, D)), np.ones((2, 7, K, E)),
+        np.zeros((2, T, K, D)), np.zeros((2, T, K, E)), [1, 3],
+    )  # fmt: skip
+    for x in (grads.k_cache, grads.v_cache):
+        assert x[:, :, 0, 0].tolist() == [
+            [float(not n <= s < n + T) for s in range(7)] for n in (1, 3)
+        ]
+
+
+def test_append_backward_names_the_gradients_that_do_not_fit():
+    new = np.zeros((2, 1, K, D)), np.zeros((2, 1, K, E))
+    with pytest.raises(ShapeError, match="dk_cache and dv_cache have shapes"):
+        append_backward(np.ones((2, 7, K, D)), np.ones((2, 6, K, E)), *new, [1, 3])
 
 
 def test_new_keys_are_rounded_to_the_dtype_of_the_cache():

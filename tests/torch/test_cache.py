@@ -41,6 +41,28 @@ def test_packed_sequences_are_those_of_numpy(causal):
         assert np.allclose(x.grad, wanted, **CLOSE)
 
 
+@pytest.mark.parametrize("rotary", [None, {"base": 100.0}])
+@pytest.mark.parametrize("table", [None, [[1, 3], [2, 0]]])
+def test_appended_keys_are_those_of_numpy(table, rotary):
+    N, P = (2, 8) if table is None else (4, 5)
+    inputs = [
+        normal(N, P, K, D), normal(N, P, K, E, seed=1),
+        normal(2, T, K, D, seed=2), normal(2, T, K, E, seed=3),
+    ]  # fmt: skip
+    seqlens, options = np.array([0, 5]), {"block_table": table, "rotary": rotary}
+    want = cache.append(*inputs, seqlens, **options)
+    dout = [normal(*x.shape, seed=4) for x in want[:2]]
+    grads = cache.append_backward(*dout, *inputs[2:], seqlens, **options)
+    tensors = leaves(*inputs)
+    got = npt.cache.append(*tensors, torch.tensor(seqlens), **options)
+    assert got.seqlens.tolist() == want[2].tolist() == [T, 5 + T]
+    for x, wanted in zip(got, want, strict=True):
+        assert np.array_equal(x.detach(), wanted)
+    torch.autograd.backward(got[:2], [torch.tensor(x) for x in dout])
+    for x, wanted in zip(tensors, grads, strict=True):
+        assert np.array_equal(x.grad, wanted)
+
+
 def test_pages_are_those_of_numpy():
     q, k, v = normal(2, T, H, D), normal(5, 4, K, D, seed=1), normal(5, 4, K, E, seed=2)
     table, lengths = np.array([[4, 1, -9], [0, 99, 99]]), [7, 4]
