@@ -26,6 +26,7 @@ TRACKERS = {
     "PaddlePaddle": "PaddlePaddle/Paddle",
     "PyTorch": "pytorch/pytorch",
     "Transformers": "huggingface/transformers",
+    "fla-core": "fla-org/flash-linear-attention",
     "neuralnetworknumpy": "Sendy45/NeuralNetworkFromScratch",
     "numpy-ml": "ddbourgin/numpy-ml",
     "sageattention": "thu-ml/SageAttention",

@@ -35,6 +35,7 @@ DISTRIBUTIONS = {
     "PaddlePaddle": "paddlepaddle",
     "PyTorch": "torch",
     "Transformers": "transformers",
+    "fla-core": "fla-core",
     "neuralnetworknumpy": "neuralnetworknumpy",
     "numpy-ml": "numpy-ml",
     "sageattention": "sageattention",
@@ -42,6 +43,7 @@ DISTRIBUTIONS = {
     "xllamacpp": "xllamacpp",
 }
 MODULES = {  # where it is not called as its distribution
+    "fla-core": "fla",
     "Haiku": "haiku",
     "PaddlePaddle": "paddle",
     "numpy-ml": "numpy_ml",
@@ -57,6 +59,7 @@ NEEDS = {  # what a system imports and does not ask for
 APART = {  # in environments of their own, with what else they need
     "OpenVINO": (),
     "PaddlePaddle": ("setuptools",),
+    "fla-core": ("torch", "triton", "packaging"),
     "neuralnetworknumpy": ("regex",),
     "numpy-ml": (),
     "sageattention": ("torch", "triton"),
