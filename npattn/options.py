@@ -137,6 +137,7 @@ OPTIONS: dict[str, Option] = {
             legal="a number in [0, 1)",
             accepts=lambda rate: 0 <= rate < 1,
         ),
+        Option("gate", "array", None, "multiplies o elementwise", refusable=("row_norms",)),
     )
 }
 """Every option, in the order of attention's signature."""
