@@ -13,7 +13,7 @@ from typing import Any
 from npattn.arrays import Array, sum_to
 from npattn.problem import Problem
 
-__all__ = ["apply_gate", "apply_gate_tangent", "pull_back"]
+__all__ = ["apply_gate", "apply_gate_tangent", "gate_factor", "pull_back"]
 
 
 def apply_gate(problem: Problem, o: Array, undefined: Array | None = None) -> Array:
@@ -30,9 +30,9 @@ def apply_gate(problem: Problem, o: Array, undefined: Array | None = None) -> Ar
     """
     o = problem.to_compute_dtype(o)
     if undefined is None:
-        return problem.to_output_dtype(_gate(problem) * o)
+        return problem.to_output_dtype(gate_factor(problem) * o)
     rows, xp = undefined[..., None], problem.xp
-    gated = _gate(problem) * xp.where(rows, 0, o)
+    gated = gate_factor(problem) * xp.where(rows, 0, o)
     return problem.to_output_dtype(xp.where(rows, float("nan"), gated))
 
 
@@ -50,16 +50,16 @@ def pull_back(
     if undefined is not None:
         each = problem.xp.where(undefined[..., None], 0, each)
     each = each[None] if problem.headless else each
-    return _gate(problem) * dout, sum_to(each, gate.shape)
+    return gate_factor(problem) * dout, sum_to(each, gate.shape)
 
 
 def apply_gate_tangent(problem: Problem, o: Array, do: Array, dgate: Array | None) -> Array:
     """Return the directional derivative of gate · o; the shape of dgate is that of the gate."""
-    moved = _gate(problem) * do
+    moved = gate_factor(problem) * do
     return moved if dgate is None else moved + _without_head(problem, dgate) * o
 
 
-def _gate(problem: Problem) -> Array:
+def gate_factor(problem: Problem) -> Array:
     """Return the gate in the dtype of the computation; broadcasts against out."""
     gate: Any = problem.round_to_storage(problem.to_compute_dtype(problem.gate))
     return _without_head(problem, gate)

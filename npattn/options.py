@@ -145,7 +145,7 @@ OPTIONS: dict[str, Option] = {
 FEATURES = tuple(OPTIONS)
 """Their names: what an implementation under test may have."""
 
-RESULTS = ("return_lse", "return_weights")
+RESULTS = ("return_lse", "return_weights", "return_max_score")
 """Flags that make an implementation return more than o."""
 
 STORED = (
@@ -326,6 +326,7 @@ FOREIGN = {
     "return_lse": ForeignName("call npattn.forward, whose result has .lse"),
     "return_residual": ForeignName(_LSE.hint, "lse (B, T, H) without gradient"),
     "return_softmax_lse": _LSE,
+    "return_max_score": ForeignName("call npattn.forward, whose result has .max_score"),
     "return_weights": ForeignName("call npattn.forward, whose result has .weights"),
     "s_aux": ForeignName("pass it as sinks=", "sinks"),
     "scale_factor": _SCALE,

@@ -39,8 +39,8 @@ class Problem(numpy_problem.Problem):
 
     The counterpart of `npattn.Problem`, with the same parameters, attributes and errors. q, k, v
     are tensors on one device, of any real floating dtype; mask, bias, sinks, dropout_mask and gate
-    are tensors on that device, NumPy arrays, which are copied there, or objects of `npattn.masks` and
-    `npattn.biases`. Tensors are neither changed nor copied.
+    are tensors on that device, NumPy arrays, which are copied there, or objects of `npattn.masks`
+    and `npattn.biases`. Tensors are neither changed nor copied.
 
     Attributes
     ----------

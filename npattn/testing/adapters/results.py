@@ -13,7 +13,7 @@ from npattn.testing.adapters.signature import Signature
 
 __all__ = ["INPUTS", "name_gradients", "name_results"]
 
-INPUTS = ("q", "k", "v", "bias", "sinks")
+INPUTS = ("q", "k", "v", "bias", "sinks", "gate")
 """Inputs that have a gradient."""
 
 
