@@ -245,8 +245,8 @@ def backward(
     Returns
     -------
     Gradients
-        .q .k .v .bias .sinks .gate, each shaped as its input; None where there is no such input. For one
-        of `npattn.biases`: shaped as its parameter, a tuple of these for a sum.
+        .q .k .v .bias .sinks .gate, each shaped as its input; None where there is no such input.
+        For one of `npattn.biases`: shaped as its parameter, a tuple of these for a sum.
 
     Raises
     ------

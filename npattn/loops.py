@@ -1,6 +1,7 @@
 """The second oracle: attention and its gradients in plain Python floats and loops.
 
-    s = c·tanh(scale · q kᵀ / c)   s ← score_mod(s) + bias   p = softmax(s)   o = gate · (p · keep) v
+    s = c·tanh(scale · q kᵀ / c)   s ← score_mod(s) + bias   p = softmax(s)
+    o = gate · (p · keep) v
 
     B batch   H query heads   K key/value heads   T queries   S keys
     D query/key size   E value size

@@ -185,3 +185,38 @@ class _DgateZero(Gated):
 
     def dgate(self, dout: Array, c: Inputs, shape: tuple[int, ...]) -> Array:
         return np.zeros(shape)
+
+
+# --- the largest scores ---
+
+
+@mistake("max-score-with-sink", "max score", equivalent=True)
+class _MaxScoreWithSink(Gated):
+    """The sink counts in the largest score."""
+
+    def max_score(self, c: Inputs) -> Array:
+        return np.maximum(super().max_score(c), c.sinks[..., 0])
+
+
+@mistake("max-score-of-hidden", "max score", equivalent=True)
+class _MaxScoreOfHidden(Gated):
+    """The largest score is taken before the mask."""
+
+    def max_score(self, c: Inputs) -> Array:
+        return super().max_score(c._replace(mask=None, causal=False, window=None))
+
+
+@mistake("max-score-before-bias", "max score", equivalent=True)
+class _MaxScoreBeforeBias(Gated):
+    """The largest score is that of scale · q k, without softcap and bias."""
+
+    def max_score(self, c: Inputs) -> Array:
+        return super().max_score(c._replace(bias=0.0, softcap=None))
+
+
+@mistake("max-score-from-zero", "max score", equivalent=True)
+class _MaxScoreFromZero(Gated):
+    """The largest score is 0 where all are below, since the maximum begins with 0."""
+
+    def max_score(self, c: Inputs) -> Array:
+        return np.maximum(super().max_score(c), 0)

@@ -1,9 +1,9 @@
-"""Attention with an output gate that is right, in replaceable steps; and a gate around any other.
+"""Attention with an output gate and the largest scores, in steps; and a gate around any other.
 
     B batch   H query heads   T queries   E value size
     o ← gate · o    do ← gate · dout    dgate = Σ dout · o      [16]
 
-`Attention` itself has no gate, so that its mistakes are judged on the options of their own.
+`Attention` itself has neither, so that its mistakes are judged on the options of their own.
 """
 
 from __future__ import annotations
@@ -44,11 +44,18 @@ class Gated(Attention):
         *,
         return_lse: bool = False,
         return_weights: bool = False,
+        return_max_score: bool = False,
         **options: Any,
     ) -> Any:
-        """Return out, or the tuple of out and those of lse and weights that are requested."""
+        """Return out, or the tuple of out and what else is requested."""
         flags = {"return_lse": return_lse, "return_weights": return_weights}
-        return super().forward(q, k, v, mask, **flags, **options)
+        results = super().forward(q, k, v, mask, **flags, **options)
+        if not return_max_score:
+            return results
+        top = self.max_score(self.inputs(q, k, v, mask, **options))
+        top = top.astype(np.result_type(q.dtype, np.float32) if q.dtype.kind == "f" else np.float32)
+        rest = results if return_lse or return_weights else (results,)
+        return (*rest, top[0] if q.ndim == 2 else top)
 
     @with_options_of(inputs)
     @np.errstate(all="ignore")
@@ -78,6 +85,12 @@ class Gated(Attention):
         return grads
 
     # --- the steps
+
+    @np.errstate(all="ignore")
+    def max_score(self, c: Inputs) -> Array:
+        """Return the largest score of each row, (..., H, T)."""
+        s, _ = self.scores(c)
+        return np.asarray(s.max(-1, initial=-np.inf))
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         """Return out, lse and weights."""

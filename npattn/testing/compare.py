@@ -177,7 +177,8 @@ def compare(
     Parameters
     ----------
     got : array, (o, lse), or mapping
-        o, or a mapping with keys among o, lse, weights, max_score, dq, dk, dv, dbias, dsinks, dgate.
+        o, or a mapping with keys among o, lse, weights, max_score, dq, dk, dv, dbias, dsinks,
+        dgate.
     problem : npattn.Problem
         The arrays as the implementation had them, in their dtype. A bias of `npattn.biases`
         stands for its array: dbias is the gradient of ``problem.bias_array``.

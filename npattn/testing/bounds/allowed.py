@@ -54,9 +54,9 @@ def bounds(
     -------
     dict
         o, lse, weights, max_score and, with dout, dq, dk, dv, dbias, dsinks, dgate: absolute,
-        float64, each of the shape of its result. It bounds the distance from the exact value to the interval of numbers
-        that round to the returned one (so rounding the result itself costs nothing), the oracle's
-        own error included.
+        float64, each of the shape of its result. It bounds the distance from the exact value to the
+        interval of numbers that round to the returned one (so rounding the result itself costs
+        nothing), the oracle's own error included.
     """
     task = BoundTask(problem, dtype, rounding, dout, dlse, dweights, conventions)
     return task.add_oracle_error(task.worst_case())

@@ -227,6 +227,11 @@ KILLERS: dict[str, str] = {
     "dgate-of-gated-out": "agreement-dgate",
     "dgate-of-last-query": "agreement-dgate",
     "dgate-zero": "agreement-dgate",
+    # largest scores
+    "max-score-with-sink": "agreement-max-score",
+    "max-score-of-hidden": "agreement-max-score",
+    "max-score-before-bias": "agreement-max-score",
+    "max-score-from-zero": "agreement-max-score",
     # sinks
     "sink-capped": "agreement-o agreement-lse",
     "lse-without-sink": "agreement-lse",
