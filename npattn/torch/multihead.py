@@ -2,6 +2,7 @@
 
     q, k, v = query Wqᵀ + bq, key Wkᵀ + bk, value Wvᵀ + bv      as torch.nn.Linear
     o = attention(q, [k | bias_k | 0], [v | bias_v | 0])        (B, H, T, D), exact
+    o ← sigmoid(query Wgᵀ + bg) · o                             with gate=True
     out = merge(o) Woᵀ + bo                                     as torch.nn.Linear
 
 Parameters, arguments and results are those of torch.nn.MultiheadAttention; the differences:
@@ -66,6 +67,9 @@ device, dtype
         parameters norm_q and norm_k, and for "layer" norm_q_bias and norm_k_bias.
     norm_eps : float, default 1e-6
         Added to the mean square under the root.
+    gate : bool, default False
+        Multiply the heads of o by those of a sigmoid of a projection of query, gate_proj, which has
+        the dtype of the projections.
     compute_dtype : torch.dtype, optional
         Attention is computed in it. Default float64, or float32 on a device without float64.
     engine : {"auto", "dense", "tiled", "fused"}
@@ -121,6 +125,7 @@ device, dtype
         merge: Literal["concat", "reshape"] = "concat",
         qk_norm: Literal["rms", "layer"] | None = None,
         norm_eps: float = 1e-6,
+        gate: bool = False,
         compute_dtype: torch.dtype | None = None,
         engine: str = "auto",
         empty_row: Literal["zero", "nan", "mean"] = "zero",
@@ -166,6 +171,9 @@ device, dtype
             self.register_parameter(name, parameter(not packed, own, width))
         self.in_proj_bias = parameter(bias, sum(rows))
         self.out_proj = nn.Linear(H * E, self.out_dim, bias=bias, device=device, dtype=dtype)
+        self.gate_proj = None
+        if gate:
+            self.gate_proj = nn.Linear(embed_dim, H * E, bias=bias, device=device, dtype=dtype)
         self.bias_k = parameter(add_bias_kv, 1, 1, K * D)
         self.bias_v = parameter(add_bias_kv, 1, 1, K * E)
         for name in build.NORMS if qk_norm else ():
@@ -183,6 +191,10 @@ device, dtype
         if self.in_proj_bias is not None:
             nn.init.zeros_(self.in_proj_bias)
             nn.init.zeros_(self.out_proj.bias)
+        if self.gate_proj is not None:
+            nn.init.xavier_uniform_(self.gate_proj.weight)
+            if self.in_proj_bias is not None:
+                nn.init.zeros_(self.gate_proj.bias)
         for extra in (self.bias_k, self.bias_v):
             if extra is not None:
                 nn.init.xavier_normal_(extra)
@@ -202,6 +214,7 @@ device, dtype
         ):  # fmt: skip
             if getattr(self, name) != default:
                 parts.append(f"{name}={getattr(self, name)!r}")
+        parts += [] if self.gate_proj is None else ["gate=True"]
         if self.head_dim * self.num_heads != self.embed_dim:
             parts.append(f"head_dim={self.head_dim}")
         return ", ".join(parts)
@@ -270,7 +283,7 @@ device, dtype
             call = call._replace(mask=None, bias=None)
         q, k, v = self._project(call)
         compute = _attend_in_no_graph if torch.compiler.is_compiling() else _attend
-        out, weights = compute(self, q, k, v, call, hinted, need_weights)
+        out, weights = compute(self, q, k, v, self._gate(call), call, hinted, need_weights)
         if self.merge == "concat":
             out = out.transpose(-3, -2).flatten(-2)
         else:  # the heads of a query are torn apart
@@ -299,6 +312,13 @@ device, dtype
         q, k = self._normalise(q, "norm_q"), self._normalise(k, "norm_k")
         k, v = self._extend(k, self.bias_k), self._extend(v, self.bias_v)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def _gate(self, call: ModuleInputs) -> Tensor | None:
+        """Return the gate (B, H, T, E)."""
+        if self.gate_proj is None:
+            return None
+        gate = torch.sigmoid(self.gate_proj(call.query))
+        return _split(gate, self.value_head_dim).transpose(1, 2)
 
     def _normalise(self, x: Tensor, name: str) -> Tensor:
         """Normalise the heads of (B, S, K, D)."""
@@ -437,6 +457,7 @@ def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    gate: Tensor | None,
     call: ModuleInputs,
     causal: bool,
     need_weights: bool,
@@ -454,6 +475,7 @@ def _attend(
         mask,
         causal="top_left" if causal else False,
         bias=bias,
+        gate=gate,
         dtype=module.compute_dtype,
         engine=module.engine,
         conventions=Conventions(empty_row=module.empty_row, weights="after_dropout"),
