@@ -1,7 +1,7 @@
 """Bounds of o after a gate, and of the gradient of the gate [16].
 
 What a gate multiplies may be the stored o of another kernel, and so may gate · dout, the cotangent
-of that o; docs/tolerance.md §9 derives both. The cotangent is a matter of the gradients
+of that o; docs/tolerance.md §4 derives both. The cotangent is a matter of the gradients
 (`stored_do` in worst_case/backward.py).
 """
 
