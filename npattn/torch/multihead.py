@@ -171,9 +171,6 @@ device, dtype
             self.register_parameter(name, parameter(not packed, own, width))
         self.in_proj_bias = parameter(bias, sum(rows))
         self.out_proj = nn.Linear(H * E, self.out_dim, bias=bias, device=device, dtype=dtype)
-        self.gate_proj = None
-        if gate:
-            self.gate_proj = nn.Linear(embed_dim, H * E, bias=bias, device=device, dtype=dtype)
         self.bias_k = parameter(add_bias_kv, 1, 1, K * D)
         self.bias_v = parameter(add_bias_kv, 1, 1, K * E)
         for name in build.NORMS if qk_norm else ():
@@ -181,6 +178,12 @@ device, dtype
         for name in build.NORM_BIASES if qk_norm == "layer" else ():
             self.register_parameter(name, parameter(True, D))
         self._reset_parameters()
+        self.gate_proj = None
+        if gate:  # last, so that it changes no other weight of a seed
+            self.gate_proj = nn.Linear(embed_dim, H * E, bias=bias, device=device, dtype=dtype)
+            nn.init.xavier_uniform_(self.gate_proj.weight)
+            if bias:
+                nn.init.zeros_(self.gate_proj.bias)
 
     def _reset_parameters(self) -> None:
         """Sample the parameters in torch's order, so that a seed gives the same weights."""
@@ -191,10 +194,6 @@ device, dtype
         if self.in_proj_bias is not None:
             nn.init.zeros_(self.in_proj_bias)
             nn.init.zeros_(self.out_proj.bias)
-        if self.gate_proj is not None:
-            nn.init.xavier_uniform_(self.gate_proj.weight)
-            if self.in_proj_bias is not None:
-                nn.init.zeros_(self.gate_proj.bias)
         for extra in (self.bias_k, self.bias_v):
             if extra is not None:
                 nn.init.xavier_normal_(extra)
