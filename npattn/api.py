@@ -196,7 +196,7 @@ def evaluate(
     -------
     Forward
     """
-    ungated = problem.ungated
+    ungated = problem.without_gate
     canonical = ungated if conventions is None else conventions.canonical(ungated)
     engine = engine or (tiled.choice(canonical) if problem.engine == "auto" else problem.engine)
     if engine == "extended" and problem.gate is not None:

@@ -210,7 +210,7 @@ class Problem:
         return max(float(own.min), float(finfo(self.dtype).min))
 
     @property
-    def ungated(self) -> Problem:
+    def without_gate(self) -> Problem:
         """The problem without its gate, which the engines leave to `npattn.gating`."""
         return self if self.gate is None else self.replace(gate=None)
 

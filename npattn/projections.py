@@ -80,7 +80,7 @@ def sigmoid(x: Array) -> Array:
 
 def sigmoid_backward(dy: Array, y: Array) -> Array:
     """Gradient of x from that of y = sigmoid(x)."""
-    return dy * y * (1 - y)
+    return np.asarray(dy * y * (1 - y))
 
 
 class NormResiduals(NamedTuple):

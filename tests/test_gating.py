@@ -212,7 +212,7 @@ def test_gate_is_not_written_to() -> None:
     fwd = npattn.forward(**inputs(), gate=gate)
     npattn.backward(fwd, np.ones_like(fwd.out))
     assert fwd.problem.gate is gate
-    assert fwd.problem.ungated.gate is None
+    assert fwd.problem.without_gate.gate is None
     assert npattn.backward(npattn.forward(**inputs()), np.ones_like(fwd.out)).gate is None
 
 

@@ -39,7 +39,7 @@ class _GateThroughSigmoid(Gated):
 
     def dgate(self, dout: Array, c: Inputs, shape: tuple[int, ...]) -> Array:
         slope = 1 / (2 + np.exp(c.gate) + np.exp(-np.asarray(c.gate)))
-        return sum_to(dout * self.ungated(c) * slope, shape)
+        return sum_to(dout * self.inner_out(c) * slope, shape)
 
 
 @mistake("gate-applied-twice", "gate")
@@ -156,7 +156,7 @@ class _DeltaOfGatedOut(Gated):
         return super().gradients(c, do, dlse - self._excess(c, do), dw)
 
     def _excess(self, c: Inputs, do: Array) -> Array:
-        inner = self.do(do, c) * self.ungated(c)
+        inner = self.do(do, c) * self.inner_out(c)
         return np.asarray((inner * (np.asarray(c.gate) - 1)).sum(-1, keepdims=True))
 
 
@@ -165,7 +165,7 @@ class _DgateOfGatedOut(Gated):
     """dgate is dout times the output after the gate."""
 
     def dgate(self, dout: Array, c: Inputs, shape: tuple[int, ...]) -> Array:
-        return sum_to(dout * self.gate(self.ungated(c), c), shape)
+        return sum_to(dout * self.gate(self.inner_out(c), c), shape)
 
 
 @mistake("dgate-of-last-query", "gate")
@@ -173,7 +173,7 @@ class _DgateOfLastQuery(Gated):
     """dgate takes only the last query of those that share a gate, instead of the sum."""
 
     def dgate(self, dout: Array, c: Inputs, shape: tuple[int, ...]) -> Array:
-        each = dout * self.ungated(c)
+        each = dout * self.inner_out(c)
         if shape[-2] == 1:
             each[..., :-1, :] = 0
         return sum_to(each, shape)

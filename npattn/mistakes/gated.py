@@ -74,8 +74,8 @@ class Gated(Attention):
         **options: Any,
     ) -> dict[str, Array]:
         """Return the gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, by input name."""
-        cotangents = {"out": out, "lse": lse, "dlse": dlse, "dweights": dweights}
-        grads = super().backward(dout, q, k, v, mask=mask, **cotangents, **options)
+        known: dict[str, Any] = {"out": out, "lse": lse, "dlse": dlse, "dweights": dweights}
+        grads = super().backward(dout, q, k, v, mask=mask, **known, **options)
         gate = options.get("gate")
         if gate is not None:
             c = self.inputs(q, k, v, mask, **options)
@@ -111,11 +111,11 @@ class Gated(Attention):
         """Return the cotangent of o before the gate."""
         return np.asarray(c.gate * dout)
 
-    def ungated(self, c: Inputs) -> Array:
+    def inner_out(self, c: Inputs) -> Array:
         return super().results(c)[0]
 
     def dgate(self, dout: Array, c: Inputs, shape: tuple[int, ...]) -> Array:
-        return sum_to(dout * self.ungated(c), shape)
+        return sum_to(dout * self.inner_out(c), shape)
 
 
 @cache

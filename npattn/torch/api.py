@@ -216,7 +216,7 @@ def evaluate(
         engine = "tiled"
     if problem.score_mod is not None and torch.is_grad_enabled():
         check_closes_over_nothing(problem)
-    call = AttentionCall(problem.ungated, conventions, engine == "dense")  # type: ignore[arg-type]
+    call = AttentionCall(problem.without_gate, conventions, engine == "dense")  # type: ignore[arg-type]
     o, lse, saved = attend(call)
     if saved.out.requires_grad:
         saved = Saved(*(None if x is None else x.detach() for x in saved))  # type: ignore

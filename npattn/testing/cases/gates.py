@@ -34,7 +34,7 @@ def _head_mask(rng: np.random.Generator, recipe: Structure) -> Array:
     return (rng.random(_shape(recipe, 3, -1, -2)) < 2 / 3).astype(float)
 
 
-def _signed(rng: np.random.Generator, recipe: Structure) -> Array:
+def _normal(rng: np.random.Generator, recipe: Structure) -> Array:
     return 2 * rng.standard_normal(_shape(recipe, 5))
 
 
@@ -44,7 +44,7 @@ GATES: dict[str, SampleArray] = {
     "head mask": _head_mask,
     "one a row": _sigmoid(5, -1),
     "matrix": _sigmoid(2),
-    "signed": _signed,
+    "signed": _normal,
     "one for all heads": _sigmoid(5, -3),
     "one for all samples": _sigmoid(3),
     "columns": _sigmoid(5, -2),

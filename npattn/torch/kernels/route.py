@@ -43,7 +43,7 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
             f"gate is {name}, must be {short_name(problem.q.dtype)} as q: it would be rounded "
             '[engine="fused"; "auto" computes every problem]'
         )
-    canonical: Any = problem.ungated
+    canonical: Any = problem.without_gate
     if conventions is not None:
         canonical = conventions.canonical(canonical)
         _check_translatable(problem, conventions)
