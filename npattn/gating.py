@@ -8,8 +8,6 @@ and tensors alike. Source: Qiu et al. 2025, "Gated attention for large language 
 
 from __future__ import annotations
 
-from typing import Any
-
 from npattn.arrays import Array, sum_to
 from npattn.problem import Problem
 
@@ -61,7 +59,8 @@ def apply_gate_tangent(problem: Problem, o: Array, do: Array, dgate: Array | Non
 
 def gate_factor(problem: Problem) -> Array:
     """Return the gate in the dtype of the computation; broadcasts against out."""
-    gate: Any = problem.round_to_storage(problem.to_compute_dtype(problem.gate))
+    assert problem.gate is not None
+    gate = problem.round_to_storage(problem.to_compute_dtype(problem.gate))
     return _without_head(problem, gate)
 
 

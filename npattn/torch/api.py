@@ -279,9 +279,9 @@ def backward(
     with torch.no_grad():
         dgate = None
         if problem.gate is not None:
-            do, dgate = gating.pull_back(
-                problem, o, torch.zeros_like(o) if do is None else do, undefined
-            )
+            whole: Any = torch.zeros_like(o) if do is None else do
+            pulled: Any = gating.pull_back(problem, o, whole, undefined)
+            do, dgate = pulled
         grads = replace(pull_back(call, saved, do, dl, dw), gate=dgate)
     if problem.storage is not None:
         grads = replace(

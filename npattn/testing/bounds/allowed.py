@@ -152,10 +152,9 @@ class BoundTask:
 
     def _cotangents(self) -> tuple[Array, Array | None, Array | None]:
         """Return the cotangents of the canonical problem, with a head axis."""
-        assert self.dout is not None
-        do, *more = self.conventions.cotangents(
-            self.problem, self._inner_dout, self.dlse, self.dweights
-        )
+        dout = self._inner_dout
+        assert dout is not None
+        do, *more = self.conventions.cotangents(self.problem, dout, self.dlse, self.dweights)
         head = (None,) if self.problem.headless else (...,)
         dl, dw = (None if x is None else x[head] for x in more)
         return do[head], dl, dw
