@@ -16,6 +16,7 @@ from npattn.arrays import Array, BiasLike, MaskLike
 from npattn.checks import check_cotangent, direction_shape
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import OptionError
+from npattn.gating import apply_gate, apply_gate_tangent, pull_back
 from npattn.options import Alignment, Precision, ScoreMod, Window, reject_unknown_options
 from npattn.problem import Forward, Gradients, Problem
 
@@ -40,6 +41,7 @@ def attention(
     sinks: ArrayLike | None = None,
     dropout_mask: ArrayLike | None = None,
     dropout_rate: float = 0.0,
+    gate: ArrayLike | None = None,
     dtype: DTypeLike | None = None,
     engine: str = "auto",
     precision: Precision | None = None,
@@ -76,6 +78,9 @@ def attention(
         True = keep; broadcasts as `mask` does.
     dropout_rate : float, default 0.0
         Kept weights are divided by 1 − dropout_rate.
+    gate : float array_like, optional
+        Multiplies o; broadcasts against (..., H, T, E), rank ≥ 2. A head mask (H,) is
+        ``gate=head_mask[:, None, None]``.
     dtype : dtype, optional
         Dtype of the computation and of the result; default float64, complex128 for complex arrays.
         bfloat16 and float16 emulate mixed precision: operands and results are rounded; sums,
@@ -86,7 +91,7 @@ def attention(
     precision : {"extended"}, optional
         "extended" computes in pairs of float64: results, gradients too, are the nearest float64 but
         where even 100 bits cancel, which `npattn.certify.certify` says for each element. For
-        float64, without score_mod; some 100 times as long, and of engine "dense".
+        float64, without score_mod and gate; some 100 times as long, and of engine "dense".
     conventions : Conventions, optional
         Meaning of the options where systems disagree; default: docs/semantics.md.
 
@@ -131,6 +136,7 @@ def forward(
     sinks: ArrayLike | None = None,
     dropout_mask: ArrayLike | None = None,
     dropout_rate: float = 0.0,
+    gate: ArrayLike | None = None,
     dtype: DTypeLike | None = None,
     engine: str = "auto",
     precision: Precision | None = None,
@@ -141,13 +147,14 @@ def forward(
     Parameters
     ----------
     q, k, v, mask, causal, window, bias, scale, softcap, score_mod, sinks, dropout_mask
-    dropout_rate, dtype, engine, precision, conventions
+    dropout_rate, gate, dtype, engine, precision, conventions
         As in `attention`.
 
     Returns
     -------
     Forward
-        .out (..., H, T, E), .lse (..., H, T), .weights (..., H, T, S), .problem, .engine
+        .out (..., H, T, E), .lse (..., H, T), .weights (..., H, T, S), .max_score (..., H, T),
+        .problem, .engine
 
     Raises
     ------
@@ -189,20 +196,32 @@ def evaluate(
     -------
     Forward
     """
-    canonical = problem if conventions is None else conventions.canonical(problem)
+    ungated = problem.without_gate
+    canonical = ungated if conventions is None else conventions.canonical(ungated)
     engine = engine or (tiled.choice(canonical) if problem.engine == "auto" else problem.engine)
-    out, raw_lse, residuals = ENGINES[engine].forward(canonical)
+    if engine == "extended" and problem.gate is not None:
+        raise OptionError(f"precision is 'extended' beside {extended.find_obstacle(problem)}")
+    o, raw_lse, residuals = ENGINES[engine].forward(canonical)
     lse = raw_lse
     if conventions is not None:
-        out, lse = conventions.results(problem, out, raw_lse)
+        o, lse = conventions.results(problem, o, raw_lse)
+    o = problem.to_output_dtype(o)
+    undefined = None
+    if problem.gate is not None and conventions is not None:
+        undefined = conventions.undefined_rows(problem, raw_lse)
+    out = o if problem.gate is None else apply_gate(problem, o, undefined)
 
     def weights() -> Array:
         p: Array = ENGINES[engine].weights(canonical, residuals)
         p = p[0] if problem.headless else p
         return p if conventions is None else conventions.returned_weights(problem, p, raw_lse)
 
-    saved = (canonical, conventions, raw_lse, residuals)
-    return Forward(problem.to_output_dtype(out), lse, problem, engine, saved, weights)
+    def max_score() -> Array:
+        top: Array = ENGINES[engine].max_score(canonical, residuals)
+        return top[0] if problem.headless else top
+
+    saved = (canonical, conventions, raw_lse, (o, undefined), residuals)
+    return Forward(out, lse, problem, engine, saved, weights, max_score)
 
 
 def backward(
@@ -226,8 +245,8 @@ def backward(
     Returns
     -------
     Gradients
-        .q .k .v .bias .sinks, each shaped as its input; None where there is no such input. For one
-        of `npattn.biases`: shaped as its parameter, a tuple of these for a sum.
+        .q .k .v .bias .sinks .gate, each shaped as its input; None where there is no such input.
+        For one of `npattn.biases`: shaped as its parameter, a tuple of these for a sum.
 
     Raises
     ------
@@ -249,8 +268,11 @@ def backward(
     """
     _check_forward("backward", fwd)
     problem = fwd.problem
-    canonical, conventions, raw_lse, residuals = fwd.residuals
+    canonical, conventions, raw_lse, (o, undefined), residuals = fwd.residuals
     do, dl, dw = read_cotangents(fwd, dout, dlse, dweights)
+    dgate = None
+    if problem.gate is not None:
+        do, dgate = pull_back(problem, o, do, undefined)
     if conventions is not None:
         do, dl, dw = conventions.cotangents(problem, do, dl, dw)
     if problem.headless:
@@ -259,6 +281,7 @@ def backward(
     grads: Gradients = ENGINES[fwd.engine].backward(canonical, residuals, do, dl, dw)
     if conventions is not None:
         grads = conventions.gradients(problem, grads, do[0] if problem.headless else do, raw_lse)
+    grads = grads if dgate is None else replace(grads, gate=dgate)
     if problem.storage is not None:
         grads = replace(
             grads, **{n: problem.to_output_dtype(getattr(grads, n)) for n in ("q", "k", "v")}
@@ -273,6 +296,7 @@ def jvp(
     dv: ArrayLike | None = None,
     dbias: ArrayLike | None = None,
     dsinks: ArrayLike | None = None,
+    dgate: ArrayLike | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Directional derivative (do, dlse) of (out, lse).
 
@@ -280,7 +304,7 @@ def jvp(
     ----------
     fwd : Forward
         Result of `forward`, without conventions.
-    dq, dk, dv, dbias, dsinks : float array_like, optional
+    dq, dk, dv, dbias, dsinks, dgate : float array_like, optional
         The direction, each shaped as its input; None is 0.
 
     Returns
@@ -299,7 +323,7 @@ def jvp(
         has no input, or its input is one of `npattn.biases`.
     """
     _check_forward("jvp", fwd)
-    canonical, conventions, _, residuals = fwd.residuals
+    canonical, conventions, _, (o, _), residuals = fwd.residuals
     if conventions is not None:
         raise OptionError("jvp does not support conventions; call forward without them")
     if canonical.storage is not None:
@@ -308,16 +332,22 @@ def jvp(
             "call forward with float32 or float64"
         )
     directions = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": dsinks}
+    directions["gate"] = dgate
+    problem = fwd.problem
     arrays: dict[str, Array | None] = {}
     for name, direction in directions.items():
         if direction is None:
             arrays[f"d{name}"] = None
             continue
-        shape = direction_shape(name, getattr(canonical, name))
+        shape = direction_shape(name, getattr(problem, name))
         array = _as_compute_dtype(check_cotangent(f"d{name}", direction, shape), canonical.dtype)
         arrays[f"d{name}"] = array[None] if canonical.headless and name in "qkv" else array
+    of_gate = arrays.pop("dgate")
     changes: tuple[Array, Array] = ENGINES[fwd.engine].jvp(canonical, residuals, **arrays)
-    return changes
+    if problem.gate is None:
+        return changes
+    do, dlse = changes
+    return apply_gate_tangent(problem, o, do, of_gate), dlse
 
 
 def _check_forward(function: str, fwd: Any) -> None:

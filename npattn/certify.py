@@ -78,7 +78,7 @@ def certify(
     ------
     OptionError
         If `fwd` is of the tiled engine, of another dtype than float64, or has conventions, a
-        score_mod or a bias of `npattn.biases` whose gradient is asked.
+        gate, a score_mod or a bias of `npattn.biases` whose gradient is asked.
     ShapeError, DtypeError
         As of `npattn.backward`.
 
@@ -104,7 +104,7 @@ class _Bounds:
     """Sizes and errors of the intermediates of one forward pass."""
 
     def __init__(self, fwd: Forward) -> None:
-        canonical, conventions, _, residuals = fwd.residuals
+        canonical, conventions, *_, residuals = fwd.residuals
         problem: Problem = canonical
         if fwd.engine not in ("dense", "extended") or problem.dtype != np.float64:
             raise OptionError(
@@ -113,6 +113,8 @@ class _Bounds:
             )
         if conventions is not None or problem.score_mod is not None:
             raise OptionError("certify has no bounds under conventions, or of a score_mod")
+        if fwd.problem.gate is not None:
+            raise OptionError("certify has no bounds with a gate; call forward without it")
         self.problem, self.fwd = problem, fwd
         self.extended = fwd.engine == "extended"
         plain = residuals.dense if self.extended else residuals

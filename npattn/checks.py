@@ -139,9 +139,7 @@ def check_score_shape(
 ) -> tuple[int, ...]:
     """Check that `shape` broadcasts against (*lead, H, T, S) without enlarging it [14]."""
     whole = (*lead, H, T, S)
-    tail = whole[max(len(whole) - len(shape), 0) :]
-    fits = len(shape) == len(tail) and all(n in (1, w) for n, w in zip(shape, tail, strict=True))
-    if len(shape) >= 2 and fits:
+    if len(shape) >= 2 and _broadcasts(shape, whole):
         return shape
     hint = ""
     if shape == whole[-1:]:
@@ -183,6 +181,45 @@ def check_beside_scores(
         check_score_shape(name, shape, *sizes)
     except ShapeError as err:
         raise ShapeError(f"{err} {_format_shapes(*arrays)}") from None
+
+
+def read_gate(value: Any) -> Array:
+    """Return a gate as a floating array. Raises DtypeError if it is not floating."""
+    array = read_array("gate", value)
+    if array.dtype == np.bool_:
+        raise DtypeError("gate is bool, must be floating: pass gate.astype(float)")
+    return read_floating("gate", array)
+
+
+def check_gate(
+    gate: Array, sizes: tuple[tuple[int, ...], int, int, int], arrays: tuple[Array, Array, Array]
+) -> None:
+    """Check that a gate broadcasts against (*lead, H, T, E) without enlarging it [16]."""
+    lead, H, T, E = sizes
+    shape, whole = gate.shape, (*lead, H, T, E)
+    if len(shape) >= 2 and _broadcasts(shape, whole):
+        return
+    hint = ""
+    if shape == (H,):
+        hint = "; for one number per head pass gate[:, None, None]"
+    elif shape == (E,):
+        hint = "; for one row of numbers pass gate[None, :]"
+    elif len(whole) == 4 and shape == (lead[0], H):
+        hint = "; for a (B, H) gate pass gate[:, :, None, None]"
+    elif len(whole) == 4 and shape == (lead[0], H, T):
+        hint = "; for a (B, H, T) gate pass gate[..., None]"
+    elif len(whole) == 4 and shape == (lead[0], T, E):
+        hint = "; for a (B, T, E) gate pass gate[:, None]"
+    raise ShapeError(
+        f"gate has shape {shape}, must have rank 2 or more and broadcast against "
+        f"(..., H, T, E) = {whole}{hint} {_format_shapes(*arrays)}"
+    )
+
+
+def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Return True if an array of this shape broadcasts to `whole` without enlarging it."""
+    tail = whole[max(len(whole) - len(shape), 0) :]
+    return len(shape) == len(tail) and all(n in (1, w) for n, w in zip(shape, tail, strict=True))
 
 
 def read_sinks(value: Any, arrays: tuple[Array, Array, Array]) -> Array:

@@ -447,7 +447,7 @@ def _exit_code(report: Report) -> int:
 
 def _gradients(implementation: Implementation) -> tuple[str, ...]:
     """Return the gradients of what it takes."""
-    options = [f"d{name}" for name in ("bias", "sinks") if name in implementation.features]
+    options = [f"d{name}" for name in ("bias", "sinks", "gate") if name in implementation.features]
     return ("dq", "dk", "dv", *options)
 
 

@@ -20,7 +20,7 @@ from npattn.arrays import Array, Tile, sum_to
 from npattn.errors import OptionError
 from npattn.problem import Gradients, Problem
 
-__all__ = ["Residuals", "backward", "forward", "jvp", "weights"]
+__all__ = ["Residuals", "backward", "forward", "jvp", "max_score", "weights"]
 
 # Hidden scores may be anything, and a fully masked row takes log(0): both are intended.
 QUIET = {"divide": "ignore", "invalid": "ignore", "over": "ignore", "under": "ignore"}
@@ -38,6 +38,7 @@ class Residuals(NamedTuple):
     p: Array  # (..., H, T, S) the weights: each row sums to 1 (with a sink to less), or to 0
     p_sink: Array | None  # (..., H, T, 1) the weight of the sink
     keep: Array | None  # (..., H, T, S) 1 / (1 − rate) where kept, 0 where dropped
+    top: Array  # (..., H, T, 1) the largest score
 
 
 @np.errstate(**QUIET)  # type: ignore[arg-type]  # a dict of literals
@@ -57,12 +58,13 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
         s = np.where(problem.visible, s, -np.inf)  # [5-7]
     live = s.real != -np.inf  # [4] a score of −inf leaves the softmax, wherever it comes from
 
-    p, p_sink, lse = _softmax(s, live, _sinks(problem))  # [8, 11]
+    top = s.real.max(-1, keepdims=True, initial=-np.inf)
+    p, p_sink, lse = _softmax(s, top, live, _sinks(problem))  # [8, 11]
     keep = dropout_factor(problem)
     w = p if keep is None else p * keep  # [9]
     o = sum_live(problem.round_to_storage(w), v, live)  # (..., H, T, E)  [10, 15]
 
-    residuals = Residuals(q, k, v, tanh, capped, live, p, p_sink, keep)
+    residuals = Residuals(q, k, v, tanh, capped, live, p, p_sink, keep, top)
     return (o[0], lse[0], residuals) if problem.headless else (o, lse, residuals)
 
 
@@ -75,7 +77,7 @@ def backward(
     dweights: Array | None = None,
 ) -> Gradients:
     """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards."""
-    q, k, v, tanh, capped, live, p, p_sink, keep = residuals
+    q, k, v, tanh, capped, live, p, p_sink, keep, _ = residuals
     w = problem.round_to_storage(p if keep is None else p * keep)
     do = problem.round_to_storage(do)  # [15]
 
@@ -119,7 +121,7 @@ def jvp(
     dsinks: Array | None = None,
 ) -> tuple[Array, Array]:
     """Directional derivative (do, dlse) of (out, lse): forward, line by line."""
-    q, k, v, tanh, capped, live, p, p_sink, keep = residuals
+    q, k, v, tanh, capped, live, p, p_sink, keep, _ = residuals
     dx = np.zeros_like(p)
     if dq is not None:
         dx = dx + problem.scale * (dq @ k.swapaxes(-1, -2))  # x = scale · q kᵀ
@@ -143,6 +145,11 @@ def jvp(
 def weights(_: Problem, residuals: Residuals) -> Array:
     """Weights (..., H, T, S), with a head axis."""
     return residuals.p
+
+
+def max_score(_: Problem, residuals: Residuals) -> Array:
+    """Largest score of each row, (..., H, T) with a head axis; of complex ones the real part."""
+    return residuals.top[..., 0]
 
 
 # --- the parts ------------------------------------------------------------------------------------
@@ -174,11 +181,11 @@ def sum_shared(dx: Array, K: int, shape: tuple[int, ...]) -> Array:
     return sum_to(dx, shape)
 
 
-def _softmax(s: Array, live: Array, sinks: Array | None) -> tuple[Array, Array | None, Array]:
-    """Compute p, p_sink and lse from the scores and one sink per head [8, 11]."""
-    m = s.real.max(-1, keepdims=True, initial=-np.inf)  # (..., H, T, 1)
-    if sinks is not None:
-        m = np.maximum(m, sinks.real)
+def _softmax(
+    s: Array, top: Array, live: Array, sinks: Array | None
+) -> tuple[Array, Array | None, Array]:
+    """Compute p, p_sink and lse from the scores, their maxima and one sink per head [8, 11]."""
+    m = top if sinks is None else np.maximum(top, sinks.real)  # (..., H, T, 1)
     # A query that sees no key has maximum −inf, and −inf − −inf is NaN.
     m = np.where(m == -np.inf, 0, m)
     e = np.exp(s - m)  # (..., H, T, S)

@@ -22,7 +22,7 @@ from npattn.double_double import Pair, as_pair, dot, exp, expm1, log, select, to
 from npattn.errors import OptionError
 from npattn.problem import Gradients, Problem
 
-__all__ = ["Residuals", "backward", "find_obstacle", "forward", "jvp", "weights"]
+__all__ = ["Residuals", "backward", "find_obstacle", "forward", "jvp", "max_score", "weights"]
 
 
 class Residuals(NamedTuple):
@@ -36,6 +36,7 @@ class Residuals(NamedTuple):
     p: Pair  # (..., H, T, S)
     p_sink: Pair | None  # (..., H, T, 1)
     keep: Pair | None  # (..., H, T, S)
+    top: Array  # (..., H, T, 1)
     dense: dense.Residuals
 
 
@@ -43,6 +44,8 @@ def find_obstacle(problem: Problem) -> str | None:
     """Return what keeps a problem from being evaluated so; None if nothing does."""
     if problem.dtype != np.float64 or problem.storage is not None:
         return f"dtype {problem.storage or problem.dtype}, must be float64 there"
+    if problem.gate is not None:
+        return "a gate: multiply its o by the gate"
     if problem.score_mod is not None:
         return "score_mod, which computes in float64: leave one out"
     return None
@@ -65,8 +68,8 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
     live = plain.live
     sinks = None if problem.sinks is None else problem.sinks.astype(np.float64)[:, None, None]
 
-    top = np.where(live, s.high, -np.inf).max(-1, keepdims=True, initial=-np.inf)
-    top = top if sinks is None else np.maximum(top, sinks)
+    largest = np.where(live, s.nearest, -np.inf).max(-1, keepdims=True, initial=-np.inf)
+    top = largest if sinks is None else np.maximum(largest, sinks)
     top = _finite(top)
     e = select(live, exp(s.minus(top)), 0.0)
     whole = total(e, -1)
@@ -85,7 +88,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
         keep = as_pair(kept).over(as_pair(1.0).minus(problem.dropout_rate))
     w = p if keep is None else p.times(keep)
     o = dot(w, v).nearest
-    residuals = Residuals(q, k, v, slope, live, p, p_sink, keep, plain)
+    residuals = Residuals(q, k, v, slope, live, p, p_sink, keep, largest, plain)
     if problem.headless:
         return _where_finite(plain_o, o[0]), _where_finite(plain_lse, lse[0]), residuals
     return _where_finite(plain_o, o), _where_finite(plain_lse, lse), residuals
@@ -101,7 +104,7 @@ def backward(
 ) -> Gradients:
     """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights."""
     plain = dense.backward(problem, residuals.dense, do, dlse, dweights)
-    q, k, v, slope, live, p, p_sink, keep, _ = residuals
+    q, k, v, slope, live, p, p_sink, keep, *_ = residuals
     cotangent, w = as_pair(_finite(do)), p if keep is None else p.times(keep)
     dv = dot(_transpose(w), cotangent)
     dp = dot(cotangent, _transpose(v))
@@ -142,6 +145,11 @@ def jvp(*_: object, **__: object) -> tuple[Array, Array]:
 def weights(_: Problem, residuals: Residuals) -> Array:
     """Weights (..., H, T, S), with a head axis."""
     return _where_finite(residuals.dense.p, residuals.p.nearest)
+
+
+def max_score(_: Problem, residuals: Residuals) -> Array:
+    """Largest score of each row, (..., H, T) with a head axis."""
+    return _where_finite(residuals.dense.top, residuals.top)[..., 0]
 
 
 # --- the parts ------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The second oracle: attention and its gradients in plain Python floats and loops.
 
-    s = c·tanh(scale · q kᵀ / c)   s ← score_mod(s) + bias   p = softmax(s)   o = (p · keep) v
+    s = c·tanh(scale · q kᵀ / c)   s ← score_mod(s) + bias   p = softmax(s)
+    o = gate · (p · keep) v
 
     B batch   H query heads   K key/value heads   T queries   S keys
     D query/key size   E value size
@@ -30,7 +31,7 @@ from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.problem import Gradients, Problem
 
-__all__ = ["Meaning", "backward", "forward"]
+__all__ = ["Meaning", "backward", "forward", "max_score"]
 
 Index = tuple[int, ...]
 
@@ -106,7 +107,7 @@ class _Row(NamedTuple):
     w: dict[int, float]  # after dropout
     p_sink: float
     lse: float
-    out: list[float]  # (E,)
+    out: list[float]  # (E,) before the gate
     defined: bool = True  # False for a row of NaN, whose own gradients are undefined
 
 
@@ -134,7 +135,7 @@ def forward(problem: Problem, conventions: Meaning | None = None) -> tuple[Array
     out, lse, weights = (np.zeros((*task.rows, n)) for n in (problem.E, 1, problem.S))
     for b, at in task.queries():
         row = _row(task, b, at)
-        out[at] = row.out
+        out[at] = [_gate(task, (*at, e)) * x for e, x in enumerate(row.out)]  # [16]
         lse[at] = row.lse
         returned = row.w if task.conventions.weights == "after_dropout" else row.p
         for s, weight in returned.items():
@@ -142,6 +143,19 @@ def forward(problem: Problem, conventions: Meaning | None = None) -> tuple[Array
     if problem.headless:  # the one head has no axis  [14]
         out, lse, weights = out[0], lse[0], weights[0]
     return out, lse[..., 0], weights
+
+
+def max_score(problem: Problem, conventions: Meaning | None = None) -> Array:
+    """Return the largest score of each query, (..., H, T); −inf where there is none.
+
+    Parameters and errors are those of `forward`.
+    """
+    task = _Task(problem, conventions or _Default())
+    top = np.full(task.rows, -np.inf)
+    for b, at in task.queries():
+        scores = [score.value for score in _scores(task, b, at)[0].values()]
+        top[at] = math.nan if any(map(math.isnan, scores)) else max(scores, default=-math.inf)
+    return top[0] if problem.headless else top
 
 
 def backward(
@@ -175,7 +189,7 @@ def backward(
     cotangents = (_real("dout", dout), _real("dlse", dlse), _real("dweights", dweights))
     sums = {
         name: _Sums(array.shape)
-        for name in ("q", "k", "v", "bias", "sinks")
+        for name in ("q", "k", "v", "bias", "sinks", "gate")
         if (array := getattr(task.problem, name)) is not None
     }
     undefined = "nan" in (task.conventions.empty_row, task.conventions.empty_row_bias)
@@ -187,6 +201,10 @@ def backward(
                 sums[name].note(at, n, row.defined)
         if row.defined:
             do, dl, dw = _cotangents(task, at, *cotangents)
+            for e, x in enumerate(do):  # from out = gate · o
+                if "gate" in sums:
+                    sums["gate"].add((*at, e), x * row.out[e])
+                do[e] = _gate(task, (*at, e)) * x
             _add_row(task, sums, at, row, do, dl, dw)
     return Gradients(**{name: total.array() for name, total in sums.items()})
 
@@ -196,6 +214,20 @@ def backward(
 
 def _row(task: _Task, b: int, at: Index) -> _Row:
     """Compute the query at `at` = (..., h, t) with all keys."""
+    scores, sees = _scores(task, b, at)
+    sink = task.value("sinks", at[-2:-1], -math.inf)
+    if not scores and sink == -math.inf:
+        return _empty_row(task, at, sees)
+
+    p, p_sink, lse = _softmax({s: score.value for s, score in scores.items()}, sink)  # [8, 11]
+    if task.conventions.lse_base == "2":
+        lse /= math.log(2)
+    w = {s: p[s] * _keep(task, at, s) for s in p}  # [9]
+    return _Row(scores, p, w, p_sink, lse, _out(task, at, w))
+
+
+def _scores(task: _Task, b: int, at: Index) -> tuple[dict[int, _Score], bool]:
+    """Scores of the keys in the softmax; and if any key takes part, with a score of −inf too."""
     scores, more = {}, task.number(task.conventions.hidden_add)
     seen = {s: _sees(task, at, s) for s in range(task.problem.S)}
     for s in seen:
@@ -204,15 +236,7 @@ def _row(task: _Task, b: int, at: Index) -> _Row:
         else:
             scores[s] = _Score(_hidden_score(task), free=False)
     scores = {s: score for s, score in scores.items() if score.value != -math.inf}  # [4]
-    sink = task.value("sinks", at[-2:-1], -math.inf)
-    if not scores and sink == -math.inf:
-        return _empty_row(task, at, more is not None or any(seen.values()))
-
-    p, p_sink, lse = _softmax({s: score.value for s, score in scores.items()}, sink)  # [8, 11]
-    if task.conventions.lse_base == "2":
-        lse /= math.log(2)
-    w = {s: p[s] * _keep(task, at, s) for s in p}  # [9]
-    return _Row(scores, p, w, p_sink, lse, _out(task, at, w))
+    return scores, more is not None or any(seen.values())
 
 
 def _sees(task: _Task, at: Index, s: int) -> bool:
@@ -325,6 +349,11 @@ def _out(task: _Task, at: Index, w: dict[int, float]) -> list[float]:
     return [_sum(_times(w[s], values[s][e]) for s in w) for e in range(task.problem.E)]
 
 
+def _gate(task: _Task, at: Index) -> float:
+    """Factor of the element of o at (..., h, t, e) [16]."""
+    return task.value("gate", at, 1.0)
+
+
 def _keep(task: _Task, at: Index, s: int) -> float:
     """Factor of a weight by dropout [9]."""
     if task.conventions.dropout_at_rate_0 == "ignore" and task.problem.dropout_rate == 0:
@@ -403,7 +432,7 @@ class _Task:
         assert problem.scale is not None  # Problem has put the default there  [1]
         self.scale = problem.scale
         self.rows = (*problem.lead, problem.H, problem.T)
-        names = ("q", "k", "v", "bias", "sinks", "dropout_mask")
+        names = ("q", "k", "v", "bias", "sinks", "dropout_mask", "gate")
         self.arrays = {name: _real(name, getattr(problem, name)) for name in names}
 
     def number(self, value: float | str | None) -> float | None:
@@ -437,7 +466,7 @@ class _Task:
         return vector
 
     def value(self, name: str, at: Index, default: float) -> float:
-        """Element of bias, sinks or dropout_mask at an index of the whole."""
+        """Element of bias, sinks, dropout_mask or gate at an index of the whole."""
         array = self.arrays[name]
         return default if array is None else float(array[_within(array.shape, at)])
 

@@ -5,11 +5,13 @@
 
     q = norm(query Wq + bq)   k = norm(key Wk + bk)   v = value Wv + bv      (heads split off)
     o = attention(q, [k | bias_k | 0], [v | bias_v | 0])                     (..., H, T, E)
+    o ← sigmoid(query Wg + bg) · o                                           (where there is a Wg)
     out = merge(o) Wo + bo                                                   (..., T, out)
 
 Weights multiply from the right. The keys of ``bias_k`` and ``add_zero_attn`` come last and are
 seen by every query. Source: Vaswani et al. 2017, section 3.2.2; gradients:
-docs/derivations/multihead.md.
+docs/derivations/multihead.md. Gate: Qiu et al. 2025, "Gated attention for large language models";
+use_gate of Keras.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ from npattn.projections import (
     merge_backward,
     normalise,
     normalise_backward,
+    sigmoid,
+    sigmoid_backward,
     split,
 )
 from npattn.summary import Description, describe
@@ -75,6 +79,8 @@ class MultiHeadAttention(MultiHeadParameters):
         Factors and terms that a normalised head is multiplied by and added to.
     norm_eps : float, default 1e-6
         Added to the mean square under the root.
+    wg, bg : float array (in_q, H·E), (H·E,), optional
+        Gate: the heads of sigmoid(query wg + bg) multiply those of o, before wo.
 
     Raises
     ------
@@ -127,7 +133,8 @@ class MultiHeadAttention(MultiHeadParameters):
             Every option of `npattn.attention`. The keys of bias_k and add_zero_attn come after
             the others: mask, causal, window and bias do not apply to them, a dropout_mask has
             columns for them. dtype "bfloat16" or "float16" rounds the operands and the result of
-            each product, as mixed precision does; sums and softmax are float32.
+            each product, as mixed precision does; sums and softmax are float32. A ``gate``
+            multiplies o beside that of wg; a head mask (H,) is ``gate=head_mask[:, None, None]``.
 
         Returns
         -------
@@ -339,18 +346,30 @@ class MultiHeadAttention(MultiHeadParameters):
                 norms[name] = normalise(y, self.qk_norm, w, b, self.norm_eps)
                 y = frame.round_to_storage(norms[name].y)
             heads[name] = y
-        attention = self._attend(heads, p, inputs, frame)
+        gate = None
+        if self.wg is not None:
+            z = frame.round_to_storage(linear(x["query"], p["wg"], p.get("bg")))
+            gate = split(frame.round_to_storage(sigmoid(z)), self.num_heads)
+        attention = self._attend(heads, p, inputs, frame, gate)
         merged = merge(attention.out.astype(frame.dtype, copy=False), self.merge)
         out = merged
         if self.wo is not None:
             out = frame.round_to_storage(linear(merged, p["wo"], p.get("bo")))
-        return MultiHeadSteps(frame, p, x, norms, attention, merged, frame.to_output_dtype(out))
+        out = frame.to_output_dtype(out)
+        return MultiHeadSteps(frame, p, x, norms, gate, attention, merged, out)
 
     def _attend(
-        self, heads: dict[str, Array], p: dict[str, Array], inputs: MultiHeadInputs, frame: Problem
+        self,
+        heads: dict[str, Array],
+        p: dict[str, Array],
+        inputs: MultiHeadInputs,
+        frame: Problem,
+        gate: Array | None,
     ) -> Forward:
-        """Attention of the heads, with the appended keys."""
+        """Attention of the heads, with the appended keys and both gates."""
         options: dict[str, Any] = {**inputs.options, "dtype": frame.storage or frame.dtype}
+        if gate is not None:
+            options["gate"] = gate if frame.gate is None else gate * _gate_option(frame)
         q, k, v, mask = heads["query"], heads["key"], heads["value"], inputs.mask
         if self._appended_keys:
             k, v = self._append_key(k, p.get("bias_k")), self._append_key(v, p.get("bias_v"))
@@ -399,6 +418,10 @@ class MultiHeadAttention(MultiHeadParameters):
             rows = frame.round_to_storage(merge(dy, "concat"))
             dx, dw, db = linear_backward(rows, steps.inputs[name], p["w" + name[0]])
             d |= {name: dx, "w" + name[0]: dw, "b" + name[0]: db}
+        dgate = grads.gate
+        if steps.gate is not None and dgate is not None:
+            dx, d["wg"], d["bg"], dgate = self._gate_gradients(steps, dgate)
+            d["query"] = d["query"] + dx
         for name, other in inputs.stands_for.items():
             if other != name:
                 d[other] = d[other] + d.pop(name)
@@ -407,7 +430,21 @@ class MultiHeadAttention(MultiHeadParameters):
             d["bias"] = frame.bias_gradient(grads.bias[..., :S]) if appended else grads.bias
         present = {n: x for n, x in d.items() if n not in PARAMETERS or n in p}
         converted = {n: _to_result_dtype(frame, x) for n, x in present.items()}
-        return MultiHeadGradients(**converted, sinks=grads.sinks)
+        return MultiHeadGradients(**converted, sinks=grads.sinks, gate=dgate)
+
+    def _gate_gradients(
+        self, steps: MultiHeadSteps, dgate: Array
+    ) -> tuple[Array, Array, Array, Array | None]:
+        """Gradients of query, wg and bg through the gate, and that of the option gate."""
+        frame, gate, of_option = steps.frame, steps.gate, None
+        assert gate is not None
+        dsigmoid = dgate
+        if frame.gate is not None:
+            dsigmoid = sum_to(dgate * _gate_option(frame), gate.shape)
+            of_option = sum_to(dgate * gate, frame.gate.shape)
+        dz = frame.round_to_storage(merge(sigmoid_backward(dsigmoid, gate), "concat"))
+        dx, dw, db = linear_backward(dz, steps.inputs["query"], steps.parameters["wg"])
+        return dx, dw, db, of_option
 
     def _backward_from_out(
         self, steps: MultiHeadSteps, dout: Array
@@ -437,6 +474,7 @@ class MultiHeadSteps(NamedTuple):
     parameters: dict[str, Array]  # in the dtype computed in
     inputs: dict[str, Array]  # likewise
     norms: dict[str, NormResiduals]  # of query and key
+    gate: Array | None  # (..., H, T, E) that of wg
     attention: Forward
     merged: Array  # (..., T, H·E)
     out: Array  # (..., T, out)
@@ -484,7 +522,7 @@ class MultiHeadGradients:
     """Gradients of one loss, each with the shape of its array; None where there is no such array.
 
     The names are those of the inputs, of the parameters of `MultiHeadAttention`, and of the
-    options bias and sinks.
+    options bias, sinks and gate.
     """
 
     query: Array
@@ -504,8 +542,17 @@ class MultiHeadGradients:
     norm_k: Array | None = None
     norm_q_bias: Array | None = None
     norm_k_bias: Array | None = None
+    wg: Array | None = None
+    bg: Array | None = None
     bias: Array | None = None
     sinks: Array | None = None
+    gate: Array | None = None
+
+
+def _gate_option(frame: Problem) -> Array:
+    """Return the option gate in the dtype computed in."""
+    assert frame.gate is not None
+    return frame.round_to_storage(frame.to_compute_dtype(frame.gate))
 
 
 def _to_result_dtype(frame: Problem, x: Any) -> Any:

@@ -1,7 +1,7 @@
 """Parameters of `MultiHeadAttention`: checks, packed weights, random weights, pruning.
 
     H query heads   K key/value heads   D query/key size of a head   E value size of a head
-    wq (in_q, H·D)   wk (in_k, K·D)   wv (in_v, K·E)   wo (H·E, out)
+    wq (in_q, H·D)   wk (in_k, K·D)   wv (in_v, K·E)   wo (H·E, out)   wg (in_q, H·E)
 
 Functions take and return the arguments of a module by name.
 """
@@ -27,7 +27,7 @@ __all__ = ["PARAMETERS", "MultiHeadParameters", "Order", "remaining_heads"]
 
 PARAMETERS = (
     "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "bias_k", "bias_v",
-    "norm_q", "norm_k", "norm_q_bias", "norm_k_bias",
+    "norm_q", "norm_k", "norm_q_bias", "norm_k_bias", "wg", "bg",
 )  # fmt: skip
 
 Order = Literal["qkv", "per_head"]
@@ -58,6 +58,8 @@ class MultiHeadParameters:
     norm_q_bias: Array | None = None
     norm_k_bias: Array | None = None
     norm_eps: float = 1e-6
+    wg: Array | None = None
+    bg: Array | None = None
 
     def __post_init__(self) -> None:
         self.__dict__.update(_validate(vars(self)))
@@ -123,6 +125,7 @@ class MultiHeadParameters:
         out_size: int | None = None,
         bias: bool = True,
         add_bias_kv: bool = False,
+        gate: bool = False,
         dtype: DTypeLike = np.float64,
         **options: Any,
     ) -> Self:
@@ -149,6 +152,8 @@ class MultiHeadParameters:
             Give every projection a bias of zeros.
         add_bias_kv : bool, default False
             Sample bias_k and bias_v.
+        gate : bool, default False
+            Sample wg, Xavier uniform, and with `bias` give it a bias of zeros.
         dtype : dtype
         **options
             As in `MultiHeadAttention`.
@@ -162,7 +167,7 @@ class MultiHeadParameters:
         parameters = _random_parameters(
             in_size, num_heads, seed=seed, head_size=head_size, value_size=value_size,
             num_kv_heads=num_kv_heads, key_size=key_size, value_in=value_in, out_size=out_size,
-            bias=bias, add_bias_kv=add_bias_kv, dtype=dtype,
+            bias=bias, add_bias_kv=add_bias_kv, gate=gate, dtype=dtype,
         )  # fmt: skip
         return cls(**parameters, **options)
 
@@ -265,6 +270,8 @@ def _check_options(arguments: Mapping[str, Any]) -> None:
         raise OptionError(f"got {one} without {other}; pass both or neither")
     if "bo" in present and "wo" not in present:
         raise OptionError("got bo without wo; without an output projection bo must be None")
+    if "bg" in present and "wg" not in present:
+        raise OptionError("got bg without wg; without a gate bg must be None")
     add_zero_attn = arguments["add_zero_attn"]
     if not isinstance(add_zero_attn, (bool, np.bool_)):
         raise OptionError(f"add_zero_attn is {add_zero_attn!r}, must be a bool")
@@ -291,6 +298,7 @@ def _check_shapes(arrays: Mapping[str, Array], H: int, K: int) -> None:
     wo = arrays.get("wo")
     out = wo.shape[-1] if wo is not None and wo.ndim else 0
     shapes = {"wk": (wk[0], K * D), "wo": (H * E, out), "bo": (out,)}
+    shapes |= {"wg": (wq[0], H * E), "bg": (H * E,)}
     shapes |= {"bq": (H * D,), "bk": (K * D,), "bv": (K * E,)}
     shapes |= {"bias_k": (K * D,), "bias_v": (K * E,)}
     shapes |= {name: (D,) for name in PARAMETERS if name.startswith("norm")}
@@ -344,6 +352,7 @@ def _random_parameters(
     out_size: int | None,
     bias: bool,
     add_bias_kv: bool,
+    gate: bool,
     dtype: DTypeLike,
 ) -> dict[str, Any]:
     """Sample the parameters that `MultiHeadAttention.init` describes, with the head counts."""
@@ -373,6 +382,9 @@ def _random_parameters(
     if add_bias_kv:
         for name, n in (("bias_k", K * D), ("bias_v", K * E)):
             parameters[name] = (math.sqrt(2 / (n + 1)) * rng.standard_normal(n)).astype(dtype)
+    if gate:
+        parameters["wg"] = uniform(math.sqrt(6 / (in_size + H * E)), in_size, H * E)
+        parameters["bg"] = np.zeros(H * E, dtype) if bias else None
     return {**parameters, "num_heads": H, "num_kv_heads": K}
 
 
@@ -393,7 +405,7 @@ def _copy_heads(
         return np.array(np.moveaxis(blocks.reshape(-1, *first.shape[1:]), 0, axis), order="C")
 
     H, K = arguments["num_heads"], arguments["num_kv_heads"]
-    changes: dict[str, Any] = {n: select(n, query_heads, H, -1) for n in ("wq", "bq")}
+    changes: dict[str, Any] = {n: select(n, query_heads, H, -1) for n in ("wq", "bq", "wg", "bg")}
     for name in ("wk", "wv", "bk", "bv", "bias_k", "bias_v"):
         changes[name] = select(name, kv_heads, K, -1)
     changes["wo"] = select("wo", query_heads, H, 0)

@@ -137,6 +137,7 @@ OPTIONS: dict[str, Option] = {
             legal="a number in [0, 1)",
             accepts=lambda rate: 0 <= rate < 1,
         ),
+        Option("gate", "array", None, "multiplies o elementwise", refusable=("row_norms",)),
     )
 }
 """Every option, in the order of attention's signature."""
@@ -144,7 +145,7 @@ OPTIONS: dict[str, Option] = {
 FEATURES = tuple(OPTIONS)
 """Their names: what an implementation under test may have."""
 
-RESULTS = ("return_lse", "return_weights")
+RESULTS = ("return_lse", "return_weights", "return_max_score")
 """Flags that make an implementation return more than o."""
 
 STORED = (
@@ -176,6 +177,7 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "mask or bias": ("mask", "bias"),
     "added mask or bias": ("mask", "bias"),
     "key padding": ("mask",),
+    "head mask": ("gate",),
     "window or −1": ("window",),
     "window of numbers": ("window",),
     "lse without gradient": ("return_lse",),
@@ -197,6 +199,8 @@ An option's own name means its plain form. Of the others,
     is float: 0 where a key may be seen and the least finite number elsewhere, plus the bias.
 "key padding"
     is boolean, of shape (B, S); True hides the key from every query.
+"head mask"
+    is the gate of each head, of shape (H,).
 "window or −1"
     has −1 for an unlimited side; "window of numbers" has a number there, as large as need be.
 "lse without gradient"
@@ -308,6 +312,7 @@ FOREIGN = {
     "enable_gqa": ForeignName(
         "leave it out: k and v with fewer heads than q are shared without a flag", "shared heads"
     ),
+    "head_mask": ForeignName("pass gate=head_mask[:, None, None]", "head mask"),
     "is_causal": ForeignName(
         'pass causal=True; where T != S, PyTorch means causal="top_left"', "causal", "top_left"
     ),
@@ -320,11 +325,13 @@ FOREIGN = {
     "logit_cap": _SOFTCAP,
     "logits_soft_cap": _SOFTCAP,
     "module": ForeignName("leave it out: attention is a function here", "module"),
+    "output_gate": ForeignName("pass it as gate=", "gate"),
     "need_weights": ForeignName("call npattn.forward, whose result has .weights", "need_weights"),
     "return_attn_probs": _LSE,
     "return_lse": ForeignName("call npattn.forward, whose result has .lse"),
     "return_residual": ForeignName(_LSE.hint, "lse (B, T, H) without gradient"),
     "return_softmax_lse": _LSE,
+    "return_max_score": ForeignName("call npattn.forward, whose result has .max_score"),
     "return_weights": ForeignName("call npattn.forward, whose result has .weights"),
     "s_aux": ForeignName("pass it as sinks=", "sinks"),
     "scale_factor": _SCALE,

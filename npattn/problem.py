@@ -59,6 +59,8 @@ class Problem:
         True = keep. Broadcasts as `mask` does.  [9]
     dropout_rate : float, default 0.0
         In [0, 1); kept weights are divided by 1 − rate.  [9]
+    gate : float array_like, optional
+        Multiplies out. Rank ≥ 2, broadcasts against (..., H, T, E).  [16]
     dtype : dtype, optional
         Dtype of the computation and of the results; default float64, complex128 for complex
         arrays. bfloat16 and float16 emulate mixed precision: sums are float32; operands of products
@@ -105,6 +107,7 @@ class Problem:
     sinks: Array | None = None
     dropout_mask: Array | None = None
     dropout_rate: float = 0.0
+    gate: Array | None = None
     dtype: Any = None
     engine: str = "auto"
     alignment: Alignment | None = None
@@ -134,6 +137,9 @@ class Problem:
                 put(name, value)
         if self.sinks is not None:
             put("sinks", checks.read_sinks(self.sinks, arrays))
+        if self.gate is not None:
+            put("gate", checks.read_gate(self.gate))
+            checks.check_gate(self.gate, (self.lead, self.H, self.T, self.E), arrays)
         causal, alignment = checks.check_causal(self.causal, self.alignment, self.T, self.S)
         put("causal", causal)
         put("alignment", alignment)
@@ -146,7 +152,7 @@ class Problem:
         checks.check_score_mod(self.score_mod)
         checks.check_engine(self.engine)
         dtype, storage = checks.check_dtype(
-            self.dtype, self.engine, (*arrays, self.bias, self.sinks)
+            self.dtype, self.engine, (*arrays, self.bias, self.sinks, self.gate)
         )
         put("dtype", dtype)
         put("storage", storage)
@@ -203,6 +209,11 @@ class Problem:
         own = finfo(self.q.dtype if self.storage is None else self.storage)
         return max(float(own.min), float(finfo(self.dtype).min))
 
+    @property
+    def without_gate(self) -> Problem:
+        """The problem without its gate, which the engines leave to `npattn.gating`."""
+        return self if self.gate is None else self.replace(gate=None)
+
     def materialise(self) -> Problem:
         """Return the problem with arrays for mask and bias; itself if they are no objects."""
         if self.mask is self.mask_array and self.bias is self.bias_array:
@@ -251,10 +262,14 @@ class Forward:
     Attributes
     ----------
     out : array (..., H, T, E)
+        After the gate, if there is one.
     lse : array (..., H, T)
         Natural logarithm of the sum of exp(scores), sink included; −inf in empty rows.
     weights : array (..., H, T, S)
         The softmax, before dropout. Computed on demand if the engine does not keep it.
+    max_score : array (..., H, T)
+        The largest final score of each row, without the sink; −inf where there is none. Computed on
+        demand; it has no gradient.
     problem : Problem
     engine : str
         The engine that computed them.
@@ -266,10 +281,15 @@ class Forward:
     engine: str
     residuals: Any = dataclasses.field(repr=False)
     make_weights: Callable[[], Array] = dataclasses.field(repr=False)
+    make_max_score: Callable[[], Array] = dataclasses.field(repr=False)
 
     @cached_property
     def weights(self) -> Array:
         return self.make_weights()
+
+    @cached_property
+    def max_score(self) -> Array:
+        return self.make_max_score()
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,6 +301,7 @@ class Gradients:
     v: Array
     bias: Any = None  # a bias of npattn.biases: shaped as its parameter; a tuple for a sum
     sinks: Array | None = None
+    gate: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)

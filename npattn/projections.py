@@ -25,6 +25,8 @@ __all__ = [
     "merge_backward",
     "normalise",
     "normalise_backward",
+    "sigmoid",
+    "sigmoid_backward",
     "split",
 ]
 
@@ -67,6 +69,18 @@ def merge_backward(dy: Array, heads: int, how: Merge) -> Array:
         return split(dy, heads)
     *lead, T, width = dy.shape
     return dy.reshape(*lead, heads, T, width // heads)
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e^−x), without overflow."""
+    falls = x.real < 0
+    e = np.exp(np.where(falls, x, -x))
+    return np.asarray(np.where(falls, e, 1) / (1 + e))
+
+
+def sigmoid_backward(dy: Array, y: Array) -> Array:
+    """Gradient of x from that of y = sigmoid(x)."""
+    return np.asarray(dy * y * (1 - y))
 
 
 class NormResiduals(NamedTuple):

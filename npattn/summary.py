@@ -145,9 +145,13 @@ def _steps(module: Any, fwd: Any) -> list[Step]:
     if appended:
         keys = f"{S} + {appended}" if fwd is None else str(int(S) + appended)
         steps.append(Step("appended keys", shape(K, appended, D), count("bias_k", "bias_v")))
+    gates = []
+    if module.wg is not None:
+        gates.append(Step("o · sigmoid(query Wg + bg)", shape(H, T, E), count("wg", "bg")))
     steps += [
         Step("weights = softmax(scale q kᵀ)", shape(H, T, keys), 0),
         Step("o = weights v", shape(H, T, E), 0),
+        *gates,
         Step(f"merge by {module.merge}", shape(T, H * E), 0),
     ]
     if module.wo is not None:

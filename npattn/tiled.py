@@ -26,7 +26,7 @@ from npattn import biases, dense, masks, threads
 from npattn.arrays import Array, Tile, sum_to, tile_of
 from npattn.problem import Gradients, Problem
 
-__all__ = ["Saved", "backward", "choice", "forward", "jvp", "visible_tiles", "weights"]
+__all__ = ["Saved", "backward", "choice", "forward", "jvp", "max_score", "visible_tiles", "weights"]
 
 QUERIES = 512
 """Queries in a block, half as many where there would be fewer blocks than ENOUGH."""
@@ -114,6 +114,20 @@ def jvp(
 def weights(problem: Problem, saved: Saved) -> Array:
     """Weights (..., H, T, S), as large as everything that this module avoids."""
     return dense.forward(problem)[2].p
+
+
+def max_score(problem: Problem, _: Saved) -> Array:
+    """Largest score of each row, (..., H, T) with a head axis."""
+    call = _Call(problem)
+    top = np.empty((*problem.lead, problem.H, problem.T), problem.dtype)
+
+    def work(block: Block, space: _Space) -> None:
+        plane, t0, t1 = block
+        q = call.scaled_queries(plane, t0, t1, space)
+        top[plane][t0:t1] = _maxima(call, plane, q, t0, t1, space)
+
+    threads.each(call.blocks(), lambda: _Space(call), work)
+    return top
 
 
 def choice(problem: Problem) -> str:
@@ -451,6 +465,7 @@ def _sums(
     return total
 
 
+@np.errstate(**dense.QUIET)  # type: ignore[arg-type]  # each thread has its own
 def _maxima(call: _Call, plane: Plane, q: Array, t0: int, t1: int, space: _Space) -> Array:
     m = np.full(t1 - t0, -np.inf, call.dtype)
     for _, rows, _, s, _ in _scores(call, plane, q, t0, t1, space):

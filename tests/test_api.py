@@ -35,6 +35,7 @@ EVERY_OPTION = {
     "sinks": noise(H, seed=5),
     "dropout_mask": noise(1, T, S, seed=6) > -0.5,
     "dropout_rate": 0.25,
+    "gate": noise(H, 1, E, seed=7),
 }
 
 
@@ -99,9 +100,14 @@ def test_every_engine_gives_the_same(engine):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble", "complex64", "complex128"])
 def test_everything_is_returned_in_the_dtype_computed_in(dtype):
-    fwd = npattn.forward(**inputs(), bias=noise(T, S), sinks=noise(H), dtype=dtype)
+    fwd = npattn.forward(
+        **inputs(), bias=noise(T, S), sinks=noise(H), gate=noise(T, E), dtype=dtype
+    )
     grads = npattn.backward(fwd, np.ones_like(fwd.out))
-    for array in (fwd.out, fwd.lse, fwd.weights, *vars(grads).values()):
+    for array in (fwd.out, fwd.lse, fwd.weights, fwd.max_score, *vars(grads).values()):
+        if array is fwd.max_score:  # the largest of real parts
+            assert array.dtype == np.empty(0, dtype).real.dtype
+            continue
         assert array.dtype == np.dtype(dtype)
 
 
@@ -160,6 +166,7 @@ def with_a_head(x):
 
 
 ONE_HEAD_OPTIONS = {"mask": MASK[0, 0], "bias": noise(1, S), "sinks": noise(1), "window": (3, 3)}
+ONE_HEAD_OPTIONS["gate"] = noise(T, 1)
 
 
 def test_rank_2_results_have_no_head_axis():
@@ -214,6 +221,7 @@ def test_every_gradient_has_the_shape_of_its_input():
         "v": noise(K, S, E),
         "bias": noise(4, 1, 1, 1, S),
         "sinks": noise(H),
+        "gate": noise(4, 1, 1, 1, E),
     }
     fwd = npattn.forward(**given)
     grads = npattn.backward(fwd, fwd.out, fwd.lse, fwd.weights)

@@ -19,7 +19,7 @@ LAYERS = (
     {"checks"},
     {"sizes", "positions", "quantization"},
     {"problem"},
-    {"masks", "biases"},
+    {"masks", "biases", "gating"},
     {"dense", "loops", "double_double"},
     {"tiled", "extended"},
     {"conventions"},

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npattn
-from npattn import Conventions, MultiHeadAttention, masks
+import npattn.weights
+from npattn import Conventions, MultiHeadAttention, masks, projections
 from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import bounds
@@ -740,3 +741,98 @@ def test_arguments_are_not_modified():
         mha.backward(mha.forward(x, dtype=dtype), np.ones((2, 5, 6)))
     for name, array in {**mha.parameters, "x": x}.items():
         np.testing.assert_array_equal(array, before[name])
+
+
+# --- gates ----------------------------------------------------------------------------------------
+
+
+def gated_module(**options):
+    return MultiHeadAttention.init(
+        7, 6, seed=0, head_size=4, value_size=5, num_kv_heads=3, out_size=11, gate=True, **options
+    )
+
+
+@pytest.mark.parametrize("merge", ["concat", "reshape"])
+@pytest.mark.parametrize("name", ["query", "wg", "bg", "wq", "wo", "gate"])
+def test_complex_step_through_the_gate_of_a_module(name, merge):
+    """The derivative along a direction, by complex step, is the gradient times that direction."""
+    rng = np.random.default_rng(3)
+    mha = gated_module(merge=merge)
+    x, y, gate = (rng.standard_normal(n) for n in ((2, 5, 7), (2, 8, 7), (6, 1, 1)))
+    fwd = mha.forward(x, y, gate=gate)
+    dout = rng.standard_normal(fwd.out.shape)
+    slope = getattr(mha.backward(fwd, dout), name)
+    along = 1e-200j * rng.standard_normal(slope.shape)
+    if name == "query":
+        moved = mha.forward(x + along, y, gate=gate)
+    elif name == "gate":
+        moved = mha.forward(x, y, gate=gate + along)
+    else:
+        moved = mha.replace(**{name: getattr(mha, name) + along}).forward(x, y, gate=gate)
+    rise, want = (dout * moved.out.imag).sum() * 1e200, (slope * along.imag).sum() * 1e200
+    size = (abs(slope) * abs(along.imag)).sum() * 1e200 + abs(dout).sum()
+    terms = 2 * 5 * 8 * 6 * 7 * 11  # of the longest sum
+    assert abs(rise - want) <= terms * 2.0**-53 * size
+
+
+def test_gate_of_a_module_multiplies_the_heads():
+    mha = gated_module()
+    x = np.random.default_rng(4).standard_normal((2, 5, 7))
+    fwd = mha.forward(x)
+    plain = mha.replace(wg=None, bg=None).forward(x).attention
+    z = (x @ mha.wg + mha.bg).reshape(2, 5, 6, 5).swapaxes(1, 2)
+    gate = 1 / (1 + np.exp(-z))
+    allowed = 8 * 2.0**-53 * (8 + abs(x) @ abs(mha.wg)).max() * abs(plain.out)
+    assert (abs(fwd.attention.out - gate * plain.out) <= allowed).all()
+    assert fwd.weights.shape == plain.weights.shape
+
+
+def test_head_mask_of_0_is_pruning():
+    mha = gated_module()
+    x = np.random.default_rng(5).standard_normal((2, 5, 7))
+    mask = np.array([0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+    masked, pruned = mha.forward(x, gate=mask[:, None, None]), mha.prune([0, 1]).forward(x)
+    assert abs(masked.out - pruned.out).max() <= 64 * 2.0**-53 * abs(masked.out).max()
+
+
+def test_importance_is_the_size_of_the_gradient_of_a_head_mask():
+    mha = gated_module()
+    x = np.random.default_rng(6).standard_normal((2, 5, 7))
+    fwd = mha.forward(x, gate=np.ones((6, 1, 1)))
+    dgate = mha.backward(fwd, np.ones_like(fwd.out)).gate
+    importance = mha.importance(fwd, np.ones_like(fwd.out))
+    assert abs(abs(dgate[:, 0, 0]) - importance).max() <= 2.0**-44 * importance.max()
+
+
+def test_sigmoid_does_not_overflow():
+    x = np.array([-1e4, -745.0, 0.0, 40.0, 1e4])
+    with np.errstate(all="raise", under="ignore"):
+        y = projections.sigmoid(x)
+    assert y[0] == 0
+    assert y[2] == 0.5
+    assert y[-1] == 1
+    assert 0 < y[1] < 1e-322
+
+
+def test_gate_in_mixed_precision_is_rounded():
+    mha = gated_module()
+    x = np.random.default_rng(7).standard_normal((2, 5, 7))
+    fwd = mha.forward(x, dtype="bfloat16")
+    gate = fwd.steps.gate
+    np.testing.assert_array_equal(gate, gate.astype("bfloat16").astype("f4"))
+    grads = mha.backward(fwd, np.ones(fwd.out.shape))
+    assert grads.wg.dtype == grads.wq.dtype
+
+
+def test_errors_of_the_parameters_of_a_gate():
+    mha = gated_module()
+    with pytest.raises(OptionError, match="got bg without wg"):
+        mha.replace(wg=None)
+    with pytest.raises(ShapeError, match=r"wg has shape \(7, 29\), must have shape \(7, 30\)"):
+        mha.replace(wg=mha.wg[:, 1:])
+    with pytest.raises(ShapeError, match="bg has shape"):
+        mha.replace(bg=mha.bg[1:])
+    assert MultiHeadAttention.init(7, 7, seed=0, gate=True, bias=False).bg is None
+    assert "o · sigmoid(query Wg + bg)" in str(mha.describe())
+    with pytest.raises(OptionError, match="got wg, must be None: torch has no gate"):
+        npattn.weights.to_torch(MultiHeadAttention.init(8, 2, seed=0, gate=True))

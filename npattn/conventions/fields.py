@@ -203,6 +203,10 @@ class Conventions:
         undefined, mean = (x if x is not None and x.any() else None for x in found)
         return undefined, mean
 
+    def undefined_rows(self, problem: Problem, lse: Array) -> Array | None:
+        """Return which rows are NaN by convention, from the canonical lse; None if no row is."""
+        return self.empty_rows(problem, _empty(lse))[0]
+
     def returned_weights(self, problem: Problem, weights: Array, lse: Array) -> Array:
         """Translate the weights of the canonical problem back."""
         if weights.shape[-1] != problem.S:  # doubled by fill_hidden

@@ -10,6 +10,7 @@ from npattn.mistakes import (  # noqa: F401  each module registers its own
     cache,
     dropout,
     empty,
+    gate,
     gradients,
     heads,
     masks,
@@ -23,9 +24,11 @@ from npattn.mistakes import (  # noqa: F401  each module registers its own
     window,
 )
 from npattn.mistakes.attention import Attention, base, base_backward
+from npattn.mistakes.gated import Gated, with_gate
 from npattn.mistakes.register import REGISTER, Mistake, mistake
 
-__all__ = ["MISTAKES", "Attention", "Mistake", "base", "base_backward", "mistake"]
+__all__ = ["MISTAKES", "Attention", "Gated", "Mistake", "base", "base_backward", "mistake"]
+__all__ += ["with_gate"]
 
 MISTAKES: dict[str, Mistake] = dict(sorted(REGISTER.items(), key=lambda item: item[1].family))
 """All mistakes by name, grouped by family."""

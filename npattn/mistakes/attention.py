@@ -50,6 +50,7 @@ class Inputs(NamedTuple):
     sinks: Array  # (H, 1, 1); no sink is a sink of −inf, which weighs nothing
     keep: Array | float  # dropout: 1 / (1 − rate) where kept, 0 where dropped
     dtype: np.dtype[Any]  # of q
+    gate: Array | float = 1.0  # of `Gated`, with the axes of o
     returns_weights: bool = False  # kernels take another path if the caller wants the weights
 
 

@@ -384,7 +384,7 @@ def _sensitivity(implementation: Implementation) -> Sensitivity | None:
 
 def _check_must(must: Iterable[str]) -> tuple[str, ...]:
     names = (must,) if isinstance(must, str) else tuple(must)
-    legal = (*FEATURES, "lse", "weights", *GRADIENTS)
+    legal = (*FEATURES, "lse", "weights", "max_score", *GRADIENTS)
     for name in names:
         if name not in legal:
             raise OptionError(f"must has {name!r}, must be among {', '.join(legal)}")
@@ -395,6 +395,7 @@ def _tests(trial: Trial, name: str) -> bool:
     """Return True if an option, a result or a gradient is in what a trial has narrowed to."""
     f = trial.implementation
     has = {"lse": f.returns_lse, "weights": f.returns_weights}
+    has["max_score"] = f.returns_max_score
     return name in trial.gradients or name in trial.space.features or has.get(name, False)
 
 

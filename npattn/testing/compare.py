@@ -177,7 +177,8 @@ def compare(
     Parameters
     ----------
     got : array, (o, lse), or mapping
-        o, or a mapping with keys among o, lse, weights, dq, dk, dv, dbias, dsinks.
+        o, or a mapping with keys among o, lse, weights, max_score, dq, dk, dv, dbias, dsinks,
+        dgate.
     problem : npattn.Problem
         The arrays as the implementation had them, in their dtype. A bias of `npattn.biases`
         stands for its array: dbias is the gradient of ``problem.bias_array``.
@@ -213,7 +214,8 @@ def compare(
         rounding = Rounding.from_name(rounding)
     problem = problem.materialise()
     cotangents: dict[str, Any] = {"dout": dout, "dlse": dlse, "dweights": dweights}
-    exact = _exact(problem, conventions, "weights" in results, **cotangents)
+    more = tuple(name for name in ("weights", "max_score") if name in results)
+    exact = _exact(problem, conventions, more, **cotangents)
     dtype = problem.q.dtype
     tolerances = tolerance(problem, dtype, rounding, conventions=conventions, **cotangents)
     for name, free in free_elements(problem, conventions).items():
@@ -229,7 +231,7 @@ def compare(
 def _exact(
     problem: Problem,
     conventions: Conventions | None,
-    weights: bool,
+    more: tuple[str, ...],
     dout: Array | None,
     dlse: Array | None,
     dweights: Array | None,
@@ -237,11 +239,10 @@ def _exact(
     """Evaluate the oracle: the results that the problem has, by name."""
     fwd = evaluate(problem, conventions, engine="dense")
     exact = {"o": fwd.out, "lse": fwd.lse}
-    if weights:
-        exact["weights"] = fwd.weights
+    exact |= {name: getattr(fwd, name) for name in more}
     if dout is not None:
         grads = backward(fwd, dout, dlse, dweights)
-        exact |= {f"d{n}": getattr(grads, n) for n in ("q", "k", "v", "bias", "sinks")}
+        exact |= {f"d{n}": getattr(grads, n) for n in ("q", "k", "v", "bias", "sinks", "gate")}
     return {name: x for name, x in exact.items() if x is not None}
 
 

@@ -37,7 +37,7 @@ DOUBTFUL = 0.5
 """Error / tolerance of a float64 result from which the oracle is evaluated without rounding."""
 MOST_TERMS = 2**22
 """Terms of its sums, where that takes half a second."""
-GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
+GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks", "dgate")
 
 Value = TypeVar("Value")
 
@@ -410,6 +410,8 @@ class Trial:
         exact: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
         if self.implementation.returns_weights:
             exact["weights"] = fwd.weights
+        if self.implementation.returns_max_score:
+            exact["max_score"] = fwd.max_score
         if self.gradients:
             grads = backward(fwd, *_float64(cotangents))
             for name in GRADIENTS:

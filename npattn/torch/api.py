@@ -14,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike, DTypeLike
 from torch._compile import _disable_dynamo
 
+from npattn import gating
 from npattn.arrays import BiasLike, MaskLike
 from npattn.checks import check_cotangent, direction_shape
 from npattn.conventions import Conventions, check_conventions
@@ -52,6 +53,7 @@ def attention(
     sinks: Tensor | ArrayLike | None = None,
     dropout_mask: Tensor | ArrayLike | None = None,
     dropout_rate: float = 0.0,
+    gate: Tensor | ArrayLike | None = None,
     dtype: torch.dtype | DTypeLike | None = None,
     engine: str = "auto",
     precision: Precision | None = None,
@@ -63,7 +65,7 @@ def attention(
     ----------
     q, k, v : torch.Tensor
         (..., H, T, D), (..., K, S, D), (..., K, S, E), on one device, of real floating dtypes.
-    mask, causal, window, bias, scale, softcap, sinks, dropout_mask, dropout_rate, conventions
+    mask, causal, window, bias, scale, softcap, sinks, dropout_mask, dropout_rate, gate, conventions
         As in `npattn.attention`; arrays may be tensors on that device or NumPy arrays.
     score_mod : callable, optional
         f(s, b, h, t, s_index) → modified scores, elementwise in s, on tensors.
@@ -103,7 +105,7 @@ def attention(
     return _forward(
         q, k, v, mask, conventions, causal=causal, window=window, bias=bias, scale=scale,
         softcap=softcap, score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate, dtype=dtype, engine=engine, precision=precision,
+        dropout_rate=dropout_rate, gate=gate, dtype=dtype, engine=engine, precision=precision,
     ).out  # type: ignore[return-value]  # fmt: skip
 
 
@@ -123,6 +125,7 @@ def forward(
     sinks: Tensor | ArrayLike | None = None,
     dropout_mask: Tensor | ArrayLike | None = None,
     dropout_rate: float = 0.0,
+    gate: Tensor | ArrayLike | None = None,
     dtype: torch.dtype | DTypeLike | None = None,
     engine: str = "auto",
     precision: Precision | None = None,
@@ -133,14 +136,14 @@ def forward(
     Parameters
     ----------
     q, k, v, mask, causal, window, bias, scale, softcap, score_mod, sinks, dropout_mask
-    dropout_rate, dtype, engine, precision, conventions
+    dropout_rate, gate, dtype, engine, precision, conventions
         As in `attention`.
 
     Returns
     -------
     Forward
         .out (..., H, T, E), .lse (..., H, T) and .weights (..., H, T, S), all differentiable by
-        autograd, the weights once; .problem, .engine
+        autograd, the weights once; .max_score (..., H, T), which is not; .problem, .engine
 
     Raises
     ------
@@ -150,7 +153,7 @@ def forward(
     return _forward(
         q, k, v, mask, conventions, causal=causal, window=window, bias=bias, scale=scale,
         softcap=softcap, score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate, dtype=dtype, engine=engine, precision=precision,
+        dropout_rate=dropout_rate, gate=gate, dtype=dtype, engine=engine, precision=precision,
     )  # fmt: skip
 
 
@@ -174,7 +177,7 @@ def _forward(
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=NO_GRAPH)
         return _forward_in_no_graph(q, k, v, mask, conventions, **options)
-    refuse_batched(q, k, v, options.get("bias"))
+    refuse_batched(q, k, v, options.get("bias"), options.get("gate"))
     bias = options.get("bias")
     if isinstance(bias, TensorBias) and all(isinstance(x, Tensor) and x.ndim > 1 for x in (q, k)):
         options["bias"] = bias.to_tensor(q.shape[-2], k.shape[-2], q.device)
@@ -213,13 +216,19 @@ def evaluate(
         engine = "tiled"
     if problem.score_mod is not None and torch.is_grad_enabled():
         check_closes_over_nothing(problem)
-    call = AttentionCall(problem, conventions, engine == "dense")
-    out, lse, saved = attend(call)
+    call = AttentionCall(problem.without_gate, conventions, engine == "dense")  # type: ignore[arg-type]
+    o, lse, saved = attend(call)
     if saved.out.requires_grad:
         saved = Saved(*(None if x is None else x.detach() for x in saved))  # type: ignore
 
+    out, undefined = o, None
+    if problem.gate is not None:
+        undefined = None if conventions is None else call.undefined_rows(saved)
+        out = gating.apply_gate(problem, o, undefined)  # type: ignore[arg-type, assignment]
     make_weights: Any = partial(weigh, call, saved)
-    return Forward(out, lse, problem, engine, (call, saved), make_weights)  # type: ignore[arg-type]
+    make_max_score: Any = call.max_score
+    kept: Any = (call, saved, (o.detach(), undefined))
+    return Forward(out, lse, problem, engine, kept, make_weights, make_max_score)  # type: ignore[arg-type]
 
 
 def backward(
@@ -240,7 +249,7 @@ def backward(
     Returns
     -------
     Gradients
-        .q .k .v .bias .sinks, each shaped as its input, in the dtype computed in. For one of
+        .q .k .v .bias .sinks .gate, each shaped as its input, in the dtype computed in. For one of
         `npattn.biases`: shaped as its parameter, a tuple of these for a sum.
 
     Raises
@@ -258,7 +267,7 @@ def backward(
         return _backward_in_no_graph(fwd, dout, dlse, dweights)
     _check_forward("backward", fwd)
     problem: Any = fwd.problem
-    call, saved = fwd.residuals
+    call, saved, (o, undefined) = fwd.residuals
     of_weights = (*fwd.lse.shape, problem.S)
     do, dl, dw = (
         None if x is None else _read_cotangent(problem, name, x, shape)
@@ -268,7 +277,12 @@ def backward(
         )
     )  # fmt: skip
     with torch.no_grad():
-        grads = pull_back(call, saved, do, dl, dw)
+        dgate = None
+        if problem.gate is not None:
+            whole: Any = torch.zeros_like(o) if do is None else do
+            pulled: Any = gating.pull_back(problem, o, whole, undefined)
+            do, dgate = pulled
+        grads = replace(pull_back(call, saved, do, dl, dw), gate=dgate)
     if problem.storage is not None:
         grads = replace(
             grads, **{n: problem.to_output_dtype(getattr(grads, n)) for n in ("q", "k", "v")}
@@ -283,6 +297,7 @@ def jvp(
     dv: Tensor | ArrayLike | None = None,
     dbias: Tensor | ArrayLike | None = None,
     dsinks: Tensor | ArrayLike | None = None,
+    dgate: Tensor | ArrayLike | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Directional derivative (do, dlse) of (out, lse).
 
@@ -290,7 +305,7 @@ def jvp(
     ----------
     fwd : Forward
         Result of `forward`, without conventions.
-    dq, dk, dv, dbias, dsinks : torch.Tensor or float array_like, optional
+    dq, dk, dv, dbias, dsinks, dgate : torch.Tensor or float array_like, optional
         The direction, each shaped as its input; None is 0.
 
     Returns
@@ -310,10 +325,10 @@ def jvp(
     """
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=NO_GRAPH)
-        return _jvp_in_no_graph(fwd, dq, dk, dv, dbias, dsinks)
+        return _jvp_in_no_graph(fwd, dq, dk, dv, dbias, dsinks, dgate)
     _check_forward("jvp", fwd)
     problem: Any = fwd.problem
-    call, saved = fwd.residuals
+    call, saved, (o, _) = fwd.residuals
     if call.conventions is not None:
         raise OptionError("jvp does not support conventions; call forward without them")
     if problem.storage is not None:
@@ -322,15 +337,21 @@ def jvp(
             "call forward with float32 or float64"
         )
     directions = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": dsinks}
+    directions["gate"] = dgate
     along = {
         f"d{name}": None
         if x is None
         else _read_cotangent(problem, f"d{name}", x, direction_shape(name, getattr(problem, name)))
         for name, x in directions.items()
     }
+    of_gate: Any = along.pop("dgate")
     with torch.no_grad(), exact(problem.dtype, problem.device):
-        do, dlse = engine_jvp(problem, saved, **along, whole=call.whole)
-    return (do[0], dlse[0]) if problem.headless else (do, dlse)
+        do, dlse = engine_jvp(call.problem, saved, **along, whole=call.whole)
+        if problem.headless:
+            do, dlse = do[0], dlse[0]
+        if problem.gate is not None:
+            do = gating.apply_gate_tangent(problem, o, do, of_gate)  # type: ignore[arg-type, assignment]
+    return do, dlse
 
 
 # Not torch.compiler.disable: it loads dynamo at once, which takes as long as loading torch.

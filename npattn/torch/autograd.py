@@ -44,6 +44,21 @@ class AttentionCall(NamedTuple):
             return self.problem
         return self.conventions.canonical(self.problem)  # type: ignore[return-value]
 
+    def undefined_rows(self, saved: Saved) -> Tensor | None:
+        """Return which rows are NaN by the conventions, (..., H, T); None if no row is."""
+        lse: Any = saved.lse[0] if self.problem.headless else saved.lse
+        rows: Any = None
+        if self.conventions is not None:
+            rows = self.conventions.undefined_rows(self.problem, lse)
+        return rows  # type: ignore[no-any-return]
+
+    def max_score(self) -> Tensor:
+        """Return the largest score of each row, without a gradient."""
+        problem = self.problem
+        with torch.no_grad(), exact(problem.dtype, problem.device):
+            top = engine.max_score(self.canonical(), self.whole)
+        return top[0] if problem.headless else top
+
     def forward(self) -> tuple[Saved, tuple[Tensor, ...]]:
         """Compute the canonical problem; with conventions also return their out and lse."""
         problem = self.problem

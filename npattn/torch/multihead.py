@@ -2,6 +2,7 @@
 
     q, k, v = query Wqᵀ + bq, key Wkᵀ + bk, value Wvᵀ + bv      as torch.nn.Linear
     o = attention(q, [k | bias_k | 0], [v | bias_v | 0])        (B, H, T, D), exact
+    o ← sigmoid(query Wgᵀ + bg) · o                             with gate=True
     out = merge(o) Woᵀ + bo                                     as torch.nn.Linear
 
 Parameters, arguments and results are those of torch.nn.MultiheadAttention; the differences:
@@ -66,6 +67,9 @@ device, dtype
         parameters norm_q and norm_k, and for "layer" norm_q_bias and norm_k_bias.
     norm_eps : float, default 1e-6
         Added to the mean square under the root.
+    gate : bool, default False
+        Multiply the heads of o by those of a sigmoid of a projection of query, gate_proj, which has
+        the dtype of the projections.
     compute_dtype : torch.dtype, optional
         Attention is computed in it. Default float64, or float32 on a device without float64.
     engine : {"auto", "dense", "tiled", "fused"}
@@ -121,6 +125,7 @@ device, dtype
         merge: Literal["concat", "reshape"] = "concat",
         qk_norm: Literal["rms", "layer"] | None = None,
         norm_eps: float = 1e-6,
+        gate: bool = False,
         compute_dtype: torch.dtype | None = None,
         engine: str = "auto",
         empty_row: Literal["zero", "nan", "mean"] = "zero",
@@ -173,6 +178,12 @@ device, dtype
         for name in build.NORM_BIASES if qk_norm == "layer" else ():
             self.register_parameter(name, parameter(True, D))
         self._reset_parameters()
+        self.gate_proj = None
+        if gate:  # last, so that it changes no other weight of a seed
+            self.gate_proj = nn.Linear(embed_dim, H * E, bias=bias, device=device, dtype=dtype)
+            nn.init.xavier_uniform_(self.gate_proj.weight)
+            if bias:
+                nn.init.zeros_(self.gate_proj.bias)
 
     def _reset_parameters(self) -> None:
         """Sample the parameters in torch's order, so that a seed gives the same weights."""
@@ -202,6 +213,7 @@ device, dtype
         ):  # fmt: skip
             if getattr(self, name) != default:
                 parts.append(f"{name}={getattr(self, name)!r}")
+        parts += [] if self.gate_proj is None else ["gate=True"]
         if self.head_dim * self.num_heads != self.embed_dim:
             parts.append(f"head_dim={self.head_dim}")
         return ", ".join(parts)
@@ -270,7 +282,7 @@ device, dtype
             call = call._replace(mask=None, bias=None)
         q, k, v = self._project(call)
         compute = _attend_in_no_graph if torch.compiler.is_compiling() else _attend
-        out, weights = compute(self, q, k, v, call, hinted, need_weights)
+        out, weights = compute(self, q, k, v, self._gate(call), call, hinted, need_weights)
         if self.merge == "concat":
             out = out.transpose(-3, -2).flatten(-2)
         else:  # the heads of a query are torn apart
@@ -299,6 +311,13 @@ device, dtype
         q, k = self._normalise(q, "norm_q"), self._normalise(k, "norm_k")
         k, v = self._extend(k, self.bias_k), self._extend(v, self.bias_v)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def _gate(self, call: ModuleInputs) -> Tensor | None:
+        """Return the gate (B, H, T, E)."""
+        if self.gate_proj is None:
+            return None
+        gate = torch.sigmoid(self.gate_proj(call.query))
+        return _split(gate, self.value_head_dim).transpose(1, 2)
 
     def _normalise(self, x: Tensor, name: str) -> Tensor:
         """Normalise the heads of (B, S, K, D)."""
@@ -437,6 +456,7 @@ def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    gate: Tensor | None,
     call: ModuleInputs,
     causal: bool,
     need_weights: bool,
@@ -454,6 +474,7 @@ def _attend(
         mask,
         causal="top_left" if causal else False,
         bias=bias,
+        gate=gate,
         dtype=module.compute_dtype,
         engine=module.engine,
         conventions=Conventions(empty_row=module.empty_row, weights="after_dropout"),

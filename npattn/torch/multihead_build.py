@@ -15,6 +15,7 @@ from npattn.weights.reading import check_kind, optional, read, transpose
 from npattn.weights.torch import tensor_of
 
 __all__ = [
+    "GATE",
     "NORMS",
     "NORM_BIASES",
     "SEPARATE",
@@ -32,6 +33,7 @@ Module = TypeVar("Module", bound=nn.Module)
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 NORMS = ("norm_q", "norm_k")
 NORM_BIASES = ("norm_q_bias", "norm_k_bias")
+GATE = ("gate_proj.weight", "gate_proj.bias")
 
 
 def prune(kind: type[Module], module: Any, heads: Sequence[int]) -> Module:
@@ -59,6 +61,8 @@ def prune(kind: type[Module], module: Any, heads: Sequence[int]) -> Module:
             state[name] = take(x, queries, 1, E)
         elif name in ("out_proj.bias", *NORMS, *NORM_BIASES):
             state[name] = x
+        elif name in GATE:
+            state[name] = take(x, queries, 0, E)
         else:
             chosen = queries if name == "q_proj_weight" else keys
             size = E if name in ("bias_v", "v_proj_weight") else D
@@ -79,6 +83,7 @@ def _like(kind: type[Module], module: Any, **changes: Any) -> Module:
              "num_kv_heads", "head_dim", "value_head_dim", "out_dim", "merge", "qk_norm",
              "norm_eps", "compute_dtype", "engine", "empty_row")  # fmt: skip
     options = {name: getattr(module, name) for name in names} | changes
+    options["gate"] = module.gate_proj is not None
     options |= {"bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
     return kind(**options, device="meta")
 
@@ -125,6 +130,8 @@ def to_torch(module: Any) -> nn.MultiheadAttention:
         "merge": "concat",
         "qk_norm": None,
     }
+    if module.gate_proj is not None:
+        raise OptionError("gate is True, must be False: torch.nn.MultiheadAttention has no gate")
     for name, must in own.items():
         if getattr(module, name) != must:
             raise OptionError(
@@ -172,6 +179,7 @@ def from_numpy(
         merge=mha.merge,
         qk_norm=mha.qk_norm,
         norm_eps=mha.norm_eps,
+        gate="wg" in p,
         **options,
     )
     tensors = {name: tensor_of(array) for name, array in p.items()}
@@ -185,6 +193,10 @@ def from_numpy(
         state["in_proj_bias"] = torch.cat([tensors[name] for name in ("bq", "bk", "bv")])
         state["out_proj.bias"] = tensors["bo"]
     state |= {n: tensors[n].view(1, 1, -1) for n in ("bias_k", "bias_v") if n in p}
+    if "wg" in p:
+        state["gate_proj.weight"] = tensors["wg"].T.contiguous()
+    if "bg" in p:
+        state["gate_proj.bias"] = tensors["bg"]
     own = dict(module.named_parameters())
     for name in (*NORMS, *NORM_BIASES):
         if name in own:  # npattn's may be left out
@@ -205,6 +217,9 @@ def to_numpy(module: Any) -> multihead.MultiHeadAttention:
     arrays: dict[str, Any] = dict(zip(("wq", "wk", "wv"), map(transpose, weights), strict=True))
     arrays["wo"] = transpose(read("out_proj.weight", module.out_proj.weight))
     arrays["bo"] = optional("out_proj.bias", module.out_proj.bias)
+    if module.gate_proj is not None:
+        arrays["wg"] = transpose(read("gate_proj.weight", module.gate_proj.weight))
+        arrays["bg"] = optional("gate_proj.bias", module.gate_proj.bias)
     if module.in_proj_bias is not None:
         biases = [read("in_proj_bias", b) for b in torch.split(module.in_proj_bias, rows)]
         arrays |= dict(zip(("bq", "bk", "bv"), biases, strict=True))
@@ -227,14 +242,15 @@ def to_numpy(module: Any) -> multihead.MultiHeadAttention:
 def _check_fits(mha: multihead.MultiHeadAttention) -> None:
     """Raise OptionError if the module on tensors has no place for a part of `mha`."""
     dtypes = {n: x.dtype for n, x in mha.parameters.items()}
-    missing = [getattr(mha, name) is None for name in ("bq", "bk", "bv", "bo")]
+    names = ("bq", "bk", "bv", "bo", *(["bg"] if mha.wg is not None else []))
+    missing = [getattr(mha, name) is None for name in names]
     wrong = None
     if mha.wo is None:
         wrong = "wo is None, must be an array: this module always projects the heads"
     elif mha.qk_norm == "rms" and not {*NORM_BIASES}.isdisjoint(mha.parameters):
         wrong = 'a bias beside qk_norm="rms", must be "layer": torch\'s rms_norm has none'
     elif len(set(missing)) > 1:
-        wrong = "only some of bq, bk, bv, bo are there: pass zeros for the missing ones"
+        wrong = f"only some of {', '.join(names)} are there: pass zeros for the missing ones"
     elif len(set(dtypes.values())) > 1:
         name = next(name for name, dtype in dtypes.items() if dtype != dtypes["wq"])
         wrong = f"{name} is {dtypes[name]}, must be {dtypes['wq']} as wq"

@@ -16,7 +16,7 @@ import torch
 
 from npattn import problem as numpy_problem
 from npattn.arrays import BiasLike, MaskLike
-from npattn.checks import read_bias, read_boolean, read_floating, read_mask
+from npattn.checks import read_bias, read_boolean, read_floating, read_gate, read_mask
 from npattn.errors import DtypeError, OptionError
 from npattn.options import OPTIONS
 from npattn.torch import score_mod
@@ -38,9 +38,9 @@ class Problem(numpy_problem.Problem):
     """Tensors and options of one attention call, checked and normalised once, when made.
 
     The counterpart of `npattn.Problem`, with the same parameters, attributes and errors. q, k, v
-    are tensors on one device, of any real floating dtype; mask, bias, sinks and dropout_mask are
-    tensors on that device, NumPy arrays, which are copied there, or objects of `npattn.masks` and
-    `npattn.biases`. Tensors are neither changed nor copied.
+    are tensors on one device, of any real floating dtype; mask, bias, sinks, dropout_mask and gate
+    are tensors on that device, NumPy arrays, which are copied there, or objects of `npattn.masks`
+    and `npattn.biases`. Tensors are neither changed nor copied.
 
     Attributes
     ----------
@@ -68,6 +68,7 @@ class Problem(numpy_problem.Problem):
     bias: Any
     sinks: Any
     dropout_mask: Any
+    gate: Any
     storage: Any
     device: torch.device
     straight: bool  # q, k, v have four axes and broadcast nothing
@@ -83,7 +84,7 @@ class Problem(numpy_problem.Problem):
         own = self.__dict__
         own.update(_like(tuple(options), *kinds))
         own["q"], own["k"], own["v"], own["mask"] = q, k, v, mask
-        for name in ("bias", "sinks", "dropout_mask"):
+        for name in ARRAYS[4:]:
             if name in options:
                 own[name] = options[name]
         own["_plans"] = {}
@@ -201,6 +202,7 @@ READ: dict[str, Any] = {
     "bias": read_bias,
     "sinks": partial(read_floating, "sinks"),
     "dropout_mask": partial(read_boolean, "dropout_mask"),
+    "gate": read_gate,
 }
 
 

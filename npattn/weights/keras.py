@@ -19,7 +19,8 @@ def from_keras(layer: Any) -> MultiHeadAttention:
     layer : keras.layers.Layer
         Keras 3, on any backend, built: called once, or ``layer.build(query_shape, value_shape)``.
         Its call takes (query, value, key), `MultiHeadAttention.forward` (query, key, value).
-        Its call decides on dropout; without ``training=True`` there is none.
+        Its call decides on dropout; without ``training=True`` there is none. The gate of
+        ``use_gate=True`` becomes wg and bg.
 
     Returns
     -------
@@ -29,7 +30,7 @@ def from_keras(layer: Any) -> MultiHeadAttention:
     ------
     OptionError
         If layer is something else, a subclass with its own call, not built, quantised, or has a
-        gate, a sliding window or attention over several axes.
+        sliding window or attention over several axes.
     ShapeError
         If its output has several axes.
     MissingExtraError
@@ -55,10 +56,11 @@ def from_keras(layer: Any) -> MultiHeadAttention:
     config = layer.get_config()
     dense = {name: getattr(layer, f"_{name}_dense") for name in ("query", "key", "value")}
     dense["out"] = layer._output_dense
+    if config.get("use_gate"):
+        dense["gate"] = layer._gate_dense
     rank = len(dense["query"].equation.split(",")[0])
     axes = getattr(layer, "attention_axes", None)
     refuse(
-        ("use_gate", config.get("use_gate"), "a gate is no part of it"),
         ("sliding_window", config.get("sliding_window"), "a window is given to forward"),
         ("attention_axes", axes if axes not in (None, (rank - 2,)) else None, "flatten the axes"),
         *((f"{n}.quantization_mode", d.quantization_mode, "dequantise") for n, d in dense.items()),

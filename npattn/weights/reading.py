@@ -71,7 +71,10 @@ def transpose(w: Array) -> Array:
 def from_kernels(
     kernels: Mapping[str, Any], biases: Mapping[str, Any], **options: Any
 ) -> MultiHeadAttention:
-    """Build a module from query (in, H, D), key (in, K, D), value (in, K, E), out (H, E, out)."""
+    """Build a module from query (in, H, D), key (in, K, D), value (in, K, E), out (H, E, out).
+
+    And, where there is one, from gate (in, H, E).
+    """
     k = {name: read(f"the kernel of {name}", kernel) for name, kernel in kernels.items()}
     shapes = {name: kernel.shape for name, kernel in k.items()}
     if any(kernel.ndim != 3 for kernel in k.values()):

@@ -99,7 +99,7 @@ def to_torch(mha: MultiHeadAttention, *, batch_first: bool = True) -> torch.nn.M
     OptionError
         If torch cannot represent the module: shared key/value heads, heads whose sizes do not add
         up to in_q, another output size, no output projection, some biases without the others,
-        ``merge="reshape"``, qk_norm, several dtypes, or one that torch does not have.
+        ``merge="reshape"``, qk_norm, a gate, several dtypes, or one that torch does not have.
     MissingExtraError
         If torch is not installed.
 
@@ -153,6 +153,8 @@ def _check_fits_torch(mha: MultiHeadAttention, torch: Any) -> None:
         wrong = f"num_kv_heads is {K}, must be {H} as num_heads: torch shares none (mha.unshared())"
     elif mha.merge != "concat":
         wrong = f'merge is {mha.merge!r}, must be "concat"'
+    elif mha.wg is not None:
+        wrong = "got wg, must be None: torch has no gate"
     elif mha.qk_norm is not None:
         wrong = f"qk_norm is {mha.qk_norm!r}, must be None: torch does not normalise heads"
     elif embed == 0 or mha.wq.shape[1] != embed:

@@ -377,7 +377,14 @@ FUSED_AND_SCORES = [({}, 1e-5), (SCORES, 1e-12)]
 @pytest.mark.parametrize("asked", FUSED_AND_SCORES, ids=["fused", "scores"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"value_dim": E}, {"value_dim": E, "output_shape": OUT}, {"use_bias": False}],
+    [
+        {},
+        {"value_dim": E},
+        {"value_dim": E, "output_shape": OUT},
+        {"use_bias": False},
+        {"use_gate": True, "value_dim": E},
+        {"use_gate": True, "use_bias": False},
+    ],
     ids=lambda options: "+".join(options) or "plain",
 )
 def test_keras_agrees_forward_and_backward(keras, options, asked, mask):
@@ -389,10 +396,11 @@ def test_keras_agrees_forward_and_backward(keras, options, asked, mask):
 
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["all seen", "mask"])
+@pytest.mark.parametrize("use_gate", [False, True])
 @pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize("asked", FUSED_AND_SCORES, ids=["fused", "scores"])
-def test_keras_agrees_with_shared_heads(keras, asked, use_bias, mask):
-    layer = keras_layer(keras, "GroupQueryAttention", use_bias=use_bias)
+def test_keras_agrees_with_shared_heads(keras, asked, use_bias, use_gate, mask):
+    layer = keras_layer(keras, "GroupQueryAttention", use_bias=use_bias, use_gate=use_gate)
     mha = weights.from_keras(layer)
     assert (mha.num_heads, mha.num_kv_heads) == (K * G, K)
     inputs, dout = drawn(out=IN_Q)
@@ -463,7 +471,6 @@ def quantised(keras):
             r"layer is a keras\S+Dense, must be a keras.layers.Mu",
         ),
         (lambda keras: keras.layers.MultiHeadAttention(H, D), r"layer is not built, must be: lay"),
-        (lambda keras: keras_layer(keras, use_gate=True), "use_gate is True, which MultiHeadAtte"),
         (lambda keras: keras_layer(keras, sliding_window=3), "sliding_window is 3, which"),
         (lambda keras: own_keras(keras, "call"), "with its own call"),
         (lambda keras: own_keras(keras, "_compute_attention"), "with its own _compute_attention"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from npattn.conventions import Conventions
-from npattn.mistakes import MISTAKES, Attention, Mistake, base, base_backward, mistake
+from npattn.mistakes import MISTAKES, Attention, Mistake, base, base_backward, gated, mistake
 from npattn.testing import Implementation, Rounding, check
 from npattn.testing.capabilities import probe
 from npattn.testing.cases.space import Space
@@ -36,6 +36,7 @@ def test_base_keeps_the_rule(report_on_the_base, rule):
     (outcome,) = (o for o in report_on_the_base.outcomes if o.rule == rule)
     # In 16 bits, in torch, where something is refused, and of packed or paged sequences.
     absent = ("large-products", "same-bits-threads", "refused-again")
+    absent += ("agreement-max-score", "agreement-dgate")  # of the gated base
     elsewhere = rule in (*absent, "other-sequences", "unread-slots")
     status = "not applicable" if elsewhere else "passed"
     assert outcome.status == status, outcome.message
@@ -53,11 +54,12 @@ def test_base_passes_every_rule(report_on_the_base):
 
 
 @cache
-def probed_base(dtype, rounding):
+def probed_base(dtype, rounding, with_gate):
     """Return the trial of the base, probed."""
     model = rounding or Rounding.undeclared(dtype)
     model = Rounding.from_name(model) if isinstance(model, str) else model
-    implementation = Implementation(base, backward=base_backward)
+    forward, backward = (gated.base, gated.base_backward) if with_gate else (base, base_backward)
+    implementation = Implementation(forward, backward=backward)
     space = Space(features=implementation.features, dtype=dtype)
     return probe(Trial(implementation, Conventions(), model, space)).trial
 
@@ -66,8 +68,8 @@ def worst_alone(mutant, rule):
     """Return the largest error / tolerance that a rule finds if it is asked alone, unprobed."""
     worst = 0.0
     for dtype in mutant.dtypes if rule in PROPERTIES else ():
-        known = probed_base(dtype, mutant.rounding)
         implementation = Implementation(mutant.forward, backward=mutant.backward)
+        known = probed_base(dtype, mutant.rounding, "gate" in implementation.features)
         if implementation.features != known.implementation.features:
             continue
         trial = replace(known, implementation=implementation, memo={})

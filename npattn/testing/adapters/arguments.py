@@ -106,7 +106,7 @@ def _default(call: _Call, meaning: str) -> Any:
 
 
 NEUTRAL = {
-    **dict.fromkeys(("mask or bias", "added mask or bias", "key padding")),
+    **dict.fromkeys(("mask or bias", "added mask or bias", "key padding", "head mask")),
     "no dropout": 0.0,
     "window or −1": (-1, -1),
 }
@@ -149,6 +149,16 @@ def _key_padding(call: _Call, ours: tuple[str, ...]) -> Any:
     return ~mask[:, 0, 0, :]
 
 
+def _head_mask(call: _Call, ours: tuple[str, ...]) -> Any:
+    """Return a gate of heads, (H, 1, 1), as (H,)."""
+    gate, H = _plain(call, ours), call.sizes.H
+    if gate is None:
+        return None
+    if tuple(gate.shape) != (H, 1, 1) and (H != 1 or gate.ndim != 2 or tuple(gate.shape) != (1, 1)):
+        raise inexpressible(f"a gate of shape {tuple(gate.shape)}: it takes one number per head")
+    return gate.reshape(H)
+
+
 def _window_or_minus_one(call: _Call, ours: tuple[str, ...]) -> Any:
     window = _plain(call, ours)
     return window if window is None else tuple(-1 if n is None else n for n in window)
@@ -170,6 +180,7 @@ FORMS: dict[str, Callable[[_Call, tuple[str, ...]], Any]] = {
     "mask or bias": _mask_or_bias,
     "added mask or bias": _added_mask_or_bias,
     "key padding": _key_padding,
+    "head mask": _head_mask,
     "window or −1": _window_or_minus_one,
     "window of numbers": _window_of_numbers,
     "need_weights": lambda call, ours: "return_weights" in call.values,

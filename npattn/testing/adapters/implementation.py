@@ -64,11 +64,12 @@ class Implementation:
     Parameters
     ----------
     f : callable
-        ``f(q, k, v, <options it has>)`` → o, or (o, lse), (o, lse, weights) on request.
+        ``f(q, k, v, <options it has>)`` → o, or (o, lse), (o, lse, weights),
+        (o, lse, weights, max_score) on request.
     backward : callable, optional
         ``backward(dout, q, k, v, *, out, lse, dlse, dweights, <same options>)``, any subset of
-        these keywords, → (dq, dk, dv) or a mapping with keys among q, k, v, bias, sinks. torch and
-        JAX functions need none.
+        these keywords, → (dq, dk, dv) or a mapping with keys among q, k, v, bias, sinks, gate.
+        torch and JAX functions need none.
     rename : mapping, optional
         Its parameter names → npattn's, ``{"cap": "softcap"}``, or another of
         `npattn.options.MEANINGS`. Names in `npattn.options.FOREIGN` are understood without it.
@@ -302,6 +303,11 @@ class Implementation:
         """True if it has a parameter ``return_weights``."""
         return "return_weights" in self.returns
 
+    @property
+    def returns_max_score(self) -> bool:
+        """True if it has a parameter ``return_max_score``."""
+        return "return_max_score" in self.returns
+
     def on(self, device: str) -> None:
         """Put the arrays of later calls on a device of the framework."""
         self.framework = choose_framework(self.f, self.name, self.framework.name, device)
@@ -438,7 +444,7 @@ class Implementation:
         meanwhile: Callable[[], object] | None = None,
         before_reading: Callable[[], object] | None = None,
     ) -> Results:
-        """Return dq, dk, dv and, where it has them, dbias and dsinks.
+        """Return dq, dk, dv and, where it has them, dbias, dsinks and dgate.
 
         Parameters
         ----------

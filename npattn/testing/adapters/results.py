@@ -13,7 +13,7 @@ from npattn.testing.adapters.signature import Signature
 
 __all__ = ["INPUTS", "name_gradients", "name_results"]
 
-INPUTS = ("q", "k", "v", "bias", "sinks")
+INPUTS = ("q", "k", "v", "bias", "sinks", "gate")
 """Inputs that have a gradient."""
 
 
@@ -57,6 +57,8 @@ def name_gradients(
         name = next(iter(ours.get(theirs, ())), theirs)
         if name not in INPUTS:
             raise ResultError(f"backward returned {theirs}, must be among {', '.join(INPUTS)}")
+        if hasattr(gradient, "ndim") and name == "gate" and gradient.ndim == 1:
+            gradient = gradient.reshape(inputs["gate"].shape)  # of a head mask
         if hasattr(gradient, "ndim") and name == "bias" and "mask" in inputs:
             gradient = _fold_to_shape(gradient, tuple(inputs["bias"].shape))
         if gradient is not None:

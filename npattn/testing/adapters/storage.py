@@ -30,8 +30,8 @@ __all__ = ["UNSTORED", "Arrangement", "Storage", "Stored", "read_storage"]
 
 LARGE = 64.0
 """Factor of values that nobody may read, so that one of them is seen in any result."""
-UNSTORED = ("bias", "dropout_mask")
-"""Options of each query and key, which sequences of other lengths have not."""
+UNSTORED = ("bias", "dropout_mask", "gate")
+"""Options of each query, and key or column of o, which sequences of other lengths have not."""
 SPARE = 2
 """Pages, and slots at the end of a cache, that no sequence has."""
 

@@ -16,6 +16,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.problem import Problem
+from npattn.testing.bounds.gate import gate_bounds, gate_cotangent
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.bounds.row_norms import RowNorms, covers
 from npattn.testing.bounds.translate import translate_bounds
@@ -52,10 +53,10 @@ def bounds(
     Returns
     -------
     dict
-        o, lse, weights and, with dout, dq, dk, dv, dbias, dsinks: absolute, float64, each of the
-        shape of its result. It bounds the distance from the exact value to the interval of numbers
-        that round to the returned one (so rounding the result itself costs nothing), the oracle's
-        own error included.
+        o, lse, weights, max_score and, with dout, dq, dk, dv, dbias, dsinks, dgate: absolute,
+        float64, each of the shape of its result. It bounds the distance from the exact value to the
+        interval of numbers that round to the returned one (so rounding the result itself costs
+        nothing), the oracle's own error included.
     """
     task = BoundTask(problem, dtype, rounding, dout, dlse, dweights, conventions)
     return task.add_oracle_error(task.worst_case())
@@ -151,13 +152,24 @@ class BoundTask:
 
     def _cotangents(self) -> tuple[Array, Array | None, Array | None]:
         """Return the cotangents of the canonical problem, with a head axis."""
-        assert self.dout is not None
-        do, *more = self.conventions.cotangents(
-            self.problem, self.dout.astype(float), self.dlse, self.dweights
-        )
+        dout = self._inner_dout
+        assert dout is not None
+        do, *more = self.conventions.cotangents(self.problem, dout, self.dlse, self.dweights)
         head = (None,) if self.problem.headless else (...,)
         dl, dw = (None if x is None else x[head] for x in more)
         return do[head], dl, dw
+
+    @cached_property
+    def _inner_dout(self) -> Array | None:
+        """Cotangent of o before the gate."""
+        return None if self.dout is None else gate_cotangent(self.problem, self.dout.astype(float))
+
+    def _results(self, bounds: dict[str, Array]) -> dict[str, Array]:
+        """Translate bounds of the canonical problem into those of the results."""
+        problem, conventions = self.problem, self.conventions
+        bounds = translate_bounds(problem, conventions, self.form, bounds, self._inner_dout)
+        dout = None if self.dout is None else self.dout.astype(float)
+        return gate_bounds(problem, conventions, self.form, bounds, dout)
 
     def row_norms(self) -> dict[str, Array] | None:
         """Return the bounds by row norms; None where they do not hold."""
@@ -180,7 +192,7 @@ class BoundTask:
         bounds = self.form.forward()
         if self.dout is not None:
             bounds |= self.form.backward(*self._cotangents())
-        return translate_bounds(self.problem, self.conventions, self.form, bounds, self.dout)
+        return self._results(bounds)
 
     def deviations(self, everywhere: bool = False) -> dict[str, Array]:
         """Return eight deviations of each result, inf where they do not count.
@@ -191,7 +203,12 @@ class BoundTask:
         limits = variance.forward()
         if self.dout is not None:
             limits |= variance.backward()
-        return translate_bounds(self.problem, self.conventions, self.form, limits, self.dout)
+        # Those of the gate and of the largest scores are of the worst case alone.
+        limits["max_score"] = np.full(self.form.lse.shape, np.inf)
+        limits = self._results(limits)
+        if "dgate" in limits:
+            limits["dgate"] = np.full(limits["dgate"].shape, np.inf)
+        return limits
 
     def add_oracle_error(self, bounds: dict[str, Array]) -> dict[str, Array]:
         """Add the oracle's own error, which obeys the same bound with its own, smaller unit.

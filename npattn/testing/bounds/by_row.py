@@ -64,8 +64,9 @@ class KeyBlock(WorstCase):
         live = np.ones((1, 1), bool) if problem.visible is None else problem.visible
         none = np.broadcast_to(0.0, (1, problem.T, problem.S))
         keep = dense.dropout_factor(problem)
+        operands, top = dense.operands(problem), none[..., :1]
         self._set_residuals(
-            dense.Residuals(*dense.operands(problem), None, None, live, none, self.p_sink, keep)
+            dense.Residuals(*operands, None, None, live, none, self.p_sink, keep, top)
         )
         self.s, error = self._score_errors()
         live = live & (self.s != -np.inf)

@@ -11,7 +11,7 @@ import numpy as np
 from npattn.arrays import finfo
 from npattn.errors import OptionError
 
-__all__ = ["Integers", "Rounding", "Storage", "Units", "unit_roundoff"]
+__all__ = ["EXACT", "Integers", "Rounding", "Storage", "Units", "unit_roundoff"]
 
 STORAGE = (
     "queries",

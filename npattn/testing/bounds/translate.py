@@ -14,7 +14,7 @@ from npattn.testing.bounds.worst_case import WorstCase
 
 __all__ = ["translate_bounds"]
 
-FORWARD = ("o", "lse", "weights")
+FORWARD = ("o", "lse", "weights", "max_score")
 
 
 def translate_bounds(

@@ -73,9 +73,12 @@ def _probe_option(probing: Probing, field: str, base: Recipe) -> None:
         else:
             _report(probing, field, first, err, kind - {field})
         probing.refuse([kind - {field} or kind])
-    title = f"{field} kinds refused" if field in ("mask", "bias") else "option values refused"
+    title = (
+        f"{field} kinds refused" if field in ("mask", "bias", "gate") else "option values refused"
+    )
     names = {kind: ", ".join(sorted(kind)).removeprefix("mask ") for kind in refused}
-    _list(probing, title, {names[kind].removeprefix("bias "): e for kind, e in refused.items()})
+    prefix = "gate " if field == "gate" else "bias "
+    _list(probing, title, {names[kind].removeprefix(prefix): e for kind, e in refused.items()})
 
 
 def _try_kinds(

@@ -64,9 +64,13 @@ def _read_gradients(probing: Probing, report: bool = False) -> None:
     if not trial.implementation.has_gradients:
         return
     base, features = trial.space.base(), trial.space.features if report else frozenset[str]()
-    bias = "bias" in features and _bias(probing)
-    recipe = replace(base, bias=bias or None, sinks="sinks" in features)
-    recipes = [recipe] if probing.allows(recipe) else [replace(recipe, sinks=False), base]
+    bias = _plainest(probing, "bias") if "bias" in features else None
+    gate = _plainest(probing, "gate") if "gate" in features else None
+    recipe = replace(base, bias=bias, sinks="sinks" in features, gate=gate)
+    recipes = [recipe]
+    if not probing.allows(recipe):
+        alone = [replace(base, gate=gate)] if gate else []
+        recipes = [replace(recipe, sinks=False, gate=None), *alone, base]
     try:
         returned = {n for recipe in recipes for n in probing.call(recipe) if n in GRADIENTS}
     except ImplementationError as err:
@@ -74,14 +78,21 @@ def _read_gradients(probing: Probing, report: bool = False) -> None:
         trial.gradients = frozenset()
         return
     trial.gradients = frozenset(returned)
-    expected = {"dq": True, "dk": True, "dv": True, "dbias": bool(bias), "dsinks": recipe.sinks}
+    expected = {
+        "dq": True,
+        "dk": True,
+        "dv": True,
+        "dbias": bias is not None,
+        "dsinks": recipe.sinks,
+    }
+    expected["dgate"] = gate is not None
     for name, there in expected.items():
         if report and there and name not in returned:
             probing.refused.append(f"{name}: backward does not return it")
 
 
-def _bias(probing: Probing) -> str | None:
-    """Return the plainest bias that is accepted."""
+def _plainest(probing: Probing, field: str) -> str | None:
+    """Return the plainest bias or gate that is accepted."""
     space = probing.trial.space
-    base, accepted = space.base(), values_of(space, "bias")
-    return next((x for x in accepted if probing.allows(replace(base, bias=x))), None)
+    base, accepted = space.base(), values_of(space, field)
+    return next((x for x in accepted if probing.allows(replace(base, **{field: x}))), None)

@@ -16,20 +16,21 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.options import Window
 from npattn.problem import Problem
+from npattn.testing.cases.gates import GATES
 from npattn.testing.cases.options import BIASES, MASKS
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 
 __all__ = ["classes_of_problem", "classes_of_recipe", "classes_of_value", "field_of"]
 
-SAMPLERS: Mapping[str, Mapping[str, Any]] = {"mask": MASKS, "bias": BIASES}
-LETTERS = "ABHTS"
+SAMPLERS: Mapping[str, Mapping[str, Any]] = {"mask": MASKS, "bias": BIASES, "gate": GATES}
+LETTERS = {"mask": "ABHTS", "bias": "ABHTS", "gate": "ABHTE"}
 SHAPES = {
     2: Recipe(lead=None, T=5, S=7),
     3: Recipe(lead=(), H=3, K=3, T=5, S=7),
     4: Recipe(lead=(2,), H=3, K=3, T=5, S=7),
     5: Recipe(lead=(4, 2), H=3, K=3, T=5, S=7),
 }
-"""Sizes from which the kind of a mask or bias is read, by the rank of q."""
+"""Sizes from which the kind of a mask, bias or gate is read, by the rank of q."""
 
 
 def classes_of_value(field: str, value: Any, rank: int = 4) -> frozenset[str]:
@@ -60,11 +61,12 @@ def classes_of_problem(problem: Problem) -> frozenset[str]:
     default = problem.scale == (1 / math.sqrt(problem.D) if problem.D else 1.0)
     found |= {"no scale"} if default else {"scale", *_of_number("scale", problem.scale)}
     found.add("dropout" if problem.dropout_mask is not None else "no dropout")
-    for field, array in (("mask", problem.mask_array), ("bias", problem.bias_array)):
+    arrays = {"mask": problem.mask_array, "bias": problem.bias_array, "gate": problem.gate}
+    for field, array in arrays.items():
         if array is None:
             found.add(f"no {field}")
         else:
-            axes = _possible_axes(array, problem)
+            axes = _possible_axes(field, array, problem)
             found |= {field, *(_name_kind(field, letters, rank) for letters in axes)}
     return frozenset(found)
 
@@ -100,19 +102,20 @@ def _sides(window: Window) -> str:
 @lru_cache(maxsize=256)
 def _axes(field: str, name: str, rank: int) -> frozenset[tuple[str, ...]]:
     """Return the axes of an array by letter, as ("B", "1", "1", "S"); some vary with the seed."""
-    sample = SAMPLERS[field][name]
+    sample, letters = SAMPLERS[field][name], LETTERS[field]
     shapes = {np.shape(sample(np.random.default_rng(seed), SHAPES[rank])) for seed in range(8)}
     return frozenset(
-        tuple("1" if n == 1 else x for n, x in zip(shape, LETTERS[-len(shape) :], strict=True))
+        tuple("1" if n == 1 else x for n, x in zip(shape, letters[-len(shape) :], strict=True))
         for shape in shapes
     )
 
 
-def _possible_axes(array: Array, problem: Problem) -> Iterator[tuple[str, ...]]:
+def _possible_axes(field: str, array: Array, problem: Problem) -> Iterator[tuple[str, ...]]:
     """Yield the axes of an array by letter: one of size 1 may be whole, if all of it is 1."""
     heads = () if problem.headless else (problem.H,)
-    whole = (*problem.lead, *heads, problem.T, problem.S)[-array.ndim :]
-    sizes = zip(array.shape, whole, LETTERS[-array.ndim :], strict=True)
+    last = problem.E if field == "gate" else problem.S
+    whole = (*problem.lead, *heads, problem.T, last)[-array.ndim :]
+    sizes = zip(array.shape, whole, LETTERS[field][-array.ndim :], strict=True)
     yield from product(*(("1", x) if n == 1 == m else ("1",) if n == 1 else x for n, m, x in sizes))
 
 

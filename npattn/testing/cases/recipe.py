@@ -16,11 +16,13 @@ from npattn.arrays import Array, finfo
 from npattn.options import OPTIONS, Window
 from npattn.problem import Cotangents, Problem
 from npattn.testing.cases.distributions import DISTRIBUTIONS, UNUSUAL
+from npattn.testing.cases.gates import GATES
 from npattn.testing.cases.options import BIASES, MASKS, SCORE_MODS
 
 __all__ = [
     "BIASES",
     "DISTRIBUTIONS",
+    "GATES",
     "MASKS",
     "OPTION_FIELDS",
     "SCORE_MODS",
@@ -58,7 +60,7 @@ class Recipe:
     H, K, T, S, D, E : int
         The sizes.
     dtype : str
-        Dtype of q, k, v, bias, sinks and dout, which are sampled in it.
+        Dtype of q, k, v, bias, sinks, gate and dout, which are sampled in it.
     seed : int
         Seed of everything random.
     distribution : str
@@ -75,6 +77,8 @@ class Recipe:
     sinks : bool
     dropout : float, optional
         Dropout rate; 0.0 drops without rescaling, None does not drop.
+    gate : str, optional
+        One of `GATES`.
     view : str
         Memory layout of the arrays that the implementation gets, one of `VIEWS`.
     """
@@ -99,6 +103,7 @@ class Recipe:
     score_mod: str | None = None
     sinks: bool = False
     dropout: float | None = None
+    gate: str | None = None
     view: str = "contiguous"
 
     def __repr__(self) -> str:
@@ -122,6 +127,7 @@ class Recipe:
         keep = None
         if self.dropout is not None:
             keep = self._stream(5).random(self.whole) >= max(self.dropout, 0.2)
+        gate = None if self.gate is None else self._cast(GATES[self.gate](self._stream(16), self))
         return Problem(
             self._cast(q),
             self._cast(k),
@@ -132,6 +138,7 @@ class Recipe:
             sinks=sinks,
             dropout_mask=keep,
             dropout_rate=self.dropout or 0.0,
+            gate=gate,
             alignment=alignment,  # type: ignore[arg-type]  # checked by Problem
             **{name: getattr(self, name) for name in PLAIN},
         )

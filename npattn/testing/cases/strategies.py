@@ -22,7 +22,14 @@ from npattn.testing.cases.assemble import assemble
 from npattn.testing.cases.classes import classes_of_recipe, classes_of_value, field_of
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.cases.pairwise import BY_SAMPLE, CROWD, covering, options_on
-from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, OPTION_FIELDS, Recipe
+from npattn.testing.cases.recipe import (
+    BIASES,
+    DISTRIBUTIONS,
+    GATES,
+    MASKS,
+    OPTION_FIELDS,
+    Recipe,
+)
 from npattn.testing.cases.shapes import few_shapes
 from npattn.testing.cases.space import Space
 
@@ -50,6 +57,7 @@ NAMED = {
     "bias": (*BIASES, *["-inf padding"] * 2),  # no other leaves keys out and empties no row
     "score_mod": tuple(SCORE_MODS),
     "sinks": (True,),
+    "gate": tuple(GATES),
 }
 """Values of the fields of a recipe that stand for an array or a callable."""
 

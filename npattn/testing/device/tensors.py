@@ -55,7 +55,7 @@ class Tensors(ArrayOps):
         else:
             live = s != -math.inf
             p = torch.where(live, p, 0)  # of a fully masked row, −inf − −inf is NaN
-        tensors: Any = (q, k, v, None, None, live, p, None, None)
+        tensors: Any = (q, k, v, None, None, live, p, None, None, None)
         return out, lse, Residuals(*tensors)
 
     def wide(self, x: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def _roundings(
 
 def _describe_rest(outcomes: Sequence[Outcome], wrong: Mapping[str, Evidence]) -> str:
     names = {name for o in outcomes if o.rule in wrong for name in wrong[o.rule].wrong}
-    results = [name for name in ("o", "lse", "weights", *GRADIENTS) if name in names]
+    results = [name for name in ("o", "lse", "weights", "max_score", *GRADIENTS) if name in names]
     if not results:
         return f"no known mistake reproduces this: {_first_line(outcomes[0].message)}"
     return f"no known mistake reproduces this: {', '.join(results)} out of tolerance"

@@ -10,7 +10,7 @@ from npattn.testing.diagnosis.evidence import Evidence
 
 __all__ = ["LEAK", "leaks_nan"]
 
-BY_QUERY = frozenset({"o", "lse", "weights", "dq"})
+BY_QUERY = frozenset({"o", "lse", "weights", "max_score", "dq"})
 """Results of which each query has rows of its own."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from npattn.arrays import sum_to
 from npattn.conventions import Conventions
-from npattn.mistakes import MISTAKES, Attention, Mistake
+from npattn.mistakes import MISTAKES, Attention, Mistake, with_gate
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
@@ -88,11 +88,20 @@ def implement(forward: Attention, backward: Attention, like: Implementation) -> 
 
     Reading a signature takes longer than a small call, so that it is done once a class.
     """
+    if "gate" in like.features:
+        forward, backward = (_add_gate(x) for x in (forward, backward))
     features = (*sorted(like.features), *like.returns)
     classes = type(forward), type(backward)
     implementation = copy(_read_once(*classes, features))  # type: ignore[arg-type]  # hashable
     implementation.f, implementation.backward = forward.forward, backward.backward
     return implementation
+
+
+def _add_gate(attention: Attention) -> Attention:
+    """Return the same attention with a gate, which most candidates lack."""
+    gated = with_gate(type(attention))()
+    vars(gated).update(vars(attention))
+    return gated
 
 
 @cache

@@ -41,7 +41,7 @@ PLAIN = "nothing"
 REORDERED = "keys in another order"
 PADDING = 31
 """Keys that are added and hidden."""
-ROWS = ("o", "lse", "weights", "dq")
+ROWS = ("o", "lse", "weights", "max_score", "dq")
 Moved = Mapping[str, tuple[Judged, Array]]
 """Result → its part of the whole, and the same computed otherwise."""
 

@@ -33,7 +33,10 @@ MIXED = {
     dtype: f'all is rounded as npattn.attention(dtype="{dtype}") does'
     for dtype in ("float16", "bfloat16")
 }
-PASSES = {"forward": ("o", "lse", "weights"), "gradients": ("dq", "dk", "dv", "dbias", "dsinks")}
+PASSES = {
+    "forward": ("o", "lse", "weights", "max_score"),
+    "gradients": ("dq", "dk", "dv", "dbias", "dsinks", "dgate"),
+}
 Prediction = Mapping[str, Array]
 
 

@@ -127,5 +127,6 @@ def _list_alone(a: Capabilities, b: Capabilities) -> list[str]:
 def _results(trial: Trial) -> list[str]:
     f = trial.implementation
     beside = {"lse": f.returns_lse, "weights": f.returns_weights}
+    beside["max_score"] = f.returns_max_score
     own = [name for name, there in beside.items() if there]
     return [*own, *(name for name in GRADIENTS if name in trial.gradients)]

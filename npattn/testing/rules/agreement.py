@@ -8,10 +8,11 @@ from npattn.api import evaluate
 from npattn.arrays import finfo
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import bounds
+from npattn.testing.cases.gates import GATES
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
 from npattn.testing.rules.register import Check, rule
-from npattn.testing.rules.requirements import needs, no_gradients, no_lse
+from npattn.testing.rules.requirements import needs, no_gradients, no_lse, no_max_score
 from npattn.testing.trial import Trial, Violation
 
 
@@ -19,9 +20,10 @@ from npattn.testing.trial import Trial, Violation
 def shape_and_dtype(trial: Trial, recipe: Recipe) -> float:
     """Results have the right shape, and a dtype that loses no precision.
 
-    o, dq, dk, dv have the dtype of q, k, v; lse, dbias, dsinks any floating dtype not narrower
-    than the smaller of float32 and that of the input. A gradient has the shape of its input, even
-    if the input broadcasts. Broken by a bias gradient that is not reduced, o left in float32.
+    o, dq, dk, dv have the dtype of q, k, v; lse, dbias, dsinks, dgate any floating dtype not
+    narrower than the smaller of float32 and that of the input. A gradient has the shape of its
+    input, even if the input broadcasts. Broken by a bias gradient that is not reduced, o left in
+    float32.
     """
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)
@@ -30,9 +32,10 @@ def shape_and_dtype(trial: Trial, recipe: Recipe) -> float:
         "o": (*lead, problem.T, problem.E),
         "lse": (*lead, problem.T),
         "weights": (*lead, problem.T, problem.S),
+        "max_score": (*lead, problem.T),
         **{
             f"d{n}": getattr(getattr(problem, n), "shape", None)
-            for n in ("q", "k", "v", "bias", "sinks")
+            for n in ("q", "k", "v", "bias", "sinks", "gate")
         },
     }
     own = problem.q.dtype
@@ -76,6 +79,9 @@ def _agreement(name: str) -> Check:
 
 rule("agreement-o", "1-10")(_agreement("o"))
 rule("agreement-lse", "8, 11", unless=no_lse)(_agreement("lse"))
+
+
+rule("agreement-max-score", "11", unless=no_max_score)(_agreement("max_score"))
 
 
 @rule("agreement-weights", "8, 9")
@@ -140,3 +146,9 @@ rule(
     unless=needs("sinks", "dsinks"),
     draw=lambda t: {"force": {"sinks": True}},
 )(_agreement("dsinks"))
+rule(
+    "agreement-dgate",
+    "13, 16",
+    unless=needs("gate", "dgate"),
+    draw=lambda t: {"force": {"gate": tuple(GATES)}},
+)(_agreement("dgate"))

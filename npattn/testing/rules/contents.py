@@ -38,7 +38,7 @@ def _immutable(trial: Trial) -> str | None:
 
 
 def _other_options(problem: Problem, f: Implementation) -> Problem | None:
-    """Return a problem with other contents of mask, bias and sinks; None if it has none of them.
+    """Return a problem with other mask, bias, sinks and gate; None if it has none of them.
 
     The mask hides fewer positions, so that no row loses its last key; a bias of −inf stays. Where
     masks are lengths, other ones make arrays of other shapes.
@@ -48,7 +48,7 @@ def _other_options(problem: Problem, f: Implementation) -> Problem | None:
     if problem.mask is not None and f.storage is None:
         mask = np.asarray(problem.mask)
         changes["mask"] = mask | np.roll(mask, 1)
-    for name in ("bias", "sinks"):
+    for name in ("bias", "sinks", "gate"):
         array = getattr(problem, name)
         if array is not None:
             steps = np.arange(array.size).reshape(array.shape) % 5 / 4
@@ -66,7 +66,7 @@ def _with_mask(trial: Trial, problem: Problem) -> Problem | None:
 
 
 def _spoil(problem: Problem, f: Implementation) -> Problem:
-    """Return the problem with NaN for q, k, v, and other masks, biases and sinks."""
+    """Return the problem with NaN for q, k, v, and other masks, biases, sinks and gates."""
     nan = {n: np.full_like(getattr(problem, n), np.nan) for n in "qkv"}
     return (_other_options(problem, f) or problem).replace(**nan)
 
@@ -108,7 +108,7 @@ def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
         ask(other, lambda: None, "where a mask comes with them")
     options = _other_options(other, f)
     if options is not None:
-        ask(options, lambda: None, "where the same mask, bias or sinks hold other contents")
+        ask(options, lambda: None, "where the same mask, bias, sinks or gate hold other contents")
     return largest(ratios)
 
 

@@ -16,10 +16,12 @@ from npattn.testing.rules.requirements import few_queries, no_gradients
 from npattn.testing.rules.terms import sum_over_group
 from npattn.testing.trial import Evaluation, Trial
 
-# Axes of the units of an input that change separate results: rows of q and of the bias change rows
+# Axes of the units of an input that change separate results: rows of q, bias and gate change rows
 # of o, heads of k and sinks change heads, columns of the values of a head columns of o. So each
 # unit has a step of its own, and is judged by itself.
-UNITS = {"q": (-1,), "k": (-2, -1), "v": (-2,), "bias": (-1,), "sinks": (-2, -1)}
+UNITS = {"q": (-1,), "k": (-2, -1), "v": (-2,), "bias": (-1,), "sinks": (-2, -1), "gate": (-1,)}
+LINEAR = ("v", "gate")  # o is linear in them, and lse does not depend on them
+LEAST = 2.0**-10  # step of an input that is 0 throughout
 PROBES = (2.0**-1, 2.0**-4, 2.0**-10)  # steps at which float64 resolves the remainder
 SMOOTH = ("normal", "large logits", "value offset", "integers", "outliers", "duplicate keys",
           "tiny values", "flat")  # fmt: skip
@@ -45,15 +47,15 @@ def directional(trial: Trial, recipe: Recipe) -> float | None:
     if not names:
         return None
     rng = np.random.default_rng([recipe.seed, 23])
-    rare = [name for name in names if name in ("bias", "sinks")]  # few problems have them
+    rare = [name for name in names if name in ("bias", "sinks", "gate")]  # few problems have them
     pool = rare if rare and rng.random() < 0.5 else names
     varied = VariedInput(trial, evaluation, pool[int(rng.integers(len(pool)))])
     if varied.rise(evaluation, evaluation) is None:
         return None  # o or lse has the wrong shape, which is left to rule shape-dtype
     down = evaluation.results[f"d{varied.name}"].astype(np.float64).reshape(varied.x.shape) < 0
     step = np.where(down, -1, 1) * abs(rng.standard_normal(varied.x.shape))
-    if varied.name == "v":
-        return varied.check(step * abs(varied.x).max())  # o is linear in v: no step is too long
+    if varied.name in LINEAR:
+        return varied.check(step * max(abs(varied.x).max(), LEAST))  # no step is too long
     return varied.check(step * varied.lengths(step))
 
 
@@ -103,8 +105,7 @@ class VariedInput:
         """Difference of Σ dout·o + Σ dlse·lse between the ends, for each unit."""
         dout, dlse = self.base.cotangents
         total = exact(0)
-        # lse does not depend on v.
-        for name, cotangent in {"o": dout, "lse": None if self.name == "v" else dlse}.items():
+        for name, cotangent in {"o": dout, "lse": None if self.name in LINEAR else dlse}.items():
             if cotangent is None:
                 continue
             high, low = Estimate.of(up, name), Estimate.of(down, name)

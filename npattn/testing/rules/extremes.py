@@ -25,9 +25,9 @@ from npattn.testing.trial import Trial, Violation
 
 
 def _forbid_beyond_hull(trial: Trial) -> frozenset[str]:
-    """Forbid dropout, which scales values beyond the visible ones, and a scale of the bias."""
+    """Forbid dropout and gates, which scale values beyond the visible ones, and a scaled bias."""
     scaled = {"scale"} if trial.conventions.bias == "before_scale" else set()
-    return frozenset({"dropout_mask"} | scaled)
+    return frozenset({"dropout_mask", "gate"} | scaled)
 
 
 @rule(
@@ -103,7 +103,7 @@ def _sample_large(trial: Trial) -> dict[str, Any]:
     force = {} if "scale" in trial.space.features else {"D": deep}
     return {
         "force": force | {"distribution": "normal"},
-        "forbid": frozenset({"scale", "bias", "score_mod", "sinks", "dropout_mask"}),
+        "forbid": frozenset({"scale", "bias", "score_mod", "sinks", "dropout_mask", "gate"}),
         "nonempty": True,
     }
 

@@ -266,7 +266,7 @@ def _no_dlse(trial: Trial) -> str | None:
     unless=first(no_gradients, _no_dlse, hidden_keys_matter),
     draw=lambda t: {
         "force": few_queries(t),
-        "forbid": frozenset({"softcap", "score_mod", "dropout_mask"}),
+        "forbid": frozenset({"softcap", "score_mod", "dropout_mask", "gate"}),
         "nonempty": True,
     },
 )

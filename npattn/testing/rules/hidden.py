@@ -53,6 +53,13 @@ def _poison(problem: Problem, keys: Array, where: str, values: Array) -> Problem
     return problem.replace(k=k, v=v)
 
 
+def _without_gates_of_0(problem: Problem) -> Problem:
+    """Replace gates of 0 by 1: kernels may skip what they gate, and a NaN in it [16]."""
+    if problem.gate is None or (problem.gate != 0).all():
+        return problem
+    return problem.replace(gate=np.where(problem.gate == 0, 1, problem.gate))
+
+
 @rule("hidden-finite", "5, 10", unless=first(nothing_hides, hidden_keys_matter), draw=force_hiding)
 def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
     """Finite garbage in hidden keys and values changes no bit of the rows it is hidden from.
@@ -87,7 +94,10 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
     before = trial.results(problem, quiet)
     after = trial.results(changed, quiet)
     for (name, old), (_, new) in zip(before.pairs, after.pairs, strict=True):
-        if name in ("o", "lse", "weights") and old.shape[: exposed.ndim] == exposed.shape:
+        if (
+            name in ("o", "lse", "weights", "max_score")
+            and old.shape[: exposed.ndim] == exposed.shape
+        ):
             old, new = old[~exposed], new[~exposed]
         change = _describe_change(old, new)
         if change is not None:
@@ -135,6 +145,7 @@ def _hidden_nan(where: str) -> Check:
         if "v" in where and _negligible(trial, problem, keys):
             return None
         poisoned = _poison(problem, keys, where, np.array([float(rng.choice(values))]))
+        poisoned = _without_gates_of_0(poisoned)
         cotangents = trial.cotangents(recipe, poisoned)
         return trial.check(trial.against_oracle(poisoned, cotangents), poisoned, cotangents)
 
@@ -201,7 +212,7 @@ def _nan_query(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents, Array
     q = problem.q.copy()
     at = tuple(int(rng.integers(n)) for n in q.shape[:-1])
     q[(*at, int(rng.integers(q.shape[-1])))] = np.nan
-    poisoned = problem.replace(q=q)
+    poisoned = _without_gates_of_0(problem.replace(q=q))
     return poisoned, trial.cotangents(recipe, poisoned), np.asarray(np.isnan(q).any(-1))
 
 
@@ -258,7 +269,7 @@ def nan_value(trial: Trial, recipe: Recipe) -> float | None:
         return None
     v = problem.v.copy()
     v[..., key, int(rng.integers(problem.E))] = np.nan
-    poisoned = problem.replace(v=v)
+    poisoned = _without_gates_of_0(problem.replace(v=v))
     cotangents = trial.cotangents(recipe, poisoned)
     exact, allowed = forward_only(trial).oracle(poisoned, cotangents)
     results = trial.implementation.forward(poisoned)

@@ -83,7 +83,7 @@ def bias_shift(trial: Trial, recipe: Recipe) -> float | None:
 
 def _sample_one_key(trial: Trial) -> dict[str, Any]:
     features, force = trial.space.features, dict[str, Any]()
-    forbid = forbid_late_softcap(trial, "sinks", "dropout_mask", "score_mod")
+    forbid = forbid_late_softcap(trial, "sinks", "dropout_mask", "score_mod", "gate")
     if "mask" in features:
         forbid |= {"mask", "causal", "window"}  # the rule makes its own mask
     elif "window" in features:
@@ -174,7 +174,7 @@ def one_key(trial: Trial, recipe: Recipe) -> float | None:
     unless=hidden_keys_matter,
     draw=lambda t: {
         "force": few_queries(t),
-        "forbid": forbid_late_softcap(t, "dropout_mask"),
+        "forbid": forbid_late_softcap(t, "dropout_mask", "gate"),
         "nonempty": True,
     },
 )
@@ -299,7 +299,7 @@ def sink_key(trial: Trial, recipe: Recipe) -> float | None:
     unless=hidden_keys_matter,
     draw=lambda t: {
         "force": few_queries(t),
-        "forbid": forbid_late_softcap(t, "bias", "score_mod", "sinks", "dropout_mask"),
+        "forbid": forbid_late_softcap(t, "bias", "score_mod", "sinks", "dropout_mask", "gate"),
     },
 )
 def equal_scores(trial: Trial, recipe: Recipe) -> float | None:

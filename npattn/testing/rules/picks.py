@@ -41,13 +41,14 @@ __all__ = [
     "relate_restated",
 ]
 
-INPUTS = ("q", "k", "v", "mask", "bias", "dropout_mask", "sinks")
-FORWARD = ("o", "lse", "weights")
+INPUTS = ("q", "k", "v", "mask", "bias", "dropout_mask", "sinks", "gate")
+FORWARD = ("o", "lse", "weights", "max_score")
 RESULTS = (*FORWARD, *GRADIENTS)
 
 # Axes of keys, queries and heads, from the end. A gradient has those of its input.
 KEYS = {"k": -2, "v": -2, "mask": -1, "bias": -1, "dropout_mask": -1, "weights": -1}
-QUERIES = {"q": -2, "mask": -2, "bias": -2, "dropout_mask": -2, "o": -2, "lse": -1, "weights": -2}
+QUERIES = {"q": -2, "mask": -2, "bias": -2, "dropout_mask": -2, "gate": -2}
+QUERIES |= {"o": -2, "lse": -1, "weights": -2, "max_score": -1}
 HEADS = {n: axis - 1 for n, axis in QUERIES.items()} | {"sinks": -1}
 SHARED = {"k": -3, "v": -3}
 
@@ -82,8 +83,9 @@ def pick_heads(problem: Problem, order: Array, shared_order: Array) -> list[Pick
 def pick_samples(problem: Problem, order: Array) -> Pick:
     """Pick along the first of the leading axes."""
     axis = -3 - len(problem.lead)
-    names = ("q", "k", "v", "mask", "bias", "dropout_mask", "o", "weights")
-    return Pick(dict.fromkeys(names, axis) | {"lse": axis + 1}, order, problem.lead[0])
+    names = ("q", "k", "v", "mask", "bias", "dropout_mask", "gate", "o", "weights")
+    rows = dict.fromkeys(("lse", "max_score"), axis + 1)
+    return Pick(dict.fromkeys(names, axis) | rows, order, problem.lead[0])
 
 
 def pick(name: str, x: Array, picks: Sequence[Pick]) -> Array:

@@ -32,7 +32,7 @@ __all__: list[str] = []
 
 SIZES = {"B": (3,), "T": (16, 33, 24), "S": (64, 130, 96), "D": (64,)}
 """Large enough for a kernel to choose between orders of summation."""
-ROWS = ("o", "lse", "weights", "dq")
+ROWS = ("o", "lse", "weights", "max_score", "dq")
 SAMPLES = (*ROWS, "dk", "dv")
 PADDING = 31
 """Keys that are added and hidden."""

@@ -28,6 +28,7 @@ __all__ = [
     "no_gradients",
     "no_inf",
     "no_lse",
+    "no_max_score",
     "nonempty",
     "nothing_hides",
     "of_few_shapes",
@@ -58,6 +59,10 @@ def keeps_nothing(trial: Trial) -> str | None:
 
 def no_lse(trial: Trial) -> str | None:
     return None if trial.implementation.returns_lse else "returns no lse"
+
+
+def no_max_score(trial: Trial) -> str | None:
+    return None if trial.implementation.returns_max_score else "returns no max_score"
 
 
 def no_inf(trial: Trial) -> str | None:

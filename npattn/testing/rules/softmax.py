@@ -22,7 +22,7 @@ from npattn.testing.trial import Trial, Violation
 @rule(
     "rows-sum-to-one",
     "8",
-    draw=lambda t: {"forbid": frozenset({"sinks", "dropout_mask"}), "nonempty": True},
+    draw=lambda t: {"forbid": frozenset({"sinks", "dropout_mask", "gate"}), "nonempty": True},
 )
 def rows_sum_to_one(trial: Trial, recipe: Recipe) -> float:
     """The weights of a row sum to 1, or to 0 in a fully masked row.
@@ -149,6 +149,9 @@ def sink_minus_inf(trial: Trial, recipe: Recipe) -> float:
 
 def _only_rows(rows: Array, name: str, tolerance: Array) -> Array:
     """Require nothing of other rows, in results that have rows."""
-    if name not in ("o", "lse", "weights", "dq") or tolerance.shape[: rows.ndim] != rows.shape:
+    if (
+        name not in ("o", "lse", "weights", "max_score", "dq")
+        or tolerance.shape[: rows.ndim] != rows.shape
+    ):
         return tolerance
     return np.where(rows[(...,) + (None,) * (tolerance.ndim - rows.ndim)], tolerance, np.inf)

@@ -332,7 +332,7 @@ class Remote(Implementation):
         meanwhile: Callable[[], object] | None = None,
         before_reading: Callable[[], object] | None = None,
     ) -> Results:
-        """Return dq, dk, dv and, where it has them, dbias and dsinks."""
+        """Return dq, dk, dv and, where it has them, dbias, dsinks and dgate."""
         keeps = inputs is not None and self.keeps_arrays
         inputs = self.inputs(problem, view) if inputs is None else inputs
         with note_problem(problem, cotangents):

@@ -10,7 +10,7 @@ from npattn.torch.engine.operations import INF, Saved, TileOps, all_finite
 from npattn.torch.problem import Problem
 from npattn.torch.tiles import Rows
 
-__all__ = ["forward", "fully_masked_rows", "weights"]
+__all__ = ["forward", "fully_masked_rows", "max_score", "weights"]
 
 Tensor = torch.Tensor
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
@@ -37,6 +37,15 @@ def weights(problem: Problem, saved: Saved, whole: bool = False) -> Tensor:
             s, live, _ = ops.scores(rows, strip, q)
             p[(*rows.at, slice(strip.s0, strip.s1))] = ops.weights(rows, s, live, saved)
     return ops.unflat(p)
+
+
+def max_score(problem: Problem, whole: bool = False) -> Tensor:
+    """Return the largest score of each row, (..., H, T); −inf for a row without any."""
+    ops = TileOps(problem, whole)
+    top = ops.zeros(problem.T)
+    for rows in ops.plan.rows:
+        top[rows.at] = _row_maxima(ops, rows, None)
+    return ops.unflat(top)
 
 
 def fully_masked_rows(ops: TileOps) -> Tensor:

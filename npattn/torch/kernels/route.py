@@ -36,20 +36,35 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
     OptionError
         As in `forward`; also if PyTorch has no such convention, or if weights are read.
     """
-    canonical = problem
+    gate: Any = problem.gate
+    if gate is not None and gate.dtype != problem.q.dtype:
+        name = short_name(gate.dtype)
+        raise OptionError(
+            f"gate is {name}, must be {short_name(problem.q.dtype)} as q: it would be rounded "
+            '[engine="fused"; "auto" computes every problem]'
+        )
+    canonical: Any = problem.without_gate
     if conventions is not None:
-        canonical = conventions.canonical(problem)  # type: ignore[assignment]
+        canonical = conventions.canonical(canonical)
         _check_translatable(problem, conventions)
     out, lse = forward(canonical)
     if lse is not None and conventions is not None:
         out, lse = conventions.results(problem, out, lse)  # type: ignore[arg-type, assignment]
+
+    if gate is not None:
+        out = (gate[0] if problem.headless and gate.ndim == 3 else gate) * out
 
     def weights() -> Array:
         raise OptionError(
             'engine="fused" has no weights; call forward with another engine for them'
         )
 
-    return Forward(out, lse, problem, "fused", None, weights)  # type: ignore[arg-type]
+    def max_score() -> Array:
+        raise OptionError(
+            'engine="fused" has no max_score; call forward with another engine for it'
+        )
+
+    return Forward(out, lse, problem, "fused", None, weights, max_score)  # type: ignore[arg-type]
 
 
 def forward(problem: Problem, *, lse: bool = False) -> tuple[Tensor, Tensor | None]:

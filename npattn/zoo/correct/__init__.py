@@ -5,6 +5,7 @@ are installed.
 """
 
 from npattn.zoo.correct import (  # each module registers its own
+    gated,
     jax,
     kernels,
     onnx,
@@ -19,6 +20,7 @@ __all__ = [
     "Correct",
     "Kernel",
     "correct",
+    "gated",
     "jax",
     "kernels",
     "onnx",

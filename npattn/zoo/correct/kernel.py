@@ -16,7 +16,7 @@ __all__ = ["Kernel"]
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel(Choices):
-    """A correct implementation of every option, with the given choices."""
+    """A correct implementation of every option but the gate, with the given choices."""
 
     def __call__(
         self,
@@ -28,7 +28,7 @@ class Kernel(Choices):
         """Return o, lse, weights and, with dout, the gradients, by name."""
         return Run(self, problem).results(dout, dlse, dweights)
 
-    @with_every_option
+    @with_every_option("gate")
     def forward(
         self,
         q: Array,
@@ -59,4 +59,8 @@ class Kernel(Choices):
     ) -> dict[str, Array]:
         """Return the gradients by input name; out and lse are recomputed, to the last bit."""
         results = self(Problem(q, k, v, alignment="bottom_right", **options), dout, dlse, dweights)
-        return {n[1:]: results[n] for n in ("dq", "dk", "dv", "dbias", "dsinks") if n in results}
+        return {
+            n[1:]: results[n]
+            for n in ("dq", "dk", "dv", "dbias", "dsinks", "dgate")
+            if n in results
+        }

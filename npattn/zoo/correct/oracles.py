@@ -17,14 +17,14 @@ from npattn.zoo.correct.arithmetic import cast
 from npattn.zoo.correct.register import correct
 from npattn.zoo.correct.signature import with_every_option
 
-GRADIENTS = ("q", "k", "v", "bias", "sinks")
+GRADIENTS = ("q", "k", "v", "bias", "sinks", "gate")
 
 
 def bottom_right(causal: bool) -> Any:
     return "bottom_right" if causal else False
 
 
-@with_every_option
+@with_every_option()
 def dense(
     q: Array,
     k: Array,
@@ -55,7 +55,7 @@ def dense_backward(
     return round_gradients(npattn.backward(fwd, dout, dlse, dweights), q)
 
 
-@with_every_option
+@with_every_option()
 def by_loops(
     q: Array,
     k: Array,

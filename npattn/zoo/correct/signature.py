@@ -13,16 +13,20 @@ __all__ = ["with_every_option"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def with_every_option(f: Function) -> Function:
-    """Replace ``**options`` in the signature of `f` by the options of npattn.options."""
-    own = inspect.signature(f).parameters
-    positional = [p for p in own.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    keywords = [p for p in own.values() if p.kind is p.KEYWORD_ONLY]
-    options = [
-        inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
-        for option in OPTIONS.values()
-        if option.name not in own
-    ]
-    signature = inspect.Signature([*positional, *options, *keywords])
-    f.__signature__ = signature  # type: ignore[attr-defined]
-    return f
+def with_every_option(*without: str) -> Callable[[Function], Function]:
+    """Replace ``**options`` in the signature of a function by the options of npattn.options."""
+
+    def sign(f: Function) -> Function:
+        own = inspect.signature(f).parameters
+        positional = [p for p in own.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        keywords = [p for p in own.values() if p.kind is p.KEYWORD_ONLY]
+        options = [
+            inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
+            for option in OPTIONS.values()
+            if option.name not in (*own, *without)
+        ]
+        signature = inspect.Signature([*positional, *options, *keywords])
+        f.__signature__ = signature  # type: ignore[attr-defined]
+        return f
+
+    return sign

@@ -161,8 +161,11 @@ class Variance(ForwardVariance):
         worst, unit, do2 = self.worst, self.unit, finite(self.worst.do) ** 2
         turn = self.live.swapaxes(-1, -2)
         w2 = np.where(self.live, (self.p * self.z) ** 2, 0)
-        each = w2 * self.var_l + self.z**2 * self.var_w + self.weight_storage(w2)
+        stored = worst.stored_do
+        each = w2 * (self.var_l + R2 * stored.u**2) + self.z**2 * self.var_w
+        each = each + self.weight_storage(w2)
         lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
+        lost = lost + stored.eta * np.sqrt(w2)
         return (
             dense.sum_live(each.swapaxes(-1, -2), do2, turn),
             dense.sum_live(np.sqrt(w2).swapaxes(-1, -2), finite(worst.do), turn),
@@ -185,7 +188,11 @@ class Variance(ForwardVariance):
         E = worst.problem.E
         do2 = np.where(np.isfinite(worst.do), worst.do, 0) ** 2
         reach = np.where(self.live, z2 * (do2 @ self.v2.swapaxes(-1, -2)), 0)
-        var = self.sum_variance(E + 2, worst.dp_out, reach) + 2 * R2 * unit.operands.u**2 * reach
+        var = self.sum_variance(E + 2, worst.dp_out, reach)
+        var = var + R2 * (2 * unit.operands.u**2 + worst.stored_do.u**2) * reach
+        if worst.stored_do.eta:
+            lost = np.where(self.live, z2 * self.v2.sum(-1)[..., None, :], 0)
+            var = var + worst.stored_do.eta**2 / 3 * lost
         var = var + self.n_p * (storage_variance(worst.dp_out, unit.dp) + self.u2 * worst.dp_out**2)
         return np.where(self.live, var + self.u2 * worst.dp**2, 0)
 
@@ -222,6 +229,9 @@ class Variance(ForwardVariance):
         out = sums.away + self.n_p * R2 * unit.p.u**2 * sums.squares
         out = out + row_sum(do2 * (self.acc_o + storage_variance(worst.o, unit.low)))
         out = out + self.sum_variance(worst.problem.E + 2, worst.D_out, row_sum(do2 * worst.o**2))
+        stored = worst.stored_do  # twice where there is a gate: of gate · dout and of gate · o
+        out = out + 2 * R2 * stored.u**2 * row_sum(do2 * worst.o**2)
+        out = out + stored.eta**2 / 3 * row_sum(do2 + worst.o**2)
         of_p = self._delta_from_weights(sums.weights, sums.terms, worst.D)
         chosen = {"out": out, "weights": of_p, "either": np.maximum(out, of_p)}
         if more is not None:  # out knows nothing of these; they join it, or D is of the weights

@@ -11,7 +11,7 @@ from npattn import dense
 from npattn.arrays import Array, sum_to
 from npattn.conventions import Conventions
 from npattn.problem import Problem
-from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.bounds.rounding import EXACT, Rounding, Storage
 from npattn.testing.bounds.worst_case.forward import ForwardErrors
 
 __all__ = ["DeltaErrorSums", "DqErrorSums", "WorstCase"]
@@ -99,18 +99,36 @@ class WorstCase(ForwardErrors):
 
     def _dp_error(self, do: Array, dw: Any) -> Array:
         """Set dp, and return its error."""
-        u, unit, (v, live) = self.unit.u, self.unit, (self.r.v, self.r.live)
-        z, n_p, E = self.z, self.n_p, self.problem.E
-        dp = np.where(live, z * (do @ v.swapaxes(-1, -2)), 0)
-        reach = np.where(live, z * (abs(do) @ abs(v).swapaxes(-1, -2)), 0)
-        e_dp = (self.gamma(E + 2) + unit.operands.times(2)) * reach
-        e_dp = e_dp + unit.dp.times(n_p) * (abs(dp) + e_dp)
-        e_dp = e_dp + unit.dp.eta * (z + self.drops)
-        e_dp = e_dp + (unit.tiny + unit.operands.eta) * (E + 2) * z
+        u, live = self.unit.u, self.r.live
+        dp, e_dp = self._dp_of(do, self.stored_do)
         self.dp_out, self.dp = dp, np.where(live, dp + dw, 0)
         self.more = self.dp - self.dp_out  # through the returned weights, if any
         e_dp = e_dp + u * (abs(dw) + abs(dp)) * (dw != 0)
         return np.where(live, e_dp, 0)
+
+    def _dp_of(self, do: Array, stored: Storage) -> tuple[Array, Array]:
+        """Return dp of a cotangent that may be stored, and its error."""
+        unit, (v, live) = self.unit, (self.r.v, self.r.live)
+        z, n_p, E = self.z, self.n_p, self.problem.E
+        dp = np.where(live, z * (do @ v.swapaxes(-1, -2)), 0)
+        reach = np.where(live, z * (abs(do) @ abs(v).swapaxes(-1, -2)), 0)
+        e_dp = (self.gamma(E + 2) + unit.operands.times(2) + stored.u) * reach
+        if stored.eta:
+            e_dp = e_dp + stored.eta * np.where(live, z * abs(v).sum(-1)[..., None, :], 0)
+        e_dp = e_dp + unit.dp.times(n_p) * (abs(dp) + e_dp)
+        e_dp = e_dp + unit.dp.eta * (z + self.drops)
+        e_dp = e_dp + (unit.tiny + unit.operands.eta) * (E + 2) * z
+        return dp, np.where(live, e_dp, 0)
+
+    @np.errstate(all="ignore")
+    def gate_row_error(self, dout: Array) -> Array:
+        """Bound on the error of Σ w dw of each row, (..., T, 1): dgate, if it gates the weights.
+
+        After `backward`.
+        """
+        dp, e_dp = self._dp_of(dout, EXACT)
+        whole = (self.r.p * dp).sum(-1, keepdims=True)
+        return self._delta_from_weights(self._product_error(dp, e_dp), whole)
 
     def _ds_error(self, e_dp: Array, dlse: Array) -> Array:
         """Set ds, and return its error without the part that is common to a row."""
@@ -189,7 +207,9 @@ class WorstCase(ForwardErrors):
         unit, ado, turn = self.unit, abs(self.do), self.r.live.swapaxes(-1, -2)
         w, t_w = self._backward_weights()
         mass = dense.sum_live(w.swapaxes(-1, -2), ado, turn)
-        t = dense.sum_live(t_w.swapaxes(-1, -2), ado, turn) + unit.operands.times(2) * mass
+        t = dense.sum_live(t_w.swapaxes(-1, -2), ado, turn)
+        t = t + (unit.operands.times(2) + self.stored_do.u) * mass
+        t = t + self.stored_do.eta * w.sum(-2)[..., None]
         return t + (unit.tiny + unit.operands.eta) * turn.sum(-1, keepdims=True), mass
 
     def _backward_weights(self) -> tuple[Array, Array]:
@@ -246,8 +266,11 @@ class WorstCase(ForwardErrors):
         soft = soft + self.n_p * unit.p.u * (1 + unit.p.u) * sums.stored
         size = abs(self.o) + self.t_soft + self.t_sum
         delivered = np.where(self.seen, self.t_rest + unit.low.u * size + unit.low.eta, 0)
-        product = self.gamma(self.problem.E + 2) * size
+        # Both factors of do · out are stored once more, where there is a gate.
+        product = (self.gamma(self.problem.E + 2) + 2 * self.stored_do.u) * size
         from_out = soft + (ado * (delivered + product)).sum(-1, keepdims=True)
+        if self.stored_do.eta:
+            from_out = from_out + self.stored_do.eta * (size + ado).sum(-1, keepdims=True)
         from_weights = self._delta_from_weights(sums.weights, self.D)
         chosen = {"out": from_out, "weights": from_weights}
         if extra is not None:

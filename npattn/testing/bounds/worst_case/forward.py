@@ -48,7 +48,7 @@ class ForwardErrors(ScoreErrors):
 
     @np.errstate(all="ignore")  # hidden scores may be anything
     def forward(self) -> dict[str, Array]:
-        """Return bounds of o, lse and weights."""
+        """Return bounds of o, lse, weights and the largest scores."""
         u, unit, live = self.unit.u, self.unit, self.r.live
         A, A_sink = self._argument_error()
         self._perturb_weights(A)
@@ -59,7 +59,7 @@ class ForwardErrors(ScoreErrors):
         t_w = t_w + self.p_hat * (unit.p.u + self.gamma(self.chain) + self.row_sum + 4 * u)
         t_w = t_w + unit.p.eta + unit.tiny
         t_w = np.where(live, np.minimum(t_w, 1), 0)
-        return {"o": t_o, "lse": t_lse[..., 0], "weights": t_w}
+        return {"o": t_o, "lse": t_lse[..., 0], "weights": t_w, "max_score": self.t_top}
 
     # --- the softmax ------------------------------------------------------------------------------
 

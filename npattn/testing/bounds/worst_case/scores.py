@@ -13,7 +13,7 @@ from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.problem import Problem
 from npattn.testing.bounds.integers import IntegerErrors, integer_errors
-from npattn.testing.bounds.rounding import Rounding, Units
+from npattn.testing.bounds.rounding import EXACT, Rounding, Units
 
 __all__ = ["ScoreErrors", "finite", "swing"]
 
@@ -91,7 +91,11 @@ class ScoreErrors:
         self.problem, self.rounding, self.dtype = problem, rounding, dtype
         self.unit = Units.of(rounding, dtype)
         self.drops = problem.dropout_mask is not None
-        self.n_p = 1 + (self.drops and not rounding.fuses)
+        gate = self.original.gate
+        # A gate that is the same for all columns may multiply the weights, and so be stored.
+        self.gates_weights = gate is not None and (gate.shape[-1] == 1 or problem.E == 1)
+        self.n_p = 1 + ((self.drops + self.gates_weights) if not rounding.fuses else 0)
+        self.stored_do = EXACT if gate is None else self.unit.low  # of gate · dout
         self.in_ds = 0.0 if rounding.fuses else self.unit.p.times(self.n_p)
         self.n_ds = 1 if rounding.fuses else 2
         self.scale = abs(cast(float, problem.scale))  # a number, once the problem is made
@@ -382,8 +386,19 @@ class ScoreErrors:
         m = m if sink is None else np.maximum(m, sink)
         m = np.where(np.isneginf(m), 0, m)
         self.s, self.m, self.sink, self.p_sink = s, m, sink, self.r.p_sink
+        self.t_top = self._max_score_error(s, error + self._hidden_error())
         A = error + self._shift(s) + self._hidden_error()
         return np.where(self.r.live, A, 0), self._sink_argument_error()
+
+    def _max_score_error(self, s: Array, error: Array) -> Array:
+        """Bound of the largest score of each row: how far the errors may move the maximum."""
+        live, u = self.r.live, self.unit.u
+        low, most, high = (
+            np.max(np.where(live, x, -np.inf), -1, initial=-np.inf)
+            for x in (s - error, s, s + error)
+        )
+        moved = np.maximum(high - most, most - low) + 4 * u * abs(most)  # by log₂e and back
+        return np.where(np.isneginf(most), 0, moved)
 
     def _sink_argument_error(self) -> Any:
         if self.sink is None:

@@ -1,0 +1,222 @@
+"""Mistakes in the output gate, and in head masks [16]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array, sum_to
+from npattn.mistakes.attention import Inputs
+from npattn.mistakes.gated import Gated
+from npattn.mistakes.register import mistake
+
+
+def _one_for_all(gate: Array | float, axis: int) -> Array | float:
+    """Return a gate of which the first entry along an axis is used for all."""
+    if not isinstance(gate, np.ndarray) or gate.ndim < -axis or not gate.shape[axis]:
+        return gate
+    return np.asarray(np.take(gate, [0], axis=axis))
+
+
+@mistake("gate-ignored", "gate")
+class _GateIgnored(Gated):
+    """The gate is ignored."""
+
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        return super().inputs(*arrays, **options)._replace(gate=1.0)
+
+
+@mistake("gate-through-sigmoid", "gate")
+class _GateThroughSigmoid(Gated):
+    """The gate goes through a sigmoid that the caller has applied already."""
+
+    def gate(self, o: Array, c: Inputs) -> Array:
+        return o / (1 + np.exp(-np.asarray(c.gate))) if np.ndim(c.gate) else o
+
+    def do(self, dout: Array, c: Inputs) -> Array:
+        return self.gate(dout, c)
+
+    def dgate(self, dout: Array, c: Inputs, shape: tuple[int, ...]) -> Array:
+        slope = 1 / (2 + np.exp(c.gate) + np.exp(-np.asarray(c.gate)))
+        return sum_to(dout * self.inner_out(c) * slope, shape)
+
+
+@mistake("gate-applied-twice", "gate")
+class _GateAppliedTwice(Gated):
+    """The gate multiplies the output twice."""
+
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
+        return c._replace(gate=c.gate * c.gate)
+
+
+@mistake("gate-added", "gate")
+class _GateAdded(Gated):
+    """The output is multiplied by 1 + gate, as by a residual."""
+
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
+        return c._replace(gate=1.0 + c.gate) if np.ndim(c.gate) else c
+
+
+@mistake("gate-lost-in-softmax", "gate")
+class _GateOnScores(Gated):
+    """A gate of heads or rows is added to the scores as a logarithm, where the softmax loses it."""
+
+    def gate(self, o: Array, c: Inputs) -> Array:
+        return o if np.ndim(c.gate) and np.shape(c.gate)[-1] == 1 else super().gate(o, c)
+
+    def do(self, dout: Array, c: Inputs) -> Array:
+        return self.gate(dout, c)
+
+
+@mistake("gate-of-first-query", "gate")
+class _GateOfFirstQuery(Gated):
+    """The gate of the first query is used for all queries."""
+
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
+        return c._replace(gate=_one_for_all(c.gate, -2))
+
+
+@mistake("gate-of-first-sample", "gate")
+class _GateOfFirstSample(Gated):
+    """The gate of the first sample is used for all samples."""
+
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
+        return c._replace(gate=_one_for_all(c.gate, -4))
+
+
+@mistake("gate-of-first-column", "gate")
+class _GateOfFirstColumn(Gated):
+    """The gate of the first column is used for all columns of the output."""
+
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
+        return c._replace(gate=_one_for_all(c.gate, -1))
+
+
+@mistake("head-mask-reversed", "gate")
+class _HeadMaskReversed(Gated):
+    """Heads are gated in the reverse order."""
+
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
+        by_head = isinstance(c.gate, np.ndarray) and c.gate.ndim > 2
+        return c._replace(gate=c.gate[..., ::-1, :, :]) if by_head else c  # type: ignore[index]
+
+
+@mistake("head-mask-of-group", "gate")
+class _HeadMaskOfGroup(Gated):
+    """Query head h is gated by the number of its key/value head, h // (H / K)."""
+
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
+        H, K = c.q.shape[-3], max(c.k.shape[-3], 1)
+        if not isinstance(c.gate, np.ndarray) or c.gate.ndim < 3 or c.gate.shape[-3] != H:
+            return c
+        return c._replace(gate=c.gate[..., np.arange(H) // (H // K), :, :])
+
+
+@mistake("gate-on-lse", "gate", equivalent=True)
+class _GateOnLse(Gated):
+    """lse is multiplied by the gate of a head or a row."""
+
+    def gated_lse(self, lse: Array, c: Inputs) -> Array:
+        per_row = np.ndim(c.gate) > 1 and np.shape(c.gate)[-1] == 1
+        return np.where(np.isfinite(lse), lse * np.asarray(c.gate)[..., 0], lse) if per_row else lse
+
+
+@mistake("gate-missing-in-dq-dk", "gate")
+class _GateMissingInDqDk(Gated):
+    """dq and dk are those of the output before the gate."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        _, __, dv, *rest = super().gradients(c, do, dlse, dw)
+        dq, dk, *_ = super().gradients(c._replace(gate=1.0), do, dlse, dw)
+        return dq, dk, dv, *rest
+
+
+@mistake("gate-missing-in-dv", "gate")
+class _GateMissingInDv(Gated):
+    """dv is that of the output before the gate."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, dk, _, *rest = super().gradients(c, do, dlse, dw)
+        return dq, dk, super().gradients(c._replace(gate=1.0), do, dlse, dw)[2], *rest
+
+
+@mistake("delta-of-gated-out", "gate")
+class _DeltaOfGatedOut(Gated):
+    """D is Σ (gate · dout) · out with the out after the gate, which holds the gate twice."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        return super().gradients(c, do, dlse - self._excess(c, do), dw)
+
+    def _excess(self, c: Inputs, do: Array) -> Array:
+        inner = self.do(do, c) * self.inner_out(c)
+        return np.asarray((inner * (np.asarray(c.gate) - 1)).sum(-1, keepdims=True))
+
+
+@mistake("dgate-of-gated-out", "gate")
+class _DgateOfGatedOut(Gated):
+    """dgate is dout times the output after the gate."""
+
+    def dgate(self, dout: Array, c: Inputs, shape: tuple[int, ...]) -> Array:
+        return sum_to(dout * self.gate(self.inner_out(c), c), shape)
+
+
+@mistake("dgate-of-last-query", "gate")
+class _DgateOfLastQuery(Gated):
+    """dgate takes only the last query of those that share a gate, instead of the sum."""
+
+    def dgate(self, dout: Array, c: Inputs, shape: tuple[int, ...]) -> Array:
+        each = dout * self.inner_out(c)
+        if shape[-2] == 1:
+            each[..., :-1, :] = 0
+        return sum_to(each, shape)
+
+
+@mistake("dgate-zero", "gate")
+class _DgateZero(Gated):
+    """dgate is 0."""
+
+    def dgate(self, dout: Array, c: Inputs, shape: tuple[int, ...]) -> Array:
+        return np.zeros(shape)
+
+
+# --- the largest scores ---
+
+
+@mistake("max-score-with-sink", "max score", equivalent=True)
+class _MaxScoreWithSink(Gated):
+    """The sink counts in the largest score."""
+
+    def max_score(self, c: Inputs) -> Array:
+        return np.maximum(super().max_score(c), c.sinks[..., 0])
+
+
+@mistake("max-score-of-hidden", "max score", equivalent=True)
+class _MaxScoreOfHidden(Gated):
+    """The largest score is taken before the mask."""
+
+    def max_score(self, c: Inputs) -> Array:
+        return super().max_score(c._replace(mask=None, causal=False, window=None))
+
+
+@mistake("max-score-before-bias", "max score", equivalent=True)
+class _MaxScoreBeforeBias(Gated):
+    """The largest score is that of scale · q k, without softcap and bias."""
+
+    def max_score(self, c: Inputs) -> Array:
+        return super().max_score(c._replace(bias=0.0, softcap=None))
+
+
+@mistake("max-score-from-zero", "max score", equivalent=True)
+class _MaxScoreFromZero(Gated):
+    """The largest score is 0 where all are below, since the maximum begins with 0."""
+
+    def max_score(self, c: Inputs) -> Array:
+        return np.maximum(super().max_score(c), 0)
