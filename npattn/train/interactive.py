@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -91,8 +92,8 @@ def _describe_image(run: Run, data: Data, image: int, head: int | None = None) -
     probabilities, digit = run.probabilities(x)[0], data.test_y[image]
     best = int(probabilities.argmax())
     verdict = f"right, it is a {digit}" if best == digit else f"wrong, it is a {digit}"
-    side = round(float(np.sqrt(x.size)))
-    picture = heat_map(x.reshape(side, -1), float(x.max()))
+    rows = x[0] if x.shape[-1] > 1 else x.reshape(math.isqrt(x.size), -1)  # tokens are pixels
+    picture = heat_map(rows, float(x.max()))
     bars = [f"{i}  {100 * p:5.1f} %  {'#' * round(BAR * p)}" for i, p in enumerate(probabilities)]
     blank, height = " " * len(picture[0]), max(len(picture), len(bars))
     picture += [blank] * (height - len(picture))
