@@ -50,6 +50,7 @@ DPI = 150
 LABEL, TITLE = 8.0, 9.0  # points
 NUMBERS = (5.5, 9.0)  # points, from and to
 CROSS = 5.0  # points, the smallest
+TICK_DISTANCE = 0.16  # of the colour bar, at least
 LINES = 0.11  # cells from here on have lines between them
 
 # A token may hold a $ or an underscore.
@@ -183,7 +184,8 @@ def finish_bar(bar: Colorbar, look: Look) -> None:
     """Format the colour bar and write its words."""
     bar.ax.set_label("<colorbar>")  # the label of matplotlib's own
     bar.ax.grid(visible=False)
-    bar.ax.locator_params(nbins=5)
+    height = bar.ax.get_window_extent().height / bar.ax.figure.figure.dpi
+    bar.ax.locator_params(nbins=max(1, min(5, int(height / TICK_DISTANCE))))
     bar.ax.tick_params(labelsize=LABEL)
     if look.percent:
         bar.formatter = PercentFormatter(1.0)

@@ -92,7 +92,8 @@ def draw_within(heat: HeatMap, look: Look, every: Sequence[Axes]) -> Figure:
         label_columns(axes, column_ticks(heat.columns, cell[0], ruler), heat.columns.word)
     if look.scale is not None:
         extend = "max" if look.beyond else "neither"
-        bar = figure.colorbar(image, ax=list(every), extend=extend, format="%.3g")
+        beside = every[0] if H == 1 else list(every)  # tight layouts take no list
+        bar = figure.colorbar(image, ax=beside, extend=extend, format="%.3g")
         finish_bar(bar, look)
     if entries:
         handles, words = zip(*entries, strict=True)
