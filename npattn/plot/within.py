@@ -6,7 +6,7 @@ The axes keep their place, less what the colour bar takes; what fits is measured
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -125,7 +125,7 @@ def draw_within(heat: HeatMap, look: Look, every: Sequence[Axes]) -> Figure:
 
 def _figure_of(axes: Axes) -> Figure:
     """Return the figure of axes, also of those in a part of one."""
-    return cast(Figure, axes.figure.figure)
+    return axes.figure.figure
 
 
 def _lay_out(figure: Figure) -> None:

@@ -52,7 +52,7 @@ class Comparison:
         disputed = int((one != other).sum())
         least = min(int((one & ~other).sum()), int((other & ~one).sum()))
         tail = sum(math.comb(disputed, k) for k in range(least + 1))
-        return min(1.0, 2 * tail / 2**disputed)
+        return min(1.0, float(2 * tail / 2**disputed))
 
     def __str__(self) -> str:
         lines = [self._sizes(), "", *self._table(), "", self._verdict()]

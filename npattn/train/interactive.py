@@ -16,6 +16,7 @@ __all__ = ["HELP", "answer", "converse", "heat_map"]
 SHADES = " .:-=+*#%@"
 """From 0 to the largest value, in equal parts."""
 BAR = 20  # characters of a probability of 1
+ITEMS = 4  # a line, of wrong images
 QUIT = ("quit", "exit", "q")
 HELP = """\
 N        test image N: the digits and their probabilities, and the mean weights of the heads
@@ -91,21 +92,22 @@ def _describe_image(run: Run, data: Data, image: int, head: int | None = None) -
     x = data.test_x[image : image + 1]
     probabilities, digit = run.probabilities(x)[0], data.test_y[image]
     best = int(probabilities.argmax())
-    verdict = f"right, it is a {digit}" if best == digit else f"wrong, it is a {digit}"
+    lines = [
+        f"test image {image} is a {digit}; predicted {best} ({100 * probabilities[best]:.1f} %)"
+    ]
+    lines[0] += "" if best == digit else ", wrong"
+    weights = run.weights(x)[0]
+    if head is not None:
+        return "\n".join([*lines, "", *_describe_weights(weights[head], f"weights of head {head}")])
     rows = x[0] if x.shape[-1] > 1 else x.reshape(math.isqrt(x.size), -1)  # tokens are pixels
     picture = heat_map(rows, float(x.max()))
     bars = [f"{i}  {100 * p:5.1f} %  {'#' * round(BAR * p)}" for i, p in enumerate(probabilities)]
     blank, height = " " * len(picture[0]), max(len(picture), len(bars))
     picture += [blank] * (height - len(picture))
     bars += [""] * (height - len(bars))
-    lines = [f"test image {image}: {best} with {100 * probabilities[best]:.1f} %, {verdict}", ""]
-    lines += [f"{a}    {b}".rstrip() for a, b in zip(picture, bars, strict=True)]
-    weights = run.weights(x)[0]
-    mean = weights.mean(0) if head is None else weights[head]
-    count = len(weights)
-    title = f"mean weights of {count} heads" if count > 1 else "weights"
-    title = title if head is None else f"weights of head {head}"
-    return "\n".join([*lines, "", *_describe_weights(mean, title)])
+    lines += ["", *(f"{a}    {b}".rstrip() for a, b in zip(picture, bars, strict=True)), ""]
+    title = f"mean weights of {len(weights)} heads" if len(weights) > 1 else "weights"
+    return "\n".join([*lines, *_describe_weights(weights.mean(0), title)])
 
 
 def _describe_weights(weights: Array, title: str) -> list[str]:
@@ -125,7 +127,8 @@ def _list_wrong(run: Run, data: Data) -> str:
     wrong = np.flatnonzero(predicted != data.test_y).tolist()
     if not wrong:
         return f"all {len(predicted)} test images are right"
-    lines = [f"{i}: {predicted[i]}, it is a {data.test_y[i]}" for i in wrong]
+    items = [f"{f'{i}:':<5} {data.test_y[i]} read as {predicted[i]}" for i in wrong]
+    lines = ["    ".join(items[i : i + ITEMS]) for i in range(0, len(items), ITEMS)]
     return "\n".join([f"{len(wrong)} of {len(predicted)} test images are wrong", *lines])
 
 

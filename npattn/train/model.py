@@ -182,7 +182,7 @@ def loss_and_gradients(
     dh = dh + more
     grads = s.attention.module.backward(s.attention, dh)
     d |= {name: precision.widen(getattr(grads, name)) for name in ATTENTION}
-    if settings.positions == "relative":
+    if grads.bias is not None:
         d["table"] = precision.widen(grads.bias)
     dn1 = precision.widen(grads.query)
     more, d["g1"], d["c1"] = normalise_backward(dn1, s.n1, "layer", p["g1"])

@@ -113,8 +113,9 @@ class Run:
             adam = Adam(p)
             adam.m, adam.v, adam.step = m, v, int(arrays["step"])
             scale, steps = arrays["loss_scale"].tolist()
-            histories = (arrays[name].tolist() for name in ("losses", "accuracies"))
-            return cls(Settings(**values), p, adam, *histories, LossScale(scale, int(steps)))
+            losses, accuracies = (arrays[name].tolist() for name in ("losses", "accuracies"))
+            loss_scale = LossScale(scale, int(steps))
+            return cls(Settings(**values), p, adam, losses, accuracies, loss_scale)
         except (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as err:
             if isinstance(err, OptionError):
                 raise

@@ -103,7 +103,8 @@ def test_interactive_answers_what_is_piped(tmp_path):
     output = run(*FAST, "--checkpoint", path, "--interactive", input="17\nhelp\n\nquit\n18\n")
     probabilities = trained.probabilities(digits().test_x)[17]
     best = probabilities.argmax()
-    assert f"> 17\ntest image 17: {best} with {100 * probabilities[best]:.1f} %" in output
+    assert "> 17\ntest image 17 is a 5; predicted" in output
+    assert f"predicted {best} ({100 * probabilities[best]:.1f} %)" in output
     assert "mean weights of 2 heads" in output
     assert f"> help\n{HELP}\n> \n> quit\n" in output
     assert output.endswith("> quit\n")

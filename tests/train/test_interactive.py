@@ -28,8 +28,8 @@ def test_answer_has_prediction_probabilities_and_weights(run, few):
     few = few._replace(test_y=run.predict(few.test_x))
     text = answer(run, few, " 7 ")
     first, *rest = text.splitlines()
-    assert first == (
-        f"test image 7: {best} with {100 * probabilities[best]:.1f} %, right, it is a {best}"
+    assert (
+        first == f"test image 7 is a {best}; predicted {best} ({100 * probabilities[best]:.1f} %)"
     )
     for digit, p in enumerate(probabilities):
         [line] = [line for line in rest if f"    {digit}  {100 * p:5.1f} %" in line]
@@ -49,6 +49,7 @@ def test_answer_for_one_head(run, few):
     for head in range(3):
         text = answer(run, few, f"7 {head}")
         assert f"weights of head {head}: " in text
+        assert text.splitlines()[0] == answer(run, few, "7").splitlines()[0]
         rows = [line[4:] for line in text.splitlines()[-5:]]
         shown = heat_map(weights[head], weights[head].max())
         assert rows == [row.rstrip() for row in shown]
@@ -59,11 +60,12 @@ def test_wrong_prediction_is_shown(run, few):
     other = predicted.copy()
     other[[2, 7]] = (other[[2, 7]] + 1) % 4
     wrong = few._replace(test_y=other)
-    assert answer(run, wrong, "7").splitlines()[0].endswith(f"wrong, it is a {other[7]}")
+    first = answer(run, wrong, "7").splitlines()[0]
+    assert first.startswith(f"test image 7 is a {other[7]}; predicted {predicted[7]} (")
+    assert first.endswith(" %), wrong")
     assert answer(run, wrong, "wrong").splitlines() == [
         "2 of 10 test images are wrong",
-        f"2: {predicted[2]}, it is a {other[2]}",
-        f"7: {predicted[7]}, it is a {other[7]}",
+        f"2:    {other[2]} read as {predicted[2]}    7:    {other[7]} read as {predicted[7]}",
     ]
     right = few._replace(test_y=predicted)
     assert answer(run, right, "wrong") == "all 10 test images are right"
