@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from npattn.train import Settings, train
-from npattn.train.adam import step_size
+from npattn.train.adam import decays, step_size
 from npattn.train.model import random_parameters
 
 ULP = 2.0**-52
@@ -40,8 +40,17 @@ def test_first_step_of_a_run_is_as_small_as_its_warmup_says(few, small):
         np.testing.assert_allclose(moved, settings.lr / max(warmup, 1), rtol=1e-3)
 
 
-def test_relative_bias_does_not_decay(few, small):
-    """A bucket that no distance uses stays 0; those that are used move."""
+def test_projections_decay_and_positions_do_not():
+    p = random_parameters(Settings(), 5, 3) | random_parameters(
+        Settings(positions="relative"), 5, 3
+    )
+    decaying = {name for name, x in p.items() if decays(name, x)}
+    assert decaying == {"we", "wq", "wk", "wv", "wo", "w1", "w2", "wc"}
+    assert {"pos", "table"} < set(p)
+
+
+def test_relative_bias_is_learned(few, small):
+    """Buckets that no distance uses stay 0; the others move."""
     settings = Settings(**(vars(small) | {"positions": "relative"}))
     start = random_parameters(settings, 5, 3, 4)["table"]
     assert (start == 0).all()

@@ -1,5 +1,6 @@
 """Training agrees with torch, learns, and goes on where it was killed."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -11,8 +12,8 @@ import pytest
 
 from npattn.errors import MissingExtraError, OptionError
 from npattn.train import Run, Settings, digits, train
-from npattn.train.adam import DECAY, decays
-from npattn.train.model import ATTENTION, random_parameters
+from npattn.train.adam import DECAY, Adam, decays, step_size
+from npattn.train.model import ATTENTION, loss_and_gradients, random_parameters
 
 # --- agreement with torch ------------------------------------------------------------------------
 
@@ -98,6 +99,20 @@ def test_losses_depend_on_the_seed_alone(few, small):
     assert other.losses != one.losses
 
 
+def test_each_step_has_its_dropout_mask(few, small):
+    settings = dataclasses.replace(small, dropout=0.3)
+    run = train(settings, data=few, max_steps=2)
+    order = np.random.default_rng([0, 1, 0]).permutation(31)
+    p = random_parameters(settings, 5, 3, 4)
+    adam = Adam(p)
+    for step in range(2):
+        batch = order[7 * step : 7 * step + 7]
+        keep = np.random.default_rng([0, 2, step]).random((7, 3, 5, 5)) >= 0.3
+        loss, d, _ = loss_and_gradients(p, settings, few.x[batch], few.y[batch], keep)
+        assert run.losses[step] == loss
+        p = adam.update(p, d, step_size(settings.lr, step, 15, 0))
+
+
 # --- killed and resumed ---------------------------------------------------------------------------
 
 
@@ -122,6 +137,19 @@ def test_resumed_run_has_the_same_losses(few, small, tmp_path):
         assert resumed.accuracies == whole.accuracies
         for name, x in whole.parameters.items():
             np.testing.assert_array_equal(resumed.parameters[name], x)
+
+
+def test_resumed_run_goes_on_with_masks_and_loss_scale(few, small, tmp_path):
+    """Batches of one overflow in the first epoch, and no longer in the second."""
+    options = {"dtype": "float16", "dropout": 0.3, "batch_size": 1, "epochs": 2}
+    settings, path = dataclasses.replace(small, **options), tmp_path / "run.npz"
+    whole = train(settings, data=few)
+    train(settings, data=few, checkpoint=path, max_steps=32)
+    assert Run.load(path).loss_scale.scale < 2.0**16
+    resumed = train(settings, data=few, checkpoint=path)
+    assert resumed.losses == whole.losses
+    assert resumed.loss_scale == whole.loss_scale
+    assert resumed.adam.step == whole.adam.step < 62
 
 
 @pytest.mark.unmeasured
