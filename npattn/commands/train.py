@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from npattn.errors import NpattnError, OptionError
 from npattn.parsing import interruptible, path_to_write
-from npattn.train import Comparison, Data, Run, Settings, compare, digits, train
+from npattn.train import Data, ModelComparison, Run, Settings, compare, digits, train
 from npattn.train.interactive import converse
 from npattn.train.precision import PRECISIONS
 from npattn.train.settings import POSITIONS, TOKENS
@@ -127,7 +127,7 @@ def train_command(
         data = digits(settings.tokens)
         with _progress() as advance, interruptible():
             if compares:
-                result: Comparison | Run = compare(settings, data=data, progress=advance)
+                result: ModelComparison | Run = compare(settings, data=data, progress=advance)
             else:
 
                 def advance_one(*at: Any) -> None:
@@ -140,7 +140,7 @@ def train_command(
         if checkpoint is not None and Path(checkpoint).exists():
             click.echo(f"the same command goes on with {checkpoint}", err=True)
         sys.exit(INTERRUPTED)
-    if isinstance(result, Comparison):
+    if isinstance(result, ModelComparison):
         click.echo(str(result))
         return
     _print_results(result, data)

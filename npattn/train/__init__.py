@@ -1,6 +1,6 @@
 """A small attention classifier of handwritten digits, trained with npattn's own gradients."""
 
-from npattn.train.compare import Comparison, compare
+from npattn.train.compare import ModelComparison, compare
 from npattn.train.data import Data, digits
 from npattn.train.loop import train
 from npattn.train.model import forward, loss_and_gradients
@@ -8,8 +8,8 @@ from npattn.train.run import Run
 from npattn.train.settings import Settings
 
 __all__ = [
-    "Comparison",
     "Data",
+    "ModelComparison",
     "Run",
     "Settings",
     "compare",

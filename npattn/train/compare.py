@@ -17,14 +17,14 @@ from npattn.train.loop import train
 from npattn.train.run import Run
 from npattn.train.settings import Settings
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["ModelComparison", "compare"]
 
 CHANCE = 0.05
 """Probability below which the verdict does not put a difference down to chance."""
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class ModelComparison:
     """Two trained models, and which test images each of them gets right.
 
     Attributes
@@ -105,7 +105,7 @@ def compare(
     *,
     data: Data | None = None,
     progress: Callable[[str, int, int, float, float | None], None] | None = None,
-) -> Comparison:
+) -> ModelComparison:
     """Train a multi-head model, and a single-head one of the same sizes, from the same seed.
 
     Both have the same number of parameters, except for one relative bias a head.
@@ -121,7 +121,7 @@ def compare(
 
     Returns
     -------
-    Comparison
+    ModelComparison
 
     Raises
     ------
@@ -145,7 +145,7 @@ def compare(
         run = train(dataclasses.replace(settings, num_heads=heads), data=data, progress=advance)
         runs[name], seconds[name] = run, time.perf_counter() - start
         right[name] = run.predict(data.test_x) == data.test_y
-    return Comparison(runs, seconds, right)
+    return ModelComparison(runs, seconds, right)
 
 
 def _mean_loss(run: Run, epoch: int) -> float:

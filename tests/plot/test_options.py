@@ -312,8 +312,11 @@ def test_heads_have_axes_each_and_one_bar():
 
 
 def test_axes_in_rows_and_lists():
-    _, axes = subplots(2, 2)
+    figure, axes = subplots(2, 2)
     plot.heads(causal(4, T, S), ax=axes)
+    [bar] = [one for one in figure.axes if one.get_label() == "<colorbar>"]
+    assert bar.bbox.y0 <= axes[1, 0].bbox.y0 + 1
+    assert bar.bbox.y1 >= axes[0, 0].bbox.y1 - 1
     assert [one.get_title() for one in axes.flat] == [f"head {h}" for h in range(4)]
     _, axes = subplots(2, 2)
     plot.mask(np.ones((4, T, S), bool), ax=[axes[0], *axes[1]])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from npattn.errors import OptionError
-from npattn.train import Comparison, compare, train
+from npattn.train import ModelComparison, compare, train
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_table_has_a_line_for_each_epoch(comparison):
 
 def verdict(one, other, runs):
     right = {"multi-head": np.array(one, bool), "single-head": np.array(other, bool)}
-    made = Comparison(runs, {"multi-head": 2.0, "single-head": 1.0}, right)
+    made = ModelComparison(runs, {"multi-head": 2.0, "single-head": 1.0}, right)
     return made, str(made).splitlines()[-1]
 
 
