@@ -1,4 +1,4 @@
-"""Command line: check, worker, fingerprint, diff, list, zoo, bench, plot, train; matrix later."""
+"""Command line: check, worker, fingerprint, diff, list, zoo, bench; others when called."""
 
 from __future__ import annotations
 
@@ -68,7 +68,11 @@ ALONE = (
 class _Commands(click.Group):
     """Commands, of which some are imported when they are called."""
 
-    LATER = {"matrix": ("npattn.commands.matrix", "matrix_command")}  # noqa: RUF012  it is constant
+    LATER = {  # noqa: RUF012  it is constant
+        "matrix": ("npattn.commands.matrix", "matrix_command"),
+        "plot": ("npattn.commands.plot", "plot_command"),
+        "train": ("npattn.commands.train", "train_command"),
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *self.LATER])
@@ -578,32 +582,6 @@ def list_command() -> None:
     console.print(rules)
 
 
-@cli.command("plot")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--out", required=True, type=click.Path(dir_okay=False), help="The picture to write.")
-@click.option("--head", type=click.IntRange(0), help="Draw this head alone.  [default: all]")
-@click.option("--sample", type=click.IntRange(0), help="Element of the batch, counted flat.")
-def plot_command(file: str, out: str, head: int | None, sample: int | None) -> None:
-    """Draw FILE, an .npz, as a heat map.
-
-    It holds one of: weights, mask, error (error / tolerance), each (T, S) or (H, T, S); or q,
-    k, v and options of npattn.attention by name, whose exact weights are drawn (nan stands for an
-    unlimited side of window). It may hold labels: queries and keys, arrays of strings.
-    Exit code 0: written; 2: wrong usage, and nothing is written.
-    """
-    try:
-        from npattn.plot.files import draw_file  # loads matplotlib
-
-        figure = draw_file(file, head, sample)
-        formats = figure.canvas.get_supported_filetypes()
-        if Path(out).suffix[1:].lower() not in formats:
-            raise OptionError(f"--out is {out!r}, must end in one of .{', .'.join(formats)}")
-        figure.savefig(out)
-    except (NpattnError, OSError) as err:
-        raise click.UsageError(str(err)) from err
-    click.echo(f"wrote {out}")
-
-
 @cli.command("zoo")
 @click.argument("names", nargs=-1)
 @click.option(
@@ -767,62 +745,6 @@ def _list_bench(console: Console) -> None:
         here = escape(f"pip install 'npattn[{contestant.needs}]'")
         table.add_row(name, "yes" if contestant.runs_here else here, contestant.about)
     console.print(table)
-
-
-@cli.command("train")
-@click.option("--tokens", default="rows", show_default=True, type=click.Choice(["rows", "pixels"]))
-@click.option("--embed-dim", default=32, show_default=True, help="A multiple of --num-heads.")
-@click.option("--num-heads", default=4, show_default=True)
-@click.option("--epochs", default=40, show_default=True)
-@click.option("--batch-size", default=64, show_default=True)
-@click.option("--lr", default=4e-3, show_default=True, help="Step of Adam at the beginning.")
-@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
-@click.option("--interactive", is_flag=True, help="Ask for each of these.")
-@click.option(
-    "--checkpoint",
-    type=click.Path(dir_okay=False),
-    help="Written after every epoch; if it exists, the run resumes from it.",
-)
-@click.option(
-    "--out", type=click.Path(dir_okay=False), help="Picture of the mean weights of the heads."
-)
-def train_command(
-    interactive: bool, checkpoint: str | None, out: str | None, **options: Any
-) -> None:
-    """Train a small attention classifier on handwritten digits, with npattn's own gradients.
-
-    Exit code 0: trained; 2: wrong usage, or scikit-learn is not installed.
-    """
-    from npattn.train import Settings, digits, train
-
-    console = Console()
-    if interactive:
-        options = {n: click.prompt(n.replace("_", " "), default=x) for n, x in options.items()}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    try:
-        settings = Settings(**options)
-        data = digits(settings.tokens)
-        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
-            task = bar.add_task("training", total=None)
-
-            def advance(step: int, steps: int, loss: float, accuracy: float | None) -> None:
-                suffix = "" if accuracy is None else f", test accuracy {100 * accuracy:.1f} %"
-                bar.update(
-                    task, description=f"loss {loss:.4f}{suffix}", completed=step, total=steps
-                )
-
-            run = train(settings, data=data, checkpoint=checkpoint, progress=advance)
-    except NpattnError as err:
-        raise click.UsageError(str(err)) from err
-    console.print(f"loss {run.losses[-1]:.6f} after {len(run.losses)} steps")
-    console.print(f"test accuracy {100 * run.accuracies[-1]:.2f} % of {len(data.test_y)} images")
-    if out is not None:
-        from npattn import plot
-
-        tokens = [f"{settings.tokens[:-1]} {n}" for n in range(data.x.shape[1])]
-        weights = run.weights(data.test_x).mean(0)
-        plot.heads(weights, queries=tokens, keys=tokens).savefig(out)
-        console.print(f"wrote {out}", soft_wrap=True)
 
 
 class _ProgressBar:

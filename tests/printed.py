@@ -5,15 +5,17 @@ name. ``python -m tests.printed`` makes all of them and writes them into the pag
 tests.printed NAME ...`` these alone.
 """
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.pages import ROOT, block, run
 
-PAGES = ("README.md", "docs/checking.md", "docs/diff.md")
+PAGES = ("README.md", "docs/checking.md", "docs/diff.md", "docs/train.md")
 CHECKING = "docs/checking.md"
 BLOCK = re.compile(
     r"(<!-- printed: ([\w-]+) -->\n```\w+\n(?:\$ [^\n]*\n)?)(.*?)(^\$ .*?)?(^```\n)", re.M | re.S
@@ -108,6 +110,34 @@ def diff_kernels(folder):
     return f"{answer}...\n"
 
 
+def shown_command(name):
+    """Return the words of the command that the block shows, after npattn."""
+    page, _ = printed_blocks()[name]
+    shown = (ROOT / page).read_text().split(f"<!-- printed: {name} -->\n")[1]
+    return shown.split("\n")[1].removeprefix("$ npattn ").split()
+
+
+def train_interactive(_):
+    """A run, and the answers to what a user types."""
+    return npattn_with("train-interactive", input="17\n17 2\nwrong\nquit\n").stdout
+
+
+def train_compare(_):
+    return npattn_with("train-compare").stdout
+
+
+def train_wrong(_):
+    return npattn_with("train-wrong").stderr
+
+
+def npattn_with(name, **options):
+    words = [sys.executable, "-m", "npattn", *shown_command(name)]
+    environment = {**os.environ, "COLUMNS": "160"}
+    return subprocess.run(
+        words, capture_output=True, text=True, check=False, env=environment, **options
+    )
+
+
 EXAMPLES = {
     "torch-sdpa": torch_sdpa,
     "my-kernel": my_kernel,
@@ -119,6 +149,9 @@ EXAMPLES = {
     "fingerprint": fingerprint,
     "diff-profiles": diff_profiles,
     "diff-kernels": diff_kernels,
+    "train-interactive": train_interactive,
+    "train-compare": train_compare,
+    "train-wrong": train_wrong,
 }
 
 

@@ -120,6 +120,22 @@ def test_printed_difference_of_kernels():
     assert difference(shown.removesuffix("...\n"), printed.removesuffix("...\n")) is None
 
 
+@pytest.mark.unmeasured
+@pytest.mark.parametrize("name", ["train-interactive", "train-compare", "train-wrong"])
+def test_printed_training(name):
+    pytest.importorskip("sklearn")
+    shown, printed = (
+        re.sub(r"[\d.]+ s\b", "1 s", text) for text in (printed_blocks()[name][1], make(name))
+    )
+    assert difference(shown, printed) is None, f"run: python -m tests.printed {name}"
+
+
+def test_training_example(tmp_path):
+    pytest.importorskip("sklearn")
+    [code], [shown] = blocks("docs/train.md", "python"), blocks("docs/train.md", "text")
+    assert run("-W", "error", "-c", code, cwd=tmp_path) == shown
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["my-kernel", "torch-sdpa"])
 def test_printed_report_of_every_rule(name):

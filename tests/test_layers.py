@@ -96,9 +96,15 @@ CONFINED = {
     "gpt2": ("testing/targets/numpy_public.py",),
     "hypothesis": ("testing/cases/strategies.py", "testing/runner/search.py"),
     "matplotlib": ("plot/", "bench/picture.py"),
-    "sklearn": ("train.py",),
+    "sklearn": ("train/data.py",),
     "distributed": ("matrix/cluster.py",),
-    "rich": ("cli.py", "commands/matrix.py", "matrix/progress.py", "testing/report/report.py"),
+    "rich": (
+        "cli.py",
+        "commands/matrix.py",
+        "commands/train.py",
+        "matrix/progress.py",
+        "testing/report/report.py",
+    ),
     "click": ("cli.py", "parsing.py", "commands/"),
 }
 

@@ -1,4 +1,4 @@
-"""The .npz files that `npattn plot` draws. Messages name its flags, --head and --sample."""
+"""The .npz files that `npattn plot` draws. Messages name its flags."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import math
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from npattn.api import forward
 from npattn.arrays import Array
 from npattn.errors import OptionError, ShapeError
 from npattn.options import OPTIONS
+from npattn.parsing import path_to_write
 from npattn.plot import maps
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["draw_file"]
+__all__ = ["check_picture", "draw_file"]
 
 CONTENTS = "weights, mask or error, or q, k and v (and options of npattn.attention)"
 # A file cannot hold a callable.
@@ -32,7 +32,31 @@ UNREADABLE = (
 )
 
 
-def draw_file(path: str | Path, head: int | None = None, sample: int | None = None) -> Figure:
+def check_picture(flag: str, path: str) -> Path:
+    """Return the absolute path of a picture to write.
+
+    Raises
+    ------
+    OptionError
+        If its folder does not exist, or its ending is no format of pictures.
+    """
+    formats = FigureCanvasAgg.get_supported_filetypes()
+    if Path(path).suffix[1:].lower() not in formats:
+        raise OptionError(f"{flag} is {path!r}, must end in one of .{', .'.join(formats)}")
+    picture = path_to_write(path)
+    assert picture is not None
+    return picture
+
+
+def draw_file(
+    path: str | Path,
+    head: int | None = None,
+    sample: int | None = None,
+    *,
+    cmap: str | None = None,
+    fmt: str | None = None,
+    figsize: tuple[float, float] | None = None,
+) -> Figure:
     """Draw the heat map of an .npz file.
 
     Parameters
@@ -44,6 +68,8 @@ def draw_file(path: str | Path, head: int | None = None, sample: int | None = No
         Draw this head alone.
     sample : int, optional
         Draw this element of the batch, counted flat.
+    cmap, fmt, figsize : optional
+        As in `npattn.plot.head`.
 
     Raises
     ------
@@ -56,15 +82,19 @@ def draw_file(path: str | Path, head: int | None = None, sample: int | None = No
     labels = {name: arrays.pop(name).tolist() for name in ("queries", "keys") if name in arrays}
     name, array = _array_to_draw(arrays)
     array = _select(name, array, head, sample)
-    title = None if head is None else f"head {head}"
+    options: dict[str, Any] = {"title": None if head is None else f"head {head}"}
+    given = {"cmap": cmap, "fmt": fmt, "figsize": figsize}
+    options |= {flag: value for flag, value in given.items() if value is not None}
     if name == "mask":
-        return maps.mask(array, title=title, **labels)
+        if fmt is not None:
+            raise OptionError(f"--fmt is {fmt!r}, but a mask has no numbers: leave it out")
+        return maps.mask(array, **options, **labels)
     if name == "error":
         queries, keys = labels.get("queries"), labels.get("keys")
         axes = ("query" if queries else "row", "key" if keys else "column")
-        return maps.error(array, rows=queries, columns=keys, axes=axes, title=title)
+        return maps.error(array, rows=queries, columns=keys, axes=axes, **options)
     draw = maps.heads if array.ndim == 3 else maps.head
-    return draw(array, title=title, **labels)
+    return draw(array, **options, **labels)
 
 
 def _read(path: str | Path) -> dict[str, Array]:

@@ -9,23 +9,30 @@ can be missed in grey, by the colour-blind, or where a cell is smaller than a pi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from npattn.arrays import Array
-from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.plot.cells import HeatMap, Labels, Look, error_look, mask_look, weight_look
+from npattn.errors import DtypeError, OptionError
+from npattn.plot.arguments import (
+    read_figsize,
+    read_labels,
+    read_panels,
+    read_reals,
+    read_values,
+)
+from npattn.plot.cells import HeatMap
 from npattn.plot.layout import draw
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from npattn.plot.looks import Look, error_look, mask_look, weight_look
+from npattn.plot.within import draw_within, read_axes
 
 __all__ = ["error", "head", "heads", "mask"]
-
-LONG = 24  # characters of a label that are shown
 
 
 def head(
@@ -34,6 +41,10 @@ def head(
     queries: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
     title: str | None = None,
+    cmap: str | Colormap = "viridis",
+    fmt: str | None = None,
+    figsize: tuple[float, float] | None = None,
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw the weights of one head.
 
@@ -46,12 +57,24 @@ def head(
         T and S labels, such as tokens; default: positions. If they do not all fit, every second
         one is shown, or every fifth, and so on.
     title : str, optional
+    cmap : str or matplotlib.colors.Colormap, default "viridis"
+        Colour map, or its name. Black or white numbers follow its colours.
+    fmt : str, optional
+        Format of the numbers in the cells, such as ".3f" or ".0%"; default: at most five
+        characters, with "≈0" for a tiny weight. An exact 0 reads "0" in any of them.
+    figsize : (float, float), optional
+        Width and height of the figure in inches, which the cells fill; default: as large as the
+        cells need.
+    ax : matplotlib.axes.Axes, optional
+        Axes to draw in, instead of a figure of its own. A colour bar takes its space from them,
+        and the key stands above them. What fits is decided at their present size.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Not registered with pyplot: show it as the last line of a notebook's cell, or write it with
-        ``.savefig``. Numbers are in the cells if all of them fit.
+        That of ax; or a new one, not registered with pyplot: show it as the last line of a
+        notebook's cell, or write it with ``.savefig``. Numbers are in the cells if all of them
+        fit.
 
     Raises
     ------
@@ -60,7 +83,8 @@ def head(
     DtypeError
         If weights is not real and floating.
     OptionError
-        If labels or title are no str.
+        If labels or title are no str, cmap or fmt is unknown, figsize is too small for the labels,
+        both figsize and ax are given, or ax is no Axes.
 
     Examples
     --------
@@ -70,15 +94,17 @@ def head(
     >>> figure = npattn.plot.head(weights, queries=["a", "b", "c"], keys=["a", "b", "c"])
     >>> figure.savefig("head.png")  # doctest: +SKIP
     """
-    values = _reals("weights", weights, (2,))
+    values = read_reals("weights", weights, (2,))
     return _draw(
         "weights",
         values,
         ~np.isfinite(values),
-        weight_look(values),
+        weight_look(values, cmap, fmt),
         rows=("queries", "query", queries),
         columns=("keys", "key", keys),
         title=title,
+        figsize=figsize,
+        ax=ax,
     )
 
 
@@ -88,14 +114,20 @@ def heads(
     queries: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
     title: str | None = None,
+    cmap: str | Colormap = "viridis",
+    fmt: str | None = None,
+    figsize: tuple[float, float] | None = None,
+    ax: Sequence[Axes] | None = None,
 ) -> Figure:
     """Draw the weights of all heads side by side, with one colour scale.
 
     Parameters
     ----------
     weights : float array (H, T, S)
-    queries, keys, title
+    queries, keys, title, cmap, fmt, figsize
         As in `head`.
+    ax : sequence of matplotlib.axes.Axes, optional
+        H axes of one figure, such as ``plt.subplots(1, H)[1]``; one colour bar is beside them all.
 
     Returns
     -------
@@ -105,21 +137,23 @@ def heads(
     Raises
     ------
     ShapeError
-        If weights is not (H, T, S), has a size of 0, or the number of labels is another.
+        If weights is not (H, T, S), has a size of 0, or the number of labels or of axes is another.
     DtypeError
         If weights is not real and floating.
     OptionError
-        If labels or title are no str.
+        As in `head`; and if title is given beside several axes.
     """
-    values = _reals("weights", weights, (3,))
+    values = read_reals("weights", weights, (3,))
     return _draw(
         "weights",
         values,
         ~np.isfinite(values),
-        weight_look(values),
+        weight_look(values, cmap, fmt),
         rows=("queries", "query", queries),
         columns=("keys", "key", keys),
         title=title,
+        figsize=figsize,
+        ax=ax,
     )
 
 
@@ -129,6 +163,9 @@ def mask(
     queries: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
     title: str | None = None,
+    cmap: str | Colormap = "viridis",
+    figsize: tuple[float, float] | None = None,
+    ax: Axes | Sequence[Axes] | None = None,
 ) -> Figure:
     """Draw the visible keys of each query.
 
@@ -136,8 +173,12 @@ def mask(
     ----------
     mask : bool array (T, S) or (H, T, S)
         True = may attend, such as ``npattn.Problem(q, k, v, causal=True).visible``.
-    queries, keys, title
-        As in `head`.
+    queries, keys, title, figsize
+        As in `head`. A mask has no numbers, and so no fmt.
+    cmap : str or matplotlib.colors.Colormap, default "viridis"
+        The darker one of its colours at a quarter and at three quarters is that of visible keys.
+    ax : matplotlib.axes.Axes or sequence of them, optional
+        As in `head`, or in `heads` for a mask (H, T, S).
 
     Returns
     -------
@@ -147,24 +188,27 @@ def mask(
     Raises
     ------
     ShapeError
-        If mask is not (T, S) or (H, T, S), has a size of 0, or the number of labels is another.
+        If mask is not (T, S) or (H, T, S), has a size of 0, or the number of labels or of axes is
+        another.
     DtypeError
         If mask is not boolean.
     OptionError
-        If labels or title are no str.
+        As in `heads`.
     """
-    visible = _read("mask", mask)
+    visible = read_values("mask", mask)
     if visible.dtype != np.bool_:
         raise DtypeError(f"mask is {visible.dtype}, must be bool: True = may attend")
-    visible = _panels("mask", visible, (2, 3))
+    visible = read_panels("mask", visible, (2, 3))
     return _draw(
         "mask",
         visible.astype(float),
         np.zeros_like(visible),
-        mask_look(),
+        mask_look(cmap),
         rows=("queries", "query", queries),
         columns=("keys", "key", keys),
         title=title,
+        figsize=figsize,
+        ax=ax,
     )
 
 
@@ -175,6 +219,10 @@ def error(
     columns: Sequence[str] | None = None,
     axes: tuple[str, str] = ("row", "column"),
     title: str | None = None,
+    cmap: str | Colormap = "viridis",
+    fmt: str | None = None,
+    figsize: tuple[float, float] | None = None,
+    ax: Axes | Sequence[Axes] | None = None,
 ) -> Figure:
     """Draw the error of an implementation divided by the allowed error: beyond 1 it is wrong.
 
@@ -186,7 +234,10 @@ def error(
         Labels, as in `head`.
     axes : (str, str), default ("row", "column")
         Their names: ("query", "key") for weights, ("query", "value column") for the output.
-    title : str, optional
+    title, cmap, fmt, figsize
+        As in `head`.
+    ax : matplotlib.axes.Axes or sequence of them, optional
+        As in `head`, or in `heads` for ratios of heads.
 
     Returns
     -------
@@ -196,13 +247,13 @@ def error(
     Raises
     ------
     ShapeError
-        If ratio has another rank, a size of 0, or the number of labels is another.
+        If ratio has another rank, a size of 0, or the number of labels or of axes is another.
     DtypeError
         If ratio is not real and floating.
     OptionError
-        If ratio is negative somewhere, axes is not two words, or labels or title are no str.
+        If ratio is negative somewhere, or axes is not two words; and as in `heads`.
     """
-    values = _reals("ratio", ratio, (2, 3))
+    values = read_reals("ratio", ratio, (2, 3))
     if (values < 0).any():
         least = np.nanmin(values)
         raise OptionError(f"ratio has {least:.3g}, must be ≥ 0: |error| / allowed error")
@@ -212,77 +263,13 @@ def error(
         "ratio",
         values,
         ~(values <= 1),  # NaN is not ≤ 1
-        error_look(),
+        error_look(cmap, fmt),
         rows=("rows", axes[0], rows),
         columns=("columns", axes[1], columns),
         title=title,
+        figsize=figsize,
+        ax=ax,
     )
-
-
-# --- checks of the arguments ----------------------------------------------------------------------
-
-
-def _read(name: str, value: Any) -> Array:
-    if isinstance(value, np.ma.MaskedArray):
-        raise DtypeError(f"{name} is a masked array, must be a plain one: pass its .filled(0)")
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as err:
-        raise DtypeError(f"{name} is {type(value)}, must be a NumPy array ({err})") from err
-
-
-def _reals(name: str, value: Any, ranks: tuple[int, ...]) -> Array:
-    """Return a real array in float64, one head a panel: (H, T, S) or (1, T, S)."""
-    array = _read(name, value)
-    if array.dtype == np.bool_:
-        raise DtypeError(f"{name} is bool, must be floating: draw it with npattn.plot.mask")
-    # The dtypes of ml_dtypes have kind "V" or "f" by version.
-    if array.dtype.kind != "f" and not array.dtype.name.startswith(("bfloat16", "float")):
-        raise DtypeError(f"{name} is {array.dtype}, must be real and floating")
-    return _panels(name, array, ranks).astype(np.float64)
-
-
-def _panels(name: str, array: Array, ranks: tuple[int, ...]) -> Array:
-    shapes = " or ".join("(T, S)" if rank == 2 else "(H, T, S)" for rank in ranks)
-    cure = ""
-    if array.ndim > 3:
-        first = ", ".join("0" * (array.ndim - max(ranks)))
-        cure = f": pick one of the batch, such as {name}[{first}]"
-    elif array.ndim == 3:
-        cure = f": pick one head, such as {name}[0], or draw all with npattn.plot.heads"
-    elif array.ndim == 2:
-        cure = ": draw one head with npattn.plot.head"
-    if array.ndim not in ranks:
-        raise ShapeError(f"{name} has shape {array.shape}, must be {shapes}{cure}")
-    if array.size == 0:
-        raise ShapeError(f"{name} has shape {array.shape}, must have no size of 0 to be drawn")
-    return array if array.ndim == 3 else array[None]
-
-
-def _labels(argument: str, word: Any, labels: Any, n: int, where: str) -> Labels:
-    """Labels of an axis, after checking that there is one for each of n rows or columns."""
-    if not isinstance(word, str):
-        raise OptionError(f"axes has {word!r}, must be two words")
-    if labels is None:
-        return Labels(word, [str(i) for i in range(n)], positions=True)
-    if isinstance(labels, str) or not isinstance(labels, Iterable):
-        raise OptionError(f"{argument} is {labels!r}, must be a list of {n} str")
-    texts = list(labels)
-    if len(texts) != n:
-        raise ShapeError(f"{argument} has {len(texts)} labels, must have {n}, one each [{where}]")
-    for i, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise OptionError(f"{argument}[{i}] is {text!r}, must be a str")
-    return Labels(word, [_one_line(text) for text in texts], positions=False)
-
-
-def _one_line(label: str) -> str:
-    r"""Format a token: "\n" for a newline, ␣ for blanks alone, … for the rest of a long one."""
-    text = "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in label
-    )
-    text = text if text.strip() else "␣" * len(text)
-    return text if len(text) <= LONG else text[: LONG - 1] + "…"
 
 
 def _draw(
@@ -294,17 +281,25 @@ def _draw(
     rows: tuple[str, Any, Any],
     columns: tuple[str, Any, Any],
     title: Any,
+    figsize: Any,
+    ax: Any,
 ) -> Figure:
     """Draw values (H, T, S); rows and columns are (argument, word, labels)."""
     if title is not None and not isinstance(title, str):
         raise OptionError(f"title is {title!r}, must be a str or None")
-    _, T, S = values.shape
+    if figsize is not None and ax is not None:
+        raise OptionError(
+            "got figsize and ax: the size is that of the figure of ax, so leave out one of them"
+        )
+    H, T, S = values.shape
     where = f"{name} (..., {T}, {S})"
     heat = HeatMap(
         values=values,
         flagged=flagged,
-        rows=_labels(*rows, T, where),
-        columns=_labels(*columns, S, where),
+        rows=read_labels(*rows, T, where),
+        columns=read_labels(*columns, S, where),
         title=title,
     )
-    return draw(heat, look)
+    if ax is not None:
+        return draw_within(heat, look, read_axes(ax, H, title))
+    return draw(heat, look, read_figsize(figsize))

@@ -22,7 +22,9 @@ from npattn import plot
 from npattn.cli import cli
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.plot import maps
-from npattn.plot.cells import CROSS, FLAG, format_number
+from npattn.plot.cells import CROSS
+from npattn.plot.looks import FLAG
+from npattn.plot.numbers import format_number
 
 H, T, S = 3, 5, 7
 WORDS = ["The", "quick", "brown", "fox", "jumps", "over", "the"]
@@ -580,7 +582,7 @@ def test_unwritable_picture_is_wrong_usage(file):
     name = file(weights=weights(T, S))
     assert "must end in one of" in run(name, "--out", "fig.xyz", code=2)
     assert "must end in one of" in run(name, "--out", "fig", code=2)
-    assert "No such file" in run(name, "--out", "nowhere/fig.png", code=2)
+    assert "the folder of nowhere/fig.png does not" in run(name, "--out", "nowhere/fig.png", code=2)
     assert "does not exist" in run("nothing.npz", "--out", "fig.png", code=2)
     assert os.listdir() == ["data.npz"]
 

@@ -1,0 +1,95 @@
+"""Checks of what is passed to `npattn.plot`: values, labels, the size of the figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.plot.cells import Labels
+
+__all__ = ["read_figsize", "read_labels", "read_panels", "read_reals", "read_values"]
+
+LONG = 24  # characters of a label that are shown
+
+
+def read_values(name: str, value: Any) -> Array:
+    if isinstance(value, np.ma.MaskedArray):
+        raise DtypeError(f"{name} is a masked array, must be a plain one: pass its .filled(0)")
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as err:
+        raise DtypeError(f"{name} is {type(value)}, must be a NumPy array ({err})") from err
+
+
+def read_reals(name: str, value: Any, ranks: tuple[int, ...]) -> Array:
+    """Return a real array in float64, one head a panel: (H, T, S) or (1, T, S)."""
+    array = read_values(name, value)
+    if array.dtype == np.bool_:
+        raise DtypeError(f"{name} is bool, must be floating: draw it with npattn.plot.mask")
+    # The dtypes of ml_dtypes have kind "V" or "f" by version.
+    if array.dtype.kind != "f" and not array.dtype.name.startswith(("bfloat16", "float")):
+        raise DtypeError(f"{name} is {array.dtype}, must be real and floating")
+    return read_panels(name, array, ranks).astype(np.float64)
+
+
+def read_panels(name: str, array: Array, ranks: tuple[int, ...]) -> Array:
+    shapes = " or ".join("(T, S)" if rank == 2 else "(H, T, S)" for rank in ranks)
+    cure = ""
+    if array.ndim > 3:
+        first = ", ".join("0" * (array.ndim - max(ranks)))
+        cure = f": pick one of the batch, such as {name}[{first}]"
+    elif array.ndim == 3:
+        cure = f": pick one head, such as {name}[0], or draw all with npattn.plot.heads"
+    elif array.ndim == 2:
+        cure = ": draw one head with npattn.plot.head"
+    if array.ndim not in ranks:
+        raise ShapeError(f"{name} has shape {array.shape}, must be {shapes}{cure}")
+    if array.size == 0:
+        raise ShapeError(f"{name} has shape {array.shape}, must have no size of 0 to be drawn")
+    return array if array.ndim == 3 else array[None]
+
+
+def read_labels(argument: str, word: Any, labels: Any, n: int, where: str) -> Labels:
+    """Labels of an axis, after checking that there is one for each of n rows or columns."""
+    if not isinstance(word, str):
+        raise OptionError(f"axes has {word!r}, must be two words")
+    if labels is None:
+        return Labels(word, [str(i) for i in range(n)], positions=True)
+    if isinstance(labels, str) or not isinstance(labels, Iterable):
+        raise OptionError(f"{argument} is {labels!r}, must be a list of {n} str")
+    texts = list(labels)
+    if len(texts) != n:
+        raise ShapeError(f"{argument} has {len(texts)} labels, must have {n}, one each [{where}]")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise OptionError(f"{argument}[{i}] is {text!r}, must be a str")
+    return Labels(word, [_one_line(text) for text in texts], positions=False)
+
+
+def _one_line(label: str) -> str:
+    r"""Format a token: "\n" for a newline, ␣ for blanks alone, … for the rest of a long one."""
+    text = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in label
+    )
+    text = text if text.strip() else "␣" * len(text)
+    return text if len(text) <= LONG else text[: LONG - 1] + "…"
+
+
+def read_figsize(figsize: Any) -> tuple[float, float] | None:
+    """Return the width and height of a figure in inches. Raises OptionError if they are none."""
+    if figsize is None:
+        return None
+    try:
+        width, height = (float(side) for side in figsize)
+    except (TypeError, ValueError):
+        width = height = math.nan
+    if not (0 < width < math.inf and 0 < height < math.inf):
+        raise OptionError(
+            f"figsize is {figsize!r}, must be a width and a height in inches, such as (8, 6)"
+        )
+    return width, height
