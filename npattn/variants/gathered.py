@@ -7,8 +7,8 @@
 
 Entries of −1 are unused, and mask, causal and window hide keys of a list as they hide them from
 `npattn.attention`, which gives the same results with mask=`index_mask(indices, S)`; here memory
-grows with T × n. Lists of DeepSeek's sparse attention, which an indexer chooses, are such; gradients
-take them as given, for a choice is piecewise constant.
+grows with T × n. An indexer that chooses such lists (DeepSeek's sparse attention) gets no gradient
+here: its choice is piecewise constant.
 Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp"; FlashAttention-4's gather_kv_indices.
 """
 
@@ -204,9 +204,7 @@ def gathered_backward(
     do = read("dout", dout, fwd.out.shape).swapaxes(-3, -2)[..., None, :]
     dl = None if dlse is None else read("dlse", dlse, fwd.lse.shape).swapaxes(-2, -1)[..., None]
     dw = (
-        None
-        if dweights is None
-        else read("dweights", dweights, own).swapaxes(-3, -2)[..., None, :]
+        None if dweights is None else read("dweights", dweights, own).swapaxes(-3, -2)[..., None, :]
     )
     grads = backward(fwd.attention, do, dl, dw)
     dq = grads.q[..., 0, :].swapaxes(-3, -2)
@@ -229,7 +227,7 @@ def _by_head(x: Array, whole: Problem, heads: int) -> Array:
 
 
 def gather_rows(x: Array, lists: Array) -> Array:
-    """Read the rows of lists (..., heads, T, n) from x (..., heads, S, m): (..., T, heads, n, m)."""
+    """Read rows of x (..., heads, S, m) by lists (..., heads, T, n): (..., T, heads, n, m)."""
     extended = np.concatenate([x, np.zeros_like(x, shape=(*x.shape[:-2], 1, x.shape[-1]))], -2)
     flat = lists.reshape(*lists.shape[:-2], -1, 1)
     rows = np.take_along_axis(extended, flat, -2).reshape(*lists.shape, x.shape[-1])

@@ -118,8 +118,8 @@ def check_values(lists: Array, S: int) -> None:
     wrong = (lists < -1) | (lists >= S)
     if wrong.any():
         raise OptionError(
-            f"indices contains {lists[wrong][0]}, must be a key, 0 to {S - 1}, or −1 where an entry "
-            f"is unused: pass np.where((indices >= 0) & (indices < {S}), indices, -1)"
+            f"indices contains {lists[wrong][0]}, must be a key, 0 to {S - 1}, or −1 where an "
+            f"entry is unused: pass np.where((indices >= 0) & (indices < {S}), indices, -1)"
         )
 
 
@@ -211,7 +211,5 @@ def check_ranking(scores: Array, n: Any, mask: tuple[int, ...] | None) -> int:
         tail = scores.shape[max(scores.ndim - len(mask), 0) :]
         fits = len(mask) == len(tail) and all(a in (1, b) for a, b in zip(mask, tail, strict=True))
         if not fits:
-            raise ShapeError(
-                f"mask has shape {mask}, must broadcast against scores {scores.shape}"
-            )
+            raise ShapeError(f"mask has shape {mask}, must broadcast against scores {scores.shape}")
     return check_integer("n", n, 0)

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike
 from npattn.api import backward, forward
 from npattn.arrays import Array, sum_to
 from npattn.checks import check_cotangent, check_dtype, read_floating
+from npattn.dense import QUIET
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.options import unknown_option
 from npattn.problem import Forward
@@ -146,6 +147,7 @@ def latent_attention(
     return latent_forward(*arrays, form=form, **options).out
 
 
+@np.errstate(**QUIET)  # type: ignore[arg-type]  # a dict of literals
 def latent_forward(
     q_nope: ArrayLike,
     q_rope: ArrayLike,
@@ -200,6 +202,7 @@ def latent_forward(
     return LatentForward(out, attention.lse, form, attention, inputs, shapes)
 
 
+@np.errstate(**QUIET)  # type: ignore[arg-type]
 def latent_backward(
     fwd: LatentForward,
     dout: ArrayLike,
@@ -226,7 +229,7 @@ def latent_backward(
     ShapeError, DtypeError
         If a cotangent has not the shape of its result, or is not floating.
     """
-    query, rotary, c, _, w_uk, w_uv = fwd.inputs.values()
+    query, _, c, _, w_uk, w_uv = fwd.inputs.values()
     do = check_cotangent("dout", dout, fwd.out.shape)
     c, N = c[..., None, :, :], query.shape[-1]
     if fwd.form == "unabsorbed":
@@ -234,7 +237,7 @@ def latent_backward(
         dk, dv, dquery = grads.k[..., :N], grads.v, grads.q[..., :N]
         dw_uk = sum_products(c, dk)  # from k = c w_uk
         dw_uv = sum_products(c, dv)  # from v = c w_uv
-        dc = dk @ w_uk.swapaxes(-1, -2) + dv @ w_uv.swapaxes(-1, -2)
+        dkeys, dvalues = dk @ w_uk.swapaxes(-1, -2), dv @ w_uv.swapaxes(-1, -2)
     else:
         du = do @ w_uv.swapaxes(-1, -2)  # from o = u w_uv
         dw_uv = sum_products(fwd.attention.out, do)
@@ -243,17 +246,20 @@ def latent_backward(
         dabsorbed = grads.q[..., :N]
         dquery = dabsorbed @ w_uk  # from q = q_nope w_ukᵀ
         dw_uk = sum_products(query, dabsorbed).swapaxes(-1, -2)
-        dc = grads.k[..., :N] + grads.v  # c is both
-    sums = {
-        "q_nope": dquery,
-        "q_rope": grads.q[..., N:],
-        "c": dc.sum(-3),  # over the heads
-        "k_rope": grads.k[..., N:].sum(-3),
-        "w_uk": dw_uk,
-        "w_uv": dw_uv,
-    }
-    shaped = {name: sum_to(dx, fwd.shapes[name]) for name, dx in sums.items()}
-    return LatentGradients(**shaped, bias=grads.bias, sinks=grads.sinks)
+        dkeys, dvalues = grads.k[..., :N], grads.v
+    shapes = fwd.shapes
+    # Keys may have leading axes of k_rope, which values have not: each is summed before they meet.
+    of_keys, of_values = (sum_to(dx.sum(-3), shapes["c"]) for dx in (dkeys, dvalues))
+    return LatentGradients(
+        q_nope=sum_to(dquery, shapes["q_nope"]),
+        q_rope=sum_to(grads.q[..., N:], shapes["q_rope"]),
+        c=of_keys + of_values,  # c is both
+        k_rope=sum_to(grads.k[..., N:].sum(-3), shapes["k_rope"]),
+        w_uk=dw_uk,
+        w_uv=dw_uv,
+        bias=grads.bias,
+        sinks=grads.sinks,
+    )
 
 
 class Sizes(NamedTuple):
@@ -308,8 +314,8 @@ def check_form(form: Any, options: dict[str, Any]) -> None:
 def sum_products(x: Array, dy: Array) -> Array:
     """Sum xᵀ dy over rows and leading axes: the gradient (H, m, n) of w in y = x w.
 
-    x is (..., H | 1, rows, m), dy (..., H, rows, n). A row without gradient counts nothing, whatever
-    stands in the other one: 0 · NaN is NaN, but hidden keys matter to nobody [10].
+    x is (..., H | 1, rows, m), dy (..., H, rows, n). A row without gradient counts nothing,
+    whatever stands in the other one: 0 · NaN is NaN, but hidden keys matter to nobody [10].
     """
     x = np.where(~np.isfinite(x) & (dy == 0).all(-1, keepdims=True), 0, x)
     dy = np.where(~np.isfinite(dy) & (x == 0).all(-1, keepdims=True), 0, dy)

@@ -220,7 +220,7 @@ def _by_head(x: Tensor, whole: Any, heads: int) -> Tensor:
 
 
 def _gather_rows(x: Tensor, lists: Tensor) -> Tensor:
-    """Read the rows of lists (..., heads, T, n) from x (..., heads, S, m): (..., T, heads, n, m)."""
+    """Read rows of x (..., heads, S, m) by lists (..., heads, T, n): (..., T, heads, n, m)."""
     extended = torch.nn.functional.pad(x, (0, 0, 0, 1))
     flat = lists.flatten(-2)[..., None].expand(*lists.shape[:-2], -1, x.shape[-1])
     rows = torch.gather(extended, -2, flat).unflatten(-2, lists.shape[-2:])

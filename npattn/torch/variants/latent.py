@@ -99,9 +99,7 @@ def latent_forward(
     given = dict(zip(NAMES, (q_nope, q_rope, c, k_rope, w_uk, w_uv), strict=True))
     for name, x in given.items():
         if not isinstance(x, Tensor):
-            raise DtypeError(
-                f"{name} is {type(x).__name__}, must be a tensor: use npattn.variants"
-            )
+            raise DtypeError(f"{name} is {type(x).__name__}, must be a tensor: use npattn.variants")
     arrays = {name: read_floating(name, stand_in(name, x)) for name, x in given.items()}
     sizes = check_latent({name: x.shape for name, x in arrays.items()})
     check_form(form, options)
