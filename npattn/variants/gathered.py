@@ -229,7 +229,8 @@ def _by_head(x: Array, whole: Problem, heads: int) -> Array:
 def gather_rows(x: Array, lists: Array) -> Array:
     """Read rows of x (..., heads, S, m) by lists (..., heads, T, n): (..., T, heads, n, m)."""
     extended = np.concatenate([x, np.zeros_like(x, shape=(*x.shape[:-2], 1, x.shape[-1]))], -2)
-    flat = lists.reshape(*lists.shape[:-2], -1, 1)
+    *heads, T, n = lists.shape
+    flat = lists.reshape(*heads, T * n, 1)
     rows = np.take_along_axis(extended, flat, -2).reshape(*lists.shape, x.shape[-1])
     return rows.swapaxes(-4, -3)
 
@@ -237,7 +238,7 @@ def gather_rows(x: Array, lists: Array) -> Array:
 def scatter_rows(dx: Array, lists: Array, S: int) -> Array:
     """Add rows (..., T, heads, n, m) to those that lists name: (..., heads, S, m)."""
     m, lead = dx.shape[-1], lists.shape[:-2]
-    rows = dx.swapaxes(-4, -3).reshape(-1, m)
+    rows = dx.swapaxes(-4, -3).reshape(lists.size, m)
     planes = np.arange(int(np.prod(lead))).reshape(*lead, 1, 1)
     total = np.zeros((planes.size, S + 1, m), dx.dtype)
     np.add.at(total, (np.broadcast_to(planes, lists.shape).ravel(), lists.ravel()), rows)

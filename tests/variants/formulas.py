@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from tests.variants.running_error import Bounded, join
+from tests.variants.running_error import Bounded, join, wrap
 
 
 def softmax_attention(q, k, v, visible, scale, softcap=None, bias=0.0, do=None, dlse=None):
@@ -41,7 +41,7 @@ def softmax_attention(q, k, v, visible, scale, softcap=None, bias=0.0, do=None, 
 
 def latent(arrays, visible, do=None, dlse=None, scale=None, softcap=None, bias=0.0):
     """Multi-head latent attention as its paper defines it, by expanded keys; its gradients."""
-    query, rotary, c, k_rope, w_uk, w_uv = map(Bounded, arrays)
+    query, rotary, c, k_rope, w_uk, w_uv = map(wrap, arrays)
     N = query.x.shape[-1]
     scale = 1 / math.sqrt(N + rotary.x.shape[-1]) if scale is None else scale
     c, k_rope = c[..., None, :, :], k_rope[..., None, :, :]
@@ -59,7 +59,7 @@ def latent(arrays, visible, do=None, dlse=None, scale=None, softcap=None, bias=0
         "w_uv": c.T @ dv,
     }
     for (name, dx), x in zip(whole.items(), arrays, strict=True):
-        results[name] = dx.sum_to(x.shape)
+        results[name] = dx.sum_to(wrap(x).x.shape)
     return results
 
 

@@ -111,4 +111,5 @@ def assert_within(name, got, exact, u=2.0**-53, computed_twice=True):
     assert got.shape == exact.x.shape, f"{name} has shape {got.shape}, want {exact.x.shape}"
     allowed = (2 if computed_twice else 1) * u * exact.e
     gap = abs(np.asarray(got) - exact.x)
-    assert (gap <= allowed).all(), f"{name} is off by {np.max(gap / allowed)} of the bound"
+    worst = np.max(gap / np.maximum(allowed, np.finfo(float).tiny), initial=0)
+    assert (gap <= allowed).all(), f"{name} is off by {worst:.3g} of the bound"
