@@ -148,7 +148,7 @@ def gathered_forward(
     keys, values = (gather_rows(_by_head(x, whole, heads), lists) for x in (whole.k, whole.v))
     q = whole.q[None] if whole.headless else whole.q
     hidden = {"bias": 0, "dropout_mask": True}
-    beside = {
+    beside: dict[str, Any] = {
         name: gather_scores(array, lists, whole, fill)
         for name, fill in hidden.items()
         if (array := whole.bias_array if name == "bias" else whole.dropout_mask) is not None

@@ -320,7 +320,8 @@ def sum_products(x: Array, dy: Array) -> Array:
     x = np.where(~np.isfinite(x) & (dy == 0).all(-1, keepdims=True), 0, x)
     dy = np.where(~np.isfinite(dy) & (x == 0).all(-1, keepdims=True), 0, dy)
     products: Array = x.swapaxes(-1, -2) @ dy
-    return products.sum(tuple(range(products.ndim - 3)))
+    summed: Array = products.sum(tuple(range(products.ndim - 3)))
+    return summed
 
 
 def _join(x: Array, y: Array) -> Array:

@@ -115,7 +115,7 @@ def gathered_forward(
         of_heads = lists
     keys, values = (_gather_rows(_by_head(x, whole, heads), lists) for x in (whole.k, whole.v))
     q = whole.q[None] if whole.headless else whole.q
-    arrays = (("bias", whole.bias_array, 0), ("dropout_mask", whole.dropout_mask, True))
+    arrays: Any = (("bias", whole.bias_array, 0), ("dropout_mask", whole.dropout_mask, True))
     beside = {
         name: _gather_scores(array, of_heads, whole, fill)
         for name, array, fill in arrays
@@ -223,7 +223,7 @@ def _gather_rows(x: Tensor, lists: Tensor) -> Tensor:
     """Read rows of x (..., heads, S, m) by lists (..., heads, T, n): (..., T, heads, n, m)."""
     extended = torch.nn.functional.pad(x, (0, 0, 0, 1))
     flat = lists.flatten(-2)[..., None].expand(*lists.shape[:-2], -1, x.shape[-1])
-    rows = torch.gather(extended, -2, flat).unflatten(-2, lists.shape[-2:])
+    rows = torch.gather(extended, -2, flat).view(*lists.shape, x.shape[-1])
     return rows.swapaxes(-4, -3)
 
 

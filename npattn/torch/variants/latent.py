@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from npattn.checks import check_dtype, read_floating
@@ -135,7 +136,7 @@ def _compute_dtype(given: Any, arrays: tuple[Any, ...], device: torch.device) ->
 
 def _join(x: Tensor, y: Tensor) -> Tensor:
     """Join features of two tensors whose other axes broadcast."""
-    lead = torch.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    lead = np.broadcast_shapes(tuple(x.shape[:-1]), tuple(y.shape[:-1]))
     return torch.cat([a.expand(*lead, a.shape[-1]) for a in (x, y)], dim=-1)
 
 
