@@ -372,9 +372,7 @@ FOREIGN = {
         for name in names
     },
     **_DESCALES,
-    **{
-        name: ForeignName(_LATENT, meaning) for meaning, names in _PARTS.items() for name in names
-    },
+    **{name: ForeignName(_LATENT, meaning) for meaning, names in _PARTS.items() for name in names},
     **dict.fromkeys(("gather_kv_indices", "indices", "topk_indices"), _LISTED),
 }
 """Parameters as other libraries name them → how npattn spells them, and what they mean."""

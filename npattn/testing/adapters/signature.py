@@ -195,9 +195,7 @@ def _find_optional_storage(
     return stored if free and not any(n in known for n in stored) else []
 
 
-def _find_parts(
-    named: Mapping[str, inspect.Parameter], known: Mapping[str, str]
-) -> dict[str, str]:
+def _find_parts(named: Mapping[str, inspect.Parameter], known: Mapping[str, str]) -> dict[str, str]:
     """Return the first four parameters, if they are the parts of latent attention."""
     first = {theirs: _meaning(theirs, known) for theirs in list(named)[: len(LATENT)]}
     return first if set(first.values()) == {*LATENT} else {}
