@@ -455,9 +455,8 @@ class Trial:
     ) -> dict[str, Array]:
         """Return tolerances where v is a part of k: dk and dv may be stored, and then added."""
         grads = backward(evaluate(problem, self.conventions), *_float64(cotangents))
-        with np.errstate(invalid="ignore"):  # at NaN nothing is asked but NaN
-            sizes = abs(grads.k[..., : problem.E]) + abs(grads.v)
-            return tie(allowed, allowed["dv"] + unit_roundoff(problem.q.dtype) * sizes)
+        sizes = abs(grads.k[..., : problem.E]) + abs(grads.v)
+        return tie(allowed, allowed["dv"] + unit_roundoff(problem.q.dtype) * sizes)
 
     def check(self, found: Mapping[str, Comparison], problem: Problem, cot: Cotangents) -> float:
         """Return the largest ratio; raise a `Violation` if one is above 1."""

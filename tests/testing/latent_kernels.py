@@ -72,9 +72,13 @@ class NoValueGradient(Latent):
 class NoKeyGradient(Latent):
     cause = "keys"
 
-    def __call__(self, q_nope, q_pe, ckv, kpe, **options):
+    def __call__(
+        self, q_nope, q_pe, ckv, kpe, causal=False, sm_scale=None, attn_mask=None, return_lse=False
+    ):
         self.ckv = ckv
-        return super().__call__(q_nope, q_pe, ckv.detach(), kpe, **options)
+        return super().__call__(
+            q_nope, q_pe, ckv.detach(), kpe, causal, sm_scale, attn_mask, return_lse
+        )
 
     def values(self, ckv):
         return self.ckv
@@ -82,6 +86,7 @@ class NoKeyGradient(Latent):
 
 def with_qv(q, k, v, qv, causal=False, softmax_scale=None):
     """FlashAttention's qv: scores of q kᵀ and of qv vᵀ, one scale."""
+    assert q.ndim == 4 and len(q) == len(k), "(B, H, T, D), one batch"
     G = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(G, 1) for x in (k, v))
     scale = 1 / math.sqrt(q.shape[-1] + qv.shape[-1]) if softmax_scale is None else softmax_scale
@@ -94,7 +99,7 @@ def with_qv(q, k, v, qv, causal=False, softmax_scale=None):
     return p @ v.masked_fill(~visible.any(0)[:, None], 0)
 
 
-def with_qv_of_keys_size(q, k, v, qv, causal=False, softmax_scale=None):
+def with_scale_of_q(q, k, v, qv, causal=False, softmax_scale=None):
     """A mistake: the default scale of q alone."""
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     return with_qv(q, k, v, qv, causal, scale)
@@ -107,6 +112,7 @@ class NumPyLatent:
         return self.weights(q_nope, q_pe, ckv, kpe, sm_scale) @ ckv[:, None]
 
     def weights(self, q_nope, q_pe, ckv, kpe, sm_scale):
+        assert q_nope.ndim == 4 and len(ckv) == len(q_nope) and ckv.size, "(B, H, T, C), one batch"
         q, k = np.concatenate([q_nope, q_pe], -1), np.concatenate([ckv, kpe], -1)[:, None]
         s = self.scale(q, sm_scale) * (q @ k.swapaxes(-1, -2))
         e = np.exp(s - s.max(-1, keepdims=True, initial=-np.inf))
@@ -142,23 +148,26 @@ class Gathered:
 
     def __call__(self, q, k, v, gather_kv_indices=None, causal=False, return_lse=False):
         B, H, T, D = q.shape
+        assert len(k) == B and H and k.shape[2], "one batch, at least one head and key"
         S, G = k.shape[2], H // k.shape[1]
         k, v = (x.repeat_interleave(G, 1) for x in (k, v))
         if gather_kv_indices is None:
-            gather_kv_indices = torch.arange(S).expand(B, T, S)
-        read, used = self.read(gather_kv_indices.long(), S)
+            read, used = Gathered.read(self, torch.arange(S).expand(B, T, S), S)
+        else:
+            read, used = self.read(gather_kv_indices.long(), S)
         keys, values = (self.rows(x, read) for x in (k, v))  # (B, H, T, n, D)
         if causal:
             used = used & (read <= torch.arange(T)[:, None] + S - T)
-        s = torch.einsum("bhtd,bhtnd->bhtn", q, keys) / math.sqrt(D)
+        keys, values = (x.masked_fill(~used[:, None, :, :, None], 0) for x in (keys, values))
+        s = torch.einsum("bhtd,bhtnd->bhtn", q, keys) / math.sqrt(max(D, 1))
         s = s.masked_fill(~used[:, None], -torch.inf)
         lse = s.logsumexp(-1)
         p = torch.exp(s - torch.where(lse.isneginf(), 0, lse)[..., None])
-        values = values.masked_fill(~used[:, None, :, :, None], 0)
         o = torch.einsum("bhtn,bhtne->bhte", p, values)
         return (o, lse) if return_lse else o
 
     def read(self, lists, S):
+        self.unused = torch.zeros_like(lists, dtype=torch.bool)
         return lists.clamp(min=0), lists >= 0
 
     def rows(self, x, read):
@@ -185,7 +194,7 @@ class OffByOne(Gathered):
 
 
 class LastEntryLost(Gathered):
-    cause = "the last entry of each list is left out"
+    cause = ""  # where T or S is small, other mistakes give the same
 
     def read(self, lists, S):
         return super().read(lists[..., :-1], S)
@@ -233,3 +242,10 @@ class AssignsGradients(Gathered):
 
 WRONG_LATENT = (ScaleOfContent, NoRotary, NoValueGradient, NoKeyGradient)
 WRONG_LISTS = (WrapsAround, OffByOne, LastEntryLost, FirstQuery, UnusedTakeWeight)
+
+
+class NoContent(Latent):
+    def __call__(
+        self, q_nope, q_pe, ckv, kpe, causal=False, sm_scale=None, attn_mask=None, return_lse=False
+    ):
+        return super().__call__(0 * q_nope, q_pe, ckv, kpe, causal, sm_scale, attn_mask, return_lse)

@@ -140,6 +140,7 @@ class LatentInputs:
         return joined
 
 
+@np.errstate(invalid="ignore")  # inf − inf is NaN, as in the implementation
 def tie(arrays: Mapping[str, Array], dv: Array) -> dict[str, Array]:
     """Return results, or their tolerances, with that of dk as of one array with v: dk + dv."""
     whole = arrays["dk"].copy()

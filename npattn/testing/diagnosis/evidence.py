@@ -116,9 +116,10 @@ class Evidence:
         whole: dict[str, Sequence[Array]] = {}
         for predicted in parts:
             whole = {**predicted, **whole}
-        if {"dk", "dv"} <= whole.keys():
-            pairs = zip(whole["dk"], whole["dv"], strict=True)
-            whole["dk"] = [tie({"dk": dk.astype(np.float64)}, dv)["dk"] for dk, dv in pairs]
+        pairs = [*zip(whole.get("dk", ()), whole.get("dv", ()), strict=False)]
+        if pairs and all(dk.shape[:-1] == dv.shape[:-1] for dk, dv in pairs):
+            wide = [(dk.astype(np.float64), dv.astype(np.float64)) for dk, dv in pairs]
+            whole["dk"] = [tie({"dk": dk}, dv)["dk"] for dk, dv in wide]
         return [whole]
 
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from npattn.api import backward, evaluate
 from npattn.arrays import Array
-from npattn.errors import NpattnError
+from npattn.errors import NpattnError, OptionError
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.diagnosis.candidates import Candidate
@@ -30,6 +31,8 @@ def part_candidates(evidence: Evidence) -> Iterator[Candidate]:
             ("the parts without position are left out of the scores", True),
         ):
             yield _make(text, "rotary", partial(_of_problem, partial(_without_part, first)))
+        text = "the default scale is 1/√R, of the rotary parts alone, instead of 1/√(C + R)"
+        yield _make(text, "scale", partial(_of_problem, _with_rotary_scale))
         for text, keys in (
             ("the gradient of the compressed keys lacks their share as values", True),
             ("the gradient of the compressed keys lacks their share in the scores", False),
@@ -67,6 +70,15 @@ def _without_part(first: bool, evidence: Evidence) -> Problem:
     q, C = problem.q.copy(), problem.E
     q[..., slice(0, C) if first else slice(C, None)] = 0
     return problem.replace(q=q, scale=problem.scale)
+
+
+def _with_rotary_scale(evidence: Evidence) -> Problem:
+    """Return the problem with the scale of the rotary parts, if it has the default."""
+    problem = evidence.problem
+    R = problem.D - problem.E
+    if R == 0 or not math.isclose(problem.scale or 0.0, problem.D**-0.5):
+        raise OptionError("scale is given, or there are no rotary parts")
+    return problem.replace(scale=R**-0.5)
 
 
 def _of_one_share(keys: bool, evidence: Evidence) -> bool:
