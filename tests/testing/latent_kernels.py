@@ -18,8 +18,9 @@ class Latent:
     ):
         C, R = q_nope.shape[-1], q_pe.shape[-1]
         scale = self.scale(C, R) if sm_scale is None else sm_scale
-        q = torch.cat([q_nope, self.rotary(q_pe)], -1)
-        k = torch.cat([ckv, kpe], -1)[..., None, :, :]
+        dtype, wide = q_nope.dtype, torch.promote_types(q_nope.dtype, torch.float32)
+        q = torch.cat([q_nope, self.rotary(q_pe)], -1).to(wide)
+        k = torch.cat([ckv, kpe], -1)[..., None, :, :].to(wide)
         s = scale * self.scores(q, k)
         visible = torch.ones(s.shape[-2:], dtype=torch.bool)
         if causal:
@@ -32,7 +33,7 @@ class Latent:
         p = torch.exp(s - torch.where(lse.isneginf(), 0, lse)[..., None])
         used = visible.expand(*s.shape[:-2], *visible.shape[-2:]).flatten(0, -3).any(0).any(0)
         values = self.values(ckv)[..., None, :, :].masked_fill(~used[:, None], 0)
-        o = p @ values
+        o = (p @ values.to(wide)).to(dtype)
         return (o, lse) if return_lse else o
 
     def scale(self, C, R):
@@ -86,7 +87,8 @@ class NoKeyGradient(Latent):
 
 def with_qv(q, k, v, qv, causal=False, softmax_scale=None):
     """FlashAttention's qv: scores of q kᵀ and of qv vᵀ, one scale."""
-    assert q.ndim == 4 and len(q) == len(k), "(B, H, T, D), one batch"
+    assert q.ndim == 4, "(B, H, T, D)"
+    assert len(q) == len(k), "one batch"
     G = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(G, 1) for x in (k, v))
     scale = 1 / math.sqrt(q.shape[-1] + qv.shape[-1]) if softmax_scale is None else softmax_scale
@@ -112,7 +114,9 @@ class NumPyLatent:
         return self.weights(q_nope, q_pe, ckv, kpe, sm_scale) @ ckv[:, None]
 
     def weights(self, q_nope, q_pe, ckv, kpe, sm_scale):
-        assert q_nope.ndim == 4 and len(ckv) == len(q_nope) and ckv.size, "(B, H, T, C), one batch"
+        assert q_nope.ndim == 4, "(B, H, T, C)"
+        assert len(ckv) == len(q_nope), "one batch"
+        assert ckv.size, "at least one key"
         q, k = np.concatenate([q_nope, q_pe], -1), np.concatenate([ckv, kpe], -1)[:, None]
         s = self.scale(q, sm_scale) * (q @ k.swapaxes(-1, -2))
         e = np.exp(s - s.max(-1, keepdims=True, initial=-np.inf))
@@ -148,7 +152,8 @@ class Gathered:
 
     def __call__(self, q, k, v, gather_kv_indices=None, causal=False, return_lse=False):
         B, H, T, D = q.shape
-        assert len(k) == B and H and k.shape[2], "one batch, at least one head and key"
+        assert len(k) == B, "one batch"
+        assert 0 not in (H, k.shape[2]), "at least one head and key"
         S, G = k.shape[2], H // k.shape[1]
         k, v = (x.repeat_interleave(G, 1) for x in (k, v))
         if gather_kv_indices is None:
@@ -171,7 +176,7 @@ class Gathered:
         return lists.clamp(min=0), lists >= 0
 
     def rows(self, x, read):
-        (B, H, S, m), (T, n) = x.shape, read.shape[1:]
+        (B, H, _, m), (T, n) = x.shape, read.shape[1:]
         flat = read.reshape(B, 1, T * n, 1).expand(B, H, T * n, m)
         return self.gather(x, flat).reshape(B, H, T, n, m)
 

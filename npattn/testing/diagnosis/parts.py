@@ -1,4 +1,4 @@
-"""Candidates of latent attention and of lists of keys: a part that is left out, an entry misread."""
+"""Candidates of latent attention and of lists of keys: a part left out, an entry misread."""
 
 from __future__ import annotations
 

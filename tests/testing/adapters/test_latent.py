@@ -15,6 +15,7 @@ from npattn.testing.adapters.base import ImplementationError, NotAsked, ResultEr
 from tests.testing import latent_kernels as kernels  # noqa: E402
 
 AGREEMENT = ("agreement",)
+SMALL = {"B": (2,), "T": (3, 5), "S": (5, 7), "D": (13,), "E": (5, 3)}
 SCALE_OF_VALUES = "The default scale is 1/√E instead of 1/√D"
 CAUSES = {
     kernels.ScaleOfContent: SCALE_OF_VALUES,
@@ -39,8 +40,10 @@ RULES = (
 )
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+NIGHTLY = pytest.mark.nightly
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=NIGHTLY)])
 def test_a_right_kernel_passes(dtype):
     report = judge(kernels.Latent(), dtypes=(dtype,), examples=2, only=RULES)
     assert report.passed, str(report)
@@ -58,17 +61,24 @@ def test_right_kernels_pass_every_rule(kernel, dtype):
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize("wrong", CAUSES, ids=lambda wrong: wrong.__name__)
+FIRST = (kernels.NoRotary, kernels.NoValueGradient)
+
+
+@pytest.mark.parametrize(
+    "wrong", [pytest.param(w, marks=() if w in FIRST else NIGHTLY, id=w.__name__) for w in CAUSES]
+)
 def test_a_mistake_is_found_and_named(wrong):
-    report = judge(wrong(), only=AGREEMENT)
+    report = judge(wrong(), only=AGREEMENT, sizes=SMALL)
     assert not report.passed
     assert [cause.text for cause in report.causes] == [CAUSES[wrong]]
 
 
 def test_qv_is_the_first_part_of_q():
-    report = judge(kernels.with_qv, only=(*AGREEMENT, "shared-heads", "permute-heads"))
+    report = judge(kernels.with_qv, only=(*AGREEMENT, "shared-heads"), examples=3)
     assert report.passed, str(report)
-    wrong = judge(kernels.with_scale_of_q, only=["agreement-o"])
+    wrong = judge(
+        kernels.with_scale_of_q, only=["agreement-o"], sizes=SMALL | {"H": (2,), "K": (1, 2)}
+    )
     assert [cause.text for cause in wrong.causes] == [
         "the default scale is 1/√R, of the rotary parts alone, instead of 1/√(C + R)"
     ]
@@ -89,6 +99,7 @@ def test_optional_qv_keeps_its_default_unless_it_is_named():
 def test_a_backward_returns_a_gradient_for_each_part(right):
     kernel = kernels.NumPyLatent() if right else kernels.FirstHeadAlone()
     arguments = {"backward": kernel.backward, "framework": "numpy", "only": AGREEMENT}
+    arguments["sizes"] = SMALL
     report = check(kernel, **arguments, examples=5)
     assert report.passed == right, str(report)
     if not right:
@@ -186,7 +197,7 @@ def test_errors():
 
     with pytest.raises(OptionError, match="half has rotary queries, must begin with all of"):
         Implementation(half, framework="numpy")
-    with pytest.raises(OptionError, match="paged takes .*, and q \\(B, T, H, D\\)"):
+    with pytest.raises(OptionError, match=r"paged takes .*, and q \(B, T, H, D\)"):
         Implementation(paged, framework="numpy")
     f = Implementation(kernels.Latent(), framework="numpy")
     with pytest.raises(ImplementationError, match="arrays that are no parts of others"):
@@ -197,9 +208,11 @@ def test_errors():
 
 def test_a_worker_is_asked_the_same():
     pytest.importorskip("cloudpickle")
-    right = judge(kernels.Latent(), only=["agreement-dk"], isolate=True, examples=3)
+    right = judge(kernels.Latent(), only=["agreement-dk"], isolate=True, examples=3, sizes=SMALL)
     assert right.passed, str(right)
-    wrong = judge(kernels.NoValueGradient(), only=["agreement-dk"], isolate=True, examples=3)
+    wrong = judge(
+        kernels.NoValueGradient(), only=["agreement-dk"], isolate=True, examples=3, sizes=SMALL
+    )
     assert [c.text for c in wrong.causes] == [CAUSES[kernels.NoValueGradient]]
 
 
