@@ -22,6 +22,8 @@ __all__ = [
     "ENGINES",
     "FEATURES",
     "FOREIGN",
+    "LATENT",
+    "LISTS",
     "MEANINGS",
     "OPTIONS",
     "RESULTS",
@@ -172,6 +174,12 @@ DESCALES: dict[str, str] = {
 }
 """Meanings of the parameters that have the factors of quantized inputs → what has a factor."""
 
+LATENT = ("latent queries", "rotary queries", "compressed keys", "rotary keys")
+"""Meanings of the parameters of latent attention, in the order of their gradients."""
+
+LISTS = ("key lists", "key lists of heads")
+"""Meanings of a parameter that lists the keys of each query."""
+
 MEANINGS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in (*OPTIONS, *RESULTS)},
     "mask or bias": ("mask", "bias"),
@@ -186,7 +194,7 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "shared heads": (),
     "no dropout": (),
     "module": (),
-    **dict.fromkeys((*STORED, *DESCALES), ()),
+    **dict.fromkeys((*STORED, *DESCALES, *LATENT, *LISTS), ()),
     **dict.fromkeys(("offsets of keys", "lengths of keys", "page offsets"), ("mask",)),
 }
 """Meanings of a parameter → the options or results that it carries.
@@ -238,6 +246,20 @@ Those of `DESCALES` are the factors of quantized inputs; of k and v likewise:
     is a float.
 "descale of blocks of q"
     float32 (B, H, blocks), of k and v (B, K, blocks): a factor for each block of rows.
+
+Those of `LATENT` are parts of q, k and v, where v is the first C columns of k:
+
+"latent queries", "rotary queries"
+    (..., H, T, C), (..., H, T, R): q without its last R columns, and these.
+"compressed keys", "rotary keys"
+    (..., S, C), (..., S, R): v, and the last R columns of k, without an axis of heads. Beside q, k
+    and v "latent queries" alone are the parameter qv of FlashAttention: q, k and v then are the
+    other three, and have their heads.
+
+Those of `LISTS` hold a mask as lists of keys in any order, int32, −1 in unused entries:
+
+"key lists", "key lists of heads"
+    (B, T, n), which heads share, and (B, H, T, n).
 """
 
 
@@ -298,6 +320,15 @@ _DESCALES = {
     for name in "qkv"
 }
 
+_LATENT = "call npattn.variants.latent_attention, or pass [latent | rotary] parts as q and k"
+_PARTS = {
+    "latent queries": ("q_nope", "qv"),
+    "rotary queries": ("q_pe", "q_rope", "q_rot"),
+    "compressed keys": ("ckv", "c_kv", "compressed_kv", "kv_c"),
+    "rotary keys": ("k_pe", "k_rope", "k_rot", "kpe"),
+}
+_LISTED = ForeignName("call npattn.variants.gathered_attention for lists of keys", "key lists")
+
 FOREIGN = {
     "alibi_slopes": ForeignName("pass bias=npattn.biases.alibi(slopes)"),
     "alignment": ForeignName('pass causal="bottom_right" or causal="top_left", or conventions='),
@@ -348,6 +379,8 @@ FOREIGN = {
         for name in names
     },
     **_DESCALES,
+    **{name: ForeignName(_LATENT, meaning) for meaning, names in _PARTS.items() for name in names},
+    **dict.fromkeys(("gather_kv_indices", "indices", "topk_indices"), _LISTED),
 }
 """Parameters as other libraries name them → how npattn spells them, and what they mean."""
 

@@ -25,7 +25,7 @@ LAYERS = (
     {"conventions"},
     {"profiles"},
     {"api"},
-    {"cache", "certify", "projections", "summary", "mistakes"},
+    {"cache", "certify", "projections", "summary", "mistakes", "variants"},
     {"multihead_build"},
     {"multihead"},
     {"weights"},

@@ -41,6 +41,7 @@ def test_there_is_one_main_and_one_test_command():
         "multihead.md",
         "positions.md",
         "spot.md",
+        "variants.md",
     ],
 )
 def test_the_examples_of_a_page_give_what_they_show(name):

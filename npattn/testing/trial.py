@@ -20,9 +20,10 @@ from npattn.extended import find_obstacle
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.adapters.latent import tie
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.free_elements import free_elements
-from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.cases.classes import classes_of_problem, classes_of_recipe
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
@@ -418,6 +419,8 @@ class Trial:
                 value = getattr(grads, name[1:])
                 if value is not None and name in self.gradients:
                     exact[name] = value
+            if self.implementation.latent is not None and "dk" in exact:
+                exact = tie(exact, grads.v)
         return exact
 
     def tolerance(
@@ -443,9 +446,19 @@ class Trial:
         for name, free in free_elements(problem, self.conventions).items():
             if name in allowed:
                 allowed[name] = np.where(free, np.inf, allowed[name])
+        if self.implementation.latent is not None and "dk" in exact:
+            allowed = self._tie_tolerance(allowed, problem, cotangents)
         for name in exact:
             check_tolerance(name, allowed[name], exact[name])
         return allowed
+
+    def _tie_tolerance(
+        self, allowed: dict[str, Array], problem: Problem, cotangents: Cotangents
+    ) -> dict[str, Array]:
+        """Return tolerances where v is a part of k: dk and dv may be stored, and then added."""
+        grads = backward(evaluate(problem, self.conventions), *_float64(cotangents))
+        sizes = abs(grads.k[..., : problem.E]) + abs(grads.v)
+        return tie(allowed, allowed["dv"] + unit_roundoff(problem.q.dtype) * sizes)
 
     def check(self, found: Mapping[str, Comparison], problem: Problem, cot: Cotangents) -> float:
         """Return the largest ratio; raise a `Violation` if one is above 1."""

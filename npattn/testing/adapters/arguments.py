@@ -8,7 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from npattn.options import DESCALES, OPTIONS, STORED
+from npattn.options import DESCALES, LATENT, LISTS, OPTIONS, STORED
 from npattn.testing.adapters.base import Framework, inexpressible
 from npattn.testing.adapters.signature import Signature
 
@@ -88,7 +88,7 @@ def form_arguments(
             kwargs[theirs] = _default(call, meaning)
         elif value is not None:
             kwargs[theirs] = value
-    named = {*signature.names, "q", "k", "v", *STORED, *DESCALES}
+    named = {*signature.names, "q", "k", "v", *STORED, *DESCALES, *LATENT, *LISTS}
     return kwargs | {ours: value for ours, value in values.items() if ours not in named}
 
 
@@ -172,7 +172,7 @@ def _window_of_numbers(call: _Call, ours: tuple[str, ...]) -> Any:
 
 
 def _find_by_meaning(meaning: str, call: _Call, ours: tuple[str, ...]) -> Any:
-    """Return what no option has: where sequences are, or factors of quantized inputs."""
+    """Return what no option has: where sequences are, factors, parts of q, or lists of keys."""
     return call.values.get(meaning)
 
 
@@ -186,6 +186,6 @@ FORMS: dict[str, Callable[[_Call, tuple[str, ...]], Any]] = {
     "need_weights": lambda call, ours: "return_weights" in call.values,
     "shared heads": lambda call, ours: True if call.sizes.K < call.sizes.H else None,
     "no dropout": lambda call, ours: None,
-    **{name: partial(_find_by_meaning, name) for name in (*STORED, *DESCALES)},
+    **{name: partial(_find_by_meaning, name) for name in (*STORED, *DESCALES, *LATENT, *LISTS)},
 }
 """Value of a parameter by its meaning; None is not passed. The others are passed as they are."""

@@ -20,7 +20,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.options import OPTIONS, RESULTS
+from npattn.options import LATENT, OPTIONS, RESULTS
 from npattn.problem import Cotangents, Problem
 from npattn.profiles import Profile, find_profile
 from npattn.testing.adapters.arguments import Sizes, form_arguments, make_module
@@ -34,6 +34,8 @@ from npattn.testing.adapters.base import (
     note_problem,
 )
 from npattn.testing.adapters.choose import TINY, choose_framework, find_framework
+from npattn.testing.adapters.key_lists import read_key_lists
+from npattn.testing.adapters.latent import read_latent
 from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.parameters import parameters, qualified_name
@@ -111,6 +113,10 @@ class Implementation:
         How it takes sequences of different lengths, if it has parameters for them.
     quantized : QuantizedInputs or None
         Which of q, k and v are of 8 bits, if one is.
+    latent : LatentInputs or None
+        How it takes parts of q and k, with values that are a part of the keys.
+    key_lists : KeyLists or None
+        How it takes masks as lists of keys.
     sizes : mapping of letter to sizes
         Sizes that it is judged at where nobody asks for others.
     rounding : str or None
@@ -180,8 +186,18 @@ class Implementation:
                 unstored = [name for name in UNSTORED if name in self.features]
                 self.features -= {*unstored}
                 self.untested += tuple(f"{n}: not of sequences as they are" for n in unstored)
+        self.latent = read_latent(self.signature, self.name)
+        self.key_lists = read_key_lists(self.signature, self.name)
+        for form in (self.latent, self.key_lists):
+            self.reads += () if form is None else (form.words,)
+        beside = [x for x in (self.storage, self.quantized) if x is not None]
+        if (self.latent or self.key_lists) and beside:
+            raise OptionError(
+                f"{self.name} takes {self.reads[-1]}, and {beside[0].words}: of these two the "
+                "judge passes one; wrap it, with a default for the other"
+            )
         self.notes: dict[str, str] = {}
-        self.sizes: Mapping[str, Sequence[int]] = {}
+        self.sizes: Mapping[str, Sequence[int]] = {} if self.latent is None else self.latent.sizes
         implied = Conventions(causal="top_left") if self.signature.top_left else Conventions()
         self.conventions = self.profile.conventions if self.profile else implied
         self.backward_takes = frozenset(parameters(backward))
@@ -224,8 +240,19 @@ class Implementation:
         return "input" if self.quantized is None else self.quantized.weights
 
     def fit(self, problem: Problem) -> Problem:
-        """Return the problem, with numbers that quantized inputs hold exactly."""
+        """Return the problem, with numbers that its inputs hold exactly: quantized, or tied."""
+        problem = problem if self.latent is None else self.latent.fit(problem)
         return problem if self.quantized is None else self.quantized.round(problem)
+
+    @property
+    def positional(self) -> tuple[str, ...]:
+        """Names of the arrays that are passed by position."""
+        return ("q", "k", "v") if self.latent is None else self.latent.positional
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """Names of the arrays that may have a gradient."""
+        return INPUTS if self.latent is None else (*INPUTS, LATENT[0])
 
     @property
     def source(self) -> str:
@@ -323,13 +350,20 @@ class Implementation:
             arrays = self._arrange(problem).arrays(problem, arrays)
         else:
             own = {name: getattr(problem, name) for name in ARRAYS}
+            if self.latent is not None:
+                with note_problem(problem):
+                    own |= self.latent.split(problem)
+            if self.key_lists is not None:
+                with note_problem(problem):
+                    own |= self.key_lists.arrays(problem, self.conventions.mask_true)
+                own = own if self.key_lists.beside_mask else own | {"mask": None}
             arrays |= {name: array for name, array in own.items() if array is not None}
         given = {}
         with self.framework.allowing(problem.q.dtype):
             for name, array in arrays.items():
                 array = array if self.quantized is None else self.quantized.narrow(name, array)
                 swaps = self.storage is None and self._swaps(name, problem)
-                own_view = view if name in "qkv" else "contiguous"
+                own_view = view if name in (*"qkv", *LATENT) else "contiguous"
                 given[name] = self.framework.give(lay_out(array, own_view, swaps))
         return given
 
@@ -472,10 +506,16 @@ class Implementation:
 
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
         """Return o of arrays and options as they are, legal or not."""
-        if self.storage is not None or self.quantized is not None:
-            raise inexpressible("arrays that are not stored as sequences, or quantized")
+        self.refuse_raw()
         given = {name: self.framework.give(array) for name, array in arrays.items()}
         return self._read(self._call(given, options, ()).items())["o"]
+
+    def refuse_raw(self) -> None:
+        """Refuse q, k and v as they are, if it takes others in their place."""
+        if self.storage is not None or self.quantized is not None:
+            raise inexpressible("arrays that are not stored as sequences, or quantized")
+        if self.latent is not None or self.key_lists is not None:
+            raise inexpressible("arrays that are no parts of others, or without lists")
 
     def results_on_device(
         self, problem: Problem, inputs: Mapping[str, Any], cotangents: Mapping[str, Any] | None
@@ -502,6 +542,8 @@ class Implementation:
             raise OptionError("sweep on a device needs (B, H, T, D): judge sequences without it")
         if self.quantized is not None:
             raise OptionError("sweep on a device has no quantized inputs: judge them without it")
+        if self.latent is not None or self.key_lists is not None:
+            raise OptionError("sweep on a device has no latent inputs or lists: leave it out")
         options = self.options(problem)
         inputs = {n: self._to_layout(n, x) if n in "qkv" else x for n, x in inputs.items()}
         pairs = list(self._call(inputs, options, ()).items())
@@ -593,7 +635,7 @@ class Implementation:
         self, inputs: dict[str, Any], options: dict[str, Any], given: dict[str, Any], bias: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
-        names = [n for n in INPUTS if n in inputs and (bias or n != "bias")]
+        names = [n for n in self.differentiable if n in inputs and (bias or n != "bias")]
 
         def call(**arrays: Any) -> dict[str, Any]:
             return self._call({**inputs, **arrays}, options, returns)
@@ -618,25 +660,30 @@ class Implementation:
         kwargs = {n: x for n, x in extra.items() if n in self.backward_takes}
         kwargs |= self._kwargs(self.backward_signature, inputs, options)
         with catch_foreign("backward raised"), np.errstate(all="ignore"):
-            grads = self.backward(given["o"], inputs["q"], inputs["k"], inputs["v"], **kwargs)
+            arrays = (inputs[name] for name in self.positional)
+            grads = self.backward(given["o"], *arrays, **kwargs)
         return results, self._name_gradients(grads, inputs)
 
     def _name_gradients(self, grads: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return what a backward returned, by npattn's names."""
         if isinstance(grads, Mapping):
-            return name_gradients(self.backward_signature, grads, inputs)
-        if not isinstance(grads, (tuple, list)) or len(grads) != 3:
-            raise ResultError("backward must return (dq, dk, dv) or a mapping")
-        return dict(zip(("dq", "dk", "dv"), grads, strict=True))
+            if self.latent is not None:
+                theirs = self.latent.names(self.signature)
+                grads = {theirs.get(name, name): x for name, x in grads.items()}
+            return name_gradients(self.backward_signature, grads, inputs, self.differentiable)
+        names = [f"d{name}" for name in self.positional]
+        if not isinstance(grads, (tuple, list)) or len(grads) != len(names):
+            raise ResultError(f"backward must return ({', '.join(names)}) or a mapping")
+        return dict(zip(names, grads, strict=True))
 
     def _call(
         self, inputs: dict[str, Any], options: dict[str, Any], returns: tuple[str, ...]
     ) -> dict[str, Any]:
         kwargs = self._kwargs(self.signature, inputs, options | dict.fromkeys(returns, True))
-        sizes = Sizes.of(inputs, self.layout, self.storage is not None)
-        module = (make_module(sizes),) if self.signature.module else ()
+        module = (make_module(self._sizes(inputs)),) if self.signature.module else ()
         with catch_foreign("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
-            value = self.f(*module, inputs["q"], inputs["k"], inputs["v"], **kwargs)
+            arrays = (inputs[name] for name in self.positional)
+            value = self.f(*module, *arrays, **kwargs)
             self.note_error_state(set(np.geterr().values()) != {"ignore"})
         return name_results(self.signature, value, returns)
 
@@ -652,9 +699,14 @@ class Implementation:
         values = {**inputs, **options}
         unasked = [n for n in values if n in OPTIONS and n not in self.features]
         assert not unasked, f"{self.name} has no {', '.join(unasked)}: the judge must not pass it"
-        sizes = Sizes.of(inputs, self.layout, self.storage is not None)
-        mask_true = self.conventions.mask_true
+        sizes, mask_true = self._sizes(inputs), self.conventions.mask_true
         return form_arguments(signature, values, sizes, self.framework, mask_true)
+
+    def _sizes(self, inputs: Mapping[str, Any]) -> Sizes:
+        """Return the sizes of a call."""
+        if self.latent is not None:
+            return self.latent.call_sizes(inputs, self.layout)
+        return Sizes.of(inputs, self.layout, self.storage is not None)
 
     def _read(self, pairs: Iterable[tuple[str, Any]], problem: Problem | None = None) -> Results:
         arrays = []
@@ -665,13 +717,16 @@ class Implementation:
                     arrays.append((name, self._from_layout(name, array)))
                 else:
                     arrays.append((name, self._arrange(problem).restore(name, array, problem)))
+        if self.latent is not None and problem is not None:
+            arrays = self.latent.join(arrays, problem)
         return Results(tuple(arrays))
 
     def _from_layout(self, name: str, array: Any) -> Any:
         """Return a result in npattn's layout."""
         if name == "lse":
             return self._swap_lse(array)
-        swaps = name in ("o", "dq", "dk", "dv") and self._layout_of(name) == "BTHD"
+        swaps = name in ("o", "dq", "dk", "dv", f"d{LATENT[0]}")
+        swaps = swaps and self._layout_of(name) == "BTHD"
         return array.swapaxes(-2, -3) if swaps and array.ndim == 4 else array
 
     def _layout_of(self, name: str) -> str:
@@ -689,4 +744,6 @@ class Implementation:
         return array.swapaxes(-2, -3).contiguous() if swaps else array
 
     def _swaps(self, name: str, problem: Problem) -> bool:
-        return self._layout_of(name) == "BTHD" and name in "qkvo" and problem.q.ndim == 4
+        swaps = self._layout_of(name) == "BTHD" and name in (*"qkvo", LATENT[0])
+        without = self.latent is not None and self.latent.one_head and name in "kv"
+        return swaps and problem.q.ndim == 4 and not without

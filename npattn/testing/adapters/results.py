@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,10 @@ def name_results(signature: Signature, value: Any, returns: tuple[str, ...]) -> 
 
 
 def name_gradients(
-    signature: Signature, grads: Mapping[str, Any], inputs: Mapping[str, Any]
+    signature: Signature,
+    grads: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    legal: Sequence[str] = INPUTS,
 ) -> dict[str, Any]:
     """Return gradients by npattn's names; that of a parameter for mask and bias is dbias.
 
@@ -55,8 +58,8 @@ def name_gradients(
     named = {}
     for theirs, gradient in grads.items():
         name = next(iter(ours.get(theirs, ())), theirs)
-        if name not in INPUTS:
-            raise ResultError(f"backward returned {theirs}, must be among {', '.join(INPUTS)}")
+        if name not in legal:
+            raise ResultError(f"backward returned {theirs}, must be among {', '.join(legal)}")
         if hasattr(gradient, "ndim") and name == "gate" and gradient.ndim == 1:
             gradient = gradient.reshape(inputs["gate"].shape)  # of a head mask
         if hasattr(gradient, "ndim") and name == "bias" and "mask" in inputs:

@@ -10,7 +10,16 @@ from difflib import get_close_matches
 from typing import Any
 
 from npattn.errors import OptionError
-from npattn.options import DESCALES, FEATURES, FOREIGN, MEANINGS, RESULTS, STORED
+from npattn.options import (
+    DESCALES,
+    FEATURES,
+    FOREIGN,
+    LATENT,
+    LISTS,
+    MEANINGS,
+    RESULTS,
+    STORED,
+)
 from npattn.testing.adapters.parameters import STARRED, parameters, qualified_name
 
 __all__ = ["Signature", "read_backward", "read_signature"]
@@ -38,6 +47,8 @@ class Signature:
         True if a module stands before q, k, v.
     top_left : bool
         True if the name of its parameter for `causal` implies that alignment.
+    parts : mapping
+        Names of the four parameters in the place of q, k, v → their meanings among `LATENT`.
     """
 
     features: frozenset[str]
@@ -48,6 +59,7 @@ class Signature:
     required: frozenset[str] = frozenset()
     module: bool = False
     top_left: bool = False
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> dict[str, str]:
@@ -126,15 +138,18 @@ def read_signature(
     if _meaning(first, known) == "module":
         named, module = {n: p for n, p in named.items() if n != first}, True
     known = {theirs: ours for theirs, ours in known.items() if ours != "module"}
-    rest = _optional(name, named, known) if named else {}
+    parts = _find_parts(named, known)
+    rest = _optional(name, named, known, max(len(parts), 3)) if named else {}
     meanings = _meanings(named, rest, known)
     left = dict.fromkeys(_find_optional_storage(rest, meanings, known), PADDED)
+    left |= dict.fromkeys(_find_optional_parts(rest, meanings, known), WHOLE)
     if not quantized:
         left |= {n: PLAIN for n in rest if meanings.get(n) in DESCALES and n not in known}
     meanings = {theirs: meaning for theirs, meaning in meanings.items() if theirs not in left}
     carries = _carry(meanings, rest, known, features)
     untested = _list_untested(rest, meanings | left, carries)
     has = {ours for names in carries.values() for ours in names}
+    has |= {"mask"} if set(LISTS) & {meanings[theirs] for theirs in carries} else set()
     if features is not None:
         has = set(features)
     elif any(p.kind in STARRED for p in named.values()):
@@ -153,11 +168,13 @@ def read_signature(
         frozenset(n for n in carries if n in rest and _must_pass(rest[n], meanings[n])),
         module,
         causal not in known and causal in FOREIGN and FOREIGN[causal].causal == "top_left",
+        parts,
     )
 
 
 _STARS = "*args or **kwargs: say which options there are with features="
 PADDED = "optional, and its arrays padded"
+WHOLE = "optional, and q, k and v whole"
 PLAIN = "a factor of quantized inputs, unless quantized= says in which format they are"
 _OWN_DROPOUT = "its dropout has a generator of its own, and stays at rate 0"
 _DROPOUT = {
@@ -176,6 +193,21 @@ def _find_optional_storage(
     stored = [n for n in rest if meanings.get(n) in STORED]
     free = all(rest[n].default is not inspect.Parameter.empty for n in stored)
     return stored if free and not any(n in known for n in stored) else []
+
+
+def _find_parts(named: Mapping[str, inspect.Parameter], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the first four parameters, if they are the parts of latent attention."""
+    first = {theirs: _meaning(theirs, known) for theirs in list(named)[: len(LATENT)]}
+    return first if set(first.values()) == {*LATENT} else {}
+
+
+def _find_optional_parts(
+    rest: Mapping[str, inspect.Parameter], meanings: Mapping[str, str], known: Mapping[str, str]
+) -> list[str]:
+    """Return parameters for parts of q and k, if q, k and v may be whole, and it is not told."""
+    parts = [n for n in rest if meanings.get(n) in LATENT]
+    free = all(rest[n].default is not inspect.Parameter.empty for n in parts)
+    return parts if free and not any(n in known for n in parts) else []
 
 
 def _check_names(
@@ -205,9 +237,9 @@ def _check_names(
 
 
 def _optional(
-    name: str, named: Mapping[str, inspect.Parameter], known: Mapping[str, str]
+    name: str, named: Mapping[str, inspect.Parameter], known: Mapping[str, str], inputs: int
 ) -> dict[str, inspect.Parameter]:
-    """Return the parameters beside q, k, v, after checking that all needed ones are known."""
+    """Return the parameters beside the inputs, after checking that all needed ones are known."""
     positional = [
         n for n, p in named.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
@@ -216,7 +248,8 @@ def _optional(
         raise OptionError(
             f"{name} has {len(positional)} positional parameters, must have three: q, k, v"
         )
-    rest = {n: p for n, p in named.items() if n not in positional[:3] and p.kind not in STARRED}
+    first = positional[:inputs]
+    rest = {n: p for n, p in named.items() if n not in first and p.kind not in STARRED}
     needed = [n for n, p in rest.items() if p.default is p.empty]
     unknown = [n for n in needed if not _meaning(n, known)]
     if unknown:
@@ -301,6 +334,9 @@ def _list_untested(
         elif meaning == PADDED:
             ours = FOREIGN[theirs].meaning
             lines.append(f"{theirs}: {PADDED}, unless rename={{{theirs!r}: {ours!r}}} says more")
+        elif meaning == WHOLE:
+            ours = FOREIGN[theirs].meaning
+            lines.append(f"{theirs}: {WHOLE}, unless rename={{{theirs!r}: {ours!r}}} says more")
         elif meaning == PLAIN:
             lines.append(f"{theirs}: {PLAIN}")
         elif meaning == "no dropout":
@@ -316,7 +352,8 @@ def read_backward(backward: Callable[..., Any] | None, forward: Signature) -> Si
     Options that it names nowhere are passed as to the forward.
     """
     known = forward.meanings
-    named = dict([*parameters(backward).items()][4:])  # without dout, q, k, v
+    own = [*parameters(backward).items()]
+    named = dict(own[1 + max(len(forward.parts), 3) :])  # without dout and the inputs
     meanings = {n: _meaning(n, known) for n, p in named.items() if p.kind not in STARRED}
     meanings = {theirs: meaning for theirs, meaning in meanings.items() if meaning}
     carries = _carry(meanings, named, known, tuple(forward.features))

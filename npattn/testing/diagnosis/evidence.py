@@ -13,6 +13,7 @@ from npattn.arrays import Array, finfo
 from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.adapters.latent import tie
 from npattn.testing.bounds.rounding import Units
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
@@ -101,12 +102,25 @@ class Evidence:
         A prediction has to hit what is right as well as what is wrong.
         """
         missing = set(self.observed)
-        for predicted in parts:
+        for predicted in self._tie(parts):
             for name in [n for n in predicted if n in missing]:
                 missing.discard(name)
                 if not self.reproduces(name, predicted[name]):
                     return False
         return not missing
+
+    def _tie(self, parts: Iterable[Arrays]) -> Iterable[Arrays]:
+        """Return predictions with dk as of one array with v, where values are a part of keys."""
+        if self.trial.implementation.latent is None or "dk" not in self.observed:
+            return parts
+        whole: dict[str, Sequence[Array]] = {}
+        for predicted in parts:
+            whole = {**predicted, **whole}
+        pairs = [*zip(whole.get("dk", ()), whole.get("dv", ()), strict=False)]
+        if pairs and all(dk.shape[:-1] == dv.shape[:-1] for dk, dv in pairs):
+            wide = [(dk.astype(np.float64), dv.astype(np.float64)) for dk, dv in pairs]
+            whole["dk"] = [tie({"dk": dk}, dv)["dk"] for dk, dv in wide]
+        return [whole]
 
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
         """Return True if predicted arrays are those observed of one result."""

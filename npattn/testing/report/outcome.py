@@ -134,6 +134,8 @@ def _line(recipe: Recipe, trial: Trial, problem: Problem) -> str:
     line = f"{trial.translate(recipe)!r}.problem({', '.join(kwargs)})"
     if trial.implementation.quantized is not None:
         return f"{line}, then quantized: script() has the arrays"
+    if trial.implementation.latent is not None:
+        return f"{line}, then with the first columns of k for v: script() has the arrays"
     if are_identical(problem, trial.problem(recipe)):
         return line
     return f"{line}, then changed: script() has the arrays"

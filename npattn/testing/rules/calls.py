@@ -170,6 +170,8 @@ def _refuses_packed(trial: Trial) -> str | None:
         return reason
     if trial.implementation.storage is not None:
         return "k and v are stored otherwise than q"
+    if trial.implementation.latent is not None:
+        return "its inputs are parts of q and k"
     quantized = trial.implementation.quantized
     if quantized is not None and len(quantized.per) < 3:
         return "q, k and v are of several dtypes"
@@ -226,6 +228,7 @@ def aliased_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> fl
     for when, (name, other) in ALIASES.items():
         one, apart = getattr(problem, name), "q" in (name, other) and f.storage is not None
         apart |= f.quantized is not None and not f.quantized.alike(name, other)
+        apart |= f.latent is not None
         if one.shape != getattr(problem, other).shape or apart:
             continue
         same = problem.replace(**{other: one})

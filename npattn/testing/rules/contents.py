@@ -41,11 +41,11 @@ def _other_options(problem: Problem, f: Implementation) -> Problem | None:
     """Return a problem with other mask, bias, sinks and gate; None if it has none of them.
 
     The mask hides fewer positions, so that no row loses its last key; a bias of −inf stays. Where
-    masks are lengths, other ones make arrays of other shapes.
+    masks are lengths or lists, other ones make arrays of other shapes.
     """
     problem = problem.materialise()
     changes: dict[str, Array] = {}
-    if problem.mask is not None and f.storage is None:
+    if problem.mask is not None and f.storage is None and f.key_lists is None:
         mask = np.asarray(problem.mask)
         changes["mask"] = mask | np.roll(mask, 1)
     for name in ("bias", "sinks", "gate"):

@@ -29,6 +29,7 @@ from npattn.testing.rules.requirements import (
     needs,
     no_gradients,
     nothing_hides,
+    tied_values,
 )
 from npattn.testing.rules.terms import bias_slope, live, lse_per_nat, scale, sum_over_group
 from npattn.testing.trial import GRADIENTS, Evaluation, Trial
@@ -132,7 +133,7 @@ def unseen_keys(trial: Trial, recipe: Recipe) -> float | None:
 @rule(
     "key-gradient-sum",
     "1, 8, 13",
-    unless=first(needs("dk"), hidden_keys_matter),
+    unless=first(needs("dk"), tied_values, hidden_keys_matter),
     draw=lambda t: {
         "force": few_queries(t),
         "forbid": frozenset({"softcap", "score_mod", "sinks"}),
@@ -191,7 +192,7 @@ def value_euler(trial: Trial, recipe: Recipe) -> float | None:
 @rule(
     "query-key-euler",
     "1, 13",
-    unless=needs("dq", "dk"),
+    unless=first(needs("dq", "dk"), tied_values),
     draw=lambda t: {"force": few_queries(t), "nonempty": True},
 )
 def query_key_euler(trial: Trial, recipe: Recipe) -> float | None:

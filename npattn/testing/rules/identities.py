@@ -32,6 +32,7 @@ from npattn.testing.rules.requirements import (
     hidden_keys_matter,
     needs,
     of_few_shapes,
+    tied_values,
 )
 from npattn.testing.rules.terms import (
     bias_slope,
@@ -160,7 +161,8 @@ def one_key(trial: Trial, recipe: Recipe) -> float | None:
     comparisons = [] if o is None else [agree("o", o.where(alone[..., None]), exact(value))]
     if lse is not None:
         comparisons.append(agree("lse", lse.where(alone), exact(score).times(lse_per_nat(trial))))
-    for name in ("dq", "dk", "dbias"):
+    names = ("dq", "dbias") if tied_values(trial) else ("dq", "dk", "dbias")
+    for name in names:
         gradient = Estimate.of(evaluation, name)
         # At a scale of 0 there is no tolerance for an error of the scale, which agreement finds.
         if gradient is not None and (name == "dbias" or scale(problem)):

@@ -34,6 +34,7 @@ __all__ = [
     "of_few_shapes",
     "refuses",
     "single",
+    "tied_values",
     "without_numbering",
     "without_positions",
 ]
@@ -68,6 +69,11 @@ def no_max_score(trial: Trial) -> str | None:
 def no_inf(trial: Trial) -> str | None:
     least = np.array(-np.inf, trial.space.dtype).astype(float)
     return None if np.isinf(least) else f"{trial.space.dtype} has no −inf"
+
+
+def tied_values(trial: Trial) -> str | None:
+    """Return why dk has a share of values: they are a part of the keys."""
+    return None if trial.implementation.latent is None else "values are a part of the keys"
 
 
 def nothing_hides(trial: Trial) -> str | None:

@@ -24,19 +24,18 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.options import RESULTS
 from npattn.problem import Cotangents, Problem
-from npattn.testing.adapters.arguments import Sizes, make_module
+from npattn.testing.adapters.arguments import make_module
 from npattn.testing.adapters.base import (
     Crash,
     ImplementationError,
     ResultError,
     Results,
     TimedOut,
-    inexpressible,
     note_problem,
 )
 from npattn.testing.adapters.implementation import Implementation, find_interpreter
 from npattn.testing.adapters.numpy import NumPy
-from npattn.testing.adapters.results import INPUTS, name_results
+from npattn.testing.adapters.results import name_results
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.worker.child import Tensor, contents
@@ -313,8 +312,7 @@ class Remote(Implementation):
 
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
         """Return o of arrays and options as they are, legal or not."""
-        if self.storage is not None or self.quantized is not None:
-            raise inexpressible("arrays that are not stored as sequences, or quantized")
+        self.refuse_raw()
         request = Request(self, None)
         request.add_arrays(dict(arrays))
         value = request.forward(options, (), hold=False)
@@ -342,7 +340,8 @@ class Remote(Implementation):
             request.add_arrays({"dout" if n == "o" else f"d{n}": x for n, x in given.items()})
             hold, options = before_reading is not None, self.options(problem)
             if self.backward is None:
-                names = [n for n in INPUTS if n in inputs and (bias_gradient or n != "bias")]
+                own = [n for n in self.differentiable if n in inputs]
+                names = [n for n in own if bias_gradient or n != "bias"]
                 value = request.autograd(options, given, names, hold)
             else:
                 value = request.backward(options, given, meanwhile, hold)
@@ -579,7 +578,7 @@ class Request:
                 return str(item)
             if kind == "result":
                 return names[item] if item < len(names) else f"result {item}"
-            return f"d{'qkv'[item]}" if isinstance(item, int) else f"d{item}"
+            return f"d{self.remote.positional[item] if isinstance(item, int) else item}"
 
         with find_garbage():
             return [(name(*one), name(*other)) for one, other in answer.get("overlaps", ())]
@@ -589,8 +588,8 @@ class Request:
         inputs = {n: x for n, x in self.arrays.items() if n not in ("dout", "dlse", "dweights")}
         values = options | dict.fromkeys(returns, True)
         keywords = remote._kwargs(remote.signature, inputs, values)
-        module = [make_module(Sizes.of(inputs, remote.layout))] if remote.signature.module else []
-        return self._form([*module, *map(Input, "qkv")], keywords)
+        module = [make_module(remote._sizes(inputs))] if remote.signature.module else []
+        return self._form([*module, *map(Input, remote.positional)], keywords)
 
     def _backward(self, options: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         remote = self.remote
@@ -599,7 +598,7 @@ class Request:
         extra: dict[str, Any] = {"out": Result(0), "lse": Result(1) if remote.returns_lse else None}
         extra |= {"dlse": given.get("lse"), "dweights": given.get("weights")}
         taken = {n: x for n, x in extra.items() if n in remote.backward_takes}
-        return self._form([Input("dout"), *map(Input, "qkv")], taken | keywords)
+        return self._form([Input("dout"), *map(Input, remote.positional)], taken | keywords)
 
     def _form(self, positional: list[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         return {

@@ -1,0 +1,107 @@
+"""Masks as lists of keys: those of each query in any order, with −1 in unused entries.
+
+    visible (..., H | 1, T, S)      lists (..., T, n) that heads share, or (..., H, T, n), int32
+
+A list has the visible keys, shuffled, and unused entries among them; the order is that of the
+mask alone, so that forward and backward get the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.errors import OptionError
+from npattn.options import LISTS
+from npattn.problem import Problem
+from npattn.testing.adapters.base import inexpressible
+from npattn.testing.adapters.signature import Signature
+
+__all__ = ["KeyLists", "read_key_lists"]
+
+SPARE = 3
+"""Most entries that no list needs."""
+
+
+@dataclass(frozen=True)
+class KeyLists:
+    """How an implementation takes lists of keys.
+
+    Attributes
+    ----------
+    meaning : str
+        One of `npattn.options.LISTS`.
+    required : bool
+        It cannot be called without lists: without a mask they have every key.
+    beside_mask : bool
+        It has a parameter for a mask too, which hides some keys of the lists.
+    """
+
+    meaning: str
+    required: bool
+    beside_mask: bool
+
+    @property
+    def words(self) -> str:
+        """The form in words."""
+        axes = "(B, T, n)" if self.meaning == "key lists" else "(B, H, T, n)"
+        return f"lists of visible keys {axes}, −1 in unused entries"
+
+    def arrays(self, problem: Problem, mask_true: str = "attend") -> dict[str, Array]:
+        """Return the lists of a problem by their meaning; none if its mask is given without.
+
+        Raises
+        ------
+        ImplementationError
+            A refusal, if heads share lists and the mask is not the same for all.
+        """
+        if problem.mask is None and not self.required:
+            return {}
+        mask = np.ones((1, 1), bool) if problem.mask is None else np.asarray(problem.mask)
+        visible = ~mask if mask_true == "hide" and problem.mask is not None else mask
+        heads = () if problem.headless else (problem.H,)
+        if self.meaning == "key lists":
+            if visible.ndim > 2 and visible.shape[-3] > 1:
+                raise inexpressible(f"a mask of shape {visible.shape}: heads share its lists")
+            visible = visible[..., 0, :, :] if visible.ndim > 2 else visible
+            heads = ()
+        whole = (*problem.lead, *heads, problem.T, problem.S)
+        return {self.meaning: self._list(np.broadcast_to(visible, whole))}
+
+    def _list(self, visible: Array) -> Array:
+        *lead, S = visible.shape
+        rng = np.random.default_rng([visible.size, int(visible.sum()), 41])
+        listed = visible
+        if self.beside_mask:  # the mask hides these
+            listed = visible | (rng.random(visible.shape) < 1 / 4)
+        longest = int(listed.sum(-1).max(initial=0))
+        n = max(longest + int(rng.integers(SPARE + 1)), 1)
+        keys = np.where(listed, np.arange(S), -1)
+        # Keys first, in a random order, and then −1; the entries of each list are shuffled again.
+        order = np.argsort(np.where(listed, rng.random(listed.shape), 2.0), axis=-1)[..., :n]
+        first = np.take_along_axis(keys, order, -1)
+        padded = np.concatenate([first, np.full((*lead, n - first.shape[-1]), -1)], -1)
+        return np.asarray(rng.permuted(padded, axis=-1).astype(np.int32))
+
+
+def read_key_lists(signature: Signature, name: str) -> KeyLists | None:
+    """Return how a callable takes lists of keys, by its parameters; None if it has none.
+
+    Raises
+    ------
+    OptionError
+        If it has several.
+    """
+    theirs = {n: meaning for n, meaning in signature.meanings.items() if meaning in LISTS}
+    if not theirs:
+        return None
+    if len(theirs) > 1:
+        raise OptionError(
+            f"{name} has {' and '.join(theirs)}, must have one parameter for lists of keys: "
+            "rename={theirs: 'key lists'} says which"
+        )
+    ((parameter, meaning),) = theirs.items()
+    required = parameter in signature.required
+    return KeyLists(meaning, required, "mask" in signature.names)

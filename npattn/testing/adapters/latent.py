@@ -1,0 +1,169 @@
+"""Latent attention as kernels take it: parts of q and k, and values that are a part of the keys.
+
+    q = [latent q | rotary q]   k = [c | rotary k]   v = c
+
+    f(q_nope, q_pe, ckv, kpe)   ckv (..., S, C) and kpe (..., S, R), one key head for all queries
+    f(q, k, v, qv=)             scores (q kᵀ + qv vᵀ) · scale, as FlashAttention has them
+
+A problem of latent attention is one whose v is the first C columns of k, and a result dk is the
+gradient of [c | rotary k]: through keys and values. Both forms are the same arrays by the same
+names here: "q" and "k" are the rotary parts, "v" is c, and "latent queries" has its meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.errors import OptionError
+from npattn.options import LATENT
+from npattn.problem import Problem
+from npattn.testing.adapters.arguments import Sizes
+from npattn.testing.adapters.base import NotAsked, ResultError, inexpressible
+from npattn.testing.adapters.signature import Signature
+
+__all__ = ["LatentInputs", "read_latent", "tie"]
+
+QUERIES = LATENT[0]
+NAMES = dict(zip(LATENT, (QUERIES, "q", "v", "k"), strict=True))
+"""Meanings of the four parts → names of the arrays of a call."""
+SIZES = {"D": (13, 24, 19, 40, 65), "E": (5, 8, 12, 3, 1)}
+"""Sizes that it is judged at where nobody asks for others: keys are wider than values."""
+HEADS = {"H": (3, 2, 4, 1), "K": (1,)}
+
+
+@dataclass(frozen=True)
+class LatentInputs:
+    """How an implementation takes the parts.
+
+    Attributes
+    ----------
+    positional : tuple of str
+        Names of the arrays that are passed by position, in order.
+    """
+
+    positional: tuple[str, ...]
+
+    @property
+    def one_head(self) -> bool:
+        """True if keys have no axis of heads."""
+        return QUERIES in self.positional
+
+    @property
+    def words(self) -> str:
+        """The form in words."""
+        if self.one_head:
+            return "q in two parts, keys (..., S, C) and (..., S, R), values are the first"
+        return "qv and v as the first columns of q and k"
+
+    @property
+    def sizes(self) -> dict[str, Sequence[int]]:
+        """Sizes that it is judged at where nobody asks for others."""
+        return SIZES | HEADS if self.one_head else SIZES
+
+    def names(self, signature: Signature) -> dict[str, str]:
+        """Return the names of its parameters → those of the arrays of a call."""
+        named = {**signature.parts, **signature.meanings}
+        return {n: NAMES[meaning] for n, meaning in named.items() if meaning in NAMES}
+
+    def fit(self, problem: Problem) -> Problem:
+        """Return the problem with the first columns of k for v."""
+        if problem.E > problem.D or self._is_tied(problem):
+            return problem
+        return problem.replace(v=problem.k[..., : problem.E].copy())
+
+    def _is_tied(self, problem: Problem) -> bool:
+        k, v = (x.astype(np.float64) for x in (problem.k[..., : problem.E], problem.v))
+        return k.shape == v.shape and np.array_equal(k, v, equal_nan=True)
+
+    def split(self, problem: Problem) -> dict[str, Array]:
+        """Return the parts by the names of the arrays of a call.
+
+        Raises
+        ------
+        ImplementationError
+            A refusal, if no parts have these sizes.
+        NotAsked
+            If v is not a part of k: a rule has replaced one of them.
+        """
+        C = problem.E
+        if problem.D < C:
+            raise inexpressible("values that are wider than keys")
+        if self.one_head and (problem.headless or problem.K != 1):
+            raise inexpressible(f"keys of {problem.K} heads" if problem.K != 1 else "two axes")
+        if not self._is_tied(problem):
+            raise NotAsked("v is not the first columns of k")
+        parts = {
+            "q": problem.q[..., C:],
+            "k": problem.k[..., C:],
+            "v": problem.v,
+            QUERIES: problem.q[..., :C],
+        }
+        if self.one_head:
+            parts |= {name: parts[name][..., 0, :, :] for name in "kv"}
+        return parts
+
+    def call_sizes(self, inputs: Mapping[str, Any], layout: str) -> Sizes:
+        """Read the sizes of a call, of whole queries and keys."""
+        q, k = tuple(inputs["q"].shape), tuple(inputs["k"].shape)
+        D = q[-1] + inputs[QUERIES].shape[-1]
+        swaps = layout == "BTHD" and len(q) == 4
+        T, H = (q[1], q[2]) if swaps else (q[-2], q[-3] if len(q) > 2 else 1)
+        if self.one_head:
+            return Sizes(H, 1, T, k[-2], D)
+        S, K = (k[1], k[2]) if swaps else (k[-2], k[-3] if len(k) > 2 else 1)
+        return Sizes(H, K, T, S, D)
+
+    def join(self, pairs: Sequence[tuple[str, Any]], problem: Problem) -> list[tuple[str, Any]]:
+        """Return results with the gradients of parts joined to dq and dk.
+
+        Raises
+        ------
+        ResultError
+            If one has another shape than its part.
+        """
+        parts = {f"d{name}": x.shape for name, x in self.split(problem).items()}
+        found = {name: x for name, x in pairs if name in parts}
+        for name, x in found.items():
+            if tuple(x.shape) != parts[name]:
+                raise ResultError(f"{name} has shape {tuple(x.shape)}, must be {parts[name]}")
+        joined = [(name, x) for name, x in pairs if name not in parts]
+        for name, first, second in (("dq", f"d{QUERIES}", "dq"), ("dk", "dv", "dk")):
+            if first in found and second in found:
+                whole = np.concatenate([found[first], found[second]], -1)
+                adds = self.one_head and name == "dk"
+                joined.append((name, whole[..., None, :, :] if adds else whole))
+        return joined
+
+
+@np.errstate(invalid="ignore")  # inf − inf is NaN, as in the implementation
+def tie(arrays: Mapping[str, Array], dv: Array) -> dict[str, Array]:
+    """Return results, or their tolerances, with that of dk as of one array with v: dk + dv."""
+    whole = arrays["dk"].copy()
+    whole[..., : dv.shape[-1]] += dv
+    return {name: x for name, x in arrays.items() if name != "dv"} | {"dk": whole}
+
+
+def read_latent(signature: Signature, name: str) -> LatentInputs | None:
+    """Return how a callable takes the parts, by its parameters; None if it takes q, k and v.
+
+    Raises
+    ------
+    OptionError
+        If it has some of the four parts, or none by position.
+    """
+    if signature.parts:
+        return LatentInputs(tuple(NAMES[meaning] for meaning in signature.parts.values()))
+    theirs = [meaning for meaning in signature.meanings.values() if meaning in LATENT]
+    if not theirs:
+        return None
+    if theirs != [QUERIES]:
+        raise OptionError(
+            f"{name} has {', '.join(theirs)}, must begin with all of {', '.join(LATENT)} in any "
+            "order, or have the latent queries alone beside q, k, v"
+        )
+    return LatentInputs(("q", "k", "v"))

@@ -1,0 +1,267 @@
+"""Gathered attention: each query attends to the keys of a list, and to no other.
+
+    k_t, v_t = rows indices[t] of k, v        o_t = attention(q_t, k_t, v_t)
+    dk, dv   = the gradients of all lists, each added to the row that it was read from
+
+    q (..., H, T, D)   k (..., K, S, D)   v (..., K, S, E)   indices (..., H | 1, T, n)
+
+Entries of −1 are unused, and mask, causal and window hide keys of a list as they hide them from
+`npattn.attention`, which gives the same results with mask=`index_mask(indices, S)`; here memory
+grows with T × n. An indexer that chooses such lists (DeepSeek's sparse attention) gets no gradient
+here: its choice is piecewise constant.
+Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp"; FlashAttention-4's gather_kv_indices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from npattn.api import backward, evaluate
+from npattn.arrays import Array, sum_to
+from npattn.checks import check_cotangent
+from npattn.dense import sum_shared
+from npattn.errors import DtypeError
+from npattn.options import unknown_option
+from npattn.problem import Forward, Gradients, Problem
+from npattn.variants.indices import check_lists, read_indices
+
+__all__ = [
+    "OPTIONS",
+    "GatheredForward",
+    "gathered_attention",
+    "gathered_backward",
+    "gathered_forward",
+]
+
+OPTIONS = (
+    *("mask", "causal", "window", "bias", "scale", "softcap", "sinks"),
+    *("dropout_mask", "dropout_rate", "dtype"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class GatheredForward:
+    """Results of `gathered_forward`.
+
+    Attributes
+    ----------
+    out : array (..., H, T, E)
+    lse : array (..., H, T)
+    weights : array (..., H, T, n)
+        Of the entries of each list.
+    problem : Problem
+        The same arrays and options without lists.
+    """
+
+    out: Array
+    lse: Array
+    problem: Problem
+    attention: Forward = field(repr=False)  # (..., T, H, 1, n): queries are a batch axis
+    lists: Array = field(repr=False)  # (..., K or H, T, n), S where an entry is unused
+
+    @property
+    def weights(self) -> Array:
+        weights = self.attention.weights[..., 0, :].swapaxes(-3, -2)
+        return weights[0] if self.problem.headless else weights
+
+
+def gathered_attention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, indices: ArrayLike, **options: Any
+) -> Array:
+    """Attention in which each query sees the keys of a list.
+
+    Parameters
+    ----------
+    q, k, v : float array_like
+        (..., H, T, D), (..., K, S, D), (..., K, S, E), or all of rank 2, as in `npattn.attention`.
+    indices : int array_like (..., H, T, n)
+        Keys of each query, in any order; axes of 1 and missing ones share lists, (T, n) is for all
+        heads. −1 is an unused entry. No list has a key twice.
+    **options
+        mask, causal, window, bias, scale, softcap, sinks, dropout_mask, dropout_rate, dtype of
+        `npattn.attention`, in the shapes that they have there: beside (..., H, T, S). A key is
+        visible if its list has it and no option hides it.
+
+    Returns
+    -------
+    ndarray (..., H, T, E)
+        0 where a query sees no key.
+
+    Raises
+    ------
+    ShapeError
+        If an array has a shape that does not fit.
+    DtypeError
+        If q, k, v are not floating, indices not integers, or `dtype` emulates mixed precision.
+    OptionError
+        If an entry is neither a key nor −1, a list has a key twice, or an option is unknown or has
+        an illegal value.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import variants
+    >>> q, k, v = np.zeros((1, 2, 4)), np.zeros((1, 3, 4)), np.arange(6.0).reshape(1, 3, 2)
+    >>> variants.gathered_attention(q, k, v, [[2, 0], [1, -1]])
+    array([[[2., 3.],
+            [2., 3.]]])
+    """
+    return gathered_forward(q, k, v, indices, **options).out
+
+
+def gathered_forward(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, indices: ArrayLike, **options: Any
+) -> GatheredForward:
+    """Gathered attention with its lse and weights, and what `gathered_backward` needs.
+
+    Parameters
+    ----------
+    q, k, v, indices, **options
+        As in `gathered_attention`.
+
+    Returns
+    -------
+    GatheredForward
+        .out (..., H, T, E), .lse (..., H, T), .weights (..., H, T, n), .problem
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `gathered_attention`.
+    """
+    for name in options:
+        if name not in OPTIONS:
+            raise unknown_option("gathered_attention", name, OPTIONS)
+    whole = Problem(q, k, v, **options)  # type: ignore[arg-type]  # it reads them
+    if whole.storage is not None:
+        raise DtypeError(f"dtype is {whole.storage}, must be float32, float64 or complex")
+    chosen = read_indices(indices)
+    check_lists(chosen, whole.lead, whole.H, whole.T, whole.S)
+    heads = chosen.shape[-3] if chosen.ndim > 2 and chosen.shape[-3] > 1 else whole.K
+    shape = (*whole.lead, heads, whole.T, chosen.shape[-1])
+    # Unused entries read a key of zeros behind the last.
+    lists = np.broadcast_to(np.where(chosen < 0, whole.S, chosen), shape)
+    keys, values = (gather_rows(_by_head(x, whole, heads), lists) for x in (whole.k, whole.v))
+    q = whole.q[None] if whole.headless else whole.q
+    hidden = {"bias": 0, "dropout_mask": True}
+    beside: dict[str, Any] = {
+        name: gather_scores(array, lists, whole, fill)
+        for name, fill in hidden.items()
+        if (array := whole.bias_array if name == "bias" else whole.dropout_mask) is not None
+    }
+    listed = (lists < whole.S).swapaxes(-3, -2)[..., None, :]
+    listed = np.repeat(listed, whole.H // heads, axis=-3) if 1 < heads < whole.H else listed
+    if whole.visible is not None:
+        listed = listed & gather_scores(whole.visible, lists, whole, False)
+    gathered = Problem(
+        q.swapaxes(-3, -2)[..., None, :], keys, values, listed, **beside, sinks=whole.sinks,
+        scale=whole.scale, softcap=whole.softcap, dropout_rate=whole.dropout_rate,
+        dtype=whole.dtype, engine="dense",
+    )  # fmt: skip
+    attention = evaluate(gathered)
+    out, lse = attention.out[..., 0, :].swapaxes(-3, -2), attention.lse[..., 0].swapaxes(-2, -1)
+    out, lse = (out[0], lse[0]) if whole.headless else (out, lse)
+    return GatheredForward(out, lse, whole, attention, lists)
+
+
+def gathered_backward(
+    fwd: GatheredForward,
+    dout: ArrayLike,
+    dlse: ArrayLike | None = None,
+    dweights: ArrayLike | None = None,
+) -> Gradients:
+    """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, for fixed lists.
+
+    Parameters
+    ----------
+    fwd : GatheredForward
+        Result of `gathered_forward`.
+    dout : float array_like (..., H, T, E)
+    dlse, dweights : float array_like (..., H, T), (..., H, T, n), optional
+        Default 0.
+
+    Returns
+    -------
+    Gradients
+        .q .k .v .bias .sinks, each shaped as its input; keys in no list get 0.
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        If a cotangent has not the shape of its result, or is not floating.
+    """
+    whole, lists = fwd.problem, fwd.lists
+    own = (*fwd.lse.shape, lists.shape[-1])
+
+    def read(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+        array = check_cotangent(name, value, shape)
+        return array[None] if whole.headless else array
+
+    do = read("dout", dout, fwd.out.shape).swapaxes(-3, -2)[..., None, :]
+    dl = None if dlse is None else read("dlse", dlse, fwd.lse.shape).swapaxes(-2, -1)[..., None]
+    dw = (
+        None if dweights is None else read("dweights", dweights, own).swapaxes(-3, -2)[..., None, :]
+    )
+    grads = backward(fwd.attention, do, dl, dw)
+    dq = grads.q[..., 0, :].swapaxes(-3, -2)
+    dk, dv = (
+        sum_shared(scatter_rows(dx, lists, whole.S), whole.K, x.shape)
+        for dx, x in ((grads.k, whole.k), (grads.v, whole.v))
+    )
+    dbias = None
+    if grads.bias is not None:
+        ds = scatter_scores(grads.bias, lists, whole)
+        dbias = whole.bias_gradient(ds)
+    return Gradients(sum_to(dq, whole.q.shape), dk, dv, dbias, grads.sinks)
+
+
+def _by_head(x: Array, whole: Problem, heads: int) -> Array:
+    """Return k or v with leading axes in full, and a head for each list or the K that they have."""
+    x = x[None] if whole.headless else x
+    x = np.repeat(x, heads // whole.K, axis=-3) if heads > whole.K else x
+    return np.broadcast_to(x, (*whole.lead, *x.shape[-3:]))
+
+
+def gather_rows(x: Array, lists: Array) -> Array:
+    """Read rows of x (..., heads, S, m) by lists (..., heads, T, n): (..., T, heads, n, m)."""
+    extended = np.concatenate([x, np.zeros_like(x, shape=(*x.shape[:-2], 1, x.shape[-1]))], -2)
+    *heads, T, n = lists.shape
+    flat = lists.reshape(*heads, T * n, 1)
+    rows = np.take_along_axis(extended, flat, -2).reshape(*lists.shape, x.shape[-1])
+    return rows.swapaxes(-4, -3)
+
+
+def scatter_rows(dx: Array, lists: Array, S: int) -> Array:
+    """Add rows (..., T, heads, n, m) to those that lists name: (..., heads, S, m)."""
+    m, lead = dx.shape[-1], lists.shape[:-2]
+    rows = dx.swapaxes(-4, -3).reshape(lists.size, m)
+    planes = np.arange(int(np.prod(lead))).reshape(*lead, 1, 1)
+    total = np.zeros((planes.size, S + 1, m), dx.dtype)
+    np.add.at(total, (np.broadcast_to(planes, lists.shape).ravel(), lists.ravel()), rows)
+    return total.reshape(*lead, S + 1, m)[..., :S, :]
+
+
+def gather_scores(array: Array, lists: Array, whole: Problem, fill: Any) -> Array:
+    """Read the entries of lists from an array beside the scores: (..., T, H, 1, n)."""
+    full = np.broadcast_to(array, (*whole.lead, whole.H, whole.T, whole.S))
+    unused = np.full((*full.shape[:-1], 1), fill, array.dtype)
+    entries = np.take_along_axis(np.concatenate([full, unused], -1), _of_heads(lists, whole), -1)
+    return entries.swapaxes(-3, -2)[..., None, :]
+
+
+def scatter_scores(ds: Array, lists: Array, whole: Problem) -> Array:
+    """Put the entries (..., T, H, 1, n) of lists where they belong beside the scores."""
+    total = np.zeros((*whole.lead, whole.H, whole.T, whole.S + 1), ds.dtype)
+    entries = ds[..., 0, :].swapaxes(-3, -2)
+    np.put_along_axis(total, _of_heads(lists, whole), entries, -1)  # no list has a key twice
+    return total[..., : whole.S]
+
+
+def _of_heads(lists: Array, whole: Problem) -> Array:
+    """Return lists (..., H, T, n), of each query head."""
+    heads = lists.shape[-3]
+    return np.repeat(lists, whole.H // heads, axis=-3) if 0 < heads < whole.H else lists

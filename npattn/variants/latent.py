@@ -1,0 +1,330 @@
+"""Multi-head latent attention (MLA): keys and values of all heads from one compressed vector a key.
+
+    c (..., S, C) compressed keys and values      k_rope (..., S, R) rotary keys of all heads
+    q_nope (..., H, T, N)   q_rope (..., H, T, R)   w_uk (H, C, N)   w_uv (H, C, E)
+
+    unabsorbed   k_h = [c w_uk_h | k_rope]   v_h = c w_uv_h   q_h = [q_nope_h | q_rope_h]
+                 o_h = attention(q_h, k_h, v_h)
+    absorbed     q_h = [q_nope_h w_ukᵀ_h | q_rope_h]   k = [c | k_rope]   v = c, of all heads
+                 o_h = attention(q_h, k, v) w_uv_h
+
+Both are the same function, scale 1/√(N + R) by default: training expands the keys, decoding reads
+the compressed ones. Rotary parts come turned, by `npattn.positions.rope`.
+Source: DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, section 2.1 and appendix C.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from npattn.api import backward, forward
+from npattn.arrays import Array, sum_to
+from npattn.checks import check_cotangent, check_dtype, read_floating
+from npattn.dense import QUIET
+from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.options import unknown_option
+from npattn.problem import Forward
+
+__all__ = [
+    "Form",
+    "LatentForward",
+    "LatentGradients",
+    "Sizes",
+    "check_form",
+    "check_latent",
+    "latent_attention",
+    "latent_backward",
+    "latent_forward",
+]
+
+Form = Literal["unabsorbed", "absorbed"]
+NAMES = ("q_nope", "q_rope", "c", "k_rope", "w_uk", "w_uv")
+OPTIONS = (
+    *("mask", "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks"),
+    *("dropout_mask", "dropout_rate", "dtype", "engine", "conventions"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class LatentForward:
+    """Results of `latent_forward`.
+
+    Attributes
+    ----------
+    out : array (..., H, T, E)
+    lse : array (..., H, T)
+    weights : array (..., H, T, S)
+        Computed on demand.
+    form : {"unabsorbed", "absorbed"}
+    attention : Forward
+        The attention inside: of the expanded keys, or of the compressed ones.
+    """
+
+    out: Array
+    lse: Array
+    form: Form
+    attention: Forward = field(repr=False)
+    inputs: dict[str, Array] = field(repr=False)
+    shapes: dict[str, tuple[int, ...]] = field(repr=False)
+
+    @property
+    def weights(self) -> Array:
+        return self.attention.weights
+
+
+@dataclass(frozen=True, eq=False)
+class LatentGradients:
+    """Gradients of one loss, each shaped as its input; None where there is no such input."""
+
+    q_nope: Array
+    q_rope: Array
+    c: Array
+    k_rope: Array
+    w_uk: Array
+    w_uv: Array
+    bias: Any = None
+    sinks: Array | None = None
+
+
+def latent_attention(
+    q_nope: ArrayLike,
+    q_rope: ArrayLike,
+    c: ArrayLike,
+    k_rope: ArrayLike,
+    w_uk: ArrayLike,
+    w_uv: ArrayLike,
+    *,
+    form: Form = "unabsorbed",
+    **options: Any,
+) -> Array:
+    """Multi-head latent attention.
+
+    Parameters
+    ----------
+    q_nope, q_rope : float array_like (..., H, T, N), (..., H, T, R)
+        Parts of the queries without and with rotary positions; the second is turned already.
+    c, k_rope : float array_like (..., S, C), (..., S, R)
+        Compressed keys and values, and the rotary keys (turned already) that all heads share.
+        Leading axes broadcast with those of the queries.
+    w_uk, w_uv : float array_like (H, C, N), (H, C, E)
+        Up-projections of keys and of values, of each head; they multiply from the right.
+    form : {"unabsorbed", "absorbed"}, default "unabsorbed"
+        Expand keys and values, or take the projections into queries and outputs: the same results
+        but for rounding.
+    **options
+        mask, causal, window, bias, scale, softcap, score_mod, sinks, dropout_mask, dropout_rate,
+        dtype, engine, conventions of `npattn.attention`; scale defaults to 1/√(N + R).
+
+    Returns
+    -------
+    ndarray (..., H, T, E)
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit each other, or the options.
+    DtypeError
+        If an array is not floating, or `dtype` emulates mixed precision.
+    OptionError
+        If `form` or an option has an illegal value, or an option is unknown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import variants
+    >>> q_nope, q_rope = np.ones((2, 3, 4)), np.ones((2, 3, 2))  # H = 2, T = 3, N = 4, R = 2
+    >>> c, k_rope = np.ones((5, 6)), np.ones((5, 2))             # S = 5, C = 6
+    >>> w_uk, w_uv = np.ones((2, 6, 4)), np.ones((2, 6, 7))      # E = 7
+    >>> variants.latent_attention(q_nope, q_rope, c, k_rope, w_uk, w_uv).shape
+    (2, 3, 7)
+    """
+    arrays = (q_nope, q_rope, c, k_rope, w_uk, w_uv)
+    return latent_forward(*arrays, form=form, **options).out
+
+
+@np.errstate(**QUIET)  # type: ignore[arg-type]  # a dict of literals
+def latent_forward(
+    q_nope: ArrayLike,
+    q_rope: ArrayLike,
+    c: ArrayLike,
+    k_rope: ArrayLike,
+    w_uk: ArrayLike,
+    w_uv: ArrayLike,
+    *,
+    form: Form = "unabsorbed",
+    **options: Any,
+) -> LatentForward:
+    """Multi-head latent attention with its lse and weights, and what `latent_backward` needs.
+
+    Parameters
+    ----------
+    q_nope, q_rope, c, k_rope, w_uk, w_uv, form, **options
+        As in `latent_attention`.
+
+    Returns
+    -------
+    LatentForward
+        .out (..., H, T, E), .lse (..., H, T), .weights (..., H, T, S), .form, .attention
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As `latent_attention`.
+    """
+    given = (q_nope, q_rope, c, k_rope, w_uk, w_uv)
+    arrays = {n: read_floating(n, x) for n, x in zip(NAMES, given, strict=True)}
+    sizes = check_latent({name: x.shape for name, x in arrays.items()})
+    check_form(form, options)
+    wide, narrow = check_dtype(options.get("dtype"), "dense", tuple(arrays.values()))
+    if narrow is not None:
+        raise DtypeError(f"dtype is {narrow}, must be float32, float64, longdouble or complex")
+    inputs = {name: x.astype(wide, copy=False) for name, x in arrays.items()}
+    own = {"scale": sizes.scale} | options | {"dtype": wide}
+    own["scale"] = sizes.scale if own["scale"] is None else own["scale"]
+
+    query, rotary, c, k_rope, w_uk, w_uv = inputs.values()
+    c, k_rope = c[..., None, :, :], k_rope[..., None, :, :]  # (..., 1, S, C), (..., 1, S, R)
+    if form == "unabsorbed":
+        k = _join(c @ w_uk, k_rope)  # (..., H, S, N + R)
+        attention = forward(_join(query, rotary), k, c @ w_uv, **own)
+        out = attention.out
+    else:
+        absorbed = query @ w_uk.swapaxes(-1, -2)  # (..., H, T, C)
+        k = _join(c, k_rope)[..., : sizes.H, :, :]  # one head, which no head shares if H = 0
+        attention = forward(_join(absorbed, rotary), k, c[..., : sizes.H, :, :], **own)
+        out = attention.out @ w_uv
+    shapes = {name: x.shape for name, x in arrays.items()}
+    return LatentForward(out, attention.lse, form, attention, inputs, shapes)
+
+
+@np.errstate(**QUIET)  # type: ignore[arg-type]
+def latent_backward(
+    fwd: LatentForward,
+    dout: ArrayLike,
+    dlse: ArrayLike | None = None,
+    dweights: ArrayLike | None = None,
+) -> LatentGradients:
+    """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights.
+
+    Parameters
+    ----------
+    fwd : LatentForward
+        Result of `latent_forward`.
+    dout : float array_like (..., H, T, E)
+    dlse, dweights : float array_like (..., H, T), (..., H, T, S), optional
+        Default 0.
+
+    Returns
+    -------
+    LatentGradients
+        .q_nope .q_rope .c .k_rope .w_uk .w_uv .bias .sinks, each shaped as its input.
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        If a cotangent has not the shape of its result, or is not floating.
+    """
+    query, _, c, _, w_uk, w_uv = fwd.inputs.values()
+    do = check_cotangent("dout", dout, fwd.out.shape)
+    c, N = c[..., None, :, :], query.shape[-1]
+    if fwd.form == "unabsorbed":
+        grads = backward(fwd.attention, do, dlse, dweights)
+        dk, dv, dquery = grads.k[..., :N], grads.v, grads.q[..., :N]
+        dw_uk = sum_products(c, dk)  # from k = c w_uk
+        dw_uv = sum_products(c, dv)  # from v = c w_uv
+        dkeys, dvalues = dk @ w_uk.swapaxes(-1, -2), dv @ w_uv.swapaxes(-1, -2)
+    else:
+        du = do @ w_uv.swapaxes(-1, -2)  # from o = u w_uv
+        dw_uv = sum_products(fwd.attention.out, do)
+        grads = backward(fwd.attention, du, dlse, dweights)
+        N = c.shape[-1]
+        dabsorbed = grads.q[..., :N]
+        dquery = dabsorbed @ w_uk  # from q = q_nope w_ukᵀ
+        dw_uk = sum_products(query, dabsorbed).swapaxes(-1, -2)
+        dkeys, dvalues = grads.k[..., :N], grads.v
+    shapes = fwd.shapes
+    # Keys may have leading axes of k_rope, which values have not: each is summed before they meet.
+    of_keys, of_values = (sum_to(dx.sum(-3), shapes["c"]) for dx in (dkeys, dvalues))
+    return LatentGradients(
+        q_nope=sum_to(dquery, shapes["q_nope"]),
+        q_rope=sum_to(grads.q[..., N:], shapes["q_rope"]),
+        c=of_keys + of_values,  # c is both
+        k_rope=sum_to(grads.k[..., N:].sum(-3), shapes["k_rope"]),
+        w_uk=dw_uk,
+        w_uv=dw_uv,
+        bias=grads.bias,
+        sinks=grads.sinks,
+    )
+
+
+class Sizes(NamedTuple):
+    """Sizes of latent attention, and its default scale."""
+
+    H: int
+    N: int
+    R: int
+    scale: float
+
+
+def check_latent(shapes: dict[str, tuple[int, ...]]) -> Sizes:
+    """Check the shapes of the six arrays against each other."""
+    query, rotary, c, k_rope, w_uk, w_uv = (shapes[name] for name in NAMES)
+    shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    letters = ("(..., H, T, N)", "(..., H, T, R)", "(..., S, C)", "(..., S, R)")
+    ranks = dict(zip(NAMES, (3, 3, 2, 2, 3, 3), strict=True))
+    for (name, least), must in zip(
+        ranks.items(), (*letters, "(H, C, N)", "(H, C, E)"), strict=True
+    ):
+        rank = len(shapes[name])
+        if rank < least or (rank > least and name.startswith("w")):
+            raise ShapeError(f"{name} has shape {shapes[name]}, must be {must} [{shown}]")
+    (H, T, N), R, (S, C) = query[-3:], rotary[-1], c[-2:]
+    must_be: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
+        ("q_rope", rotary[-3:], (H, T, R)),
+        ("k_rope", k_rope[-2:], (S, R)),
+        ("w_uk", w_uk, (H, C, N)),
+        ("w_uv", w_uv[:2], (H, C)),
+    )
+    for name, own, must_end in must_be:
+        if own != must_end:
+            raise ShapeError(
+                f"{name} has sizes {own}, must be {must_end} beside the other arrays [{shown}]"
+            )
+    try:
+        np.broadcast_shapes(query[:-3], rotary[:-3], c[:-2], k_rope[:-2])
+    except ValueError:
+        raise ShapeError(f"leading axes do not broadcast [{shown}]") from None
+    return Sizes(H, N, R, 1 / math.sqrt(N + R) if N + R else 1.0)
+
+
+def check_form(form: Any, options: dict[str, Any]) -> None:
+    """Check the form, and that every option exists here."""
+    if not isinstance(form, str) or form not in get_args(Form):
+        raise OptionError(f'form is {form!r}, must be "unabsorbed" or "absorbed"')
+    for name in options:
+        if name not in OPTIONS:
+            raise unknown_option("latent_attention", name, ("form", *OPTIONS))
+
+
+def sum_products(x: Array, dy: Array) -> Array:
+    """Sum xᵀ dy over rows and leading axes: the gradient (H, m, n) of w in y = x w.
+
+    x is (..., H | 1, rows, m), dy (..., H, rows, n). A row without gradient counts nothing,
+    whatever stands in the other one: 0 · NaN is NaN, but hidden keys matter to nobody [10].
+    """
+    x = np.where(~np.isfinite(x) & (dy == 0).all(-1, keepdims=True), 0, x)
+    dy = np.where(~np.isfinite(dy) & (x == 0).all(-1, keepdims=True), 0, dy)
+    products: Array = x.swapaxes(-1, -2) @ dy
+    summed: Array = products.sum(tuple(range(products.ndim - 3)))
+    return summed
+
+
+def _join(x: Array, y: Array) -> Array:
+    """Join features of two arrays whose other axes broadcast."""
+    lead = np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    return np.concatenate([np.broadcast_to(a, (*lead, a.shape[-1])) for a in (x, y)], -1)
