@@ -123,7 +123,10 @@ class WeightsRun(GatedRun):
     """The gate multiplies the weights of whole rows, which are stored once more."""
 
     def drop(self, p: Array) -> Array:
-        return self.store("weights", self.fit(super().drop(p) * self.gate))
+        factor, self.factor = self.factor, self.wide(1)  # of dropout alone
+        dropped = super().drop(p)
+        self.factor = factor
+        return self.store("weights", self.fit(dropped * self.gate))
 
     def backward(self, state: SavedState, dout: Array, *more: Array | None) -> dict[str, Array]:
         do = dout.astype(self.wide).reshape(state.out.shape)
