@@ -53,7 +53,7 @@ class GatheredForward:
     lse : array (..., H, T)
     weights : array (..., H, T, n)
         Of the entries of each list.
-    problem : Problem
+    problem : npattn.Problem
         The same arrays and options without lists.
     """
 

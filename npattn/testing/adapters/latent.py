@@ -31,9 +31,9 @@ __all__ = ["LatentInputs", "read_latent", "tie"]
 QUERIES = LATENT[0]
 NAMES = dict(zip(LATENT, (QUERIES, "q", "v", "k"), strict=True))
 """Meanings of the four parts → names of the arrays of a call."""
-SIZES = {"D": (13, 24, 19, 40, 65), "E": (5, 8, 12, 3, 1)}
+SIZES: dict[str, Sequence[int]] = {"D": (13, 24, 19, 40, 65), "E": (5, 8, 12, 3, 1)}
 """Sizes that it is judged at where nobody asks for others: keys are wider than values."""
-HEADS = {"H": (3, 2, 4, 1), "K": (1,)}
+HEADS: dict[str, Sequence[int]] = {"H": (3, 2, 4, 1), "K": (1,)}
 
 
 @dataclass(frozen=True)
