@@ -1,0 +1,5 @@
+"""Attention that is no softmax over one set of scores: other sums, and other states."""
+
+from npattn.variants import linear
+
+__all__ = ["linear"]
