@@ -137,7 +137,7 @@ def forward(
         As in `attention`.
     """
     problem = LinearProblem(**locals())
-    x = _operands(problem)
+    x = operands_of(problem)
     if problem.form == "recurrent":
         y, last = recurrent.forward(x)
     else:
@@ -203,11 +203,11 @@ def backward(
     results = {"dout": fwd.out, "dstate": fwd.state, "dnormaliser": fwd.normaliser}
     given = {"dout": dout, "dstate": dstate, "dnormaliser": dnormaliser}
     do, dS, dz = (_cotangent(p, n, given[n], results[n]) for n in results)
-    dy = do.reshape(*p.lead, p.K, _group(p), p.T, p.E)
+    dy = do.reshape(*p.lead, p.K, p.group, p.T, p.E)
     if p.normalise:
-        out = fwd.out.reshape(dy.shape)
         dn = np.where(total == 0, 0, dy / np.where(total == 0, 1, total))  # from o = n / d
-        dy = np.concatenate([dn, -(dn * out).sum(-1, keepdims=True)], -1)
+        dd = -(dn * fwd.out.reshape(dy.shape)).sum(-1, keepdims=True)
+        dy = np.concatenate([dn, dd], -1)
         dS = np.concatenate([dS, dz[..., None]], -1)
     if p.form == "recurrent":
         grads = recurrent.backward(x, dy, dS)
@@ -238,11 +238,6 @@ def _through_features(p: LinearProblem, grads: Operands) -> LinearGradients:
     )
 
 
-def _group(p: LinearProblem) -> int:
-    """Return the number of query heads that share a state."""
-    return p.H // max(p.K, 1)
-
-
 def _cotangent(p: LinearProblem, name: str, value: Any, result: Array | None) -> Array:
     """Return a cotangent with a head axis in the dtype of the computation; zeros for None."""
     if result is None:
@@ -256,7 +251,7 @@ def _cotangent(p: LinearProblem, name: str, value: Any, result: Array | None) ->
     return array[None] if p.headless else array
 
 
-def _operands(p: LinearProblem) -> Operands:
+def operands_of(p: LinearProblem) -> Operands:
     """Return features, values, decay and state, all with the whole leading axes."""
     kv = (*p.lead, p.K)
 
@@ -273,4 +268,4 @@ def _operands(p: LinearProblem) -> Operands:
         state = np.concatenate([state, z[..., None]], -1)
     per_feature = p.log_decay is not None and p.log_decay.shape[-1] != 1
     g = whole(p.log_decay, *kv, p.S, p.D if per_feature else 1)
-    return Operands(q.reshape(*kv, _group(p), p.T, p.D), k, v, g, state, bool(p.causal))
+    return Operands(q.reshape(*kv, p.group, p.T, p.D), k, v, g, state, bool(p.causal))

@@ -84,8 +84,8 @@ def read_feature_map(value: Any) -> FeatureMap:
         return FEATURE_MAPS[value]
     if not callable(value):
         raise OptionError(
-            f"feature_map is {value!r}, must be one of {', '.join(FEATURE_MAPS)}, or an elementwise "
-            "callable f(x)"
+            f"feature_map is {value!r}, must be one of {', '.join(FEATURE_MAPS)}, or a callable "
+            "f(x) that is elementwise"
         )
 
     def call(x: Array) -> Array:

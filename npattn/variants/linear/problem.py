@@ -143,6 +143,11 @@ class LinearProblem:
         return self.q.ndim == 2
 
     @property
+    def group(self) -> int:
+        """Number of query heads that share a state."""
+        return self.H // max(self.K, 1)
+
+    @property
     def size(self) -> int:
         """Number of keys in a chunk of the form that is not recurrent."""
         return max(self.S, 1) if self.form == "parallel" else self.chunk_size or CHUNK
