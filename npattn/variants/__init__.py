@@ -1,5 +1,5 @@
 """Attention that is no softmax over one set of scores: other sums, and other states."""
 
-from npattn.variants import linear
+from npattn.variants import differential, linear
 
-__all__ = ["linear"]
+__all__ = ["differential", "linear"]

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from npattn.arrays import Array, sum_to
 from npattn.checks import check_cotangent
-from npattn.errors import OptionError
+from npattn.errors import DtypeError, OptionError
 from npattn.variants.linear import chunked, recurrent
 from npattn.variants.linear.features import FeatureMap
 from npattn.variants.linear.operands import Operands
@@ -247,7 +247,10 @@ def _cotangent(p: LinearProblem, name: str, value: Any, result: Array | None) ->
     if value is None:
         array = np.zeros(result.shape, p.dtype)
     else:
-        array = check_cotangent(name, value, result.shape).astype(p.dtype, copy=False)
+        array = check_cotangent(name, value, result.shape)
+        if array.dtype.kind == "c" and p.dtype.kind != "c":
+            raise DtypeError(f"{name} is {array.dtype}, but all arrays are real: pass it so too")
+        array = array.astype(p.dtype, copy=False)
     return array[None] if p.headless else array
 
 

@@ -47,7 +47,7 @@ class _Chunk:
     def to_keys(self, dA: Array) -> Array:
         """Σ_t dA_ts q_t exp(G_t − G_s), over the query heads too."""
         if self.within.shape[-1] == 1:
-            return ((dA * self.within[..., 0]).swapaxes(-1, -2) @ self.q).sum(-3)
+            return np.asarray(((dA * self.within[..., 0]).swapaxes(-1, -2) @ self.q).sum(-3))
         return np.asarray((dA[..., None] * self.within * self.q[..., :, None, :]).sum((-3, -4)))
 
 
