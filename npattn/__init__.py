@@ -32,7 +32,17 @@ __all__ = [
     "positions",
 ]
 
-LATER = ("cache", "plot", "profiles", "quantization", "testing", "torch", "train", "weights")
+LATER = (
+    "cache",
+    "plot",
+    "profiles",
+    "quantization",
+    "testing",
+    "torch",
+    "train",
+    "variants",
+    "weights",
+)
 """Modules that are slow to load, or need an extra: loaded on first use."""
 
 

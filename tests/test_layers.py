@@ -26,7 +26,7 @@ LAYERS = (
     {"profiles"},
     {"api"},
     {"cache", "certify", "projections", "summary", "mistakes"},
-    {"multihead_build"},
+    {"multihead_build", "variants"},
     {"multihead"},
     {"weights"},
     {"__init__", "torch", "plot", "train"},

@@ -18,7 +18,7 @@ except ImportError as err:
 from npattn import conventions, errors, masks
 from npattn.conventions import Conventions
 from npattn.problem import Forward, Gradients
-from npattn.torch import biases, cache, positions, quantization
+from npattn.torch import biases, cache, positions, quantization, variants
 from npattn.torch.api import attention, backward, forward, jvp
 from npattn.torch.multihead import MultiHeadAttention
 from npattn.torch.problem import Problem
@@ -40,6 +40,7 @@ __all__ = [
     "masks",
     "positions",
     "quantization",
+    "variants",
 ]
 
 LATER = ("plot", "profiles", "testing", "train", "weights")
