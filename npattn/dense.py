@@ -12,8 +12,7 @@ complex-step differentiation of this file gives derivatives that are exact to ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -252,47 +251,33 @@ def slope(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
     """Derivative of score_mod at s by complex step, checked against a difference [3]."""
     if s.dtype.kind == "c":
         raise OptionError("score_mod has no gradient for complex scores; pass real q, k, bias")
-    return differentiate("score_mod", "s", lambda x: call_score_mod(problem, x, tile), s)
-
-
-def differentiate(name: str, letter: str, f: Callable[[Array], Array], x: Array) -> Array:
-    """Derivative of an elementwise analytic f at real x by complex step, checked.
-
-    `name` and `letter` name f and its argument in the OptionError that a difference quotient
-    raises if it contradicts the derivative.
-    """
-    rate = np.asarray(f(x + 1j * _tiny(x)).imag / _tiny(x))
-    u = np.finfo(x.dtype).eps
-    differs = np.ones(x.shape, bool)
+    rate = complex_step(problem, s, tile)
+    u = np.finfo(s.dtype).eps
+    differs = np.ones(s.shape, bool)
     # u^(1/3) balances truncation h² against rounding u / h; a function that bends within such a
     # step is compared over shorter ones. What is not analytic differs over all of them.
     for power in (1 / 3, 5 / 12, 1 / 2):
-        differs = differs & _differs(f, x, rate, u**power * np.maximum(1, abs(x)))
+        differs = differs & _differs(problem, s, rate, u**power * np.maximum(1, abs(s)), tile)
         if not differs.any():
             return rate
     raise OptionError(
-        f"{name} has a complex-step derivative that differs from its difference quotient; it must "
-        f"be analytic in {letter} (np.abs and .real are not; write "
-        f"np.where({letter}.real > 0, {letter}, -{letter}))"
+        "score_mod has a complex-step derivative that differs from its difference quotient; "
+        "it must be analytic in s (np.abs and .real are not; write np.where(s.real > 0, s, -s))"
     )
 
 
 def complex_step(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
     """Derivative of score_mod at s, not checked."""
-    return np.asarray(call_score_mod(problem, s + 1j * _tiny(s), tile).imag / _tiny(s))
+    tiny = np.finfo(s.dtype).tiny ** 0.5
+    return np.asarray(np.asarray(call_score_mod(problem, s + 1j * tiny, tile)).imag / tiny)
 
 
-def _tiny(x: Array) -> Any:
-    """Step of a complex step, whose square underflows, in the dtype of x."""
-    return np.finfo(x.dtype).tiny ** 0.5
-
-
-def _differs(f: Callable[[Array], Array], x: Array, rate: Array, h: Array) -> Array:
+def _differs(problem: Problem, s: Array, rate: Array, h: Array, tile: Tile | None) -> Array:
     """Return True where rate is not between the difference quotients over steps of ±h."""
-    here, up, down = (f(x + d) for d in (0, h, -h))
+    here, up, down = (call_score_mod(problem, s + d, tile) for d in (0, h, -h))
     rise, fall = (up - here) / h, (here - down) / h
     # The two bracket the derivative of a smooth function; a kink between them widens the bracket.
     # √u is at least the rounding of either, and far below a lost term.
-    root = np.finfo(x.dtype).eps ** 0.5
+    root = np.finfo(s.dtype).eps ** 0.5
     allowed = abs(rise - fall) + root * (1 + 4 * abs(here) + abs(rise) + abs(fall))
     return np.asarray(abs(rate - (rise + fall) / 2) > allowed)

@@ -369,7 +369,7 @@ def test_mistakes_of_gradients_are_beyond_the_bound(mistake, name):
         ({"causal": "top_left"}, OptionError, "causal is 'top_left', must be True or False"),
         ({"normalise": 1}, OptionError, "normalise is 1, must be True or False"),
         ({"feature_map": "silu"}, OptionError, "must be one of identity, elu, relu, softmax"),
-        ({"feature_map": np.sum}, OptionError, "must return the shape"),
+        ({"feature_map": lambda x: x[..., 1:]}, OptionError, "feature_map returned shape"),
         ({"eps": -1.0}, OptionError, "eps is -1.0, must be a finite number ≥ 0"),
         ({"scale": math.nan}, OptionError, "scale is nan"),
         ({"form": "dense"}, OptionError, "must be one of recurrent, chunked, parallel"),

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npattn import dense
 from npattn.arrays import Array
-from npattn.dense import differentiate
 from npattn.errors import OptionError
+from npattn.problem import Problem
 
 __all__ = ["FEATURE_MAPS", "FeatureMap", "read_feature_map"]
 
@@ -88,17 +89,26 @@ def read_feature_map(value: Any) -> FeatureMap:
             "f(x) that is elementwise"
         )
 
-    def call(x: Array) -> Array:
-        y = np.asarray(value(x))
-        if y.shape != x.shape:
-            raise OptionError(
-                f"feature_map returned shape {y.shape}, must return the shape {x.shape} of x"
-            )
-        return y
+    def value_of(x: Array) -> Array:
+        return _name(lambda: dense.call_score_mod(_scores_like(x, value), x))
 
     def pullback(x: Array, dy: Array) -> Array:
-        if x.dtype.kind == "c":
-            raise OptionError("feature_map has no gradient for complex arrays; pass real q and k")
-        return differentiate("feature_map", "x", call, x) * dy
+        return _name(lambda: dense.slope(_scores_like(x, value), x) * dy)
 
-    return FeatureMap(call, pullback)
+    return FeatureMap(value_of, pullback)
+
+
+def _scores_like(x: Array, f: Callable[[Any], Any]) -> Problem:
+    """Attention problem whose scores have the shape of x, and whose score_mod is f."""
+    zeros = np.zeros((), x.dtype)
+    q = np.broadcast_to(zeros, (*x.shape[:-1], 1))
+    k = np.broadcast_to(zeros, (*x.shape[:-2], x.shape[-1], 1))
+    return Problem(q, k, k, score_mod=lambda s, *_: f(s))
+
+
+def _name(evaluate: Callable[[], Array]) -> Array:
+    """Evaluate a feature map as score_mod is, with its own name in errors."""
+    try:
+        return evaluate()
+    except OptionError as err:
+        raise OptionError(str(err).replace("score_mod", "feature_map")) from None
