@@ -25,7 +25,7 @@ DEFAULTS: dict[str, Sequence[Any]] = {
     "causal": (False, True),
     "feature_map": ("elu", "identity", "relu", "softmax"),
     "normalise": (True, False),
-    "eps": (0.0, 1e-6),
+    "eps": (0.0, 1e-6, 0.125),
     "scale": (None, 1.0, -0.75),
     "decay": (None, "head", "key", "feature"),
     "state": (False, True),
