@@ -127,9 +127,9 @@ class _Bounds:
         """Errors of the gradients of one softmax for a cotangent with an error."""
         p = self.problems[i]
         own = bounds(p, self.dtype, dout=do)
-        moved = _carried(p, e_do)
+        moved = _propagate(p, e_do)
         # v, bias and sinks add the gradients of both softmaxes.
-        sizes, rel = _carried(p, abs(do)), 2 * (self.u + self.low)
+        sizes, rel = _propagate(p, abs(do)), 2 * (self.u + self.low)
         alone = ("dq", "dk")
         return {n: own[n] + x + (0 if n in alone else rel * sizes[n]) for n, x in moved.items()}
 
@@ -144,7 +144,7 @@ def _values(p: Problem) -> Array:
     return abs(dense.operands(p)[2])
 
 
-def _carried(p: Problem, e: Array) -> dict[str, Array]:
+def _propagate(p: Problem, e: Array) -> dict[str, Array]:
     """Bound on the gradients for any cotangent of absolute value at most e: sums of its parts."""
     q, k, v, tanh, capped, live, w, w_sink, keep = dense.forward(p)[2]
     used = w if keep is None else w * keep

@@ -114,13 +114,13 @@ class _Bounds:
         self.e_y, e_last = self._error(most, least), self._error(last_most, last)
         results = {"out": (fwd.out, self.e_y), "state": (fwd.state, e_last)}
         if p.normalise:
-            self.e_o = self._divided(self.e_y)
+            self.e_o = self._quotient_error(self.e_y)
             results["out"] = (fwd.out, self.e_o)
             results["state"] = (fwd.state, e_last[..., : p.E])
             results["normaliser"] = (fwd.normaliser, e_last[..., p.E])  # type: ignore[assignment]
         return {n: (exact, e.reshape(exact.shape)) for n, (exact, e) in results.items()}
 
-    def _divided(self, e_y: Array) -> Array:
+    def _quotient_error(self, e_y: Array) -> Array:
         """Error of o = n / (d + eps) from those of n and d."""
         total, out = self.fwd.residuals[1], self.fwd.out.reshape(*e_y.shape[:-1], self.p.E)
         e_n, e_d = e_y[..., : self.p.E], e_y[..., self.p.E :] + 2 * self.u.u * abs(total)
@@ -155,13 +155,15 @@ class _Bounds:
             factor = abs(p.scale or 0) if name == "dq" else 1.0
             shape = whole if name == "dq" else size.shape
             e, size = (factor * y.reshape(shape) for y in (self._error(size, smaller), size))
-            errors[name] = self._pulled_back(np.broadcast_to(x.astype(np.float64), shape), size, e)
+            errors[name] = self._pullback_error(
+                np.broadcast_to(x.astype(np.float64), shape), size, e
+            )
         sizes = {"dlog_decay": self._decay(self.most, most, dS)}
         results = {}
         for name, error in errors.items():
             value = getattr(exact, name[1:])
             if value is not None:
-                results[name] = (value, self._summed(error, sizes.get(name, error), value.shape))
+                results[name] = (value, self._sum_error(error, sizes.get(name, error), value.shape))
         return results
 
     def _cotangent(self, dout: Array | None) -> tuple[Array, Array]:
@@ -202,7 +204,7 @@ class _Bounds:
         later = np.flip(np.flip(parts, -2).cumsum(-2), -2)
         return np.asarray(later + (recurrent.forward(x)[1] * dS).sum(-1)[..., None, :])
 
-    def _summed(self, error: Array, size: Array, shape: tuple[int, ...]) -> Array:
+    def _sum_error(self, error: Array, size: Array, shape: tuple[int, ...]) -> Array:
         """Error of the sum over the axes along which an input was broadcast."""
         count = error.size // max(int(np.prod(shape)), 1)
         total = sum_to(np.asarray(error), shape)
@@ -225,7 +227,7 @@ class _Bounds:
         y, slope = kind.value(x), kind.pullback(x, np.ones_like(x))
         return np.asarray(self.inside * (abs(y) + abs(x * slope) + 1))
 
-    def _pulled_back(self, x: Array, size: Array, e: Array) -> Array:
+    def _pullback_error(self, x: Array, size: Array, e: Array) -> Array:
         """Error of dx = φ'(x) dφ, where dφ has an absolute value of at most `size` and error e."""
         kind = self.p.map
         if kind is FEATURE_MAPS["softmax"]:

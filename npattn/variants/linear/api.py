@@ -219,7 +219,7 @@ def backward(
 def _through_features(p: LinearProblem, grads: Operands) -> LinearGradients:
     """Gradients of the inputs from those of the features, each summed to its shape."""
 
-    def shaped(name: str, dx: Array | None) -> Array | None:
+    def reduce_to(name: str, dx: Array | None) -> Array | None:
         array = getattr(p, name)
         return None if array is None or dx is None else sum_to(dx, array.shape)
 
@@ -230,9 +230,9 @@ def _through_features(p: LinearProblem, grads: Operands) -> LinearGradients:
         q=sum_to(dq, p.q.shape),
         k=sum_to(dk, p.k.shape),
         v=sum_to(grads.v[..., : p.E], p.v.shape),
-        log_decay=shaped("log_decay", grads.g),
-        initial_state=shaped("initial_state", grads.state[..., : p.E]),
-        initial_normaliser=shaped(
+        log_decay=reduce_to("log_decay", grads.g),
+        initial_state=reduce_to("initial_state", grads.state[..., : p.E]),
+        initial_normaliser=reduce_to(
             "initial_normaliser", grads.state[..., -1] if p.normalise else None
         ),
     )
