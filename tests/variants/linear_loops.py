@@ -18,6 +18,33 @@ def features(kind, row):
     return [float(kind(np.float64(x))) for x in row]
 
 
+def delta_forward(q, k, v, *, beta, feature_map, scale=None, log_decay=None, initial_state=None):
+    """Return out and state by the delta rule, one number after another."""
+    (B, H, T, D), (_, K, _, _), E = q.shape, k.shape, v.shape[-1]
+    scale = D**-0.5 if scale is None else scale
+    g = np.zeros((B, K, T, D)) if log_decay is None else np.broadcast_to(log_decay, (B, K, T, D))
+    betas = np.broadcast_to(beta, (B, K, T, 1))
+    out, states = np.zeros((B, H, T, E)), np.zeros((B, K, D, E))
+    for b, j in np.ndindex(B, K):
+        state = [[0.0] * E for _ in range(D)]
+        if initial_state is not None:
+            state = np.broadcast_to(initial_state, (B, K, D, E))[b, j].tolist()
+        for t in range(T):
+            row = features(feature_map, k[b, j, t])
+            state = [[math.exp(g[b, j, t, f]) * x for x in state[f]] for f in range(D)]
+            for e in range(E):
+                held = math.fsum(row[f] * state[f][e] for f in range(D))
+                u = float(betas[b, j, t, 0]) * (float(v[b, j, t, e]) - held)
+                for f in range(D):
+                    state[f][e] += row[f] * u
+            for h in range(j * H // K, (j + 1) * H // K):
+                query = features(feature_map, q[b, h, t])
+                for e in range(E):
+                    out[b, h, t, e] = scale * math.fsum(query[f] * state[f][e] for f in range(D))
+        states[b, j] = state
+    return out, states
+
+
 def forward(
     q, k, v, *, causal, feature_map, normalise, eps=0.0, scale=None, log_decay=None,
     initial_state=None, initial_normaliser=None,

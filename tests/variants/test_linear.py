@@ -17,7 +17,7 @@ from tests.variants import linear_loops
 B, H, K, T, D, E = 2, 6, 3, 7, 5, 2
 U = 2.0**-53
 FORMS = ({}, {"form": "parallel"}, {"form": "chunked", "chunk_size": 3}, {"form": "chunked"})
-NAMES = ("q", "k", "v", "log_decay", "initial_state", "initial_normaliser")
+NAMES = ("q", "k", "v", "log_decay", "beta", "initial_state", "initial_normaliser")
 
 
 def softplus(x):
@@ -287,6 +287,70 @@ def test_a_missing_cotangent_is_0():
     assert not zeros.q.any()
 
 
+# --- the delta rule ---------------------------------------------------------------------------
+
+
+def delta_sample(seed, decay=None, state=False, feature_map="identity"):
+    arrays, options = sample(
+        seed, causal=True, normalise=False, decay=decay, state=state, feature_map=feature_map
+    )
+    arrays["k"] /= np.sqrt((arrays["k"] ** 2).sum(-1, keepdims=True))
+    arrays["beta"] = np.random.default_rng(seed).uniform(0, 1, (K, T, 1))
+    return arrays, options
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("feature_map", ["identity", "softmax"])
+@pytest.mark.parametrize("decay", [None, "head", "key", "feature"])
+def test_the_delta_rule_is_that_of_plain_loops(form, feature_map, decay):
+    arrays, options = delta_sample(23, decay, state=True, feature_map=feature_map)
+    out, state = linear_loops.delta_forward(**arrays, feature_map=feature_map)
+    fwd = linear.forward(**arrays, **options, **form)
+    assert_within(linear_bounds(fwd, np.float64), {"out": out, "state": state}, times=2)
+
+
+@pytest.mark.parametrize("form", FORMS[:3], ids=str)
+@pytest.mark.parametrize("decay", [None, "head", "feature"])
+def test_gradients_of_the_delta_rule_are_those_of_complex_steps(form, decay):
+    arrays, options = delta_sample(29, decay, state=True, feature_map="softmax")
+    fwd = linear.forward(**arrays, **options, **form)
+    douts = cotangents(fwd)
+    grads, bounds = linear.backward(fwd, *douts), linear_bounds(fwd, np.float64, *douts)
+    for name, x in arrays.items():
+        direction = np.random.default_rng(1).standard_normal(x.shape)
+        moved = linear.forward(**{**arrays, name: x + 1e-30j * direction}, **options, **form)
+        pairs = ((douts[0], moved.out), (douts[1], moved.state))
+        slope = sum((d * y.imag).sum() for d, y in pairs) * 1e30
+        allowed = 2 * (bounds["d" + name][1] * abs(direction)).sum()
+        assert abs(slope - (getattr(grads, name) * direction).sum()) <= allowed, name
+
+
+def test_a_repeated_key_with_beta_1_is_overwritten():
+    k = np.array([[[0.6, 0.8]] * 3])
+    v = np.array([[[1.0], [5.0], [-2.0]]])
+    out = linear.attention(
+        k, k, v, causal=True, normalise=False, feature_map="identity", scale=1.0,
+        beta=np.ones((3, 1)),
+    )  # fmt: skip
+    assert abs(out - v).max() <= 32 * U * abs(v).max()  # what the key last wrote, and no sum
+
+
+@pytest.mark.parametrize("decay", [None, "key", "feature"])
+def test_onnx_delta_rule(decay):
+    ops = pytest.importorskip("onnx.reference.ops.op_linear_attention")
+    arrays, options = delta_sample(31, decay, state=True)
+    arrays = narrow(arrays)
+    if decay == "feature":
+        arrays["log_decay"] = np.repeat(arrays["log_decay"][None], B, 0)
+    got, present = ops.LinearAttention._run(
+        None, *(rows(arrays[n]) for n in "qkv"), arrays["initial_state"],
+        rows(arrays["log_decay"]) if decay else None, rows(np.repeat(arrays["beta"][None], B, 0)),
+        q_num_heads=H, kv_num_heads=K, update_rule="gated_delta" if decay else "delta",
+    )  # fmt: skip
+    bounds = linear_bounds(linear.forward(**arrays, **options), np.float32)
+    assert_within(bounds, {"out": got.reshape(B, T, H, E).swapaxes(1, 2), "state": present})
+
+
 # --- mistakes ---------------------------------------------------------------------------------
 
 
@@ -379,6 +443,12 @@ def test_mistakes_of_gradients_are_beyond_the_bound(mistake, name):
         ({"log_decay": np.zeros((K + 1, 1, 1))}, ShapeError, "broadcast against (..., K, S, D)"),
         ({"log_decay": np.zeros((3, B, K, T, D))}, ShapeError, "broadcast against"),
         ({"log_decay": np.zeros((T, 1)), "causal": False}, OptionError, "pass causal=True"),
+        ({"beta": np.ones((T, 1))}, OptionError, "needs causal=True and normalise=False"),
+        (
+            {"beta": np.ones((T, D)), "normalise": False},
+            ShapeError,
+            "broadcast against (..., K, S, 1)",
+        ),
         ({"log_decay": np.zeros((T, 1), int)}, DtypeError, "log_decay is int64"),
         ({"initial_state": np.zeros((B, K, D, E))}, OptionError, "must have both or neither"),
         ({"initial_normaliser": np.zeros(D), "normalise": False}, OptionError, "leave it out"),

@@ -54,7 +54,7 @@ def linear_bounds(
     Returns
     -------
     dict of name → (exact, allowed)
-        out, state, normaliser, dq, dk, dv, dlog_decay, dinitial_state, dinitial_normaliser.
+        out, state, normaliser, dq, dk, dv, dlog_decay, dbeta, dinitial_state, dinitial_normaliser.
 
     Raises
     ------
@@ -81,6 +81,8 @@ class _Bounds:
         self.least = self._majorant(lambda x: abs(value(x)))
         self.most = self._majorant(lambda x: abs(value(x)) + self._feature_error(x))
         sums = 2 * p.D + p.E + 2 * p.S + p.group * p.T + 12
+        if p.beta is not None:  # each step reads the state, and a solution has as many again
+            sums += 2 * p.S * (p.D + 6)
         decay = (p.S + 2) * (units.exp + units.u)
         if p.log_decay is not None:
             spread = abs(self.x.g).sum(-2).max(initial=0.0)
@@ -97,6 +99,8 @@ class _Bounds:
 
         changes: dict[str, Any] = {n: size(getattr(p, n)) for n in ("v", "initial_state")}
         changes["initial_normaliser"] = size(p.initial_normaliser)
+        if p.beta is not None:  # −β (−v − k S): the delta rule with plus signs
+            changes |= {"beta": -size(p.beta), "v": -changes["v"]}
         features = FeatureMap(value, p.map.pullback)
         assert p.scale is not None
         return operands_of(replace(p, feature_map=features, scale=abs(p.scale), **changes))
@@ -138,8 +142,8 @@ class _Bounds:
         exact = backward(self.fwd, dout, dstate, dnormaliser)
         dy, e_dy = self._cotangent(dout)
         dS = self._last_cotangent(dstate, dnormaliser)
-        least = recurrent.backward(self.least, abs(dy), dS)
-        most = recurrent.backward(self.most, abs(dy) + e_dy, dS)
+        least = _sizes(recurrent.backward(self.least, abs(dy), dS))
+        most = _sizes(recurrent.backward(self.most, abs(dy) + e_dy, dS))
         errors = {
             "dv": self._error(most.v, least.v)[..., : p.E],
             "dinitial_state": self._error(most.state, least.state)[..., : p.E],
@@ -147,6 +151,8 @@ class _Bounds:
                 (self.most, most), (self.least, least)
             ))),
         }  # fmt: skip
+        if most.beta is not None and least.beta is not None:
+            errors["dbeta"] = self._error(most.beta, least.beta)
         if p.normalise:
             errors["dinitial_normaliser"] = self._error(most.state, least.state)[..., p.E]
         whole = (*p.lead, p.H, p.T, p.D)
@@ -242,3 +248,9 @@ class _Bounds:
             bent = max(abs(y - slope).max(initial=0.0) for y in beside)
             error = error + (self.inside * (1 + abs(slope)) + bent) * (size + e)
         return np.asarray(error)
+
+
+def _sizes(grads: Operands) -> Operands:
+    """Absolute values of gradients: those of the delta rule with plus signs are negative."""
+    beta = None if grads.beta is None else abs(grads.beta)
+    return grads._replace(v=abs(grads.v), beta=beta)

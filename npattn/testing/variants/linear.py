@@ -28,11 +28,14 @@ DEFAULTS: dict[str, Sequence[Any]] = {
     "eps": (0.0, 1e-6, 0.125),
     "scale": (None, 1.0, -0.75),
     "decay": (None, "head", "key", "feature"),
+    "beta": (False, True),
     "state": (False, True),
     "seed": tuple(range(1000)),
 }
 OPTIONS = {n: n for n in ("causal", "feature_map", "normalise", "eps", "scale")}
-OPTIONS |= {"decay": "log_decay", "state": "initial_state"}
+OPTIONS |= {"decay": "log_decay", "beta": "beta", "state": "initial_state"}
+DELTA = 7
+"""Most keys of the delta rule: its bound, with plus signs, doubles with each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,8 @@ class LinearCase:
     """One problem of linear attention, of the options of `npattn.variants.linear.attention`.
 
     `decay` is the kind of log_decay: None, or one number for each "head" (K, 1, 1), "key"
-    (B, K, T, 1) or "feature" (B, K, T, D); `G` is H / K; `state` is True with an initial state.
+    (B, K, T, 1) or "feature" (B, K, T, D); `G` is H / K; `state` is True with an initial state,
+    `beta` with the delta rule, whose keys have length 1.
     """
 
     B: int = 1
@@ -56,6 +60,7 @@ class LinearCase:
     eps: float = 0.0
     scale: float | None = None
     decay: str | None = None
+    beta: bool = False
     state: bool = False
     seed: int = 0
 
@@ -68,8 +73,15 @@ class LinearCase:
 
     @classmethod
     def build(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the case with these fields: decay needs causal, and causal T = S."""
+        """Return the case with these fields: decay needs causal, and causal T = S.
+
+        The delta rule needs causal and no normalisation, and features no longer than their rows.
+        """
         changes = dict(fields)
+        if changes["normalise"] or not changes["causal"] or changes["feature_map"] == "elu":
+            changes["beta"] = False
+        if changes["beta"]:
+            changes["T"] = min(changes["T"], DELTA)
         if not changes["causal"]:
             changes["decay"] = None
         else:
@@ -89,6 +101,10 @@ class LinearCase:
                 part = arrays[name][..., positive]
                 part[...] = abs(part) + arrays[name].dtype.type(0.125)
         named = {}
+        if self.beta:
+            length = np.sqrt((arrays["k"].astype(np.float64) ** 2).sum(-1, keepdims=True))
+            arrays["k"] = (arrays["k"] / length).astype(dtype)
+            named["beta"] = rng.uniform(0, 1, (*kv, S, 1)).astype(dtype)
         decays = {"head": (self.K, 1, 1), "key": (*kv, S, 1), "feature": (*kv, S, D)}
         if self.decay is not None:
             named["log_decay"] = -abs(normal(rng, decays[self.decay], dtype))

@@ -42,6 +42,7 @@ def attention(
     eps: float = 0.0,
     scale: float | None = None,
     log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
     initial_state: Tensor | None = None,
     initial_normaliser: Tensor | None = None,
     form: Form = "recurrent",
@@ -52,7 +53,7 @@ def attention(
 
     Parameters
     ----------
-    q, k, v, log_decay, initial_state, initial_normaliser : Tensor
+    q, k, v, log_decay, beta, initial_state, initial_normaliser : Tensor
         Shaped as there, of real floating dtypes, on one device.
     feature_map : {"elu", "identity", "relu", "softmax"} or callable, default "elu"
         φ by name, or f(x) on tensors, that returns the shape of x.
@@ -92,6 +93,7 @@ def forward(
     eps: float = 0.0,
     scale: float | None = None,
     log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
     initial_state: Tensor | None = None,
     initial_normaliser: Tensor | None = None,
     form: Form = "recurrent",
@@ -102,7 +104,7 @@ def forward(
 
     Parameters
     ----------
-    q, k, v, causal, feature_map, normalise, eps, scale, log_decay, initial_state
+    q, k, v, causal, feature_map, normalise, eps, scale, log_decay, beta, initial_state
     initial_normaliser, form, chunk_size, dtype
         As in `attention`.
 
@@ -193,6 +195,7 @@ class _Operands:
             self.v = torch.cat([self.v, q.new_ones(*kv, p.S, 1)], -1)
             z = whole("initial_normaliser", *kv, p.D)
             self.state = torch.cat([self.state, z[..., None]], -1)
+        self.beta = whole("beta", *kv, p.S, 1) if "beta" in tensors else None
         decay = tensors.get("log_decay")
         self.g = whole("log_decay", *kv, p.S, 1 if decay is None else decay.shape[-1])
 
@@ -201,8 +204,11 @@ def _recur(x: _Operands) -> tuple[Tensor, Tensor]:
     """Return y (..., K, G, T, E) and the last state, one key after another."""
     a, state, rows = x.g.exp(), x.state, []
     for t in range(x.k.shape[-2]):
-        new = x.k[..., t, :, None] * x.v[..., t, None, :]
-        state = a[..., t, :, None] * state + new
+        k, u = x.k[..., t, :, None], x.v[..., t, None, :]
+        state = a[..., t, :, None] * state
+        if x.beta is not None:
+            u = x.beta[..., t, :, None] * (u - k.mT @ state)
+        state = state + k * u
         if x.causal:
             rows.append(x.q[..., t, :] @ state)
     if not x.causal:
@@ -231,6 +237,12 @@ def _by_chunks(x: _Operands, size: int) -> tuple[Tensor, Tensor]:
         within = (torch.where(seen, gap, 0).exp() * seen)[..., None, :, :, :]
         pairs = ((q[..., :, None, :] * k[..., None, None, :, :]) * within).sum(-1)
         before = (q * G.exp()[..., None, :, :]) @ state[..., None, :, :]
+        if x.beta is not None:  # (1 + L) u = β (v − (k exp(G)) S)
+            beta = x.beta[..., at, :]
+            L = beta * ((k[..., :, None, :] * k[..., None, :, :]) * within[..., 0, :, :, :]).sum(-1)
+            v = torch.linalg.solve_triangular(
+                L.tril(-1), beta * (v - (k * G.exp()) @ state), upper=False, unitriangular=True
+            )
         rows.append(before + pairs @ v[..., None, :, :])
         out_of, last = (G[..., -1:, :] - G).exp(), G[..., -1, :, None].exp()
         state = last * state + (k * out_of).mT @ v

@@ -5,8 +5,8 @@
 
 z is the column of S for a value of 1. Without normalisation o = n. Where d + eps is 0 no key
 counts: o is 0 and passes no gradient. Source: Katharopoulos et al. 2020, arXiv 2006.16236; decay:
-Sun et al. 2023, arXiv 2307.08621, and Yang et al. 2023, arXiv 2312.06635. Gradients:
-docs/derivations/linear.md.
+Sun et al. 2023, arXiv 2307.08621, and Yang et al. 2023, arXiv 2312.06635; delta rule: Yang et al.
+2024, arXiv 2406.06484 and 2412.06464. Gradients: docs/derivations/linear.md.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def attention(
     eps: float = 0.0,
     scale: float | None = None,
     log_decay: ArrayLike | None = None,
+    beta: ArrayLike | None = None,
     initial_state: ArrayLike | None = None,
     initial_normaliser: ArrayLike | None = None,
     form: Form = "recurrent",
@@ -67,6 +68,9 @@ def attention(
         Natural logarithm of the factor on the state before key t is added; with causal. Broadcasts
         against (..., K, S, D), rank ≥ 2: (K, 1, 1) for one number a head, (..., K, S, 1) for one a
         key, (..., K, S, D) for one a feature.
+    beta : float array_like, optional
+        Write β (v − φ(k) a S) instead of v, what the decayed state holds at φ(k) taken off: the
+        delta rule; with causal, without normalisation. Broadcasts against (..., K, S, 1), rank ≥ 2.
     initial_state : float array_like (..., K, D, E), optional
         State before the first key; broadcasts, rank ≥ 2.
     initial_normaliser : float array_like (..., K, D), optional
@@ -112,6 +116,7 @@ def forward(
     eps: float = 0.0,
     scale: float | None = None,
     log_decay: ArrayLike | None = None,
+    beta: ArrayLike | None = None,
     initial_state: ArrayLike | None = None,
     initial_normaliser: ArrayLike | None = None,
     form: Form = "recurrent",
@@ -122,7 +127,7 @@ def forward(
 
     Parameters
     ----------
-    q, k, v, causal, feature_map, normalise, eps, scale, log_decay, initial_state
+    q, k, v, causal, feature_map, normalise, eps, scale, log_decay, beta, initial_state
     initial_normaliser, form, chunk_size, dtype
         As in `attention`.
 
@@ -174,7 +179,7 @@ def backward(
     Returns
     -------
     LinearGradients
-        .q .k .v .log_decay .initial_state .initial_normaliser, each shaped as its input; None
+        .q .k .v .log_decay .beta .initial_state .initial_normaliser, each shaped as its input; None
         where there is no such input.
 
     Raises
@@ -231,6 +236,7 @@ def _through_features(p: LinearProblem, grads: Operands) -> LinearGradients:
         k=sum_to(dk, p.k.shape),
         v=sum_to(grads.v[..., : p.E], p.v.shape),
         log_decay=reduce_to("log_decay", grads.g),
+        beta=reduce_to("beta", grads.beta),
         initial_state=reduce_to("initial_state", grads.state[..., : p.E]),
         initial_normaliser=reduce_to(
             "initial_normaliser", grads.state[..., -1] if p.normalise else None
@@ -271,4 +277,5 @@ def operands_of(p: LinearProblem) -> Operands:
         state = np.concatenate([state, z[..., None]], -1)
     per_feature = p.log_decay is not None and p.log_decay.shape[-1] != 1
     g = whole(p.log_decay, *kv, p.S, p.D if per_feature else 1)
-    return Operands(q.reshape(*kv, p.group, p.T, p.D), k, v, g, state, bool(p.causal))
+    beta = None if p.beta is None else whole(p.beta, *kv, p.S, 1)
+    return Operands(q.reshape(*kv, p.group, p.T, p.D), k, v, g, state, beta, bool(p.causal))

@@ -20,4 +20,5 @@ class Operands(NamedTuple):
     v: Array  # (..., K, S, E) with normalisation a last column of 1
     g: Array  # (..., K, S, F or 1) logarithms of decay
     state: Array  # (..., K, F, E) before the first key
+    beta: Array | None  # (..., K, S, 1) of the delta rule
     causal: bool

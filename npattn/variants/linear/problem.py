@@ -21,7 +21,12 @@ Form = Literal["recurrent", "chunked", "parallel"]
 FORMS: tuple[Form, ...] = ("recurrent", "chunked", "parallel")
 CHUNK = 64
 """Number of keys in a chunk, unless said."""
-AFTER_HEADS = {"log_decay": "SD", "initial_state": "DE", "initial_normaliser": "D"}
+AFTER_HEADS = {
+    "log_decay": "SD",
+    "beta": "S1",
+    "initial_state": "DE",
+    "initial_normaliser": "D",
+}
 """Axes of the optional arrays after (..., K)."""
 ARRAYS = ("q", "k", "v", *AFTER_HEADS)
 
@@ -51,6 +56,7 @@ class LinearProblem:
     eps: float = 0.0
     scale: float | None = None
     log_decay: Array | None = None
+    beta: Array | None = None
     initial_state: Array | None = None
     initial_normaliser: Array | None = None
     form: Form = "recurrent"
@@ -103,6 +109,11 @@ class LinearProblem:
             )
         if self.log_decay is not None and not self.causal:
             raise OptionError("got log_decay without causal: keys decay in time; pass causal=True")
+        if self.beta is not None and (self.normalise or not self.causal):
+            raise OptionError(
+                "got beta, which needs causal=True and normalise=False: the delta rule corrects "
+                "what a state holds, in time, and has no sum of weights"
+            )
         if self.initial_normaliser is not None and not self.normalise:
             raise OptionError("got initial_normaliser, but normalise is False; leave it out")
         if self.normalise and (self.initial_state is None) != (self.initial_normaliser is None):
@@ -124,7 +135,8 @@ class LinearProblem:
         """Check that an array broadcasts against (..., K, *axes) without enlarging it."""
         array = getattr(self, name)
         letters = ", ".join(["...", "K", *axes])
-        whole = (*self.lead, self.K, *(getattr(self, axis) for axis in axes))
+        own = (1 if axis == "1" else getattr(self, axis) for axis in axes)
+        whole = (*self.lead, self.K, *own)
         try:
             fits = np.broadcast_shapes(array.shape, whole) == whole
         except ValueError:
@@ -182,5 +194,6 @@ class LinearGradients:
     k: Array
     v: Array
     log_decay: Array | None = None
+    beta: Array | None = None
     initial_state: Array | None = None
     initial_normaliser: Array | None = None

@@ -1,8 +1,9 @@
 """Linear attention as a recurrence over time, and its gradients by the recurrence in reverse.
 
-    S_t = a_t S_{t−1} + k_t v_tᵀ        y_t = q_t S_t        a = exp(g)      forward in time
-    dS_t = a_{t+1} dS_{t+1} + q_tᵀ dy_t                                      backward in time
-    q (..., K, G, T, F)   k, g (..., K, S, F)   v (..., K, S, E)   S_t (..., K, F, E)
+    S̃_t = a_t S_{t−1}     S_t = S̃_t + k_tᵀ u_t     y_t = q_t S_t     a = exp(g)    forward in time
+    u_t = v_t, or β_t (v_t − k_t S̃_t) by the delta rule
+    dS_t = a_{t+1} dS̃_{t+1} + q_tᵀ dy_t                                            backward in time
+    q (..., K, G, T, F)   k, g (..., K, S, F)   v, u (..., K, S, E)   S_t (..., K, F, E)
 
 q, k are features. Without causal, every query reads the last state. docs/derivations/linear.md.
 """
@@ -17,40 +18,62 @@ from npattn.variants.linear.operands import Operands
 __all__ = ["backward", "forward"]
 
 
-def _states(x: Operands) -> list[Array]:
-    """Return the state before each key, and the last one."""
-    a, states = np.exp(x.g), [x.state]
+def _states(x: Operands) -> tuple[list[Array], list[Array]]:
+    """Return the decayed state before each key, and the state after it."""
+    a, state, before, after = np.exp(x.g), x.state, [], []
     for s in range(x.k.shape[-2]):
-        new = x.k[..., s, :, None] * x.v[..., s, None, :]
-        states.append(a[..., s, :, None] * states[-1] + new)
-    return states
+        before.append(a[..., s, :, None] * state)
+        state = before[-1] + x.k[..., s, :, None] * _update(x, s, before[-1])[..., None, :]
+        after.append(state)
+    return before, after
+
+
+def _update(x: Operands, s: int, state: Array) -> Array:
+    """Value (..., K, E) that key s writes into a state."""
+    v = x.v[..., s, :]
+    return v if x.beta is None else x.beta[..., s, :] * (v - _read(x, s, state))
+
+
+def _read(x: Operands, s: int, state: Array) -> Array:
+    """Value (..., K, E) of a state at key s."""
+    return np.asarray((x.k[..., s, None, :] @ state)[..., 0, :])
 
 
 def forward(x: Operands) -> tuple[Array, Array]:
     """Return y (..., K, G, T, E) and the last state (..., K, F, E)."""
-    states = _states(x)
+    after = _states(x)[1]
+    last = after[-1] if after else x.state
     if not x.causal:
-        return x.q @ states[-1][..., None, :, :], states[-1]
+        return x.q @ last[..., None, :, :], last
     y = np.empty((*x.q.shape[:-1], x.v.shape[-1]), x.v.dtype)
     for t in range(y.shape[-2]):
-        y[..., t, :] = x.q[..., t, :] @ states[t + 1]
-    return y, states[-1]
+        y[..., t, :] = x.q[..., t, :] @ after[t]
+    return y, last
 
 
 def backward(x: Operands, dy: Array, dstate: Array) -> Operands:
     """Gradients of Σ dy·y + Σ dstate·(last state)."""
-    a, states = np.exp(x.g), _states(x)
+    a, (before, after) = np.exp(x.g), _states(x)
     dq, dk, dv = np.empty_like(x.q), np.empty_like(x.k), np.empty_like(x.v)
-    dg, dS = np.empty_like(x.k), dstate
+    dg, dbeta = np.empty_like(x.k), None if x.beta is None else np.empty_like(x.beta)
+    dS = dstate
     if not x.causal:
-        dq = dy @ states[-1][..., None, :, :].swapaxes(-1, -2)
+        last = after[-1] if after else x.state
+        dq = dy @ last[..., None, :, :].swapaxes(-1, -2)
         dS = dS + (x.q.swapaxes(-1, -2) @ dy).sum(-3)
     for s in reversed(range(x.k.shape[-2])):
         if x.causal:
-            dq[..., s, :] = dy[..., s, :] @ states[s + 1].swapaxes(-1, -2)
+            dq[..., s, :] = dy[..., s, :] @ after[s].swapaxes(-1, -2)
             dS = dS + x.q[..., s, :].swapaxes(-1, -2) @ dy[..., s, :]
-        dk[..., s, :] = (dS * x.v[..., s, None, :]).sum(-1)  # from S_t = … + k_t v_tᵀ
-        dv[..., s, :] = (dS * x.k[..., s, :, None]).sum(-2)
-        dS = a[..., s, :, None] * dS  # from S_t = a_t S_{t−1} + …
-        dg[..., s, :] = (dS * states[s]).sum(-1)  # a = exp(g)
-    return Operands(dq, dk, dv, dg, dS, x.causal)
+        u, du = _update(x, s, before[s]), (dS * x.k[..., s, :, None]).sum(-2)
+        dk[..., s, :] = (dS * u[..., None, :]).sum(-1)  # from S_t = S̃_t + k_tᵀ u_t
+        if x.beta is not None and dbeta is not None:  # from u_t = β_t (v_t − k_t S̃_t)
+            error = x.v[..., s, :] - _read(x, s, before[s])
+            dbeta[..., s, :] = (du * error).sum(-1, keepdims=True)
+            du = x.beta[..., s, :] * du
+            dk[..., s, :] -= (before[s] * du[..., None, :]).sum(-1)
+            dS = dS - x.k[..., s, :, None] * du[..., None, :]
+        dv[..., s, :] = du
+        dg[..., s, :] = (dS * before[s]).sum(-1)  # from S̃_t = a_t S_{t−1}, a = exp(g)
+        dS = a[..., s, :, None] * dS
+    return Operands(dq, dk, dv, dg, dS, dbeta, x.causal)

@@ -25,7 +25,7 @@ def oracle(form):
 
     def f(
         q, k, v, causal=False, feature_map="elu", normalise=True, eps=0.0, scale=None,
-        log_decay=None, initial_state=None, initial_normaliser=None, return_state=False,
+        log_decay=None, beta=None, initial_state=None, initial_normaliser=None, return_state=False,
     ):  # fmt: skip
         options = {n: x for n, x in locals().items() if n not in ("f", "return_state", "form")}
         fwd = linear.forward(**options, dtype=q.dtype, form=form)
@@ -34,7 +34,8 @@ def oracle(form):
 
     def backward(
         dout, q, k, v, causal=False, feature_map="elu", normalise=True, eps=0.0, scale=None,
-        log_decay=None, initial_state=None, initial_normaliser=None, dstate=None, dnormaliser=None,
+        log_decay=None, beta=None, initial_state=None, initial_normaliser=None, dstate=None,
+        dnormaliser=None,
     ):  # fmt: skip
         names = ("dout", "dstate", "dnormaliser", "names", "form")
         options = {n: x for n, x in locals().items() if n not in names}
@@ -51,7 +52,8 @@ def test_each_form_of_the_oracle_passes_in_float32(form):
     report = check_variant(f, "linear", backward=backward, framework="numpy", examples=60)
     assert report.passed, report
     assert report.tried == 60
-    assert {"out", "state", "normaliser", "dq", "dlog_decay", "dinitial_state"} <= {*report.worst}
+    names = {"out", "state", "normaliser", "dq", "dlog_decay", "dbeta", "dinitial_state"}
+    assert names <= {*report.worst}
     assert 0 < max(report.worst.values()) <= 1
     assert report.untested == ()
     assert report.script() == ""
@@ -166,6 +168,29 @@ def test_a_backward_may_leave_gradients_out():
     assert report.passed, report
     assert report.untested == ("the gradient of log_decay, which backward does not return",)
     assert "dlog_decay" not in report.worst
+
+
+@pytest.mark.parametrize("mistake", [None, "reads before the decay", "adds what it holds", "no β"])
+def test_mistakes_of_the_delta_rule_are_found(mistake):
+    def delta(q, k, v, log_decay, beta):
+        state, scale, rows = np.zeros((*k.shape[:2], k.shape[-1], v.shape[-1]), q.dtype), 1, []
+        for t in range(k.shape[-2]):
+            row = k[..., t, :, None]
+            held = state
+            state = np.exp(log_decay[..., t, :, None]) * state
+            held = held if mistake == "reads before the decay" else state
+            error = v[..., t, None, :] - row.swapaxes(-1, -2) @ held
+            if mistake == "adds what it holds":
+                error = v[..., t, None, :] + row.swapaxes(-1, -2) @ held
+            u = error if mistake == "no β" else beta[..., t, :, None] * error
+            state = state + row * u
+            rows.append((scale * q[..., t, None, :] @ state)[..., 0, :])
+        return np.stack(rows, -2)
+
+    values = {"causal": [True], "normalise": [False], "feature_map": ["identity"], "scale": [1.0]}
+    values |= {"decay": ["key", "feature"], "beta": [True], "G": [1]}
+    report = check_variant(delta, "linear", values=values, framework="numpy", examples=60)
+    assert report.passed == (mistake is None), report
 
 
 def test_values_say_what_an_implementation_means():

@@ -9,7 +9,14 @@ import npattn.torch as npt  # noqa: E402
 from npattn.errors import DtypeError, OptionError, ShapeError  # noqa: E402
 from npattn.testing.bounds.linear import linear_bounds  # noqa: E402
 from npattn.variants import linear  # noqa: E402
-from tests.variants.test_linear import FORMS, NAMES, assert_within, cotangents, sample  # noqa: E402
+from tests.variants.test_linear import (  # noqa: E402
+    FORMS,
+    NAMES,
+    assert_within,
+    cotangents,
+    delta_sample,
+    sample,
+)
 
 
 def tensors_of(arrays, dtype=torch.float64):
@@ -40,6 +47,21 @@ def test_values_and_gradients_are_those_of_numpy(form, feature_map, decay, norma
     results |= {"d" + n: g.numpy() for n, g in zip(tensors, grads, strict=True)}
     assert_within(bounds, results, times=2)
     assert all(np.array_equal(tensors[n].detach().numpy(), x) for n, x in arrays.items())
+
+
+@pytest.mark.parametrize("form", FORMS[:3], ids=str)
+@pytest.mark.parametrize("decay", [None, "head", "feature"])
+def test_the_delta_rule_is_that_of_numpy(form, decay):
+    arrays, options = delta_sample(21, decay, state=True)
+    exact = linear.forward(**arrays, **options)
+    douts = cotangents(exact)
+    tensors = tensors_of(arrays)
+    got = npt.variants.linear.forward(**tensors, **options, **form)
+    cotangent = [torch.tensor(d) for d in douts[:2]]
+    grads = torch.autograd.grad(got[:2], [*tensors.values()], cotangent)
+    results = {"out": got.out.detach().numpy(), "state": got.state.detach().numpy()}
+    results |= {"d" + n: g.numpy() for n, g in zip(tensors, grads, strict=True)}
+    assert_within(linear_bounds(exact, np.float64, *douts), results, times=2)
 
 
 @pytest.mark.parametrize("form", FORMS[:3], ids=str)
