@@ -601,6 +601,30 @@ def test_fla_gates(name, module, decay):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_fla_gated_delta_rule(form):
+    name = f"naive_{form}_gated_delta_rule"
+    call = fla(name, "gated_delta_rule")
+    arrays, options = delta_sample(37, "key", state=True)
+    arrays["beta"] = np.repeat(arrays["beta"][None], B, 0)
+    arrays = narrow(arrays)
+    arrays["q"] = arrays["q"][:, :K]
+    exact = linear.forward(**arrays, **options)
+    names = ("beta", "log_decay") if form == "recurrent" else ("log_decay", "beta")
+    theirs = {n: arrays[n] for n in "qkv"} | {n: arrays[n][..., 0] for n in names}
+    more = {"chunk_size": 4} if form == "chunk" else {}
+    initial = pytest.importorskip("torch").tensor(arrays["initial_state"])
+    tensors, out, state = call(theirs, initial_state=initial, output_final_state=True, **more)
+    dout = np.random.default_rng(0).standard_normal(exact.out.shape).astype(np.float32)
+    bounds = linear_bounds(exact, np.float32, dout.astype(np.float64))
+    del bounds["dinitial_state"]
+    results = {"out": out.detach().numpy().swapaxes(1, 2), "state": state.detach().numpy()}
+    results |= fla_gradients(tensors, out, dout)
+    results |= {"d" + n: results["d" + n][..., None] for n in names}
+    assert_within(bounds, results)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_fla_retention():
     torch = pytest.importorskip("torch")
     functions = pytest.importorskip("fla.ops.retention.naive")
