@@ -73,12 +73,14 @@ class MultiHeadAttention(MultiHeadParameters):
         Append one more key and value of zeros.
     merge : {"concat", "reshape"}
         "reshape" forgets to move the head axis back before it reshapes, as some code does.
-    qk_norm : {"rms", "layer"}, optional
-        Normalise every head of every query and key, after the projections.
-    norm_q, norm_k, norm_q_bias, norm_k_bias : float array (D,), optional
-        Factors and terms that a normalised head is multiplied by and added to.
+    qk_norm : {"rms", "layer", "l2", "rms_projection", "layer_projection"}, optional
+        Normalise queries and keys after the projections, before rotary positions: each head to mean
+        square 1, to mean 0 and variance 1, or to length 1; or all heads of a position together.
+    norm_q, norm_k, norm_q_bias, norm_k_bias : float array, optional
+        Factors and terms that the result is multiplied by and added to: (D,), or one row (H, D), or
+        number (H, 1), for each head (K for keys); (H·D,) and (K·D,) of whole projections.
     norm_eps : float, default 1e-6
-        Added to the mean square under the root.
+        Added to the mean square under the root; of "l2" the least length that divides.
     wg, bg : float array (in_q, H·E), (H·E,), optional
         Gate: the heads of sigmoid(query wg + bg) multiply those of o, before wo.
 

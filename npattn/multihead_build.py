@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from npattn.arrays import Array
 from npattn.checks import check_integer, read_floating
 from npattn.errors import OptionError, ShapeError
-from npattn.projections import Merge, Norm
+from npattn.projections import NORMS, Merge, Norm
 
 __all__ = ["PARAMETERS", "MultiHeadParameters", "Order", "remaining_heads"]
 
@@ -222,12 +222,16 @@ class MultiHeadParameters:
         ------
         OptionError
             If heads holds no indices of query heads, none would remain, the remaining key/value
-            heads would be shared by unequal numbers of query heads, or merge is "reshape", which
-            mixes heads.
+            heads would be shared by unequal numbers of query heads, or heads are mixed by a merge
+            "reshape" or a qk_norm of the whole projection.
         """
         query_heads, kv_heads = remaining_heads(heads, self.num_heads, self._kv_heads)
         if len(query_heads) < self.num_heads and self.merge == "reshape":
             raise OptionError('cannot prune heads with merge="reshape", which mixes them')
+        if len(query_heads) < self.num_heads and (self.qk_norm or "").endswith("_projection"):
+            raise OptionError(
+                f"cannot prune heads with qk_norm {self.qk_norm!r}, whose size is that of all heads"
+            )
         return self._select_heads(query_heads, kv_heads)
 
     def unshared(self) -> Self:
@@ -260,6 +264,7 @@ def _validate(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
     _check_options(arguments)
     _check_shapes(arrays, H, K)
+    _check_norms(arrays, arguments["qk_norm"], H, K)
     return {**arguments, "num_heads": H, "num_kv_heads": K, **arrays}
 
 
@@ -275,12 +280,12 @@ def _check_options(arguments: Mapping[str, Any]) -> None:
     add_zero_attn = arguments["add_zero_attn"]
     if not isinstance(add_zero_attn, (bool, np.bool_)):
         raise OptionError(f"add_zero_attn is {add_zero_attn!r}, must be a bool")
-    for name, legal in (("merge", ("concat", "reshape")), ("qk_norm", ("rms", "layer", None))):
+    for name, legal in (("merge", ("concat", "reshape")), ("qk_norm", (*NORMS, None))):
         if arguments[name] not in legal:
             raise OptionError(f"{name} is {arguments[name]!r}, must be one of {legal}")
     norms = [name for name in present if name.startswith("norm")]
     if norms and arguments["qk_norm"] is None:
-        raise OptionError(f'got {norms[0]} without qk_norm; pass qk_norm="rms" or "layer"')
+        raise OptionError(f"got {norms[0]} without qk_norm; pass qk_norm, one of {NORMS}")
     eps = arguments["norm_eps"]
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
         raise OptionError(f"norm_eps is {eps!r}, must be a finite number ≥ 0")
@@ -301,12 +306,34 @@ def _check_shapes(arrays: Mapping[str, Array], H: int, K: int) -> None:
     shapes |= {"wg": (wq[0], H * E), "bg": (H * E,)}
     shapes |= {"bq": (H * D,), "bk": (K * D,), "bv": (K * E,)}
     shapes |= {"bias_k": (K * D,), "bias_v": (K * E,)}
-    shapes |= {name: (D,) for name in PARAMETERS if name.startswith("norm")}
     for name, shape in shapes.items():
         if name in arrays and arrays[name].shape != shape:
             raise ShapeError(
                 f"{name} has shape {arrays[name].shape}, must have shape {shape} "
                 f"[wq {wq}, wk {wk}, wv {wv}, H {H}, K {K}]"
+            )
+
+
+def _check_norms(arrays: Mapping[str, Array], kind: Norm | None, H: int, K: int) -> None:
+    """Check the shapes of the parameters of norms."""
+    D = arrays["wq"].shape[1] // H
+    for name in PARAMETERS:
+        if not name.startswith("norm") or name not in arrays:
+            continue
+        shape, n = arrays[name].shape, H if name.startswith("norm_q") else K
+        if kind is not None and kind.endswith("_projection"):
+            legal: tuple[tuple[int, ...], ...] = ((n * D,),)
+        else:
+            legal = ((D,), (n, D), (n, 1))
+        if shape not in legal:
+            raise ShapeError(
+                f"{name} has shape {shape}, must have shape {' or '.join(map(str, legal))} "
+                f"with qk_norm {kind!r} [D {D}, H {H}, K {K}]"
+            )
+        other = name + "_bias"
+        if other in arrays and arrays[other].shape != shape:
+            raise ShapeError(
+                f"{other} has shape {arrays[other].shape}, must have the shape {shape} of {name}"
             )
 
 
@@ -409,6 +436,11 @@ def _copy_heads(
     for name in ("wk", "wv", "bk", "bv", "bias_k", "bias_v"):
         changes[name] = select(name, kv_heads, K, -1)
     changes["wo"] = select("wo", query_heads, H, 0)
+    for name in (name for name in PARAMETERS if name.startswith("norm")):
+        heads, count = (query_heads, H) if name.startswith("norm_q") else (kv_heads, K)
+        x = arguments[name]
+        if x is not None and (x.ndim == 2 or arguments["qk_norm"].endswith("_projection")):
+            changes[name] = select(name, heads, count, 0)
     return {**changes, "num_heads": len(query_heads), "num_kv_heads": len(kv_heads)}
 
 

@@ -13,9 +13,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.arrays import Array, sum_to
 
 __all__ = [
+    "NORMS",
     "Merge",
     "Norm",
     "NormResiduals",
@@ -31,7 +32,8 @@ __all__ = [
 ]
 
 Merge = Literal["concat", "reshape"]
-Norm = Literal["rms", "layer"]
+Norm = Literal["rms", "layer", "l2", "rms_projection", "layer_projection"]
+NORMS: tuple[Norm, ...] = ("rms", "layer", "l2", "rms_projection", "layer_projection")
 
 
 def linear(x: Array, w: Array, b: Array | None) -> Array:
@@ -84,29 +86,59 @@ def sigmoid_backward(dy: Array, y: Array) -> Array:
 
 
 class NormResiduals(NamedTuple):
-    """Result of `normalise`, and the arrays that `normalise_backward` needs."""
+    """Result of `normalise`, and the arrays that `normalise_backward` needs.
 
-    y: Array  # (..., T, D)
-    unit: Array  # (..., T, D) before the weight
-    size: Array  # (..., T, 1) the divisor
+    Rows are those of heads, D long; of a whole projection, n·D.
+    """
+
+    y: Array  # (..., n, T, D)
+    unit: Array  # rows before the weight
+    size: Array  # (..., 1) the divisor
+    moves: Array  # (..., 1) True where the divisor depends on the row
 
 
 def normalise(x: Array, kind: Norm, w: Array | None, b: Array | None, eps: float) -> NormResiduals:
-    """Scale each row of x to mean square 1 ("rms") or mean 0, variance 1 ("layer"); · w + b."""
-    x = x if kind == "rms" else x - x.mean(-1, keepdims=True)
-    size = np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    """Scale each row of x to mean square 1 ("rms"), mean 0 and variance 1 ("layer") or length 1.
+
+    The result is · w + b, where w and b are (D,), or (n, D) or (n, 1) for each head. Rows of a
+    "_projection" are all heads of a position; w and b are (n·D,).
+    """
+    whole, heads = kind.endswith("_projection"), x.shape[-3] if x.ndim > 2 else 1
+    x = merge(x, "concat") if whole else x
+    x = x - x.mean(-1, keepdims=True) if kind.startswith("layer") else x
+    squares = x * x
+    if kind == "l2":  # as torch.nn.functional.normalize
+        size = np.sqrt(squares.sum(-1, keepdims=True))
+        moves = size.real > eps
+        size = np.where(moves, size, eps)
+    else:
+        size = np.sqrt(squares.mean(-1, keepdims=True) + eps)
+        moves = np.ones(size.shape, bool)
     unit = x / size
-    y = unit if w is None else unit * w
-    return NormResiduals(y if b is None else y + b, unit, size)
+    y = unit if w is None else unit * _beside(w)
+    y = y if b is None else y + _beside(b)
+    return NormResiduals(split(y, heads) if whole else y, unit, size, moves)
 
 
 def normalise_backward(
     dy: Array, residuals: NormResiduals, kind: Norm, w: Array | None
 ) -> tuple[Array, Array, Array]:
-    """Gradients of x, w and b."""
-    unit, rest = residuals.unit, tuple(range(dy.ndim - 1))
-    dunit = dy if w is None else dy * w
+    """Gradients of x, w and b; those of w and b have the shape of w, a row if it is None."""
+    whole, heads = kind.endswith("_projection"), dy.shape[-3] if dy.ndim > 2 else 1
+    dy = merge(dy, "concat") if whole else dy
+    unit = residuals.unit
+    dunit = dy if w is None else dy * _beside(w)
     # A longer row is scaled back to the same length, so that nothing flows along it.
-    dx = dunit - unit * (dunit * unit).mean(-1, keepdims=True)
-    dx = dx if kind == "rms" else dx - dunit.mean(-1, keepdims=True)
-    return dx / residuals.size, (dy * unit).sum(rest), dy.sum(rest)
+    along = dunit * unit
+    along = along.sum(-1, keepdims=True) if kind == "l2" else along.mean(-1, keepdims=True)
+    dx = dunit - np.where(residuals.moves, unit * along, 0)
+    dx = dx - dunit.mean(-1, keepdims=True) if kind.startswith("layer") else dx
+    dx = dx / residuals.size
+    shape = (dy.shape[-1],) if w is None else w.shape
+    dw, db = (sum_to(d, _beside(np.empty(shape)).shape).reshape(shape) for d in (dy * unit, dy))
+    return split(dx, heads) if whole else dx, dw, db
+
+
+def _beside(w: Array) -> Array:
+    """Return a weight with axes that broadcast against rows: (n, D) is one for each head."""
+    return w if w.ndim == 1 else w[:, None, :]

@@ -579,7 +579,7 @@ def module(**kwargs):
         ({"bo": np.zeros(6), "wo": None}, "got bo without wo"),
         ({"bias_k": np.zeros(6)}, "got bias_k without bias_v; pass both or neither"),
         ({"merge": "sum"}, "merge is 'sum', must be one of"),
-        ({"qk_norm": "l2"}, "qk_norm is 'l2', must be one of"),
+        ({"qk_norm": "l1"}, "qk_norm is 'l1', must be one of"),
         ({"norm_q": np.zeros(2)}, "got norm_q without qk_norm"),
         ({"qk_norm": "rms", "norm_q": np.zeros(3)}, r"norm_q has shape \(3,\)"),
         ({"norm_eps": -1.0}, "norm_eps is -1.0, must be a finite number ≥ 0"),

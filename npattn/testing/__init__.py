@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from npattn.testing.report.outcome import Outcome
     from npattn.testing.report.report import Report
     from npattn.testing.spot import SpotCheck, spot_check
+    from npattn.testing.variants.check import check_variant
 
 __all__ = [
     "Cause",
@@ -40,6 +41,7 @@ __all__ = [
     "Rounding",
     "SpotCheck",
     "check",
+    "check_variant",
     "compare",
     "diff",
     "fingerprint",
@@ -65,9 +67,10 @@ _HOMES = {
     "diff": "npattn.testing.difference.diff",
     "fingerprint": "npattn.testing.diagnosis.fingerprint",
     "spot_check": "npattn.testing.spot",
+    "check_variant": "npattn.testing.variants.check",
 }
 
-_MODULES = ("extend", "strategies", "targets", "tolerance")
+_MODULES = ("extend", "strategies", "targets", "tolerance", "variants")
 
 
 class _Door(ModuleType):

@@ -24,6 +24,7 @@ from npattn import multihead
 from npattn.checks import check_integer
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
+from npattn.projections import NORMS, Norm
 from npattn.summary import Description
 from npattn.torch import multihead_build as build
 from npattn.torch.api import forward as attend
@@ -62,11 +63,14 @@ device, dtype
         Size of the output; default embed_dim.
     merge : {"concat", "reshape"}
         "reshape" forgets to move the head axis back before it reshapes, as some code does.
-    qk_norm : {"rms", "layer"}, optional
-        Normalise every head of every query and key after the projections, in their dtype, with
-        parameters norm_q and norm_k, and for "layer" norm_q_bias and norm_k_bias.
+    qk_norm : {"rms", "layer", "l2", "rms_projection", "layer_projection"}, optional
+        Normalise queries and keys after the projections, in their dtype, as in
+        `npattn.MultiHeadAttention`, with parameters norm_q and norm_k, and norm_q_bias and
+        norm_k_bias where the mean is taken off.
     norm_eps : float, default 1e-6
-        Added to the mean square under the root.
+        Added to the mean square under the root; of "l2" the least length that divides.
+    norm_weight : {"shared", "head", "number"}
+        Parameters of norms of heads: one row for all heads, or a row or a number for each.
     gate : bool, default False
         Multiply the heads of o by those of a sigmoid of a projection of query, gate_proj, which has
         the dtype of the projections.
@@ -123,8 +127,9 @@ device, dtype
         value_head_dim: int | None = None,
         out_dim: int | None = None,
         merge: Literal["concat", "reshape"] = "concat",
-        qk_norm: Literal["rms", "layer"] | None = None,
+        qk_norm: Norm | None = None,
         norm_eps: float = 1e-6,
+        norm_weight: build.NormWeight = "shared",
         gate: bool = False,
         compute_dtype: torch.dtype | None = None,
         engine: str = "auto",
@@ -150,6 +155,7 @@ device, dtype
         )
         self.out_dim = check_integer("out_dim", embed_dim if out_dim is None else out_dim)
         self.merge, self.qk_norm, self.norm_eps = _check_heads(merge, qk_norm, norm_eps)
+        self.norm_weight = _check_norm_weight(norm_weight, qk_norm)
         self.kdim = check_integer("kdim", embed_dim if kdim is None else kdim)
         self.vdim = check_integer("vdim", embed_dim if vdim is None else vdim)
         self.dropout = _check_probability(dropout)
@@ -173,10 +179,11 @@ device, dtype
         self.out_proj = nn.Linear(H * E, self.out_dim, bias=bias, device=device, dtype=dtype)
         self.bias_k = parameter(add_bias_kv, 1, 1, K * D)
         self.bias_v = parameter(add_bias_kv, 1, 1, K * E)
-        for name in build.NORMS if qk_norm else ():
-            self.register_parameter(name, parameter(True, D))
-        for name in build.NORM_BIASES if qk_norm == "layer" else ():
-            self.register_parameter(name, parameter(True, D))
+        for name, heads in zip(build.NORMS, (H, K), strict=True) if qk_norm else ():
+            shape = build.norm_shape(self, heads)
+            self.register_parameter(name, parameter(True, *shape))
+            if self._takes_mean:
+                self.register_parameter(f"{name}_bias", parameter(True, *shape))
         self._reset_parameters()
         self.gate_proj = None
         if gate:  # last, so that it changes no other weight of a seed
@@ -199,8 +206,12 @@ device, dtype
                 nn.init.xavier_normal_(extra)
         for name in build.NORMS if self.qk_norm else ():
             nn.init.ones_(getattr(self, name))
-        for name in build.NORM_BIASES if self.qk_norm == "layer" else ():
+        for name in build.NORM_BIASES if self._takes_mean else ():
             nn.init.zeros_(getattr(self, name))
+
+    @property
+    def _takes_mean(self) -> bool:
+        return (self.qk_norm or "").startswith("layer")
 
     def extra_repr(self) -> str:
         parts = [f"{self.embed_dim}, {self.num_heads}"]
@@ -209,7 +220,7 @@ device, dtype
             ("dropout", 0.0), ("add_zero_attn", False), ("batch_first", False),
             ("compute_dtype", None), ("engine", "auto"), ("empty_row", "zero"),
             ("value_head_dim", self.head_dim), ("out_dim", self.embed_dim), ("merge", "concat"),
-            ("qk_norm", None), ("norm_eps", 1e-6),
+            ("qk_norm", None), ("norm_eps", 1e-6), ("norm_weight", "shared"),
         ):  # fmt: skip
             if getattr(self, name) != default:
                 parts.append(f"{name}={getattr(self, name)!r}")
@@ -323,12 +334,22 @@ device, dtype
         """Normalise the heads of (B, S, K, D)."""
         if self.qk_norm is None:
             return x
-        weight, shape = getattr(self, name), (self.head_dim,)
-        if self.qk_norm == "rms":
-            return nn.functional.rms_norm(x, shape, weight, self.norm_eps)
-        return nn.functional.layer_norm(
-            x, shape, weight, getattr(self, f"{name}_bias"), self.norm_eps
-        )
+        weight, bias = getattr(self, name), getattr(self, f"{name}_bias", None)
+        rows = x.flatten(-2) if self.qk_norm.endswith("_projection") else x
+        size = rows.shape[-1:]
+        if self.qk_norm == "l2":
+            unit = nn.functional.normalize(rows, dim=-1, eps=self.norm_eps)
+            return torch.mul(unit, weight)
+        # The functions of torch know one row of parameters; others are for each head.
+        inside = weight.shape == size
+        w, b = (weight, bias) if inside else (None, None)
+        if self._takes_mean:
+            y = nn.functional.layer_norm(rows, size, w, b, self.norm_eps)
+        else:
+            y = nn.functional.rms_norm(rows, size, w, self.norm_eps)
+        if not inside:
+            y = y * weight if bias is None else y * weight + bias
+        return y.reshape(x.shape)
 
     def _extend(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Append the key or value of bias_k or bias_v, and that of zeros, to (B, S, K, D)."""
@@ -523,11 +544,22 @@ def _weights(fwd: Any) -> Tensor:
 def _check_heads(merge: Any, norm: Any, eps: Any) -> tuple[Any, Any, float]:
     if merge not in ("concat", "reshape"):
         raise OptionError(f"merge is {merge!r}, must be concat or reshape")
-    if norm not in (None, "rms", "layer"):
-        raise OptionError(f"qk_norm is {norm!r}, must be rms, layer or None")
+    if norm not in (None, *NORMS):
+        raise OptionError(f"qk_norm is {norm!r}, must be {', '.join(NORMS)} or None")
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
         raise OptionError(f"norm_eps is {eps!r}, must be a finite number ≥ 0")
     return merge, norm, float(eps)
+
+
+def _check_norm_weight(value: Any, norm: str | None) -> build.NormWeight:
+    if value not in ("shared", "head", "number"):
+        raise OptionError(f"norm_weight is {value!r}, must be shared, head or number")
+    if value != "shared" and (norm is None or norm.endswith("_projection")):
+        raise OptionError(
+            f"norm_weight is {value!r} with qk_norm {norm!r}, must be 'shared': it is for norms of "
+            "heads"
+        )
+    return value  # type: ignore[no-any-return]
 
 
 def _check_probability(dropout: Any) -> float:

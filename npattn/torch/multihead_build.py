@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -19,8 +19,10 @@ __all__ = [
     "NORMS",
     "NORM_BIASES",
     "SEPARATE",
+    "NormWeight",
     "from_numpy",
     "from_torch",
+    "norm_shape",
     "projection_rows",
     "prune",
     "to_numpy",
@@ -31,6 +33,7 @@ Tensor = torch.Tensor
 Module = TypeVar("Module", bound=nn.Module)
 
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+NormWeight = Literal["shared", "head", "number"]
 NORMS = ("norm_q", "norm_k")
 NORM_BIASES = ("norm_q_bias", "norm_k_bias")
 GATE = ("gate_proj.weight", "gate_proj.bias")
@@ -41,6 +44,10 @@ def prune(kind: type[Module], module: Any, heads: Sequence[int]) -> Module:
     queries, keys = remaining_heads(heads, module.num_heads, module.num_kv_heads)
     if len(queries) < module.num_heads and module.merge == "reshape":
         raise OptionError('cannot prune heads with merge="reshape", which mixes them')
+    if len(queries) < module.num_heads and (module.qk_norm or "").endswith("_projection"):
+        raise OptionError(
+            f"cannot prune heads with qk_norm {module.qk_norm!r}, whose size is that of all heads"
+        )
     D, E = module.head_dim, module.value_head_dim
 
     def take(x: Tensor, chosen: Sequence[int], axis: int, size: int) -> Tensor:
@@ -59,6 +66,8 @@ def prune(kind: type[Module], module: Any, heads: Sequence[int]) -> Module:
             state[name] = take_packed(x)
         elif name == "out_proj.weight":
             state[name] = take(x, queries, 1, E)
+        elif name in (*NORMS, *NORM_BIASES) and x.ndim == 2:
+            state[name] = x[list(queries if name.startswith("norm_q") else keys)]
         elif name in ("out_proj.bias", *NORMS, *NORM_BIASES):
             state[name] = x
         elif name in GATE:
@@ -77,11 +86,19 @@ def projection_rows(module: Any) -> list[int]:
     return [H * D, K * D, K * module.value_head_dim]
 
 
+def norm_shape(module: Any, heads: int) -> tuple[int, ...]:
+    """Shape of the parameters of the norm of queries or keys with so many heads."""
+    if module.qk_norm.endswith("_projection"):
+        return (heads * module.head_dim,)
+    shapes = {"shared": (module.head_dim,), "head": (heads, module.head_dim)}
+    return {**shapes, "number": (heads, 1)}[module.norm_weight]
+
+
 def _like(kind: type[Module], module: Any, **changes: Any) -> Module:
     """Return a module with the same options, on the meta device: no random numbers are used."""
     names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first",
              "num_kv_heads", "head_dim", "value_head_dim", "out_dim", "merge", "qk_norm",
-             "norm_eps", "compute_dtype", "engine", "empty_row")  # fmt: skip
+             "norm_eps", "norm_weight", "compute_dtype", "engine", "empty_row")  # fmt: skip
     options = {name: getattr(module, name) for name in names} | changes
     options["gate"] = module.gate_proj is not None
     options |= {"bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
@@ -161,7 +178,7 @@ def from_numpy(
 ) -> Module:
     """Return a module of `kind` with the bits of the parameters of `mha`."""
     _check_fits(mha)
-    p, embed = mha.parameters, mha.wq.shape[0]
+    p, embed, names = mha.parameters, mha.wq.shape[0], (*NORMS, *NORM_BIASES)
     module: Any = kind(
         embed,
         mha.num_heads,
@@ -179,6 +196,7 @@ def from_numpy(
         merge=mha.merge,
         qk_norm=mha.qk_norm,
         norm_eps=mha.norm_eps,
+        norm_weight=next((_norm_weight(mha, n) for n in names if n in p), "shared"),
         gate="wg" in p,
         **options,
     )
@@ -198,11 +216,13 @@ def from_numpy(
     if "bg" in p:
         state["gate_proj.bias"] = tensors["bg"]
     own = dict(module.named_parameters())
-    for name in (*NORMS, *NORM_BIASES):
+    for name in names:
         if name in own:  # npattn's may be left out
             make: Any = torch.zeros if name in NORM_BIASES else torch.ones
             given = tensors.get(name)
-            state[name] = make(mha.head_size, dtype=tensors["wq"].dtype) if given is None else given
+            if given is None:
+                given = make(own[name].shape, dtype=tensors["wq"].dtype)
+            state[name] = given
     module.load_state_dict(state, assign=True)
     return module  # type: ignore[no-any-return]
 
@@ -239,16 +259,31 @@ def to_numpy(module: Any) -> multihead.MultiHeadAttention:
     )
 
 
+def _norm_weight(mha: multihead.MultiHeadAttention, name: str) -> NormWeight:
+    """Return the kind of a parameter of a norm, by its shape."""
+    shape = mha.parameters[name].shape
+    if len(shape) == 1:
+        return "shared"
+    return "number" if shape[1] == 1 else "head"
+
+
 def _check_fits(mha: multihead.MultiHeadAttention) -> None:
     """Raise OptionError if the module on tensors has no place for a part of `mha`."""
     dtypes = {n: x.dtype for n, x in mha.parameters.items()}
+    kinds = {_norm_weight(mha, n) for n in (*NORMS, *NORM_BIASES) if n in mha.parameters}
     names = ("bq", "bk", "bv", "bo", *(["bg"] if mha.wg is not None else []))
     missing = [getattr(mha, name) is None for name in names]
     wrong = None
     if mha.wo is None:
         wrong = "wo is None, must be an array: this module always projects the heads"
-    elif mha.qk_norm == "rms" and not {*NORM_BIASES}.isdisjoint(mha.parameters):
-        wrong = 'a bias beside qk_norm="rms", must be "layer": torch\'s rms_norm has none'
+    elif not (mha.qk_norm or "layer").startswith("layer") and not (
+        {*NORM_BIASES}.isdisjoint(mha.parameters)
+    ):
+        wrong = f'a bias beside qk_norm="{mha.qk_norm}", must be "layer": other norms have none'
+    elif len(kinds) > 1:
+        wrong = (
+            "norm_q and norm_k differ in kind, must be one row, or rows or numbers for each head"
+        )
     elif len(set(missing)) > 1:
         wrong = f"only some of {', '.join(names)} are there: pass zeros for the missing ones"
     elif len(set(dtypes.values())) > 1:

@@ -7,6 +7,7 @@
 Each is built on `npattn.forward` and `npattn.backward`, so that its rules hold.
 """
 
+from npattn.variants import differential, linear
 from npattn.variants.gathered import (
     GatheredForward,
     gathered_attention,
@@ -26,6 +27,7 @@ __all__ = [
     "GatheredForward",
     "LatentForward",
     "LatentGradients",
+    "differential",
     "drop_repeats",
     "gathered_attention",
     "gathered_backward",
@@ -34,5 +36,6 @@ __all__ = [
     "latent_attention",
     "latent_backward",
     "latent_forward",
+    "linear",
     "top_k",
 ]

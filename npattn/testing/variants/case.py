@@ -1,0 +1,109 @@
+"""A case: sizes, options and a seed, from which arrays, exact results and tolerances follow.
+
+A variant is judged once there is a case for it: a frozen dataclass whose fields are sampled and
+shrunk, the simplest value of each first. Nothing else in this folder knows of any variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.errors import OptionError
+
+__all__ = ["Case", "Exact", "Request", "allowed_values", "normal"]
+
+Exact = dict[str, tuple[Array, Array]]
+"""Result by name → its exact value and its tolerance, both float64."""
+
+
+class Request(NamedTuple):
+    """Call of an implementation: its arrays in order and by name, options, and cotangents."""
+
+    positional: dict[str, Array]
+    named: dict[str, Array]  # array options, differentiable
+    options: dict[str, Any]  # masks, numbers, flags and words
+    cotangents: dict[str, Array]  # by name of the result
+
+
+class Case(Protocol):
+    """Protocol of a case of one variant."""
+
+    def request(self, dtype: Any) -> Request:
+        """Return arrays and cotangents in a dtype, and the options that are not None."""
+
+    def exact(self, request: Request, dtype: Any, gradients: bool) -> Exact:
+        """Return the exact results for a request, with the tolerance of each."""
+
+    @classmethod
+    def choices(
+        cls, names: Mapping[str, bool], values: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Sequence[Any]]:
+        """Return the values of each field to sample from, the simplest first.
+
+        `names` holds the options that the implementation names, with True for those that it
+        requires; `values` restricts fields.
+        """
+
+    @classmethod
+    def build(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the case with these fields, after making them agree with each other."""
+
+
+def normal(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> Array:
+    """Sample a standard normal array, rounded to a dtype."""
+    return rng.standard_normal(tuple(shape)).astype(dtype)
+
+
+def allowed_values(
+    defaults: Mapping[str, Sequence[Any]],
+    options: Mapping[str, str],
+    names: Mapping[str, bool],
+    values: Mapping[str, Sequence[Any]],
+    optional: Callable[[str], Sequence[Any]],
+) -> dict[str, Sequence[Any]]:
+    """Return the values of all fields: those in `values`, else the defaults.
+
+    Parameters
+    ----------
+    defaults : mapping
+        Values of each field; its first is the default of an option.
+    options : mapping
+        Field → option of the implementation that it stands for. A field whose option the
+        implementation does not name keeps one value.
+    names, values
+        As of `Case.choices`.
+    optional : callable
+        Field → its values if the implementation requires the option.
+
+    Raises
+    ------
+    OptionError
+        If `values` has an unknown field or value, no values, or several for an option that the
+        implementation does not name.
+    """
+    unknown = [name for name in values if name not in defaults]
+    if unknown:
+        raise OptionError(
+            f"values has {unknown[0]!r}, must have fields among {', '.join(defaults)}"
+        )
+    chosen: dict[str, Sequence[Any]] = {}
+    for field, every in defaults.items():
+        own = tuple(values.get(field, every))
+        option = options.get(field)
+        if not own:
+            raise OptionError(f"values[{field!r}] is empty, must hold at least one value")
+        if option is not None and option not in names:
+            if field in values and len(own) > 1:
+                raise OptionError(
+                    f"values[{field!r}] has {len(own)} values, but the implementation names no "
+                    f"{option}: pass the one that it means"
+                )
+            own = own[:1]
+        elif option is not None and field not in values and names[option]:
+            own = tuple(optional(field))
+        chosen[field] = own
+    return chosen

@@ -1,0 +1,110 @@
+"""Cases of differential attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from npattn.testing.bounds.differential import differential_bounds
+from npattn.testing.variants.case import Exact, Request, allowed_values, normal
+from npattn.variants import differential
+
+__all__ = ["DifferentialCase"]
+
+DEFAULTS: dict[str, Sequence[Any]] = {
+    "B": (1, 2),
+    "K": (1, 2, 3),
+    "G": (1, 2, 3),
+    "T": (1, 2, 3, 5, 7, 17),
+    "S": (1, 2, 3, 5, 11, 16),
+    "D": (1, 2, 3, 4, 8),
+    "E": (1, 2, 3, 5, 8),
+    "causal": (False, True),
+    "mask": (False, True),
+    "bias": (False, True),
+    "sinks": (False, True),
+    "scale": (None, 1.0, -0.75),
+    "softcap": (None, 2.0),
+    "lam": ("head", "number"),
+    "norm": (False, True),
+    "norm_weight": (False, True),
+    "norm_eps": (1e-5, 0.01),
+    "out_scale": (1.0, 0.4),
+    "seed": tuple(range(1000)),
+}
+SIZES = ("B", "K", "G", "T", "S", "D", "E")
+OPTIONS = {n: n for n in DEFAULTS if n not in (*SIZES, "seed", "lam")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentialCase:
+    """One problem of differential attention, of the options of `npattn.variants.differential`.
+
+    `lam` is one number for each "head" or one "number" for all, both as arrays; `G` is H / K. True
+    of mask, bias, sinks and norm_weight is an array that the seed samples.
+    """
+
+    B: int = 1
+    K: int = 1
+    G: int = 1
+    T: int = 1
+    S: int = 1
+    D: int = 1
+    E: int = 1
+    causal: bool = False
+    mask: bool = False
+    bias: bool = False
+    sinks: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    lam: str = "head"
+    norm: bool = False
+    norm_weight: bool = False
+    norm_eps: float = 1e-5
+    out_scale: float = 1.0
+    seed: int = 0
+
+    @classmethod
+    def choices(
+        cls, names: Mapping[str, bool], values: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Sequence[Any]]:
+        """Return the values of each field to sample from, as `Case.choices`."""
+        return allowed_values(DEFAULTS, OPTIONS, names, values, lambda field: DEFAULTS[field][1:])
+
+    @classmethod
+    def build(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the case with these fields: causal has T = S, and a weight needs a norm."""
+        changes = dict(fields)
+        changes["norm_weight"] = changes["norm_weight"] and changes["norm"]
+        if changes["causal"]:
+            changes["S"] = changes["T"]
+        return cls(**changes)
+
+    def request(self, dtype: Any) -> Request:
+        """Return arrays and cotangents in a dtype, and the options that are not None."""
+        rng, H = np.random.default_rng(self.seed), self.K * self.G
+        queries, keys = (self.B, H, self.T, self.D), (self.B, self.K, self.S, self.D)
+        shapes = {"q1": queries, "k1": keys, "q2": queries, "k2": keys, "v": (*keys[:3], self.E)}
+        arrays = {name: normal(rng, shape, dtype) for name, shape in shapes.items()}
+        named = {"lam": normal(rng, (H,) if self.lam == "head" else (), dtype)}
+        more = {"bias": (H, self.T, self.S), "sinks": (H,), "norm_weight": (self.E,)}
+        for name, shape in more.items():
+            if getattr(self, name):
+                named[name] = normal(rng, shape, dtype)
+        options: dict[str, Any] = {}
+        if self.mask:
+            options["mask"] = rng.random((self.B, 1, self.T, self.S)) < 0.75
+            options["mask"][..., 0] = True  # a row that sees nothing is another question
+        words = ("causal", "scale", "softcap", "norm", "norm_eps", "out_scale")
+        options |= {n: getattr(self, n) for n in words if getattr(self, n) is not None}
+        return Request(arrays, named, options, {"out": normal(rng, (*queries[:3], self.E), dtype)})
+
+    def exact(self, request: Request, dtype: Any, gradients: bool) -> Exact:
+        """Return the exact results for a request, with the tolerance of each."""
+        arrays: dict[str, Any] = {**request.positional, **request.named}
+        fwd = differential.forward(**arrays, **request.options)
+        dout = request.cotangents["out"].astype(np.float64) if gradients else None
+        return differential_bounds(fwd, dtype, dout)

@@ -1,0 +1,130 @@
+"""Cases of linear attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from npattn.testing.bounds.linear import linear_bounds
+from npattn.testing.variants.case import Exact, Request, allowed_values, normal
+from npattn.variants import linear
+
+__all__ = ["LinearCase"]
+
+DEFAULTS: dict[str, Sequence[Any]] = {
+    "B": (1, 2),
+    "K": (1, 2, 3),
+    "G": (1, 2, 3),
+    "T": (1, 2, 3, 5, 7, 16, 17, 33),
+    "S": (1, 2, 3, 5, 11, 16),
+    "D": (1, 2, 3, 4, 8),
+    "E": (1, 2, 3, 5, 8),
+    "causal": (False, True),
+    "feature_map": ("elu", "identity", "relu", "softmax"),
+    "normalise": (True, False),
+    "eps": (0.0, 1e-6, 0.125),
+    "scale": (None, 1.0, -0.75),
+    "decay": (None, "head", "key", "feature"),
+    "beta": (False, True),
+    "state": (False, True),
+    "seed": tuple(range(1000)),
+}
+OPTIONS = {n: n for n in ("causal", "feature_map", "normalise", "eps", "scale")}
+OPTIONS |= {"decay": "log_decay", "beta": "beta", "state": "initial_state"}
+DELTA = 7
+"""Most keys of the delta rule: its bound, with plus signs, doubles with each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearCase:
+    """One problem of linear attention, of the options of `npattn.variants.linear.attention`.
+
+    `decay` is the kind of log_decay: None, or one number for each "head" (K, 1, 1), "key"
+    (B, K, T, 1) or "feature" (B, K, T, D); `G` is H / K; `state` is True with an initial state,
+    `beta` with the delta rule, whose keys have length 1.
+    """
+
+    B: int = 1
+    K: int = 1
+    G: int = 1
+    T: int = 1
+    S: int = 1
+    D: int = 1
+    E: int = 1
+    causal: bool = False
+    feature_map: Any = "elu"
+    normalise: bool = True
+    eps: float = 0.0
+    scale: float | None = None
+    decay: str | None = None
+    beta: bool = False
+    state: bool = False
+    seed: int = 0
+
+    @classmethod
+    def choices(
+        cls, names: Mapping[str, bool], values: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Sequence[Any]]:
+        """Return the values of each field to sample from, as `Case.choices`."""
+        return allowed_values(DEFAULTS, OPTIONS, names, values, lambda field: DEFAULTS[field][1:])
+
+    @classmethod
+    def build(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the case with these fields: decay needs causal, and causal T = S.
+
+        The delta rule needs causal and no normalisation, and features no longer than their rows.
+        """
+        changes = dict(fields)
+        if changes["normalise"] or not changes["causal"] or changes["feature_map"] == "elu":
+            changes["beta"] = False
+        if changes["beta"]:
+            changes["T"] = min(changes["T"], DELTA)
+        if not changes["causal"]:
+            changes["decay"] = None
+        else:
+            changes["S"] = changes["T"]
+        return cls(**changes)
+
+    def request(self, dtype: Any) -> Request:
+        """Return arrays and cotangents in a dtype, and the options that are not None."""
+        rng, lead, H = np.random.default_rng(self.seed), (self.B,), self.K * self.G
+        T, S, D, E, kv = self.T, self.S, self.D, self.E, (self.B, self.K)
+        shapes = {"q": (*lead, H, T, D), "k": (*kv, S, D), "v": (*kv, S, E)}
+        arrays = {name: normal(rng, shape, dtype) for name, shape in shapes.items()}
+        if self.normalise and self.feature_map in ("identity", "relu"):
+            # Sums of weights that cancel, or are 0, determine no quotient.
+            for name in "qk":
+                positive = slice(None) if self.feature_map == "identity" else slice(0, 1)
+                part = arrays[name][..., positive]
+                part[...] = abs(part) + arrays[name].dtype.type(0.125)
+        named = {}
+        if self.beta:
+            length = np.sqrt((arrays["k"].astype(np.float64) ** 2).sum(-1, keepdims=True))
+            arrays["k"] = (arrays["k"] / length).astype(dtype)
+            named["beta"] = rng.uniform(0, 1, (*kv, S, 1)).astype(dtype)
+        decays = {"head": (self.K, 1, 1), "key": (*kv, S, 1), "feature": (*kv, S, D)}
+        if self.decay is not None:
+            named["log_decay"] = -abs(normal(rng, decays[self.decay], dtype))
+        if self.state:
+            named["initial_state"] = normal(rng, (*kv, D, E), dtype)
+            if self.normalise:
+                named["initial_normaliser"] = abs(normal(rng, (*kv, D), dtype))
+        words = ("causal", "feature_map", "normalise", "eps", "scale")
+        options = {n: getattr(self, n) for n in words if getattr(self, n) is not None}
+        cotangents = {"out": (*lead, H, T, E), "state": (*kv, D, E), "normaliser": (*kv, D)}
+        if not self.normalise:
+            del cotangents["normaliser"]
+        return Request(
+            arrays, named, options, {n: normal(rng, s, dtype) for n, s in cotangents.items()}
+        )
+
+    def exact(self, request: Request, dtype: Any, gradients: bool) -> Exact:
+        """Return the exact results for a request, with the tolerance of each."""
+        arrays: dict[str, Any] = {**request.positional, **request.named}
+        fwd = linear.forward(**arrays, **request.options)
+        cotangents = {n: x.astype(np.float64) for n, x in request.cotangents.items()}
+        douts = (cotangents.get(n) if gradients else None for n in ("out", "state", "normaliser"))
+        return linear_bounds(fwd, dtype, *douts)

@@ -1,0 +1,238 @@
+"""Differential attention: the difference of two softmaxes, o = (P1 − λ P2) v, and its gradients.
+
+    P_i = softmax(scale · q_i k_iᵀ + bias) over the visible keys        both read the same values
+    y = P1 v − λ P2 v        out = out_scale · y / √(mean y² + eps) · norm_weight    (with norm)
+    λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init
+
+Every option of `npattn.attention` applies to both softmaxes. Source: Ye et al. 2024, arXiv
+2410.05258, eq. 1 to 3. Gradients: docs/differential.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from npattn import api
+from npattn.arrays import Array, MaskLike
+from npattn.checks import check_cotangent
+from npattn.errors import DtypeError, OptionError
+from npattn.projections import normalise, normalise_backward
+from npattn.variants.differential.arguments import (
+    check_alike,
+    check_norm,
+    check_out_scale,
+    read_lambda,
+    widen,
+)
+from npattn.variants.differential.result import DifferentialForward, DifferentialGradients, beside
+
+__all__ = ["attention", "backward", "forward"]
+
+
+def attention(
+    q1: ArrayLike,
+    k1: ArrayLike,
+    q2: ArrayLike,
+    k2: ArrayLike,
+    v: ArrayLike,
+    mask: ArrayLike | MaskLike | None = None,
+    *,
+    lam: float | ArrayLike,
+    norm: bool = False,
+    norm_weight: ArrayLike | None = None,
+    norm_eps: float = 1e-5,
+    out_scale: float = 1.0,
+    **options: Any,
+) -> NDArray[Any]:
+    """Exact differential attention, (P1 − λ P2) v.
+
+    Parameters
+    ----------
+    q1, q2 : array_like (..., H, T, D)
+        Queries of the two softmaxes, shaped alike. Rank 2 (all arrays) is one head.
+    k1, k2 : array_like (..., K, S, D)
+        Their keys, shaped alike; K divides H.
+    v : array_like (..., K, S, E)
+        In the paper E is 2·D.
+    mask : bool array_like or one of `npattn.masks`, optional
+        True = may attend, in both.
+    lam : float or float array_like (H,)
+        λ; `reparametrise` computes it from the four vectors of the paper.
+    norm : bool, default False
+        Divide the result of each query and head by its root mean square over E.
+    norm_weight : float array_like (E,), optional
+        Factors after that, with norm.
+    norm_eps : float, default 1e-5
+        Added to the mean square under the root.
+    out_scale : float, default 1.0
+        Multiplies the output: 1 − λ_init in the paper.
+    **options
+        Every other option of `npattn.attention`, for both softmaxes; not a narrow dtype.
+
+    Returns
+    -------
+    array (..., H, T, E)
+
+    Raises
+    ------
+    ShapeError
+        If an array has a shape that does not fit the others.
+    DtypeError
+        If an array has a dtype that is not legal here, or dtype is bfloat16 or float16.
+    OptionError
+        If an option has an illegal value, does not exist, or does not go with another one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.variants import differential
+    >>> q, k, v = np.zeros((1, 2, 4)), np.zeros((1, 2, 4)), np.array([[[1.0], [3.0]]])
+    >>> differential.attention(q, k, q, k, v, causal=True, lam=0.5)[0, :, 0]
+    array([0.5, 1. ])
+    """
+    return forward(
+        q1, k1, q2, k2, v, mask, lam=lam, norm=norm, norm_weight=norm_weight, norm_eps=norm_eps,
+        out_scale=out_scale, **options,
+    ).out  # fmt: skip
+
+
+def forward(
+    q1: ArrayLike,
+    k1: ArrayLike,
+    q2: ArrayLike,
+    k2: ArrayLike,
+    v: ArrayLike,
+    mask: ArrayLike | MaskLike | None = None,
+    *,
+    lam: float | ArrayLike,
+    norm: bool = False,
+    norm_weight: ArrayLike | None = None,
+    norm_eps: float = 1e-5,
+    out_scale: float = 1.0,
+    **options: Any,
+) -> DifferentialForward:
+    """Differential attention with its weights and the two attentions, as `backward` needs them.
+
+    Parameters
+    ----------
+    q1, k1, q2, k2, v, mask, lam, norm, norm_weight, norm_eps, out_scale, **options
+        As in `attention`.
+
+    Returns
+    -------
+    DifferentialForward
+        .out (..., H, T, E), .weights (..., H, T, S), .first, .second, .lam
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError
+        As in `attention`.
+    """
+    check_alike(q1=q1, q2=q2)
+    check_alike(k1=k1, k2=k2)
+    first = api.forward(q1, k1, v, mask, **options)
+    if first.problem.storage is not None:
+        raise DtypeError(
+            f"dtype is {first.problem.storage}, must be float32 or float64: differential attention "
+            "emulates no mixed precision"
+        )
+    dtype = first.out.dtype
+    factors = read_lambda(lam, first)
+    factors = factors.astype(widen(dtype, factors), copy=False)
+    out_scale = check_out_scale(out_scale)
+    weight = check_norm(norm, norm_weight, norm_eps, first.problem.E)
+    second = api.forward(q2, k2, v, mask, **options)
+    y = first.out - beside(factors, first.out) * second.out
+    residuals = None
+    if norm:
+        weight = None if weight is None else weight.astype(widen(dtype, weight), copy=False)
+        residuals = normalise(y, "rms", weight, None, norm_eps)
+        y = residuals.y
+    out = y if out_scale == 1 else out_scale * y
+    return DifferentialForward(out, first, second, factors, residuals, weight, out_scale)
+
+
+def backward(
+    fwd: DifferentialForward, dout: ArrayLike, dweights: ArrayLike | None = None
+) -> DifferentialGradients:
+    """Exact gradients of Σ dout·out + Σ dweights·weights.
+
+    Parameters
+    ----------
+    fwd : DifferentialForward
+        Result of `forward`.
+    dout : float array_like (..., H, T, E)
+    dweights : float array_like (..., H, T, S), optional
+        Cotangent of P1 − λ P2.
+
+    Returns
+    -------
+    DifferentialGradients
+        .q1 .k1 .q2 .k2 .v .lam .bias .sinks .norm_weight
+
+    Raises
+    ------
+    ShapeError
+        If a cotangent is not shaped like its result.
+    DtypeError
+        If a cotangent is not floating.
+    OptionError
+        If `fwd` is not a result of `forward`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn.variants import differential
+    >>> x = np.ones((3, 2))
+    >>> fwd = differential.forward(x, x, x, x, x, lam=0.25)
+    >>> float(differential.backward(fwd, np.ones_like(fwd.out)).lam)
+    -6.0
+    """
+    if not isinstance(fwd, DifferentialForward):
+        raise OptionError(
+            f"fwd is of type {type(fwd).__name__}; pass the result of "
+            "npattn.variants.differential.forward"
+        )
+    lam = beside(fwd.lam, fwd.out)
+    do = check_cotangent("dout", dout, fwd.out.shape)
+    dy = fwd.out_scale * do.astype(widen(fwd.out.dtype, do), copy=False)
+    dnorm_weight = None
+    if fwd.norm is not None:
+        dy, dnorm_weight, _ = normalise_backward(dy, fwd.norm, "rms", fwd.norm_weight)
+    dlam = -dy * fwd.second.out  # from y = o1 − λ o2
+    total = dlam.sum((-1, -2))
+    d1 = d2 = None
+    if dweights is not None:
+        d1 = check_cotangent("dweights", dweights, (*fwd.out.shape[:-1], fwd.first.problem.S))
+        d2 = -lam * d1
+        total = total - (d1 * fwd.second.weights).sum((-1, -2))  # from P1 − λ P2
+    one = api.backward(fwd.first, dy, None, d1)
+    two = api.backward(fwd.second, -lam * dy, None, d2)
+    return DifferentialGradients(
+        q1=one.q,
+        k1=one.k,
+        q2=two.q,
+        k2=two.k,
+        v=one.v + two.v,
+        lam=_sum_heads(total, fwd.lam.shape),
+        bias=_add(one.bias, two.bias),
+        sinks=_add(one.sinks, two.sinks),
+        norm_weight=None if fwd.norm_weight is None else dnorm_weight,
+    )
+
+
+def _sum_heads(x: Array, shape: tuple[int, ...]) -> Array:
+    """Sum (..., H) to the shape () or (H,) of λ."""
+    return np.asarray(x.sum() if shape == () else x.reshape(-1, *shape).sum(0))
+
+
+def _add(one: Any, two: Any) -> Any:
+    """Add two gradients of a bias: arrays, tuples of them, or None."""
+    if one is None:
+        return None
+    if isinstance(one, tuple):
+        return tuple(_add(x, y) for x, y in zip(one, two, strict=True))
+    return one + two

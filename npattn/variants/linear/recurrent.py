@@ -1,0 +1,79 @@
+"""Linear attention as a recurrence over time, and its gradients by the recurrence in reverse.
+
+    S̃_t = a_t S_{t−1}     S_t = S̃_t + k_tᵀ u_t     y_t = q_t S_t     a = exp(g)    forward in time
+    u_t = v_t, or β_t (v_t − k_t S̃_t) by the delta rule
+    dS_t = a_{t+1} dS̃_{t+1} + q_tᵀ dy_t                                            backward in time
+    q (..., K, G, T, F)   k, g (..., K, S, F)   v, u (..., K, S, E)   S_t (..., K, F, E)
+
+q, k are features. Without causal, every query reads the last state. docs/derivations/linear.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.variants.linear.operands import Operands
+
+__all__ = ["backward", "forward"]
+
+
+def _states(x: Operands) -> tuple[list[Array], list[Array]]:
+    """Return the decayed state before each key, and the state after it."""
+    a, state, before, after = np.exp(x.g), x.state, [], []
+    for s in range(x.k.shape[-2]):
+        before.append(a[..., s, :, None] * state)
+        state = before[-1] + x.k[..., s, :, None] * _update(x, s, before[-1])[..., None, :]
+        after.append(state)
+    return before, after
+
+
+def _update(x: Operands, s: int, state: Array) -> Array:
+    """Value (..., K, E) that key s writes into a state."""
+    v = x.v[..., s, :]
+    return v if x.beta is None else x.beta[..., s, :] * (v - _read(x, s, state))
+
+
+def _read(x: Operands, s: int, state: Array) -> Array:
+    """Value (..., K, E) of a state at key s."""
+    return np.asarray((x.k[..., s, None, :] @ state)[..., 0, :])
+
+
+def forward(x: Operands) -> tuple[Array, Array]:
+    """Return y (..., K, G, T, E) and the last state (..., K, F, E)."""
+    after = _states(x)[1]
+    last = after[-1] if after else x.state
+    if not x.causal:
+        return x.q @ last[..., None, :, :], last
+    y = np.empty((*x.q.shape[:-1], x.v.shape[-1]), x.v.dtype)
+    for t in range(y.shape[-2]):
+        y[..., t, :] = x.q[..., t, :] @ after[t]
+    return y, last
+
+
+def backward(x: Operands, dy: Array, dstate: Array) -> Operands:
+    """Gradients of Σ dy·y + Σ dstate·(last state)."""
+    a, (before, after) = np.exp(x.g), _states(x)
+    dq, dk, dv = np.empty_like(x.q), np.empty_like(x.k), np.empty_like(x.v)
+    dg, dbeta = np.empty_like(x.k), None if x.beta is None else np.empty_like(x.beta)
+    dS = dstate
+    if not x.causal:
+        last = after[-1] if after else x.state
+        dq = dy @ last[..., None, :, :].swapaxes(-1, -2)
+        dS = dS + (x.q.swapaxes(-1, -2) @ dy).sum(-3)
+    for s in reversed(range(x.k.shape[-2])):
+        if x.causal:
+            dq[..., s, :] = dy[..., s, :] @ after[s].swapaxes(-1, -2)
+            dS = dS + x.q[..., s, :].swapaxes(-1, -2) @ dy[..., s, :]
+        u, du = _update(x, s, before[s]), (dS * x.k[..., s, :, None]).sum(-2)
+        dk[..., s, :] = (dS * u[..., None, :]).sum(-1)  # from S_t = S̃_t + k_tᵀ u_t
+        if x.beta is not None and dbeta is not None:  # from u_t = β_t (v_t − k_t S̃_t)
+            error = x.v[..., s, :] - _read(x, s, before[s])
+            dbeta[..., s, :] = (du * error).sum(-1, keepdims=True)
+            du = x.beta[..., s, :] * du
+            dk[..., s, :] -= (before[s] * du[..., None, :]).sum(-1)
+            dS = dS - x.k[..., s, :, None] * du[..., None, :]
+        dv[..., s, :] = du
+        dg[..., s, :] = (dS * before[s]).sum(-1)  # from S̃_t = a_t S_{t−1}, a = exp(g)
+        dS = a[..., s, :, None] * dS
+    return Operands(dq, dk, dv, dg, dS, dbeta, x.causal)

@@ -1,0 +1,291 @@
+"""check_variant: right implementations pass, mistakes are found and shrunk, scripts replay them."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from npattn.errors import DtypeError, OptionError
+from npattn.testing import check_variant
+from npattn.testing.variants import DifferentialCase, LinearCase, replay
+from npattn.variants import differential, linear
+from tests.testing.variants.kernels import (
+    DIFFERENTIAL_MISTAKES,
+    LINEAR_MISTAKES,
+    Differential,
+    Linear,
+    TiledHeads,
+)
+
+
+def oracle(form):
+    """Our own functions in the dtype of q, in one of three forms."""
+
+    def f(
+        q, k, v, causal=False, feature_map="elu", normalise=True, eps=0.0, scale=None,
+        log_decay=None, beta=None, initial_state=None, initial_normaliser=None, return_state=False,
+    ):  # fmt: skip
+        options = {n: x for n, x in locals().items() if n not in ("f", "return_state", "form")}
+        fwd = linear.forward(**options, dtype=q.dtype, form=form)
+        results = (fwd.out, fwd.state, fwd.normaliser)
+        return results if normalise else results[:2]
+
+    def backward(
+        dout, q, k, v, causal=False, feature_map="elu", normalise=True, eps=0.0, scale=None,
+        log_decay=None, beta=None, initial_state=None, initial_normaliser=None, dstate=None,
+        dnormaliser=None,
+    ):  # fmt: skip
+        names = ("dout", "dstate", "dnormaliser", "names", "form")
+        options = {n: x for n, x in locals().items() if n not in names}
+        fwd = linear.forward(**options, dtype=q.dtype, form=form)
+        grads = linear.backward(fwd, dout, dstate, dnormaliser)
+        return {n: x for n, x in vars(grads).items() if x is not None}
+
+    return f, backward
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunked", "parallel"])
+def test_each_form_of_the_oracle_passes_in_float32(form):
+    f, backward = oracle(form)
+    report = check_variant(f, "linear", backward=backward, framework="numpy", examples=60)
+    assert report.passed, report
+    assert report.tried == 60
+    names = {"out", "state", "normaliser", "dq", "dlog_decay", "dbeta", "dinitial_state"}
+    assert names <= {*report.worst}
+    assert 0 < max(report.worst.values()) <= 1
+    assert report.untested == ()
+    assert report.script() == ""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_kernel_in_its_quadratic_form_passes(dtype):
+    kernel = Linear()
+    f, backward = kernel.__call__, kernel.backward
+    if dtype == "float64":  # it rounds constants to float32
+        values = {"eps": (0.0,), "scale": (1.0,), "feature_map": ("identity", "relu", "softmax")}
+    else:
+        values = None
+    report = check_variant(
+        f, "linear", backward=backward, framework="numpy", dtype=dtype, values=values
+    )
+    assert report.passed, report
+
+
+def test_a_kernel_with_differences_of_weights_passes():
+    kernel = Differential()
+    report = check_variant(
+        kernel.__call__, "differential", backward=kernel.backward, framework="numpy", examples=60
+    )
+    assert report.passed, report
+    assert {"out", "dq1", "dk2", "dv", "dlam"} <= {*report.worst}
+
+
+@pytest.mark.parametrize(("kind", "names"), LINEAR_MISTAKES)
+def test_mistakes_of_linear_attention_are_found(kind, names):
+    kernel = kind()
+    report = check_variant(
+        kernel.__call__, "linear", backward=kernel.backward, framework="numpy", examples=60
+    )
+    assert not report.passed
+    assert set(report.failed) & set(names.split()), report
+    case = report.case
+    assert case.B * case.K * case.G * case.T * case.D * case.E <= 8  # it was shrunk
+
+
+@pytest.mark.parametrize(("kind", "names"), DIFFERENTIAL_MISTAKES)
+def test_mistakes_of_differential_attention_are_found(kind, names):
+    kernel = kind()
+    report = check_variant(
+        kernel.__call__, "differential", backward=kernel.backward, framework="numpy", examples=60
+    )
+    assert not report.passed
+    assert set(report.failed) & set(names.split()), report
+
+
+def test_the_script_shows_the_failure(tmp_path):
+    kernel = "tests.testing.variants.kernels"
+    path = tmp_path / "shown.py"
+    report = check_variant(tiled, "linear", framework="numpy", values={"feature_map": ("elu",)})
+    assert not report.passed
+    text = report.script()
+    assert "from tests.testing.variants.test_check import tiled as f" in text
+    assert kernel not in text
+    path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": "."},
+    )  # fmt: skip
+    assert "out of tolerance" in done.stdout
+    comparisons = replay(tiled, report.case, framework="numpy")
+    assert [str(c) for c in comparisons] == done.stdout.splitlines()
+
+
+def tiled(q, k, v):
+    return TiledHeads()(q, k, v)
+
+
+def test_the_report_says_what_it_found():
+    report = check_variant(tiled, "linear", framework="numpy")
+    text = str(report)
+    assert text.startswith("tiled as linear attention, float32: ")
+    assert "not tested: gradients, for there is no backward=" in text
+    assert "smallest failing problem: LinearCase(B=1, K=2, G=2, T=1, S=1, D=1, E=1" in text
+    assert "out[0, " in text
+    assert "of 4 elements out of tolerance" in text
+    assert report.failed == ("out",)
+    local = check_variant(lambda q, k, v: q * np.nan, "linear", framework="numpy")
+    assert "TODO: import your implementation" in local.script()
+
+
+def test_a_wrong_shape_and_an_exception_are_failures():
+    wrong = check_variant(lambda q, k, v: v[..., :0], "linear", framework="numpy")
+    assert "out has shape" in str(wrong)
+    integers = check_variant(
+        lambda q, k, v: tiled(q, k, v).astype(int), "linear", framework="numpy"
+    )
+    assert "out is int64, must be floating" in str(integers)
+    raises = check_variant(lambda q, k, v: q @ v, "linear", framework="numpy", values={"D": (3,)})
+    assert "raised ValueError" in raises.error
+    assert "raised ValueError" in raises.script()
+    odd = check_variant(lambda q, k, v, return_state: v, "linear", framework="numpy")
+    assert "must return ['out', 'state', 'normaliser']" in odd.error
+
+
+def test_a_backward_may_leave_gradients_out():
+    kernel = Linear()
+
+    def backward(dout, q, k, v, causal=False, feature_map="elu", log_decay=None):
+        options = {"causal": causal, "feature_map": feature_map, "log_decay": log_decay}
+        grads = kernel.backward(dout, q, k, v, **options)
+        return grads["q"], grads["k"], grads["v"]
+
+    def forward(q, k, v, causal=False, feature_map="elu", log_decay=None):
+        return kernel(q, k, v, causal=causal, feature_map=feature_map, log_decay=log_decay)
+
+    report = check_variant(forward, "linear", backward=backward, framework="numpy", examples=40)
+    assert report.passed, report
+    assert report.untested == ("the gradient of log_decay, which backward does not return",)
+    assert "dlog_decay" not in report.worst
+
+
+@pytest.mark.parametrize("mistake", [None, "reads before the decay", "adds what it holds", "no β"])
+def test_mistakes_of_the_delta_rule_are_found(mistake):
+    def delta(q, k, v, log_decay, beta):
+        state, scale, rows = np.zeros((*k.shape[:2], k.shape[-1], v.shape[-1]), q.dtype), 1, []
+        for t in range(k.shape[-2]):
+            row = k[..., t, :, None]
+            held = state
+            state = np.exp(log_decay[..., t, :, None]) * state
+            held = held if mistake == "reads before the decay" else state
+            error = v[..., t, None, :] - row.swapaxes(-1, -2) @ held
+            if mistake == "adds what it holds":
+                error = v[..., t, None, :] + row.swapaxes(-1, -2) @ held
+            u = error if mistake == "no β" else beta[..., t, :, None] * error
+            state = state + row * u
+            rows.append((scale * q[..., t, None, :] @ state)[..., 0, :])
+        return np.stack(rows, -2)
+
+    values = {"causal": [True], "normalise": [False], "feature_map": ["identity"], "scale": [1.0]}
+    values |= {"decay": ["key", "feature"], "beta": [True], "G": [1]}
+    report = check_variant(delta, "linear", values=values, framework="numpy", examples=60)
+    assert report.passed == (mistake is None), report
+
+
+def test_values_say_what_an_implementation_means():
+    def decayed(q, k, v, log_decay):
+        options = {"causal": True, "feature_map": "identity", "normalise": False}
+        return Linear()(q, k, v, log_decay=log_decay, **options)
+
+    values = {"causal": (True,), "feature_map": ("identity",), "normalise": (False,)}
+    report = check_variant(decayed, "linear", values=values, framework="numpy")
+    assert report.passed, report
+    assert not check_variant(decayed, "linear", framework="numpy").passed
+
+
+def test_torch_functions_are_differentiated():
+    torch = pytest.importorskip("torch")
+
+    def attention(q, k, v, causal=False, normalise=True):
+        q, k = (torch.nn.functional.elu(x) + 1 for x in (q, k))
+        groups = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        w = q @ k.mT / q.shape[-1] ** 0.5
+        w = w.tril() if causal else w
+        return w @ v / w.sum(-1, keepdim=True) if normalise else w @ v
+
+    def blind(q, k, v, causal=False):
+        return attention(q, k.detach(), v, causal)
+
+    for dtype in ("float32", "bfloat16"):
+        report = check_variant(attention, "linear", framework="torch", dtype=dtype, examples=40)
+        assert report.passed, report
+        assert {"dq", "dk", "dv"} <= {*report.worst}
+    found = check_variant(blind, "linear", framework="torch", examples=20)
+    assert found.failed == ("dk",)
+
+    def difference(q1, k1, q2, k2, v, mask=None, bias=None, lam=1.0, norm=False):
+        one = torch.nn.functional.scaled_dot_product_attention
+        groups = q1.shape[1] // v.shape[1]
+        k1, k2, v = (x.repeat_interleave(groups, 1) for x in (k1, k2, v))
+        hidden = bias
+        if mask is not None:
+            zeros = torch.zeros(()) if bias is None else bias
+            hidden = torch.where(mask, zeros, -torch.inf)
+        first, second = (one(q, k, v, attn_mask=hidden) for q, k in ((q1, k1), (q2, k2)))
+        y = first - (lam[:, None, None] if lam.ndim else lam) * second
+        return torch.nn.functional.rms_norm(y, y.shape[-1:], eps=1e-5) if norm else y
+
+    report = check_variant(difference, "differential", framework="torch", examples=40)
+    assert report.passed, report
+    assert {"dbias", "dlam"} <= {*report.worst}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"variant": "quadratic"}, OptionError, "must be one of linear, differential"),
+        ({"dtype": "float16"}, DtypeError, "must be one of float32, float64, bfloat16"),
+        ({"examples": 0}, OptionError, "examples is 0"),
+        ({"values": {"dropout": (0,)}}, OptionError, "values has 'dropout', must have fields"),
+        ({"values": {"T": ()}}, OptionError, "values['T'] is empty"),
+        ({"values": {"causal": (True, False)}}, OptionError, "names no causal: pass the one"),
+    ],
+)
+def test_errors_name_the_way_out(options, error, words):
+    with pytest.raises(error) as caught:
+        check_variant(**({"f": tiled, "variant": "linear", "framework": "numpy"} | options))
+    assert words in str(caught.value)
+
+
+def test_a_variant_may_be_a_class_of_cases():
+    report = check_variant(tiled, LinearCase, framework="numpy", values={"G": (1,)})
+    assert report.passed
+    assert report.variant == "LinearCase"
+
+
+def test_cases_are_the_same_for_a_seed():
+    for case in (LinearCase(T=3, seed=4), DifferentialCase(T=3, mask=True, bias=True, seed=4)):
+        one, two = case.request("float32"), case.request("float32")
+        for name, array in one.positional.items():
+            assert np.array_equal(array, two.positional[name])
+            assert array.dtype == np.float32
+        exact = case.exact(one, "float32", True)
+        assert all((allowed >= 0).all() for _, allowed in exact.values())
+
+
+def test_dropped_options_of_differential_attention_are_passed():
+    def f(q1, k1, q2, k2, v, lam, sinks=None, softcap=None, norm_weight=None, norm=False):
+        return differential.attention(
+            q1, k1, q2, k2, v, lam=lam, sinks=sinks, softcap=softcap, norm_weight=norm_weight,
+            norm=norm, dtype=q1.dtype,
+        )  # fmt: skip
+
+    report = check_variant(f, "differential", framework="numpy", examples=40)
+    assert report.passed, report
+    without = check_variant(
+        lambda q1, k1, q2, k2, v, lam, softcap=None: f(q1, k1, q2, k2, v, lam),
+        "differential", framework="numpy", examples=40,
+    )  # fmt: skip
+    assert without.case.softcap == 2.0

@@ -1,0 +1,13 @@
+"""The examples in the docstrings of npattn.variants."""
+
+import doctest
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize("module", ["linear.api", "differential.api", "differential.lambdas"])
+def test_the_examples_in_the_docstrings_are_true(module):
+    result = doctest.testmod(importlib.import_module(f"npattn.variants.{module}"))
+    assert result.attempted > 0
+    assert result.failed == 0
