@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,10 +10,11 @@ import numpy as np
 from npattn.arrays import Array, BiasLike, describe_value
 from npattn.biases import Bias
 from npattn.checks import check_cotangent, direction_shape
+from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.problem import Problem
 
-__all__ = ["Direction", "bias_direction", "read_array", "read_directions"]
+__all__ = ["Direction", "bias_direction", "read_array", "read_directions", "with_numbers"]
 
 Direction: TypeAlias = dict[str, Any]
 """By the name of the input: an array, None for 0, a `Bias` for one of `npattn.biases`."""
@@ -63,3 +65,15 @@ def read_array(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[An
     if array.dtype.kind == "c":
         dtype = np.result_type(dtype, np.complex64)
     return array.astype(dtype, copy=False)
+
+
+def with_numbers(conventions: Conventions | None, problem: Problem) -> Conventions | None:
+    """Return conventions with the number of the problem's dtype in place of the word "min".
+
+    For a problem of the same meaning in another dtype.
+    """
+    if conventions is None:
+        return None
+    words = [n for n in ("hidden_fill", "hidden_add") if getattr(conventions, n) == "min"]
+    numbers: dict[str, Any] = dict.fromkeys(words, problem.lowest)
+    return replace(conventions, **numbers)

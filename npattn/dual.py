@@ -19,7 +19,7 @@ from npattn.errors import OptionError
 __all__ = ["Dual", "differentiate"]
 
 # The derivative of f from x and y = f(x), for each function of one variable.
-SLOPES: dict[Any, Callable[[Any, Any], Any]] = {
+SLOPES: dict[Any, Callable[..., Any]] = {
     np.positive: lambda x, y: 1,
     np.negative: lambda x, y: -1,
     np.exp: lambda x, y: y,
@@ -47,7 +47,7 @@ SLOPES: dict[Any, Callable[[Any, Any], Any]] = {
 }
 
 # The same in x and in z, from x, z and y = f(x, z), for each function of two.
-PAIRS: dict[Any, tuple[Callable[[Any, Any, Any], Any], Callable[[Any, Any, Any], Any]]] = {
+PAIRS: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {
     np.add: (lambda x, z, y: 1, lambda x, z, y: 1),
     np.subtract: (lambda x, z, y: 1, lambda x, z, y: -1),
     np.multiply: (lambda x, z, y: z, lambda x, z, y: x),

@@ -17,10 +17,9 @@ from npattn.api import backward, check_forward, evaluate, read_cotangents
 from npattn.arrays import Array
 from npattn.backward_twice import SecondGradients, backward_twice
 from npattn.biases import Bias
-from npattn.conventions import Conventions
-from npattn.directions import read_directions
+from npattn.directions import read_directions, with_numbers
 from npattn.errors import DtypeError, OptionError
-from npattn.problem import Forward, Gradients, Problem
+from npattn.problem import Forward, Gradients
 
 __all__ = ["double_backward", "hvp"]
 
@@ -178,7 +177,7 @@ def hvp(
         dtype=np.result_type(problem.dtype, np.complex64),
         engine="dense",
     )
-    grads = backward(evaluate(moved, _with_numbers(fwd.residuals[1], problem)), *cotangents)
+    grads = backward(evaluate(moved, with_numbers(fwd.residuals[1], problem)), *cotangents)
     changes = {name: _imaginary(getattr(grads, name), step) for name in values}
     return replace(grads, **changes)
 
@@ -204,7 +203,7 @@ def _step(along: dict[str, Any], dtype: np.dtype[Any]) -> float:
 
 def _move(value: Any, direction: Any, step: float, dtype: np.dtype[Any]) -> Any:
     """Move an input along its direction by a step that is imaginary."""
-    if value is None or isinstance(value, Bias):
+    if isinstance(value, Bias):
         if direction is None:
             return value
         return value.with_parameter(_move_parameter(value.parameter, direction.parameter, step))
@@ -242,13 +241,3 @@ def _check_precision(function: str, fwd: Forward) -> None:
             f"{function} does not support mixed precision (dtype {fwd.problem.storage}); "
             "call forward with float32 or float64"
         )
-
-
-def _with_numbers(conventions: Conventions | None, problem: Problem) -> Conventions | None:
-    """Return conventions whose "min" is that of the problem, not of its complex counterpart."""
-    if conventions is None:
-        return None
-    names = ("hidden_fill", "hidden_add")
-    return replace(
-        conventions, **{n: problem.lowest for n in names if getattr(conventions, n) == "min"}
-    )
