@@ -119,4 +119,4 @@ class JAX:
 
         _, pull = jax.vjp(first, {name: inputs[name] for name in second}, dict(cotangents))
         leaves, given = pull(dict(second))
-        return leaves | given
+        return {**leaves, **given}

@@ -161,8 +161,8 @@ class Torch:
             raise refuse("its backward is marked once_differentiable")
         own = leaves | given
         twice = torch.autograd.grad(gradients, list(own.values()), directions, allow_unused=True)
-        pairs = zip(own, twice, strict=True)
-        return {n: torch.zeros_like(own[n]) if g is None else g for n, g in pairs}
+        grads = zip(own, twice, strict=True)
+        return {n: torch.zeros_like(own[n]) if g is None else g for n, g in grads}
 
 
 def _is_differentiable_once(gradients: Iterable[torch.Tensor]) -> bool:

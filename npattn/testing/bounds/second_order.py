@@ -1,6 +1,6 @@
 """Bounds of second derivatives, for implementations whose gradients are differentiated again.
 
-docs/tolerance.md derives them.
+docs/tolerance.md, section 10, derives them.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from npattn.testing.rules import (
 )
 from npattn.testing.rules.register import ON_REQUEST, REGISTER, Property, rule
 
-__all__ = ["PROPERTIES", "RULES", "Property", "rule"]
+__all__ = ["ON_REQUEST", "PROPERTIES", "RULES", "Property", "rule"]
 
 # Importing a module registers its rules. Reports list them in this order.
 MODULES = (
@@ -68,5 +68,5 @@ PROPERTIES = REGISTER
 for _name in sorted(REGISTER, key=lambda name: _ORDER.index(REGISTER[name].check.__module__)):
     PROPERTIES[_name] = PROPERTIES.pop(_name)
 
-RULES = ChainMap(PROPERTIES, ON_REQUEST)
+RULES = ChainMap(ON_REQUEST, PROPERTIES)  # iterates over the last one first
 """Those, and the rules that are asked by name alone."""

@@ -50,7 +50,12 @@ def _not_twice(trial: Trial) -> str | None:
     for recipe in trial.cases(Pools(trial.space, **_sample(trial)), 0, TRIES):
         problem = trial.problem(recipe)
         try:
-            _call(trial, problem, trial.cotangents(recipe, problem), _directions(recipe, problem))
+            _call(
+                trial,
+                problem,
+                trial.cotangents(recipe, problem),
+                _directions(trial, recipe, problem),
+            )
         except ImplementationError as err:
             if err.is_refusal:
                 refusal = f"its gradients cannot be differentiated: {err}"
@@ -84,7 +89,7 @@ def double_backward(trial: Trial, recipe: Recipe) -> float | None:
     problem = trial.problem(recipe).materialise()
     if trial.empty(problem).any():
         return None  # rule empty-row has them
-    cotangents, directions = trial.cotangents(recipe, problem), _directions(recipe, problem)
+    cotangents, directions = trial.cotangents(recipe, problem), _directions(trial, recipe, problem)
     try:
         results = _call(trial, problem, cotangents, directions)
     except ImplementationError as err:
@@ -99,12 +104,15 @@ def double_backward(trial: Trial, recipe: Recipe) -> float | None:
     return max((c.ratio for c in comparisons), default=None)
 
 
-def _directions(recipe: Recipe, problem: Problem) -> dict[str, Array]:
-    """Return random cotangents of the gradients, by input, in the dtype of each."""
+def _directions(trial: Trial, recipe: Recipe, problem: Problem) -> dict[str, Array]:
+    """Return random cotangents of the gradients that it gives, in the dtype of each input."""
     rng = np.random.default_rng([recipe.seed, 29])
-    inputs = ((n, getattr(problem, n)) for n in ("q", "k", "v", "bias", "sinks"))
-    present = {n: x for n, x in inputs if isinstance(x, np.ndarray)}
-    return {n: rng.standard_normal(x.shape).astype(x.dtype) for n, x in present.items()}
+    directions = {}
+    for name in ("q", "k", "v", "bias", "sinks"):
+        x = getattr(problem, name)
+        if isinstance(x, np.ndarray) and f"d{name}" in trial.gradients:
+            directions[name] = np.asarray(rng.standard_normal(x.shape)).astype(x.dtype)
+    return directions
 
 
 def _call(
@@ -129,8 +137,8 @@ def _compare(
     do, dl = do[head], None if dl is None else dl[head]
     along: dict[str, Array | None] = {}
     for name in ("q", "k", "v", "bias", "sinks"):
-        x = directions.get(name)
-        x = None if x is None else x.astype(np.float64)
+        given = directions.get(name)
+        x = None if given is None else given.astype(np.float64)
         along[name] = x[head] if x is not None and name in "qkv" else x
     by_name: Any = {f"dd{name}": x for name, x in along.items()}
     exact = backward_twice(canonical, dense.forward(canonical)[2], do, dl, **by_name)
