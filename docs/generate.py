@@ -11,7 +11,7 @@ import ast
 from pathlib import Path
 
 from npattn.options import OPTIONS
-from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules import ON_REQUEST, RULES
 from npattn.testing.runner.rounds import ABOUT_STRUCTURE
 
 ROOT = Path(__file__).parent.parent
@@ -82,7 +82,9 @@ def options() -> str:
 
 def rules() -> str:
     rows = [f"| `structure`, `option-NAME` | 12, 14 | {ABOUT_STRUCTURE} |"]
-    rows += [f"| `{name}` | {rule.section} | {rule.about} |" for name, rule in PROPERTIES.items()]
+    for name, rule in RULES.items():
+        asked = "" if name not in ON_REQUEST else f" Only with `--only {name}`."
+        rows.append(f"| `{name}` | {rule.section} | {rule.about}{asked} |")
     notes = "Notes on wrong input, without a verdict; only with `--only robustness`."
     return "\n".join(
         ["| rule | semantics | |", "|---|---|---|", *rows, f"| `robustness` | | {notes} |", ""]

@@ -12,6 +12,7 @@ from npattn.api import attention, backward, forward, jvp
 from npattn.conventions import Conventions
 from npattn.multihead import MultiHeadAttention
 from npattn.problem import Forward, Gradients, Problem
+from npattn.second_order import double_backward, hvp
 
 __version__ = "0.1.0"
 
@@ -25,8 +26,10 @@ __all__ = [
     "backward",
     "biases",
     "conventions",
+    "double_backward",
     "errors",
     "forward",
+    "hvp",
     "jvp",
     "masks",
     "positions",

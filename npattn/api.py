@@ -13,14 +13,27 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from npattn import dense, extended, tiled
 from npattn.arrays import Array, BiasLike, MaskLike
-from npattn.checks import check_cotangent, direction_shape
-from npattn.conventions import Conventions, check_conventions
-from npattn.errors import OptionError
+from npattn.conventions import (
+    Conventions,
+    canonical_direction,
+    check_conventions,
+    translate_changes,
+)
+from npattn.directions import read_array, read_directions
+from npattn.errors import DtypeError, OptionError
 from npattn.gating import apply_gate, apply_gate_tangent, pull_back
 from npattn.options import Alignment, Precision, ScoreMod, Window, reject_unknown_options
 from npattn.problem import Forward, Gradients, Problem
 
-__all__ = ["attention", "backward", "evaluate", "forward", "jvp", "read_cotangents"]
+__all__ = [
+    "attention",
+    "backward",
+    "check_forward",
+    "evaluate",
+    "forward",
+    "jvp",
+    "read_cotangents",
+]
 
 ENGINES = {"dense": dense, "tiled": tiled, "extended": extended}
 
@@ -253,7 +266,7 @@ def backward(
     ShapeError
         If a cotangent is not shaped like its result.
     DtypeError
-        If a cotangent is not floating.
+        If a cotangent is not floating, or is complex and the engine is "tiled".
     OptionError
         If `fwd` is not a result of `forward`.
 
@@ -266,7 +279,7 @@ def backward(
     array([[[0.5],
             [0.5]]])
     """
-    _check_forward("backward", fwd)
+    check_forward("backward", fwd)
     problem = fwd.problem
     canonical, conventions, raw_lse, (o, undefined), residuals = fwd.residuals
     do, dl, dw = read_cotangents(fwd, dout, dlse, dweights)
@@ -303,29 +316,36 @@ def jvp(
     Parameters
     ----------
     fwd : Forward
-        Result of `forward`, without conventions.
+        Result of `forward`.
     dq, dk, dv, dbias, dsinks, dgate : float array_like, optional
-        The direction, each shaped as its input; None is 0.
+        The direction, each shaped as its input; None is 0. For one of `npattn.biases`: shaped as
+        its parameter, a tuple of these for a sum.
 
     Returns
     -------
     do (..., H, T, E), dlse (..., H, T)
-        Where lse is −inf, dlse is 0.
+        In a fully masked row dlse is 0, and do is NaN where `conventions` make the row NaN.
 
     Raises
     ------
     ShapeError
         If a direction is not shaped like its input.
     DtypeError
-        If a direction is not floating.
+        If a direction is not floating, or is complex and the engine is "tiled".
     OptionError
-        If `fwd` is not a result of `forward`, or has conventions or mixed precision; if a direction
-        has no input, or its input is one of `npattn.biases`.
+        If `fwd` is not a result of `forward`, or has mixed or extended precision; if a direction
+        has no input, or its input is a bias object that is not of `npattn.biases`.
+
+    Examples
+    --------
+    >>> import numpy as np, npattn
+    >>> q, k, v = np.zeros((1, 1, 1)), np.zeros((1, 2, 1)), np.array([[[1.0], [3.0]]])
+    >>> npattn.jvp(npattn.forward(q, k, v), dv=np.array([[[1.0], [0.0]]]))[0]
+    array([[[0.5]]])
     """
-    _check_forward("jvp", fwd)
-    canonical, conventions, _, (o, _), residuals = fwd.residuals
-    if conventions is not None:
-        raise OptionError("jvp does not support conventions; call forward without them")
+    check_forward("jvp", fwd)
+    problem = fwd.problem
+    canonical, conventions, raw_lse, (o, _), residuals = fwd.residuals
     if canonical.storage is not None:
         raise OptionError(
             f"jvp does not support mixed precision (dtype {canonical.storage}); "
@@ -333,24 +353,24 @@ def jvp(
         )
     directions = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": dsinks}
     directions["gate"] = dgate
-    problem = fwd.problem
-    arrays: dict[str, Array | None] = {}
-    for name, direction in directions.items():
-        if direction is None:
-            arrays[f"d{name}"] = None
-            continue
-        shape = direction_shape(name, getattr(problem, name))
-        array = _as_compute_dtype(check_cotangent(f"d{name}", direction, shape), canonical.dtype)
-        arrays[f"d{name}"] = array[None] if canonical.headless and name in "qkv" else array
-    of_gate = arrays.pop("dgate")
-    changes: tuple[Array, Array] = ENGINES[fwd.engine].jvp(canonical, residuals, **arrays)
-    if problem.gate is None:
-        return changes
-    do, dlse = changes
-    return apply_gate_tangent(problem, o, do, of_gate), dlse
+    along = read_directions(problem, directions)
+    _check_real(fwd, {f"d{name}": x for name, x in along.items()})
+    moved_gate, moved_v = along.pop("gate"), along["v"]
+    if conventions is not None:
+        along = canonical_direction(conventions, problem, along)
+    arrays = {
+        f"d{name}": x[None] if problem.headless and name in "qkv" and x is not None else x
+        for name, x in along.items()
+    }
+    do, dl = ENGINES[fwd.engine].jvp(canonical, residuals, **arrays)
+    if conventions is not None:
+        do, dl = translate_changes(conventions, problem, do, dl, raw_lse, moved_v)
+    if problem.gate is not None:
+        do = apply_gate_tangent(problem, o, do, moved_gate)
+    return do, dl
 
 
-def _check_forward(function: str, fwd: Any) -> None:
+def check_forward(function: str, fwd: Any) -> None:
     """Check that fwd is a result of `forward` on arrays."""
     if not isinstance(fwd, Forward):
         raise OptionError(
@@ -363,24 +383,27 @@ def _check_forward(function: str, fwd: Any) -> None:
         )
 
 
-def _as_compute_dtype(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert an array to the compute dtype, or to its complex counterpart."""
-    if array.dtype.kind == "c":
-        dtype = np.result_type(dtype, np.complex64)
-    return array.astype(dtype, copy=False)
-
-
 def read_cotangents(
     fwd: Forward, dout: Any, dlse: Any, dweights: Any
 ) -> tuple[Array, Array | None, Array | None]:
     """Return the cotangents of a forward in the dtype of the computation, checked."""
 
     def read(name: str, value: Any, shape: tuple[int, ...]) -> Array:
-        return _as_compute_dtype(check_cotangent(name, value, shape), fwd.problem.dtype)
+        return read_array(name, value, shape, fwd.problem.dtype)
 
     whole = (*fwd.lse.shape, fwd.problem.S)
-    return (
-        np.zeros_like(fwd.out) if dout is None else read("dout", dout, fwd.out.shape),
-        None if dlse is None else read("dlse", dlse, fwd.lse.shape),
-        None if dweights is None else read("dweights", dweights, whole),
-    )
+    do = np.zeros_like(fwd.out) if dout is None else read("dout", dout, fwd.out.shape)
+    dl = None if dlse is None else read("dlse", dlse, fwd.lse.shape)
+    dw = None if dweights is None else read("dweights", dweights, whole)
+    _check_real(fwd, {"dout": do, "dlse": dl, "dweights": dw})
+    return do, dl, dw
+
+
+def _check_real(fwd: Forward, arrays: dict[str, Any]) -> None:
+    """Check that arrays are real where the engine of a forward is."""
+    for name, x in arrays.items():
+        if x is not None and x.dtype.kind == "c" and fwd.engine != "dense":
+            raise DtypeError(
+                f'{name} is {x.dtype}, must be real for engine "{fwd.engine}": call forward with '
+                'engine="dense"'
+            )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numbers
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import add, and_
 from typing import Any
@@ -58,6 +58,47 @@ class Bias(Sized):
     def parts(self) -> tuple[Bias, ...]:
         """Terms of a sum; otherwise the bias itself."""
         return (self,)
+
+    @property
+    def parameter(self) -> Any:
+        """Array that the bias is linear in; for a sum a tuple of those of its terms."""
+        raise NotImplementedError
+
+    def with_parameter(self, parameter: Any, name: str = "parameter") -> Bias:
+        """Return the bias of the same kind with another parameter.
+
+        A bias is linear in its parameter: along a change of it, it changes by the bias that has the
+        change for its parameter.
+
+        Parameters
+        ----------
+        parameter : float array_like or tuple
+            Shaped as `parameter`. Of a tuple, None stands for zeros.
+        name : str
+            Name in errors.
+
+        Returns
+        -------
+        Bias
+
+        Raises
+        ------
+        DtypeError
+            If the parameter is not floating.
+        ShapeError
+            If it is not shaped as that of this bias.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from npattn import biases
+        >>> biases.alibi(2).with_parameter(np.array([1.0, -1.0])).parameter
+        array([ 1., -1.])
+        """
+        return self._with(_read_parameter(name, parameter, self.parameter.shape))
+
+    def _with(self, parameter: Array) -> Bias:
+        raise NotImplementedError
 
     def tile(self, tile: Tile) -> Array:
         """Bias of a rectangle of one head's scores.
@@ -309,6 +350,13 @@ class Dense(Bias):
     def dtype(self) -> np.dtype[Any]:
         return _dtype(self.array)
 
+    @property
+    def parameter(self) -> Array:
+        return self.array
+
+    def _with(self, parameter: Array) -> Bias:
+        return replace(self, array=parameter)
+
     def _known_sizes(self) -> KnownSizes:
         return sizes_of_array(self.array)
 
@@ -343,6 +391,13 @@ class Alibi(Bias):
     @property
     def dtype(self) -> np.dtype[Any]:
         return _dtype(self._parameter)
+
+    @property
+    def parameter(self) -> Array:
+        return self.slopes
+
+    def _with(self, parameter: Array) -> Bias:
+        return replace(self, slopes=parameter)
 
     @cached_property
     def _parameter(self) -> Array:
@@ -393,6 +448,13 @@ class Relative(Bias):
     @property
     def dtype(self) -> np.dtype[Any]:
         return _dtype(self._parameter)
+
+    @property
+    def parameter(self) -> Array:
+        return self.table
+
+    def _with(self, parameter: Array) -> Bias:
+        return replace(self, table=parameter)
 
     @cached_property
     def _parameter(self) -> Array:
@@ -468,6 +530,21 @@ class Sum(Bias):
         return self.terms
 
     @property
+    def parameter(self) -> tuple[Any, ...]:
+        return tuple(term.parameter for term in self.terms)
+
+    def with_parameter(self, parameter: Any, name: str = "parameter") -> Bias:
+        if not isinstance(parameter, (tuple, list)) or len(parameter) != len(self.terms):
+            raise ShapeError(
+                f"{name} is {describe_value(parameter)}, must be a tuple of {len(self.terms)} "
+                "arrays or None, one for each term of the bias"
+            )
+        return Sum(tuple(
+            term.with_parameter(np.zeros(term.parameter.shape) if x is None else x, name)
+            for term, x in zip(self.terms, parameter, strict=True)
+        ))  # fmt: skip
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         return _dtype(*(_wide(np.empty(0, term.dtype)) for term in self.terms))
 
@@ -494,6 +571,13 @@ class Sum(Bias):
 
 
 # --- the parts ------------------------------------------------------------------------------------
+
+
+def _read_parameter(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    array = read_floating(name, value)
+    if array.shape != shape:
+        raise ShapeError(f"{name} has shape {array.shape}, but the parameter has shape {shape}")
+    return array
 
 
 def _wide(array: Array) -> Array:

@@ -359,14 +359,9 @@ def check_cotangent(name: str, value: Any, shape: tuple[int, ...]) -> Array:
     return array
 
 
-def direction_shape(name: str, value: Any) -> tuple[int, ...]:
-    """Return the shape of an input. Raises OptionError if it has no direction for jvp."""
+def direction_shape(name: str, value: Any, prefix: str = "d") -> tuple[int, ...]:
+    """Return the shape of an input. Raises OptionError if there is no such input."""
     if value is None:
-        raise OptionError(f"got d{name}, but the problem has no {name}")
-    if isinstance(value, BiasLike):
-        raise OptionError(
-            f"got d{name}, but {name} is {describe_value(value)}, not an array: "
-            f"call forward with {name}={name}.to_array(...)"
-        )
+        raise OptionError(f"got {prefix}{name}, but the problem has no {name}")
     shape: tuple[int, ...] = value.shape
     return shape

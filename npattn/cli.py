@@ -41,7 +41,7 @@ try:
     from npattn.testing.levels import LEVELS, REQUIRED
     from npattn.testing.report.expected import read_expected
     from npattn.testing.report.report import Report
-    from npattn.testing.rules import PROPERTIES
+    from npattn.testing.rules import RULES
     from npattn.testing.runner.journal import Journal
     from npattn.testing.targets import TARGETS, load_implementation, spec_of
     from npattn.testing.targets.environments import choose_python
@@ -577,7 +577,7 @@ def list_command() -> None:
     console.print(table)
     console.print()
     rules = Table("rule", "§", "about", box=None, pad_edge=False)
-    for rule in PROPERTIES.values():
+    for rule in RULES.values():
         rules.add_row(rule.rule, rule.section, rule.about)
     console.print(rules)
 

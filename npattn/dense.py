@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array, Tile, sum_to
+from npattn.arrays import Array, BiasLike, Tile, sum_to
+from npattn.dual import differentiate
 from npattn.errors import OptionError
 from npattn.problem import Gradients, Problem
 
@@ -86,7 +87,7 @@ def backward(
     dp = dp if keep is None else dp * keep  # from w = p · keep
     dp = dp if dweights is None else dp + dweights
     dp = np.where(live, dp, 0)  # 0 · NaN is NaN, but a hidden value matters to nobody  [10]
-    g, g_sink = _less_mean(dp, 0, p, p_sink)  # from p = softmax(s)
+    g, g_sink = subtract_mean(dp, 0, p, p_sink)  # from p = softmax(s)
     if dlse is not None:
         g, g_sink = g + dlse[..., None], g_sink + dlse[..., None]  # from lse = log Σ exp(s)
     ds = np.where(live, p * g, 0)
@@ -117,7 +118,7 @@ def jvp(
     dq: Array | None = None,
     dk: Array | None = None,
     dv: Array | None = None,
-    dbias: Array | None = None,
+    dbias: Array | BiasLike | None = None,
     dsinks: Array | None = None,
 ) -> tuple[Array, Array]:
     """Directional derivative (do, dlse) of (out, lse): forward, line by line."""
@@ -126,19 +127,19 @@ def jvp(
     if dq is not None:
         dx = dx + problem.scale * (dq @ k.swapaxes(-1, -2))  # x = scale · q kᵀ
     if dk is not None:
-        dx = dx + problem.scale * (q @ _repeat(dk, problem).swapaxes(-1, -2))
+        dx = dx + problem.scale * (q @ repeat_heads(dk, problem).swapaxes(-1, -2))
     ds = dx if tanh is None else dx * (1 - tanh**2)  # s = c · tanh(x / c)
     ds = ds if capped is None else ds * slope(problem, capped)  # s = score_mod(x)
-    ds = ds if dbias is None else ds + dbias
+    ds = ds if dbias is None else ds + problem.as_array(dbias)  # s = z + bias
     ds = np.where(live, ds, 0)
     ds_sink = 0 if dsinks is None else dsinks[:, None, None]
     dlse = (p * ds).sum(-1, keepdims=True)  # (..., H, T, 1)
     dlse = dlse if p_sink is None else dlse + p_sink * ds_sink
-    dp = p * _less_mean(ds, ds_sink, p, p_sink)[0]  # p = exp(s − lse)
+    dp = p * subtract_mean(ds, ds_sink, p, p_sink)[0]  # p = exp(s − lse)
     dw, w = (dp, p) if keep is None else (dp * keep, p * keep)
     do = sum_live(dw, v, live)
     if dv is not None:
-        do = do + sum_live(w, _repeat(dv, problem), live)  # o = w v
+        do = do + sum_live(w, repeat_heads(dv, problem), live)  # o = w v
     return (do[0], dlse[0, ..., 0]) if problem.headless else (do, dlse[..., 0])
 
 
@@ -163,10 +164,10 @@ def operands(problem: Problem) -> tuple[Array, Array, Array]:
         return q[None], k[None], v[None]
     whole = (*problem.lead, problem.H, problem.T, problem.D)
     q = q if q.shape == whole else np.broadcast_to(q, whole)
-    return q, _repeat(k, problem), _repeat(v, problem)
+    return q, repeat_heads(k, problem), repeat_heads(v, problem)
 
 
-def _repeat(x: Array, problem: Problem) -> Array:
+def repeat_heads(x: Array, problem: Problem) -> Array:
     """Repeat shared heads, (..., K, S, n) → (..., H, S, n): head h uses h // (H / K) [1]."""
     if problem.K == problem.H:
         return x
@@ -198,7 +199,7 @@ def _softmax(
     return p, None if e_sink is None else e_sink / total, lse
 
 
-def _less_mean(
+def subtract_mean(
     x: Array, x_sink: Array | int, p: Array, p_sink: Array | None
 ) -> tuple[Array, Array]:
     """Subtract the mean of each row, Σ p x + p_sink x_sink, from x and x_sink.
@@ -236,14 +237,22 @@ def dropout_factor(problem: Problem) -> Array | None:
 def call_score_mod(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
     """Call score_mod on all scores, or on those of one tile (t1 − t0, s1 − s0) [3]."""
     assert problem.score_mod is not None
-    if tile is None:
-        batch = np.arange(int(np.prod(problem.lead))).reshape(*problem.lead, 1, 1, 1)
-        at = (batch, *np.ogrid[: problem.H, : problem.T, : problem.S])
-        x = s
-    else:
-        x = s.reshape((1,) * len(tile.plane) + s.shape)
-        at = tile.indices
-    modified = np.asarray(problem.score_mod(x, *at))
+    x, at = _arguments(problem, s, tile)
+    return _read_modified(np.asarray(problem.score_mod(x, *at)), x, s)
+
+
+def _arguments(
+    problem: Problem, s: Array, tile: Tile | None
+) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+    """Return the scores as score_mod takes them, and b, h, t, s_index."""
+    if tile is not None:
+        return s.reshape((1,) * len(tile.plane) + s.shape), tile.indices
+    batch = np.arange(int(np.prod(problem.lead))).reshape(*problem.lead, 1, 1, 1)
+    h, t, s_index = np.ogrid[: problem.H, : problem.T, : problem.S]
+    return s, (batch, h, t, s_index)
+
+
+def _read_modified(modified: Array, x: Array, s: Array) -> Array:
     if modified.dtype.kind == s.dtype.kind:
         modified = modified.astype(s.dtype, copy=False)  # a table of float64 widens nothing  [15]
     try:
@@ -255,10 +264,11 @@ def call_score_mod(problem: Problem, s: Array, tile: Tile | None = None) -> Arra
 
 
 def slope(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
-    """Derivative of score_mod at s by complex step, checked against a difference [3]."""
-    if s.dtype.kind == "c":
-        raise OptionError("score_mod has no gradient for complex scores; pass real q, k, bias")
-    rate = complex_step(problem, s, tile)
+    """Derivative of score_mod at s, checked against a difference [3].
+
+    It is by complex step at real s, and by dual numbers at complex s, where no step is left.
+    """
+    rate = (complex_step if s.dtype.kind == "f" else _dual_step)(problem, s, tile)
     u = np.finfo(s.dtype).eps
     differs = np.ones(s.shape, bool)
     # u^(1/3) balances truncation h² against rounding u / h; a function that bends within such a
@@ -268,7 +278,7 @@ def slope(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
         if not differs.any():
             return rate
     raise OptionError(
-        "score_mod has a complex-step derivative that differs from its difference quotient; "
+        "score_mod has a derivative that differs from its difference quotient; "
         "it must be analytic in s (np.abs and .real are not; write np.where(s.real > 0, s, -s))"
     )
 
@@ -277,6 +287,13 @@ def complex_step(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
     """Derivative of score_mod at s, not checked."""
     tiny = np.finfo(s.dtype).tiny ** 0.5
     return np.asarray(np.asarray(call_score_mod(problem, s + 1j * tiny, tile)).imag / tiny)
+
+
+def _dual_step(problem: Problem, s: Array, tile: Tile | None) -> Array:
+    """Derivative of score_mod at s by dual numbers, not checked."""
+    mod, (x, at) = problem.score_mod, _arguments(problem, s, tile)
+    assert mod is not None
+    return _read_modified(differentiate("score_mod", lambda y: mod(y, *at), x), x, s)
 
 
 def _differs(problem: Problem, s: Array, rate: Array, h: Array, tile: Tile | None) -> Array:

@@ -193,12 +193,12 @@ class Problem:
     @cached_property
     def mask_array(self) -> Array | None:
         """Mask as an array."""
-        return self._as_array(self.mask)
+        return self.as_array(self.mask)
 
     @cached_property
     def bias_array(self) -> Array | None:
         """Bias as an array."""
-        return self._as_array(self.bias)
+        return self.as_array(self.bias)
 
     @property
     def lowest(self) -> float:
@@ -249,7 +249,8 @@ class Problem:
         arguments = dict(zip(names, self.__dict__["_given"], strict=True))
         return dataclasses.replace(self, **(arguments | changes))
 
-    def _as_array(self, value: Array | MaskLike | BiasLike | None) -> Array | None:
+    def as_array(self, value: Array | MaskLike | BiasLike | None) -> Array | None:
+        """Return a mask or a bias of this problem's sizes as an array; None is None."""
         if value is None or isinstance(value, np.ndarray):
             return value
         return value.to_array(self.T, self.S, lead=self.lead, H=self.H)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn import biases, dense, masks, threads
-from npattn.arrays import Array, Tile, sum_to, tile_of
+from npattn.arrays import Array, BiasLike, Tile, sum_to
 from npattn.problem import Gradients, Problem
 
 __all__ = ["Saved", "backward", "choice", "forward", "jvp", "max_score", "visible_tiles", "weights"]
@@ -91,7 +91,7 @@ def jvp(
     dq: Array | None = None,
     dk: Array | None = None,
     dv: Array | None = None,
-    dbias: Array | None = None,
+    dbias: Array | BiasLike | None = None,
     dsinks: Array | None = None,
 ) -> tuple[Array, Array]:
     """Directional derivative (do, dlse) of (out, lse): forward, line by line."""
@@ -99,13 +99,14 @@ def jvp(
     call.careful = call.careful or not all(_finite(x) for x in (dq, dk, dv) if x is not None)
     saved = saved._replace(log=np.where(saved.log == -np.inf, 0, saved.log))  # [8]
     do, dlse = np.zeros_like(saved.out), np.zeros_like(saved.log)
+    moved_bias = None if dbias is None else biases.of(dbias)
     along = {
         name: None if x is None else call.operand(x, heads)
         for name, x, heads in (("q", dq, problem.H), ("k", dk, problem.K), ("v", dv, problem.K))
     }
 
     def work(block: Block, space: _Space) -> None:
-        _add_jvp(call, saved, block, space, along, dbias, dsinks, do, dlse)
+        _add_jvp(call, saved, block, space, along, moved_bias, dsinks, do, dlse)
 
     threads.each(call.blocks(), lambda: _Space(call), work)
     return (do[0], dlse[0]) if problem.headless else (do, dlse)
@@ -480,7 +481,7 @@ def _add_jvp(
     block: Block,
     space: _Space,
     along: dict[str, Array | None],
-    dbias: Array | None,
+    dbias: biases.Bias | None,
     dsinks: Array | None,
     do: Array,
     dlse: Array,
@@ -505,7 +506,7 @@ def _add_jvp(
             if dk is not None:
                 ds += scaled[part] @ dk[own][keys].T
             ds = ds if slope is None else ds * slope
-            ds = ds if dbias is None else ds + tile_of(dbias, tile)
+            ds = ds if dbias is None else ds + dbias.tile(tile).astype(call.dtype, copy=False)
             if not centred:
                 dlse[rows] += np.where(live, p * ds, 0).sum(-1)
                 continue

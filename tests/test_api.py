@@ -367,10 +367,13 @@ def test_a_direction_is_floating():
         npattn.jvp(npattn.forward(**inputs()), dq=np.ones((B, H, T, D), int))
 
 
-def test_jvp_knows_no_conventions():
-    fwd = npattn.forward(**inputs(), conventions=Conventions())
-    with pytest.raises(OptionError, match="jvp does not support conventions; call forward without"):
-        npattn.jvp(fwd)
+@pytest.mark.parametrize("name", ["dq", "dbias"])
+def test_a_complex_direction_or_cotangent_of_the_tiled_engine_is_refused(name):
+    fwd = npattn.forward(**inputs(), bias=noise(T, S), engine="tiled")
+    with pytest.raises(DtypeError, match=f'{name} is complex128, must be real for engine "tiled"'):
+        npattn.jvp(fwd, **{name: 1j * getattr(fwd.problem, name[1:])})
+    with pytest.raises(DtypeError, match='dout is complex128, must be real for engine "tiled"'):
+        npattn.backward(fwd, 1j * fwd.out)
 
 
 @pytest.mark.parametrize("function", [npattn.backward, npattn.jvp])

@@ -489,11 +489,82 @@ def test_a_complex_parameter_makes_a_complex_problem():
         assert Problem(q, k, v, bias=bias + np.ones((3, 3))).dtype == np.complex128
 
 
-def test_a_direction_of_an_object_is_refused():
+def objects(rng, sizes):
+    """A bias of each kind for these sizes, and a direction of its parameter."""
+    each = [
+        biases.dense(rng.standard_normal((sizes.T, sizes.S))),
+        biases.alibi(rng.standard_normal(sizes.H)),
+        biases.relative(rng.standard_normal((8, sizes.H)), max_distance=9),
+    ]
+    each.append(each[0] + each[1] + each[2])
+    directions = [rng.standard_normal(bias.parameter.shape) for bias in each[:3]]
+    return zip(each, [*directions, tuple(directions)], strict=True)
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+def test_jvp_of_an_object_is_that_of_its_array_and_the_adjoint_of_its_gradient(engine):
+    rng = np.random.default_rng(8)
+    sizes = Sizes((2,), 3, 5, 7)
+    q, k, v = inputs(sizes, rng)
+    for bias, along in objects(rng, sizes):
+        fwd = npattn.forward(q, k, v, bias=bias, engine=engine)
+        do, dlse = npattn.jvp(fwd, dbias=along)
+        tangent = bias.with_parameter(along).to_array(5, 7, lead=(2,), H=3)
+        plain = npattn.forward(q, k, v, bias=bias.to_array(5, 7, lead=(2,), H=3), engine=engine)
+        for got, want in zip((do, dlse), npattn.jvp(plain, dbias=tangent), strict=True):
+            # The values of a sum are added in another order, and the same numbers follow.
+            np.testing.assert_allclose(got, want, rtol=0, atol=32 * U * abs(tangent).max())
+        dout, dl = rng.standard_normal(do.shape), rng.standard_normal(dlse.shape)
+        grads = npattn.backward(fwd, dout, dl).bias
+        pairs = zip(grads, along, strict=True) if isinstance(along, tuple) else [(grads, along)]
+        products = [(g * d).ravel() for g, d in pairs]
+        forward_mode = [(dout * do).ravel(), (dl * dlse).ravel()]
+        # Rounding of a term is relative to it, and of sums over D, E, S, T, H and B.
+        size = sum(abs(x).sum() for x in (*products, *forward_mode))
+        size += (abs(dout).sum() * abs(v).max() + abs(dl).sum()) * abs(tangent).max()
+        count = 2 * (q.shape[-1] + v.shape[-1] + 7) + dout.size + 40
+        gap = sum(x.sum() for x in forward_mode) - sum(x.sum() for x in products)
+        assert abs(gap) <= count * U * size
+
+
+def test_a_direction_of_a_sum_may_leave_terms_out():
+    rng = np.random.default_rng(9)
+    q, k, v = inputs(Sizes((), 2, 3, 3), rng)
+    slopes, d = rng.standard_normal(2), rng.standard_normal(2)
+    fwd = npattn.forward(q, k, v, bias=biases.alibi(slopes) + np.zeros((3, 3)))
+    alone = npattn.jvp(npattn.forward(q, k, v, bias=biases.alibi(slopes)), dbias=d)
+    for got, want in zip(npattn.jvp(fwd, dbias=(d, None)), alone, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_wrong_direction_of_an_object_is_named():
     q, k, v = inputs(Sizes((), 2, 3, 3), np.random.default_rng(6))
-    fwd = npattn.forward(q, k, v, bias=biases.alibi(2))
-    with pytest.raises(OptionError, match=r"got dbias, but bias is biases.*, not an array: call"):
+    bias = biases.alibi(2)
+    fwd = npattn.forward(q, k, v, bias=bias)
+    with pytest.raises(ShapeError, match=r"dbias has shape \(2, 3, 3\), but the parameter has"):
         npattn.jvp(fwd, dbias=np.ones((2, 3, 3)))
+    with pytest.raises(DtypeError, match="dbias is int64, must be floating"):
+        npattn.jvp(fwd, dbias=np.ones(2, int))
+    fwd = npattn.forward(q, k, v, bias=bias + bias)
+    for wrong in (np.ones(2), (np.ones(2),)):
+        with pytest.raises(ShapeError, match=r"dbias is .*, must be a tuple of 2 arrays or None"):
+            npattn.jvp(fwd, dbias=wrong)
+
+
+def test_a_direction_of_an_object_of_somebody_else_is_refused():
+    class Other:
+        dtype = np.dtype(float)
+
+        def __init__(self, bias):
+            self.bias = bias
+
+        def __getattr__(self, name):
+            return getattr(self.bias, name)
+
+    q, k, v = inputs(Sizes((), 2, 3, 3), np.random.default_rng(6))
+    fwd = npattn.forward(q, k, v, bias=Other(biases.alibi(2)), engine="dense")
+    with pytest.raises(OptionError, match=r"not of npattn\.biases: call forward with bias=bias\."):
+        npattn.jvp(fwd, dbias=np.ones(2))
     assert npattn.jvp(fwd, dq=np.ones_like(q))[0].shape == fwd.out.shape
 
 

@@ -7,9 +7,11 @@ the field says. The tolerance is the derived one of test_dense, of a problem tha
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +24,7 @@ import npattn
 from npattn import Conventions, Problem, loops
 from npattn.arrays import sum_to
 from npattn.conventions import fields as fields_module
+from npattn.conventions import tangents
 from npattn.errors import OptionError
 from npattn.profiles import PROFILES
 
@@ -78,6 +81,7 @@ PAIRS = [
     if a.keys() != b.keys() and not (a | b).keys() >= HIDDEN
 ]
 HIDING: dict[str, Any] = {"causal": True, "window": (2, 1)}
+AFTER_BIAS = {"softcap": "after_bias"}
 SHARED = MORE_QUERIES._replace(H=6, K=2)
 # Seeds with a scale above 0, a rate above 0, a bias that has a −inf, and arrays of many elements.
 PROBLEMS = {
@@ -224,21 +228,28 @@ def test_every_pair_of_fields_gives_what_loops_gives(fields: dict[str, Any]) -> 
     assert_agrees(make(*PROBLEMS[problem]), Conventions(**fields), **HIDING)
 
 
-@settings(deadline=None, max_examples=100)
-@given(data=st.data())
-def test_any_combination_of_fields_agrees_with_loops(data: st.DataObject) -> None:
+@st.composite
+def any_case(draw: st.DrawFn) -> tuple[Case, Conventions, dict[str, Any]]:
+    """A problem, any combination of fields, and options that hide keys."""
     default = dataclasses.asdict(Conventions())
-    fields = {n: data.draw(st.sampled_from([default[n], *values])) for n, values in FIELDS.items()}
+    fields = {n: draw(st.sampled_from([default[n], *values])) for n, values in FIELDS.items()}
     if fields["hidden_fill"] is not None:
         fields["hidden_add"] = None
-    T, S = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
-    lead = data.draw(st.sampled_from([((), (), ()), ((1,), (2,), ()), ((2,), (1,), (2,))]))
-    names = tuple(name for name in NAMES if data.draw(st.booleans()))
-    hiding = {name: value for name, value in HIDING.items() if data.draw(st.booleans())}
-    case = make(data.draw(st.integers(0, 999)), Sizes(lead, 4, 2, T, S, 3, 2), names)
+    T, S = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    lead = draw(st.sampled_from([((), (), ()), ((1,), (2,), ()), ((2,), (1,), (2,))]))
+    names = tuple(name for name in NAMES if draw(st.booleans()))
+    hiding = {name: value for name, value in HIDING.items() if draw(st.booleans())}
+    case = make(draw(st.integers(0, 999)), Sizes(lead, 4, 2, T, S, 3, 2), names)
     if "window" in names:  # left counts the query in some, and so must be 1 or more
         hiding["window"] = HIDING["window"]
-    assert_agrees(case, Conventions(**fields), **hiding)
+    return case, Conventions(**fields), hiding
+
+
+@settings(deadline=None, max_examples=100)
+@given(any_case())
+def test_any_combination_of_fields_agrees_with_loops(drawn: Any) -> None:
+    case, meaning, hiding = drawn
+    assert_agrees(case, meaning, **hiding)
 
 
 @pytest.mark.parametrize("fields", SINGLES, ids=case_id)
@@ -289,6 +300,146 @@ def test_gradients_are_the_slopes_of_forward_under_every_field(
         assert gap <= limit, f"d{name}: {gap:.2g} > {limit:.2g}"
 
 
+def assert_jvp_is_the_adjoint(case: Case, meaning: Conventions, seed: int = 47) -> None:
+    """⟨cotangents, jvp(direction)⟩ = ⟨backward(cotangents), direction⟩ within the bound of both."""
+    case.options.update(conventions=meaning)
+    fwd = case.forward()
+    d = cotangents(fwd, 43, which="l")
+    assert d.dlse is not None
+    undefined = np.isnan(fwd.out).any(-1)  # its gradients are, and so is its change
+    grads = npattn.backward(fwd, *d)
+    allowed = rounding_under(fwd.problem, meaning, d, case.steepness)
+    rng = np.random.default_rng(seed)
+    present = [name for name in INPUTS if getattr(grads, name) is not None]
+    along = {f"d{n}": rng.standard_normal(getattr(grads, n).shape) for n in present}
+    do, dlse = npattn.jvp(fwd, **along)
+    assert (np.isnan(do).any(-1) == undefined).all()
+    forward_mode = (d.dout * np.where(undefined[..., None], 0, do)).sum() + (d.dlse * dlse).sum()
+    products = {n: np.nan_to_num(getattr(grads, n)) * along[f"d{n}"] for n in present}
+    limit = sum(2 * (getattr(allowed, n) * abs(along[f"d{n}"])).sum() for n in present)
+    limit += sum(gamma(x.size) * abs(x).sum() for x in products.values())
+    gap = abs(forward_mode - sum(x.sum() for x in products.values()))
+    assert gap <= limit, f"{gap:.2g} > {limit:.2g}"
+
+
+@pytest.mark.parametrize("fields", [{}, *SINGLES], ids=case_id)
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.broad
+def test_jvp_is_the_adjoint_of_backward_under_every_field(
+    problem: str, fields: dict[str, Any]
+) -> None:
+    case = make(*PROBLEMS[problem])
+    case.options.update(HIDING)
+    assert_jvp_is_the_adjoint(case, Conventions(**fields))
+
+
+@pytest.mark.parametrize("fields", PAIRS, ids=case_id)
+@pytest.mark.broad
+def test_jvp_is_the_adjoint_of_backward_under_every_pair(fields: dict[str, Any]) -> None:
+    case = make(*PROBLEMS[("bias and dropout", "everything")[PAIRS.index(fields) % 2]])
+    case.options.update(HIDING)
+    assert_jvp_is_the_adjoint(case, Conventions(**fields))
+
+
+@settings(deadline=None, max_examples=100)
+@given(any_case())
+def test_jvp_is_the_adjoint_of_backward_under_any_combination(drawn: Any) -> None:
+    case, meaning, hiding = drawn
+    case.options.update(hiding)
+    assert_jvp_is_the_adjoint(case, meaning)
+
+
+# A line of npattn.conventions.tangents changed, and the fields that show it.
+IN_TANGENTS = {
+    "heads repeated": (
+        "conventions.share_heads(along[name], problem)",
+        "xp.repeat(along[name], problem.H // problem.K, -3)", {"kv_head": "tile"},
+    ),
+    "twins of values that stay": (
+        "xp.concatenate([v, v], axis=-2)", "xp.concatenate([v, 0 * v], axis=-2)",
+        {"hidden_fill": 1.5},
+    ),
+    "twins of keys that move": (
+        "xp.concatenate([k, xp.zeros_like(k)], axis=-2)", "xp.concatenate([k, k], axis=-2)",
+        {"hidden_fill": 1.5},
+    ),
+    "fills that move": (
+        "xp.concatenate([dbias, xp.zeros_like(dbias)]", "xp.concatenate([dbias, dbias]",
+        {"hidden_fill": 1.5},
+    ),
+    "dbias not scaled": ("dbias = dbias * scale_of(problem)", "pass", {"bias": "before_scale"}),
+    "dbias past the cap": ("dbias = through_cap(", "dbias = (lambda p, x: x)(", AFTER_BIAS),
+    "cap of what was not added to": (
+        "inside = add_to_hidden(inside, more)", "pass",
+        {"softcap": "after_mask", "hidden_add": -2.5},
+    ),
+    "base e": ("dlse = dlse / math.log(2)", "pass", {"lse_base": "2"}),
+    "mean that stays": ("mean is not None and dv is not None", "False", {"empty_row": "mean"}),
+    "NaN that stays": ("if undefined is not None:", "if False:", {"empty_row": "nan"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", IN_TANGENTS)
+def test_a_mistake_in_the_translation_of_directions_is_seen(
+    mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, fields = IN_TANGENTS[mistake]
+    source = inspect.getsource(tangents)
+    assert source.count(old) == 1
+    wrong = ModuleType("wrong")
+    exec(compile(source.replace(old, new), mistake, "exec"), wrong.__dict__)
+    case = make(*PROBLEMS["shared heads"])
+    case.options.update(HIDING)
+    assert_jvp_is_the_adjoint(case, Conventions(**fields))
+    for name in tangents.__all__:
+        monkeypatch.setattr(npattn.api, name, getattr(wrong, name))
+    with pytest.raises(AssertionError):
+        assert_jvp_is_the_adjoint(case, Conventions(**fields))
+
+
+def assert_hvp_is_the_slope_of_backward(case: Case, meaning: Conventions) -> None:
+    """Change of ⟨backward, e⟩ along d against central differences over h and h / 2.
+
+    Their distance exceeds the error of the one over h / 2, which is O(h²); the rest is rounding.
+    """
+    case.options.update(conventions=meaning)
+    fwd = case.forward()
+    d, rng = cotangents(fwd, 43), np.random.default_rng(53)
+    present = [n for n in INPUTS if getattr(npattn.backward(fwd, *d), n) is not None]
+    along, e = (
+        {n: rng.standard_normal(getattr(fwd.problem, n).shape) for n in present} for _ in "de"
+    )
+    allowed = rounding_under(fwd.problem, meaning, d, case.steepness)
+    rounded = sum((getattr(allowed, n) * abs(e[n])).sum() for n in present)
+
+    def gradient(step: float) -> float:
+        moved = {n: getattr(fwd.problem, n) + step * along[n] for n in present}
+        there = npattn.api.evaluate(fwd.problem.replace(**moved), meaning)
+        grads = npattn.backward(there, *d)
+        return sum(float((np.nan_to_num(getattr(grads, n)) * e[n]).sum()) for n in present)
+
+    h = U ** (1 / 4)
+    wide, narrow = ((gradient(s) - gradient(-s)) / (2 * s) for s in (h, h / 2))
+    change = npattn.hvp(fwd, *d, **{f"d{n}": x for n, x in along.items()})
+    got = sum((np.nan_to_num(getattr(change, n)) * e[n]).sum() for n in present)
+    assert abs(got - narrow) <= abs(wide - narrow) + 4 * rounded / h
+
+
+# A score that the smallest number absorbs has gradients, as systems have them, and yet no slope.
+MOVING = [{}, *(f for f in SINGLES if f != {"hidden_add": "min"})]
+
+
+@pytest.mark.parametrize("fields", MOVING, ids=case_id)
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.broad
+def test_hvp_is_the_slope_of_backward_under_every_field(
+    problem: str, fields: dict[str, Any]
+) -> None:
+    case = make(*PROBLEMS[problem])
+    case.options.update(HIDING)
+    assert_hvp_is_the_slope_of_backward(case, Conventions(**fields))
+
+
 def no_factor(self: Conventions, problem: Problem, dbias: Array, bias_gradient: Any) -> Array:
     assert problem.bias is not None
     return sum_to(dbias[..., : problem.S], problem.bias.shape)
@@ -306,16 +457,15 @@ def as_repeated(self: Conventions, x: Array, problem: Problem) -> Array:
     return np.repeat(x, problem.H // problem.K, -3)
 
 
-AFTER_BIAS = {"softcap": "after_bias"}
 FILLED_AND_CAPPED = {"softcap": "after_mask", "hidden_fill": 1.5}
 MISTAKES: dict[str, tuple[Any, str, Callable[..., Any], dict[str, Any]]] = {
     "bias not scaled": (fields_module, "_times", lambda x, number: x, {"bias": "before_scale"}),
     "dbias not scaled": (Conventions, "_dbias", no_factor, {"bias": "before_scale"}),
     "dbias past the cap": (fields_module, "through_cap", lambda p, ds: ds, AFTER_BIAS),
-    "capped before the bias": (Conventions, "_caps_late", lambda self, p: False, AFTER_BIAS),
+    "capped before the bias": (Conventions, "caps_late", lambda self, p: False, AFTER_BIAS),
     "hidden keys leave": (Conventions, "fill", lambda self, p: None, {"softcap": "after_mask"}),
     "a fill that is not capped": (Conventions, "fill", as_filled, FILLED_AND_CAPPED),
-    "heads repeated": (Conventions, "_share_heads", as_repeated, {"kv_head": "tile"}),
+    "heads repeated": (Conventions, "share_heads", as_repeated, {"kv_head": "tile"}),
     "weights as they are": (Conventions, "_apply_dropout", as_given, {"weights": "after_dropout"}),
 }  # fmt: skip
 
@@ -593,11 +743,17 @@ def test_mean_row_ignores_dropout() -> None:
     assert not grads.q.any()
 
 
-def test_a_late_cap_has_no_gradient_for_complex_scores() -> None:
-    case = make(*PROBLEMS["shared heads"])
-    fwd = case.forward(q=case.q + 0j, conventions=Conventions(softcap="after_bias"))
-    with pytest.raises(OptionError, match="complex"):
-        npattn.backward(fwd, np.ones_like(fwd.out))
+def test_a_late_cap_has_a_gradient_for_complex_scores() -> None:
+    case, meaning = make(*PROBLEMS["shared heads"]), Conventions(softcap="after_bias")
+    fwd = case.forward(conventions=meaning)
+    d = cotangents(fwd)
+    allowed = rounding_under(fwd.problem, meaning, d, case.steepness)
+    grads = npattn.backward(fwd, *d)
+    same = npattn.backward(case.forward(q=case.q + 0j, conventions=meaning), *d)
+    for name in ("q", "k", "v", "bias"):
+        bound = 2 * getattr(allowed, name)
+        assert_within(name, getattr(same, name).real, getattr(grads, name), bound)
+        assert not getattr(same, name).imag.any()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -668,13 +824,6 @@ def test_an_inclusive_window_without_the_query_is_refused() -> None:
     case = make(3, MORE_KEYS, ())
     with pytest.raises(OptionError, match=r"window is \(0, 1\), must have left ≥ 1"):
         case.forward(conventions=Conventions(window="inclusive"), window=(0, 1))
-
-
-@pytest.mark.parametrize("fields", [{}, *SINGLES], ids=case_id)
-def test_jvp_refuses_conventions(fields: dict[str, Any]) -> None:
-    fwd = make(3, MORE_KEYS, ()).forward(conventions=Conventions(**fields))
-    with pytest.raises(OptionError, match="conventions"):
-        npattn.jvp(fwd, dq=fwd.problem.q)
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -849,7 +849,7 @@ def test_taking_the_mean_once_is_seen(
         mean = (p * x).sum(-1, keepdims=True) + (0 if p_sink is None else p_sink * x_sink)
         return x - mean, x_sink - mean
 
-    monkeypatch.setattr(dense, "_less_mean", once)
+    monkeypatch.setattr(dense, "subtract_mean", once)
     with pytest.raises(AssertionError, match="beyond by"):
         check(one_hot(1, lead))
     # Not by the bound of one pass, which is relative to the size of dp.

@@ -225,6 +225,12 @@ def test_cotangents_of_the_weights_go_in(backend, options):
     assert all(line.passed for line in lines), "\n".join(map(str, lines))
 
 
+def direction_of(parameter):
+    if isinstance(parameter, tuple):
+        return tuple(map(direction_of, parameter))
+    return normal(*parameter.shape, seed=9)
+
+
 @pytest.mark.parametrize("poison", POISONED[:2])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_direction_moves_it_as_it_moves_dense(backend, options, poison):
@@ -232,6 +238,8 @@ def test_a_direction_moves_it_as_it_moves_dense(backend, options, poison):
     POISON[poison](given.q, given.k, given.v, normal(1, 1))
     names = [n for n in ALL if isinstance(getattr(given, n), np.ndarray)]
     along = {f"d{n}": normal(*getattr(given, n).shape, seed=9) for n in names}
+    if isinstance(given.bias, biases.Bias):
+        along["dbias"] = direction_of(given.bias.parameter)
     exact = npattn.jvp(npattn.api.evaluate(given, engine="dense"), **along)
     # An error of the scores is one of ds too: of 2 · |scale| · Σ |q k| in units of rounding.
     size = 1 + abs(given.scale) * np.einsum("bhtd->bht", abs(given.q)).max() * abs(given.k).max()
@@ -311,6 +319,35 @@ def test_conventions_are_translated_around_it(backend, name):
     got = {"o": run.out, "lse": run.lse, "dq": grads.q, "dk": grads.k, "dv": grads.v}
     lines = compare(got, given, dout=do, conventions=conventions)
     assert all(line.passed for line in lines), "\n".join(map(str, lines))
+
+
+EACH_FIELD = {
+    "fill": {"hidden_fill": -1.5},
+    "add": {"hidden_add": -1.5, "softcap": "after_mask"},
+    "late cap": {"softcap": "after_bias", "bias": "before_scale"},
+    "capped fill": {"softcap": "after_mask", "kv_head": "tile"},
+    "mean": {"empty_row": "mean", "lse_base": "2", "kv_head": "tile"},
+    "nan": {"empty_row": "nan", "lse_empty": 0.0},
+}
+
+
+@pytest.mark.parametrize("bias", ["array", "object"])
+@pytest.mark.parametrize("name", EACH_FIELD)
+def test_a_direction_is_translated_around_it(backend, name, bias):
+    """The same translation around another engine, whose errors are those of the test above."""
+    term = normal(H, T, S) if bias == "array" else biases.alibi(normal(H)) + normal(T, S)
+    mask = rng().random((B, 1, T, S)) < 0.1
+    given = problem(mask=mask, bias=term, softcap=2.0)
+    conventions = npattn.Conventions(**EACH_FIELD[name])
+    along = {f"d{n}": normal(*getattr(given, n).shape, seed=9) for n in "qkv"}
+    along["dbias"] = direction_of(term if bias == "array" else term.parameter)
+    exact = npattn.jvp(npattn.api.evaluate(given, conventions, engine="dense"), **along)
+    size = 1 + np.einsum("bhtd->bht", abs(given.q)).max() * abs(given.k).max()
+    for want, got in zip(exact, backend.evaluate(given, conventions).jvp(**along), strict=True):
+        finite = np.isfinite(want)
+        assert np.array_equal(finite, np.isfinite(got))
+        largest = abs(want[finite]).max()
+        assert abs(got[finite] - want[finite]).max() <= S * size * 2.0**-52 * largest
 
 
 def test_weights_are_those_of_dense(backend):

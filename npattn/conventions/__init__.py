@@ -7,6 +7,8 @@ Each translation, with its gradient: docs/derivations/conventions.md.
 
 from npattn.conventions.fields import Conventions
 from npattn.conventions.fields import check_conventions as check_conventions
+from npattn.conventions.tangents import canonical_direction as canonical_direction
+from npattn.conventions.tangents import translate_changes as translate_changes
 
 __all__ = ["Conventions"]
 

@@ -106,13 +106,13 @@ class Conventions:
     def canonical(self, problem: Problem) -> Problem:
         """Translate a problem into npattn's own terms; `results` translates its results back."""
         fill, more = self.fill(problem), self.addend(problem)
-        problem = self._translate_options(problem)
+        problem = self.translate_options(problem)
         if more is None:
-            problem = cap_late(problem) if self._caps_late(problem) else problem
+            problem = cap_late(problem) if self.caps_late(problem) else problem
             return problem if fill is None else fill_hidden(problem, fill)
         inside = self.softcap == "after_mask"
         problem = add_to_hidden(problem, more) if inside else problem
-        problem = cap_late(problem) if self._caps_late(problem) else problem
+        problem = cap_late(problem) if self.caps_late(problem) else problem
         return problem if inside else add_to_hidden(problem, more)
 
     def fill(self, problem: Problem) -> float | None:
@@ -133,11 +133,11 @@ class Conventions:
 
     def hidden_positions(self, problem: Problem) -> Array:
         """Return the positions that mask, causal and window hide; shaped as they are."""
-        visible = self._translate_options(problem).visible
+        visible = self.translate_options(problem).visible
         assert visible is not None
         return ~visible
 
-    def _translate_options(self, problem: Problem) -> Problem:
+    def translate_options(self, problem: Problem) -> Problem:
         """Translate mask, window, heads, bias and dropout."""
         changes: dict[str, object] = {}
         if self.mask_true == "hide" and problem.mask is not None:
@@ -151,7 +151,7 @@ class Conventions:
                 )
             changes["window"] = (None if left is None else left - 1, right)
         if self.kv_head == "tile" and problem.K != problem.H:
-            changes |= {name: self._share_heads(getattr(problem, name), problem) for name in "kv"}
+            changes |= {name: self.share_heads(getattr(problem, name), problem) for name in "kv"}
         if self.bias == "before_scale" and problem.bias is not None:
             bias = problem.bias_array
             assert bias is not None
@@ -164,7 +164,7 @@ class Conventions:
         """Return True unless a dropout mask does nothing for want of a rate."""
         return self.dropout_at_rate_0 == "drop" or problem.dropout_rate > 0
 
-    def _caps_late(self, problem: Problem) -> bool:
+    def caps_late(self, problem: Problem) -> bool:
         """Return True if score_mod or bias comes before the cap of these conventions."""
         between = problem.bias is not None or problem.score_mod is not None
         return self.softcap != "before_bias" and problem.softcap is not None and between
@@ -183,7 +183,7 @@ class Conventions:
         if undefined is not None:
             out = xp.where(undefined[..., None], math.nan, out)
         if mean is not None:
-            out = xp.where(mean[..., None], self._mean_of_values(problem), out)
+            out = xp.where(mean[..., None], self.mean_of_values(problem, problem.v), out)
         return out, lse
 
     def empty_rows(self, problem: Problem, empty: Array) -> tuple[Array | None, Array | None]:
@@ -263,7 +263,7 @@ class Conventions:
 
     # --- the parts --------------------------------------------------------------------------------
 
-    def _share_heads(self, x: Array, problem: Problem) -> Array:
+    def share_heads(self, x: Array, problem: Problem) -> Array:
         """Index the key/value head of each query head: (..., K, S, n) → (..., H, S, n)."""
         if problem.K == problem.H:
             return x
@@ -273,7 +273,7 @@ class Conventions:
         return shared
 
     def _sum_shared_heads(self, dx: Array, problem: Problem, shape: tuple[int, ...]) -> Array:
-        """Gradient of `_share_heads`: sum over the query heads that use a key/value head."""
+        """Gradient of `share_heads`: sum over the query heads that use a key/value head."""
         if problem.K != problem.H:
             K, G = problem.K, problem.H // problem.K
             heads, axis = ((G, K), -4) if self.kv_head == "tile" else ((K, G), -3)
@@ -282,7 +282,7 @@ class Conventions:
 
     def _sees_a_key(self, problem: Problem) -> Array:
         """Return True where mask, causal and window show a query a key: (..., H, T)."""
-        visible = self._translate_options(problem).visible
+        visible = self.translate_options(problem).visible
         rows = (*problem.lead, problem.H, problem.T)
         if visible is None:
             visible = problem.xp.zeros((1, 1)) == 0
@@ -301,13 +301,13 @@ class Conventions:
         """Gradient of the bias, from that of the canonical one."""
         if problem.bias is None:  # the canonical one comes from hidden keys
             return None
-        late, before = self._caps_late(problem), self.bias == "before_scale"
+        late, before = self.caps_late(problem), self.bias == "before_scale"
         more = self.addend(problem)
         if not late and not before and more is None and self.fill(problem) is None:
             return dbias  # the canonical one is the same
         dbias = dbias[..., : problem.S]
         if late:
-            inside = self._translate_options(problem)
+            inside = self.translate_options(problem)
             if more is not None and self.softcap == "after_mask":
                 inside = add_to_hidden(inside, more)
             dbias = through_cap(inside, dbias)
@@ -316,13 +316,13 @@ class Conventions:
                 dbias = dbias * scale_of(problem)
         return bias_gradient(problem, dbias)
 
-    def _mean_of_values(self, problem: Problem) -> Array:
+    def mean_of_values(self, problem: Problem, v: Array) -> Array:
         """Mean of all S values for each query head: (..., H, 1, E), 0 where S = 0."""
-        v = problem.to_compute_dtype(problem.v)
-        return self._share_heads(v.sum(-2, keepdims=True) / max(problem.S, 1), problem)
+        v = problem.to_compute_dtype(v)
+        return self.share_heads(v.sum(-2, keepdims=True) / max(problem.S, 1), problem)
 
     def _dv_of_mean(self, problem: Problem, dout: Array) -> Array:
-        """Gradient of `_mean_of_values`: 1/S of the cotangents of a head's rows to each value."""
+        """Gradient of `mean_of_values`: 1/S of the cotangents of a head's rows to each value."""
         dmean = dout.sum(-2, keepdims=True) / max(problem.S, 1)  # (..., H, 1, E)
         dmean = problem.xp.broadcast_to(dmean, (*dmean.shape[:-2], problem.S, dmean.shape[-1]))
         return self._sum_shared_heads(dmean, problem, problem.v.shape)

@@ -28,7 +28,7 @@ from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 from npattn.testing.report.sensitivity import Sensitivity
-from npattn.testing.rules import PROPERTIES, Property
+from npattn.testing.rules import PROPERTIES, RULES, Property
 from npattn.testing.runner.describe import describe_model, describe_untested
 from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import (
@@ -312,7 +312,7 @@ def check(
         **implementation.notes,
     }
     if only is not None:
-        expected = asked_of(expected, [*PROPERTIES, *SWEEPS], outcomes)
+        expected = asked_of(expected, [*RULES, *SWEEPS], outcomes)
     report = Report(
         implementation.name,
         tuple(outcomes),
@@ -477,9 +477,9 @@ def _choose_rules(only: Iterable[str] | None) -> list[Property]:
     chosen: list[Property] = []
     for wanted in only:
         matches = [p for name, p in PROPERTIES.items() if name.startswith(wanted)]
-        matches = [PROPERTIES[wanted]] if wanted in PROPERTIES else matches  # the whole name wins
+        matches = [RULES[wanted]] if wanted in RULES else matches  # the whole name wins
         if not matches and wanted not in ("structure", ROBUSTNESS, *SWEEPS):  # the first: always
-            rules = ", ".join([*PROPERTIES, ROBUSTNESS, *SWEEPS])
+            rules = ", ".join([*RULES, ROBUSTNESS, *SWEEPS])
             raise OptionError(f"{wanted!r} is not a rule, must be one of {rules}")
         chosen += [p for p in matches if p not in chosen]
     return chosen

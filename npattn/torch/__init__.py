@@ -22,6 +22,7 @@ from npattn.torch import biases, cache, positions, quantization, variants
 from npattn.torch.api import attention, backward, forward, jvp
 from npattn.torch.multihead import MultiHeadAttention
 from npattn.torch.problem import Problem
+from npattn.torch.second_order import double_backward, hvp
 
 __all__ = [
     "Conventions",
@@ -34,8 +35,10 @@ __all__ = [
     "biases",
     "cache",
     "conventions",
+    "double_backward",
     "errors",
     "forward",
+    "hvp",
     "jvp",
     "masks",
     "positions",

@@ -18,20 +18,28 @@ from npattn import gating
 from npattn.arrays import BiasLike, MaskLike
 from npattn.checks import check_cotangent, direction_shape
 from npattn.conventions import Conventions, check_conventions
+from npattn.directions import bias_direction
 from npattn.errors import DtypeError, OptionError
 from npattn.options import Alignment, Precision, Window, reject_unknown_options
 from npattn.problem import Forward, Gradients
 from npattn.torch import kernels
-from npattn.torch.autograd import AttentionCall, attend, pull_back, weigh
+from npattn.torch.autograd import AttentionCall, attend, pull_back, push_forward, weigh
 from npattn.torch.biases import TensorBias
-from npattn.torch.engine import jvp as engine_jvp
 from npattn.torch.engine.operations import Saved
-from npattn.torch.flags import exact
 from npattn.torch.problem import Problem
 from npattn.torch.score_mod import check_closes_over_nothing
 from npattn.torch.tensors import refuse_batched, short_name, stand_in, to_tensor
 
-__all__ = ["attention", "backward", "evaluate", "forward", "jvp"]
+__all__ = [
+    "attention",
+    "backward",
+    "check_forward",
+    "evaluate",
+    "forward",
+    "jvp",
+    "read_cotangents",
+    "read_direction",
+]
 
 Tensor = torch.Tensor
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -143,7 +151,7 @@ def forward(
     -------
     Forward
         .out (..., H, T, E), .lse (..., H, T) and .weights (..., H, T, S), all differentiable by
-        autograd, the weights once; .max_score (..., H, T), which is not; .problem, .engine
+        autograd, twice; .max_score (..., H, T), which is not; .problem, .engine
 
     Raises
     ------
@@ -265,17 +273,10 @@ def backward(
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=NO_GRAPH)
         return _backward_in_no_graph(fwd, dout, dlse, dweights)
-    _check_forward("backward", fwd)
+    check_forward("backward", fwd)
     problem: Any = fwd.problem
     call, saved, (o, undefined) = fwd.residuals
-    of_weights = (*fwd.lse.shape, problem.S)
-    do, dl, dw = (
-        None if x is None else _read_cotangent(problem, name, x, shape)
-        for name, x, shape in (
-            ("dout", dout, fwd.out.shape), ("dlse", dlse, fwd.lse.shape),
-            ("dweights", dweights, of_weights),
-        )
-    )  # fmt: skip
+    do, dl, dw = read_cotangents(fwd, dout, dlse, dweights)
     with torch.no_grad():
         dgate = None
         if problem.gate is not None:
@@ -304,14 +305,15 @@ def jvp(
     Parameters
     ----------
     fwd : Forward
-        Result of `forward`, without conventions.
+        Result of `forward`.
     dq, dk, dv, dbias, dsinks, dgate : torch.Tensor or float array_like, optional
-        The direction, each shaped as its input; None is 0.
+        The direction, each shaped as its input; None is 0. For one of `npattn.biases`: shaped as
+        its parameter, a tuple of these for a sum.
 
     Returns
     -------
     do (..., H, T, E), dlse (..., H, T)
-        Where lse is −inf, dlse is 0.
+        In a fully masked row dlse is 0, and do is NaN where `conventions` make the row NaN.
 
     Raises
     ------
@@ -320,17 +322,15 @@ def jvp(
     DtypeError
         If a direction is not real floating.
     OptionError
-        If `fwd` is not a result of `forward`, or has conventions or mixed precision; if a direction
-        has no input, is on another device, or its input is one of `npattn.biases`.
+        If `fwd` is not a result of `forward`, or has mixed precision; if a direction has no input,
+        is on another device, or its input is a bias object that is not of `npattn.biases`.
     """
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=NO_GRAPH)
         return _jvp_in_no_graph(fwd, dq, dk, dv, dbias, dsinks, dgate)
-    _check_forward("jvp", fwd)
+    check_forward("jvp", fwd)
     problem: Any = fwd.problem
     call, saved, (o, _) = fwd.residuals
-    if call.conventions is not None:
-        raise OptionError("jvp does not support conventions; call forward without them")
     if problem.storage is not None:
         raise OptionError(
             f"jvp does not support mixed precision (dtype {short_name(problem.storage)}); "
@@ -338,17 +338,10 @@ def jvp(
         )
     directions = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": dsinks}
     directions["gate"] = dgate
-    along = {
-        f"d{name}": None
-        if x is None
-        else _read_cotangent(problem, f"d{name}", x, direction_shape(name, getattr(problem, name)))
-        for name, x in directions.items()
-    }
-    of_gate: Any = along.pop("dgate")
-    with torch.no_grad(), exact(problem.dtype, problem.device):
-        do, dlse = engine_jvp(call.problem, saved, **along, whole=call.whole)
-        if problem.headless:
-            do, dlse = do[0], dlse[0]
+    along = {name: read_direction(problem, name, x) for name, x in directions.items()}
+    of_gate: Any = along.pop("gate")
+    with torch.no_grad():
+        do, dlse = push_forward(call, saved, along)[2:]
         if problem.gate is not None:
             do = gating.apply_gate_tangent(problem, o, do, of_gate)  # type: ignore[arg-type, assignment]
     return do, dlse
@@ -360,7 +353,7 @@ _backward_in_no_graph = _disable_dynamo(backward)
 _jvp_in_no_graph = _disable_dynamo(jvp)
 
 
-def _check_forward(function: str, fwd: Any) -> None:
+def check_forward(function: str, fwd: Any) -> None:
     """Check that fwd is a result of `forward` on tensors, by an engine with gradients."""
     if not isinstance(fwd, Forward):
         raise OptionError(
@@ -374,6 +367,40 @@ def _check_forward(function: str, fwd: Any) -> None:
             f'{function} does not support engine="fused"; ask autograd for the gradients, or call '
             "forward with another engine"
         )
+
+
+def read_cotangents(
+    fwd: Forward, dout: Any, dlse: Any, dweights: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the cotangents of a forward in the dtype computed in, checked."""
+    whole = (*fwd.lse.shape, fwd.problem.S)
+    do, dl, dw = (
+        None if x is None else _read_cotangent(fwd.problem, name, x, shape)
+        for name, x, shape in (
+            ("dout", dout, fwd.out.shape), ("dlse", dlse, fwd.lse.shape),
+            ("dweights", dweights, whole),
+        )
+    )  # fmt: skip
+    return do, dl, dw
+
+
+def read_direction(problem: Any, name: str, value: Any, prefix: str = "d") -> Any:
+    """Return the direction of an input: a tensor, or a bias for one of `npattn.biases`."""
+    of = getattr(problem, name)
+    if value is None:
+        return None
+    if not isinstance(of, BiasLike):
+        return _read_cotangent(problem, f"{prefix}{name}", value, direction_shape(name, of, prefix))
+    several = isinstance(value, (tuple, list))
+    parameter = tuple(map(_on_host, value)) if several else _on_host(value)
+    bias = bias_direction(of, f"{prefix}bias", parameter)
+    if bias.dtype.kind == "c":
+        raise DtypeError(f"{prefix}bias is {bias.dtype}, must be real as the problem is")
+    return bias
+
+
+def _on_host(value: Any) -> Any:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 
 def _read_cotangent(problem: Any, name: str, value: Any, shape: Any) -> Tensor:

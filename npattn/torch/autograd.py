@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from npattn.conventions import Conventions
+from npattn.conventions import Conventions, canonical_direction, translate_changes
 from npattn.errors import OptionError
 from npattn.problem import Gradients
 from npattn.torch import engine
@@ -22,7 +22,7 @@ from npattn.torch.flags import exact
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import BATCHED, refuse_batched
 
-__all__ = ["AttentionCall", "attend", "pull_back", "weigh"]
+__all__ = ["AttentionCall", "attend", "pull_back", "push_forward", "weigh"]
 
 Tensor = torch.Tensor
 
@@ -66,12 +66,14 @@ class AttentionCall(NamedTuple):
             if self.conventions is None:
                 return engine.forward(problem, self.whole), ()
             saved = engine.forward(self.canonical(), self.whole)
-            raw, lse = saved.out, saved.lse
+            raw, raw_lse = saved.out, saved.lse
             if problem.headless:
-                raw, lse = raw[0], lse[0]
+                raw, raw_lse = raw[0], raw_lse[0]
             translate: Any = self.conventions.results
-            out, lse = translate(problem, raw, lse)
-            return saved, (out.clone() if out is raw else out, lse)
+            out, lse = translate(problem, raw, raw_lse)
+            # The results of a function of autograd share no memory.
+            out = out.clone() if out is raw else out
+            return saved, (out, lse.clone() if lse is raw_lse else lse)
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor, Saved]:
@@ -142,8 +144,31 @@ def pull_back(
     return grads
 
 
+def push_forward(
+    call: AttentionCall, saved: Saved, along: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Changes of out and lse along a direction of q, k, v, bias, sinks: canonical, and translated.
+
+    Those of the canonical problem have a head axis.
+    """
+    problem, conventions = call.problem, call.conventions
+    with exact(problem.dtype, problem.device):
+        canonical, moved_v = call.canonical(), along["v"]
+        if conventions is not None:
+            along = canonical_direction(conventions, problem, along)
+        named = {f"d{name}": x for name, x in along.items()}
+        raw, dlog = engine.jvp(canonical, saved, **named, whole=call.whole)
+        do, dlse, lse = raw, dlog, saved.lse
+        if problem.headless:
+            do, dlse, lse = do[0], dlse[0], lse[0]
+        if conventions is not None:
+            translate: Any = translate_changes
+            do, dlse = translate(conventions, problem, do, dlse, lse, moved_v)
+    return raw, dlog, do, dlse
+
+
 def weigh(call: AttentionCall, saved: Saved) -> Tensor:
-    """Return the weights, differentiable once where an input is."""
+    """Return the weights, differentiable where an input is."""
     problem = call.problem
     bias = problem.bias if isinstance(problem.bias, Tensor) else None
     inputs = (problem.q, problem.k, problem.v, bias, problem.sinks)
@@ -168,7 +193,7 @@ def _weights(call: AttentionCall, saved: Saved) -> Tensor:
 
 
 class _Weights(torch.autograd.Function):
-    """The weights of results that are known."""
+    """The weights of results that are known, which are not differentiated again."""
 
     @staticmethod
     def forward(call: AttentionCall, saved: Saved, *tensors: Any) -> Tensor:
@@ -180,11 +205,13 @@ class _Weights(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dweights: Tensor) -> Any:
         refuse_batched(dweights)
-        tensors = ctx.saved_tensors
-        grads = pull_back(ctx.call.with_tensors(*tensors), ctx.saved, None, None, dweights)
+        tensors, saved = ctx.saved_tensors, ctx.saved
+        call = ctx.call.with_tensors(*tensors)
+        if torch.is_grad_enabled():  # the results again, as functions of the inputs
+            saved = attend(call)[2]
+        grads = pull_back(call, saved, None, None, dweights)
         dbias = None if tensors[3] is None else grads.bias
         each: tuple[Any, ...] = (grads.q, grads.k, grads.v, dbias, grads.sinks)
         return (
@@ -215,11 +242,6 @@ class _Attention(torch.autograd.Function):
         *tensors, out, log, shift = ctx.saved_tensors
         call, saved = ctx.call.with_tensors(*tensors), Saved(out, log, shift)
         draw, dlog, _, dout, dlse = (*cotangents, None, None)[:5]
-        if torch.is_grad_enabled() and call.canonical().score_mod is not None:
-            raise OptionError(
-                "create_graph=True does not support score_mod: a callable has no second "
-                "derivative here"
-            )
         grads: Any = pull_back(call, saved, dout, dlse, draw=draw, dlog=dlog)
         dbias = None if tensors[3] is None else grads.bias
         each = (grads.q, grads.k, grads.v, dbias, grads.sinks)
@@ -236,17 +258,13 @@ class _Attention(torch.autograd.Function):
         refuse_batched(*directions)
         *tensors, out, log, shift = ctx.saved_tensors
         call = ctx.call.with_tensors(*tensors)
-        if call.conventions is not None:
-            raise OptionError("jvp does not support conventions; call forward without them")
-        names = ("dq", "dk", "dv", "dbias", "dsinks")
-        problem = call.problem
+        problem, names = call.problem, ("q", "k", "v", "bias", "sinks")
         along = {
             name: None if x is None else problem.to_compute_dtype(x)
             for name, x in zip(names, directions, strict=True)
         }
-        with exact(problem.dtype, problem.device):
-            do, dlse = engine.jvp(problem, Saved(out, log, shift), **along, whole=call.whole)
-        return do, dlse, None
+        raw, dlog, do, dlse = push_forward(call, Saved(out, log, shift), along)
+        return (raw, dlog, None) if call.conventions is None else (raw, dlog, None, do, dlse)
 
 
 class _UntransformedAttention(torch.autograd.Function):

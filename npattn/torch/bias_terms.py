@@ -40,9 +40,8 @@ class BiasTerm:
         raise NotImplementedError
 
 
-def bias_terms(problem: Problem) -> list[BiasTerm]:
-    """Split the bias of a problem into its terms."""
-    bias = problem.bias
+def bias_terms(problem: Problem, bias: Any) -> list[BiasTerm]:
+    """Split a bias of a problem's sizes, its own or the change of it, into its terms."""
     if bias is None:
         return []
     if isinstance(bias, Tensor):
@@ -193,7 +192,7 @@ def bias_gradient(problem: Problem, ds: Tensor) -> Any:
         return _sum_to(ds, problem.bias.shape)
     whole = Rows(Group(0, math.prod(problem.lead), 0, problem.H, True), 0, problem.T, [])
     strip = Strip(0, problem.S, False)
-    terms = bias_terms(problem)
+    terms = bias_terms(problem, problem.bias)
     sizes = (*problem.lead, problem.H, problem.T, problem.S)
     if ds.shape != sizes:  # already summed over axes of 1: each sum counts once
         once = ds.new_zeros(sizes)

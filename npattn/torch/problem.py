@@ -174,7 +174,8 @@ class Problem(numpy_problem.Problem):
             own.pop(name, None)
         return other
 
-    def _as_array(self, value: Any) -> Any:
+    def as_array(self, value: Any) -> Any:
+        """Return a mask or a bias of this problem's sizes as a tensor; None is None."""
         if value is None or isinstance(value, Tensor):
             return value
         array = value.to_array(self.T, self.S, lead=self.lead, H=self.H)

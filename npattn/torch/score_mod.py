@@ -77,11 +77,15 @@ DEFAULT_DTYPE = threading.RLock()
 
 def slope(problem: Any, s: Tensor, at: Indices) -> tuple[Tensor, Tensor]:
     """Derivative of score_mod at s by autograd, and a bool: a difference contradicts it [3]."""
+    again = torch.is_grad_enabled() and s.requires_grad  # the slope will be differentiated
     with torch.enable_grad():
-        x = s.detach().requires_grad_()
+        x = s if again else s.detach().requires_grad_()
         y = call_score_mod(problem, x, at)
         # Elementwise: the derivative of the sum is that of each element.
-        rate = torch.autograd.grad(y.sum(), x)[0] if y.requires_grad else torch.zeros_like(s)
+        if y.requires_grad:
+            (rate,) = torch.autograd.grad(y.sum(), x, create_graph=again)
+        else:
+            rate = torch.zeros_like(s)
     with torch.no_grad():
         u = torch.finfo(s.dtype).eps
         differs = torch.ones_like(s, dtype=torch.bool)

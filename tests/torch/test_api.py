@@ -217,8 +217,13 @@ def test_wrong_cotangents_and_directions_are_refused():
         nt.backward(fwd, torch.ones(1, 4, 3, 3, device="meta"))
     with pytest.raises(OptionError, match="got dbias, but the problem has no bias"):
         nt.jvp(fwd, dbias=torch.ones(3, 5))
-    with pytest.raises(OptionError, match="jvp does not support conventions"):
-        nt.jvp(nt.forward(*tiny(), conventions=nt.Conventions()))
+    with pytest.raises(OptionError, match="jvp does not support mixed precision"):
+        nt.jvp(nt.forward(*tiny(), dtype=torch.bfloat16))
+    fwd = nt.forward(*tiny(), bias=nt.biases.alibi(4))
+    with pytest.raises(ShapeError, match=r"dbias has shape \(3,\), but the parameter has shape"):
+        nt.jvp(fwd, dbias=torch.ones(3))
+    with pytest.raises(DtypeError, match="dbias is complex128, must be real"):
+        nt.jvp(fwd, dbias=1j * np.ones(4))
 
 
 def test_mask_and_bias_may_be_arrays(backend):
@@ -326,25 +331,26 @@ TINY = {
     "dense engine": {"engine": "dense"},
     "shift": {"scale": -900.0},
 }
-ONCE = {"score_mod": {"score_mod": mod, "softcap": 1.5}}
+OF_SCORES = {"score_mod": {"score_mod": mod, "softcap": 1.5}}
 
 
-@pytest.mark.parametrize("case", [*TINY, *ONCE])
+@pytest.mark.parametrize("case", [*TINY, *OF_SCORES])
 @pytest.mark.broad
 def test_gradcheck(case):
-    options = (TINY | ONCE)[case]
+    options = (TINY | OF_SCORES)[case]
     assert torch.autograd.gradcheck(
         lambda *inputs: nt.attention(*inputs, **options), tiny(), check_forward_ad=True
     )
 
 
 @pytest.mark.parametrize("tile", [2**18, 40])
-@pytest.mark.parametrize("case", TINY)
+@pytest.mark.parametrize("case", [*TINY, *OF_SCORES])
 @pytest.mark.broad
 def test_gradgradcheck(case, tile, monkeypatch):
     monkeypatch.setattr(tiles, "TILE", {"cpu": tile})
+    options = (TINY | OF_SCORES)[case]
     assert torch.autograd.gradgradcheck(
-        lambda *inputs: nt.attention(*inputs, **TINY[case]),
+        lambda *inputs: nt.attention(*inputs, **options),
         tiny(),
         check_fwd_over_rev=True,
         fast_mode=True,
@@ -377,9 +383,8 @@ def test_autograd_under_conventions(name):
         return nt.attention(q, k, v, visible, bias=bias, softcap=1.5, conventions=CONVENTIONS[name])
 
     inputs = (*tiny(), sample(4, 3, 5, seed=3))
-    assert torch.autograd.gradcheck(attend, inputs)
-    if not name.startswith("after"):  # those are a score_mod
-        assert torch.autograd.gradgradcheck(attend, inputs, fast_mode=True)
+    assert torch.autograd.gradcheck(attend, inputs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(attend, inputs, check_fwd_over_rev=True, fast_mode=True)
 
 
 def test_autograd_and_backward_give_the_same_bits(backend):
@@ -401,11 +406,21 @@ def test_gradients_have_the_dtype_of_their_inputs():
     assert [t.grad.dtype for t in leaves] == [torch.bfloat16] * 3
 
 
-def test_score_mod_has_no_second_derivative():
-    q, k, v = tiny()
-    out = nt.attention(q, k, v, score_mod=mod)
-    with pytest.raises(OptionError, match="create_graph=True does not support score_mod"):
-        torch.autograd.grad(out.sum(), q, create_graph=True)
+def test_score_mod_with_a_detached_slope_has_no_second_derivative():
+    """gradgradcheck sees a score_mod whose slope is taken for a constant."""
+    real = autograd_function.engine.operations.score_mod_slope
+
+    def fixed(problem, s, at):
+        rate, differs = real(problem, s.detach(), at)
+        return rate.detach(), differs
+
+    def attend(q, k, v):
+        return nt.attention(q, k, v, score_mod=mod)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autograd_function.engine.operations, "score_mod_slope", fixed)
+        with pytest.raises(RuntimeError, match="mismatch"):
+            torch.autograd.gradgradcheck(attend, tiny(), fast_mode=True)
 
 
 def test_score_mod_closing_over_a_parameter_is_refused():

@@ -24,6 +24,7 @@ __all__ = [
     "format_exception_line",
     "inexpressible",
     "note_problem",
+    "refuse",
 ]
 
 
@@ -162,6 +163,15 @@ class Framework(Protocol):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the results of ``call(**inputs)`` and the gradients of the inputs named."""
 
+    def gradients_twice(
+        self,
+        call: Callable[..., dict[str, Any]],
+        inputs: Mapping[str, Any],
+        cotangents: Mapping[str, Any],
+        second: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Return the gradients of Σ second · gradients, in those inputs and in the cotangents."""
+
 
 @contextmanager
 def catch_foreign(prefix: str) -> Iterator[None]:
@@ -200,6 +210,11 @@ def format_exception_line(err: BaseException) -> str:
 
 def inexpressible(what: str) -> ImplementationError:
     """Return the error, a refusal, for what no parameter can hold."""
-    error = ImplementationError(f"has no parameter for {what}")
-    error.__cause__ = NotImplementedError(what)
+    return refuse(f"has no parameter for {what}")
+
+
+def refuse(text: str) -> ImplementationError:
+    """Return an error that is a refusal."""
+    error = ImplementationError(text)
+    error.__cause__ = NotImplementedError(text)
     return error

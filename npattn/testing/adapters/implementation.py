@@ -504,6 +504,49 @@ class Implementation:
                 before_reading()
             return self._read(gradients.items(), problem)
 
+    def gradients_twice(
+        self, problem: Problem, cotangents: Cotangents, directions: Mapping[str, Array]
+    ) -> Results:
+        """Return the gradients of Σ directions · gradients, as its framework finds them.
+
+        Parameters
+        ----------
+        problem : Problem
+        cotangents : Cotangents
+        directions : mapping
+            Cotangents of the gradients, by input.
+
+        Returns
+        -------
+        Results
+            "second dq" and so on for each of these inputs, and "second dout".
+        """
+        inputs, options = self.inputs(problem), self.options(problem)
+        with self.framework.allowing(problem.q.dtype), note_problem(problem, cotangents):
+            given = self.give_cotangents(problem, cotangents)
+            second = self._give_directions(problem, directions)
+            returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
+
+            def call(**arrays: Any) -> dict[str, Any]:
+                return self._call({**inputs, **arrays}, options, returns)
+
+            with catch_foreign("its second gradient raised"):
+                found = self.framework.gradients_twice(call, inputs, given, second)
+            return self._read_second(found, directions)
+
+    def _give_directions(self, problem: Problem, directions: Mapping[str, Array]) -> dict[str, Any]:
+        """Return cotangents of gradients as arrays of the framework."""
+        return {
+            name: self.framework.give(lay_out(x, "contiguous", self._swaps(name, problem)))
+            for name, x in directions.items()
+        }
+
+    def _read_second(self, found: Mapping[str, Any], directions: Mapping[str, Array]) -> Results:
+        """Return second derivatives, which are laid out as first ones, by their names."""
+        first = self._read([(f"d{n}", found[n]) for n in directions] + [("o", found["o"])])
+        names = {"o": "second dout"}
+        return Results(tuple((names.get(n, f"second {n}"), x) for n, x in first.pairs))
+
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
         """Return o of arrays and options as they are, legal or not."""
         self.refuse_raw()

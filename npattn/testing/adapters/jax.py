@@ -99,3 +99,24 @@ class JAX:
         # A cotangent must have the dtype of its result.
         douts = {name: x.astype(outputs[name].dtype) for name, x in cotangents.items()}
         return results, dict(zip(names, pull(douts), strict=True))
+
+    def gradients_twice(
+        self,
+        call: Callable[..., dict[str, Any]],
+        inputs: Mapping[str, Any],
+        cotangents: Mapping[str, Any],
+        second: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        def first(leaves: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+            def run(own: dict[str, Any]) -> dict[str, Any]:
+                results = call(**own)
+                return {name: results[name] for name in given}
+
+            outputs, pull = jax.vjp(run, leaves)
+            douts = {name: x.astype(outputs[name].dtype) for name, x in given.items()}
+            (gradients,) = pull(douts)
+            return dict(gradients)
+
+        _, pull = jax.vjp(first, {name: inputs[name] for name in second}, dict(cotangents))
+        leaves, given = pull(dict(second))
+        return {**leaves, **given}

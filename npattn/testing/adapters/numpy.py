@@ -68,3 +68,6 @@ class NumPy:
 
     def gradients(self, *_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ImplementationError("a NumPy function is differentiated by its backward=")
+
+    def gradients_twice(self, *_: Any) -> dict[str, Any]:
+        raise ImplementationError("a NumPy function is differentiated by its backward=, once")

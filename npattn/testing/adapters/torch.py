@@ -11,7 +11,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.errors import MissingExtraError, OptionError
-from npattn.testing.adapters.base import ImplementationError, ResultError
+from npattn.testing.adapters.base import ImplementationError, ResultError, refuse
 
 try:
     import torch
@@ -135,3 +135,51 @@ class Torch:
         pairs = zip(names, grads, strict=True)
         # Autograd returns None for zero.
         return results, {n: torch.zeros_like(leaves[n]) if g is None else g for n, g in pairs}
+
+    def gradients_twice(
+        self,
+        call: Callable[..., dict[str, Any]],
+        inputs: Mapping[str, Any],
+        cotangents: Mapping[str, Any],
+        second: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        leaves = {name: inputs[name].detach().requires_grad_() for name in second}
+        given = {name: x.detach().requires_grad_() for name, x in cotangents.items()}
+        results = call(**leaves)
+        reached = {name: x for name, x in given.items() if results[name].requires_grad}
+        if not reached:
+            raise refuse("its result does not require grad: autograd cannot reach it")
+        outputs, wanted = [results[name] for name in reached], list(leaves.values())
+        douts = list(reached.values())
+        first = torch.autograd.grad(outputs, wanted, douts, create_graph=True, allow_unused=True)
+        pairs = zip(first, second.values(), strict=True)
+        recorded = [(g, x) for g, x in pairs if g is not None and g.requires_grad]
+        if not recorded:
+            raise refuse("its gradients do not require grad: autograd cannot reach them")
+        gradients, directions = zip(*recorded, strict=True)
+        if _is_differentiable_once(gradients):
+            raise refuse("its backward is marked once_differentiable")
+        own = leaves | given
+        twice = torch.autograd.grad(gradients, list(own.values()), directions, allow_unused=True)
+        grads = zip(own, twice, strict=True)
+        return {n: torch.zeros_like(own[n]) if g is None else g for n, g in grads}
+
+
+def _is_differentiable_once(gradients: Iterable[torch.Tensor]) -> bool:
+    """Return True if a backward among those of the gradients is marked once_differentiable.
+
+    Autograd raises there in ``backward()``, but not if it is asked for certain inputs alone: no
+    path leads to them.
+    """
+    nodes = [x.grad_fn for x in gradients]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        if node.name() == "torch::autograd::Error":
+            return True
+        behind = {other for other, _ in node.next_functions} - seen
+        seen |= behind
+        nodes += behind
+    return False

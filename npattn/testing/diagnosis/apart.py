@@ -17,7 +17,7 @@ from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.contrasts import fresh_recipes
 from npattn.testing.diagnosis.evidence import Evidence, sample
-from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules import RULES
 from npattn.testing.trial import Trial
 
 __all__ = ["tell_apart"]
@@ -68,7 +68,7 @@ def _near(claimed: Sequence[Evidence]) -> Iterator[Recipe]:
     trial = claimed[0].trial
     outcomes = [e.outcome for e in claimed if e.outcome is not None]
     failing = list(dict.fromkeys(o.sampled for o in outcomes if o.sampled is not None))
-    rules = dict.fromkeys(o.rule for o in outcomes if o.rule in PROPERTIES)
+    rules = dict.fromkeys(o.rule for o in outcomes if o.rule in RULES)
     sources = [_of_rule(trial, rule) for rule in rules]
     sources += [_of_other_sizes(trial, recipe) for recipe in failing]
     for recipe in chain.from_iterable(zip_longest(*sources)):
@@ -85,5 +85,5 @@ def _of_other_sizes(trial: Trial, base: Recipe) -> Iterator[Recipe]:
 
 
 def _of_rule(trial: Trial, rule: str) -> Iterator[Recipe]:
-    pools = Pools(trial.space, **PROPERTIES[rule].draw(trial))
+    pools = Pools(trial.space, **RULES[rule].draw(trial))
     return trial.cases(pools, SEED, PROBLEMS)

@@ -20,7 +20,7 @@ from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.levels import REQUIRED
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules import RULES
 from npattn.testing.trial import Trial
 
 __all__ = ["diagnose"]
@@ -103,7 +103,7 @@ def _with_contrast(cause: Cause, judged: Sequence[tuple[Trial, Sequence[Outcome]
 
     trial, first = min(own, key=place)
     rules = (first.id, *(rule for rule in cause.rules if rule != first.id))
-    asked = cause.kind != "raised" or first.rule in PROPERTIES  # no option is tried twice
+    asked = cause.kind != "raised" or first.rule in RULES  # no option is tried twice
     return replace(cause, rules=rules, passes_when=contrast(trial, first) if asked else "")
 
 

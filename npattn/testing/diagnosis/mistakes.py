@@ -20,7 +20,7 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Arrays, Evidence, group
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules import RULES
 from npattn.testing.trial import Suspicion, Trial, Violation, WrongAnyway
 
 __all__ = [
@@ -157,7 +157,7 @@ def _by_default(problem: Problem, conventions: Conventions) -> Problem:
 
 def breaks_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool:
     """Return True if a mistake breaks the rule of an outcome on its recipe, in the same way."""
-    rule = PROPERTIES.get(outcome.rule)
+    rule = RULES.get(outcome.rule)
     if rule is None or outcome.sampled is None:
         return False
     own = replace(trial, implementation=implementation_of(mistake, trial.implementation), memo={})
@@ -174,7 +174,7 @@ def breaks_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool:
 
 def is_suspected_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool:
     """Return True if a mistake is suspected for the same fitted number, to its last digit."""
-    rule = PROPERTIES.get(outcome.rule)
+    rule = RULES.get(outcome.rule)
     if rule is None or outcome.sampled is None:
         return False
     implementation = implementation_of(mistake, trial.implementation)

@@ -12,7 +12,7 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.diagnosis.predicates import size_of
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules import RULES
 from npattn.testing.trial import Suspicion, Trial, Violation, WrongAnyway
 
 __all__ = ["Exhausted", "Verdicts", "is_within"]
@@ -47,7 +47,7 @@ class Verdicts:
 
     def __post_init__(self) -> None:
         self.deadline = time.process_time() + SECONDS
-        self.property = PROPERTIES.get(self.outcome.rule)
+        self.property = RULES.get(self.outcome.rule)
         if self.property is None:  # structure that is answered wrongly is not sampled otherwise
             space = replace(self.trial.space, structure=frozenset(STRUCTURE))
             self.trial = replace(self.trial, space=space)

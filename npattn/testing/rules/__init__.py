@@ -5,6 +5,8 @@ the rule is broken, and returns the largest error / tolerance (None if the recip
 exercise the rule). If it can, it compares the implementation with itself, and needs no reference.
 """
 
+from collections import ChainMap
+
 from npattn.testing.rules import (
     aggregate,
     agreement,
@@ -21,6 +23,7 @@ from npattn.testing.rules import (
     memory,
     permutations,
     reproducible,
+    second_order,
     sequences,
     sizes,
     softmax,
@@ -28,9 +31,9 @@ from npattn.testing.rules import (
     subproblems,
     unusual,
 )
-from npattn.testing.rules.register import REGISTER, Property, rule
+from npattn.testing.rules.register import ON_REQUEST, REGISTER, Property, rule
 
-__all__ = ["PROPERTIES", "Property", "rule"]
+__all__ = ["ON_REQUEST", "PROPERTIES", "RULES", "Property", "rule"]
 
 # Importing a module registers its rules. Reports list them in this order.
 MODULES = (
@@ -56,6 +59,7 @@ MODULES = (
     reproducible,
     aggregate,
 )
+MODULES_ON_REQUEST = (second_order,)
 
 _ORDER = [module.__name__ for module in MODULES]
 
@@ -63,3 +67,6 @@ PROPERTIES = REGISTER
 """Every rule by its id, in the order of reports; rules that others register come last."""
 for _name in sorted(REGISTER, key=lambda name: _ORDER.index(REGISTER[name].check.__module__)):
     PROPERTIES[_name] = PROPERTIES.pop(_name)
+
+RULES = ChainMap(ON_REQUEST, PROPERTIES)  # iterates over the last one first
+"""Those, and the rules that are asked by name alone."""

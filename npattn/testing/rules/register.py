@@ -10,7 +10,7 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.levels import Level
 from npattn.testing.trial import Trial, Violation
 
-__all__ = ["REGISTER", "Check", "Condition", "Property", "Sampling", "rule"]
+__all__ = ["ON_REQUEST", "REGISTER", "Check", "Condition", "Property", "Sampling", "rule"]
 
 Check = Callable[[Trial, Recipe], "float | None"]
 Condition = Callable[[Trial], "str | None"]
@@ -81,6 +81,8 @@ class Property:
 
 REGISTER: dict[str, Property] = {}
 """Every rule that an imported module has registered, by its id."""
+ON_REQUEST: dict[str, Property] = {}
+"""The same of rules that a check without `only` does not ask."""
 
 
 def rule(
@@ -92,11 +94,16 @@ def rule(
     level: Level = "values",
     alters: bool = False,
     recipes: Callable[[Trial, int, int], list[Recipe]] | None = None,
+    on_request: bool = False,
 ) -> Callable[[Check], Check]:
-    """Register the decorated function as the rule `name`; arguments as of `Property`."""
+    """Register the decorated function as the rule `name`; arguments as of `Property`.
+
+    One `on_request` is asked by its name alone.
+    """
+    table = ON_REQUEST if on_request else REGISTER
 
     def register(check: Check) -> Check:
-        REGISTER[name] = Property(name, section, check, unless, draw, level, alters, recipes)
+        table[name] = Property(name, section, check, unless, draw, level, alters, recipes)
         return check
 
     return register

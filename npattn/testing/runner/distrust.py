@@ -11,7 +11,7 @@ from dataclasses import replace
 from random import Random
 
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules import RULES
 from npattn.testing.runner.rounds import Round, round_sizes
 
 __all__ = ["ask_tail", "plan_turns"]
@@ -59,7 +59,7 @@ def ask_tail(work: Round) -> None:
     trial = judge.trial.fresh()
     for name, before in passed.items():
         with trial.implementation.framework.one_thread():
-            after = judge.judge(PROPERTIES[name], trial, leaves=False)
+            after = judge.judge(RULES[name], trial, leaves=False)
         assert isinstance(after, Outcome)  # all its examples were asked
         if after.failed:
             after = replace(after, message=after.message + TAIL)

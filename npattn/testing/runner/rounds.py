@@ -15,7 +15,7 @@ from npattn.testing.capabilities import Finding, probe
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.report.outcome import Outcome, Status, add_reproducer
-from npattn.testing.rules import PROPERTIES, Property
+from npattn.testing.rules import RULES, Property
 from npattn.testing.rules.systematic_error import plain_recipes, tightest_model
 from npattn.testing.runner.journal import Answer, Journal, answer_of, recipe_of
 from npattn.testing.runner.robustness import describe_wrong_input
@@ -91,7 +91,7 @@ class Judge:
                 begun.report_progress("empty-row")
             judge = self if "empty-row" in names else replace(self, shrinks=False)
             count = min(FIRST_ROUNDS[-1], self.examples)
-            empty = judge.judge(PROPERTIES["empty-row"], self.trial, count)
+            empty = judge.judge(RULES["empty-row"], self.trial, count)
             if "empty-row" in names:
                 begun.record("empty-row", empty)
             if isinstance(empty, Outcome) and empty.failed:
@@ -138,7 +138,7 @@ class Judge:
             elif name == BEHAVIOUR:
                 answer = _behaviour(trial, self.seed)
             else:
-                answer = self.judge(PROPERTIES[name], trial, count, standings.get(name))
+                answer = self.judge(RULES[name], trial, count, standings.get(name))
             yield name, answer
             if self.stops(answer):
                 return
@@ -223,7 +223,7 @@ class Judge:
         answer, recipe = answer_of(entry), recipe_of(entry)
         if not isinstance(answer, Outcome) or recipe is None:
             return answer
-        rule, trial = PROPERTIES[answer.rule], self.trial.fresh()
+        rule, trial = RULES[answer.rule], self.trial.fresh()
         search = self._search(rule, trial, Standing(tried=answer.examples))
         with suppress(Violation, ImplementationError):  # it is in search.failure
             search.try_recipe(recipe)
@@ -305,7 +305,7 @@ class Round:
     def again(self, seed: int, examples: int) -> Round:
         """Return a round that asks the rules which did not fail, with other problems."""
         failed = [n for n, x in self.answers.items() if isinstance(x, Outcome) and x.failed]
-        names = [n for n in self.names if n in PROPERTIES and n not in failed]
+        names = [n for n in self.names if n in RULES and n not in failed]
         return Round(replace(self.judge, seed=seed, examples=examples), [], names)
 
     def merge(self, other: Round) -> None:
@@ -346,14 +346,14 @@ class Round:
             asked = [self.answers.get(f"agreement-{n}") for n in getattr(answer, "left_to", ())]
             if any(isinstance(a, Outcome) and a.status == "passed" for a in asked):
                 with trial.implementation.framework.one_thread():
-                    again = self.judge.judge(PROPERTIES[name], trial, leaves=False)
+                    again = self.judge.judge(RULES[name], trial, leaves=False)
                 assert isinstance(again, Outcome)  # all its examples were asked
                 self.answers[name] = again
 
     def report_progress(self, name: str) -> None:
         """Pass the current rule and the number of rules done to the progress callback."""
         if self.judge.trial.space.structure:
-            done, total = (sum(n in PROPERTIES for n in x) for x in (self.answers, self.names))
+            done, total = (sum(n in RULES for n in x) for x in (self.answers, self.names))
             self.judge.progress(self.judge.trial.space.dtype, name, done, total)
 
     def groups(self) -> list[list[str]]:
@@ -362,7 +362,7 @@ class Round:
         trial = self.judge.trial
         for name in self.left:
             key: Any = "aggregate" if name == BEHAVIOUR else name  # they need the same samples
-            rule = PROPERTIES.get(name)
+            rule = RULES.get(name)
             if rule is not None and rule.recipes is None and rule.unless(trial) is None:
                 key = Pools(trial.space, **rule.draw(trial)).key
             groups.setdefault(key, []).append(name)

@@ -290,6 +290,9 @@ class NumPy:
     def gradients(self, *_: Any) -> Any:
         raise NotPossible("a NumPy function is differentiated by its backward=")
 
+    def gradients_twice(self, *_: Any) -> Any:
+        raise NotPossible("a NumPy function is differentiated by its backward=, once")
+
 
 class Torch(NumPy):
     """Tensors of torch on a device; gradients by autograd."""
@@ -399,6 +402,50 @@ class Torch(NumPy):
         zeros = self.torch.zeros_like  # autograd returns None for zero
         return {n: zeros(leaves[n]) if g is None else g for n, g in zip(leaves, grads)}
 
+    def gradients_twice(
+        self,
+        call: Any,
+        leaves: dict[str, Any],
+        cotangents: dict[int, Any],
+        second: dict[str, Any],
+    ) -> dict[str, Any]:
+        leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+        given = {n: x.detach().requires_grad_() for n, x in cotangents.items()}
+        results, grad = call(leaves), self.torch.autograd.grad
+        reached = {n: x for n, x in given.items() if results[n].requires_grad}
+        if not reached:
+            raise NotImplementedError("its result does not require grad: autograd cannot reach it")
+        outputs, douts = [results[n] for n in reached], list(reached.values())
+        own = list(leaves.values())
+        first = grad(outputs, own, douts, create_graph=True, allow_unused=True)
+        pairs = [(g, second[n]) for n, g in zip(leaves, first) if g is not None]
+        recorded = [(g, x) for g, x in pairs if g.requires_grad]
+        if not recorded:
+            text = "its gradients do not require grad: autograd cannot reach them"
+            raise NotImplementedError(text)
+        if self.is_differentiable_once([g for g, _ in recorded]):
+            raise NotImplementedError("its backward is marked once_differentiable")
+        inputs = {**leaves, **{f"cotangent {n}": x for n, x in given.items()}}
+        wanted, sums, directions = list(inputs.values()), *zip(*recorded)
+        twice = grad(sums, wanted, directions, allow_unused=True)
+        zeros = self.torch.zeros_like
+        return {n: zeros(x) if g is None else g for (n, x), g in zip(inputs.items(), twice)}
+
+    def is_differentiable_once(self, gradients: list[Any]) -> bool:
+        """Return True if a backward is marked so: no path from it leads to inputs."""
+        nodes = [x.grad_fn for x in gradients]
+        seen = set(nodes)
+        while nodes:
+            node = nodes.pop()
+            if node is None:
+                continue
+            if node.name() == "torch::autograd::Error":
+                return True
+            behind = {other for other, _ in node.next_functions} - seen
+            seen |= behind
+            nodes += behind
+        return False
+
 
 class JAX(NumPy):
     """JAX arrays on a device; gradients by jax.vjp."""
@@ -465,6 +512,25 @@ class JAX(NumPy):
         # A cotangent must have the dtype of its result.
         given = {n: x.astype(outputs[n].dtype) for n, x in cotangents.items()}
         return dict(zip(names, pull(given)))
+
+    def gradients_twice(
+        self,
+        call: Any,
+        leaves: dict[str, Any],
+        cotangents: dict[int, Any],
+        second: dict[str, Any],
+    ) -> dict[str, Any]:
+        def first(own: Any, given: Any) -> Any:
+            def run(own: Any) -> Any:
+                results = call(own)
+                return {n: results[n] for n in given}
+
+            outputs, pull = self.jax.vjp(run, own)
+            return dict(pull({n: x.astype(outputs[n].dtype) for n, x in given.items()})[0])
+
+        _, pull = self.jax.vjp(first, leaves, cotangents)
+        inputs, given = pull(second)
+        return {**inputs, **{f"cotangent {n}": x for n, x in given.items()}}
 
 
 CLASSES = {"numpy": NumPy, "torch": Torch, "jax": JAX}
@@ -650,7 +716,7 @@ MODS: dict[str, Callable[..., Any]] = {
 """Formulas that a `score_mod` may name."""
 
 
-ABILITIES = ("views", "objects", "hold", "forms", "channels", "calls")
+ABILITIES = ("views", "objects", "hold", "forms", "channels", "calls", "twice")
 """Requests beyond the plain ones that are answered."""
 
 
@@ -870,6 +936,10 @@ class Session:
 
         cotangents = {int(n): self.value(x, arrays) for n, x in message["cotangents"].items()}
         leaves = {name: arrays[name] for name in message["leaves"]}
+        if "second" in message:
+            second = {n: self.value(x, arrays) for n, x in message["second"].items()}
+            twice: dict[str, Any] = self.framework.gradients_twice(run, leaves, cotangents, second)
+            return twice
         gradients: dict[str, Any] = self.framework.gradients(run, leaves, cotangents)
         return gradients
 

@@ -32,6 +32,7 @@ from npattn.testing.adapters.base import (
     Results,
     TimedOut,
     note_problem,
+    refuse,
 )
 from npattn.testing.adapters.implementation import Implementation, find_interpreter
 from npattn.testing.adapters.numpy import NumPy
@@ -61,6 +62,8 @@ from npattn.testing.worker.values import (
 
 __all__ = ["Remote"]
 
+COTANGENTS = {"dout", "dlse", "dweights", "ddq", "ddk", "ddv", "ddbias", "ddsinks"}
+"""Arrays of a request that are not inputs."""
 EAGER_SECONDS, COMPILE_SECONDS = 10.0, 120.0
 """Time for a call, and for the first call of a shape where the framework compiles."""
 
@@ -351,6 +354,22 @@ class Remote(Implementation):
                 value = self._name_gradients(self._fetch(value), inputs)
             return self._read(value.items(), problem)
 
+    def gradients_twice(
+        self, problem: Problem, cotangents: Cotangents, directions: Mapping[str, Array]
+    ) -> Results:
+        """Return the gradients of Σ directions · gradients, as its framework finds them."""
+        with note_problem(problem, cotangents):
+            if "twice" not in self.abilities:
+                raise refuse("its worker differentiates no gradients")
+            given = self.give_cotangents(problem, cotangents)
+            request = Request(self, problem)
+            request.add_arrays(self.inputs(problem))
+            request.add_arrays({"dout" if n == "o" else f"d{n}": x for n, x in given.items()})
+            second = self._give_directions(problem, directions)
+            request.add_arrays({f"dd{n}": x for n, x in second.items()})
+            found = request.autograd(self.options(problem), given, list(second), False, twice=True)
+            return self._read_second(found, directions)
+
     def _fetch(self, value: Any) -> Any:
         """Return results with those read that the worker keeps."""
         if isinstance(value, tuple):
@@ -518,9 +537,18 @@ class Request:
             return [value_of(answer["values"][n], out) for n in range(len(calls))]
 
     def autograd(
-        self, options: dict[str, Any], given: Mapping[str, Any], names: list[str], hold: bool
+        self,
+        options: dict[str, Any],
+        given: Mapping[str, Any],
+        names: list[str],
+        hold: bool,
+        *,
+        twice: bool = False,
     ) -> dict[str, Any]:
-        """Return the gradients of the inputs named, by the framework of the worker."""
+        """Return the gradients of the inputs named, by the framework of the worker.
+
+        `twice`: those of the gradients, by input, and by "o" for that in dout.
+        """
         returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
         results = ["o", *(n.removeprefix("return_") for n in returns)]
         message: dict[str, Any] = {
@@ -535,6 +563,11 @@ class Request:
         }
         if self.remote.slices:
             message["slices"] = True
+        if twice:
+            message["second"] = {name: {"array": f"dd{name}"} for name in names}
+            prefixes = {"forward": "raised", "": "its second gradient raised"}
+            value, _ = self._ask(message, prefixes, hold)
+            return {**{name: value[name] for name in names}, "o": value["cotangent 0"]}
         value, _ = self._ask(message, {"forward": "raised", "": "its gradient raised"}, hold)
         return {f"d{name}": value[name] for name in names}
 
@@ -585,7 +618,7 @@ class Request:
 
     def _call(self, options: dict[str, Any], returns: tuple[str, ...]) -> dict[str, Any]:
         remote = self.remote
-        inputs = {n: x for n, x in self.arrays.items() if n not in ("dout", "dlse", "dweights")}
+        inputs = {n: x for n, x in self.arrays.items() if n not in COTANGENTS}
         values = options | dict.fromkeys(returns, True)
         keywords = remote._kwargs(remote.signature, inputs, values)
         module = [make_module(remote._sizes(inputs))] if remote.signature.module else []
@@ -593,7 +626,7 @@ class Request:
 
     def _backward(self, options: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         remote = self.remote
-        inputs = {n: x for n, x in self.arrays.items() if n not in ("dout", "dlse", "dweights")}
+        inputs = {n: x for n, x in self.arrays.items() if n not in COTANGENTS}
         keywords = remote._kwargs(remote.backward_signature, inputs, options)
         extra: dict[str, Any] = {"out": Result(0), "lse": Result(1) if remote.returns_lse else None}
         extra |= {"dlse": given.get("lse"), "dweights": given.get("weights")}

@@ -51,7 +51,7 @@ class TileOps:
             self.k = self.operand(self.k, problem.K)
             self.v = self.operand(self.v, problem.K)
         self.plan = plan_of(problem, whole)
-        self.bias = bias_terms(problem)
+        self.bias = bias_terms(problem, problem.bias)
         self.keep: Tensor | None = None
         if problem.dropout_mask is not None:
             self.keep = flatten(problem.dropout_mask, problem.lead)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from npattn.arrays import BiasLike
+from npattn.torch.bias_terms import bias_terms
 from npattn.torch.engine.operations import (
     INF,
     Saved,
@@ -15,7 +17,7 @@ from npattn.torch.engine.operations import (
     rows_of,
 )
 from npattn.torch.problem import Problem
-from npattn.torch.tiles import Rows, Strip, flatten, tile_of
+from npattn.torch.tiles import Rows, Strip
 
 __all__ = ["jvp"]
 
@@ -28,7 +30,7 @@ def jvp(
     dq: Tensor | None = None,
     dk: Tensor | None = None,
     dv: Tensor | None = None,
-    dbias: Tensor | None = None,
+    dbias: Tensor | BiasLike | None = None,
     dsinks: Tensor | None = None,
     whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -56,12 +58,12 @@ class _TangentPass:
         dq: Tensor | None,
         dk: Tensor | None,
         dv: Tensor | None,
-        dbias: Tensor | None,
+        dbias: Tensor | BiasLike | None,
     ):
         self.ops, problem = ops, ops.problem
         self.dq = None if dq is None else ops.flat(dq, problem.H)
         self.dk, self.dv = (None if x is None else ops.flat(x, problem.K) for x in (dk, dv))
-        self.dbias = None if dbias is None else flatten(dbias, problem.lead)
+        self.dbias = bias_terms(problem, dbias)
         saved = ops.flat_saved(saved)
         self.saved = saved._replace(log=torch.where(saved.log == -INF, 0, saved.log))
         ops.careful = not all_finite(ops.q, ops.k, ops.v, self.dq, self.dk, self.dv)
@@ -99,5 +101,6 @@ class _TangentPass:
             if self.dk is not None:
                 ds = ds + matmul_shared(q, ops.keys(self.dk, rows, strip).mT)
             ds = ds if slope is None else ds * slope
-            ds = ds if self.dbias is None else ds + tile_of(self.dbias, rows, strip)
+            for term in self.dbias:
+                ds = ds + term.tile(rows, strip)
             yield strip, ops.weights(rows, s, live, self.saved), ds, live

@@ -125,7 +125,7 @@ def _mask_mod(mask: Any, problem: Any) -> Index:
     if isinstance(mask, masks.Documents):
         queries, keys = (_per_sample(x, problem) for x in (mask.queries, mask.keys))
         return lambda b, h, t, s: queries[b, t] == keys[b, s]
-    return _lookup(mask if isinstance(mask, Tensor) else problem._as_array(mask), problem)
+    return _lookup(mask if isinstance(mask, Tensor) else problem.as_array(mask), problem)
 
 
 @lru_cache(maxsize=16)  # the same numbers give the same function, which is not compiled again

@@ -1,0 +1,159 @@
+"""The rule on second derivatives [13], which is asked by name alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npattn import dense
+from npattn.arrays import Array, finfo
+from npattn.backward_twice import backward_twice
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.bounds.second_order import second_order_bounds
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import Pools
+from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.rules.register import rule
+from npattn.testing.rules.requirements import (
+    few_queries,
+    first,
+    forbid_late_softcap,
+    hidden_keys_matter,
+    no_gradients,
+)
+from npattn.testing.trial import Trial, Violation
+
+__all__: list[str] = []
+
+SMOOTH = ("normal", "large logits", "value offset", "integers", "duplicate keys", "flat")
+TRIES = 16
+"""Problems that must all be refused before the rule does not apply."""
+LEAST = 2.0**-24
+"""Largest unit roundoff for which a bound of so many roundings is below the numbers themselves."""
+
+
+def _not_twice(trial: Trial) -> str | None:
+    """Return why its gradients are not differentiated again."""
+    f = trial.implementation
+    if f.backward is not None:
+        return "its backward is not recorded by a framework"
+    if f.storage is not None or f.quantized is not None:
+        return "takes sequences as they are stored, or quantized inputs"
+    if float(finfo(trial.space.dtype).eps) / 2 > LEAST:
+        return f"a bound of second derivatives in {trial.space.dtype} is no smaller than they are"
+    conventions = trial.conventions
+    if conventions.kv_head != "repeat" or conventions.bias != "after_scale":
+        return "conventions that move heads or bias are not translated"
+    refusal = None
+    for recipe in trial.cases(Pools(trial.space, **_sample(trial)), 0, TRIES):
+        problem = trial.problem(recipe)
+        try:
+            _call(
+                trial,
+                problem,
+                trial.cotangents(recipe, problem),
+                _directions(trial, recipe, problem),
+            )
+        except ImplementationError as err:
+            if err.is_refusal:
+                refusal = f"its gradients cannot be differentiated: {err}"
+                continue
+        return None
+    return refusal
+
+
+def _sample(trial: Trial) -> dict[str, Any]:
+    return {
+        "force": few_queries(trial, distribution=SMOOTH),
+        "forbid": forbid_late_softcap(trial, "score_mod"),
+        "nonempty": True,
+    }
+
+
+@rule(
+    "double-backward",
+    "13",
+    unless=first(no_gradients, hidden_keys_matter, _not_twice),
+    draw=_sample,
+    on_request=True,
+)
+def double_backward(trial: Trial, recipe: Recipe) -> float | None:
+    """The gradients of a loss of its gradients are right: autograd differentiates them once more.
+
+    With random cotangents of dq, dk, dv, dbias and dsinks, in q, k, v, bias, sinks and dout. Broken
+    by a backward that takes the weights, the output or lse for constants, as one does that saves a
+    detached tensor: its first derivatives are right, and so are all other rules.
+    """
+    problem = trial.problem(recipe).materialise()
+    if trial.empty(problem).any():
+        return None  # rule empty-row has them
+    cotangents, directions = trial.cotangents(recipe, problem), _directions(trial, recipe, problem)
+    try:
+        results = _call(trial, problem, cotangents, directions)
+    except ImplementationError as err:
+        if err.is_refusal:
+            return None  # a kernel for these options that autograd cannot differentiate twice
+        raise
+    comparisons = _compare(trial, problem, cotangents, directions, results)
+    wrong = sorted((c for c in comparisons if not c.passed), key=lambda c: -c.ratio)
+    if wrong:
+        text, ratio = "\n".join(map(str, wrong)), wrong[0].ratio
+        raise Violation(text, problem, cotangents, ratio=ratio, comparisons=tuple(wrong))
+    return max((c.ratio for c in comparisons), default=None)
+
+
+def _directions(trial: Trial, recipe: Recipe, problem: Problem) -> dict[str, Array]:
+    """Return random cotangents of the gradients that it gives, in the dtype of each input."""
+    rng = np.random.default_rng([recipe.seed, 29])
+    directions = {}
+    for name in ("q", "k", "v", "bias", "sinks"):
+        x = getattr(problem, name)
+        if isinstance(x, np.ndarray) and f"d{name}" in trial.gradients:
+            directions[name] = np.asarray(rng.standard_normal(x.shape)).astype(x.dtype)
+    return directions
+
+
+def _call(
+    trial: Trial, problem: Problem, cotangents: Cotangents, directions: dict[str, Array]
+) -> Results:
+    return trial.implementation.gradients_twice(problem, cotangents, directions)
+
+
+def _compare(
+    trial: Trial,
+    problem: Problem,
+    cotangents: Cotangents,
+    directions: dict[str, Array],
+    results: Results,
+) -> list[Comparison]:
+    """Compare with the gradients by hand, of the problem in npattn's own terms."""
+    canonical = trial.conventions.canonical(problem)
+    dlse = None if cotangents.dlse is None else cotangents.dlse.astype(np.float64)
+    dout = cotangents.dout.astype(np.float64)
+    do, dl, _ = trial.conventions.cotangents(problem, dout, dlse, None)
+    head = (None,) if problem.headless else (...,)
+    do, dl = do[head], None if dl is None else dl[head]
+    along: dict[str, Array | None] = {}
+    for name in ("q", "k", "v", "bias", "sinks"):
+        given = directions.get(name)
+        x = None if given is None else given.astype(np.float64)
+        along[name] = x[head] if x is not None and name in "qkv" else x
+    by_name: Any = {f"dd{name}": x for name, x in along.items()}
+    exact = backward_twice(canonical, dense.forward(canonical)[2], do, dl, **by_name)
+    model = trial.rounding
+    allowed = second_order_bounds(canonical, problem.q.dtype, model, do, dl, along)
+    allowed["o"] = allowed["o"][0] if problem.headless else allowed["o"]
+    comparisons = []
+    for name, array in results.pairs:
+        own = name.removeprefix("second d")
+        reference: Any = exact.dout if own == "out" else getattr(exact, own)
+        bound = allowed["o" if own == "out" else own]
+        if array.shape != reference.shape:
+            text = f"{name} has shape {array.shape}, want {reference.shape}"
+            raise Violation(text, problem, cotangents)
+        # What may overflow in the dtype says nothing.
+        over = abs(reference) + bound > float(finfo(array.dtype).max)
+        comparisons.append(compare_arrays(name, array, reference, np.where(over, np.inf, bound)))
+    return comparisons
