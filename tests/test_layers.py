@@ -17,6 +17,7 @@ LAYERS = (
     {"errors", "threads"},
     {"options", "arrays", "parsing"},
     {"checks"},
+    {"descales"},
     {"sizes", "positions", "quantization"},
     {"problem"},
     {"masks", "biases"},

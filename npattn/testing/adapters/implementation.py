@@ -36,6 +36,7 @@ from npattn.testing.adapters.base import (
 from npattn.testing.adapters.choose import TINY, choose_framework, find_framework
 from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable
 from npattn.testing.adapters.numpy import NumPy
+from npattn.testing.adapters.output import QuantizedOutput
 from npattn.testing.adapters.parameters import parameters, qualified_name
 from npattn.testing.adapters.quantized import read_quantized
 from npattn.testing.adapters.results import INPUTS, name_gradients, name_results
@@ -82,10 +83,11 @@ class Implementation:
         System that it stands in for, one of `npattn.profiles.PROFILES`: its signature, layout and
         conventions hold where nothing else is said.
     quantized : {"fp8", "float8_e4m3fn", "float8_e5m2", "int8"}, optional
-        Format of those of q, k and v that it has a factor for (``q_descale``, …), of those alone;
-        "fp8" is "float8_e4m3fn". o is in the dtype tested. It is asked for no gradients.
+        Format of those of q, k, v and o that it has a factor for (``q_descale``, ``o_scale``, …),
+        of those alone; "fp8" is "float8_e4m3fn". The others are in the dtype tested. It is asked
+        for gradients if it has a `backward`: of q, k and v as they are meant, values · descale.
     rows : mapping, optional
-        Number of rows in a block of "q", "k" or "v", where its factors are of blocks.
+        Number of rows in a block of "q", "k", "v" or "o", where its factors are of blocks.
     name : str, optional
         Its name in reports.
     spec, backward_spec : str, optional
@@ -109,7 +111,7 @@ class Implementation:
     storage : Storage or None
         How it takes sequences of different lengths, if it has parameters for them.
     quantized : QuantizedInputs or None
-        Which of q, k and v are of 8 bits, if one is.
+        Which of q, k, v and o are of 8 bits, if one is.
     sizes : mapping of letter to sizes
         Sizes that it is judged at where nobody asks for others.
     rounding : str or None
@@ -163,12 +165,17 @@ class Implementation:
         )
         self.features, self.returns = self.signature.features, self.signature.returns
         self.untested, self.reads = self.signature.untested, self.signature.reads
-        self.quantized = read_quantized(self.signature, self.name, quantized, rows)
+        self.quantized = read_quantized(f, self.signature, self.name, quantized, rows)
         if self.quantized is not None:
             self.reads += (self.quantized.words,)
-            self.forward_only = True
+            self.forward_only = backward is None
         self.storage = read_storage(self.signature, self.name)
         if self.storage is not None:
+            if self.quantized is not None and self.quantized.rows:
+                raise OptionError(
+                    f"{self.name} takes {self.storage.words} with factors of blocks of rows, which "
+                    "are not known there: factors of heads, tokens or whole arrays are"
+                )
             if layout == "BHTD":
                 raise OptionError(
                     f"layout is {layout!r}, must be BTHD: {self.name} takes {self.storage.words}"
@@ -185,6 +192,8 @@ class Implementation:
         self.conventions = self.profile.conventions if self.profile else implied
         self.backward_takes = frozenset(parameters(backward))
         self.backward_signature = read_backward(backward, self.signature)
+        if self.quantized is not None and backward is not None:
+            self.quantized.check_backward(self.backward_signature, self.signature)
         self.first_result: Array | None = None
         if isinstance(framework, str):
             self.framework, self.first_result = find_framework(f, self.name, framework)
@@ -221,6 +230,16 @@ class Implementation:
     def weights_storage(self) -> str:
         """Storage of P where no rounding model is declared."""
         return "input" if self.quantized is None else self.quantized.weights
+
+    @property
+    def output(self) -> QuantizedOutput | None:
+        """How o is returned, if it is in 8 bits."""
+        return None if self.quantized is None else self.quantized.output
+
+    @property
+    def backward_gets_bytes(self) -> bool:
+        """True if its backward is given the o of its forward, and that is in 8 bits."""
+        return self.output is not None and "out" in self.backward_takes
 
     def fit(self, problem: Problem) -> Problem:
         """Return the problem, with numbers that quantized inputs hold exactly."""
@@ -656,9 +675,12 @@ class Implementation:
             with catch_foreign(f"{name} could not be read:"):
                 array = self.framework.take(value)
                 if self.storage is None or problem is None:
-                    arrays.append((name, self._from_layout(name, array)))
+                    array = self._from_layout(name, array)
                 else:
-                    arrays.append((name, self._arrange(problem).restore(name, array, problem)))
+                    array = self._arrange(problem).restore(name, array, problem)
+                if name == "o" and problem is not None and self.output is not None:
+                    array = self.output.restore(array, problem)
+                arrays.append((name, array))
         return Results(tuple(arrays))
 
     def _from_layout(self, name: str, array: Any) -> Any:

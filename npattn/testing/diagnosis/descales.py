@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 
 from npattn.arrays import Array
+from npattn.descales import spread
 from npattn.errors import NpattnError
 from npattn.problem import Problem
-from npattn.quantization import spread
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
@@ -41,12 +41,15 @@ def _alterations(per: Mapping[str, str], names: Mapping[str, str]) -> Iterator[t
                 yield f"{x} is multiplied by {other}, must be by {name}", partial(_copy, x, y)
         yield f"{name} is multiplied by twice", partial(_change, x, np.square)
         yield f"{x} is divided by {name}, must be multiplied", partial(_change, x, np.reciprocal)
-        if per[x] == "head":
+        if per[x] in ("head", "token"):
             yield f"{name} of the first head is taken for all", partial(_change, x, _first_head)
             yield f"{name} of the first sample is taken for all", partial(_change, x, _first_sample)
-        if per[x] == "block":
-            text = f"{name} of the first block is taken for all"
+        if per[x] in ("block", "token"):
+            text = f"{name} of the first {per[x]} is taken for all"
             yield text, partial(_change, x, _first_block)
+            for where, step in (("before", 1), ("behind", -1)):
+                text = f"{name} of the {per[x]} {where} is taken"
+                yield text, partial(_change, x, partial(_beside, step))
     for x in [x for x in names if per[x] == "head"]:
         text = f"query head h is given {names[x]} of key head h % K, must be h // (H / K)"
         yield text, partial(_change, x, _tile)
@@ -76,6 +79,10 @@ def _first_sample(factor: Array) -> Array:
 
 def _first_block(factor: Array) -> Array:
     return np.broadcast_to(factor[..., :1], factor.shape)
+
+
+def _beside(step: int, factor: Array) -> Array:
+    return np.roll(factor, step, -1)
 
 
 def _tile(factor: Array) -> Array:

@@ -26,6 +26,7 @@ from npattn.testing.diagnosis.dtypes import dtype_candidates
 from npattn.testing.diagnosis.evidence import Evidence, sample
 from npattn.testing.diagnosis.layouts import layout_candidates
 from npattn.testing.diagnosis.mistakes import mistake_candidates
+from npattn.testing.diagnosis.outputs import output_candidates
 from npattn.testing.diagnosis.precision import precision_candidates
 from npattn.testing.diagnosis.ratios import is_fitted, ratio_candidates
 from npattn.testing.diagnosis.steps import factor_candidates, step_candidates
@@ -180,6 +181,7 @@ class Search:
 
     def _candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         yield from descale_candidates(evidence)
+        yield from output_candidates(evidence)
         yield from convention_candidates(evidence)
         yield from profile_candidates(evidence)
         yield from layout_candidates(evidence)

@@ -171,7 +171,7 @@ def _refuses_packed(trial: Trial) -> str | None:
     if trial.implementation.storage is not None:
         return "k and v are stored otherwise than q"
     quantized = trial.implementation.quantized
-    if quantized is not None and len(quantized.per) < 3:
+    if quantized is not None and 0 < len(quantized.per) < 3:
         return "q, k and v are of several dtypes"
     if not {"transposed", "stepped"} & trial.space.structure:
         return "refuses every view that is not contiguous"

@@ -65,6 +65,15 @@ def no_inf(trial: Trial) -> str | None:
     return None if np.isinf(least) else f"{trial.space.dtype} has no −inf"
 
 
+def in_bytes(trial: Trial) -> str | None:
+    return "o is returned in 8 bits" if trial.implementation.output is not None else None
+
+
+def no_nan_in_o(trial: Trial) -> str | None:
+    output = trial.implementation.output
+    return "o is int8, which has no NaN" if output and output.dtype == "int8" else None
+
+
 def nothing_hides(trial: Trial) -> str | None:
     hides = any(name in trial.space.features for name in HIDES)
     return None if hides else "has no mask, causal or window"
