@@ -30,6 +30,7 @@ from npattn.testing.diagnosis.outputs import output_candidates
 from npattn.testing.diagnosis.precision import precision_candidates
 from npattn.testing.diagnosis.ratios import is_fitted, ratio_candidates
 from npattn.testing.diagnosis.steps import factor_candidates, step_candidates
+from npattn.testing.diagnosis.stored_gradients import stored_gradient_candidates
 from npattn.testing.rules.systematic_error import plain_recipes
 from npattn.testing.trial import Trial
 
@@ -182,6 +183,7 @@ class Search:
     def _candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         yield from descale_candidates(evidence)
         yield from output_candidates(evidence)
+        yield from stored_gradient_candidates(evidence)
         yield from convention_candidates(evidence)
         yield from profile_candidates(evidence)
         yield from layout_candidates(evidence)

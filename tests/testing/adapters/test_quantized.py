@@ -169,9 +169,7 @@ def test_a_function_without_factors_cannot_be_quantized():
     def plain(q, k, v, scale=None):
         return q
 
-    with pytest.raises(
-        OptionError, match="plain has no q_descale, k_descale"
-    ):
+    with pytest.raises(OptionError, match="plain has no q_descale, k_descale"):
         Implementation(plain, framework="numpy", quantized="int8")
     with pytest.raises(OptionError, match=r"rows of blocks are \{\}, must be of q, k"):
         Implementation(kernels.blocks, framework="numpy", quantized="int8", rename=BLOCKS)
