@@ -38,7 +38,7 @@ from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callabl
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.output import QuantizedOutput
 from npattn.testing.adapters.parameters import parameters, qualified_name
-from npattn.testing.adapters.quantized import read_quantized
+from npattn.testing.adapters.quantized import WORDS, read_quantized
 from npattn.testing.adapters.results import INPUTS, name_gradients, name_results
 from npattn.testing.adapters.signature import Signature, read_backward, read_signature
 from npattn.testing.adapters.storage import UNSTORED, Arrangement, read_storage
@@ -158,7 +158,8 @@ class Implementation:
         self.forward_only = False  # until a probe finds that it gives no gradient
         self.name = name or spec or qualified_name(f)
         self.rename = dict(rename or {})
-        signature = self.profile.signature if self.profile else None
+        in_bits = quantized and WORDS.get(quantized, quantized)
+        signature = self.profile.signature_in(in_bits) if self.profile else None
         self.told_features = None if features is None else tuple(features)
         self.signature = read_signature(
             f, self.name, self.rename, self.told_features, signature, quantized is not None

@@ -25,18 +25,19 @@ from npattn.testing.adapters.output import QuantizedOutput
 from npattn.testing.adapters.parameters import STARRED, parameters
 from npattn.testing.adapters.signature import Signature
 
-__all__ = ["QuantizedInputs", "read_quantized"]
+__all__ = ["WORDS", "QuantizedInputs", "read_quantized"]
 
 HEADROOM = 64.0
 """Largest number of fp8 by that of an array, so that a rule may replace some by larger ones."""
 MEANING = {per: name[:-1] for name, per in DESCALES.items() if name.startswith("descale")}
-WORDS = {
+WORDS: dict[str, str] = {
     "fp8": "float8_e4m3fn",
     "float8": "float8_e4m3fn",
     "e4m3": "float8_e4m3fn",
     "e5m2": "float8_e5m2",
     **{name: name for name in FORMATS},
 }
+"""Names of formats → dtypes."""
 
 
 @dataclass(frozen=True)
