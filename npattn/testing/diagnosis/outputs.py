@@ -85,7 +85,7 @@ def _factors_of(x: str, evidence: Evidence) -> Array:
     return 1 / found if f.output.multiplies else found
 
 
-def _stored(evidence: Evidence) -> Iterator[tuple[Array, Array]]:
+def _iterate_stored(evidence: Evidence) -> Iterator[tuple[Array, Array]]:
     """Yield the numbers of 8 bits that were returned, and the exact o."""
     for o in evidence.observed["o"]:
         yield o / _right(evidence), evidence.exact["o"]
@@ -97,7 +97,7 @@ def _is_by(factors: Factors, evidence: Evidence) -> bool:
     allowed = evidence.trial.deliver(evidence.problem, evidence.exact["o"], descales=other)
     return all(
         compare_arrays("o", stored * other, exact, allowed).passed
-        for stored, exact in _stored(evidence)
+        for stored, exact in _iterate_stored(evidence)
     )
 
 
@@ -107,7 +107,7 @@ def _is_cut(evidence: Evidence) -> bool:
     assert output is not None
     factor = _right(evidence)
     before = evidence.trial.before_delivery(evidence.problem) / factor
-    for stored, exact in _stored(evidence):
+    for stored, exact in _iterate_stored(evidence):
         size, y, top = abs(stored), abs(exact) / factor, largest(output.dtype)
         gap = 2 * half_gap(size, output.dtype)
         apart = (np.sign(stored) != np.sign(exact)) & (size > before)
