@@ -12,6 +12,8 @@ from npattn.descales import spread
 from npattn.errors import NpattnError
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.bounds.ulp import half_ulp
+from npattn.testing.compare import compare_arrays
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 
@@ -30,6 +32,10 @@ def descale_candidates(evidence: Evidence) -> Iterator[Candidate]:
     names = {x: theirs[meaning] for x, meaning in f.quantized.meanings.items()}
     for text, alter in _alterations(f.quantized.per, names):
         yield Candidate("descale", text, text, partial(_explains, alter), topic="factors")
+    for power in POWERS if f.quantized.weights != "input" and set(evidence.wrong) == {"o"} else ():
+        size = f"2{str(power).translate(RAISED)}"
+        text = f"P is multiplied by {size} before it is stored, and o is not divided by it"
+        yield Candidate("descale", text, text, partial(_is_times, power), topic="factors")
 
 
 def _alterations(per: Mapping[str, str], names: Mapping[str, str]) -> Iterator[tuple[str, Alter]]:
@@ -55,6 +61,23 @@ def _alterations(per: Mapping[str, str], names: Mapping[str, str]) -> Iterator[t
         yield text, partial(_change, x, _tile)
     if len(names) > 1:
         yield "query head h is given the factors of key head h % K, must be h // (H / K)", _tile_all
+
+
+POWERS = range(4, 10)
+"""Powers of two that P in float8 may be multiplied by: FlashAttention 3 has 8."""
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def _is_times(power: int, evidence: Evidence) -> bool:
+    """Return True if o is right but for a power of two."""
+    exact, tolerance = evidence.exact["o"], evidence.tolerance["o"]
+    return set(evidence.wrong) <= {"o"} and all(
+        got.shape == exact.shape
+        and compare_arrays(
+            "o", got.astype(np.float64) / 2**power, exact, tolerance + half_ulp(got) / 2**power
+        ).passed
+        for got in evidence.observed["o"]
+    )
 
 
 class _PerQueryHead(np.ndarray):
