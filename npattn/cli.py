@@ -173,7 +173,7 @@ def worker_options(command: Any) -> Any:
 @click.option(
     "--quantized",
     type=click.Choice(["fp8", *FORMATS]),
-    help="Format of those of q, k, v that it has a factor for: q_descale, k_scale, ….",
+    help="Format of those of q, k, v, o that it has a factor for: q_descale, o_scale, ….",
 )
 @click.option(
     "--rename",

@@ -167,12 +167,12 @@ STORED = (
 )
 """Meanings of the parameters that say where sequences of different lengths are stored."""
 
+_SHARES = {"heads of": "head", "all of": "tensor", "blocks of": "block", "tokens of": "token"}
 DESCALES: dict[str, str] = {
-    f"descale of {words}{name}": per
-    for words, per in (("heads of ", "head"), ("all of ", "tensor"), ("blocks of ", "block"))
-    for name in "qkv"
+    **{f"descale of {words} {name}": per for words, per in _SHARES.items() for name in "qkvo"},
+    **{f"scale of {words} o": per for words, per in _SHARES.items()},
 }
-"""Meanings of the parameters that have the factors of quantized inputs → what has a factor."""
+"""Meanings of the parameters that have the factors of arrays of 8 bits → what has a factor."""
 
 LATENT = ("latent queries", "rotary queries", "compressed keys", "rotary keys")
 """Meanings of the parameters of latent attention, in the order of their gradients."""
@@ -238,14 +238,19 @@ size, which are ints. Masks of shape (B, 1, 1, S) become lengths.
 "page offsets", "page list", "keys on last page"
     (B + 1,), (pages in use,), (B,): sequence b has the pages of the list from offset b to b + 1.
 
-Those of `DESCALES` are the factors of quantized inputs; of k and v likewise:
+Those of `DESCALES` are the factors of q, k, v and o where these have 8 bits; of k and v likewise:
 
 "descale of heads of q"
-    float32 (B, K): a factor for each sample and key head, which its query heads share.
+    float32 (B, K): a factor for each sample and key head, which its query heads share; of o (B, H).
 "descale of all of q"
     is a float.
 "descale of blocks of q"
     float32 (B, H, blocks), of k and v (B, K, blocks): a factor for each block of rows.
+"descale of tokens of q"
+    float32 (B, H, T), of k and v (B, K, S): a factor for each row. Of sequences in packed arrays,
+    caches and pages it is stored as q, k or v is, without their last axis.
+"descale of all of o"
+    o is divided by it, rounded and saturated: o8 · descale is o. "scale of all of o" multiplies.
 
 Those of `LATENT` are parts of q, k and v, where v is the first C columns of k:
 
@@ -314,10 +319,18 @@ _STORED = {
     "page size": (_IN_PAGES, "page_size"),
 }
 _QUANTIZED = "dequantize it first: npattn.quantization.dequantize(values, descale)"
+_IN_8_BITS = "quantize the result: npattn.quantization.quantize(o, "
 _DESCALES = {
-    f"{name}_{word}": ForeignName(_QUANTIZED, f"descale of {per}{name}")
-    for word, per in (("descale", "heads of "), ("scale", "all of "))
-    for name in "qkv"
+    **{
+        f"{name}_{word}": ForeignName(_QUANTIZED, f"descale of {per}{name}")
+        for word, per in (("descale", "heads of "), ("scale", "all of "))
+        for name in "qkv"
+    },
+    **{
+        name: ForeignName(f"{_IN_8_BITS}descale={name})", "descale of all of o")
+        for name in ("o_descale", "o_scale", "output_scale")
+    },
+    "scale_o": ForeignName(f"{_IN_8_BITS}scale=scale_o)", "scale of all of o"),
 }
 
 _LATENT = "call npattn.variants.latent_attention, or pass [latent | rotary] parts as q and k"

@@ -2,39 +2,38 @@
 
     x ≈ values · descale        values = round(x / descale), saturated at the ends of the format
 
-A descale belongs to a whole array, to a head, to a group of heads, or to a block of rows of a head.
-The product is exact in float64, so that an oracle of a quantized kernel is
-``npattn.attention(*(dequantize(values, descale) for ... in q, k, v))``.
+A descale belongs to a whole array, to a head, to a group of heads, to a block of rows of a head, or
+to one row, a token. The product is exact in float64, so that an oracle of a quantized kernel is
+``npattn.attention(*(dequantize(values, descale) for ... in q, k, v))``, and of one that returns o
+in 8 bits ``quantize(o, descale=o_descale)``. Formats are symmetric: none has a zero point.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.arrays import Array, finfo
-from npattn.checks import check_integer, read_floating
+from npattn.checks import check_integer
+from npattn.descales import check_descale, gather, read_real, spread
 from npattn.errors import DtypeError, OptionError, ShapeError
 
 __all__ = [
     "FORMATS",
     "Per",
     "Quantized",
-    "check_descale",
     "dequantize",
     "dequantize_backward",
     "largest",
     "quantize",
     "quantize_backward",
-    "repeats",
-    "spread",
 ]
 
 FORMATS = ("float8_e4m3fn", "float8_e5m2", "int8")
 """Formats of the values, by dtype."""
-Per = Literal["tensor", "head", "block"]
+Per = Literal["tensor", "head", "block", "token"]
 
 
 class Quantized(NamedTuple):
@@ -45,7 +44,8 @@ class Quantized(NamedTuple):
     values : ndarray (..., T, D)
         Of one of `FORMATS`.
     descale : ndarray of float32
-        () of the whole array, (...) of each head, or (..., blocks) of each block of rows.
+        () of the whole array, (...) of each head, (..., blocks) of each block of rows, or (..., T)
+        of each token.
     """
 
     values: Array
@@ -56,7 +56,8 @@ def largest(dtype: Any) -> float:
     """Return the largest number of a format that is used: 448, 57344, and 127 for int8."""
     name = np.dtype(dtype).name
     if name not in FORMATS:
-        raise DtypeError(f"dtype is {name}, must be one of {', '.join(FORMATS)}")
+        zero = "; npattn has no zero points" if name == "uint8" else ""
+        raise DtypeError(f"dtype is {name}, must be one of {', '.join(FORMATS)}{zero}")
     return 127.0 if name == "int8" else float(finfo(dtype).max)
 
 
@@ -68,6 +69,7 @@ def quantize(
     heads: int | None = None,
     rows: int | None = None,
     descale: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
 ) -> Quantized:
     """Round an array to a format of 8 bits.
 
@@ -75,7 +77,7 @@ def quantize(
     ----------
     x : float array_like (..., H, T, D)
     dtype : {"float8_e4m3fn", "float8_e5m2", "int8"}, default "float8_e4m3fn"
-    per : {"tensor", "head", "block"}, default "tensor"
+    per : {"tensor", "head", "block", "token"}, default "tensor"
         What has a descale of its own.
     heads : int, optional
         Number of groups of heads that share one each, with per="head"; default: H. With K, that of
@@ -85,6 +87,10 @@ def quantize(
     descale : float array_like, optional
         Descales that are known beforehand; default: the largest absolute value by the largest
         number of the format, and 1 where that is 0.
+    scale : float array_like, optional
+        In place of `descale`, factors that x is multiplied by: cuDNN's ``scale_o``, where vLLM's
+        ``output_scale`` and FlashInfer's ``o_scale`` are descales. The descale is then 1 / scale,
+        in float64.
 
     Returns
     -------
@@ -97,8 +103,8 @@ def quantize(
     DtypeError
         If x is not real and floating, or `dtype` is none of the formats.
     OptionError
-        If `per` is none of the three, if `heads` or `rows` stands beside another one or `rows` is
-        missing, or if a descale is not a finite number above 0.
+        If `per` is none of the four, if `heads` or `rows` stands beside another one or `rows` is
+        missing, if both descale and scale are given, or if one is not a finite number above 0.
 
     Examples
     --------
@@ -108,16 +114,23 @@ def quantize(
     Quantized(values=array([[   1, -127,    1]], dtype=int8), descale=array(1., dtype=float32))
     """
     x, top = _read("x", x), largest(dtype)
-    if descale is None:
+    if descale is not None and scale is not None:
+        raise OptionError("got descale beside scale, which is 1 / descale: pass one of them")
+    if descale is None and scale is None:
         descale = _descales(x, per, heads, rows) / np.float64(top)
         descale = np.where(descale == 0, 1.0, descale).astype(np.float32)
     elif per != "tensor" or heads is not None:
-        raise OptionError("got per= or heads= beside descale=, whose shape says what each is of")
-    descale = check_descale(descale)
-    scaled = x / spread(descale, x.shape, rows)
+        raise OptionError("got per= or heads= beside descale= or scale=, whose shape says what")
+    if scale is not None:
+        scale = check_descale(scale, "scale").astype(np.float64)
+        descale, scaled = 1 / scale, x * spread(scale, x.shape, rows)
+    else:
+        assert descale is not None
+        descale = check_descale(descale)
+        scaled = x / spread(descale, x.shape, rows)
     bounded = np.clip(scaled, -top, top)
     whole = np.rint(bounded) if np.dtype(dtype) == np.int8 else bounded
-    return Quantized(whole.astype(dtype), descale)
+    return Quantized(whole.astype(dtype), np.asarray(descale))
 
 
 def quantize_backward(
@@ -164,7 +177,8 @@ def dequantize(values: ArrayLike, descale: ArrayLike, *, rows: int | None = None
         Of a floating dtype, or int8.
     descale : float array_like
         () of the whole array, (..., H) of each head, (..., K) where K divides H of each group of
-        heads, or (..., H, blocks) of each block of rows; leading axes broadcast.
+        heads, (..., H, blocks) of each block of rows, or (..., H, T) of each token; leading axes
+        broadcast.
     rows : int, optional
         Number of rows in a block, if there is a descale for each.
 
@@ -221,73 +235,13 @@ def dequantize_backward(
     if dx.shape != values.shape:
         raise ShapeError(f"dx has shape {dx.shape}, must be {values.shape}")
     factor = spread(descale, values.shape, rows)
-    return dx * factor, _gather(dx * values, descale, rows)
-
-
-def spread(descale: Array, shape: tuple[int, ...], rows: int | None = None) -> Array:
-    """Return descales in a shape that broadcasts against an array (..., H, T, D) of a shape.
-
-    Raises
-    ------
-    ShapeError, OptionError
-        As of `repeats`.
-    """
-    blocks, heads = repeats(descale.shape, shape, rows)
-    if descale.ndim == 0:
-        return descale
-    if blocks:
-        descale = np.repeat(descale, blocks, axis=-1)[..., : shape[-2], None]
-    else:
-        descale = descale[..., None, None]
-    return np.repeat(descale, heads, axis=-3) if heads > 1 else descale
-
-
-def repeats(descale: tuple[int, ...], shape: tuple[int, ...], rows: int | None) -> tuple[int, int]:
-    """Return how often each descale stands for rows (0: of whole heads), and for heads.
-
-    Parameters
-    ----------
-    descale, shape : tuple of int
-        Shapes of the descales and of the array (..., H, T, D) that they belong to.
-    rows : int or None
-        Number of rows in a block.
-
-    Raises
-    ------
-    ShapeError
-        If they fit no part of it.
-    OptionError
-        If `rows` stands beside descales that are not of blocks, or is missing.
-    """
-    of_blocks = bool(descale) and len(descale) == len(shape) - 1
-    if rows is not None and not of_blocks:
-        raise OptionError(f"rows is {rows}, must be left out: descale {descale} has no blocks")
-    if not descale:
-        return 0, 1
-    lead = descale[:-1] if of_blocks else descale
-    fits = len(lead) == len(shape) - 2
-    if of_blocks:
-        if rows is None:
-            raise OptionError(f"descale {descale} is of blocks of rows: say how many with rows=")
-        fits = fits and descale[-1] == -(-shape[-2] // check_integer("rows", rows, least=1))
-    heads = 1
-    if fits and lead:
-        own, whole = lead[-1], shape[-3]
-        heads = whole // own if own > 1 and whole % own == 0 else 1
-        fits = own in (1, whole) or heads > 1
-        fits = fits and all(n in (1, m) for n, m in zip(lead[:-1], shape[:-3], strict=True))
-    if not fits:
-        raise ShapeError(
-            f"descale has shape {descale}, must be (), {shape[:-2]} or, for blocks of rows, "
-            f"{shape[:-2]} and their number: the array has shape {shape}"
-        )
-    return rows or 0, heads
+    return dx * factor, gather(dx * values, descale, rows)
 
 
 def _descales(x: Array, per: str, heads: int | None, rows: int | None) -> Array:
     """Return the largest absolute value of each part that has a descale."""
-    if per not in ("tensor", "head", "block"):
-        raise OptionError(f"per is {per!r}, must be tensor, head or block")
+    if per not in get_args(Per):
+        raise OptionError(f"per is {per!r}, must be tensor, head, block or token")
     if heads is not None and per != "head":
         raise OptionError(f"heads is {heads}, must be left out with per={per!r}")
     if (rows is None) == (per == "block"):
@@ -296,6 +250,8 @@ def _descales(x: Array, per: str, heads: int | None, rows: int | None) -> Array:
     if not np.isfinite(x).all():
         raise OptionError("x has NaN or inf, which have no descale: pass descale=")
     size = abs(x)
+    if per == "token":
+        return np.asarray(size.max(-1, initial=0))
     if per == "tensor":
         return np.asarray(size.max(initial=0))
     if rows is not None:
@@ -311,28 +267,9 @@ def _descales(x: Array, per: str, heads: int | None, rows: int | None) -> Array:
     return np.asarray(top.reshape(*top.shape[:-1], heads, -1).max(-1, initial=0))
 
 
-def _gather(terms: Array, descale: Array, rows: int | None) -> Array:
-    """Return the sum of the terms (..., H, T, D) that belong to each descale."""
-    if descale.ndim == 0:
-        return np.asarray(terms.sum())
-    if rows is None:
-        sums = terms.sum((-2, -1))
-    else:
-        starts = np.arange(0, terms.shape[-2], rows)
-        whole = terms.sum(-1)
-        sums = np.add.reduceat(whole, starts, axis=-1) if len(starts) else whole
-    head = -1 if rows is None else -2
-    if sums.ndim + head >= 0 and descale.shape[head] not in (1, sums.shape[head]):
-        split = [*sums.shape]
-        split[head : head + 1 or None] = [descale.shape[head], -1]
-        sums = sums.reshape(split).sum(head if head == -1 else -2)
-    axes = tuple(n for n, size in enumerate(descale.shape) if size == 1 and sums.shape[n] != 1)
-    return np.asarray(sums.sum(axes, keepdims=True))
-
-
 def _read(name: str, x: ArrayLike) -> Array:
     """Return a real array of at least two axes as float64."""
-    array = _read_real(name, x)
+    array = read_real(name, x)
     if array.ndim < 2:
         raise ShapeError(f"{name} has shape {array.shape}, must be (..., T, D)")
     return array.astype(np.float64)
@@ -340,19 +277,6 @@ def _read(name: str, x: ArrayLike) -> Array:
 
 def _read_values(values: ArrayLike) -> Array:
     array = np.asarray(values)
+    if array.dtype == np.uint8:
+        raise DtypeError("values is uint8, must be floating or int8: npattn has no zero points")
     return _read("values", array.astype(np.float64) if array.dtype == np.int8 else array)
-
-
-def check_descale(descale: ArrayLike) -> Array:
-    """Return descales as an array. Raises OptionError if one is not a finite number above 0."""
-    array = _read_real("descale", descale)
-    if not (np.isfinite(array).all() and (array > 0).all()):
-        raise OptionError("descale must be finite numbers above 0")
-    return array
-
-
-def _read_real(name: str, x: ArrayLike) -> Array:
-    array = read_floating(name, x)
-    if array.dtype.kind == "c":
-        raise DtypeError(f"{name} is {array.dtype}, must be real")
-    return array

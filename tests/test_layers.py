@@ -18,6 +18,7 @@ LAYERS = (
     {"options", "arrays", "parsing"},
     {"dual"},
     {"checks"},
+    {"descales"},
     {"sizes", "positions", "quantization"},
     {"problem"},
     {"masks", "biases", "gating"},

@@ -29,6 +29,7 @@ CASES = {
     "head": ({"per": "head"}, (2, 6)),
     "group": ({"per": "head", "heads": 3}, (2, 3)),
     "block": ({"per": "block", "rows": 3}, (2, 6, 3)),
+    "token": ({"per": "token"}, (2, 6, 7)),
 }
 
 
@@ -47,7 +48,8 @@ def numbers(dtype):
 def owner(case, index):
     """Return the place of the descale of an element."""
     b, h, t, _ = index
-    return {"tensor": (), "head": (b, h), "group": (b, h // 2), "block": (b, h, t // 3)}[case]
+    owners = {"tensor": (), "head": (b, h), "group": (b, h // 2), "block": (b, h, t // 3)}
+    return {**owners, "token": (b, h, t)}[case]
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
@@ -142,6 +144,26 @@ def test_the_gradient_of_quantize_passes_where_nothing_is_saturated():
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("shape", [(), (2, 6), (2, 3), (2, 6, 7)])
+def test_a_scale_multiplies_and_a_descale_divides(shape, dtype):
+    """cuDNN's scale_o, and the output_scale of vLLM: each element by the formula."""
+    o, factor, legal = sample(7), abs(sample(8, shape)) + 0.25, numbers(dtype)
+    top = legal[-1]
+    size = 3 * top  # some are saturated
+    results = {"scale": (size * o, "scale"), "descale": (size * o, "descale")}
+    spread = {(): 0, (2, 6): 2, (2, 3): 2, (2, 6, 7): 1}[shape]
+    whole = factor.repeat(2, -1) if shape == (2, 3) else factor
+    whole = whole[(...,) + (None,) * spread]
+    for name, (x, argument) in results.items():
+        values, descale = quantize(x, dtype, **{argument: factor})
+        exact = np.clip(x * whole if name == "scale" else x / whole, -top, top)
+        gap = abs(legal[:, None] - exact.ravel()).min(0)
+        assert np.array_equal(abs(values.astype(float) - exact).ravel(), gap)
+        assert (abs(values.astype(float)) == top).any()
+        assert np.array_equal(descale, 1 / factor if name == "scale" else factor)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
 def test_zeros_and_nothing_have_a_descale_of_1(dtype):
     for shape in ((3, 5), (0, 5), (2, 3, 0)):
         values, descale = quantize(np.zeros(shape), dtype)
@@ -168,11 +190,17 @@ WRONG = (
     (lambda: quantize(X[0, 0], per="head", heads=1), ShapeError, "heads is 1, must divide"),
     (lambda: quantize(X * np.nan), OptionError, "x has NaN or inf"),
     (lambda: quantize(X, per="head", descale=1.0), OptionError, "beside descale="),
-    (lambda: quantize(X, descale=0.0), OptionError, "finite numbers above 0"),
+    (lambda: quantize(X, scale=1.0, heads=2), OptionError, "beside descale= or scale="),
+    (lambda: quantize(X, descale=1.0, scale=1.0), OptionError, "got descale beside scale"),
+    (lambda: quantize(X, descale=0.0), OptionError, "descale must be finite numbers above 0"),
+    (lambda: quantize(X, scale=0.0), OptionError, "scale must be finite numbers above 0"),
+    (lambda: quantize(X, "uint8"), DtypeError, "dtype is uint8.*no zero points"),
+    (lambda: dequantize(X.astype(np.uint8), 1.0), DtypeError, "uint8.*no zero points"),
     (lambda: dequantize(X, np.nan), OptionError, "finite numbers above 0"),
     (lambda: dequantize(X, np.ones((2, 4))), ShapeError, r"descale has shape \(2, 4\)"),
     (lambda: dequantize(X, np.ones(6)), ShapeError, r"descale has shape \(6,\)"),
     (lambda: dequantize(X, np.ones((2, 6, 4)), rows=3), ShapeError, r"\(2, 6, 4\)"),
+    (lambda: dequantize_backward(X, X, np.ones((2, 6, 3))), OptionError, "with rows="),
     (lambda: dequantize(X, np.ones((2, 6, 3))), OptionError, "say how many with rows="),
     (lambda: dequantize(X, np.ones((2, 6)), rows=3), OptionError, "has no blocks"),
     (lambda: dequantize(X.astype(np.int32), 1.0), DtypeError, "values is int32"),

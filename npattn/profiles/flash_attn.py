@@ -33,14 +33,18 @@ FLASH_ATTN = Profile(
     ),
 )
 
+_DESCALES = {f"{name}_descale": f"descale of heads of {name}" for name in "qkv"}
+
 # hopper/flash_attn_interface.py at 0251105 of the same repository, flash_attn_func; softmax.h there
-# gives empty rows an lse of −inf. Read, not run.
+# gives empty rows an lse of −inf. hopper/flash_api.cpp: q_descale, k_descale and v_descale are
+# float32 (batch_size, num_heads_k) beside float8_e4m3fn, with an out in bfloat16. Read, not run.
 FLASH_ATTN_3 = replace(
     FLASH_ATTN,
     name="flash_attn@3",
     version="3.0",
     about="flash_attn_func of FlashAttention-3, hopper/flash_attn_interface.py",
     conventions=Conventions(causal="bottom_right", empty_row="zero"),
+    quantized={"float8_e4m3fn": _DESCALES},
     refuses=(
         "dtypes other than float16, bfloat16 and float8",
         "D above 256",
@@ -64,6 +68,7 @@ FLASH_ATTN_4 = replace(
         "learnable_sink": "sinks",
         "return_lse": "return_lse",
     },
+    quantized={},
     refuses=(
         "score_mod: a function in CuTe's language",
         "dtypes other than float16 and bfloat16",
@@ -106,7 +111,8 @@ KVCACHE = replace(
 )
 
 # vllm_flash_attn/flash_attn_interface.py at 03ef28b of vllm-project/flash-attention,
-# flash_attn_varlen_func with seqused_k and block_table; softmax_lse is (nheads, total_q). Read.
+# flash_attn_varlen_func with seqused_k and block_table; softmax_lse is (nheads, total_q). Its
+# q_descale, k_descale and v_descale go to FlashAttention-3 as they are. Read.
 VLLM_PAGED = replace(
     FLASH_ATTN,
     name="vllm.paged",
@@ -125,6 +131,7 @@ VLLM_PAGED = replace(
         "s_aux": "sinks",
         "return_softmax_lse": "lse without gradient",
     },
+    quantized={"float8_e4m3fn": _DESCALES},
     refuses=(
         *FLASH_ATTN.refuses,
         "pages whose size is no multiple of 16",

@@ -5,6 +5,8 @@ from npattn.profiles.profile import Profile
 
 __all__ = ["GPU_DECODE", "GPU_MHA", "GPU_PAGED", "TPU_FLASH", "TPU_PAGED", "TPU_SPLASH"]
 
+_SCALES = {f"{name}_scales": f"descale of tokens of {name}" for name in "kv"}
+
 # jax/experimental/pallas/ops/gpu/attention.py of jax 0.10.2: span_q >= span_k; errors of mha and
 # of _mha_backward; sm_scale is 1 by default.
 GPU_MHA = Profile(
@@ -70,7 +72,8 @@ TPU_SPLASH = Profile(
 
 # jax/experimental/pallas/ops/tpu/paged_attention/paged_attention_kernel.py: one query for each
 # sequence, k_pages (K, N, P, D), lengths and page_indices; no scale and no alignment. It loads
-# pages as bfloat16 (_maybe_dequantize), whatever they are; no keys give 0, as run.
+# pages as bfloat16 (_maybe_dequantize), whatever they are; no keys give 0, as run. Of pages in int8
+# and a factor for each token of each head the target makes its QuantizedTensor.
 TPU_PAGED = Profile(
     name="pallas.tpu-paged",
     version="0.10",
@@ -82,6 +85,7 @@ TPU_PAGED = Profile(
         "softcap": "softcap",
         "scale": "scale",
     },
+    quantized={"int8": _SCALES},
     layout="BTHD",
     refuses=(
         "T other than 1: one step of decoding",
@@ -90,7 +94,8 @@ TPU_PAGED = Profile(
 )
 
 # jax/experimental/pallas/ops/gpu/paged_attention.py: pages, block_tables and lengths as there; no
-# scale, ValueError for k and v of two shapes. Of no keys it divides 0 by an epsilon.
+# scale, ValueError for k and v of two shapes. Of no keys it divides 0 by an epsilon. Its
+# k_scales_pages and v_scales_pages have a factor for each token of each head.
 GPU_PAGED = Profile(
     name="pallas.gpu-paged",
     version="0.10",
@@ -102,6 +107,7 @@ GPU_PAGED = Profile(
         "softcap": "softcap",
         "scale": "scale",
     },
+    quantized={"int8": _SCALES},
     layout="BTHD",
     refuses=(
         "T other than 1: one step of decoding",

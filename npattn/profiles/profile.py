@@ -29,6 +29,9 @@ class Profile:
     signature : mapping
         Names of its parameters → what they mean here, one of
         `npattn.options.MEANINGS`. The others keep their default.
+    quantized : mapping
+        Formats of 8 bits that it takes → names of its parameters for factors → what they mean;
+        they keep their default where no format is asked.
     layout : {"BHTD", "BTHD"}
         Axes of its q, k, v and o.
     refuses : tuple of str
@@ -42,7 +45,8 @@ class Profile:
     Raises
     ------
     OptionError
-        If the signature has a meaning that is none of `npattn.options.MEANINGS`.
+        If the signature, or that of a format, has a meaning that is none of
+        `npattn.options.MEANINGS`.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Profile:
     about: str
     conventions: Conventions = field(default_factory=Conventions)
     signature: Mapping[str, str] = field(default_factory=dict)
+    quantized: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     layout: Literal["BHTD", "BTHD"] = "BHTD"
     refuses: tuple[str, ...] = ()
     promises: Mapping[str, str] = field(default_factory=dict)
@@ -60,8 +65,26 @@ class Profile:
         named = (line.split(": ")[0].split(", ") for line in self.refuses)
         return frozenset(name for names in named for name in names)
 
+    def signature_in(self, quantized: str | None) -> Mapping[str, str]:
+        """Return the signature, with the factors of a format of 8 bits if one is asked.
+
+        Raises
+        ------
+        OptionError
+            If it takes other formats; one that says nothing of formats takes any.
+        """
+        if quantized is None or not self.quantized:
+            return self.signature
+        if quantized not in self.quantized:
+            raise OptionError(
+                f"quantized is {quantized!r}, must be {', '.join(self.quantized)}: {self.name} "
+                "takes no other format of 8 bits"
+            )
+        return {**self.signature, **self.quantized[quantized]}
+
     def __post_init__(self) -> None:
-        for theirs, ours in self.signature.items():
+        every = (self.signature, *self.quantized.values())
+        for theirs, ours in (pair for names in every for pair in names.items()):
             if ours not in MEANINGS:
                 raise OptionError(
                     f"signature of {self.name} reads {theirs} as {ours!r}, must be one of "

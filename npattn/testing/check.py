@@ -131,8 +131,8 @@ def check(
         System that it stands in for, one of `npattn.profiles.PROFILES`: signature, layout,
         conventions and refusals come from there, and rules that it takes back are not required.
     quantized : {"fp8", "float8_e4m3fn", "float8_e5m2", "int8"}, optional
-        Format of q, k and v, of those that it has a factor for (``q_descale``, ``k_scale``, …);
-        the dtypes tested are those of o. Factors of blocks: `Implementation`.
+        Format of q, k, v and o, of those that it has a factor for (``q_descale``, ``o_scale``, …);
+        the others are in the dtypes tested. Factors of blocks: `Implementation`.
     rename : mapping, optional
         Its parameter names → npattn's: ``{"cap": "softcap"}``.
     features : iterable of str, optional

@@ -21,7 +21,8 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.latent import tie
-from npattn.testing.bounds.allowed import tolerance
+from npattn.testing.bounds.allowed import bounds, tolerance
+from npattn.testing.bounds.delivery import delivery_error
 from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.cases.classes import classes_of_problem, classes_of_recipe
@@ -430,19 +431,28 @@ class Trial:
         exact: Mapping[str, Array],
         *,
         cheap: bool = False,
+        asked: Problem | None = None,
     ) -> dict[str, Array]:
-        """Return the allowed error of each result, by name."""
+        """Return the allowed error of each result, by name.
+
+        `asked` is the problem of the call whose factor of o the results have, if it is another.
+        """
         dout, dlse, dweights = _float64(cotangents)
+        own = problem.q.dtype, self.rounding
+        apart: Array | None = None  # error of out as a backward gets it
+        if self.gradients and self.implementation.backward_gets_bytes:
+            apart = self.deliver(problem, exact["o"])
         allowed = tolerance(
             problem,
-            problem.q.dtype,
-            self.rounding,
+            *own,
             dout=dout if self.gradients else None,
             dlse=dlse,
             dweights=dweights,
             conventions=self.conventions,
             row_norms=cheap,
+            delivered=apart,
         )
+        allowed["o"] = self._deliver(asked or problem, exact["o"], allowed["o"])
         for name, free in free_elements(problem, self.conventions).items():
             if name in allowed:
                 allowed[name] = np.where(free, np.inf, allowed[name])
@@ -459,6 +469,32 @@ class Trial:
         grads = backward(evaluate(problem, self.conventions), *_float64(cotangents))
         sizes = abs(grads.k[..., : problem.E]) + abs(grads.v)
         return tie(allowed, allowed["dv"] + unit_roundoff(problem.q.dtype) * sizes)
+
+    def bounds(self, problem: Problem, o: Array) -> dict[str, Array]:
+        """Return the worst case of o, whose exact values are given, of lse and of the weights."""
+        own = problem.q.dtype, self.rounding
+        limits = bounds(problem, *own, conventions=self.conventions)
+        return limits | {"o": self._deliver(problem, o, limits["o"])}
+
+    def before_delivery(self, problem: Problem) -> Array:
+        """Return the allowed error of o before it is rounded to 8 bits."""
+        own = problem.q.dtype, self.rounding
+        return tolerance(problem, *own, conventions=self.conventions)["o"]
+
+    def deliver(self, problem: Problem, o: Array, descales: Array | None = None) -> Array:
+        """Return the allowed error of o in 8 bits, by the descales of a call or others."""
+        return self._deliver(problem, o, self.before_delivery(problem), descales)
+
+    def _deliver(
+        self, problem: Problem, o: Array, allowed: Array, descales: Array | None = None
+    ) -> Array:
+        """Return the allowed error of o as it is returned: in 8 bits, it may be."""
+        output = self.implementation.output
+        if output is None:
+            return allowed
+        descales = output.descales(problem) if descales is None else descales
+        dtype = problem.q.dtype
+        return delivery_error(o, allowed, descales, output.dtype, self.rounding, dtype)
 
     def check(self, found: Mapping[str, Comparison], problem: Problem, cot: Cotangents) -> float:
         """Return the largest ratio; raise a `Violation` if one is above 1."""

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import ArrayLike
 
+from npattn.descales import check_descale, repeats
 from npattn.errors import DtypeError
-from npattn.quantization import FORMATS, Per, check_descale, largest, repeats
+from npattn.quantization import FORMATS, Per, largest
 from npattn.quantization import quantize as quantize_array
 from npattn.torch.tensors import short_name, to_host
 
@@ -32,6 +33,7 @@ def quantize(
     heads: int | None = None,
     rows: int | None = None,
     descale: ArrayLike | Tensor | None = None,
+    scale: ArrayLike | Tensor | None = None,
 ) -> Quantized:
     """Round a tensor to a format of 8 bits, as `npattn.quantization.quantize`.
 
@@ -41,7 +43,7 @@ def quantize(
     ----------
     x : float tensor (..., H, T, D)
     dtype : {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8} or their names
-    per, heads, rows, descale
+    per, heads, rows, descale, scale
         As of `npattn.quantization.quantize`.
 
     Returns
@@ -55,8 +57,10 @@ def quantize(
         As of `npattn.quantization.quantize`.
     """
     name = short_name(dtype) if isinstance(dtype, torch.dtype) else str(dtype)
-    own = to_host(descale) if isinstance(descale, Tensor) else descale
-    found = quantize_array(to_host(x), name, per=per, heads=heads, rows=rows, descale=own)
+    own, other = (to_host(f) if isinstance(f, Tensor) else f for f in (descale, scale))
+    found = quantize_array(
+        to_host(x), name, per=per, heads=heads, rows=rows, descale=own, scale=other
+    )
     # NumPy's float8 is none of torch's: the bits are the same.
     values = torch.from_numpy(found.values.view("int8")).view(getattr(torch, name))
     return Quantized(values.to(x.device), torch.from_numpy(found.descale.copy()).to(x.device))
@@ -99,6 +103,7 @@ def fake_quantize(
     heads: int | None = None,
     rows: int | None = None,
     descale: ArrayLike | Tensor | None = None,
+    scale: ArrayLike | Tensor | None = None,
 ) -> Tensor:
     """Return what `quantize` and `dequantize` leave of a tensor, differentiable by autograd.
 
@@ -107,7 +112,7 @@ def fake_quantize(
 
     Parameters
     ----------
-    x, dtype, per, heads, rows, descale
+    x, dtype, per, heads, rows, descale, scale
         As of `quantize`.
 
     Returns
@@ -119,7 +124,7 @@ def fake_quantize(
     ShapeError, DtypeError, OptionError
         As of `quantize`.
     """
-    found = quantize(x, dtype, per=per, heads=heads, rows=rows, descale=descale)
+    found = quantize(x, dtype, per=per, heads=heads, rows=rows, descale=descale, scale=scale)
     rounded = dequantize(found.values, found.descale, rows=rows)
     top = largest(short_name(found.values.dtype))
     limit = top * spread(found.descale.double(), tuple(x.shape), rows)

@@ -21,7 +21,8 @@ def attend(q, k, v, scores, values, dtype, *, scale, causal, P=1.0, weights=None
     top = s.max(-1, keepdims=True, initial=-np.inf)
     p = np.exp(s - np.where(np.isneginf(top), 0, top))
     total = p.sum(-1, keepdims=True)
-    stored = p if weights is None else (p * F(P)).astype(weights).astype(F) / F(P)
+    # As tensor cores' conversions do, it saturates.
+    stored = p if weights is None else np.minimum(p * F(P), 448).astype(weights).astype(F) / F(P)
     terms = stored[..., None] * v[:, :, None]
     o = np.where(hidden[..., None], 0, terms).sum(-2) * values[..., None, None]
     return (o / np.where(total == 0, 1, total)).astype(dtype)
@@ -31,6 +32,7 @@ class Fp8:
     """FlashAttention 3's kernel: q, k, v and P in float8, factors (B, K)."""
 
     weights = E4M3
+    factor = 256
 
     def __call__(
         self,
@@ -56,7 +58,7 @@ class Fp8:
             ml_dtypes.bfloat16,
             scale=softmax_scale,
             causal=causal,
-            P=256,
+            P=self.factor,
             weights=self.weights,
         )
 
@@ -68,6 +70,19 @@ class Fp8:
 
     def values(self, q, k, v):
         return v
+
+
+class WeightsStayLarge(Fp8):
+    """P is multiplied by 2⁸ before it is stored, and not divided after."""
+
+    def values(self, q, k, v):
+        return v * F(256)
+
+
+class WeightsOverflow(Fp8):
+    """P is multiplied by 2⁹, beyond the largest number: weights of more than 7/8 are cut."""
+
+    factor = 512
 
 
 class IgnoresV(Fp8):

@@ -12,7 +12,13 @@ from npattn import quantization  # noqa: E402
 from npattn.errors import DtypeError, OptionError, ShapeError  # noqa: E402
 from npattn.torch.quantization import dequantize, fake_quantize, quantize  # noqa: E402
 
-CASES = ({}, {"per": "head"}, {"per": "head", "heads": 3}, {"per": "block", "rows": 3})
+CASES = (
+    {},
+    {"per": "head"},
+    {"per": "head", "heads": 3},
+    {"per": "block", "rows": 3},
+    {"per": "token"},
+)
 
 
 def sample(seed=0):
@@ -59,6 +65,16 @@ def test_the_gradient_of_fake_quantize_is_that_of_numpy():
     through = quantization.dequantize_backward(dout.numpy(), values, descale.numpy())[0]
     passed = quantization.quantize_backward(through, plain, "int8", descale.numpy())
     assert np.allclose(x.grad.numpy(), passed, rtol=1e-14, atol=0)
+
+
+def test_scale_of_o_is_numpys():
+    o, scale = sample(2), torch.tensor(100.0)
+    found = quantize(o, "int8", scale=scale)
+    want = quantization.quantize(o.numpy(), "int8", scale=100.0)
+    assert np.array_equal(found.values.numpy(), want.values)
+    assert float(found.descale) == 1 / 100
+    fake = fake_quantize(o, "int8", scale=scale).numpy()
+    assert np.array_equal(fake, quantization.dequantize(*want))
 
 
 def test_attention_learns_its_factors():

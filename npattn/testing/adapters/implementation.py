@@ -38,8 +38,9 @@ from npattn.testing.adapters.key_lists import read_key_lists
 from npattn.testing.adapters.latent import read_latent
 from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable
 from npattn.testing.adapters.numpy import NumPy
+from npattn.testing.adapters.output import QuantizedOutput
 from npattn.testing.adapters.parameters import parameters, qualified_name
-from npattn.testing.adapters.quantized import read_quantized
+from npattn.testing.adapters.quantized import WORDS, read_quantized
 from npattn.testing.adapters.results import INPUTS, name_gradients, name_results
 from npattn.testing.adapters.signature import Signature, read_backward, read_signature
 from npattn.testing.adapters.storage import UNSTORED, Arrangement, read_storage
@@ -85,10 +86,11 @@ class Implementation:
         System that it stands in for, one of `npattn.profiles.PROFILES`: its signature, layout and
         conventions hold where nothing else is said.
     quantized : {"fp8", "float8_e4m3fn", "float8_e5m2", "int8"}, optional
-        Format of those of q, k and v that it has a factor for (``q_descale``, …), of those alone;
-        "fp8" is "float8_e4m3fn". o is in the dtype tested. It is asked for no gradients.
+        Format of those of q, k, v and o that it has a factor for (``q_descale``, ``o_scale``, …),
+        of those alone; "fp8" is "float8_e4m3fn". The others are in the dtype tested. It is asked
+        for gradients if it has a `backward`: of q, k and v as they are meant, values · descale.
     rows : mapping, optional
-        Number of rows in a block of "q", "k" or "v", where its factors are of blocks.
+        Number of rows in a block of "q", "k", "v" or "o", where its factors are of blocks.
     name : str, optional
         Its name in reports.
     spec, backward_spec : str, optional
@@ -112,7 +114,7 @@ class Implementation:
     storage : Storage or None
         How it takes sequences of different lengths, if it has parameters for them.
     quantized : QuantizedInputs or None
-        Which of q, k and v are of 8 bits, if one is.
+        Which of q, k, v and o are of 8 bits, if one is.
     latent : LatentInputs or None
         How it takes parts of q and k, with values that are a part of the keys.
     key_lists : KeyLists or None
@@ -163,19 +165,25 @@ class Implementation:
         self.forward_only = False  # until a probe finds that it gives no gradient
         self.name = name or spec or qualified_name(f)
         self.rename = dict(rename or {})
-        signature = self.profile.signature if self.profile else None
+        in_bits = quantized and WORDS.get(quantized, quantized)
+        signature = self.profile.signature_in(in_bits) if self.profile else None
         self.told_features = None if features is None else tuple(features)
         self.signature = read_signature(
             f, self.name, self.rename, self.told_features, signature, quantized is not None
         )
         self.features, self.returns = self.signature.features, self.signature.returns
         self.untested, self.reads = self.signature.untested, self.signature.reads
-        self.quantized = read_quantized(self.signature, self.name, quantized, rows)
+        self.quantized = read_quantized(f, self.signature, self.name, quantized, rows)
         if self.quantized is not None:
             self.reads += (self.quantized.words,)
-            self.forward_only = True
+            self.forward_only = backward is None
         self.storage = read_storage(self.signature, self.name)
         if self.storage is not None:
+            if self.quantized is not None and self.quantized.rows:
+                raise OptionError(
+                    f"{self.name} takes {self.storage.words} with factors of blocks of rows, which "
+                    "are not known there: factors of heads, tokens or whole arrays are"
+                )
             if layout == "BHTD":
                 raise OptionError(
                     f"layout is {layout!r}, must be BTHD: {self.name} takes {self.storage.words}"
@@ -202,6 +210,8 @@ class Implementation:
         self.conventions = self.profile.conventions if self.profile else implied
         self.backward_takes = frozenset(parameters(backward))
         self.backward_signature = read_backward(backward, self.signature)
+        if self.quantized is not None and backward is not None:
+            self.quantized.check_backward(self.backward_signature, self.signature)
         self.first_result: Array | None = None
         if isinstance(framework, str):
             self.framework, self.first_result = find_framework(f, self.name, framework)
@@ -238,6 +248,16 @@ class Implementation:
     def weights_storage(self) -> str:
         """Storage of P where no rounding model is declared."""
         return "input" if self.quantized is None else self.quantized.weights
+
+    @property
+    def output(self) -> QuantizedOutput | None:
+        """How o is returned, if it is in 8 bits."""
+        return None if self.quantized is None else self.quantized.output
+
+    @property
+    def backward_gets_bytes(self) -> bool:
+        """True if its backward is given the o of its forward, and that is in 8 bits."""
+        return self.output is not None and "out" in self.backward_takes
 
     def fit(self, problem: Problem) -> Problem:
         """Return the problem, with numbers that its inputs hold exactly: quantized, or tied."""
@@ -757,9 +777,12 @@ class Implementation:
             with catch_foreign(f"{name} could not be read:"):
                 array = self.framework.take(value)
                 if self.storage is None or problem is None:
-                    arrays.append((name, self._from_layout(name, array)))
+                    array = self._from_layout(name, array)
                 else:
-                    arrays.append((name, self._arrange(problem).restore(name, array, problem)))
+                    array = self._arrange(problem).restore(name, array, problem)
+                if name == "o" and problem is not None and self.output is not None:
+                    array = self.output.restore(array, problem)
+                arrays.append((name, array))
         if self.latent is not None and problem is not None:
             arrays = self.latent.join(arrays, problem)
         return Results(tuple(arrays))

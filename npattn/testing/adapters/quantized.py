@@ -1,4 +1,4 @@
-"""Queries, keys and values of 8 bits, with factors (descales) of their own.
+"""Queries, keys, values and outputs of 8 bits, with factors (descales) of their own.
 
 A problem keeps q, k and v as numbers of the tested dtype, and each of them is exactly a number of 8
 bits times a factor, so that the bound has nothing to cover but what the implementation rounds.
@@ -7,7 +7,7 @@ bits times a factor, so that the bound has nothing to cover but what the impleme
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,25 +15,29 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array, finfo
+from npattn.descales import spread
 from npattn.errors import OptionError
 from npattn.options import DESCALES
 from npattn.problem import Problem
-from npattn.quantization import FORMATS, largest, spread
+from npattn.quantization import FORMATS, largest
 from npattn.testing.adapters.base import NotAsked, inexpressible
+from npattn.testing.adapters.output import QuantizedOutput
+from npattn.testing.adapters.parameters import STARRED, parameters
 from npattn.testing.adapters.signature import Signature
 
-__all__ = ["QuantizedInputs", "read_quantized"]
+__all__ = ["WORDS", "QuantizedInputs", "read_quantized"]
 
 HEADROOM = 64.0
 """Largest number of fp8 by that of an array, so that a rule may replace some by larger ones."""
-MEANING = {per: name[:-1] for name, per in DESCALES.items()}
-WORDS = {
+MEANING = {per: name[:-1] for name, per in DESCALES.items() if name.startswith("descale")}
+WORDS: dict[str, str] = {
     "fp8": "float8_e4m3fn",
     "float8": "float8_e4m3fn",
     "e4m3": "float8_e4m3fn",
     "e5m2": "float8_e5m2",
     **{name: name for name in FORMATS},
 }
+"""Names of formats → dtypes."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +49,33 @@ class QuantizedInputs:
     dtype : str
         One of `npattn.quantization.FORMATS`.
     per : mapping
-        "q", "k" or "v" → "tensor", "head" (a factor for each sample and key head) or "block".
+        "q", "k" or "v" → "tensor", "head" (a factor for each sample and key head), "block" or
+        "token".
     rows : mapping
-        Number of rows in a block of "q", "k" or "v", for those.
+        Number of rows in a block of "q", "k", "v" or "o", for those.
+    output : QuantizedOutput or None
+        How o is returned, if it is in 8 bits too.
     """
 
     dtype: str
     per: Mapping[str, str]
     rows: Mapping[str, int]
+    output: QuantizedOutput | None = None
 
     @property
     def words(self) -> str:
         """The storage in words."""
-        own = {"tensor": "factor", "head": "factors (B, K)", "block": "factors of blocks of rows"}
+        own = {
+            "tensor": "factor",
+            "head": "factors (B, K)",
+            "block": "factors of blocks of rows",
+            "token": "factors of tokens",
+        }
         parts = [f"{name} in {self.dtype} with {own[per]}" for name, per in self.per.items()]
+        if self.output is not None:
+            ways = own | {"head": "factors (B, H)"}
+            how = " that it is multiplied by" if self.output.multiplies else ""
+            parts.append(f"o in {self.dtype} with {ways[self.output.per]}{how}")
         return ", ".join(parts)
 
     @property
@@ -69,6 +86,10 @@ class QuantizedInputs:
     def by_input(self, factors: Mapping[str, Array]) -> dict[str, Array]:
         """Return factors by "q", "k" and "v"."""
         return {name: factors[meaning] for name, meaning in self.meanings.items()}
+
+    def _rows(self, name: str) -> int | None:
+        """Return the number of rows that share a factor; None if all of a head do."""
+        return 1 if self.per[name] == "token" else self.rows.get(name)
 
     def alike(self, name: str, other: str) -> bool:
         """Return True if two inputs of the same contents are the same numbers and factors."""
@@ -93,7 +114,7 @@ class QuantizedInputs:
         changed = {}
         for name in self.per:
             array = getattr(problem, name)
-            factors = spread(self._draw_factors(name, problem), array.shape, self.rows.get(name))
+            factors = spread(self._draw_factors(name, problem), array.shape, self._rows(name))
             rounded = self._cast(array.astype(np.float64) / factors).astype(np.float64)
             changed[name] = (rounded * factors).astype(array.dtype)
         return problem.replace(**changed)
@@ -116,14 +137,27 @@ class QuantizedInputs:
         values, factors = {}, {}
         for name, meaning in self.meanings.items():
             values[name], factors[meaning] = self._split(name, problem)
+        if self.output is not None:
+            factors[self.output.meaning] = self.output.factors(problem)
         return problem.replace(**values), factors
+
+    def check_backward(self, backward: Signature, forward: Signature) -> None:
+        """Raise OptionError if a backward has no parameter for the factors of its inputs."""
+        theirs = {meaning: name for name, meaning in forward.meanings.items()}
+        for name, meaning in self.meanings.items():
+            if meaning not in backward.meanings.values():
+                raise OptionError(
+                    f"backward has no {theirs[meaning]}, and gets {name} in {self.dtype}: give it "
+                    "that parameter, or leave backward out, and no gradients are asked"
+                )
 
     def narrow(self, name: str, array: Array) -> Array:
         """Return an array of a call as it is passed: q, k and v in 8 bits."""
         return self._cast(array.astype(np.float64)) if name in self.per else array
 
     def _unfitting(self, problem: Problem) -> str | None:
-        if problem.q.ndim == 4 or set(self.per.values()) == {"tensor"}:
+        ways = {*self.per.values(), *([self.output.per] if self.output else [])}
+        if problem.q.ndim == 4 or ways == {"tensor"}:
             return None
         return f"factors of arrays of {problem.q.ndim} axes"
 
@@ -139,7 +173,7 @@ class QuantizedInputs:
     def _split(self, name: str, problem: Problem) -> tuple[Array, Array]:
         array = getattr(problem, name)
         size = self._sizes(name, problem)
-        wide, rows, top = array.astype(np.float64), self.rows.get(name), largest(self.dtype)
+        wide, rows, top = array.astype(np.float64), self._rows(name), largest(self.dtype)
         found, missing = np.ones_like(size), np.ones(size.shape, bool)
         for significand in self._significands(array.dtype):
             # The least factor that reaches the largest number: the others are held best by it.
@@ -178,7 +212,7 @@ class QuantizedInputs:
             top = array.max((-2, -1), initial=0)
             shared = top.reshape(len(array), problem.K, groups)
             return np.asarray(shared.max(-1, initial=0))
-        starts = np.arange(0, array.shape[-2], self.rows[name])
+        starts = np.arange(0, array.shape[-2], self._rows(name))
         top = array.max(-1, initial=0)
         return np.asarray(np.maximum.reduceat(top, starts, axis=-1) if len(starts) else top)
 
@@ -191,31 +225,57 @@ class QuantizedInputs:
 
 
 def read_quantized(
-    signature: Signature, name: str, told: str | None, rows: Mapping[str, int] | None
+    f: Callable[..., Any],
+    signature: Signature,
+    name: str,
+    told: str | None,
+    rows: Mapping[str, int] | None,
 ) -> QuantizedInputs | None:
-    """Return which inputs are of 8 bits, by the parameters of a callable; None if none is told.
+    """Return which arrays are of 8 bits, by the parameters of a callable; None if none is told.
 
     Raises
     ------
     OptionError
-        If `told` is no format, there is no parameter for a factor, or rows of blocks are missing.
+        If `told` is no format, there is no parameter for a factor, rows of blocks are missing, or
+        a parameter for a zero point has a default that is not 0.
     """
     if told is None:
         return None
     if told not in WORDS:
-        raise OptionError(f"quantized is {told!r}, must be fp8, {', '.join(FORMATS)}")
-    per = {}
+        zero = ": uint8 has a zero point, and formats here have none" if told == "uint8" else ""
+        raise OptionError(f"quantized is {told!r}, must be fp8, {', '.join(FORMATS)}{zero}")
+    _check_zero_points(f, name)
+    per, meaning_of = {}, {}
     for meaning in signature.meanings.values():
         if meaning in DESCALES:
-            per[meaning[-1]] = DESCALES[meaning]
+            per[meaning[-1]], meaning_of[meaning[-1]] = DESCALES[meaning], meaning
     if not per:
         raise OptionError(
-            f"quantized is {told!r}, and {name} has no q_descale, k_descale or v_descale: "
-            "rename={theirs: 'descale of heads of k'} says what a parameter is"
+            f"quantized is {told!r}, and {name} has no q_descale, k_descale, v_descale or "
+            "o_descale: rename={theirs: 'descale of heads of k'} says what a parameter is"
         )
     rows = dict(rows or {})
     blocks = [x for x, own in per.items() if own == "block"]
     if sorted(rows) != sorted(blocks):
         raise OptionError(f"rows of blocks are {rows}, must be of {', '.join(blocks) or 'nothing'}")
+    output = None
+    if "o" in per:
+        output = QuantizedOutput(WORDS[told], per["o"], meaning_of["o"], rows.get("o"))
     ordered = {x: per[x] for x in "qkv" if x in per}
-    return QuantizedInputs(WORDS[told], ordered, rows)
+    return QuantizedInputs(WORDS[told], ordered, rows, output)
+
+
+ZERO_POINTS = ("_zp", "zero_point", "zero_points")
+"""Endings of names of zero points, of asymmetric formats."""
+
+
+def _check_zero_points(f: Callable[..., Any], name: str) -> None:
+    """Refuse zero points that are not 0 by default: values · descale is all that is judged."""
+    for theirs, parameter in parameters(f).items():
+        if parameter.kind in STARRED or not theirs.endswith(ZERO_POINTS):
+            continue
+        if parameter.default not in (0, None):
+            raise OptionError(
+                f"{name} has {theirs}, a zero point, and formats here are symmetric: give it a "
+                "default of 0, or wrap it with one"
+            )

@@ -207,17 +207,22 @@ class Arrangement:
     ) -> dict[str, Array]:
         """Return the arrays of a call: q, k, v, and those that say where the sequences are.
 
-        Factors (B, K) of quantized inputs get those of the sequences beside the samples.
+        Factors of heads get those of the sequences beside the samples; those of tokens are stored
+        as q, k or v is.
         """
         found = {"q": self._store_queries(problem.q)}
         found |= {name: self._store_keys(getattr(problem, name), name) for name in "kv"}
         values = {name: x for name, x in self._values().items() if name in self.storage.takes}
         found |= {name: x for name, x in values.items() if isinstance(x, np.ndarray)}
-        found |= {name: self._store_factors(x) for name, x in (factors or {}).items()}
+        found |= {name: self._store_factors(name, x) for name, x in (factors or {}).items()}
         return found | ({"sinks": np.array(problem.sinks)} if problem.sinks is not None else {})
 
-    def _store_factors(self, factors: Array) -> Array:
+    def _store_factors(self, meaning: str, factors: Array) -> Array:
         """Return the factors of each sequence; others have larger ones."""
+        if "tokens of" in meaning:
+            name, column = meaning[-1], factors[..., None]
+            stored = self._store_keys(column, name) if name in "kv" else self._store_queries(column)
+            return np.asarray(abs(stored[..., 0]))
         others = np.full(factors.shape[1:], 8 * factors.max(initial=1), factors.dtype)
         rows = [others if x.sample is None else factors[x.sample] for x in self.sequences]
         return np.stack(rows) if rows else factors

@@ -72,14 +72,17 @@ def tolerance(
     dweights: Array | None = None,
     conventions: Conventions | None = None,
     row_norms: bool = False,
+    delivered: Array | None = None,
 ) -> dict[str, Array]:
     """Return the allowed error of each result: the worst case, or eight deviations if less.
 
     The deviations count where roundings are as good as random. With `row_norms`, where it holds, a
     looser worst case at the price of a few matrix products: what it fails deserves the second
-    opinion of the full form. Parameters and returns are otherwise those of `bounds`.
+    opinion of the full form. `delivered` (..., H, T, E) is the error of the out that a backward
+    gets, where that has another dtype than q, k and v. Parameters and returns are otherwise those
+    of `bounds`.
     """
-    task = BoundTask(problem, dtype, rounding, dout, dlse, dweights, conventions)
+    task = BoundTask(problem, dtype, rounding, dout, dlse, dweights, conventions, delivered)
     loose = task.row_norms() if row_norms else None
     if loose is not None:
         return task.add_oracle_error(loose)
@@ -137,6 +140,7 @@ class BoundTask:
         dlse: Array | None,
         dweights: Array | None,
         conventions: Conventions | None,
+        delivered: Array | None = None,
     ) -> None:
         self.problem = problem = problem.materialise()
         self.conventions = conventions or Conventions()
@@ -144,11 +148,16 @@ class BoundTask:
         self.rounding, self.dtype = rounding or Rounding.undeclared(dtype), dtype
         self.unit = Units.of(self.rounding, dtype)
         self.dout, self.dlse, self.dweights = dout, dlse, dweights
+        self.delivered = delivered
 
     @cached_property
     def form(self) -> WorstCase:
         """The worst case of the canonical problem."""
-        return WorstCase(self.canonical, self.rounding, self.dtype, self.problem, self.conventions)
+        form = WorstCase(self.canonical, self.rounding, self.dtype, self.problem, self.conventions)
+        if self.delivered is not None:
+            head = (None,) if self.problem.headless else (...,)
+            form.delivered = self.delivered[head]
+        return form
 
     def _cotangents(self) -> tuple[Array, Array | None, Array | None]:
         """Return the cotangents of the canonical problem, with a head axis."""
@@ -174,6 +183,8 @@ class BoundTask:
     def row_norms(self) -> dict[str, Array] | None:
         """Return the bounds by row norms; None where they do not hold."""
         if self.conventions != Conventions() or self.dweights is not None:
+            return None
+        if self.delivered is not None:
             return None
         if not covers(self.canonical) or self.rounding.needs_whole_rows:
             return None

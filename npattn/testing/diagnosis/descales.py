@@ -8,10 +8,12 @@ from functools import partial
 import numpy as np
 
 from npattn.arrays import Array
+from npattn.descales import spread
 from npattn.errors import NpattnError
 from npattn.problem import Problem
-from npattn.quantization import spread
 from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.bounds.ulp import half_ulp
+from npattn.testing.compare import compare_arrays
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 
@@ -30,6 +32,10 @@ def descale_candidates(evidence: Evidence) -> Iterator[Candidate]:
     names = {x: theirs[meaning] for x, meaning in f.quantized.meanings.items()}
     for text, alter in _alterations(f.quantized.per, names):
         yield Candidate("descale", text, text, partial(_explains, alter), topic="factors")
+    for power in POWERS if f.quantized.weights != "input" and set(evidence.wrong) == {"o"} else ():
+        size = f"2{str(power).translate(RAISED)}"
+        text = f"P is multiplied by {size} before it is stored, and o is not divided by it"
+        yield Candidate("descale", text, text, partial(_is_times, power), topic="factors")
 
 
 def _alterations(per: Mapping[str, str], names: Mapping[str, str]) -> Iterator[tuple[str, Alter]]:
@@ -41,17 +47,37 @@ def _alterations(per: Mapping[str, str], names: Mapping[str, str]) -> Iterator[t
                 yield f"{x} is multiplied by {other}, must be by {name}", partial(_copy, x, y)
         yield f"{name} is multiplied by twice", partial(_change, x, np.square)
         yield f"{x} is divided by {name}, must be multiplied", partial(_change, x, np.reciprocal)
-        if per[x] == "head":
+        if per[x] in ("head", "token"):
             yield f"{name} of the first head is taken for all", partial(_change, x, _first_head)
             yield f"{name} of the first sample is taken for all", partial(_change, x, _first_sample)
-        if per[x] == "block":
-            text = f"{name} of the first block is taken for all"
+        if per[x] in ("block", "token"):
+            text = f"{name} of the first {per[x]} is taken for all"
             yield text, partial(_change, x, _first_block)
+            for where, step in (("before", 1), ("behind", -1)):
+                text = f"{name} of the {per[x]} {where} is taken"
+                yield text, partial(_change, x, partial(_beside, step))
     for x in [x for x in names if per[x] == "head"]:
         text = f"query head h is given {names[x]} of key head h % K, must be h // (H / K)"
         yield text, partial(_change, x, _tile)
     if len(names) > 1:
         yield "query head h is given the factors of key head h % K, must be h // (H / K)", _tile_all
+
+
+POWERS = range(4, 10)
+"""Powers of two that P in float8 may be multiplied by: FlashAttention 3 has 8."""
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def _is_times(power: int, evidence: Evidence) -> bool:
+    """Return True if o is right but for a power of two."""
+    exact, tolerance = evidence.exact["o"], evidence.tolerance["o"]
+    return set(evidence.wrong) <= {"o"} and all(
+        got.shape == exact.shape
+        and compare_arrays(
+            "o", got.astype(np.float64) / 2**power, exact, tolerance + half_ulp(got) / 2**power
+        ).passed
+        for got in evidence.observed["o"]
+    )
 
 
 class _PerQueryHead(np.ndarray):
@@ -76,6 +102,10 @@ def _first_sample(factor: Array) -> Array:
 
 def _first_block(factor: Array) -> Array:
     return np.broadcast_to(factor[..., :1], factor.shape)
+
+
+def _beside(step: int, factor: Array) -> Array:
+    return np.roll(factor, step, -1)
 
 
 def _tile(factor: Array) -> Array:

@@ -46,6 +46,8 @@ class Evidence:
         By the same names, float64.
     outcome : Outcome or None
         The failed one; None for a problem that is only asked for comparison.
+    asked : npattn.Problem or None
+        Problem of the call, if it is another: o of 8 bits has the factor of that.
     """
 
     trial: Trial
@@ -55,6 +57,7 @@ class Evidence:
     observed: Arrays
     exact: Mapping[str, Array]
     outcome: Outcome | None = None
+    asked: Problem | None = None
 
     @cached_property
     def wrong(self) -> dict[str, float]:
@@ -76,7 +79,7 @@ class Evidence:
     @cached_property
     def tolerance(self) -> Mapping[str, Array]:
         """Tolerances by name; computed when first needed."""
-        return self.trial.tolerance(self.problem, self.cotangents, self.exact)
+        return self.trial.tolerance(self.problem, self.cotangents, self.exact, asked=self.asked)
 
     @property
     def rounding(self) -> float:
@@ -141,7 +144,7 @@ class Evidence:
         Each is within its tolerance there, and those that are wrong are twice as close as here.
         """
         exact = self.trial.exact(problem, self.cotangents)
-        other = replace(self, problem=problem, exact=exact)
+        other = replace(self, problem=problem, exact=exact, asked=self.asked or self.problem)
         limits = {name: min(1.0, self.wrong.get(name, math.inf) / 2) for name in self.observed}
         return all(
             other._ratio(name, array) <= limits[name]

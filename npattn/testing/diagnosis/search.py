@@ -26,10 +26,12 @@ from npattn.testing.diagnosis.dtypes import dtype_candidates
 from npattn.testing.diagnosis.evidence import Evidence, sample
 from npattn.testing.diagnosis.layouts import layout_candidates
 from npattn.testing.diagnosis.mistakes import mistake_candidates
+from npattn.testing.diagnosis.outputs import output_candidates
 from npattn.testing.diagnosis.parts import part_candidates
 from npattn.testing.diagnosis.precision import precision_candidates
 from npattn.testing.diagnosis.ratios import is_fitted, ratio_candidates
 from npattn.testing.diagnosis.steps import factor_candidates, step_candidates
+from npattn.testing.diagnosis.stored_gradients import stored_gradient_candidates
 from npattn.testing.rules.systematic_error import plain_recipes
 from npattn.testing.trial import Trial
 
@@ -181,6 +183,8 @@ class Search:
 
     def _candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         yield from descale_candidates(evidence)
+        yield from output_candidates(evidence)
+        yield from stored_gradient_candidates(evidence)
         yield from part_candidates(evidence)
         yield from convention_candidates(evidence)
         yield from profile_candidates(evidence)

@@ -298,7 +298,7 @@ def _like(profile: Profile) -> str:
     """Return the name of a known profile, or what makes the calls of another."""
     if PROFILES.get(profile.name) is profile:
         return repr(profile.name)
-    fields = ("name", "version", "about", "layout")
+    fields = ("name", "version", "about", "layout", "quantized")
     words = ", ".join(f"{n}={getattr(profile, n)!r}" for n in fields)
     return f"npattn.profiles.Profile({words}, signature={dict(profile.signature)!r})"
 

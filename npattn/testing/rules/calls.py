@@ -173,7 +173,7 @@ def _refuses_packed(trial: Trial) -> str | None:
     if trial.implementation.latent is not None:
         return "its inputs are parts of q and k"
     quantized = trial.implementation.quantized
-    if quantized is not None and len(quantized.per) < 3:
+    if quantized is not None and 0 < len(quantized.per) < 3:
         return "q, k and v are of several dtypes"
     if not {"transposed", "stepped"} & trial.space.structure:
         return "refuses every view that is not contiguous"

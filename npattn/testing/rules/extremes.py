@@ -14,7 +14,6 @@ import numpy as np
 from npattn.api import evaluate
 from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
-from npattn.testing.bounds.allowed import bounds
 from npattn.testing.cases.options import OFFSETS
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
@@ -156,7 +155,8 @@ def _check_hull(trial: Trial, problem: Problem, cotangents: Cotangents) -> float
     """
     largest = abs(problem.v).max(-2, keepdims=True, initial=0)
     even = problem.replace(v=np.broadcast_to(largest, problem.v.shape).copy())
-    slack = bounds(even, problem.q.dtype, trial.rounding, conventions=trial.conventions)["o"]
+    exact = evaluate(even, trial.conventions, engine="dense").out
+    slack = trial.bounds(even, exact)["o"]
     slack = np.where(trial.empty(problem)[..., None], np.inf, slack)  # left to conventions
     worst = 0.0
     for one in (even, problem):

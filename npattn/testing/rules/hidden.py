@@ -18,6 +18,7 @@ from npattn.testing.rules.requirements import (
     first,
     force_hiding,
     hidden_keys_matter,
+    no_nan_in_o,
     nothing_hides,
 )
 from npattn.testing.trial import GRADIENTS, Trial, Violation
@@ -281,7 +282,13 @@ def nan_value(trial: Trial, recipe: Recipe) -> float | None:
     return trial.check(comparisons, poisoned, cotangents)
 
 
-@rule("nan-query", "10", level="non-finite", draw=lambda t: {"nonempty": True})
+@rule(
+    "nan-query",
+    "10",
+    level="non-finite",
+    unless=no_nan_in_o,
+    draw=lambda t: {"nonempty": True},
+)
 def nan_query(trial: Trial, recipe: Recipe) -> float:
     """A NaN query stays NaN: its o and lse are non-finite if it has a visible key.
 

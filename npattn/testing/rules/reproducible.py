@@ -24,7 +24,14 @@ from npattn.testing.rules.picks import (
     pick_samples,
     put_back_cotangents,
 )
-from npattn.testing.rules.requirements import first, hidden_keys_matter, lacks, refuses, single
+from npattn.testing.rules.requirements import (
+    first,
+    hidden_keys_matter,
+    in_bytes,
+    lacks,
+    refuses,
+    single,
+)
 from npattn.testing.rules.terms import fits_sizes, hidden_keys_count, translate_mask
 from npattn.testing.trial import Trial, Violation
 
@@ -89,7 +96,8 @@ def same_bits_again(trial: Trial, problem: Problem, cotangents: Cotangents) -> f
     return 0.0
 
 
-_several = first(refuses("rank 4", "rank 5"), single("B"))
+_queries = first(in_bytes, single("T"))
+_several = first(in_bytes, refuses("rank 4", "rank 5"), single("B"))
 
 
 @experiment("same-bits-in-batch", 3, _several, level="reproducible", sizes=SIZES)
@@ -138,7 +146,7 @@ def same_bits_beside_others(trial: Trial, problem: Problem, cotangents: Cotangen
 @experiment(
     "same-bits-padded",
     3,
-    first(lacks("mask"), hidden_keys_matter, refuses("T != S")),
+    first(in_bytes, lacks("mask"), hidden_keys_matter, refuses("T != S")),
     level="reproducible",
     sizes=SIZES,
 )
@@ -169,7 +177,7 @@ def same_bits_padded(trial: Trial, problem: Problem, cotangents: Cotangents) -> 
     return 0.0
 
 
-@experiment("same-bits-in-parts", 3, single("T"), level="reproducible", sizes=SIZES)
+@experiment("same-bits-in-parts", 3, _queries, level="reproducible", sizes=SIZES)
 def same_bits_in_parts(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A row has the same bits if its queries come in several calls, down to one query each.
 

@@ -76,6 +76,15 @@ def tied_values(trial: Trial) -> str | None:
     return None if trial.implementation.latent is None else "values are a part of the keys"
 
 
+def in_bytes(trial: Trial) -> str | None:
+    return "o is returned in 8 bits" if trial.implementation.output is not None else None
+
+
+def no_nan_in_o(trial: Trial) -> str | None:
+    output = trial.implementation.output
+    return "o is int8, which has no NaN" if output and output.dtype == "int8" else None
+
+
 def nothing_hides(trial: Trial) -> str | None:
     hides = any(name in trial.space.features for name in HIDES)
     return None if hides else "has no mask, causal or window"

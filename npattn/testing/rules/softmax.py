@@ -9,7 +9,6 @@ import numpy as np
 from npattn.api import evaluate
 from npattn.arrays import Array, finfo
 from npattn.problem import Cotangents
-from npattn.testing.bounds.allowed import bounds
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.classes import classes_of_value
 from npattn.testing.cases.recipe import Recipe
@@ -37,7 +36,7 @@ def rows_sum_to_one(trial: Trial, recipe: Recipe) -> float:
     canonical = trial.conventions.canonical(problem)
     rows = np.isneginf(evaluate(canonical, engine="dense").lse)
     ones = np.where(rows[..., None], fwd.out, 1.0)
-    allowed = bounds(problem, problem.q.dtype, trial.rounding, conventions=trial.conventions)
+    allowed = trial.bounds(problem, ones)
     results = trial.implementation.forward(problem)
     cotangents = recipe.cotangents(problem, lse=False)
     o, weights = results["o"], results.get("weights")

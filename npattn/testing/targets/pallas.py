@@ -28,6 +28,7 @@ try:
     )
     from jax.experimental.pallas.ops.tpu.paged_attention import (  # type: ignore[import-not-found, unused-ignore]
         paged_attention,
+        quantization_utils,
     )
     from jax.experimental.pallas.ops.tpu.splash_attention import (  # type: ignore[import-not-found, unused-ignore]
         splash_attention_kernel as splash,
@@ -147,8 +148,12 @@ def gpu_paged(
     *,
     scale: float | None = None,
     softcap: float | None = None,
+    k_scales: jax.Array | None = None,
+    v_scales: jax.Array | None = None,
 ) -> jax.Array:
     """Call ``paged_attention`` of the Pallas kernels for GPUs; the caller scales q.
+
+    Pages of int8 come with factors (N, P, K) of their tokens.
 
     Raises
     ------
@@ -163,6 +168,8 @@ def gpu_paged(
         k_splits=SPLITS,
         pages_per_compute_block=1,
         attn_logits_soft_cap=softcap,
+        k_scales_pages=None if k_scales is None else k_scales.transpose(2, 0, 1),
+        v_scales_pages=None if v_scales is None else v_scales.transpose(2, 0, 1),
         interpret=True,
     )
     return o[:, None]
@@ -177,8 +184,13 @@ def tpu_paged(
     *,
     scale: float | None = None,
     softcap: float | None = None,
+    k_scales: jax.Array | None = None,
+    v_scales: jax.Array | None = None,
 ) -> Any:
     """Call ``paged_attention`` of the Pallas kernels for TPUs; the caller scales q.
+
+    Pages of int8 come with factors (N, P, K) of their tokens, and are made a QuantizedTensor: its
+    scales stand for 127.5, and not for 1.
 
     Raises
     ------
@@ -187,7 +199,11 @@ def tpu_paged(
     """
     scaled = _one_query(q, scale)
     pltpu.set_tpu_interpret_mode()
-    pages = (x.transpose(2, 0, 1, 3) for x in (k_pages, v_pages))  # (K, N, P, D)
+    pages: Any = [x.transpose(2, 0, 1, 3) for x in (k_pages, v_pages)]  # (K, N, P, D)
+    for i, scales in enumerate((k_scales, v_scales)):
+        if scales is not None:
+            whole = scales.transpose(2, 0, 1)[..., None] * quantization_utils.MAX_INT8
+            pages[i] = quantization_utils.QuantizedTensor(pages[i], whole)
     o = paged_attention(
         *(scaled, *pages, lengths, page_indices),
         attn_logits_soft_cap=softcap,

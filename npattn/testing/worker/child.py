@@ -22,6 +22,7 @@ import importlib.util
 import inspect
 import itertools
 import json
+import math
 import mmap
 import os
 import platform
@@ -646,6 +647,13 @@ def import_file(home: str) -> ModuleType:
     return module
 
 
+def as_json(value: Any) -> Any:
+    """Return a value as JSON has it, which has no number that is not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"number": repr(value)}
+    return value
+
+
 def is_wrapped(value: Any) -> bool:
     """Return True for an `Implementation` of npattn, which names a function and how to call it."""
     kind = type(value)
@@ -773,7 +781,7 @@ class Session:
                 "rename": dict(target.rename),
                 "layout": target.layout,
                 "features": target.told_features,
-                "conventions": dict(vars(target.conventions)),
+                "conventions": {n: as_json(x) for n, x in vars(target.conventions).items()},
                 "like": target.profile.name if target.profile else None,
             }
             if target.quantized is not None:

@@ -37,6 +37,11 @@ def _parameter(
     )
 
 
+def _number(value: Any) -> Any:
+    """Return a value of JSON, or the number that JSON lacks."""
+    return float(value["number"]) if isinstance(value, Mapping) else value
+
+
 def read_description(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return an answer to `describe` with what it leaves out.
 
@@ -59,6 +64,8 @@ def read_description(answer: Mapping[str, Any]) -> dict[str, Any]:
         if unknown := set(settings) - SETTINGS:
             raise ValueError(f"settings has {', '.join(sorted(unknown))}")
         if settings.get("conventions") is not None:
+            told = settings["conventions"].items()
+            settings["conventions"] = {n: _number(x) for n, x in told}
             Conventions(**settings["conventions"])
         gradients = answer.get("gradients", None if backward is None else "backward")
         allowed = ("backward",) if backward is not None else (None, "autograd")

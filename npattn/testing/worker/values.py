@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError, ResultError, catch_foreign
-from npattn.testing.worker.child import NAMES, Tensor, contents, short_name
+from npattn.testing.worker.child import NAMES, Tensor, as_json, contents, short_name
 
 __all__ = [
     "Composed",
@@ -200,7 +199,4 @@ def array_of(tensor: Tensor) -> Array:
 
 def plain(value: Any) -> Any:
     """Return a number, text or truth value as JSON has it."""
-    value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"number": repr(value)}
-    return value
+    return as_json(value.item() if isinstance(value, np.generic) else value)

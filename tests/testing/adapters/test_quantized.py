@@ -55,6 +55,15 @@ def test_weights_that_are_stored_lower_than_declared_are_found():
     assert not fp8(Lower(), only=["agreement-o"], rounding="fp8", examples=20).passed
 
 
+def test_a_wrong_factor_of_stored_weights_is_found():
+    only = ["agreement-o"]
+    report = fp8(kernels.WeightsStayLarge(), only=only, rounding="fp8")
+    assert [cause.text for cause in report.causes] == [
+        "P is multiplied by 2⁸ before it is stored, and o is not divided by it"
+    ]
+    assert not fp8(kernels.WeightsOverflow(), only=only, rounding="fp8").passed
+
+
 def test_factors_of_whole_arrays_and_of_a_cache():
     int8 = {"framework": "numpy", "quantized": "int8", "dtypes": ("bfloat16",), "examples": 10}
     assert check(kernels.int8_cache, **int8).passed
@@ -169,7 +178,7 @@ def test_a_function_without_factors_cannot_be_quantized():
     def plain(q, k, v, scale=None):
         return q
 
-    with pytest.raises(OptionError, match="plain has no q_descale, k_descale or v_descale"):
+    with pytest.raises(OptionError, match="plain has no q_descale, k_descale"):
         Implementation(plain, framework="numpy", quantized="int8")
     with pytest.raises(OptionError, match=r"rows of blocks are \{\}, must be of q, k"):
         Implementation(kernels.blocks, framework="numpy", quantized="int8", rename=BLOCKS)

@@ -7,9 +7,10 @@ from types import ModuleType
 
 import pytest
 
+from npattn.errors import OptionError
 from npattn.options import FEATURES
 from npattn.problem import Cotangents
-from npattn.testing import Implementation, Recipe, compare
+from npattn.testing import Implementation, Recipe, check, compare
 from npattn.testing.targets import TARGETS
 
 torch = pytest.importorskip("torch")
@@ -45,6 +46,35 @@ def band(T, S, causal, left, right):
     return visible & ((gap <= right) if right is not None else True)
 
 
+FP8 = torch.float8_e4m3fn
+
+
+def whole(x, descale):
+    """Float32 (B, T, H, D) of float8 with factors (B, K), whose query heads share them."""
+    group = x.shape[2] // descale.shape[1]
+    return x.float() * descale.repeat_interleave(group, 1)[:, None, :, None]
+
+
+def plain_fp8(q, k, v, descales, visible, scale, softcap, sinks=None, factor=256.0):
+    """o in bfloat16 and lse of (B, T, H, D) in float8: P relative to its maximum, in float8 too."""
+    q, k = (whole(x, y) for x, y in zip((q, k), descales[:2], strict=True))
+    q, k, v = swap(q, k, v.float())
+    group = q.shape[1] // k.shape[1]
+    k, v, of_v = (x.repeat_interleave(group, 1) for x in (k, v, descales[2]))
+    s = (q @ k.mT) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    s = softcap * torch.tanh(s / softcap) if softcap else s
+    s, S = s.masked_fill(~visible, -torch.inf), s.shape[-1]
+    logits = torch.full((q.shape[1],), -torch.inf) if sinks is None else sinks.float()
+    s = torch.cat([s, logits[:, None, None].expand(*s.shape[:3], 1)], -1)
+    top = s.amax(-1, keepdim=True)
+    p = (s - top.masked_fill(top == -torch.inf, 0)).exp()
+    total, p = p.sum(-1, keepdim=True), p[..., :S]
+    stored = (p * factor).to(FP8).float() / factor
+    o = torch.where(visible[..., None], stored[..., None] * v[..., None, :, :], 0).sum(-2)
+    o = o / total.masked_fill(total == 0, 1) * of_v[..., None, None]
+    return o.bfloat16().transpose(1, 2), s.logsumexp(-1)
+
+
 def swap(*arrays):
     return [x.transpose(1, 2) for x in arrays]
 
@@ -70,6 +100,12 @@ def flash_attn_3(
 ):  # fmt: skip
     sides = [None if n < 0 else n for n in window_size]
     visible = band(q.shape[1], k.shape[1], causal, *sides)
+    descales = q_descale, k_descale, v_descale
+    assert (q.dtype == FP8) == all(x is not None and x.dtype == torch.float32 for x in descales)
+    if q.dtype == FP8:
+        assert all(x.shape == (q.shape[0], k.shape[2]) for x in descales)
+        o, lse = plain_fp8(q, k, v, descales, visible, softmax_scale, softcap)
+        return (o, lse) if return_attn_probs else o
     o, lse = plain(*swap(q, k, v), visible, scale=softmax_scale, softcap=softcap)
     return (o.transpose(1, 2), lse.detach()) if return_attn_probs else o.transpose(1, 2)
 
@@ -142,14 +178,21 @@ def vllm_flash_attn(
     q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k=None, seqused_k=None, q_v=None,
     dropout_p=0.0, softmax_scale=None, causal=False, window_size=None, softcap=0.0,
     alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None,
-    return_softmax_lse=False, out=None, s_aux=None,
+    return_softmax_lse=False, out=None, scheduler_metadata=None, q_descale=None, k_descale=None,
+    v_descale=None, num_splits=0, fa_version=3, s_aux=None,
 ):  # fmt: skip
     assert cu_seqlens_k is None
     assert max_seqlen_k == seqused_k.max()
     sides = [None if n < 0 else n for n in window_size or (-1, -1)]
+    rows = iter(range(len(seqused_k)))
 
     def attend(q, k, v):
         visible = band(q.shape[1], k.shape[1], causal, *sides)
+        if q.dtype == FP8:
+            b = next(rows)
+            own = [x[b : b + 1] for x in (q_descale, k_descale, v_descale)]
+            o, lse = plain_fp8(q, k, v, own, visible, softmax_scale, softcap, s_aux)
+            return o, lse.masked_fill(lse == -torch.inf, torch.inf)
         arrays = swap(q, k, v)
         o, lse = plain(*arrays, visible, scale=softmax_scale, softcap=softcap, sinks=s_aux)
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)
@@ -377,6 +420,45 @@ def test_adapter_agrees_with_the_oracle(libraries, name, way):
     else:
         names = compare_all(found, recipe)
         assert ("lse" in names) == ("return_lse" in found.returns)
+
+
+IN_8_BITS = ("flash_attn_3", "vllm.paged")
+ASKED = {"dtypes": ("bfloat16",), "examples": 6, "only": ["agreement-o", "other-sequences"]}
+
+
+def read_fp8(name, f=None, quantized="fp8"):
+    """Return a target as `--like` reads it in float8."""
+    target = TARGETS[name]
+    f = target.load()[0] if f is None else f
+    return Implementation(f, like=target.like, framework="torch", quantized=quantized)
+
+
+@pytest.mark.parametrize("name", IN_8_BITS)
+def test_profile_knows_the_factors_of_float8(libraries, name):
+    found = read_fp8(name)
+    assert found.quantized.words.endswith("v in float8_e4m3fn with factors (B, K)")
+    assert not any("descale" in line for line in found.untested)
+    report = check(found, **ASKED, rounding="fp8")
+    assert report.passed, str(report)
+    assert {o.rule: o.worst for o in report.outcomes}["agreement-o"] > 0
+    unasked = read(name)
+    assert unasked.quantized is None
+    assert sum("unless quantized=" in line for line in unasked.untested) == 3
+
+
+def test_factor_of_k_for_v_is_named_in_the_words_of_the_system(libraries):
+    def wrong(
+        q, k, v, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None
+    ):
+        return flash_attn_3(q, k, v, softmax_scale, causal, None, q_descale, k_descale, k_descale)
+
+    report = check(read_fp8("flash_attn_3", wrong), **ASKED)
+    assert [c.text for c in report.causes] == ["v is multiplied by k_descale, must be by v_descale"]
+
+
+def test_profile_takes_no_other_format(libraries):
+    with pytest.raises(OptionError, match=r"quantized is 'int8', must be float8_e4m3fn: flash"):
+        read_fp8("flash_attn_3", quantized="int8")
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -53,6 +53,27 @@ def test_the_report_is_the_same_to_the_character(make_remote, name):
     assert there.text(verbose=True) == here.text(verbose=True)
 
 
+WRAPPED = """
+from npattn import Conventions
+from npattn.testing import Implementation
+from npattn.testing.targets.numpy import naive
+
+kernel = Implementation(naive, framework="numpy", rename={}, like="npattn")
+other = Implementation(naive, framework="numpy", quantized=None)
+other.conventions = Conventions(lse_empty=float("nan"), hidden_fill=-1e9)
+"""
+
+
+def test_an_implementation_of_a_module_lives_in_a_worker(make_remote, tmp_path):
+    """Its conventions travel whole: −inf, the default of lse_empty, and NaN are no JSON."""
+    (tmp_path / "wrapped.py").write_text(WRAPPED)
+    plain, other = (make_remote(f"{tmp_path}/wrapped.py:{n}") for n in ("kernel", "other"))
+    assert plain.conventions.lse_empty == -np.inf
+    assert np.isnan(other.conventions.lse_empty)
+    assert other.conventions.hidden_fill == -1e9
+    assert check(plain, only=["agreement-o"], **FEW).passed
+
+
 LSE = """
 import time
 import numpy as np

@@ -228,6 +228,8 @@ class Variance(ForwardVariance):
         worst, unit, do2 = self.worst, self.unit, finite(self.worst.do) ** 2
         out = sums.away + self.n_p * R2 * unit.p.u**2 * sums.squares
         out = out + row_sum(do2 * (self.acc_o + storage_variance(worst.o, unit.low)))
+        if np.any(worst.delivered):
+            out = out + row_sum(do2 * np.square(worst.delivered))
         out = out + self.sum_variance(worst.problem.E + 2, worst.D_out, row_sum(do2 * worst.o**2))
         stored = worst.stored_do  # twice where there is a gate: of gate · dout and of gate · o
         out = out + 2 * R2 * stored.u**2 * row_sum(do2 * worst.o**2)

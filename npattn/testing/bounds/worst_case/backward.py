@@ -52,6 +52,8 @@ class WorstCase(ForwardErrors):
     """
 
     ds: Array
+    delivered: Array | float = 0.0
+    """Error of the out that the backward gets, where that has another dtype than the inputs."""
 
     def __init__(
         self,
@@ -265,7 +267,8 @@ class WorstCase(ForwardErrors):
         # So is the storage of P: Σ do (Σ δ p z v) = Σ δ p dP.
         soft = soft + self.n_p * unit.p.u * (1 + unit.p.u) * sums.stored
         size = abs(self.o) + self.t_soft + self.t_sum
-        delivered = np.where(self.seen, self.t_rest + unit.low.u * size + unit.low.eta, 0)
+        delivered = self.t_rest + unit.low.u * size + unit.low.eta + self.delivered
+        delivered = np.where(self.seen, delivered, 0)
         # Both factors of do · out are stored once more, where there is a gate.
         product = (self.gamma(self.problem.E + 2) + 2 * self.stored_do.u) * size
         from_out = soft + (ado * (delivered + product)).sum(-1, keepdims=True)
