@@ -749,7 +749,11 @@ def test_unused_key_head_is_pruned():
     ("kwargs", "message"),
     [
         ({"order": "kqv"}, "order is 'kqv'"),
-        ({"num_heads": 5}, r"w has shape \(7, 18\), must be \(input, 3 · 5 heads · size\)"),
+        (
+            {"num_heads": 5},
+            r"w has shape \(7, 18\), must be \(input, 15 heads · size\): 5 of queri",
+        ),
+        ({"num_kv_heads": 2}, "num_kv_heads is 2, which does not divide the 3 query heads"),
         ({"b": np.zeros(3)}, r"b has shape \(3,\), must have shape \(18,\)"),
     ],
 )
@@ -757,6 +761,26 @@ def test_illegal_packed_weight_raises(kwargs, message):
     arguments = {"w": np.zeros((7, 18)), "num_heads": 3, "order": "qkv"} | kwargs
     with pytest.raises(NpattnError, match=message):
         MultiHeadAttention.from_packed(arguments.pop("w"), arguments.pop("b", None), **arguments)
+
+
+@pytest.mark.parametrize("order", ["qkv", "per_head"])
+def test_packed_weight_with_shared_heads(order):
+    """Columns name what they are: head, then index in the head."""
+    K, G, D, width = 2, 3, 5, 7
+    names = {"q": range(K * G), "k": range(K), "v": range(K)}
+    blocks = [(c, h) for c, heads in names.items() for h in heads]
+    if order == "per_head":
+        groups = [[("q", h) for h in range(G * g, G * g + G)] for g in range(K)]
+        blocks = [b for g, group in enumerate(groups) for b in (*group, ("k", g), ("v", g))]
+    number = {block: i for i, block in enumerate((c, h) for c in names for h in names[c])}
+    columns = np.array([number[block] * D + d for block in blocks for d in range(D)], float)
+    mha = MultiHeadAttention.from_packed(
+        np.tile(columns, (width, 1)), columns, num_heads=K * G, num_kv_heads=K, order=order
+    )
+    ends = np.cumsum([0, K * G * D, K * D, K * D])
+    for c, first, last in zip("qkv", ends, ends[1:], strict=False):
+        np.testing.assert_array_equal(getattr(mha, "b" + c), np.arange(first, last))
+        np.testing.assert_array_equal(getattr(mha, "w" + c)[3], np.arange(first, last))
 
 
 def test_initial_weights_are_within_limits_of_xavier():
