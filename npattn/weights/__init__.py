@@ -1,4 +1,4 @@
-"""Conversion of `MultiHeadAttention` from other frameworks, to torch and to files, to the bit.
+"""Conversion of `MultiHeadAttention` from and to other frameworks and files, to the bit.
 
     ours      wq (in_q, H·D)        wo (H·E, out)       weights multiply from the right
     torch     q (H·D, in_q)         out (out, H·E)      transposed; q, k, v in one if all inputs are
@@ -12,10 +12,23 @@ ours do. Every array is copied, so that later changes of the source do not reach
 drop weights at random as it stands. Importing this loads no framework.
 """
 
+from npattn.weights.checkpoint import Layer, from_checkpoint
 from npattn.weights.equinox import from_equinox
+from npattn.weights.families import LayerNames
 from npattn.weights.files import load, save
 from npattn.weights.flax import from_flax
 from npattn.weights.keras import from_keras
 from npattn.weights.torch import from_torch, to_torch
 
-__all__ = ["from_equinox", "from_flax", "from_keras", "from_torch", "load", "save", "to_torch"]
+__all__ = [
+    "Layer",
+    "LayerNames",
+    "from_checkpoint",
+    "from_equinox",
+    "from_flax",
+    "from_keras",
+    "from_torch",
+    "load",
+    "save",
+    "to_torch",
+]
