@@ -178,9 +178,7 @@ class _Reader:
             if "w" in p:
                 options |= {"num_kv_heads": _shared_heads(p, H), "order": self.layer_names.order}
                 return MultiHeadAttention.from_packed(**p, **options)
-            D = p["wq"].shape[-1] // H
-            if D and p["wk"].shape[-1] % D == 0 and p["wk"].shape[-1]:
-                options["num_kv_heads"] = p["wk"].shape[-1] // D
+            options["num_kv_heads"] = _whole(p["wk"].shape[-1] * H, p["wq"].shape[-1], H)
             return MultiHeadAttention(**p, **options)
         except NpattnError as err:
             raise type(err)(f"{self.path} cannot be read: {err}") from err
@@ -214,9 +212,16 @@ def _parameters(name: str) -> tuple[str, str]:
 
 def _shared_heads(p: Mapping[str, Array], H: int) -> int | None:
     """Return K of a packed weight (in, (H + 2·K)·D); o, (H·D, out), says what D is."""
-    if "wo" not in p or p["wo"].ndim != 2 or p["wo"].shape[0] % H or not p["wo"].shape[0]:
+    if "wo" not in p:
         return None
-    return int(p["w"].shape[-1] * H // p["wo"].shape[0] - H) // 2
+    HD = p["wo"].shape[0]
+    return _whole((p["w"].shape[-1] - HD) * H, 2 * HD, H)
+
+
+def _whole(n: int, m: int, H: int) -> int | None:
+    """Return K = n / m if it is one: else None, and the shapes are found not to fit H heads."""
+    K = n // m if m else 0
+    return K if K > 0 and K * m == n and H % K == 0 else None
 
 
 def _read_config(config: Any, path: Path) -> Mapping[str, Any]:
