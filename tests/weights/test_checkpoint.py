@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from npattn import biases, positions, weights
-from npattn.errors import DtypeError, MissingExtraError, NpattnError, OptionError, ShapeError
+from npattn.errors import DtypeError, MissingExtraError, OptionError, ShapeError
 from npattn.weights.families import FAMILIES
 from npattn.weights.rope_config import read_rotary
 from tests.weights.running_error import U64, Layer
