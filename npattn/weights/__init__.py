@@ -13,11 +13,11 @@ drop weights at random as it stands. Importing this loads no framework.
 """
 
 from npattn.weights.checkpoint import Layer, from_checkpoint
-from npattn.weights.equinox import from_equinox
+from npattn.weights.equinox import from_equinox, to_equinox
 from npattn.weights.families import LayerNames
 from npattn.weights.files import load, save
-from npattn.weights.flax import from_flax
-from npattn.weights.keras import from_keras
+from npattn.weights.flax import from_flax, to_flax
+from npattn.weights.keras import from_keras, to_keras
 from npattn.weights.torch import from_torch, to_torch
 
 __all__ = [
@@ -30,5 +30,8 @@ __all__ = [
     "from_torch",
     "load",
     "save",
+    "to_equinox",
+    "to_flax",
+    "to_keras",
     "to_torch",
 ]

@@ -142,13 +142,14 @@ def back_rope(x, rotary, positions):
 class Layer:
     """Forward and backward of a `MultiHeadAttention` with options, in steps that are bounded."""
 
-    def __init__(self, mha, x, key=None, *, causal=False, window=None, scale=None, softcap=None,
-                 bias=None, rope=None, u=U32):  # fmt: skip
+    def __init__(self, mha, x, key=None, *, value=None, causal=False, window=None, scale=None,
+                 softcap=None, bias=None, rope=None, u=U32):  # fmt: skip
         self.mha, self.rotary, self.softcap = mha, rope, softcap
         self.scale = mha.head_size**-0.5 if scale is None else scale
         self.p = {n: Rounded(a, u=u) for n, a in mha.parameters.items()}
         self.x = Rounded(x, u=u)
         self.key = self.x if key is None else Rounded(key, u=u)
+        self.value = self.key if value is None else Rounded(value, u=u)
         T, S = self.x.value.shape[-2], self.key.value.shape[-2]
         t, s = np.arange(T)[:, None], np.arange(S)
         self.visible = np.ones((T, S), bool)
@@ -176,7 +177,7 @@ class Layer:
     def forward(self):
         H, K = self.mha.num_heads, self.mha.num_kv_heads
         self.q = self.project(self.x, "q", H)
-        k, v = self.project(self.key, "k", K), self.project(self.key, "v", K)
+        k, v = self.project(self.key, "k", K), self.project(self.value, "v", K)
         self.k, self.v = (y.map(lambda a: a.repeat(H // K, -3)) for y in (k, v))
         s = (self.q @ self.k.mT).times(self.scale)
         if self.softcap is not None:

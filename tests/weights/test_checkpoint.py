@@ -215,6 +215,12 @@ def test_every_family_has_a_case():
     assert {case[0] for case in CASES.values()} == set(FAMILIES)
 
 
+def test_gpt_neox_turns_a_quarter_of_the_features_by_default(tmp_path):
+    arrays = CASES["gpt_neox"][3]()[0]
+    write(tmp_path, arrays, model_type="gpt_neox", num_attention_heads=H // 2)  # of size 8
+    assert weights.from_checkpoint(tmp_path, 1).options["rope"].size == 2
+
+
 def test_only_options_that_are_not_the_default_are_returned(tmp_path):
     write(tmp_path, llama()[0], model_type="llama", **HEADS)
     assert weights.from_checkpoint(tmp_path, 1).options.keys() == {"causal", "rope"}
