@@ -1,14 +1,13 @@
 """Layers of checkpoints: hand-made files of every family against formulas, names, refusals."""
 
 import json
-import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from npattn import biases, positions, weights
-from npattn.errors import DtypeError, MissingExtraError, OptionError, ShapeError
+from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.weights.families import FAMILIES
 from npattn.weights.rope_config import read_rotary
 from tests.weights.running_error import U64, Layer
@@ -215,6 +214,27 @@ def test_every_family_has_a_case():
     assert {case[0] for case in CASES.values()} == set(FAMILIES)
 
 
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        ({"model_type": "gemma2"}, [(2, None), None]),
+        ({"model_type": "gemma2", "layer_types": ["full_attention", "sliding_attention"]},
+         [None, (2, None)]),
+        ({"model_type": "qwen2"}, [None, None]),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
+         [None, (2, None)]),
+        ({"model_type": "mistral"}, [(2, None), (2, None)]),
+    ],
+)  # fmt: skip
+def test_windows_of_layers_follow_the_rules_of_the_family(tmp_path, config, windows):
+    """By layer_types, or as older files are read: every other layer, or the later ones."""
+    arrays = llama()[0]
+    arrays |= {name.replace("layers.1", "layers.0"): x for name, x in arrays.items()}
+    write(tmp_path, arrays, sliding_window=3, **HEADS, **config)
+    layers = [weights.from_checkpoint(tmp_path, i) for i in range(2)]
+    assert [layer.options.get("window") for layer in layers] == windows
+
+
 def test_gpt_neox_turns_a_quarter_of_the_features_by_default(tmp_path):
     arrays = CASES["gpt_neox"][3]()[0]
     write(tmp_path, arrays, model_type="gpt_neox", num_attention_heads=H // 2)  # of size 8
@@ -400,12 +420,6 @@ def test_damaged_and_missing_files_are_refused(tmp_path):
     (tmp_path / "config.json").write_text("[")
     with pytest.raises(OptionError, match=r"config.json is no JSON"):
         weights.from_checkpoint(tmp_path, 0)
-
-
-def test_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(MissingExtraError, match=r"from_checkpoint needs safetensors; .*\[weights"):
-        weights.from_checkpoint("never read", 0)
 
 
 # --- rotary positions -----------------------------------------------------------------------------

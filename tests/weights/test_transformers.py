@@ -276,6 +276,22 @@ def test_rotary_positions_are_those_of_the_configuration(make, tmp_path, kind, l
     assert not turned[:, R:].any()
 
 
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gpt_neox", "llama", "mistral", "phi", "qwen2", "qwen3"]
+)
+def test_configuration_of_version_4_means_the_same(make, tmp_path, name):
+    """Without the names that version 5 added, and with the defaults left out."""
+    make(name)
+    config = json.loads((tmp_path / "config.json").read_text())
+    older = {n: x for n, x in config.items() if n not in ("layer_types", "rope_parameters")}
+    older["rope_theta"] = config["rope_parameters"]["rope_theta"]
+    for i in range(LAYERS):
+        new, old = (weights.from_checkpoint(tmp_path, i, config=c) for c in (config, older))
+        assert new.options.keys() == old.options.keys()
+        assert new.options.get("window") == old.options.get("window")
+        assert vars(new.options["rope"]) == vars(old.options["rope"])
+
+
 def test_defaults_are_those_of_transformers(tmp_path):
     """A file of version 4 has only what differs from them."""
     transformers = pytest.importorskip("transformers")

@@ -8,6 +8,7 @@ import pytest
 
 from npattn import MultiHeadAttention, weights
 from npattn.errors import DtypeError, OptionError
+from npattn.weights.writing import check_held
 from tests.weights.running_error import U64, Layer
 from tests.weights.test_weights import assert_same_bits, bits
 
@@ -273,6 +274,12 @@ def test_float64_is_not_narrowed_silently(target):
             write(module(**next(iter(cases.values()))), **options)
     finally:
         jax.config.update("jax_enable_x64", before)
+
+
+def test_narrower_array_than_given_is_named():
+    with pytest.raises(OptionError, match="a parameter is float64, but to_x can only hold it as f"):
+        check_held("to_x", np.zeros(3, np.float32), np.zeros(3))
+    check_held("to_x", np.zeros(3), np.zeros(3))
 
 
 def test_keras_draws_no_random_numbers():
