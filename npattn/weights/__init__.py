@@ -5,8 +5,9 @@
     equinox   query (H·D, in_q)     output (out, H·E)   transposed
     keras     query (in_q, H, D)    output (H, E, out)  heads have an axis
     flax      query (in_q, H, D)    out (H, E, out)     heads have an axis; norms are a scale (D,)
+    files     by the names of a family of models        and with options: rope, causal, bias, ...
 
-All of them order columns head by head, scale the scores by 1/√D and put the heads side by side, as
+The frameworks order columns head by head, scale the scores by 1/√D and put the heads side by side, as
 ours do. Every array is copied, so that later changes of the source do not reach it. A part that
 `MultiHeadAttention` cannot represent is an `OptionError`, never left out; so is a module that would
 drop weights at random as it stands. Importing this loads no framework.

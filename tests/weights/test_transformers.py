@@ -234,7 +234,7 @@ def test_narrow_shards_are_read_to_the_bit(make, tmp_path, name, dtype):
         np.testing.assert_array_equal(layer.attention.parameters[f"w{letter}"].astype(float), own)
 
 
-TRAINED, R = 64, 16
+TRAINED, R = 512, 16
 ROPES = {
     "default": {},
     "linear": {"factor": 3.0},
