@@ -7,8 +7,8 @@
     flax      query (in_q, H, D)    out (H, E, out)     heads have an axis; norms are a scale (D,)
     files     by the names of a family of models        and with options: rope, causal, bias, ...
 
-The frameworks order columns head by head, scale the scores by 1/√D and put the heads side by side, as
-ours do. Every array is copied, so that later changes of the source do not reach it. A part that
+The frameworks order columns head by head, scale the scores by 1/√D and put the heads side by side,
+as ours do. Every array is copied, so that later changes of the source do not reach it. A part that
 `MultiHeadAttention` cannot represent is an `OptionError`, never left out; so is a module that would
 drop weights at random as it stands. Importing this loads no framework.
 """
