@@ -3,15 +3,15 @@
     B batch   H query heads   K key/value heads   T queries   S keys
     D query/key size of a head   E value size of a head
 
-    q = norm(query Wq + bq)   k = norm(key Wk + bk)   v = value Wv + bv      (heads split off)
+    q = rope(norm(query Wq + bq))   k = rope(norm(key Wk + bk))   v = value Wv + bv
     o = attention(q, [k | bias_k | 0], [v | bias_v | 0])                     (..., H, T, E)
     o ← sigmoid(query Wg + bg) · o                                           (where there is a Wg)
     out = merge(o) Wo + bo                                                   (..., T, out)
 
-Weights multiply from the right. The keys of ``bias_k`` and ``add_zero_attn`` come last and are
-seen by every query. Source: Vaswani et al. 2017, section 3.2.2; gradients:
-docs/derivations/multihead.md. Gate: Qiu et al. 2025, "Gated attention for large language models";
-use_gate of Keras.
+Heads are split off before norm and rope, which are optional. Weights multiply from the right. The
+keys of ``bias_k`` and ``add_zero_attn`` come last and are seen by every query. Source: Vaswani et
+al. 2017, section 3.2.2; gradients: docs/derivations/multihead.md. Gate: Qiu et al. 2025, "Gated
+attention for large language models"; use_gate of Keras.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from npattn.conventions import Conventions, check_conventions
 from npattn.errors import OptionError, ShapeError
 from npattn.multihead_build import PARAMETERS, MultiHeadParameters
 from npattn.options import FEATURES, unknown_option
+from npattn.positions.attention import Rotary, check_rotary
+from npattn.positions.rotary import Turn, make_turn, turn_array
 from npattn.problem import Forward, Problem
 from npattn.projections import (
     NormResiduals,
@@ -114,6 +116,7 @@ class MultiHeadAttention(MultiHeadParameters):
         value: ArrayLike | None = None,
         mask: ArrayLike | MaskLike | None = None,
         *,
+        rope: Rotary | None = None,
         keep: Literal["all", "inputs"] = "all",
         **options: Any,
     ) -> MultiHeadForward:
@@ -129,6 +132,9 @@ class MultiHeadAttention(MultiHeadParameters):
         mask : bool array or one of `npattn.masks`, optional
             True = may attend; broadcasts against (..., H, T, S). A (B, S) padding mask is
             ``mask[:, None, None, :]``.
+        rope : npattn.positions.Rotary, optional
+            Turn every head of queries and keys by its position, after the projections and norms.
+            The keys of bias_k and add_zero_attn have no position.
         keep : {"all", "inputs"}
             "inputs" keeps no array of T×S numbers; `backward` then computes forward again.
         **options
@@ -150,12 +156,13 @@ class MultiHeadAttention(MultiHeadParameters):
         DtypeError
             If an input is not floating, or mask not boolean.
         OptionError
-            If keep or an option is unknown or has an illegal value, or score_mod meets bias_k or
-            add_zero_attn. All errors are raised before any work.
+            If keep, rope or an option is unknown or has an illegal value, or score_mod meets bias_k
+            or add_zero_attn. All errors are raised before any work.
         """
         if keep not in ("all", "inputs"):
             raise OptionError(f'keep is {keep!r}, must be "all" or "inputs"')
         _check_options(options)
+        check_rotary(rope)
         key_is, value_is = ("query" if key is None else "key"), "value"
         if value is None:
             value_is = key_is
@@ -165,6 +172,7 @@ class MultiHeadAttention(MultiHeadParameters):
             {name: self._input(name, x) for name, x in arrays.items()},
             {"key": key_is, "value": value_is},
             mask,
+            rope,
             options,
         )
         steps = self._steps(inputs)
@@ -339,7 +347,7 @@ class MultiHeadAttention(MultiHeadParameters):
             }
 
         p, x = convert(self.parameters), convert(inputs.arrays)
-        heads, norms = {}, {}
+        heads, norms, turns = {}, {}, self._turns(inputs, frame)
         for name, array in x.items():  # w, b of query, key, value are wq, bq, ...
             y = frame.round_to_storage(linear(array, p["w" + name[0]], p.get("b" + name[0])))
             y = split(y, self.num_heads if name == "query" else self._kv_heads)
@@ -347,6 +355,8 @@ class MultiHeadAttention(MultiHeadParameters):
                 w, b = p.get("norm_" + name[0]), p.get(f"norm_{name[0]}_bias")
                 norms[name] = normalise(y, self.qk_norm, w, b, self.norm_eps)
                 y = frame.round_to_storage(norms[name].y)
+            if name in turns:
+                y = frame.round_to_storage(turn_array(y, turns[name], frame.dtype))
             heads[name] = y
         gate = None
         if self.wg is not None:
@@ -358,7 +368,17 @@ class MultiHeadAttention(MultiHeadParameters):
         if self.wo is not None:
             out = frame.round_to_storage(linear(merged, p["wo"], p.get("bo")))
         out = frame.to_output_dtype(out)
-        return MultiHeadSteps(frame, p, x, norms, gate, attention, merged, out)
+        return MultiHeadSteps(frame, p, x, norms, turns, gate, attention, merged, out)
+
+    def _turns(self, inputs: MultiHeadInputs, frame: Problem) -> dict[str, Turn]:
+        """Return the turns of query and key by rope, if there is one."""
+        turns = {}
+        if inputs.rope is not None:
+            options = inputs.rope.arguments(frame.T, frame.S)
+            for name, heads, own in zip(("query", "key"), (frame.H, frame.K), options, strict=True):
+                *lead, length, _ = inputs.arrays[name].shape
+                turns[name] = make_turn(name, (*lead, heads, length, frame.D), **own)
+        return turns
 
     def _attend(
         self,
@@ -413,6 +433,9 @@ class MultiHeadAttention(MultiHeadParameters):
         for name, dy in dheads.items():
             dy = dy.astype(frame.dtype, copy=False)
             dy = dy if name == "query" else dy[..., :S, :]
+            if name in steps.turns:
+                back = steps.turns[name].inverse()
+                dy = frame.round_to_storage(turn_array(dy, back, frame.dtype))
             if name in steps.norms and self.qk_norm is not None:
                 w = p.get("norm_" + name[0])
                 dy, dw, db = normalise_backward(dy, steps.norms[name], self.qk_norm, w)
@@ -466,6 +489,7 @@ class MultiHeadInputs(NamedTuple):
     arrays: dict[str, Array]  # query, key, value
     stands_for: dict[str, str]  # key, value → the input that is used for it
     mask: Any
+    rope: Rotary | None
     options: dict[str, Any]
 
 
@@ -476,6 +500,7 @@ class MultiHeadSteps(NamedTuple):
     parameters: dict[str, Array]  # in the dtype computed in
     inputs: dict[str, Array]  # likewise
     norms: dict[str, NormResiduals]  # of query and key
+    turns: dict[str, Turn]  # likewise
     gate: Array | None  # (..., H, T, E) that of wg
     attention: Forward
     merged: Array  # (..., T, H·E)

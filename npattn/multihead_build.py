@@ -83,6 +83,7 @@ class MultiHeadParameters:
         bo: ArrayLike | None = None,
         *,
         num_heads: int,
+        num_kv_heads: int | None = None,
         order: Order,
         merge: Merge = "concat",
         **options: Any,
@@ -91,24 +92,26 @@ class MultiHeadParameters:
 
         Parameters
         ----------
-        w : float array (in, 3·H·D)
-        b : float array (3·H·D,), optional
-        wo, bo, num_heads, merge, **options
+        w : float array (in, (H + 2·K)·D)
+        b : float array ((H + 2·K)·D,), optional
+        wo, bo, num_heads, num_kv_heads, merge, **options
             As in `MultiHeadAttention`.
         order : {"qkv", "per_head"}
-            Columns are [Q | K | V], or [q | k | v] head by head.
+            Columns are [Q | K | V], or, for one key/value head after the other, the queries that
+            share it, its key and its value: [q | k | v] head by head where K = H.
 
         Raises
         ------
         ShapeError
-            If w is not (in, 3·H·D), or another array does not fit it.
+            If w is not (in, (H + 2·K)·D), or another array does not fit it.
         DtypeError
             If an array is not floating.
         OptionError
             If order or another option has an illegal value.
         """
-        parameters: dict[str, Any] = {**_split_packed(w, b, num_heads, order), "wo": wo, "bo": bo}
-        return cls(**parameters, num_heads=num_heads, merge=merge, **options)
+        H, K = _head_counts(num_heads, num_kv_heads)
+        parameters: dict[str, Any] = {**_split_packed(w, b, H, K, order), "wo": wo, "bo": bo}
+        return cls(**parameters, num_heads=H, num_kv_heads=K, merge=merge, **options)
 
     @classmethod
     def init(
@@ -252,11 +255,7 @@ def _validate(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises OptionError, DtypeError or ShapeError if one is illegal or does not fit the others.
     """
-    H = check_integer("num_heads", arguments["num_heads"])
-    K = H if arguments["num_kv_heads"] is None else arguments["num_kv_heads"]
-    K = check_integer("num_kv_heads", K)
-    if H % K:
-        raise OptionError(f"num_kv_heads is {K}, which does not divide the {H} query heads")
+    H, K = _head_counts(arguments["num_heads"], arguments["num_kv_heads"])
     arrays = {
         name: read_floating(name, arguments[name])
         for name in PARAMETERS
@@ -266,6 +265,14 @@ def _validate(arguments: Mapping[str, Any]) -> dict[str, Any]:
     _check_shapes(arrays, H, K)
     _check_norms(arrays, arguments["qk_norm"], H, K)
     return {**arguments, "num_heads": H, "num_kv_heads": K, **arrays}
+
+
+def _head_counts(num_heads: Any, num_kv_heads: Any) -> tuple[int, int]:
+    H = check_integer("num_heads", num_heads)
+    K = check_integer("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
+    if H % K:
+        raise OptionError(f"num_kv_heads is {K}, which does not divide the {H} query heads")
+    return H, K
 
 
 def _check_options(arguments: Mapping[str, Any]) -> None:
@@ -341,24 +348,29 @@ def _check_norms(arrays: Mapping[str, Array], kind: Norm | None, H: int, K: int)
 
 
 def _split_packed(
-    w: ArrayLike, b: ArrayLike | None, num_heads: int, order: Order
+    w: ArrayLike, b: ArrayLike | None, H: int, K: int, order: Order
 ) -> dict[str, Array]:
-    """Split w (in, 3·H·D) and b (3·H·D,) into wq, wk, wv and bq, bk, bv."""
+    """Split w (in, (H + 2·K)·D) and b ((H + 2·K)·D,) into wq, wk, wv and bq, bk, bv."""
     if order not in ("qkv", "per_head"):
         raise OptionError(f'order is {order!r}, must be "qkv" or "per_head"')
-    H, w = check_integer("num_heads", num_heads), read_floating("w", w)
-    if w.ndim != 2 or w.shape[1] % (3 * H):
-        raise ShapeError(f"w has shape {w.shape}, must be (input, 3 · {H} heads · size)")
+    w = read_floating("w", w)
+    if w.ndim != 2 or w.shape[1] % (H + 2 * K):
+        raise ShapeError(
+            f"w has shape {w.shape}, must be (input, {H + 2 * K} heads · size): {H} of queries, "
+            f"{K} of keys and of values"
+        )
     b = None if b is None else read_floating("b", b)
     if b is not None and b.shape != w.shape[1:]:
         raise ShapeError(f"b has shape {b.shape}, must have shape {w.shape[1:]}")
+    D, G = w.shape[1] // (H + 2 * K), H // K
 
     def split(x: Array) -> list[Array]:
-        *lead, columns = x.shape
+        *lead, _ = x.shape
         if order == "qkv":
-            return [np.ascontiguousarray(part) for part in np.split(x, 3, axis=-1)]
-        blocks = x.reshape(*lead, H, 3, columns // (3 * H))
-        return [blocks[..., i, :].reshape(*lead, columns // 3) for i in range(3)]
+            return [np.ascontiguousarray(part) for part in np.split(x, [H * D, (H + K) * D], -1)]
+        blocks = x.reshape(*lead, K, G + 2, D)
+        parts = (blocks[..., :G, :], H), (blocks[..., G, :], K), (blocks[..., G + 1, :], K)
+        return [part.reshape(*lead, heads * D) for part, heads in parts]
 
     parameters = dict(zip(("wq", "wk", "wv"), split(w), strict=True))
     if b is not None:

@@ -141,6 +141,8 @@ def _steps(module: Any, fwd: Any) -> list[Step]:
     if module.qk_norm is not None:
         norms = count("norm_q", "norm_k", "norm_q_bias", "norm_k_bias")
         steps.append(Step(f"{module.qk_norm} norm of q and k", shape(H, T, D), norms))
+    if fwd is not None and fwd.inputs.rope is not None:
+        steps.append(Step("rotary positions of q and k", shape(H, T, D), 0))
     keys = S
     if appended:
         keys = f"{S} + {appended}" if fwd is None else str(int(S) + appended)

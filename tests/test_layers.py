@@ -81,6 +81,8 @@ CONFINED = {
         "testing/targets/haiku.py",
         "testing/targets/jax.py",
         "testing/targets/keras.py",
+        "weights/equinox.py",
+        "weights/flax.py",
         "zoo/correct/jax.py",
         "bench/jax.py",
     ),

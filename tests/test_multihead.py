@@ -12,6 +12,7 @@ import npattn
 import npattn.weights
 from npattn import Conventions, MultiHeadAttention, masks, projections
 from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
+from npattn.positions import Rotary
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import bounds
 from npattn.testing.bounds.rounding import Rounding
@@ -232,6 +233,41 @@ def grouped_with_norm(rng):
     return Case(mha, {"query": normal(rng, n["B"], n["T"], n["in"])}, forward, {"causal": True})
 
 
+def rotary(rng):
+    """Queries and keys that turn after a norm, as complex numbers; fewer queries than keys."""
+    n = sizes(rng, "B", "T", "K", "D", "in")
+    layout, R = str(rng.choice(["half", "interleaved"])), 2 * n["D"]
+    S, H, D = n["T"] + int(rng.integers(3)), 2 * n["K"], R + int(rng.integers(3))
+    mha = MultiHeadAttention.init(
+        n["in"], H, seed=int(rng.integers(99)), num_kv_heads=n["K"], head_size=D,
+        qk_norm="rms", norm_q=normal(rng, D), norm_k=normal(rng, D),
+    )  # fmt: skip
+    inputs = {"query": normal(rng, n["B"], n["T"], n["in"]), "key": normal(rng, n["B"], S, n["in"])}
+
+    def forward(torch, p, query, key):
+        def heads(x, c, count):
+            return (x @ p["w" + c] + p["b" + c]).unflatten(-1, (count, D)).transpose(1, 2)
+
+        def turned(x, c, places):
+            x = torch.nn.functional.rms_norm(x, (D,), p["norm_" + c], 1e-6)
+            angles = places[:, None] * 50.0 ** (-torch.arange(0, R, 2).double() / R)
+            still, x = x[..., R:], x[..., :R]
+            pairs = x.unflatten(-1, (2, -1)).mT if layout == "half" else x.unflatten(-1, (-1, 2))
+            z = torch.view_as_complex(pairs.contiguous()) * torch.polar(1 + 0 * angles, angles)
+            pairs = torch.view_as_real(z)
+            pairs = pairs.mT if layout == "half" else pairs
+            return torch.cat([pairs.flatten(-2), still], -1)
+
+        places = torch.arange(S).double()
+        q = turned(heads(query, "q", H), "q", places[S - n["T"] :])
+        k, v = turned(heads(key, "k", n["K"]), "k", places), heads(key, "v", n["K"])
+        k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+        weights = (q @ k.mT / D**0.5).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2) @ p["wo"] + p["bo"], weights
+
+    return Case(mha, inputs, forward, {"rope": Rotary(layout=layout, base=50.0, size=R)})
+
+
 VARIANTS = {
     "annotated": annotated,
     "without biases": without_biases,
@@ -241,6 +277,7 @@ VARIANTS = {
     "any head size": any_head_size,
     "torch module": torch_module,
     "grouped with norm": grouped_with_norm,
+    "rotary": rotary,
 }
 
 
@@ -369,11 +406,13 @@ def modules(draw):
     biases = {n: normal(rng, *x.shape) for n, x in mha.parameters.items() if x.ndim == 1}
     mha = mha.replace(**biases)
     x = normal(rng, 2, 5, width)
+    rope = Rotary(size=D - D % 2, base=9.0)
     options = draw(
         st.sampled_from(
-            [{}, {"causal": True}, {"window": (1, 2)}, {"softcap": 2.0}, {"scale": -0.5}]
+            [{}, {"causal": True}, {"window": (1, 2)}, {"softcap": 2.0}, {"scale": -0.5},
+             {"rope": rope}]
         )
-    )
+    )  # fmt: skip
     fwd = mha.forward(x, **options)
     return mha, x, options, normal(rng, *fwd.out.shape), normal(rng, *fwd.weights.shape)
 
@@ -519,6 +558,44 @@ def test_importance_is_the_gradient_of_a_gate():
         np.testing.assert_allclose(importance[h], abs(slope), rtol=1e-6)
 
 
+# --- rotary positions -----------------------------------------------------------------------------
+
+
+def test_rotary_scores_depend_on_distance_alone():
+    mha, x = MultiHeadAttention.init(6, 1, seed=0), normal(np.random.default_rng(0), 5, 6)
+    plain = mha.forward(x, rope=Rotary()).out
+    places = 3.5 - np.arange(5)[::-1]
+    near("out", mha.forward(x, rope=Rotary(positions=places)).out, plain)
+    assert abs(mha.forward(x).out - plain).max() > 1e-3
+
+
+def test_last_queries_stand_beside_the_last_keys():
+    """A call with the keys of a cache gives the last rows of the call with all queries."""
+    mha, x = MultiHeadAttention.init(6, 1, seed=0), normal(np.random.default_rng(0), 7, 6)
+    whole = mha.forward(x, rope=Rotary(base=3.0)).out
+    near("out", mha.forward(x[5:], x, rope=Rotary(base=3.0)).out, whole[5:])
+    first = mha.forward(x[:2], x, rope=Rotary(base=3.0, alignment="top_left")).out
+    near("out", first, whole[:2])
+    given = Rotary(base=3.0, positions=np.arange(5, 7), key_positions=np.arange(7))
+    near("out", mha.forward(x[5:], x, rope=given).out, whole[5:])
+
+
+def test_appended_keys_do_not_turn():
+    """The score of bias_k with a query of zeros is 0 whatever the positions."""
+    rng = np.random.default_rng(0)
+    mha = MultiHeadAttention.init(6, 1, seed=3, add_bias_kv=True)
+    mha = mha.replace(wq=0 * mha.wq, bq=normal(rng, 6), wk=0 * mha.wk)
+    fwd = mha.forward(normal(rng, 1, 6), rope=Rotary(positions=[0.0]))
+    score = mha.bq @ mha.bias_k / 6**0.5
+    near("weights", fwd.weights[0, 0, 1:], np.array([1 / (1 + np.exp(-score))]))
+
+
+def test_description_names_rotary_positions():
+    mha = MultiHeadAttention.init(6, 1, seed=0)
+    names = [step.name for step in mha.describe(np.ones((5, 6)), rope=Rotary()).steps]
+    assert names.index("rotary positions of q and k") == 3
+
+
 # --- mixed precision ------------------------------------------------------------------------------
 
 
@@ -612,6 +689,8 @@ X = np.zeros((2, 5, 6))
         ((X,), {"mask": np.ones((2, 5), bool)}, ShapeError, r"mask\[:, None, None, :\]"),
         ((X,), {"mask": np.ones((5, 5))}, DtypeError, "pass it as bias"),
         ((X,), {"keep": "nothing"}, OptionError, "keep is 'nothing'"),
+        ((X,), {"rope": 10000.0}, OptionError, r"rope is 10000.0, must be a npattn.positions.Rot"),
+        ((X,), {"rope": Rotary(size=4)}, OptionError, "size is 4, must be even and at most D"),
         ((X,), {"dtype": "int8"}, DtypeError, "dtype is 'int8'"),
         ((X,), {"dropout_rate": 0.5}, OptionError, "but there is no dropout_mask"),
         ((X,), {"is_causal": True}, OptionError, "forward has no option is_causal: pass causal"),
@@ -671,7 +750,11 @@ def test_unused_key_head_is_pruned():
     ("kwargs", "message"),
     [
         ({"order": "kqv"}, "order is 'kqv'"),
-        ({"num_heads": 5}, r"w has shape \(7, 18\), must be \(input, 3 · 5 heads · size\)"),
+        (
+            {"num_heads": 5},
+            r"w has shape \(7, 18\), must be \(input, 15 heads · size\): 5 of queri",
+        ),
+        ({"num_kv_heads": 2}, "num_kv_heads is 2, which does not divide the 3 query heads"),
         ({"b": np.zeros(3)}, r"b has shape \(3,\), must have shape \(18,\)"),
     ],
 )
@@ -679,6 +762,26 @@ def test_illegal_packed_weight_raises(kwargs, message):
     arguments = {"w": np.zeros((7, 18)), "num_heads": 3, "order": "qkv"} | kwargs
     with pytest.raises(NpattnError, match=message):
         MultiHeadAttention.from_packed(arguments.pop("w"), arguments.pop("b", None), **arguments)
+
+
+@pytest.mark.parametrize("order", ["qkv", "per_head"])
+def test_packed_weight_with_shared_heads(order):
+    """Columns name what they are: head, then index in the head."""
+    K, G, D, width = 2, 3, 5, 7
+    names = {"q": range(K * G), "k": range(K), "v": range(K)}
+    blocks = [(c, h) for c, heads in names.items() for h in heads]
+    if order == "per_head":
+        groups = [[("q", h) for h in range(G * g, G * g + G)] for g in range(K)]
+        blocks = [b for g, group in enumerate(groups) for b in (*group, ("k", g), ("v", g))]
+    number = {block: i for i, block in enumerate((c, h) for c in names for h in names[c])}
+    columns = np.array([number[block] * D + d for block in blocks for d in range(D)], float)
+    mha = MultiHeadAttention.from_packed(
+        np.tile(columns, (width, 1)), columns, num_heads=K * G, num_kv_heads=K, order=order
+    )
+    ends = np.cumsum([0, K * G * D, K * D, K * D])
+    for c, first, last in zip("qkv", ends, ends[1:], strict=False):
+        np.testing.assert_array_equal(getattr(mha, "b" + c), np.arange(first, last))
+        np.testing.assert_array_equal(getattr(mha, "w" + c)[3], np.arange(first, last))
 
 
 def test_initial_weights_are_within_limits_of_xavier():
@@ -738,7 +841,7 @@ def test_arguments_are_not_modified():
     mha, x = MultiHeadAttention.init(6, 2, seed=3, add_bias_kv=True), normal(rng, 2, 5, 6)
     before = {n: a.copy() for n, a in {**mha.parameters, "x": x}.items()}
     for dtype in (None, "float32", "bfloat16"):
-        mha.backward(mha.forward(x, dtype=dtype), np.ones((2, 5, 6)))
+        mha.backward(mha.forward(x, dtype=dtype, rope=Rotary(size=2)), np.ones((2, 5, 6)))
     for name, array in {**mha.parameters, "x": x}.items():
         np.testing.assert_array_equal(array, before[name])
 

@@ -1,6 +1,7 @@
 """Positions of queries and keys, which attention itself does not see.
 
     rope  rope_backward                turn pairs of features by an angle that grows with position
+    Rotary                             the same for the queries and keys of `MultiHeadAttention`
     plain  linear  ntk  dynamic_ntk    frequencies of `rope`: as published, and for sequences that
     yarn  llama3  longrope             are longer than those of the training
     sinusoidal  look_up                vectors that are added to the input, computed or looked up
@@ -11,6 +12,7 @@ T is the number of positions, D the size of a vector, R the number of features t
 """
 
 from npattn.positions.absolute import alibi_slopes, look_up, look_up_backward, sinusoidal
+from npattn.positions.attention import Rotary
 from npattn.positions.frequencies import (
     Frequencies,
     dynamic_ntk,
@@ -25,6 +27,7 @@ from npattn.positions.rotary import rope, rope_backward
 
 __all__ = [
     "Frequencies",
+    "Rotary",
     "alibi_slopes",
     "dynamic_ntk",
     "linear",

@@ -22,7 +22,7 @@ from npattn.checks import check_dtype, check_integer, read_array, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.positions.frequencies import Frequencies, plain, read_number, read_real
 
-__all__ = ["Layout", "Turn", "make_turn", "rope", "rope_backward", "turn_pairs"]
+__all__ = ["Layout", "Turn", "make_turn", "rope", "rope_backward", "turn_array", "turn_pairs"]
 
 Layout = Literal["half", "interleaved"]
 LAYOUTS = get_args(Layout)
@@ -90,7 +90,7 @@ def rope(
     """
     array = read_floating("x", x)
     turn = make_turn("x", array.shape, layout, base, positions, offset, size, frequencies, sections)
-    return _turn_array(array, turn, dtype)
+    return turn_array(array, turn, dtype)
 
 
 def rope_backward(
@@ -125,7 +125,7 @@ def rope_backward(
     turn = make_turn(
         "dout", array.shape, layout, base, positions, offset, size, frequencies, sections
     )
-    return _turn_array(array, turn._replace(sin=-turn.sin), dtype)
+    return turn_array(array, turn.inverse(), dtype)
 
 
 class Turn(NamedTuple):
@@ -135,6 +135,10 @@ class Turn(NamedTuple):
     sin: Any
     first: slice  # of features
     second: slice
+
+    def inverse(self) -> Turn:
+        """Return the turn by the opposite angles, which is the transposed map."""
+        return self._replace(sin=-self.sin)
 
 
 def make_turn(
@@ -176,7 +180,8 @@ def turn_pairs(x: Any, out: Any, turn: Turn) -> Any:
     return out
 
 
-def _turn_array(x: Array, turn: Turn, dtype: Any) -> Array:
+def turn_array(x: Array, turn: Turn, dtype: Any) -> Array:
+    """Turn the pairs of x in `dtype`."""
     wide, narrow = check_dtype(dtype, "dense", (x,))
     if narrow is not None:
         raise DtypeError(

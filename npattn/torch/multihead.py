@@ -1,6 +1,7 @@
 """torch.nn.MultiheadAttention, with exact attention between its projections.
 
     q, k, v = query Wqᵀ + bq, key Wkᵀ + bk, value Wvᵀ + bv      as torch.nn.Linear
+    q, k = rope(norm(q)), rope(norm(k))                         both optional
     o = attention(q, [k | bias_k | 0], [v | bias_v | 0])        (B, H, T, D), exact
     o ← sigmoid(query Wgᵀ + bg) · o                             with gate=True
     out = merge(o) Woᵀ + bo                                     as torch.nn.Linear
@@ -24,12 +25,14 @@ from npattn import multihead
 from npattn.checks import check_integer
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
+from npattn.positions.attention import Rotary, check_rotary
 from npattn.projections import NORMS, Norm
 from npattn.summary import Description
 from npattn.torch import multihead_build as build
 from npattn.torch.api import forward as attend
 from npattn.torch.flags import exact
 from npattn.torch.multihead_inputs import ModuleInputs, read_inputs
+from npattn.torch.positions import rope as turn_heads
 from npattn.torch.problem import ENGINES
 from npattn.torch.tensors import to_host
 
@@ -241,6 +244,8 @@ device, dtype
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        *,
+        rope: Rotary | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attention of query to key and value, as in ``torch.nn.MultiheadAttention``.
 
@@ -260,6 +265,9 @@ device, dtype
         is_causal : bool, default False
             A hint that attn_mask, which is then required, is the causal mask. The mask counts; only
             "fused" uses the hint, where torch does.
+        rope : npattn.positions.Rotary, optional
+            Turn every head of queries and keys by its position, after the projections and norms,
+            and round to their dtype. The keys of add_bias_kv and add_zero_attn have no position.
 
         Returns
         -------
@@ -274,8 +282,8 @@ device, dtype
         DtypeError
             If an input or a mask is no strided tensor, or a mask neither bool nor floating.
         OptionError
-            If tensors are on different devices; if `is_causal` comes without `attn_mask`; if
-            "fused" cannot compute the call exactly.
+            If tensors are on different devices; if `is_causal` comes without `attn_mask`; if an
+            option of `rope` has an illegal value; if "fused" cannot compute the call exactly.
         """
         inputs = {"query": query, "key": key, "value": value}
         masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
@@ -291,7 +299,8 @@ device, dtype
         hinted = is_causal and self.engine == "fused" and key_padding_mask is None
         if hinted:
             call = call._replace(mask=None, bias=None)
-        q, k, v = self._project(call)
+        check_rotary(rope)
+        q, k, v = self._project(call, rope)
         compute = _attend_in_no_graph if torch.compiler.is_compiling() else _attend
         out, weights = compute(self, q, k, v, self._gate(call), call, hinted, need_weights)
         if self.merge == "concat":
@@ -305,7 +314,7 @@ device, dtype
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
 
-    def _project(self, call: ModuleInputs) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, call: ModuleInputs, rope: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q (B, H, T, D), k (B, K, S, D) and v (B, K, S, E), extra keys included."""
         inputs = (call.query, call.key, call.value)
         rows = build.projection_rows(self)
@@ -320,6 +329,10 @@ device, dtype
         each = zip(inputs, weights, biases, sizes, strict=True)
         q, k, v = (_split(linear(x, w, b), size) for x, w, b, size in each)
         q, k = self._normalise(q, "norm_q"), self._normalise(k, "norm_k")
+        if rope is not None:
+            turn = _turn_in_no_graph if torch.compiler.is_compiling() else _turn
+            of_queries, of_keys = rope.arguments(q.shape[1], k.shape[1])
+            q, k = turn(q, of_queries), turn(k, of_keys)
         k, v = self._extend(k, self.bias_k), self._extend(v, self.bias_v)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
@@ -469,6 +482,11 @@ def _split(x: Tensor, size: int) -> Tensor:
     return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
 
 
+def _turn(x: Tensor, options: dict[str, Any]) -> Tensor:
+    """Turn the heads of (B, S, K, D) by their positions, and round to the dtype of x."""
+    return turn_heads(x.transpose(1, 2), **options).to(x.dtype).transpose(1, 2)
+
+
 # --- attention between the projections ------------------------------------------------------------
 
 
@@ -508,6 +526,7 @@ def _attend(
 # Dynamo must not trace it: NumPy checks the shapes. Not torch.compiler.disable: it loads dynamo at
 # once, which takes as long as loading torch.
 _attend_in_no_graph = _disable_dynamo(_attend)
+_turn_in_no_graph = _disable_dynamo(_turn)
 
 
 def _sample_dropout(

@@ -15,6 +15,7 @@ from npattn.checks import check_dtype, read_floating
 from npattn.errors import DtypeError
 from npattn.positions import (
     Frequencies,
+    Rotary,
     alibi_slopes,
     dynamic_ntk,
     linear,
@@ -30,6 +31,7 @@ from npattn.torch.tensors import has_float64, short_name, stand_in, to_host, to_
 
 __all__ = [
     "Frequencies",
+    "Rotary",
     "alibi_slopes",
     "dynamic_ntk",
     "linear",

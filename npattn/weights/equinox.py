@@ -1,4 +1,4 @@
-"""Reading equinox.nn.MultiheadAttention."""
+"""Reading and writing equinox.nn.MultiheadAttention."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from npattn.weights.reading import (
     check_kind,
     dropout_error,
     loaded_package,
+    missing,
     optional,
     read,
     transpose,
 )
+from npattn.weights.writing import check_fits, check_held, read_parameters
 
-__all__ = ["from_equinox"]
+__all__ = ["from_equinox", "to_equinox"]
+
+NAMES = dict(zip("qkvo", ("query", "key", "value", "output"), strict=True))
 
 
 def from_equinox(module: Any) -> MultiHeadAttention:
@@ -55,9 +59,72 @@ def from_equinox(module: Any) -> MultiHeadAttention:
         cure = "equinox.nn.inference_mode(module)"
         raise dropout_error("module", module.dropout.p, "is not in inference mode", cure)
     arguments: dict[str, Any] = {"num_heads": module.num_heads}
-    for letter, name in zip("qkvo", ("query", "key", "value", "output"), strict=True):
+    for letter, name in NAMES.items():
         linear = getattr(module, f"{name}_proj")
         check_kind(f"{name}_proj", linear, {"equinox.nn.Linear": nn.Linear}, ("__call__",))
         arguments[f"w{letter}"] = transpose(read(f"{name}_proj.weight", linear.weight))
         arguments[f"b{letter}"] = optional(f"{name}_proj.bias", linear.bias)
     return MultiHeadAttention(**arguments)
+
+
+def to_equinox(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
+    """Write an ``equinox.nn.MultiheadAttention`` with the same bits.
+
+    Parameters
+    ----------
+    mha : MultiHeadAttention
+        With any biases and any sizes of heads.
+    dtype : dtype, optional
+        float64, float32, float16 or bfloat16, to which parameters are rounded; default their own.
+
+    Returns
+    -------
+    equinox.nn.MultiheadAttention
+        Its call takes one sequence, (T, query_size).
+
+    Raises
+    ------
+    OptionError
+        If equinox cannot represent the module: shared key/value heads, no output projection,
+        appended keys, ``merge="reshape"``, qk_norm; if parameters have several dtypes, overflow in
+        `dtype`, or are float64 where JAX is not in 64-bit mode.
+    DtypeError
+        If `dtype` is another one.
+    MissingExtraError
+        If equinox is not installed.
+
+    Examples
+    --------
+    >>> import npattn
+    >>> mha = npattn.MultiHeadAttention.init(6, 2, seed=0, value_size=5, dtype="float32")
+    >>> to_equinox(mha).value_proj.weight.shape
+    (10, 6)
+    """
+    try:
+        import equinox  # type: ignore[import-not-found, unused-ignore]
+        import jax  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as err:
+        raise missing("to_equinox", "equinox", "equinox") from err
+    check_fits("to_equinox", mha, separate_biases=True, value_size=True)
+    p = read_parameters("to_equinox", mha, dtype)
+    held = {name: jax.numpy.asarray(array) for name, array in p.items()}
+    check_held("to_equinox", held["wq"], p["wq"])
+    module = equinox.nn.MultiheadAttention(
+        mha.num_heads,
+        query_size=p["wq"].shape[0],
+        key_size=p["wk"].shape[0],
+        value_size=p["wv"].shape[0],
+        output_size=p["wo"].shape[1],
+        qk_size=mha.head_size,
+        vo_size=mha.value_size,
+        **{f"use_{name}_bias": "b" + letter in p for letter, name in NAMES.items()},
+        key=jax.random.key(0),
+    )
+    for letter, name in NAMES.items():
+        linear = getattr(module, f"{name}_proj")
+        new = {"weight": held["w" + letter].T}
+        new |= {"bias": held["b" + letter]} if "b" + letter in held else {}
+        for part, value in new.items():
+            linear = equinox.tree_at(lambda x, part=part: getattr(x, part), linear, value)
+        module = equinox.tree_at(lambda m, name=name: getattr(m, f"{name}_proj"), module, linear)
+    return module

@@ -1,4 +1,4 @@
-"""Files: safetensors with every array to the bit, and the options in the metadata."""
+"""Files: safetensors, of modules with their options and of other systems, to the bit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from npattn.multihead import MultiHeadAttention
 from npattn.multihead_build import PARAMETERS
 from npattn.weights.reading import check_names, join_names, missing
 
-__all__ = ["load", "save"]
-
+__all__ = ["list_arrays", "load", "read_arrays", "save"]
 
 KIND, VERSION = "npattn.MultiHeadAttention", "1"
 OPTIONS = ("num_heads", "num_kv_heads", "add_zero_attn", "merge", "qk_norm", "norm_eps")
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -134,6 +135,86 @@ def load(path: str | os.PathLike[str]) -> MultiHeadAttention:
         return _build(metadata, tensors)
     except NpattnError as err:
         raise type(err)(f"{path} cannot be loaded: {err}") from err
+
+
+# --- checkpoints of other systems -----------------------------------------------------------------
+
+
+def list_arrays(path: Path, function: str) -> dict[str, Path]:
+    """Return the file of each array of a safetensors file, or of a folder of one or several.
+
+    Raises OptionError if there is none, a file is damaged, or the weights are in a pickle, and
+    FileNotFoundError if path or a file of the index does not exist.
+    """
+    _safetensors(function)
+    if not path.is_dir():
+        if path.suffix in PICKLES:
+            raise _pickle_error(path)
+        return dict.fromkeys(_read_header(path)[1], path)
+    if (path / WHOLE).exists():
+        return list_arrays(path / WHOLE, function)
+    if not (path / INDEX).exists():
+        pickles = [p for p in sorted(path.iterdir()) if p.suffix in PICKLES]
+        if pickles:
+            raise _pickle_error(pickles[0])
+        raise OptionError(f"{path} has neither {WHOLE} nor {INDEX}; pass the file itself")
+    weight_map = read_json(path / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or any(
+        not isinstance(name, str) or Path(name).name != name for name in weight_map.values()
+    ):
+        raise OptionError(f"{path / INDEX} has no weight_map from arrays to files beside it")
+    return {name: path / file for name, file in weight_map.items()}
+
+
+def read_arrays(files: Mapping[str, Path], names: Iterable[str]) -> dict[str, Array]:
+    """Read these arrays, and no others, in the dtype of the file."""
+    arrays = {}
+    for name in names:
+        start, header = _read_header(files[name])
+        if name not in header:
+            raise OptionError(f"{files[name]} has no {name}, though {INDEX} says so")
+        entry = header[name]
+        if entry["dtype"] not in DTYPES:
+            raise OptionError(
+                f"{name} is {entry['dtype']} in {files[name]}, must be one of "
+                f"{join_names(DTYPES)}: dequantise weights first"
+            )
+        first, last = entry["data_offsets"]
+        with open(files[name], "rb") as file:
+            file.seek(start + first)
+            data = file.read(last - first)
+        arrays[name] = np.array(np.frombuffer(data, DTYPES[entry["dtype"]])).reshape(entry["shape"])
+    return arrays
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return _json_object(str(path), path.read_text(encoding="utf-8"))
+
+
+def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Return where the arrays of a file begin, and the dtype, shape and place of each."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy"):  # type: ignore[no-untyped-call, unused-ignore]
+            pass  # it has checked the header against the size of the file
+    except SafetensorError as err:
+        raise OptionError(f"{path} is no whole safetensors file ({err})") from err
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    return 8 + size, header
+
+
+def _pickle_error(path: Path) -> OptionError:
+    return OptionError(
+        f"{path} is a pickle, which runs code when it is read; convert it to safetensors: "
+        "model.save_pretrained(folder) of transformers"
+    )
+
+
+# --- files of save --------------------------------------------------------------------------------
 
 
 def _build(metadata: Mapping[str, str], tensors: Mapping[str, Any]) -> MultiHeadAttention:

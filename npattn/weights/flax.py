@@ -1,11 +1,12 @@
-"""Reading flax's multi-head attention, nnx and linen."""
+"""Reading and writing flax's multi-head attention, nnx and linen."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
 from npattn.weights.reading import (
@@ -15,12 +16,16 @@ from npattn.weights.reading import (
     from_kernels,
     join_names,
     loaded_package,
+    missing,
     optional,
     read,
     refuse,
 )
+from npattn.weights.writing import check_fits, check_held, heads_apart, read_parameters
 
-__all__ = ["from_flax"]
+__all__ = ["from_flax", "to_flax"]
+
+NAMES = dict(zip("qkvo", ("query", "key", "value", "out"), strict=True))
 
 
 def from_flax(source: Any, params: Mapping[str, Any] | None = None) -> MultiHeadAttention:
@@ -160,3 +165,141 @@ def _from_params(params: Mapping[str, Any]) -> MultiHeadAttention:
         options |= {"qk_norm": "layer", "norm_eps": 1e-6}
     kernels = {name: params[name]["kernel"] for name in dense}
     return from_kernels(kernels, {name: params[name].get("bias") for name in dense}, **options)
+
+
+def to_flax(
+    mha: MultiHeadAttention, *, api: Literal["linen", "nnx"] = "linen", dtype: Any = None
+) -> Any:
+    """Write the variables of linen's attention, or an nnx module, with the same bits.
+
+    Parameters
+    ----------
+    mha : MultiHeadAttention
+        With all biases or none, and values of the size of queries.
+    api : {"linen", "nnx"}
+        "linen" returns ``{"params": {...}}`` of NumPy arrays, and needs no flax; "nnx" a
+        ``flax.nnx.MultiHeadAttention``, which can share key/value heads.
+    dtype : dtype, optional
+        float64, float32, float16 or bfloat16, to which parameters are rounded; default their own.
+        Flax then computes in the dtype that these and its inputs promote to.
+
+    Returns
+    -------
+    dict or flax.nnx.MultiHeadAttention
+        The variables are those of ``linen.MultiHeadDotProductAttention(num_heads=H,
+        qkv_features=H * D, out_features=out, use_bias=..., normalize_qk=...)``.
+
+    Raises
+    ------
+    OptionError
+        If flax cannot represent the module: no output projection, some biases without the others,
+        heads of values of another size, appended keys, ``merge="reshape"``, or a bias beside an RMS
+        norm; in linen also shared key/value heads, and any qk_norm but "layer" with norm_q and
+        norm_k, no biases and norm_eps 1e-6; in nnx keys and values of different width. If api is
+        another word; if parameters have several dtypes, overflow in `dtype`, or are float64 where
+        JAX is not in 64-bit mode.
+    DtypeError
+        If `dtype` is another one.
+    MissingExtraError
+        If flax is not installed.
+
+    Examples
+    --------
+    >>> import npattn
+    >>> mha = npattn.MultiHeadAttention.init(6, 2, seed=0)
+    >>> to_flax(mha)["params"]["out"]["kernel"].shape
+    (2, 3, 6)
+    """
+    if api not in ("linen", "nnx"):
+        raise OptionError(f'api is {api!r}, must be "linen" or "nnx"')
+    return _to_linen(mha, dtype) if api == "linen" else _to_nnx(mha, dtype)
+
+
+def _to_linen(mha: MultiHeadAttention, dtype: Any) -> dict[str, Any]:
+    norms = {name for name in mha.parameters if name.startswith("norm")}
+    wrong = mha.qk_norm is not None and (
+        mha.qk_norm != "layer" or norms != {"norm_q", "norm_k"} or mha.norm_eps != 1e-6
+    )
+    check_fits(
+        "to_flax",
+        mha,
+        (
+            wrong,
+            f"qk_norm is {mha.qk_norm!r} with {join_names(norms) or 'no factors'} and norm_eps "
+            f'{mha.norm_eps}, must be "layer" with norm_k, norm_q (which can be ones) and 1e-06',
+        ),
+        norms=True,
+    )
+    arrays = heads_apart(mha, read_parameters("to_flax", mha, dtype))
+    params: dict[str, Any] = {name: {} for name in NAMES.values()}
+    for name, array in arrays.items():
+        if name.startswith("norm"):
+            params["query_ln" if name == "norm_q" else "key_ln"] = {"scale": array}
+        else:
+            params[NAMES[name[1]]]["kernel" if name[0] == "w" else "bias"] = array
+    return {"params": params}
+
+
+def _to_nnx(mha: MultiHeadAttention, dtype: Any) -> Any:
+    try:
+        from flax import nnx  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as err:
+        raise missing("to_flax", "flax", "flax") from err
+    biased = mha.norm_q_bias is not None or mha.norm_k_bias is not None
+    check_fits(
+        "to_flax",
+        mha,
+        (len(mha.wk) != len(mha.wv), f"wk has {len(mha.wk)} rows, wv {len(mha.wv)}, must be equal"),
+        (
+            mha.qk_norm == "rms" and biased,
+            'got a bias beside qk_norm="rms", must be "layer": nnx.RMSNorm has none',
+        ),
+        shares_heads=True,
+        norms=True,
+    )
+    p = read_parameters("to_flax", mha, dtype)
+    check_held("to_flax", _jax_array(p["wq"]), p["wq"])
+    module = nnx.MultiHeadAttention(
+        mha.num_heads,
+        len(p["wq"]),
+        qkv_features=p["wq"].shape[1],
+        out_features=p["wo"].shape[1],
+        num_kv_heads=mha.num_kv_heads,
+        in_kv_features=len(p["wk"]),
+        param_dtype=p["wq"].dtype,
+        use_bias="bo" in p,
+        normalize_qk=mha.qk_norm is not None,
+        decode=False,
+        kernel_init=nnx.initializers.zeros_init(),
+        rngs=nnx.Rngs(0),
+    )
+    if mha.qk_norm is not None:
+        module.query_ln = _nnx_norm(nnx, mha, p, "q")
+        module.key_ln = _nnx_norm(nnx, mha, p, "k")
+    for name, array in heads_apart(mha, p).items():
+        if not name.startswith("norm"):
+            linear = getattr(module, NAMES[name[1]])
+            part = "kernel" if name[0] == "w" else "bias"
+            setattr(linear, part, nnx.Param(_jax_array(array)))
+    return module
+
+
+def _nnx_norm(nnx: Any, mha: MultiHeadAttention, p: Mapping[str, Array], letter: str) -> Any:
+    scale, bias = p.get(f"norm_{letter}"), p.get(f"norm_{letter}_bias")
+    options = {"epsilon": mha.norm_eps, "use_scale": scale is not None, "rngs": nnx.Rngs(0)}
+    options["param_dtype"] = p["wq"].dtype
+    if mha.qk_norm == "rms":
+        norm = nnx.RMSNorm(mha.head_size, **options)
+    else:
+        norm = nnx.LayerNorm(mha.head_size, use_bias=bias is not None, **options)
+        if bias is not None:
+            norm.bias = nnx.Param(_jax_array(bias))
+    if scale is not None:
+        norm.scale = nnx.Param(_jax_array(scale))
+    return norm
+
+
+def _jax_array(array: Array) -> Any:
+    import jax  # type: ignore[import-not-found, unused-ignore]
+
+    return jax.numpy.asarray(array)

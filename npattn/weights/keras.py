@@ -1,4 +1,4 @@
-"""Reading keras.layers.MultiHeadAttention and GroupQueryAttention."""
+"""Reading and writing keras.layers.MultiHeadAttention and GroupQueryAttention."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import Any
 
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
-from npattn.weights.reading import check_kind, from_kernels, loaded_package, refuse
+from npattn.weights.reading import check_kind, from_kernels, loaded_package, missing, refuse
+from npattn.weights.writing import check_fits, check_held, heads_apart, read_parameters
 
-__all__ = ["from_keras"]
+__all__ = ["from_keras", "to_keras"]
+
+NAMES = dict(zip("qkvo", ("query", "key", "value", "output"), strict=True))
 
 
 def from_keras(layer: Any) -> MultiHeadAttention:
@@ -69,3 +72,69 @@ def from_keras(layer: Any) -> MultiHeadAttention:
     kernels = {n: getattr(d.kernel, "value", d.kernel) for n, d in dense.items()}
     biases = {n: getattr(d.bias, "value", d.bias) for n, d in dense.items()}
     return from_kernels(kernels, biases)
+
+
+def to_keras(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
+    """Write a built ``keras.layers.MultiHeadAttention`` with the same bits.
+
+    Parameters
+    ----------
+    mha : MultiHeadAttention
+        With all biases or none. One with shared key/value heads becomes a
+        ``keras.layers.GroupQueryAttention``, whose output is as wide as its query, and whose values
+        have the size of queries.
+    dtype : dtype, optional
+        float64, float32, float16 or bfloat16, to which parameters are rounded; default their own.
+        It becomes the dtype of the layer, in which it computes too.
+
+    Returns
+    -------
+    keras.layers.Layer
+        Its call takes (query, value, key).
+
+    Raises
+    ------
+    OptionError
+        If keras cannot represent the module: no output projection, some biases without the others,
+        appended keys, ``merge="reshape"``, qk_norm; with shared heads also values or an output of
+        another size; if parameters have several dtypes, overflow in `dtype`, or are float64 where
+        the backend has none.
+    DtypeError
+        If `dtype` is another one.
+    MissingExtraError
+        If keras is not installed.
+
+    Examples
+    --------
+    >>> import npattn
+    >>> mha = npattn.MultiHeadAttention.init(6, 2, seed=0, value_size=5, dtype="float32")
+    >>> to_keras(mha).value_dense.kernel.shape
+    (6, 2, 5)
+    """
+    try:
+        import keras  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as err:
+        raise missing("to_keras", "keras", "keras") from err
+    H, K = mha.num_heads, mha.num_kv_heads
+    out = None if mha.wo is None else mha.wo.shape[1]
+    check_fits(
+        "to_keras",
+        mha,
+        (K != H and out != len(mha.wq), f"wo has {out} columns, must have {len(mha.wq)} as query"),
+        shares_heads=True,
+        value_size=K == H,
+    )
+    p = read_parameters("to_keras", mha, dtype)
+    options = {"use_bias": "bo" in p, "dtype": p["wq"].dtype.name}
+    options |= {"kernel_initializer": "zeros"}  # no random numbers are drawn
+    if K == H:
+        sizes = {"key_dim": mha.head_size, "value_dim": mha.value_size, "output_shape": out}
+        layer = keras.layers.MultiHeadAttention(num_heads=H, **sizes, **options)
+    else:
+        layer = keras.layers.GroupQueryAttention(mha.head_size, H, K, **options)
+    layer.build(*((None, None, len(p[name])) for name in ("wq", "wv", "wk")))
+    for name, array in heads_apart(mha, p).items():
+        dense = getattr(layer, f"_{NAMES[name[1]]}_dense")
+        (dense.kernel if name[0] == "w" else dense.bias).assign(array)
+    check_held("to_keras", layer._query_dense.kernel.value, p["wq"])
+    return layer

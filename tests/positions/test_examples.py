@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("module", ["absolute", "frequencies", "rotary"])
+@pytest.mark.parametrize("module", ["absolute", "attention", "frequencies", "rotary"])
 def test_the_examples_in_the_docstrings_are_true(module):
     result = doctest.testmod(importlib.import_module(f"npattn.positions.{module}"))
     assert result.attempted > 0

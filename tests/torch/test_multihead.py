@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import npattn.masks  # noqa: E402
 from npattn.errors import DtypeError, OptionError, ShapeError  # noqa: E402
+from npattn.positions import Rotary  # noqa: E402
 from npattn.torch import MultiHeadAttention  # noqa: E402
 from npattn.torch import attention as exact_attention  # noqa: E402
 
@@ -415,6 +416,36 @@ def test_shared_heads_agree_with_numpy():
     assert_close(weights, torch.tensor(expected.weights))
 
 
+@pytest.mark.parametrize("norm", [None, "rms"])
+def test_rotary_positions_agree_with_numpy(norm):
+    mha = npattn.MultiHeadAttention.init(
+        12, 4, seed=0, num_kv_heads=2, head_size=6, add_bias_kv=True, qk_norm=norm
+    )
+    ours, rope = MultiHeadAttention.from_numpy(mha), Rotary(base=50.0, size=4)
+    x, key = normal(3, T, 12, requires_grad=True), normal(3, S, 12, requires_grad=True)
+    out, weights = ours(x, key, key, average_attn_weights=False, rope=rope)
+    fwd = mha.forward(x.detach().numpy(), key.detach().numpy(), rope=rope)
+    assert_close(out, torch.tensor(fwd.out))
+    assert_close(weights, torch.tensor(fwd.weights))
+    dout = normal(*out.shape)
+    out.backward(dout)
+    grads = mha.backward(fwd, dout.numpy())
+    assert_close(x.grad, torch.tensor(grads.query))
+    assert_close(key.grad, torch.tensor(grads.key))
+    rows = ours.in_proj_weight.grad.split([24, 12, 12])
+    for weight, name in zip(rows, ("wq", "wk", "wv"), strict=True):
+        assert_close(weight.T, torch.tensor(getattr(grads, name)))
+
+
+def test_rotary_positions_keep_the_dtype_and_are_checked():
+    module = make(MultiHeadAttention, dtype=torch.bfloat16)
+    assert module(*inputs(module, dtype=torch.bfloat16), rope=Rotary())[0].dtype == torch.bfloat16
+    with pytest.raises(OptionError, match=r"rope is 3, must be a npattn\.positions\.Rotary"):
+        module(*inputs(module, dtype=torch.bfloat16), rope=3)
+    with pytest.raises(OptionError, match="got positions of 5 queries for 7 keys"):
+        module(*inputs(module, dtype=torch.bfloat16), rope=Rotary(positions=torch.arange(T)))
+
+
 OWN = {
     "sizes of values and of the output": {"value_size": 5, "out_size": 11},
     "reshape": {"merge": "reshape"},
@@ -596,8 +627,9 @@ def test_torch_compile():
     module = make(MultiHeadAttention)
     given = inputs(module)
     compiled = torch.compile(module, backend="eager")
-    result, expected = gradients(compiled, given), gradients(module, given)
-    assert_close(result, expected)
+    for rope in (None, Rotary()):
+        result, expected = (gradients(f, given, rope=rope) for f in (compiled, module))
+        assert_close(result, expected)
 
 
 @pytest.mark.parametrize("training", [True, False])

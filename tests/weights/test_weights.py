@@ -1159,8 +1159,12 @@ def test_replaced_file_keeps_link_and_permissions(path):
         ("keras", lambda: weights.from_keras(object())),
         ("flax", lambda: weights.from_flax(object())),
         ("equinox", lambda: weights.from_equinox(object())),
+        ("keras", lambda: weights.to_keras(ours())),
+        ("flax", lambda: weights.to_flax(ours(), api="nnx")),
+        ("equinox", lambda: weights.to_equinox(ours())),
         ("safetensors", lambda: weights.save(ours(), "never written")),
         ("safetensors", lambda: weights.load("never read")),
+        ("safetensors", lambda: weights.from_checkpoint("never read", 0)),
     ],
 )
 def test_missing_package_is_named_with_its_extra(monkeypatch, package, call):
@@ -1205,7 +1209,7 @@ def test_importing_weights_loads_no_framework():
 @pytest.mark.parametrize(
     ("module", "needed"),
     [("torch", "torch"), ("keras", "keras"), ("flax", "flax.nnx"), ("equinox", "equinox"),
-     ("files", "safetensors")],
+     ("files", "safetensors"), ("checkpoint", "safetensors")],
 )  # fmt: skip
 def test_the_examples_run(module, needed):
     pytest.importorskip(needed)
