@@ -52,7 +52,7 @@ def backward_twice(
 
     All arrays have a head axis. A problem with score_mod or mixed precision is not for this page.
     """
-    q, k, v, tanh, _, live, p, p_sink, keep = residuals
+    q, k, v, tanh, _, live, p, p_sink, keep, _ = residuals
     ddk, ddv = repeat_heads(ddk, problem), repeat_heads(ddv, problem)
     factor = 1 if keep is None else keep  # w = p · κ  [9]
 

@@ -24,7 +24,7 @@ from npattn.testing.adapters.latent import tie
 from npattn.testing.bounds.allowed import bounds, tolerance
 from npattn.testing.bounds.delivery import delivery_error
 from npattn.testing.bounds.free_elements import free_elements
-from npattn.testing.bounds.rounding import Rounding, unit_roundoff
+from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.testing.cases.classes import classes_of_problem, classes_of_recipe
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
@@ -467,8 +467,10 @@ class Trial:
     ) -> dict[str, Array]:
         """Return tolerances where v is a part of k: dk and dv may be stored, and then added."""
         grads = backward(evaluate(problem, self.conventions), *_float64(cotangents))
-        sizes = abs(grads.k[..., : problem.E]) + abs(grads.v)
-        return tie(allowed, allowed["dv"] + unit_roundoff(problem.q.dtype) * sizes)
+        low = Units.of(self.rounding, problem.q.dtype).low
+        errors = allowed["dk"][..., : problem.E] + allowed["dv"]
+        sizes = abs(grads.k[..., : problem.E]) + abs(grads.v) + errors
+        return tie(allowed, allowed["dv"] + low.u * sizes + 2 * low.eta)
 
     def bounds(self, problem: Problem, o: Array) -> dict[str, Array]:
         """Return the worst case of o, whose exact values are given, of lse and of the weights."""

@@ -146,7 +146,7 @@ def _values(p: Problem) -> Array:
 
 def _propagate(p: Problem, e: Array) -> dict[str, Array]:
     """Bound on the gradients for any cotangent of absolute value at most e: sums of its parts."""
-    q, k, v, tanh, capped, live, w, w_sink, keep = dense.forward(p)[2]
+    q, k, v, tanh, capped, live, w, w_sink, keep, _ = dense.forward(p)[2]
     used = w if keep is None else w * keep
     dp = e @ abs(v).swapaxes(-1, -2)
     dp = np.where(live, dp if keep is None else dp * keep, 0)

@@ -99,7 +99,7 @@ def implement(forward: Attention, backward: Attention, like: Implementation) -> 
 
 def _add_gate(attention: Attention) -> Attention:
     """Return the same attention with a gate, which most candidates lack."""
-    gated = with_gate(type(attention))()
+    gated = with_gate(type(attention))()  # type: ignore[arg-type]  # hashable
     vars(gated).update(vars(attention))
     return gated
 
