@@ -33,14 +33,7 @@ __all__ = [
 ]
 
 LATER = (
-    "cache",
-    "plot",
-    "profiles",
-    "quantization",
-    "testing",
-    "torch",
-    "train",
-    "variants",
+    *("cache", "plot", "profiles", "quantization", "testing", "torch", "train", "variants"),
     "weights",
 )
 """Modules that are slow to load, or need an extra: loaded on first use."""
