@@ -170,7 +170,7 @@ def test_rank_2_is_one_head(form):
     douts = cotangents(fwd)
     grads = linear.backward(fwd, *douts)
     flat_grads = linear.backward(flat, *(x[0] for x in douts))
-    for name in NAMES:
+    for name in arrays:
         assert np.array_equal(getattr(flat_grads, name), getattr(grads, name)[0])
 
 

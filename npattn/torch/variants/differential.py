@@ -17,7 +17,12 @@ from npattn.problem import Forward
 from npattn.torch.api import forward as attend
 from npattn.torch.tensors import short_name, stand_in
 from npattn.variants.differential import initial_lambda
-from npattn.variants.differential.arguments import check_alike, check_norm, check_out_scale
+from npattn.variants.differential.arguments import (
+    check_alike,
+    check_norm,
+    check_options,
+    check_out_scale,
+)
 
 __all__ = ["DifferentialForward", "attention", "forward", "initial_lambda", "reparametrise"]
 
@@ -130,6 +135,7 @@ def forward(
     ShapeError, DtypeError, OptionError
         As in `attention`.
     """
+    check_options(options)
     for one, two in (({"q1": q1}, {"q2": q2}), ({"k1": k1}, {"k2": k2})):
         check_alike(**{n: stand_in(n, _tensor(n, x)) for n, x in (one | two).items()})
     first = attend(q1, k1, v, mask, **options)

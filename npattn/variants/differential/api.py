@@ -23,6 +23,7 @@ from npattn.projections import normalise, normalise_backward
 from npattn.variants.differential.arguments import (
     check_alike,
     check_norm,
+    check_options,
     check_out_scale,
     read_lambda,
     widen,
@@ -131,6 +132,7 @@ def forward(
     ShapeError, DtypeError, OptionError
         As in `attention`.
     """
+    check_options(options)
     check_alike(q1=q1, q2=q2)
     check_alike(k1=k1, k2=k2)
     first = api.forward(q1, k1, v, mask, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,31 @@ from numpy.typing import ArrayLike
 from npattn.arrays import Array
 from npattn.checks import read_floating
 from npattn.errors import OptionError, ShapeError
+from npattn.options import unknown_option
 from npattn.problem import Forward
 
-__all__ = ["check_alike", "check_norm", "check_out_scale", "read_lambda", "widen"]
+__all__ = [
+    "check_alike",
+    "check_norm",
+    "check_options",
+    "check_out_scale",
+    "read_lambda",
+    "widen",
+]
+
+
+OPTIONS = (
+    *("causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dropout_mask"),
+    *("dropout_rate", "dtype", "engine", "precision", "conventions"),
+)
+"""Options of both softmaxes; one whose gradient is not returned here is not among them."""
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise OptionError if an option is not one of both softmaxes."""
+    for name in options:
+        if name not in OPTIONS:
+            raise unknown_option("attention", name, OPTIONS)
 
 
 def check_alike(**pair: ArrayLike) -> None:

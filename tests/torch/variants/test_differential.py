@@ -86,6 +86,7 @@ def test_rank_2_and_a_number():
         ({"lam": torch.ones(H, device="meta")}, OptionError, "lam is on meta, must be on cpu"),
         ({"lam": True}, DtypeError, "lam is bool, must be a tensor"),
         ({"norm_weight": torch.ones(E)}, OptionError, "pass norm=True"),
+        ({"scaling": 1.0}, OptionError, "scaling"),
         ({"out_scale": math.nan}, OptionError, "out_scale is nan"),
         ({"dtype": torch.bfloat16}, DtypeError, "emulates no mixed precision"),
     ],
