@@ -31,7 +31,15 @@ from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.compare import Comparison, check_tolerance, compare_arrays
 
-__all__ = ["GRADIENTS", "Evaluation", "Suspicion", "Trial", "Violation", "WrongAnyway"]
+__all__ = [
+    "GRADIENTS",
+    "Evaluation",
+    "Suspicion",
+    "Trial",
+    "Violation",
+    "WrongAnyway",
+    "worst_by_name",
+]
 
 LARGE = 2**20
 """Number of scores from which the cheap form of the bound is tried first."""
@@ -337,13 +345,13 @@ class Trial:
         cheap: bool,
     ) -> dict[str, Comparison]:
         """Compare results; what fails by the cheap form of the bound is judged by the other."""
-        comparisons = _worst_by_name(results, *oracle)
+        comparisons = worst_by_name(results, *oracle)
         if cheap and not all(c.passed for c in comparisons.values()):
             oracle = self.oracle(problem, cotangents)
-            comparisons = _worst_by_name(results, *oracle)
+            comparisons = worst_by_name(results, *oracle)
         if self._doubts(comparisons, problem):
             exact = self.exact(problem, cotangents, engine="extended")
-            comparisons = _worst_by_name(results, exact, oracle[1])
+            comparisons = worst_by_name(results, exact, oracle[1])
         return comparisons
 
     def _doubts(self, comparisons: Mapping[str, Comparison], problem: Problem) -> bool:
@@ -513,7 +521,7 @@ def _is_large(problem: Problem) -> bool:
     return math.prod((*problem.lead, problem.H, problem.T, problem.S)) > LARGE
 
 
-def _worst_by_name(
+def worst_by_name(
     results: Results, exact: Mapping[str, Array], tolerance: Mapping[str, Array]
 ) -> dict[str, Comparison]:
     """Compare all arrays with the exact ones; of several with one name keep the worst."""
