@@ -29,6 +29,8 @@ __all__ = ["WORDS", "QuantizedInputs", "read_quantized"]
 
 HEADROOM = 64.0
 """Largest number of fp8 by that of an array, so that a rule may replace some by larger ones."""
+LEAST = -100
+"""Least power of two of a factor: float32 holds it, its reciprocal and its products."""
 MEANING = {per: name[:-1] for name, per in DESCALES.items() if name.startswith("descale")}
 WORDS: dict[str, str] = {
     "fp8": "float8_e4m3fn",
@@ -165,7 +167,7 @@ class QuantizedInputs:
         """Return factors of different significands, so that each is seen if another is taken."""
         room = 1.0 if self.dtype == "int8" else HEADROOM
         size = self._sizes(name, problem) * room / largest(self.dtype)
-        exponents = np.ceil(np.log2(np.where(size > 0, size, 1.0)))
+        exponents = np.maximum(np.ceil(np.log2(np.where(size > 0, size, 1.0))), LEAST)
         odd = np.arange(size.size).reshape(size.shape) + "qkv".index(name) + 1
         significands = self._significands(getattr(problem, name).dtype)
         return np.asarray(significands[odd % len(significands)] * 2.0**exponents)
@@ -178,7 +180,7 @@ class QuantizedInputs:
         for significand in self._significands(array.dtype):
             # The least factor that reaches the largest number: the others are held best by it.
             least = np.where(size > 0, size, 1.0) / (significand * top)
-            factors = significand * 2.0 ** np.ceil(np.log2(least))
+            factors = significand * 2.0 ** np.maximum(np.ceil(np.log2(least)), LEAST)
             scaled = wide / spread(factors, array.shape, rows)
             exact = self._cast(scaled).astype(np.float64)
             wrong = ~((exact == scaled) | (np.isnan(exact) & np.isnan(scaled)))

@@ -118,7 +118,9 @@ def _tile_all(factors: Factors) -> Factors:
 
 def _explains(alter: Alter, evidence: Evidence) -> bool:
     try:
-        return evidence.is_of(_alter(alter, evidence))
+        with np.errstate(all="ignore"):  # a wrong factor may be beyond every number
+            altered = _alter(alter, evidence)
+        return evidence.is_of(altered)
     except (NpattnError, ImplementationError):
         return False
 

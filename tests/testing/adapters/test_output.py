@@ -101,6 +101,25 @@ def test_factor_of_an_input_is_named_though_o_is_in_8_bits():
     assert named(report) == ["v is multiplied by k_scale, must be by v_scale"]
 
 
+def test_factors_of_inputs_that_do_not_fit_o_are_no_cause():
+    """Factors of tokens of k and v are (B, K, S): o cannot be divided by them."""
+
+    def forgets(q, k, v, scale=None, causal=False, k_scales=None, v_scales=None, o_scale=1.0):
+        o = kernels.Tokens()(q.astype(np.float32), k, v, scale, causal, k_scales, v_scales)
+        return kernels.store(o, np.int8)
+
+    report = judge(forgets, "int8", rename=TOKENS, only=["agreement-o"])
+    assert named(report) == ["o_scale is ignored: o is stored as it is computed"]
+
+
+def test_factors_of_heads_leave_an_o_of_other_axes_to_shape_dtype():
+    meant = {"o_factors": "descale of heads of o"}
+    f = Implementation(kernels.of_heads, framework="numpy", quantized="fp8", rename=meant)
+    problem = Recipe(lead=(2,), H=2, K=2, dtype="bfloat16").problem()
+    flat = np.ones((2, 2, problem.T), kernels.E4M3)
+    assert f.output.restore(flat, problem).shape == flat.shape
+
+
 def test_o_of_another_dtype_is_an_error():
     def wide(q, k, v, scale=None, causal=False, o_scale=1.0):
         return kernels.attend(q, k, v, *np.ones((2, *q.shape[:2])), q.dtype, scale=scale, causal=0)

@@ -148,6 +148,22 @@ def test_a_problem_is_numbers_and_factors_exactly(dtype, tested, distribution, s
     assert arrays["descale of heads of k"].shape == (2, 3)
 
 
+def test_factors_of_tiny_numbers_are_ordinary_numbers():
+    f = Implementation(kernels.Fp8(), framework="numpy", quantized="int8")
+    recipe = Recipe(lead=(2,), H=6, K=3, T=5, S=7, D=11, E=13, dtype="bfloat16", seed=3)
+    tiny = recipe.problem()
+    tiny = f.fit(
+        tiny.replace(**{x: (getattr(tiny, x) * 2.0**-110).astype("bfloat16") for x in "qkv"})
+    )
+    stored, factors = f.quantized.split(tiny)
+    for name, own in f.quantized.by_input(factors).items():
+        assert (own >= 2.0**-100).all()
+        assert np.array_equal(
+            dequantize(f.quantized.narrow(name, getattr(stored, name)), own),
+            getattr(tiny, name).astype(float),
+        )
+
+
 def test_factors_differ_between_heads_samples_and_inputs():
     f = Implementation(kernels.Fp8(), framework="numpy", quantized="fp8")
     problem = f.fit(Recipe(lead=(2,), H=3, K=3, T=5, S=7, D=11, E=13, dtype="bfloat16").problem())
