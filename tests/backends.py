@@ -84,7 +84,7 @@ class Torch:
 
     def problem(self, problem):
         """The same problem on tensors."""
-        names = ("q", "k", "v", "mask", "bias", "sinks", "dropout_mask")
+        names = ("q", "k", "v", "mask", "bias", "sinks", "dropout_mask", "gate")
         words = {n: self.array(getattr(problem, n)) for n in names}
         kept = ("window", "softcap", "score_mod", "dropout_rate")
         words |= {n: getattr(problem, n) for n in kept}
@@ -108,7 +108,7 @@ class Torch:
         return x.detach().cpu().numpy() if isinstance(x, self.torch.Tensor) else x
 
     def gradients(self, grads):
-        names = ("q", "k", "v", "bias", "sinks")
+        names = ("q", "k", "v", "bias", "sinks", "gate")
         return replace(grads, **{n: self.numpy(getattr(grads, n)) for n in names})
 
 

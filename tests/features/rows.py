@@ -89,6 +89,16 @@ ROWS = (
         {"q": normal(2, 3, H, T, D), "k": normal(3, K, S, D), "v": normal(K, S, E)},
     ),
     Row(
+        "q, k and v in one array",
+        '`npattn.cache.unpack(qkv, "3H")`, and `pack`',
+        numpy=(
+            "tests/cache/test_unpacking.py::test_packed_gradients_are_the_gradient_of_what_is_packed",
+        ),
+        tensors=(
+            "tests/cache/test_unpacking.py::test_packed_gradients_are_the_gradient_of_what_is_packed",
+        ),
+    ),
+    Row(
         "Sequences of several lengths, packed",
         "`npattn.cache.varlen(q, k, v, cu_seqlens_q, cu_seqlens_k)`",
         numpy=("tests/cache/test_packed.py::test_sequences_are_one_problem_with_a_mask",),
@@ -172,10 +182,11 @@ ROWS = (
     Row("Softmax off by one", "`sinks=np.zeros(H)`", {"sinks": np.zeros(H)}),
     Row(
         "Norm of queries and keys",
-        '`MultiHeadAttention(..., qk_norm="rms" or "layer")`',
-        numpy=(MODULE + "test_gradients_agree_with_complex_step",),
-        tensors=(MODULE_TENSORS + "test_what_torch_has_not_agrees_with_numpy",),
+        '`MultiHeadAttention(..., qk_norm=)`: `"rms"`, `"layer"`, `"l2"`, or of whole projections',
+        numpy=("tests/test_qk_norms.py::test_modules_pass_gradients_through_norms",),
+        tensors=("tests/torch/test_qk_norms.py::test_values_and_gradients_are_those_of_numpy",),
     ),
+    Row("Output gate", "`gate=`, multiplies the output", {"gate": normal(B, H, T, E)}),
     Row("Scale", "`scale=`, any finite number", {"scale": -0.75}),
     Row(
         "Bias before the scale",
@@ -212,6 +223,12 @@ ROWS = (
         Conventions(lse_base="2"),
     ),
     Row("Gradient through lse", "`backward(fwd, dout, dlse)`", {"sinks": normal(H)}),
+    Row(
+        "Largest score",
+        "`forward(...).max_score`",
+        numpy=("tests/test_gating.py::test_max_score_agrees_with_loops",),
+        tensors=("tests/torch/test_gating.py::test_max_score_agrees_with_numpy",),
+    ),
     Row("score_mod", "`score_mod=f(s, b, h, t, s_index)`", {"score_mod": modify}),
     Row(
         "Keys appended to a cache",
@@ -227,6 +244,26 @@ ROWS = (
         "`npattn.cache.paged(q, k_pages, v_pages, block_table, seqlens)`",
         numpy=(CACHE + "test_pages_are_keys_in_a_row",),
         tensors=(CACHE_TENSORS + "test_pages_are_those_of_numpy",),
+    ),
+    Row(
+        "Multi-head latent attention",
+        "`npattn.variants.latent`, unabsorbed and absorbed",
+        numpy=(
+            "tests/variants/test_latent.py::test_is_the_formula_of_the_paper",
+            "tests/variants/test_latent.py::test_gradients_are_the_complex_steps_of_the_loops",
+        ),
+        tensors=("tests/torch/variants/test_latent.py::test_is_the_formula_and_so_are_gradients",),
+    ),
+    Row(
+        "Keys that each query chooses (top-k)",
+        "`npattn.variants.gathered`, with lists of keys by `top_k`",
+        numpy=(
+            "tests/variants/test_gathered.py::test_is_attention_with_the_mask_of_the_lists",
+            "tests/variants/test_gathered.py::test_gradients_are_the_complex_steps_of_the_loops",
+        ),
+        tensors=(
+            "tests/torch/variants/test_gathered.py::test_is_that_of_numpy_and_so_are_gradients",
+        ),
     ),
     Row(
         "Inputs of 8 bits and their factors",
@@ -267,6 +304,12 @@ ROWS = (
         tensors=(TENSORS + "test_two_runs_give_the_same_bits",),
     ),
     Row(
+        "Gradients of gradients",
+        "`npattn.double_backward` and `npattn.hvp`",
+        numpy=("tests/test_second_order.py::test_both_give_what_the_definition_gives",),
+        tensors=("tests/torch/test_second_order.py::test_both_give_what_npattn_gives",),
+    ),
+    Row(
         "Derivative along a direction",
         "`npattn.jvp(fwd, dq=...)`",
         numpy=(
@@ -286,5 +329,21 @@ ROWS = (
         "wk `(in_k, K·D)`, wv `(in_v, K·E)`",
         numpy=(MODULE + "test_variant_agrees_with_torch_forward_and_backward",),
         tensors=(MODULE_TENSORS + "test_outputs_and_gradients_are_those_of_torch",),
+    ),
+    Row(
+        "Head mask, and heads pruned",
+        "`gate=head_mask[:, None, None]`; `MultiHeadAttention.prune(heads)`",
+        {"gate": np.array([1.0, 0.0, 0.5, 1.0, -1.0, 2.0])[:, None, None]},
+    ),
+    Row(
+        "Linear attention",
+        "`npattn.variants.linear`, apart from softmax attention",
+        numpy=(
+            "tests/variants/test_linear.py::test_forward_is_that_of_plain_loops",
+            "tests/variants/test_linear.py::test_gradients_are_those_of_complex_steps",
+        ),
+        tensors=(
+            "tests/torch/variants/test_linear.py::test_values_and_gradients_are_those_of_numpy",
+        ),
     ),
 )

@@ -15,7 +15,7 @@ from tests.features.table import PAGE, ROOT, find_tests, make_page
 
 SURVEYED = 54
 PROBLEMS = [pytest.param(row, id=row.name) for row in ROWS if row.options is not None]
-GRADIENTS = ("q", "k", "v", "bias", "sinks")
+GRADIENTS = ("q", "k", "v", "bias", "sinks", "gate")
 
 
 def evaluate(row, backend):
@@ -59,7 +59,7 @@ def test_tensors_agree_with_the_loops(row):
 
 
 @pytest.mark.parametrize("kind", ["arrays", "tensors"])
-def test_every_row_is_run_by_find_tests_the_ordinary_suite(kind):
+def test_every_row_is_run_by_tests_of_the_ordinary_suite(kind):
     for row in ROWS:
         names = find_tests(row, kind)
         assert names, row.name
