@@ -89,6 +89,8 @@ def with_qv(q, k, v, qv, causal=False, softmax_scale=None):
     """FlashAttention's qv: scores of q kᵀ and of qv vᵀ, one scale."""
     assert q.ndim == 4, "(B, H, T, D)"
     assert len(q) == len(k), "one batch"
+    dtype = q.dtype
+    q, k, v, qv = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v, qv))
     G = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(G, 1) for x in (k, v))
     scale = 1 / math.sqrt(q.shape[-1] + qv.shape[-1]) if softmax_scale is None else softmax_scale
@@ -98,7 +100,7 @@ def with_qv(q, k, v, qv, causal=False, softmax_scale=None):
     s = s.masked_fill(~visible, -torch.inf)
     lse = s.logsumexp(-1, keepdim=True)
     p = torch.exp(s - torch.where(lse.isneginf(), 0, lse))
-    return p @ v.masked_fill(~visible.any(0)[:, None], 0)
+    return (p @ v.masked_fill(~visible.any(0)[:, None], 0)).to(dtype)
 
 
 def with_scale_of_q(q, k, v, qv, causal=False, softmax_scale=None):
@@ -154,7 +156,8 @@ class Gathered:
         B, H, T, D = q.shape
         assert len(k) == B, "one batch"
         assert 0 not in (H, k.shape[2]), "at least one head and key"
-        S, G = k.shape[2], H // k.shape[1]
+        S, G, dtype = k.shape[2], H // k.shape[1], q.dtype
+        q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
         k, v = (x.repeat_interleave(G, 1) for x in (k, v))
         if gather_kv_indices is None:
             read, used = Gathered.read(self, torch.arange(S).expand(B, T, S), S)
@@ -168,7 +171,7 @@ class Gathered:
         s = s.masked_fill(~used[:, None], -torch.inf)
         lse = s.logsumexp(-1)
         p = torch.exp(s - torch.where(lse.isneginf(), 0, lse)[..., None])
-        o = torch.einsum("bhtn,bhtne->bhte", p, values)
+        o = torch.einsum("bhtn,bhtne->bhte", p, values).to(dtype)
         return (o, lse) if return_lse else o
 
     def read(self, lists, S):
