@@ -574,6 +574,22 @@ def test_an_object_has_the_derivatives_of_its_parameter():
             assert_within("bias", g, w, b)
 
 
+def test_an_object_of_somebody_else_stays_where_it_is():
+    class Other:
+        def __init__(self, bias):
+            self.bias, self.dtype = bias, bias.dtype
+
+        def __getattr__(self, name):
+            return getattr(self.bias, name)
+
+    case, bias = make((), seed=13), biases.alibi(6)
+    other = case._replace(problem=case.problem.replace(bias=Other(bias)))
+    known = case._replace(problem=case.problem.replace(bias=bias))
+    for f in (Case.hvp, Case.double_backward):
+        np.testing.assert_array_equal(f(other).q, f(known).q)
+        np.testing.assert_array_equal(f(other).bias, f(known).bias)
+
+
 def biases_of(terms, bound):
     """The bounds of sums over the distances, from that of the scores; none is below it."""
     for term in terms:
