@@ -96,6 +96,12 @@ def test_gradients_of_dequantize_are_the_sums_of_each_element(case):
     assert np.allclose(ddescale, sums, rtol=1e-13, atol=0)
 
 
+def test_gradients_of_factors_of_no_rows_are_none():
+    nothing = np.zeros((2, 0, 3))
+    _, ddescale = dequantize_backward(nothing, nothing, np.ones((2, 0)))
+    assert ddescale.shape == (2, 0)
+
+
 def test_gradients_of_a_descale_that_broadcasts_over_samples():
     values, descale = sample(4), abs(sample(5, (1, 6))) + 0.5
     dx = sample(6)

@@ -190,6 +190,12 @@ def of_rows(q, k, v, scale=None, causal=False, o_factors=None):
     return store(o / o_factors[..., None], np.int8)
 
 
+def of_first_row(q, k, v, scale=None, causal=False, o_factors=None):
+    """The same, with the factor of the first token for all."""
+    first = np.broadcast_to(o_factors[..., :1], o_factors.shape)
+    return of_rows(q, k, v, scale, causal, first)
+
+
 def of_blocks(q, k, v, scale=None, causal=False, o_factors=None):
     """Divide o by a factor for every 4 rows of each head."""
     one = np.ones(q.shape[:2], F)

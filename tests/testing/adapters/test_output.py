@@ -80,10 +80,17 @@ def test_factors_of_parts_of_o(kernel, quantized, of, rows):
     assert check(f, dtypes=("float16",), examples=4).passed
 
 
-def test_factor_of_another_head_of_o_is_named():
-    meant = {"o_factors": "descale of heads of o"}
-    report = judge(kernels.of_first_head, "fp8", rename=meant, only=RULES)
-    assert named(report) == ["o_factors of the first head is taken for all"]
+@pytest.mark.parametrize(
+    ("kernel", "quantized", "of", "part"),
+    [
+        (kernels.of_first_head, "fp8", "heads", "head"),
+        (kernels.of_first_row, "int8", "tokens", "token"),
+    ],
+)
+def test_factor_of_another_part_of_o_is_named(kernel, quantized, of, part):
+    meant = {"o_factors": f"descale of {of} of o"}
+    report = judge(kernel, quantized, rename=meant, only=RULES)
+    assert named(report) == [f"o_factors of the first {part} is taken for all"]
 
 
 def test_factor_of_an_input_is_named_though_o_is_in_8_bits():
