@@ -333,14 +333,14 @@ _DESCALES = {
     "scale_o": ForeignName(f"{_IN_8_BITS}scale=scale_o)", "scale of all of o"),
 }
 
-_LATENT = "call npattn.variants.latent_attention, or pass [latent | rotary] parts as q and k"
+_LATENT = "call npattn.variants.latent.attention, or pass [latent | rotary] parts as q and k"
 _PARTS = {
     "latent queries": ("q_nope", "qv"),
     "rotary queries": ("q_pe", "q_rope", "q_rot"),
     "compressed keys": ("ckv", "c_kv", "compressed_kv", "kv_c"),
     "rotary keys": ("k_pe", "k_rope", "k_rot", "kpe"),
 }
-_LISTED = ForeignName("call npattn.variants.gathered_attention for lists of keys", "key lists")
+_LISTED = ForeignName("call npattn.variants.gathered.attention for lists of keys", "key lists")
 
 FOREIGN = {
     "alibi_slopes": ForeignName("pass bias=npattn.biases.alibi(slopes)"),

@@ -1,41 +1,14 @@
 """Attention of other forms than softmax(scale · q kᵀ) v of q, k and v as they are given.
 
-    latent_attention    latent_forward    latent_backward      keys and values compressed (MLA)
-    gathered_attention  gathered_forward  gathered_backward    each query has a list of keys
-    top_k  index_mask  drop_repeats                            such lists
+    latent          keys and values of all heads from one compressed vector a key (MLA)
+    gathered        each query has a list of keys, as the largest scores choose them
+    differential    the difference of two softmaxes
+    linear          sums over keys without a softmax, and their states
 
-Each is built on `npattn.forward` and `npattn.backward`, so that its rules hold.
+Each has `attention`, `forward` and `backward`. Those with a softmax are built on `npattn.forward`
+and `npattn.backward`, so that its rules hold.
 """
 
-from npattn.variants import differential, linear
-from npattn.variants.gathered import (
-    GatheredForward,
-    gathered_attention,
-    gathered_backward,
-    gathered_forward,
-)
-from npattn.variants.indices import drop_repeats, index_mask, top_k
-from npattn.variants.latent import (
-    LatentForward,
-    LatentGradients,
-    latent_attention,
-    latent_backward,
-    latent_forward,
-)
+from npattn.variants import differential, gathered, latent, linear
 
-__all__ = [
-    "GatheredForward",
-    "LatentForward",
-    "LatentGradients",
-    "differential",
-    "drop_repeats",
-    "gathered_attention",
-    "gathered_backward",
-    "gathered_forward",
-    "index_mask",
-    "latent_attention",
-    "latent_backward",
-    "latent_forward",
-    "linear",
-    "top_k",
-]
+__all__ = ["differential", "gathered", "latent", "linear"]

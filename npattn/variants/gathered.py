@@ -20,21 +20,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.api import backward, evaluate
+from npattn import api
 from npattn.arrays import Array, sum_to
 from npattn.checks import check_cotangent
 from npattn.dense import sum_shared
 from npattn.errors import DtypeError
 from npattn.options import unknown_option
 from npattn.problem import Forward, Gradients, Problem
-from npattn.variants.indices import check_lists, read_indices
+from npattn.variants.indices import check_lists, drop_repeats, index_mask, read_indices, top_k
 
 __all__ = [
     "OPTIONS",
     "GatheredForward",
-    "gathered_attention",
-    "gathered_backward",
-    "gathered_forward",
+    "attention",
+    "backward",
+    "drop_repeats",
+    "forward",
+    "index_mask",
+    "top_k",
 ]
 
 OPTIONS = (
@@ -45,7 +48,7 @@ OPTIONS = (
 
 @dataclass(frozen=True, eq=False)
 class GatheredForward:
-    """Results of `gathered_forward`.
+    """Results of `forward`.
 
     Attributes
     ----------
@@ -69,7 +72,7 @@ class GatheredForward:
         return weights[0] if self.problem.headless else weights
 
 
-def gathered_attention(
+def attention(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, indices: ArrayLike, **options: Any
 ) -> Array:
     """Attention in which each query sees the keys of a list.
@@ -106,22 +109,22 @@ def gathered_attention(
     >>> import numpy as np
     >>> from npattn import variants
     >>> q, k, v = np.zeros((1, 2, 4)), np.zeros((1, 3, 4)), np.arange(6.0).reshape(1, 3, 2)
-    >>> variants.gathered_attention(q, k, v, [[2, 0], [1, -1]])
+    >>> variants.gathered.attention(q, k, v, [[2, 0], [1, -1]])
     array([[[2., 3.],
             [2., 3.]]])
     """
-    return gathered_forward(q, k, v, indices, **options).out
+    return forward(q, k, v, indices, **options).out
 
 
-def gathered_forward(
+def forward(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, indices: ArrayLike, **options: Any
 ) -> GatheredForward:
-    """Gathered attention with its lse and weights, and what `gathered_backward` needs.
+    """Gathered attention with its lse and weights, and what `backward` needs.
 
     Parameters
     ----------
     q, k, v, indices, **options
-        As in `gathered_attention`.
+        As in `attention`.
 
     Returns
     -------
@@ -131,11 +134,11 @@ def gathered_forward(
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        As `gathered_attention`.
+        As `attention`.
     """
     for name in options:
         if name not in OPTIONS:
-            raise unknown_option("gathered_attention", name, OPTIONS)
+            raise unknown_option("gathered.attention", name, OPTIONS)
     whole = Problem(q, k, v, **options)  # type: ignore[arg-type]  # it reads them
     if whole.storage is not None:
         raise DtypeError(f"dtype is {whole.storage}, must be float32, float64 or complex")
@@ -162,13 +165,13 @@ def gathered_forward(
         scale=whole.scale, softcap=whole.softcap, dropout_rate=whole.dropout_rate,
         dtype=whole.dtype, engine="dense",
     )  # fmt: skip
-    attention = evaluate(gathered)
+    attention = api.evaluate(gathered)
     out, lse = attention.out[..., 0, :].swapaxes(-3, -2), attention.lse[..., 0].swapaxes(-2, -1)
     out, lse = (out[0], lse[0]) if whole.headless else (out, lse)
     return GatheredForward(out, lse, whole, attention, lists)
 
 
-def gathered_backward(
+def backward(
     fwd: GatheredForward,
     dout: ArrayLike,
     dlse: ArrayLike | None = None,
@@ -179,7 +182,7 @@ def gathered_backward(
     Parameters
     ----------
     fwd : GatheredForward
-        Result of `gathered_forward`.
+        Result of `forward`.
     dout : float array_like (..., H, T, E)
     dlse, dweights : float array_like (..., H, T), (..., H, T, n), optional
         Default 0.
@@ -206,7 +209,7 @@ def gathered_backward(
     dw = (
         None if dweights is None else read("dweights", dweights, own).swapaxes(-3, -2)[..., None, :]
     )
-    grads = backward(fwd.attention, do, dl, dw)
+    grads = api.backward(fwd.attention, do, dl, dw)
     dq = grads.q[..., 0, :].swapaxes(-3, -2)
     dk, dv = (
         sum_shared(scatter_rows(dx, lists, whole.S), whole.K, x.shape)

@@ -29,7 +29,7 @@ __all__ = [
 
 
 def index_mask(indices: ArrayLike, S: int) -> Array:
-    """Return the mask of lists of keys: dense attention with it is `gathered_attention`.
+    """Return the mask of lists of keys: dense attention with it is `gathered.attention`.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def index_mask(indices: ArrayLike, S: int) -> Array:
     Examples
     --------
     >>> from npattn import variants
-    >>> variants.index_mask([[2, 0], [1, -1]], 3)
+    >>> variants.gathered.index_mask([[2, 0], [1, -1]], 3)
     array([[ True, False,  True],
            [False,  True, False]])
     """
@@ -85,7 +85,7 @@ def drop_repeats(indices: ArrayLike) -> Array:
     Examples
     --------
     >>> from npattn import variants
-    >>> variants.drop_repeats([[3, 1, 3]])
+    >>> variants.gathered.drop_repeats([[3, 1, 3]])
     array([[ 3,  1, -1]])
     """
     lists = read_indices(indices)
@@ -143,7 +143,7 @@ def check_lists(lists: Array, lead: tuple[int, ...], H: int, T: int, S: int) -> 
         *where, _ = np.argwhere(repeats)[0].tolist()
         raise OptionError(
             f"indices contains key {lists[repeats][0]} twice in list {tuple(where)}, which systems "
-            "count once or twice: pass npattn.variants.drop_repeats(indices) to count it once; to "
+            "count once or twice: pass npattn.variants.gathered.drop_repeats(indices) to count it once; to "
             "count a key m times, add log(m) to its bias as well"
         )
 
@@ -152,7 +152,7 @@ def top_k(scores: ArrayLike, n: int, mask: ArrayLike | None = None) -> Array:
     """Return the n keys of the largest visible scores of each query, largest first.
 
     Of equal scores the lower key comes first. The choice is piecewise constant in the scores, so
-    that the gradient of attention behind it is that of `gathered_attention` with fixed lists; where
+    that the gradient of attention behind it is that of `gathered.attention` with fixed lists; where
     two scores tie at the border there is none.
 
     Parameters
@@ -182,7 +182,7 @@ def top_k(scores: ArrayLike, n: int, mask: ArrayLike | None = None) -> Array:
     --------
     >>> import numpy as np
     >>> from npattn import variants
-    >>> variants.top_k(np.array([[1.0, 3.0, 3.0, 2.0]]), 3)
+    >>> variants.gathered.top_k(np.array([[1.0, 3.0, 3.0, 2.0]]), 3)
     array([[1, 2, 3]])
     """
     given = read_floating("scores", scores)

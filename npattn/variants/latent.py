@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.api import backward, forward
+from npattn import api
 from npattn.arrays import Array, sum_to
 from npattn.checks import check_cotangent, check_dtype, read_floating
 from npattn.dense import QUIET
@@ -35,11 +35,11 @@ __all__ = [
     "LatentForward",
     "LatentGradients",
     "Sizes",
+    "attention",
+    "backward",
     "check_form",
     "check_latent",
-    "latent_attention",
-    "latent_backward",
-    "latent_forward",
+    "forward",
 ]
 
 Form = Literal["unabsorbed", "absorbed"]
@@ -52,7 +52,7 @@ OPTIONS = (
 
 @dataclass(frozen=True, eq=False)
 class LatentForward:
-    """Results of `latent_forward`.
+    """Results of `forward`.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class LatentGradients:
     sinks: Array | None = None
 
 
-def latent_attention(
+def attention(
     q_nope: ArrayLike,
     q_rope: ArrayLike,
     c: ArrayLike,
@@ -140,15 +140,15 @@ def latent_attention(
     >>> q_nope, q_rope = np.ones((2, 3, 4)), np.ones((2, 3, 2))  # H = 2, T = 3, N = 4, R = 2
     >>> c, k_rope = np.ones((5, 6)), np.ones((5, 2))             # S = 5, C = 6
     >>> w_uk, w_uv = np.ones((2, 6, 4)), np.ones((2, 6, 7))      # E = 7
-    >>> variants.latent_attention(q_nope, q_rope, c, k_rope, w_uk, w_uv).shape
+    >>> variants.latent.attention(q_nope, q_rope, c, k_rope, w_uk, w_uv).shape
     (2, 3, 7)
     """
     arrays = (q_nope, q_rope, c, k_rope, w_uk, w_uv)
-    return latent_forward(*arrays, form=form, **options).out
+    return forward(*arrays, form=form, **options).out
 
 
 @np.errstate(**QUIET)  # type: ignore[arg-type]  # a dict of literals
-def latent_forward(
+def forward(
     q_nope: ArrayLike,
     q_rope: ArrayLike,
     c: ArrayLike,
@@ -159,12 +159,12 @@ def latent_forward(
     form: Form = "unabsorbed",
     **options: Any,
 ) -> LatentForward:
-    """Multi-head latent attention with its lse and weights, and what `latent_backward` needs.
+    """Multi-head latent attention with its lse and weights, and what `backward` needs.
 
     Parameters
     ----------
     q_nope, q_rope, c, k_rope, w_uk, w_uv, form, **options
-        As in `latent_attention`.
+        As in `attention`.
 
     Returns
     -------
@@ -174,7 +174,7 @@ def latent_forward(
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        As `latent_attention`.
+        As `attention`.
     """
     given = (q_nope, q_rope, c, k_rope, w_uk, w_uv)
     arrays = {n: read_floating(n, x) for n, x in zip(NAMES, given, strict=True)}
@@ -191,19 +191,19 @@ def latent_forward(
     c, k_rope = c[..., None, :, :], k_rope[..., None, :, :]  # (..., 1, S, C), (..., 1, S, R)
     if form == "unabsorbed":
         k = _join(c @ w_uk, k_rope)  # (..., H, S, N + R)
-        attention = forward(_join(query, rotary), k, c @ w_uv, **own)
+        attention = api.forward(_join(query, rotary), k, c @ w_uv, **own)
         out = attention.out
     else:
         absorbed = query @ w_uk.swapaxes(-1, -2)  # (..., H, T, C)
         k = _join(c, k_rope)[..., : sizes.H, :, :]  # one head, which no head shares if H = 0
-        attention = forward(_join(absorbed, rotary), k, c[..., : sizes.H, :, :], **own)
+        attention = api.forward(_join(absorbed, rotary), k, c[..., : sizes.H, :, :], **own)
         out = attention.out @ w_uv
     shapes = {name: x.shape for name, x in arrays.items()}
     return LatentForward(out, attention.lse, form, attention, inputs, shapes)
 
 
 @np.errstate(**QUIET)  # type: ignore[arg-type]
-def latent_backward(
+def backward(
     fwd: LatentForward,
     dout: ArrayLike,
     dlse: ArrayLike | None = None,
@@ -214,7 +214,7 @@ def latent_backward(
     Parameters
     ----------
     fwd : LatentForward
-        Result of `latent_forward`.
+        Result of `forward`.
     dout : float array_like (..., H, T, E)
     dlse, dweights : float array_like (..., H, T), (..., H, T, S), optional
         Default 0.
@@ -233,7 +233,7 @@ def latent_backward(
     do = check_cotangent("dout", dout, fwd.out.shape)
     c, N = c[..., None, :, :], query.shape[-1]
     if fwd.form == "unabsorbed":
-        grads = backward(fwd.attention, do, dlse, dweights)
+        grads = api.backward(fwd.attention, do, dlse, dweights)
         dk, dv, dquery = grads.k[..., :N], grads.v, grads.q[..., :N]
         dw_uk = sum_products(c, dk)  # from k = c w_uk
         dw_uv = sum_products(c, dv)  # from v = c w_uv
@@ -241,7 +241,7 @@ def latent_backward(
     else:
         du = do @ w_uv.swapaxes(-1, -2)  # from o = u w_uv
         dw_uv = sum_products(fwd.attention.out, do)
-        grads = backward(fwd.attention, du, dlse, dweights)
+        grads = api.backward(fwd.attention, du, dlse, dweights)
         N = c.shape[-1]
         dabsorbed = grads.q[..., :N]
         dquery = dabsorbed @ w_uk  # from q = q_nope w_ukᵀ
@@ -308,7 +308,7 @@ def check_form(form: Any, options: dict[str, Any]) -> None:
         raise OptionError(f'form is {form!r}, must be "unabsorbed" or "absorbed"')
     for name in options:
         if name not in OPTIONS:
-            raise unknown_option("latent_attention", name, ("form", *OPTIONS))
+            raise unknown_option("latent.attention", name, ("form", *OPTIONS))
 
 
 def sum_products(x: Array, dy: Array) -> Array:

@@ -16,15 +16,8 @@ from npattn import biases, masks
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.testing.bounds.allowed import bounds
 from npattn.testing.compare import compare_arrays
-from npattn.variants import (
-    drop_repeats,
-    gathered_attention,
-    gathered_backward,
-    gathered_forward,
-    index_mask,
-    top_k,
-)
-from npattn.variants.gathered import OPTIONS
+from npattn.variants import gathered
+from npattn.variants.gathered import OPTIONS, drop_repeats, index_mask, top_k
 from tests.variants import formulas
 from tests.variants.running_error import Bounded, assert_within
 
@@ -85,15 +78,15 @@ def with_a_key_each(lists):
 def test_is_attention_with_the_mask_of_the_lists(case):
     q, k, v = sample()
     lists = with_a_key_each(draw_lists(LISTS[case]))
-    fwd = gathered_forward(q, k, v, lists)
+    fwd = gathered.forward(q, k, v, lists)
     do, dlse = cotangents(fwd)
-    grads = gathered_backward(fwd, do, dlse)
+    grads = gathered.backward(fwd, do, dlse)
     exact = formula(q, k, v, index_mask(lists, S), do, dlse)
     assert_within("out", fwd.out, exact["out"])
     assert_within("lse", fwd.lse, exact["lse"])
     for name in "qkv":
         assert_within(f"d{name}", getattr(grads, name), exact[name])
-    assert np.array_equal(gathered_attention(q, k, v, lists), fwd.out)
+    assert np.array_equal(gathered.attention(q, k, v, lists), fwd.out)
     of_entries = np.where(lists < 0, 0, np.broadcast_to(lists, fwd.weights.shape))
     weights = np.take_along_axis(exact["weights"].x, of_entries, -1) * (lists >= 0)
     allowed = np.take_along_axis(exact["weights"].e, of_entries, -1)
@@ -112,7 +105,7 @@ def test_options_hide_keys_of_the_lists_and_gradients_reach_every_input(case):
         "bias": bias, "scale": 0.4, "softcap": 3.0, "sinks": sinks,
         "dropout_mask": rng.random((B, 1, T, S)) < 0.8, "dropout_rate": 0.25,
     }  # fmt: skip
-    fwd = gathered_forward(q, k, v, lists, **options)
+    fwd = gathered.forward(q, k, v, lists, **options)
     mask = options.pop("mask") & index_mask(lists, S)
     want = npattn.forward(q, k, v, mask, **options)
     assert_both_are_near(fwd, want)
@@ -121,7 +114,7 @@ def test_options_hide_keys_of_the_lists_and_gradients_reach_every_input(case):
 def assert_both_are_near(fwd, want):
     """Compare with dense, within the bound that the judge derives for float64."""
     do, dlse = cotangents(want)
-    grads, wants = gathered_backward(fwd, do, dlse), npattn.backward(want, do, dlse)
+    grads, wants = gathered.backward(fwd, do, dlse), npattn.backward(want, do, dlse)
     allowed = bounds(want.problem.materialise(), np.float64, dout=do, dlse=dlse)
     pairs = {"o": (fwd.out, want.out), "lse": (fwd.lse, want.lse)}
     pairs |= {f"d{n}": (getattr(grads, n), getattr(wants, n)) for n in ("q", "k", "v", "sinks")}
@@ -143,7 +136,7 @@ def test_lists_of_any_length_in_any_order(sizes, n, seed, of_heads):
     rng = np.random.default_rng(seed)
     q, k, v = (rng.standard_normal((h, m, x)) for m, x in ((t, d), (s, d), (s, e)))
     lists = draw_lists((h, t) if of_heads else (t,), n, seed, s)
-    fwd = gathered_forward(q, k, v, lists)
+    fwd = gathered.forward(q, k, v, lists)
     lists = np.broadcast_to(lists, (h, t, lists.shape[-1]))
     out, lse = formulas.gathered_in_loops(q, k, v, lists, 1 / math.sqrt(d))
     allowed = bounds(npattn.Problem(q, k, v, index_mask(lists, s)), np.float64)
@@ -156,9 +149,9 @@ def test_gradients_are_the_complex_steps_of_the_loops():
     rng = np.random.default_rng(4)
     q, k, v = rng.standard_normal((4, 3, 2)), rng.standard_normal((2, 5, 2)), rng.random((2, 5, 3))
     lists = np.array([[3, -1, 0], [4, 2, 3], [-1, 1, 0]])
-    fwd = gathered_forward(q, k, v, lists, scale=0.7)
+    fwd = gathered.forward(q, k, v, lists, scale=0.7)
     do, dlse = cotangents(fwd)
-    grads = gathered_backward(fwd, do, dlse)
+    grads = gathered.backward(fwd, do, dlse)
     exact = formula(q, k, v, index_mask(lists, 5), do, dlse, scale=0.7)
     whole, step = np.broadcast_to(lists, (4, 3, 3)), 1e-200
     for i, name in enumerate("qkv"):
@@ -176,7 +169,7 @@ def test_order_and_unused_entries_change_nothing_but_rounding():
     rng = np.random.default_rng(6)
     padded = np.concatenate([lists, np.full_like(lists, -1)], -1)
     shuffled = rng.permuted(padded, axis=-1)
-    one, other = (gathered_forward(q, k, v, x) for x in (lists, shuffled))
+    one, other = (gathered.forward(q, k, v, x) for x in (lists, shuffled))
     exact = formula(q, k, v, index_mask(lists, S))
     for fwd in (one, other):
         assert_within("out", fwd.out, exact["out"])
@@ -187,13 +180,13 @@ def test_order_and_unused_entries_change_nothing_but_rounding():
 def test_keys_in_no_list_are_never_read_and_get_no_gradient():
     q, k, v = sample(7)
     lists = draw_lists((T,), keys=S - 2)  # never the last two
-    before = gathered_forward(q, k, v, lists)
+    before = gathered.forward(q, k, v, lists)
     do, dlse = cotangents(before)
-    grads = gathered_backward(before, do, dlse)
+    grads = gathered.backward(before, do, dlse)
     k[..., -2:, :], v[..., -2:, :] = np.nan, np.inf
-    after = gathered_forward(q, k, v, lists)
+    after = gathered.forward(q, k, v, lists)
     assert np.array_equal(after.out, before.out)
-    again = gathered_backward(after, do, dlse)
+    again = gathered.backward(after, do, dlse)
     assert np.array_equal(again.q, grads.q)
     for name in "kv":
         assert np.array_equal(getattr(again, name), getattr(grads, name))
@@ -203,11 +196,11 @@ def test_keys_in_no_list_are_never_read_and_get_no_gradient():
 def test_weights_have_a_gradient():
     q, k, v = sample(8)
     lists = with_a_key_each(draw_lists((H, T)))
-    fwd = gathered_forward(q, k, v, lists)
+    fwd = gathered.forward(q, k, v, lists)
     dweights = np.random.default_rng(10).standard_normal(fwd.weights.shape)
-    grads = gathered_backward(fwd, np.zeros_like(fwd.out), None, dweights)
+    grads = gathered.backward(fwd, np.zeros_like(fwd.out), None, dweights)
     along, step = np.random.default_rng(11).standard_normal(k.shape), 1e-200
-    end = gathered_forward(q, k + 1j * step * along, v, lists)
+    end = gathered.forward(q, k + 1j * step * along, v, lists)
     slope = (dweights * end.weights).sum().imag / step
     terms = grads.k * along
     assert abs(slope - terms.sum()) <= (terms.size + 4 * (D + M)) * 2.0**-53 * abs(terms).sum()
@@ -216,12 +209,12 @@ def test_weights_have_a_gradient():
 def test_one_head_without_an_axis():
     q, k, v = (x[0, 0] for x in sample(9))
     lists = draw_lists((T,))
-    fwd = gathered_forward(q, k, v, lists)
+    fwd = gathered.forward(q, k, v, lists)
     assert (fwd.out.shape, fwd.lse.shape, fwd.weights.shape) == ((T, E), (T,), (T, M))
     do, dlse = cotangents(fwd)
-    grads = gathered_backward(fwd, do, dlse, np.ones((T, M)))
-    whole = gathered_forward(q[None], k[None], v[None], lists)
-    wants = gathered_backward(whole, do[None], dlse[None], np.ones((1, T, M)))
+    grads = gathered.backward(fwd, do, dlse, np.ones((T, M)))
+    whole = gathered.forward(q[None], k[None], v[None], lists)
+    wants = gathered.backward(whole, do[None], dlse[None], np.ones((1, T, M)))
     assert np.array_equal(fwd.out, whole.out[0])
     for name in "qkv":
         assert np.array_equal(getattr(grads, name), getattr(wants, name)[0])
@@ -231,7 +224,7 @@ def test_objects_are_masks_and_biases_too():
     q, k, v = sample(10)
     lists = draw_lists((B, 1, T), n=6)
     mask, bias = masks.causal(alignment="top_left"), biases.alibi(H)
-    fwd = gathered_forward(q, k, v, lists, mask=mask, bias=bias)
+    fwd = gathered.forward(q, k, v, lists, mask=mask, bias=bias)
     listed = index_mask(lists, S) & mask.to_array(T=T, S=S)
     want = npattn.forward(q, k, v, listed, bias=bias)
     assert_both_are_near(fwd, want)
@@ -244,9 +237,9 @@ def test_every_size_may_be_0(letter):
     kv = min(h, 2)
     q, k, v = np.ones((B, h, t, d)), np.ones((B, kv, s, d)), np.ones((B, kv, s, e))
     lists = np.full((t, n), -1) if letter == "S" else draw_lists((t,), n)
-    fwd = gathered_forward(q, k, v, lists)
+    fwd = gathered.forward(q, k, v, lists)
     assert (fwd.out.shape, fwd.weights.shape) == ((B, h, t, e), (B, h, t, n))
-    grads = gathered_backward(fwd, np.ones_like(fwd.out))
+    grads = gathered.backward(fwd, np.ones_like(fwd.out))
     assert [x.shape for x in (grads.q, grads.k, grads.v)] == [q.shape, k.shape, v.shape]
     if letter in "Sn":
         assert not fwd.out.any()
@@ -273,20 +266,20 @@ WRONG = {
 def test_wrong_lists_are_errors(case):
     lists, error, match = WRONG[case]
     with pytest.raises(error, match=match):
-        gathered_forward(*sample(), lists)
+        gathered.forward(*sample(), lists)
 
 
 def test_wrong_options_are_errors():
     lists = draw_lists((T,))
     assert "score_mod" not in OPTIONS
     for name in ("score_mod", "conventions"):
-        with pytest.raises(OptionError, match=f"gathered_attention has no option {name}"):
-            gathered_forward(*sample(), lists, **{name: None})
+        with pytest.raises(OptionError, match=f"gathered.attention has no option {name}"):
+            gathered.forward(*sample(), lists, **{name: None})
     with pytest.raises(DtypeError, match="float16, must be"):
-        gathered_forward(*sample(), lists, dtype="float16")
-    fwd = gathered_forward(*sample(), lists)
+        gathered.forward(*sample(), lists, dtype="float16")
+    fwd = gathered.forward(*sample(), lists)
     with pytest.raises(ShapeError, match="dweights has shape"):
-        gathered_backward(fwd, fwd.out, None, np.zeros((B, H, T, S)))
+        gathered.backward(fwd, fwd.out, None, np.zeros((B, H, T, S)))
 
 
 def test_repeats_count_once_or_by_their_bias():
@@ -302,7 +295,7 @@ def test_repeats_count_once_or_by_their_bias():
     whole = np.broadcast_to(lists, (H, *lists.shape))
     twice = formulas.gathered_in_loops(q, k, v, whole, 1 / math.sqrt(D))[0]
     bias = np.log(np.maximum(counts, 1))
-    got = gathered_attention(q, k, v, once, bias=bias)
+    got = gathered.attention(q, k, v, once, bias=bias)
     exact = formula(q, k, v, index_mask(once, S), bias=Bounded(bias, 2 * abs(bias)))
     assert abs(got - twice).max() <= 2 * 2.0**-52 * exact["out"].e.max()
     listed = np.broadcast_to(index_mask(lists, S), (T, S))
@@ -334,7 +327,7 @@ def test_top_k_takes_the_largest_and_of_ties_the_lowest(n, seed, masked):
 
 def test_top_k_of_all_keys_is_dense_attention():
     q, k, v = (x[:, :K] for x in sample(13))
-    fwd = gathered_forward(q, k, v, top_k(q @ k.swapaxes(-1, -2), S))
+    fwd = gathered.forward(q, k, v, top_k(q @ k.swapaxes(-1, -2), S))
     exact = formula(q, k, v, np.ones((T, S), bool))
     assert_within("out", fwd.out, exact["out"])
 
@@ -346,12 +339,12 @@ def test_a_choice_is_constant_so_gradients_are_those_of_fixed_lists():
 
     def loss(q):
         lists = top_k((q @ k.swapaxes(-1, -2)).real, M)
-        return (do * gathered_attention(q, k, v, lists)).sum()
+        return (do * gathered.attention(q, k, v, lists)).sum()
 
     scores = np.sort(q @ k.swapaxes(-1, -2))
     gap = np.diff(scores)[..., S - M - 1].min()  # between the last chosen key and the next
-    fwd = gathered_forward(q, k, v, top_k(q @ k.swapaxes(-1, -2), M))
-    dq = gathered_backward(fwd, do).q
+    fwd = gathered.forward(q, k, v, top_k(q @ k.swapaxes(-1, -2), M))
+    dq = gathered.backward(fwd, do).q
     along = np.random.default_rng(16).standard_normal(q.shape)
     slope = loss(q + 1e-200j * along).imag / 1e-200
     terms = dq * along
@@ -386,7 +379,7 @@ def test_wrong_rankings_are_errors():
 def wrong_forward(q, k, v, lists, mistake):
     """Gathered attention with a mistake in it, by rows that NumPy's indexing reads."""
     if mistake == "off by one":
-        return gathered_attention(q, k, v, np.where(lists < 0, -1, (lists + 1) % S))
+        return gathered.attention(q, k, v, np.where(lists < 0, -1, (lists + 1) % S))
     used = np.ones_like(lists, bool)  # −1 is the last key, in Python
     read = lists
     if mistake == "unused entries take weight":
@@ -415,7 +408,6 @@ def test_every_mistake_is_found(mistake):
 @pytest.mark.parametrize("accumulate", [True, False])
 def test_gradients_that_are_assigned_are_found(monkeypatch, accumulate):
     """Fancy assignment keeps the last of the rows that name one key."""
-    from npattn.variants import gathered
 
     def assign(total, at, rows):
         if accumulate:
@@ -432,11 +424,11 @@ def test_gradients_that_are_assigned_are_found(monkeypatch, accumulate):
 
     q, k, v = sample(18)
     lists = with_a_key_each(draw_lists((T,)))
-    fwd = gathered_forward(q, k, v, lists)
+    fwd = gathered.forward(q, k, v, lists)
     do, dlse = cotangents(fwd)
     exact = formula(q, k, v, index_mask(lists, S), do, dlse)
     monkeypatch.setattr(gathered, "np", Changed())
-    grads = gathered_backward(fwd, do, dlse)
+    grads = gathered.backward(fwd, do, dlse)
     if accumulate:
         assert_within("dk", grads.k, exact["k"])
     else:

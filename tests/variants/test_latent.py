@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import npattn
 from npattn import positions
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.variants import latent_attention, latent_backward, latent_forward
+from npattn.variants import latent
 from npattn.variants.latent import NAMES
 from tests.variants import formulas
 from tests.variants.running_error import assert_within
@@ -57,11 +57,11 @@ def assert_is(fwd, grads, exact, names=NAMES):
 def test_is_the_formula_of_the_paper(form, band):
     options, visible = BANDS[band]
     arrays = sample()
-    fwd = latent_forward(*arrays, form=form, **options)
+    fwd = latent.forward(*arrays, form=form, **options)
     do, dlse, _ = cotangents(fwd)
     exact = formula(arrays, visible, do, dlse)
-    assert_is(fwd, latent_backward(fwd, do, dlse), exact)
-    assert np.array_equal(latent_attention(*arrays, form=form, **options), fwd.out)
+    assert_is(fwd, latent.backward(fwd, do, dlse), exact)
+    assert np.array_equal(latent.attention(*arrays, form=form, **options), fwd.out)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -69,11 +69,11 @@ def test_options_are_those_of_attention(form):
     arrays, rng = sample(1), np.random.default_rng(5)
     mask, bias = np.tri(T, S, 4, bool), rng.standard_normal((H, 1, S))
     options = {"scale": 0.3, "softcap": 1.5, "bias": bias}
-    fwd = latent_forward(*arrays, form=form, mask=mask, **options)
+    fwd = latent.forward(*arrays, form=form, mask=mask, **options)
     do, dlse, _ = cotangents(fwd)
     exact = formula(arrays, mask, do, dlse, **options)
     exact["bias"] = exact["bias"].sum_to(bias.shape)
-    assert_is(fwd, latent_backward(fwd, do, dlse), exact, (*NAMES, "bias"))
+    assert_is(fwd, latent.backward(fwd, do, dlse), exact, (*NAMES, "bias"))
 
 
 @pytest.mark.parametrize("lead", [(), (2, 3)])
@@ -83,10 +83,10 @@ def test_leading_axes_broadcast_and_gradients_are_summed(lead, of_keys, form):
     if of_keys == (3,) and not lead:
         lead = (1,)  # keys have axes that queries have not
     arrays = sample(2, lead, of_keys)
-    fwd = latent_forward(*arrays, form=form)
+    fwd = latent.forward(*arrays, form=form)
     do, dlse, _ = cotangents(fwd)
     exact = formula(arrays, np.ones((T, S), bool), do, dlse)
-    assert_is(fwd, latent_backward(fwd, do, dlse), exact)
+    assert_is(fwd, latent.backward(fwd, do, dlse), exact)
 
 
 @given(st.tuples(*[st.integers(1, 4)] * 7), st.integers(0, 99), st.sampled_from(["full", "causal"]))
@@ -96,18 +96,18 @@ def test_both_forms_are_one_function(sizes, seed, band):
     shapes = ((h, t, n), (h, t, r), (s, c), (s, r), (h, c, n), (h, c, e))
     arrays = [rng.standard_normal(shape) for shape in shapes]
     visible = np.tri(t, s, max(s - t, 0), bool) if band == "causal" else np.ones((t, s), bool)
-    one, other = (latent_forward(*arrays, form=form, mask=visible) for form in FORMS)
+    one, other = (latent.forward(*arrays, form=form, mask=visible) for form in FORMS)
     do, dlse, _ = cotangents(one)
     exact = formula(arrays, visible, do, dlse)
     for fwd in (one, other):
-        assert_is(fwd, latent_backward(fwd, do, dlse), exact)
+        assert_is(fwd, latent.backward(fwd, do, dlse), exact)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_is_what_the_loops_say(form):
     arrays = sample(3, (), ())
     visible = BANDS["causal"][1]
-    fwd = latent_forward(*arrays, form=form, causal="bottom_right")
+    fwd = latent.forward(*arrays, form=form, causal="bottom_right")
     out, lse = formulas.latent_in_loops(arrays, visible, 1 / math.sqrt(N + R))
     exact = formula(arrays, visible)
     assert abs(out - fwd.out).max() <= 2.0**-52 * exact["out"].e.max()
@@ -120,9 +120,9 @@ def test_gradients_are_the_complex_steps_of_the_loops(form):
     shapes = ((2, 3, 2), (2, 3, 1), (4, 3), (4, 1), (2, 3, 2), (2, 3, 2))
     arrays = [rng.standard_normal(shape) for shape in shapes]
     visible, scale = np.tri(3, 4, 1, bool), 0.7
-    fwd = latent_forward(*arrays, form=form, causal="bottom_right", scale=scale)
+    fwd = latent.forward(*arrays, form=form, causal="bottom_right", scale=scale)
     do, dlse, _ = cotangents(fwd)
-    grads = latent_backward(fwd, do, dlse)
+    grads = latent.backward(fwd, do, dlse)
     exact = formula(arrays, visible, do, dlse, scale=scale)
     step = 1e-200  # its square is 0, so that only rounding is left
     for i, name in enumerate(NAMES):
@@ -139,13 +139,13 @@ def test_gradients_are_the_complex_steps_of_the_loops(form):
 def test_weights_have_a_gradient_and_sinks_too(form):
     """In one direction, by complex step of the forward pass."""
     arrays, sinks = sample(5), np.array([0.5, -1.0, 2.0])
-    fwd = latent_forward(*arrays, form=form, sinks=sinks)
+    fwd = latent.forward(*arrays, form=form, sinks=sinks)
     do, dlse, dweights = cotangents(fwd)
-    grads = latent_backward(fwd, do, dlse, dweights)
+    grads = latent.backward(fwd, do, dlse, dweights)
     rng, step = np.random.default_rng(6), 1e-200
     along = [rng.standard_normal(x.shape) for x in (*arrays, sinks)]
     moved = [x + 1j * step * d for x, d in zip((*arrays, sinks), along, strict=True)]
-    end = latent_forward(*moved[:6], form=form, sinks=moved[6])
+    end = latent.forward(*moved[:6], form=form, sinks=moved[6])
     pairs = ((do, end.out), (dlse, end.lse), (dweights, end.weights))
     slope = sum((a * b).sum() for a, b in pairs).imag / step
     parts = [(getattr(grads, n) * d) for n, d in zip((*NAMES, "sinks"), along, strict=True)]
@@ -165,7 +165,7 @@ def test_a_shift_of_all_positions_changes_nothing(form):
         keys = positions.rope(k_rope, layout="interleaved", positions=places)
         return [query, turned, c, keys, *w]
 
-    here, there = (latent_forward(*at(first), form=form) for first in (0, 1000))
+    here, there = (latent.forward(*at(first), form=form) for first in (0, 1000))
     exact = formula(at(0), np.ones((T, S), bool))
     # An angle below 1024 is off by 1024 u and each turned pair by that times its length; a score of
     # R products of these by as much again, and weights and outputs by twice that of their scores.
@@ -174,7 +174,7 @@ def test_a_shift_of_all_positions_changes_nothing(form):
     values = exact["weights"].x @ abs(arrays[2][:, None] @ arrays[5])
     allowed = 2.0**-53 * (2 * exact["out"].e + 2 * moved * values)
     assert (abs(here.out - there.out) <= allowed).all()
-    unturned = latent_forward(*arrays, form=form)
+    unturned = latent.forward(*arrays, form=form)
     assert not (abs(unturned.out - here.out) <= allowed).all()
 
 
@@ -184,17 +184,17 @@ def test_a_query_that_sees_nothing_gives_0_and_passes_nothing(form):
     mask = np.ones((T, S), bool)
     mask[2] = False
     arrays[0][:, :, 2] = np.nan
-    fwd = latent_forward(*arrays, form=form, mask=mask)
+    fwd = latent.forward(*arrays, form=form, mask=mask)
     do, dlse, _ = cotangents(fwd)
     do[:, :, 2] = np.nan
-    grads = latent_backward(fwd, do, dlse)
+    grads = latent.backward(fwd, do, dlse)
     assert not fwd.out[:, :, 2].any()
     assert np.isneginf(fwd.lse[:, :, 2]).all()
     assert not grads.q_nope[:, :, 2].any()
     kept = np.arange(T) != 2
     rest = [x[:, :, kept] for x in arrays[:2]] + arrays[2:]
-    others = latent_forward(*rest, form=form)
-    without = latent_backward(others, do[:, :, kept], dlse[..., kept])
+    others = latent.forward(*rest, form=form)
+    without = latent.backward(others, do[:, :, kept], dlse[..., kept])
     exact = formula(rest, True, do[:, :, kept], dlse[..., kept])
     for name in NAMES[2:]:
         gap = abs(getattr(grads, name) - getattr(without, name))
@@ -207,13 +207,13 @@ def test_a_hidden_key_matters_to_nobody(form, value):
     arrays = sample(9)
     mask = np.ones((T, S), bool)
     mask[:, 3] = False
-    fwd = latent_forward(*arrays, form=form, mask=mask)
+    fwd = latent.forward(*arrays, form=form, mask=mask)
     do, dlse, _ = cotangents(fwd)
-    grads = latent_backward(fwd, do, dlse)
+    grads = latent.backward(fwd, do, dlse)
     arrays[2][:, 3], arrays[3][:, 3] = value, value
-    changed = latent_forward(*arrays, form=form, mask=mask)
+    changed = latent.forward(*arrays, form=form, mask=mask)
     assert np.array_equal(changed.out, fwd.out)
-    after = latent_backward(changed, do, dlse)
+    after = latent.backward(changed, do, dlse)
     for name in NAMES:
         assert np.array_equal(getattr(after, name), getattr(grads, name))
 
@@ -225,9 +225,9 @@ def test_every_size_may_be_0(form, letter):
     h, t, s, n, r, c, e = sizes.values()
     shapes = ((B, h, t, n), (B, h, t, r), (B, s, c), (B, s, r), (h, c, n), (h, c, e))
     arrays = [np.ones(shape) for shape in shapes]
-    fwd = latent_forward(*arrays, form=form)
+    fwd = latent.forward(*arrays, form=form)
     assert fwd.out.shape == (B, h, t, e)
-    grads = latent_backward(fwd, np.ones_like(fwd.out), np.ones_like(fwd.lse))
+    grads = latent.backward(fwd, np.ones_like(fwd.out), np.ones_like(fwd.lse))
     for name, shape in zip(NAMES, shapes, strict=True):
         assert getattr(grads, name).shape == shape
         assert np.isfinite(getattr(grads, name)).all()
@@ -235,16 +235,16 @@ def test_every_size_may_be_0(form, letter):
 
 def test_scale_of_no_sizes_is_1():
     arrays = [np.ones(shape) for shape in ((1, 2, 0), (1, 2, 0), (3, 2), (3, 0), (1, 2, 0))]
-    fwd = latent_forward(*arrays, np.ones((1, 2, 3)))
+    fwd = latent.forward(*arrays, np.ones((1, 2, 3)))
     assert fwd.attention.problem.scale == 1.0
-    assert latent_forward(*arrays, np.ones((1, 2, 3)), scale=None).attention.problem.scale == 1.0
+    assert latent.forward(*arrays, np.ones((1, 2, 3)), scale=None).attention.problem.scale == 1.0
 
 
 def test_conventions_hold():
     arrays, mask = sample(10), np.zeros((T, S), bool)
     mean = npattn.Conventions(empty_row="mean", causal="top_left")
     one, other = (
-        latent_forward(*arrays, form=form, mask=mask, causal=True, conventions=mean)
+        latent.forward(*arrays, form=form, mask=mask, causal=True, conventions=mean)
         for form in FORMS
     )
     values = (arrays[2][:, None] @ arrays[5]).mean(-2, keepdims=True)
@@ -256,9 +256,9 @@ def test_conventions_hold():
 def test_dtypes():
     arrays = sample(11)
     narrow = [x.astype(np.float32) for x in arrays]
-    assert latent_attention(*narrow).dtype == np.float64
-    assert latent_attention(*narrow, dtype=np.float32).dtype == np.float32
-    assert latent_attention(*arrays[:5], arrays[5] + 0j).dtype == np.complex128
+    assert latent.attention(*narrow).dtype == np.float64
+    assert latent.attention(*narrow, dtype=np.float32).dtype == np.float32
+    assert latent.attention(*arrays[:5], arrays[5] + 0j).dtype == np.complex128
 
 
 WRONG = {
@@ -278,30 +278,30 @@ def test_wrong_shapes_are_errors(case):
     arrays = sample()
     arrays[at] = np.ones(shape)
     with pytest.raises(error, match=match):
-        latent_forward(*arrays)
+        latent.forward(*arrays)
 
 
 def test_wrong_arguments_are_errors():
     arrays = sample()
     with pytest.raises(OptionError, match="form is 'absorb'"):
-        latent_attention(*arrays, form="absorb")
+        latent.attention(*arrays, form="absorb")
     with pytest.raises(OptionError, match=r"has no option is_causal: .*causal"):
-        latent_attention(*arrays, is_causal=True)
+        latent.attention(*arrays, is_causal=True)
     with pytest.raises(DtypeError, match="bfloat16, must be"):
-        latent_attention(*arrays, dtype="bfloat16")
+        latent.attention(*arrays, dtype="bfloat16")
     with pytest.raises(DtypeError, match="c is int64"):
-        latent_attention(*arrays[:2], np.ones((B, S, C), int), *arrays[3:])
-    fwd = latent_forward(*arrays)
+        latent.attention(*arrays[:2], np.ones((B, S, C), int), *arrays[3:])
+    fwd = latent.forward(*arrays)
     with pytest.raises(ShapeError, match="dout has shape"):
-        latent_backward(fwd, fwd.out[0])
+        latent.backward(fwd, fwd.out[0])
 
 
 def test_arguments_are_not_written_to():
     arrays = sample()
     copies = [x.copy() for x in arrays]
     for form in FORMS:
-        fwd = latent_forward(*arrays, form=form)
-        latent_backward(fwd, np.ones_like(fwd.out))
+        fwd = latent.forward(*arrays, form=form)
+        latent.backward(fwd, np.ones_like(fwd.out))
     for x, copy in zip(arrays, copies, strict=True):
         assert np.array_equal(x, copy)
 
@@ -313,19 +313,19 @@ def changed_forward(arrays, mistake):
     """Latent attention with a mistake in it."""
     query, rotary, c, k_rope, w_uk, w_uv = arrays
     if mistake == "scale of N alone":
-        return latent_forward(*arrays, scale=1 / math.sqrt(N))
+        return latent.forward(*arrays, scale=1 / math.sqrt(N))
     if mistake == "rotary part forgotten":
-        return latent_forward(query, 0 * rotary, *arrays[2:])
+        return latent.forward(query, 0 * rotary, *arrays[2:])
     if mistake == "w_uv of another head":
-        return latent_forward(*arrays[:5], np.roll(w_uv, 1, 0))
+        return latent.forward(*arrays[:5], np.roll(w_uv, 1, 0))
     if mistake == "absorbed without the transpose":
         square = query[..., :, :N] @ w_uk[:, :N, :N]  # what runs where C = N
-        u = latent_forward(*arrays, form="absorbed")
+        u = latent.forward(*arrays, form="absorbed")
         q = np.concatenate([square, rotary], -1)
         k = np.concatenate([c[..., :N], k_rope], -1)[..., None, :, :]
         inside = npattn.forward(q, k, c[..., None, :, :], scale=u.attention.problem.scale)
         return SimpleNamespace(out=inside.out @ w_uv, lse=inside.lse, weights=inside.weights)
-    return latent_forward(*arrays)
+    return latent.forward(*arrays)
 
 
 def changed_backward(arrays, grads, fwd, do, mistake):
@@ -354,9 +354,9 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_every_mistake_is_found(mistake):
     arrays = sample(12)
-    fwd = latent_forward(*arrays)
+    fwd = latent.forward(*arrays)
     do, _, _ = cotangents(fwd)
-    grads = latent_backward(fwd, do)
+    grads = latent.backward(fwd, do)
     exact = formula(arrays, np.ones((T, S), bool), do, np.zeros(fwd.lse.shape))
     assert_is(fwd, grads, exact)
     wrong = changed_forward(arrays, mistake)

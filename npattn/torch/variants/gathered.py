@@ -1,4 +1,4 @@
-"""Gathered attention and lists of keys on torch tensors, as `npattn.variants`."""
+"""Gathered attention and lists of keys on torch tensors, as `npattn.variants.gathered`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import ArrayLike
 
-from npattn import variants
 from npattn.checks import read_floating
 from npattn.errors import DtypeError, OptionError
 from npattn.options import unknown_option
@@ -16,14 +15,15 @@ from npattn.torch.api import evaluate
 from npattn.torch.biases import TensorBias
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import stand_in, to_host, to_tensor
+from npattn.variants import gathered as arrays
 from npattn.variants.gathered import OPTIONS
 from npattn.variants.indices import NAN_SCORE, check_lists, check_ranking, read_indices
 
 __all__ = [
     "GatheredResults",
+    "attention",
     "drop_repeats",
-    "gathered_attention",
-    "gathered_forward",
+    "forward",
     "index_mask",
     "top_k",
 ]
@@ -47,7 +47,7 @@ class GatheredResults(NamedTuple):
         return weights[0] if self.headless else weights
 
 
-def gathered_attention(
+def attention(
     q: Tensor, k: Tensor, v: Tensor, indices: Tensor | ArrayLike, **options: Any
 ) -> Tensor:
     """Attention in which each query sees the keys of a list.
@@ -57,7 +57,7 @@ def gathered_attention(
     q, k, v : Tensor
         (..., H, T, D), (..., K, S, D), (..., K, S, E), of floating dtypes on one device.
     indices : int Tensor or array_like (..., H, T, n)
-        As in `npattn.variants.gathered_attention`.
+        As in `npattn.variants.gathered.attention`.
     **options
         As there, of `npattn.torch.attention`.
 
@@ -68,12 +68,12 @@ def gathered_attention(
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        As `npattn.variants.gathered_attention`; DtypeError also if q, k or v is no tensor.
+        As `npattn.variants.gathered.attention`; DtypeError also if q, k or v is no tensor.
     """
-    return gathered_forward(q, k, v, indices, **options).out
+    return forward(q, k, v, indices, **options).out
 
 
-def gathered_forward(
+def forward(
     q: Tensor, k: Tensor, v: Tensor, indices: Tensor | ArrayLike, **options: Any
 ) -> GatheredResults:
     """Gathered attention with its lse and weights.
@@ -81,7 +81,7 @@ def gathered_forward(
     Parameters
     ----------
     q, k, v, indices, **options
-        As in `gathered_attention`.
+        As in `attention`.
 
     Returns
     -------
@@ -91,11 +91,11 @@ def gathered_forward(
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        As `gathered_attention`.
+        As `attention`.
     """
     for name in options:
         if name not in OPTIONS:
-            raise unknown_option("gathered_attention", name, OPTIONS)
+            raise unknown_option("gathered.attention", name, OPTIONS)
     bias = options.get("bias")
     if isinstance(bias, TensorBias) and isinstance(q, Tensor) and isinstance(k, Tensor):
         options["bias"] = bias.to_tensor(q.shape[-2], k.shape[-2], q.device)
@@ -137,7 +137,7 @@ def gathered_forward(
 
 
 def index_mask(indices: Tensor | ArrayLike, S: int) -> Tensor:
-    """Return the mask (..., T, S) of lists of keys, as `npattn.variants.index_mask`.
+    """Return the mask (..., T, S) of lists of keys, as `npattn.variants.gathered.index_mask`.
 
     Parameters
     ----------
@@ -152,13 +152,13 @@ def index_mask(indices: Tensor | ArrayLike, S: int) -> Tensor:
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        As `npattn.variants.index_mask`.
+        As `npattn.variants.gathered.index_mask`.
     """
-    return to_tensor(variants.index_mask(_host(indices), S), _device(indices))
+    return to_tensor(arrays.index_mask(_host(indices), S), _device(indices))
 
 
 def drop_repeats(indices: Tensor | ArrayLike) -> Tensor:
-    """Return lists of keys without repeats, as `npattn.variants.drop_repeats`.
+    """Return lists of keys without repeats, as `npattn.variants.gathered.drop_repeats`.
 
     Parameters
     ----------
@@ -171,13 +171,13 @@ def drop_repeats(indices: Tensor | ArrayLike) -> Tensor:
     Raises
     ------
     ShapeError, DtypeError
-        As `npattn.variants.drop_repeats`.
+        As `npattn.variants.gathered.drop_repeats`.
     """
-    return to_tensor(variants.drop_repeats(_host(indices)), _device(indices))
+    return to_tensor(arrays.drop_repeats(_host(indices)), _device(indices))
 
 
 def top_k(scores: Tensor, n: int, mask: Tensor | None = None) -> Tensor:
-    """Return the n keys of the largest visible scores, as `npattn.variants.top_k`.
+    """Return the n keys of the largest visible scores, as `npattn.variants.gathered.top_k`.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def top_k(scores: Tensor, n: int, mask: Tensor | None = None) -> Tensor:
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        As `npattn.variants.top_k`; DtypeError also if scores or mask is no tensor.
+        As `npattn.variants.gathered.top_k`; DtypeError also if scores or mask is no tensor.
     """
     for name, x in (("scores", scores), ("mask", mask)):
         if not isinstance(x, Tensor) and not (name == "mask" and x is None):

@@ -10,12 +10,12 @@ import torch
 from npattn.checks import check_dtype, read_floating
 from npattn.errors import DtypeError
 from npattn.problem import Forward
-from npattn.torch.api import forward
+from npattn.torch import api
 from npattn.torch.flags import exact
 from npattn.torch.tensors import has_float64, short_name, stand_in
 from npattn.variants.latent import NAMES, Form, check_form, check_latent
 
-__all__ = ["LatentResults", "latent_attention", "latent_forward"]
+__all__ = ["LatentResults", "attention", "forward"]
 
 Tensor = torch.Tensor
 
@@ -34,7 +34,7 @@ class LatentResults(NamedTuple):
         return weights  # type: ignore[no-any-return]
 
 
-def latent_attention(
+def attention(
     q_nope: Tensor,
     q_rope: Tensor,
     c: Tensor,
@@ -45,7 +45,7 @@ def latent_attention(
     form: Form = "unabsorbed",
     **options: Any,
 ) -> Tensor:
-    """Multi-head latent attention, as `npattn.variants.latent_attention`.
+    """Multi-head latent attention, as `npattn.variants.latent.attention`.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def latent_attention(
         dtypes on one device.
     form : {"unabsorbed", "absorbed"}, default "unabsorbed"
     **options
-        As in `npattn.variants.latent_attention`, of `npattn.torch.attention`.
+        As in `npattn.variants.latent.attention`, of `npattn.torch.attention`.
 
     Returns
     -------
@@ -63,13 +63,13 @@ def latent_attention(
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        As `npattn.variants.latent_attention`; DtypeError also if one of the six is no tensor.
+        As `npattn.variants.latent.attention`; DtypeError also if one of the six is no tensor.
     """
     tensors = (q_nope, q_rope, c, k_rope, w_uk, w_uv)
-    return latent_forward(*tensors, form=form, **options).out
+    return forward(*tensors, form=form, **options).out
 
 
-def latent_forward(
+def forward(
     q_nope: Tensor,
     q_rope: Tensor,
     c: Tensor,
@@ -85,7 +85,7 @@ def latent_forward(
     Parameters
     ----------
     q_nope, q_rope, c, k_rope, w_uk, w_uv, form, **options
-        As in `latent_attention`.
+        As in `attention`.
 
     Returns
     -------
@@ -95,7 +95,7 @@ def latent_forward(
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        As `latent_attention`.
+        As `attention`.
     """
     given = dict(zip(NAMES, (q_nope, q_rope, c, k_rope, w_uk, w_uv), strict=True))
     for name, x in given.items():
@@ -113,12 +113,12 @@ def latent_forward(
     with exact(dtype, q_nope.device):
         if form == "unabsorbed":
             k, v = _join(_multiply(c, w_uk), k_rope), _multiply(c, w_uv)
-            attention: Any = forward(_join(query, rotary), k, v, **own)
+            attention: Any = api.forward(_join(query, rotary), k, v, **own)
             out = attention.out
         else:
             absorbed = _multiply(query, w_uk.swapaxes(-1, -2))
             k, v = (x[..., : sizes.H, :, :] for x in (_join(c, k_rope), c))
-            attention = forward(_join(absorbed, rotary), k, v, **own)
+            attention = api.forward(_join(absorbed, rotary), k, v, **own)
             out = _multiply(attention.out, w_uv)
     return LatentResults(out, attention.lse, attention)
 

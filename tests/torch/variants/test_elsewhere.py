@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 elsewhere = pytest.importorskip("tests.elsewhere", exc_type=ImportError)
 
 import npattn.torch as npt  # noqa: E402
-from tests.variants import test_gathered as gathered  # noqa: E402
+from tests.variants import test_gathered as lists_of  # noqa: E402
 from tests.variants.test_latent import FORMS, sample  # noqa: E402
 
 
@@ -26,7 +26,7 @@ def results(call, arrays, device):
 @pytest.mark.parametrize("form", FORMS)
 def test_latent(form):
     def call(*tensors):
-        return npt.variants.latent_forward(*tensors, form=form, causal="bottom_right")
+        return npt.variants.latent.forward(*tensors, form=form, causal="bottom_right")
 
     pairs = (results(call, sample(), device) for device in ("cpu", elsewhere.DEVICE))
     for here, there in zip(*pairs, strict=True):
@@ -34,14 +34,14 @@ def test_latent(form):
 
 
 def test_gathered():
-    lists = gathered.draw_lists((gathered.B, 1, gathered.T))
+    lists = lists_of.draw_lists((lists_of.B, 1, lists_of.T))
 
     def call(q, k, v):
         own = torch.tensor(lists).to(q.device)
-        assert npt.variants.index_mask(own, gathered.S).device == q.device
-        assert npt.variants.top_k(q[..., :3], 2).device == q.device
-        return npt.variants.gathered_forward(q, k, v, own, causal="bottom_right")
+        assert npt.variants.gathered.index_mask(own, lists_of.S).device == q.device
+        assert npt.variants.gathered.top_k(q[..., :3], 2).device == q.device
+        return npt.variants.gathered.forward(q, k, v, own, causal="bottom_right")
 
-    pairs = (results(call, gathered.sample(), device) for device in ("cpu", elsewhere.DEVICE))
+    pairs = (results(call, lists_of.sample(), device) for device in ("cpu", elsewhere.DEVICE))
     for here, there in zip(*pairs, strict=True):
         assert np.array_equal(here, there)

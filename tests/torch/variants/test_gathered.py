@@ -42,15 +42,15 @@ def test_is_that_of_numpy_and_so_are_gradients(case, options):
     given, lists = GIVEN[options], draw_lists(LISTS[case], n=6)
     arrays = dict(zip("qkv", sample(2), strict=True))
     arrays |= {name: given[name] for name in ("bias", "sinks") if name in given}
-    want = variants.gathered_forward(*sample(2), lists, **given)
+    want = variants.gathered.forward(*sample(2), lists, **given)
     normal = np.random.default_rng(6).standard_normal
     do, dlse = normal(want.out.shape), normal(want.lse.shape)
     dlse[np.isneginf(want.lse)] = 0
-    grads = variants.gathered_backward(want, do, dlse)
+    grads = variants.gathered.backward(want, do, dlse)
     tensors = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
-    got = npt.variants.gathered_forward(**given | tensors | {"indices": torch.tensor(lists)})
+    got = npt.variants.gathered.forward(**given | tensors | {"indices": torch.tensor(lists)})
     torch.autograd.backward((got.out, got.lse), (torch.tensor(do), torch.tensor(dlse)))
-    listed = variants.index_mask(lists, S) & given.get("mask", np.True_)
+    listed = variants.gathered.index_mask(lists, S) & given.get("mask", np.True_)
     problem = want.problem.replace(mask=np.broadcast_to(listed, (B, H, T, S)))
     allowed = bounds(problem, np.float64, dout=do, dlse=dlse)
     pairs = {"o": (got.out.detach(), want.out), "lse": (got.lse.detach(), want.lse)}
@@ -70,13 +70,13 @@ def test_objects_are_masks_and_biases_too():
     lists = draw_lists((B, 1, T), n=6)
     slopes = torch.rand(H, dtype=torch.float64, requires_grad=True)
     given = {"mask": masks.causal(alignment="top_left"), "bias": npt.biases.alibi(slopes)}
-    out = npt.variants.gathered_attention(q, k, v, lists, **given)
+    out = npt.variants.gathered.attention(q, k, v, lists, **given)
     out.sum().backward()
     own = given | {"bias": biases.alibi(slopes.detach().numpy())}
-    want = variants.gathered_forward(*sample(7), lists, **own)
-    wanted = variants.gathered_backward(want, np.ones_like(want.out)).bias
+    want = variants.gathered.forward(*sample(7), lists, **own)
+    wanted = variants.gathered.backward(want, np.ones_like(want.out)).bias
     problem = want.problem.materialise()
-    visible = problem.mask & variants.index_mask(lists, S)
+    visible = problem.mask & variants.gathered.index_mask(lists, S)
     problem = problem.replace(mask=np.broadcast_to(visible, (B, H, T, S)))
     allowed = bounds(problem, np.float64, dout=np.ones_like(want.out))
     room = abs(own["bias"].gradient(allowed["dbias"]))
@@ -88,7 +88,7 @@ def test_keys_in_no_list_get_no_gradient_whatever_they_hold():
     q, k, v = sample(8)
     k[..., -2:, :], v[..., -2:, :] = np.nan, np.inf
     tensors = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
-    npt.variants.gathered_attention(*tensors, draw_lists((T,), keys=S - 2)).sum().backward()
+    npt.variants.gathered.attention(*tensors, draw_lists((T,), keys=S - 2)).sum().backward()
     assert all(x.grad.isfinite().all() for x in tensors)
     assert not tensors[1].grad[..., -2:, :].any()
     assert not tensors[2].grad[..., -2:, :].any()
@@ -96,7 +96,7 @@ def test_keys_in_no_list_get_no_gradient_whatever_they_hold():
 
 def test_one_head_without_an_axis():
     q, k, v = (torch.tensor(x[0, 0]) for x in sample(9))
-    got = npt.variants.gathered_forward(q, k, v, draw_lists((T,)))
+    got = npt.variants.gathered.forward(q, k, v, draw_lists((T,)))
     assert (got.out.shape, got.lse.shape, got.weights.shape) == ((T, E), (T,), (T, M))
 
 
@@ -107,42 +107,42 @@ def test_top_k_is_that_of_numpy(masked):
     scores[rng.random(scores.shape) < 0.1] = -np.inf
     mask = rng.random((T, S)) < 0.6 if masked else None
     for n in (0, 3, S + 2):
-        found = npt.variants.top_k(
+        found = npt.variants.gathered.top_k(
             torch.tensor(scores), n, None if mask is None else torch.tensor(mask)
         )
-        assert np.array_equal(found, variants.top_k(scores, n, mask))
+        assert np.array_equal(found, variants.gathered.top_k(scores, n, mask))
 
 
 def test_lists_are_made_on_tensors_too():
     lists = torch.tensor([[3, 1, 3, -1], [0, 0, 2, 2]])
-    assert npt.variants.drop_repeats(lists).tolist() == [[3, 1, -1, -1], [0, -1, 2, -1]]
-    mask = npt.variants.index_mask(lists, 4)
+    assert npt.variants.gathered.drop_repeats(lists).tolist() == [[3, 1, -1, -1], [0, -1, 2, -1]]
+    mask = npt.variants.gathered.index_mask(lists, 4)
     assert mask.dtype == torch.bool
     assert mask.tolist() == [[False, True, False, True], [True, False, True, False]]
-    assert torch.equal(npt.variants.index_mask(lists.numpy(), 4), mask)
+    assert torch.equal(npt.variants.gathered.index_mask(lists.numpy(), 4), mask)
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_lists_are_errors(case):
     lists, error, match = WRONG[case]
     with pytest.raises(error, match=match):
-        npt.variants.gathered_attention(*map(torch.tensor, sample()), torch.tensor(lists))
+        npt.variants.gathered.attention(*map(torch.tensor, sample()), torch.tensor(lists))
 
 
 def test_wrong_arguments_are_errors():
     q, k, v = map(torch.tensor, sample())
     lists, scores = draw_lists((T,)), torch.zeros(T, S)
     with pytest.raises(OptionError, match="has no option score_mod"):
-        npt.variants.gathered_attention(q, k, v, lists, score_mod=None)
+        npt.variants.gathered.attention(q, k, v, lists, score_mod=None)
     with pytest.raises(DtypeError, match="float16, must be float32 or float64"):
-        npt.variants.gathered_attention(q, k, v, lists, dtype=torch.float16)
+        npt.variants.gathered.attention(q, k, v, lists, dtype=torch.float16)
     with pytest.raises(DtypeError, match="scores is ndarray, must be a tensor"):
-        npt.variants.top_k(scores.numpy(), 2)
+        npt.variants.gathered.top_k(scores.numpy(), 2)
     with pytest.raises(DtypeError, match="mask is list, must be a tensor"):
-        npt.variants.top_k(scores, 2, [[True]])
+        npt.variants.gathered.top_k(scores, 2, [[True]])
     with pytest.raises(DtypeError, match=r"mask is torch.int64, must be bool"):
-        npt.variants.top_k(scores, 2, torch.ones(T, S, dtype=torch.int64))
+        npt.variants.gathered.top_k(scores, 2, torch.ones(T, S, dtype=torch.int64))
     with pytest.raises(OptionError, match="scores has NaN"):
-        npt.variants.top_k(scores * torch.nan, 2)
+        npt.variants.gathered.top_k(scores * torch.nan, 2)
     with pytest.raises(ShapeError, match="mask has shape"):
-        npt.variants.top_k(scores, 2, torch.ones(S, T, dtype=torch.bool))
+        npt.variants.gathered.top_k(scores, 2, torch.ones(S, T, dtype=torch.bool))

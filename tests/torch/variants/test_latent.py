@@ -31,7 +31,7 @@ def test_is_the_formula_and_so_are_gradients(form, band):
     options, visible = BANDS[band]
     arrays, (do, dlse) = sample(), cotangents()
     tensors = leaves(arrays)
-    got = npt.variants.latent_forward(*tensors, form=form, **options)
+    got = npt.variants.latent.forward(*tensors, form=form, **options)
     torch.autograd.backward((got.out, got.lse), (torch.tensor(do), torch.tensor(dlse)))
     exact = formulas.latent(arrays, visible, do, dlse)
     assert_within("out", got.out.detach(), exact["out"])
@@ -39,7 +39,7 @@ def test_is_the_formula_and_so_are_gradients(form, band):
     assert_within("weights", got.weights.detach(), exact["weights"])
     for name, x in zip(NAMES, tensors, strict=True):
         assert_within(f"d{name}", x.grad, exact[name])
-    out = npt.variants.latent_attention(*tensors, form=form, **options)
+    out = npt.variants.latent.attention(*tensors, form=form, **options)
     assert torch.equal(out, got.out)
 
 
@@ -48,7 +48,7 @@ def test_float32_computes_in_float32(form):
     arrays, (do, dlse) = [x.astype(np.float32) for x in sample()], cotangents()
     do, dlse = do.astype(np.float32), dlse.astype(np.float32)
     tensors = leaves(arrays, torch.float32)
-    got = npt.variants.latent_forward(*tensors, form=form, dtype=torch.float32)
+    got = npt.variants.latent.forward(*tensors, form=form, dtype=torch.float32)
     assert got.out.dtype == torch.float32
     torch.autograd.backward((got.out, got.lse), (torch.tensor(do), torch.tensor(dlse)))
     exact = formulas.latent(arrays, BANDS["full"][1], do, dlse)
@@ -63,15 +63,15 @@ def test_options_and_leading_axes_are_those_of_numpy(form):
     arrays = sample(2, (2, 3), (1,))
     bias, sinks = np.random.default_rng(3).standard_normal((H, 1, S)), np.array([0.5, -1, 2])
     options = {"softcap": 1.5, "scale": 0.3, "causal": "bottom_right"}
-    want = variants.latent_forward(*arrays, form=form, bias=bias, sinks=sinks, **options)
+    want = variants.latent.forward(*arrays, form=form, bias=bias, sinks=sinks, **options)
     tensors = leaves((*arrays, bias, sinks))
-    got = npt.variants.latent_forward(
+    got = npt.variants.latent.forward(
         *tensors[:6], form=form, bias=tensors[6], sinks=tensors[7], **options
     )
     normal = np.random.default_rng(4).standard_normal
     do, dlse = normal(want.out.shape), normal(want.lse.shape)
     torch.autograd.backward((got.out, got.lse), (torch.tensor(do), torch.tensor(dlse)))
-    grads = variants.latent_backward(want, do, dlse)
+    grads = variants.latent.backward(want, do, dlse)
     visible = np.tri(T, S, S - T, dtype=bool)
     sizes = formulas.latent(arrays, visible, do, dlse, scale=0.3, softcap=1.5, bias=bias)
     # A sink takes weight from the others: every number is at most what it is without one.
@@ -90,7 +90,7 @@ def test_a_hidden_key_matters_to_nobody(form):
     exact = formulas.latent(arrays, mask, do, np.zeros((B, H, T)))
     arrays[2][:, 3], arrays[3][:, 3] = np.nan, np.inf
     tensors = leaves(arrays)
-    out = npt.variants.latent_attention(*tensors, form=form, mask=mask)
+    out = npt.variants.latent.attention(*tensors, form=form, mask=mask)
     out.backward(torch.tensor(do))
     assert_within("out", out.detach(), exact["out"])
     for name, x in zip(NAMES, tensors, strict=True):
@@ -102,14 +102,14 @@ def test_gradients_have_gradients(form):
     rng = np.random.default_rng(6)
     shapes = ((2, 3, 2), (2, 3, 1), (4, 3), (4, 1), (2, 3, 2), (2, 3, 2))
     tensors = leaves([rng.standard_normal(shape) for shape in shapes])
-    function = lambda *xs: npt.variants.latent_attention(*xs, form=form)  # noqa: E731
+    function = lambda *xs: npt.variants.latent.attention(*xs, form=form)  # noqa: E731
     assert torch.autograd.gradgradcheck(function, tensors)
 
 
 def test_wrong_arguments_are_errors():
     arrays = sample()
     tensors = leaves(arrays)
-    attend = npt.variants.latent_attention
+    attend = npt.variants.latent.attention
     with pytest.raises(DtypeError, match=r"c is ndarray, must be a tensor: use npattn.variants"):
         attend(*tensors[:2], arrays[2], *tensors[3:])
     with pytest.raises(DtypeError, match=r"dtype is torch.bfloat16, must be float32 or float64"):
@@ -161,7 +161,7 @@ def with_our_attention(layer, x, form, layout="interleaved"):
     c, k_rope = layer.kv_a_proj_with_mqa(x).split([C, R], -1)
     up = layer.kv_b_proj.weight.view(H, N + E, C).swapaxes(-1, -2)  # y = x wᵀ in torch
     turn = {"layout": layout, "base": ROPE["rope_theta"], "dtype": x.dtype}
-    results = npt.variants.latent_forward(
+    results = npt.variants.latent.forward(
         query, npt.positions.rope(rotary, **turn), layer.kv_a_layernorm(c),
         npt.positions.rope(k_rope, **turn), up[..., :N], up[..., N:], form=form, causal=True,
         dtype=x.dtype,
