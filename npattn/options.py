@@ -24,6 +24,7 @@ __all__ = [
     "FOREIGN",
     "MEANINGS",
     "OPTIONS",
+    "PACKED",
     "RESULTS",
     "STORED",
     "Alignment",
@@ -164,6 +165,15 @@ STORED = (
 )
 """Meanings of the parameters that say where sequences of different lengths are stored."""
 
+PACKED = {
+    "packed q, k and v": "qkv",
+    "packed q, k and v by head": "qkv",
+    "packed k and v": "kv",
+    "packed k and v by head": "kv",
+    "packed k and v, one behind the other": "kv",
+}
+"""Meanings of the parameters that have several of q, k and v in one array → which."""
+
 DESCALES: dict[str, str] = {
     f"descale of {words}{name}": per
     for words, per in (("heads of ", "head"), ("all of ", "tensor"), ("blocks of ", "block"))
@@ -184,7 +194,7 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "shared heads": (),
     "no dropout": (),
     "module": (),
-    **dict.fromkeys((*STORED, *DESCALES), ()),
+    **dict.fromkeys((*STORED, *PACKED, *DESCALES), ()),
     **dict.fromkeys(("offsets of keys", "lengths of keys", "page offsets"), ("mask",)),
 }
 """Meanings of a parameter → the options or results that it carries.
@@ -226,6 +236,17 @@ size, which are ints. Masks of shape (B, 1, 1, S) become lengths.
 "page offsets", "page list", "keys on last page"
     (B + 1,), (pages in use,), (B,): sequence b has the pages of the list from offset b to b + 1.
 
+Those of `PACKED` stand first, for q, k and v, or second, for k and v. All have one T, K = H and
+E = D, as far as they are in it.
+
+"packed q, k and v", "packed k and v"
+    (B, T, 3, H, D) and (B, S, 2, K, D); packed sequences are (total, 3, H, D), and pages
+    (N, 2, P, K, D).
+"packed q, k and v by head", "packed k and v by head"
+    (B, T, H, 3, D) and (B, S, K, 2, D), and likewise.
+"packed k and v, one behind the other"
+    (2, …), of whatever k is without it.
+
 Those of `DESCALES` are the factors of quantized inputs; of k and v likewise:
 
 "descale of heads of q"
@@ -262,6 +283,7 @@ _MASK_OR_BIAS = ForeignName(
 _SCALE = ForeignName("pass it as scale=", "scale")
 _SOFTCAP = ForeignName("pass it as softcap=", "softcap")
 _LSE = ForeignName("call npattn.forward, whose result has .lse", "lse without gradient")
+_PARTS = "pass q, k and v: npattn.cache.unpack gives them"
 _IN_PACKED = "call npattn.cache.varlen for packed sequences"
 _IN_PAGES = "call npattn.cache.paged for keys in pages"
 _STORED = {
@@ -311,6 +333,7 @@ FOREIGN = {
     "is_causal": ForeignName(
         'pass causal=True; where T != S, PyTorch means causal="top_left"', "causal", "top_left"
     ),
+    "kv": ForeignName(_PARTS, "packed k and v"),
     "key_padding_mask": ForeignName(
         "its True hides: pass mask=~key_padding_mask[:, None, None, :]", "key padding"
     ),
@@ -321,6 +344,7 @@ FOREIGN = {
     "logits_soft_cap": _SOFTCAP,
     "module": ForeignName("leave it out: attention is a function here", "module"),
     "need_weights": ForeignName("call npattn.forward, whose result has .weights", "need_weights"),
+    "qkv": ForeignName(_PARTS, "packed q, k and v"),
     "return_attn_probs": _LSE,
     "return_lse": ForeignName("call npattn.forward, whose result has .lse"),
     "return_residual": ForeignName(_LSE.hint, "lse (B, T, H) without gradient"),

@@ -6,7 +6,17 @@ from dataclasses import replace
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["FLASH_ATTN", "FLASH_ATTN_3", "FLASH_ATTN_4", "KVCACHE", "VARLEN", "VLLM_PAGED"]
+__all__ = [
+    "FLASH_ATTN",
+    "FLASH_ATTN_3",
+    "FLASH_ATTN_4",
+    "KVCACHE",
+    "KVPACKED",
+    "QKVPACKED",
+    "VARLEN",
+    "VARLEN_QKVPACKED",
+    "VLLM_PAGED",
+]
 
 # Docstring of flash_attn_func, Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py: "the
 # causal mask is aligned to the bottom right corner", "If the row of the mask is all zero, the
@@ -83,6 +93,34 @@ VARLEN = replace(
         "cu_seqlens_k": "offsets of keys",
         "max_seqlen_q": "longest queries",
         "max_seqlen_k": "longest keys",
+    },
+)
+
+# The same file, flash_attn_qkvpacked_func: qkv (batch_size, seqlen, 3, nheads, headdim), and
+# flash_attn_kvpacked_func: kv (batch_size, seqlen, 2, nheads_k, headdim). Read, not run.
+QKVPACKED = replace(
+    FLASH_ATTN,
+    name="flash_attn_qkvpacked",
+    about="flash_attn_qkvpacked_func of the package flash-attn",
+    signature={"qkv": "packed q, k and v", **FLASH_ATTN.signature},
+    refuses=(*FLASH_ATTN.refuses, "K < H, T != S: they are in one array"),
+)
+KVPACKED = replace(
+    FLASH_ATTN,
+    name="flash_attn_kvpacked",
+    about="flash_attn_kvpacked_func of the package flash-attn",
+    signature={"kv": "packed k and v", **FLASH_ATTN.signature},
+)
+
+# The same file, flash_attn_varlen_qkvpacked_func: qkv (total, 3, nheads, headdim). Read, not run.
+VARLEN_QKVPACKED = replace(
+    QKVPACKED,
+    name="flash_attn_varlen_qkvpacked",
+    about="flash_attn_varlen_qkvpacked_func of the package flash-attn",
+    signature={
+        **QKVPACKED.signature,
+        "cu_seqlens": "offsets of both",
+        "max_seqlen": "longest of both",
     },
 )
 

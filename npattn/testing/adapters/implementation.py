@@ -36,9 +36,10 @@ from npattn.testing.adapters.base import (
 from npattn.testing.adapters.choose import TINY, choose_framework, find_framework
 from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable
 from npattn.testing.adapters.numpy import NumPy
+from npattn.testing.adapters.packing import Packing, read_packing
 from npattn.testing.adapters.parameters import parameters, qualified_name
 from npattn.testing.adapters.quantized import read_quantized
-from npattn.testing.adapters.results import INPUTS, name_gradients, name_results
+from npattn.testing.adapters.results import LEAVES, name_gradients, name_results
 from npattn.testing.adapters.signature import Signature, read_backward, read_signature
 from npattn.testing.adapters.storage import UNSTORED, Arrangement, read_storage
 from npattn.testing.adapters.untrusted import Untrusted
@@ -106,6 +107,8 @@ class Implementation:
         Result of the call that found out its framework, if one did.
     profile : Profile or None
         That of `like`.
+    packing : Packing or None
+        Which of q, k and v it takes in one array.
     storage : Storage or None
         How it takes sequences of different lengths, if it has parameters for them.
     quantized : QuantizedInputs or None
@@ -168,13 +171,18 @@ class Implementation:
             self.reads += (self.quantized.words,)
             self.forward_only = True
         self.storage = read_storage(self.signature, self.name)
-        if self.storage is not None:
+        self.packing = read_packing(self.signature.packed)
+        if self.packing is not None:
+            self._check_packing(self.packing)
+        others = [x for x in (self.packing, self.storage) if x is not None]
+        for taken in others:
             if layout == "BHTD":
                 raise OptionError(
-                    f"layout is {layout!r}, must be BTHD: {self.name} takes {self.storage.words}"
+                    f"layout is {layout!r}, must be BTHD: {self.name} takes {taken.words}"
                 )
             self.layout = "BTHD"
-            self.reads += (self.storage.words,)
+            self.reads += (taken.words,)
+        if self.storage is not None:
             if features is None:
                 unstored = [name for name in UNSTORED if name in self.features]
                 self.features -= {*unstored}
@@ -190,9 +198,19 @@ class Implementation:
             self.framework, self.first_result = find_framework(f, self.name, framework)
         else:
             self.framework = framework
+        if self.packing is not None:
+            self.first_result = None  # of three arrays, which it does not take
         if self.storage is not None:
             self.storage = replace(self.storage, few_shapes=self.framework.compiles)
         self.device: str | None = None
+
+    def _check_packing(self, packing: Packing) -> None:
+        """Raise if packed arrays come with what is not packed."""
+        if self.quantized is not None:
+            raise OptionError(f"quantized= needs q, k and v apart, and {self.name} has one array")
+        if self.storage is not None:
+            paged = self.storage.keys == "pages" and packing.order == "parts"
+            self.packing = replace(packing, pages=paged)
 
     def __getstate__(self) -> dict[str, Any]:
         """Replace functions by a spec that finds them: processes may not import them by name."""
@@ -318,11 +336,17 @@ class Implementation:
         else:
             own = {name: getattr(problem, name) for name in ARRAYS}
             arrays |= {name: array for name, array in own.items() if array is not None}
+        packs = self.packing is not None
+        if self.packing is not None:
+            if problem.q.ndim != 4:
+                raise inexpressible(f"arrays of {problem.q.ndim} axes")
+            apart = {n: lay_out(arrays[n], "contiguous", self.storage is None) for n in "qkv"}
+            arrays = self.packing.pack(arrays | apart)
         given = {}
         with self.framework.allowing(problem.q.dtype):
             for name, array in arrays.items():
                 array = array if self.quantized is None else self.quantized.narrow(name, array)
-                swaps = self.storage is None and self._swaps(name, problem)
+                swaps = self.storage is None and not packs and self._swaps(name, problem)
                 own_view = view if name in "qkv" else "contiguous"
                 given[name] = self.framework.give(lay_out(array, own_view, swaps))
         return given
@@ -464,10 +488,15 @@ class Implementation:
                 before_reading()
             return self._read(gradients.items(), problem)
 
+    @property
+    def takes_plain_arrays(self) -> bool:
+        """True if q, k and v are three arrays of the tested dtype, without sequences."""
+        return self.storage is None and self.quantized is None and self.packing is None
+
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
         """Return o of arrays and options as they are, legal or not."""
-        if self.storage is not None or self.quantized is not None:
-            raise inexpressible("arrays that are not stored as sequences, or quantized")
+        if not self.takes_plain_arrays:
+            raise inexpressible("arrays that are not stored as sequences, packed or quantized")
         given = {name: self.framework.give(array) for name, array in arrays.items()}
         return self._read(self._call(given, options, ()).items())["o"]
 
@@ -494,6 +523,8 @@ class Implementation:
         """
         if self.storage is not None:
             raise OptionError("sweep on a device needs (B, H, T, D): judge sequences without it")
+        if self.packing is not None:
+            raise OptionError("sweep on a device needs q, k and v apart: judge without it")
         if self.quantized is not None:
             raise OptionError("sweep on a device has no quantized inputs: judge them without it")
         options = self.options(problem)
@@ -587,7 +618,7 @@ class Implementation:
         self, inputs: dict[str, Any], options: dict[str, Any], given: dict[str, Any], bias: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
-        names = [n for n in INPUTS if n in inputs and (bias or n != "bias")]
+        names = [n for n in LEAVES if n in inputs and (bias or n != "bias")]
 
         def call(**arrays: Any) -> dict[str, Any]:
             return self._call({**inputs, **arrays}, options, returns)
@@ -612,25 +643,34 @@ class Implementation:
         kwargs = {n: x for n, x in extra.items() if n in self.backward_takes}
         kwargs |= self._kwargs(self.backward_signature, inputs, options)
         with catch_foreign("backward raised"), np.errstate(all="ignore"):
-            grads = self.backward(given["o"], inputs["q"], inputs["k"], inputs["v"], **kwargs)
+            grads = self.backward(given["o"], *self._lead(inputs), **kwargs)
         return results, self._name_gradients(grads, inputs)
 
     def _name_gradients(self, grads: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return what a backward returned, by npattn's names."""
         if isinstance(grads, Mapping):
             return name_gradients(self.backward_signature, grads, inputs)
-        if not isinstance(grads, (tuple, list)) or len(grads) != 3:
-            raise ResultError("backward must return (dq, dk, dv) or a mapping")
-        return dict(zip(("dq", "dk", "dv"), grads, strict=True))
+        names = [f"d{name}" for name in self.signature.leading]
+        if len(names) == 1 and not isinstance(grads, (tuple, list)):
+            grads = (grads,)
+        if not isinstance(grads, (tuple, list)) or len(grads) != len(names):
+            raise ResultError(f"backward must return ({', '.join(names)}) or a mapping")
+        return dict(zip(names, grads, strict=True))
+
+    def _lead(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """Return the arrays that it takes first: q, k and v, or several of them in one."""
+        return [inputs[name] for name in self.signature.leading]
+
+    def _sizes(self, inputs: Mapping[str, Any]) -> Sizes:
+        return Sizes.of(inputs, self.layout, self.storage is not None, self.packing)
 
     def _call(
         self, inputs: dict[str, Any], options: dict[str, Any], returns: tuple[str, ...]
     ) -> dict[str, Any]:
         kwargs = self._kwargs(self.signature, inputs, options | dict.fromkeys(returns, True))
-        sizes = Sizes.of(inputs, self.layout, self.storage is not None)
-        module = (make_module(sizes),) if self.signature.module else ()
+        module = (make_module(self._sizes(inputs)),) if self.signature.module else ()
         with catch_foreign("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
-            value = self.f(*module, inputs["q"], inputs["k"], inputs["v"], **kwargs)
+            value = self.f(*module, *self._lead(inputs), **kwargs)
             self.note_error_state(set(np.geterr().values()) != {"ignore"})
         return name_results(self.signature, value, returns)
 
@@ -646,8 +686,7 @@ class Implementation:
         values = {**inputs, **options}
         unasked = [n for n in values if n in OPTIONS and n not in self.features]
         assert not unasked, f"{self.name} has no {', '.join(unasked)}: the judge must not pass it"
-        sizes = Sizes.of(inputs, self.layout, self.storage is not None)
-        mask_true = self.conventions.mask_true
+        sizes, mask_true = self._sizes(inputs), self.conventions.mask_true
         return form_arguments(signature, values, sizes, self.framework, mask_true)
 
     def _read(self, pairs: Iterable[tuple[str, Any]], problem: Problem | None = None) -> Results:
@@ -655,10 +694,13 @@ class Implementation:
         for name, value in pairs:
             with catch_foreign(f"{name} could not be read:"):
                 array = self.framework.take(value)
-                if self.storage is None or problem is None:
-                    arrays.append((name, self._from_layout(name, array)))
-                else:
-                    arrays.append((name, self._arrange(problem).restore(name, array, problem)))
+                packed = self.packing is not None and name == f"d{self.packing.name}"
+                parts = self.packing.unpack(array) if self.packing and packed else {name: array}
+                for own, part in parts.items():
+                    if self.storage is None or problem is None:
+                        arrays.append((own, self._from_layout(own, part)))
+                    else:
+                        arrays.append((own, self._arrange(problem).restore(own, part, problem)))
         return Results(tuple(arrays))
 
     def _from_layout(self, name: str, array: Any) -> Any:

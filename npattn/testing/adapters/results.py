@@ -11,9 +11,10 @@ from npattn.options import RESULTS
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.signature import Signature
 
-__all__ = ["INPUTS", "name_gradients", "name_results"]
+__all__ = ["LEAVES", "name_gradients", "name_results"]
 
 INPUTS = ("q", "k", "v", "bias", "sinks")
+LEAVES = (*INPUTS, "qkv", "kv")
 """Inputs that have a gradient."""
 
 
@@ -51,11 +52,11 @@ def name_gradients(
         If one is of no input that has a gradient.
     """
     carries = signature.carries.items()
-    ours = {theirs: [n for n in names if n in INPUTS] for theirs, names in carries}
+    ours = {theirs: [n for n in names if n in LEAVES] for theirs, names in carries}
     named = {}
     for theirs, gradient in grads.items():
         name = next(iter(ours.get(theirs, ())), theirs)
-        if name not in INPUTS:
+        if name not in LEAVES:
             raise ResultError(f"backward returned {theirs}, must be among {', '.join(INPUTS)}")
         if hasattr(gradient, "ndim") and name == "bias" and "mask" in inputs:
             gradient = _fold_to_shape(gradient, tuple(inputs["bias"].shape))

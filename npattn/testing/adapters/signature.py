@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from npattn.errors import OptionError
-from npattn.options import DESCALES, FEATURES, FOREIGN, MEANINGS, RESULTS, STORED
+from npattn.options import DESCALES, FEATURES, FOREIGN, MEANINGS, PACKED, RESULTS, STORED
 from npattn.testing.adapters.parameters import STARRED, parameters, qualified_name
 
 __all__ = ["Signature", "read_backward", "read_signature"]
@@ -38,6 +38,10 @@ class Signature:
         True if a module stands before q, k, v.
     top_left : bool
         True if the name of its parameter for `causal` implies that alignment.
+    leading : tuple of str
+        Arrays that it takes first, by npattn's names: q, k, v, or several of them in one.
+    packed : str
+        Meaning of the parameter that has several of them, one of `PACKED`; "" if none has.
     """
 
     features: frozenset[str]
@@ -48,6 +52,8 @@ class Signature:
     required: frozenset[str] = frozenset()
     module: bool = False
     top_left: bool = False
+    leading: tuple[str, ...] = ("q", "k", "v")
+    packed: str = ""
 
     @property
     def names(self) -> dict[str, str]:
@@ -126,7 +132,9 @@ def read_signature(
     if _meaning(first, known) == "module":
         named, module = {n: p for n, p in named.items() if n != first}, True
     known = {theirs: ours for theirs, ours in known.items() if ours != "module"}
-    rest = _optional(name, named, known) if named else {}
+    packed, leading = _read_leading(named, known)
+    known = {theirs: ours for theirs, ours in known.items() if ours not in PACKED}
+    rest = _optional(name, named, known, leading) if named else {}
     meanings = _meanings(named, rest, known)
     left = dict.fromkeys(_find_optional_storage(rest, meanings, known), PADDED)
     if not quantized:
@@ -153,6 +161,8 @@ def read_signature(
         frozenset(n for n in carries if n in rest and _must_pass(rest[n], meanings[n])),
         module,
         causal not in known and causal in FOREIGN and FOREIGN[causal].causal == "top_left",
+        leading,
+        packed,
     )
 
 
@@ -204,19 +214,36 @@ def _check_names(
                 )
 
 
+def _positional(named: Mapping[str, inspect.Parameter]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [n for n, p in named.items() if p.kind in kinds]
+
+
+def _read_leading(
+    named: Mapping[str, inspect.Parameter], known: Mapping[str, str]
+) -> tuple[str, tuple[str, ...]]:
+    """Return the meaning of a packed array, "" if there is none, and the arrays that come first."""
+    for place, theirs in enumerate(_positional(named)[:2]):
+        meaning = _meaning(theirs, known)
+        if meaning in PACKED and len(PACKED[meaning]) == 3 - place:
+            return meaning, (*"q"[:place], PACKED[meaning])
+    return "", ("q", "k", "v")
+
+
 def _optional(
-    name: str, named: Mapping[str, inspect.Parameter], known: Mapping[str, str]
+    name: str,
+    named: Mapping[str, inspect.Parameter],
+    known: Mapping[str, str],
+    leading: tuple[str, ...],
 ) -> dict[str, inspect.Parameter]:
     """Return the parameters beside q, k, v, after checking that all needed ones are known."""
-    positional = [
-        n for n, p in named.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    positional, count = _positional(named), len(leading)
     starred = any(p.kind is p.VAR_POSITIONAL for p in named.values())
-    if len(positional) < 3 and not starred:
+    if len(positional) < count and not starred:
         raise OptionError(
             f"{name} has {len(positional)} positional parameters, must have three: q, k, v"
         )
-    rest = {n: p for n, p in named.items() if n not in positional[:3] and p.kind not in STARRED}
+    rest = {n: p for n, p in named.items() if n not in positional[:count] and p.kind not in STARRED}
     needed = [n for n, p in rest.items() if p.default is p.empty]
     unknown = [n for n in needed if not _meaning(n, known)]
     if unknown:
@@ -315,8 +342,8 @@ def read_backward(backward: Callable[..., Any] | None, forward: Signature) -> Si
 
     Options that it names nowhere are passed as to the forward.
     """
-    known = forward.meanings
-    named = dict([*parameters(backward).items()][4:])  # without dout, q, k, v
+    known, count = forward.meanings, 1 + len(forward.leading)
+    named = dict([*parameters(backward).items()][count:])  # without dout, q, k, v
     meanings = {n: _meaning(n, known) for n, p in named.items() if p.kind not in STARRED}
     meanings = {theirs: meaning for theirs, meaning in meanings.items() if meaning}
     carries = _carry(meanings, named, known, tuple(forward.features))
@@ -332,4 +359,6 @@ def read_backward(backward: Callable[..., Any] | None, forward: Signature) -> Si
         {theirs: meanings[theirs] for theirs in carries},
         carries,
         frozenset(n for n in carries if n in named and _must_pass(named[n], meanings[n])),
+        leading=forward.leading,
+        packed=forward.packed,
     )
