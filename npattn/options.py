@@ -25,6 +25,7 @@ __all__ = [
     "MEANINGS",
     "OPTIONS",
     "PACKED",
+    "PLACES",
     "RESULTS",
     "STORED",
     "Alignment",
@@ -148,7 +149,7 @@ FEATURES = tuple(OPTIONS)
 RESULTS = ("return_lse", "return_weights")
 """Flags that make an implementation return more than o."""
 
-STORED = (
+PLACES = (
     "offsets of both",
     "offsets of queries",
     "offsets of keys",
@@ -165,12 +166,28 @@ STORED = (
 )
 """Meanings of the parameters that say where sequences of different lengths are stored."""
 
+STORED = (
+    *PLACES,
+    "packed mask",
+    "new keys",
+    "new values",
+    "cosines",
+    "sines",
+    "adjacent pairs",
+    "left padding",
+    "rows of the cache",
+    "order of pages",
+    "heads before slots",
+)
+"""Meanings of all parameters that only functions on such sequences have."""
+
 PACKED = {
     "packed q, k and v": "qkv",
     "packed q, k and v by head": "qkv",
     "packed k and v": "kv",
     "packed k and v by head": "kv",
     "packed k and v, one behind the other": "kv",
+    "packed k and v, heads before slots": "kv",
 }
 """Meanings of the parameters that have several of q, k and v in one array → which."""
 
@@ -195,7 +212,9 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "no dropout": (),
     "module": (),
     **dict.fromkeys((*STORED, *PACKED, *DESCALES), ()),
-    **dict.fromkeys(("offsets of keys", "lengths of keys", "page offsets"), ("mask",)),
+    **dict.fromkeys(
+        ("offsets of keys", "lengths of keys", "page offsets", "packed mask"), ("mask",)
+    ),
 }
 """Meanings of a parameter → the options or results that it carries.
 
@@ -222,8 +241,8 @@ An option's own name means its plain form. Of the others,
     stands before q, k, v in the attention functions of Hugging Face's models. They return o of
     shape (B, T, H, E), and something beside it.
 
-Those of `STORED` say where sequences are, each an int32 array but for the longest and the page
-size, which are ints. Masks of shape (B, 1, 1, S) become lengths.
+Those of `STORED` say where sequences are, each an int32 array if nothing else is said; the longest
+and the page size are ints. Masks of shape (B, 1, 1, S) become lengths.
 
 "offsets of queries", "offsets of keys", "offsets of both"
     (B + 1,): the first of each packed sequence, and their total.
@@ -235,6 +254,24 @@ size, which are ints. Masks of shape (B, 1, 1, S) become lengths.
     (B, M): the pages of each sequence, and anything behind those that it needs.
 "page offsets", "page list", "keys on last page"
     (B + 1,), (pages in use,), (B,): sequence b has the pages of the list from offset b to b + 1.
+"packed mask"
+    boolean, (Σ T·S,): the matrix (T, S) of each sequence in turn, True for what may be seen; causal
+    is in it too.
+"new keys", "new values"
+    (B, n, K, D): written behind the keys of a cache, in place, before attention; "lengths of keys"
+    are those without them.
+"cosines", "sines"
+    (positions, R/2), in the dtype of q: turn the first R features of new keys at their positions,
+    length + 0, 1, …; those of q likewise with causal or a window, and else all at the length.
+"adjacent pairs"
+    is a bool: features 2i and 2i + 1 are a pair, which is so without it; else i and i + R/2.
+"left padding"
+    (B,): first slot of a cache that a sequence has; its length counts the slots before it.
+"rows of the cache"
+    (B,): row of a cache that each sequence has.
+"order of pages", "heads before slots"
+    "NHD" for pages (N, P, K, D), "HND" for (N, K, P, D); the latter is said of the parameter of k,
+    or of k and v, whose pages are always (N, K, P, D).
 
 Those of `PACKED` stand first, for q, k and v, or second, for k and v. All have one T, K = H and
 E = D, as far as they are in it.
@@ -246,6 +283,8 @@ E = D, as far as they are in it.
     (B, T, H, 3, D) and (B, S, K, 2, D), and likewise.
 "packed k and v, one behind the other"
     (2, …), of whatever k is without it.
+"packed k and v, heads before slots"
+    (N, 2, K, P, D).
 
 Those of `DESCALES` are the factors of quantized inputs; of k and v likewise:
 
@@ -286,6 +325,8 @@ _LSE = ForeignName("call npattn.forward, whose result has .lse", "lse without gr
 _PARTS = "pass q, k and v: npattn.cache.unpack gives them"
 _IN_PACKED = "call npattn.cache.varlen for packed sequences"
 _IN_PAGES = "call npattn.cache.paged for keys in pages"
+_APPENDED = "call npattn.cache.append first"
+_TURNED = "turn q and k by npattn.positions.rope"
 _STORED = {
     "offsets of both": (_IN_PACKED, "cu_seqlens"),
     "offsets of queries": (_IN_PACKED, "cu_seqlens_q", "qo_indptr"),
@@ -308,6 +349,15 @@ _STORED = {
         "paged_kv_last_page_len",
     ),
     "page size": (_IN_PAGES, "page_size"),
+    "packed mask": ("pass it as mask=", "custom_mask"),
+    "new keys": (_APPENDED, "k"),
+    "new values": (_APPENDED, "v"),
+    "cosines": (_TURNED, "rotary_cos"),
+    "sines": (_TURNED, "rotary_sin"),
+    "adjacent pairs": (_TURNED, "rotary_interleaved"),
+    "left padding": ("leave the slots before a sequence out of its cache", "cache_leftpad"),
+    "rows of the cache": ("pass the rows of the cache that are used", "cache_batch_idx"),
+    "order of pages": ("pass pages (N, P, K, D)", "kv_layout"),
 }
 _QUANTIZED = "dequantize it first: npattn.quantization.dequantize(values, descale)"
 _DESCALES = {
@@ -344,6 +394,7 @@ FOREIGN = {
     "logits_soft_cap": _SOFTCAP,
     "module": ForeignName("leave it out: attention is a function here", "module"),
     "need_weights": ForeignName("call npattn.forward, whose result has .weights", "need_weights"),
+    "paged_kv_cache": ForeignName(_PARTS, "packed k and v"),
     "qkv": ForeignName(_PARTS, "packed q, k and v"),
     "return_attn_probs": _LSE,
     "return_lse": ForeignName("call npattn.forward, whose result has .lse"),

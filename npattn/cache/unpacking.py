@@ -1,7 +1,7 @@
 """Queries, keys and values in one array, as fused projections have them, and apart.
 
-    parts    (..., T, 3, H, D)    (..., T, 2, H, D)
-    heads    (..., T, H, 3, D)    (..., T, H, 2, D)
+parts    (..., T, 3, H, D)    (..., T, 2, H, D)
+heads    (..., T, H, 3, D)    (..., T, H, 2, D)
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def unpack(
         )
     rest = (slice(None),) * (-axis - 1)
     parts = tuple(packed[(..., n, *rest)] for n in range(shape[axis]))
-    return parts if layout == "BTHD" else tuple(x.swapaxes(-2, -3) for x in parts)  # type: ignore[return-value]
+    return parts if layout == "BTHD" else tuple(x.swapaxes(-2, -3) for x in parts)
 
 
 def pack(*parts: ArrayLike, order: Order = "parts", layout: Layout = "BHTD") -> Array:

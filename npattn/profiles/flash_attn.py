@@ -125,15 +125,25 @@ VARLEN_QKVPACKED = replace(
 )
 
 # The same file, flash_attn_with_kvcache: with block_table the caches are (num_blocks,
-# page_block_size, nheads_k, headdim), "page_block_size must be a multiple of 256". Its optional k
-# and v, which it appends, and its rotary embedding are left out. Read, not run.
+# page_block_size, nheads_k, headdim), and "page_block_size must be a multiple of 256". k and v are
+# written to the caches "starting at the indices specified by cache_seqlens", and turned "at
+# indices cache_seqlens, cache_seqlens + 1, etc."; q likewise "if causal or local", else "at indices
+# cache_seqlens only". Pages come with neither cache_batch_idx nor cache_leftpad: mha_fwd_kvcache in
+# csrc/flash_attn/flash_api.cpp. Read, not run.
 KVCACHE = replace(
     FLASH_ATTN,
     name="flash_attn_with_kvcache",
-    about="flash_attn_with_kvcache of the package flash-attn, on pages",
+    about="flash_attn_with_kvcache of the package flash-attn",
     signature={
+        "k": "new keys",
+        "v": "new values",
+        "rotary_cos": "cosines",
+        "rotary_sin": "sines",
         "cache_seqlens": "lengths of keys",
+        "cache_batch_idx": "rows of the cache",
+        "cache_leftpad": "left padding",
         "block_table": "page table",
+        "rotary_interleaved": "adjacent pairs",
         "softmax_scale": "scale",
         "causal": "causal",
         "window_size": "window or −1",

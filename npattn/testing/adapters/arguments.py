@@ -32,10 +32,12 @@ class Sizes(NamedTuple):
         layout: str,
         stored: bool = False,
         packing: Packing | None = None,
+        heads_first: bool = False,
     ) -> Sizes:
         """Read the sizes of q and k, laid out as the implementation takes them.
 
-        Those that are `stored` end in (H, D); T and S are of all their sequences.
+        Those that are `stored` end in (H, D), pages with `heads_first` in (K, P, D); T and S are of
+        all their sequences.
         """
         parts = {} if packing is None else dict.fromkeys(packing.name, packing)
         q, k = (
@@ -43,6 +45,7 @@ class Sizes(NamedTuple):
             for n in "qk"
         )
         if stored:
+            k = (k[0], k[2], k[1], k[3]) if heads_first else k
             T, S = (math.prod(x[:-2]) for x in (q, k))
             return cls(q[-2], k[-2], T, S, q[-1])
         if layout == "BTHD" and len(q) == len(k) == 4:

@@ -24,6 +24,7 @@ from npattn.options import OPTIONS, RESULTS
 from npattn.problem import Cotangents, Problem
 from npattn.profiles import Profile, find_profile
 from npattn.testing.adapters.arguments import Sizes, form_arguments, make_module
+from npattn.testing.adapters.arrangement import Arrangement
 from npattn.testing.adapters.base import (
     Framework,
     ImplementationError,
@@ -38,10 +39,11 @@ from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callabl
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.packing import Packing, read_packing
 from npattn.testing.adapters.parameters import parameters, qualified_name
+from npattn.testing.adapters.placing import arrange
 from npattn.testing.adapters.quantized import read_quantized
 from npattn.testing.adapters.results import LEAVES, name_gradients, name_results
 from npattn.testing.adapters.signature import Signature, read_backward, read_signature
-from npattn.testing.adapters.storage import UNSTORED, Arrangement, read_storage
+from npattn.testing.adapters.storage import UNSTORED, read_storage
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.adapters.views import lay_out
 
@@ -183,6 +185,7 @@ class Implementation:
             self.layout = "BTHD"
             self.reads += (taken.words,)
         if self.storage is not None:
+            self.forward_only |= self.storage.appends  # nobody says what a written cache's is
             if features is None:
                 unstored = [name for name in UNSTORED if name in self.features]
                 self.features -= {*unstored}
@@ -210,7 +213,7 @@ class Implementation:
             raise OptionError(f"quantized= needs q, k and v apart, and {self.name} has one array")
         if self.storage is not None:
             paged = self.storage.keys == "pages" and packing.order == "parts"
-            self.packing = replace(packing, pages=paged)
+            self.packing = replace(packing, pages=paged, stored=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Replace functions by a spec that finds them: processes may not import them by name."""
@@ -241,8 +244,12 @@ class Implementation:
         return "input" if self.quantized is None else self.quantized.weights
 
     def fit(self, problem: Problem) -> Problem:
-        """Return the problem, with numbers that quantized inputs hold exactly."""
-        return problem if self.quantized is None else self.quantized.round(problem)
+        """Return the problem, with numbers that quantized inputs hold exactly.
+
+        Where samples have lengths, hidden keys are where causal and windows do not count them.
+        """
+        own = problem if self.quantized is None else self.quantized.round(problem)
+        return own if self.storage is None else self.storage.fit(own, self.conventions.mask_true)
 
     @property
     def source(self) -> str:
@@ -351,6 +358,13 @@ class Implementation:
                 given[name] = self.framework.give(lay_out(array, own_view, swaps))
         return given
 
+    def written_inputs(self, problem: Problem) -> dict[str, Array]:
+        """Return what arrays hold after a call that writes to them, by npattn's names."""
+        if self.storage is None or self.framework.immutable:
+            return {}
+        arrays = self._arrange(problem).written(problem)
+        return self.packing.pack(arrays) if self.packing and arrays else arrays
+
     def raw_inputs(self, problem: Problem) -> tuple[Array, Array, Array]:
         """Return q, k and v in npattn's layout, in the dtypes in which they are passed."""
         if self.quantized is None:
@@ -382,7 +396,7 @@ class Implementation:
         """Return the places of the samples of a problem, for what takes sequences."""
         assert self.storage is not None
         with note_problem(problem):
-            return self.storage.arrange(problem, self.conventions.mask_true)
+            return arrange(self.storage, problem, self.conventions.mask_true)
 
     def without_leaves(self) -> Implementation:
         """Return the same implementation, to which q, k and v come as slices of themselves."""
@@ -420,6 +434,13 @@ class Implementation:
         assert self.storage is not None
         other = object.__new__(type(self))
         vars(other).update(vars(self) | {"storage": replace(self.storage, **changes)})
+        return other
+
+    def with_packing(self, **changes: Any) -> Implementation:
+        """Return the same implementation, taken to have its packed array in another order."""
+        assert self.packing is not None
+        other = object.__new__(type(self))
+        vars(other).update(vars(self) | {"packing": replace(self.packing, **changes)})
         return other
 
     def with_layout(self, layout: str) -> Implementation:
@@ -661,14 +682,18 @@ class Implementation:
         """Return the arrays that it takes first: q, k and v, or several of them in one."""
         return [inputs[name] for name in self.signature.leading]
 
-    def _sizes(self, inputs: Mapping[str, Any]) -> Sizes:
-        return Sizes.of(inputs, self.layout, self.storage is not None, self.packing)
+    def _sizes(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Sizes:
+        order = options.get("order of pages", "")
+        heads_first = self.storage is not None and self.storage.heads_first
+        heads_first = order == "HND" or (heads_first and not order)
+        stored = self.storage is not None
+        return Sizes.of(inputs, self.layout, stored, self.packing, heads_first)
 
     def _call(
         self, inputs: dict[str, Any], options: dict[str, Any], returns: tuple[str, ...]
     ) -> dict[str, Any]:
         kwargs = self._kwargs(self.signature, inputs, options | dict.fromkeys(returns, True))
-        module = (make_module(self._sizes(inputs)),) if self.signature.module else ()
+        module = (make_module(self._sizes(inputs, options)),) if self.signature.module else ()
         with catch_foreign("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
             value = self.f(*module, *self._lead(inputs), **kwargs)
             self.note_error_state(set(np.geterr().values()) != {"ignore"})
@@ -686,7 +711,7 @@ class Implementation:
         values = {**inputs, **options}
         unasked = [n for n in values if n in OPTIONS and n not in self.features]
         assert not unasked, f"{self.name} has no {', '.join(unasked)}: the judge must not pass it"
-        sizes, mask_true = self._sizes(inputs), self.conventions.mask_true
+        sizes, mask_true = self._sizes(inputs, options), self.conventions.mask_true
         return form_arguments(signature, values, sizes, self.framework, mask_true)
 
     def _read(self, pairs: Iterable[tuple[str, Any]], problem: Problem | None = None) -> Results:

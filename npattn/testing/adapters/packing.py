@@ -40,6 +40,8 @@ class Packing:
         The parts before the heads, behind them, or before everything.
     pages : bool
         The parts of a page are beside each other.
+    stored : bool
+        Of sequences, whose axes their storage says.
     swapped : bool
         The parts stand in the other order: to find out if an implementation has it.
     """
@@ -47,6 +49,7 @@ class Packing:
     name: Literal["qkv", "kv"]
     order: Literal["parts", "heads", "first"]
     pages: bool = False
+    stored: bool = False
     swapped: bool = False
 
     @property
@@ -63,7 +66,8 @@ class Packing:
     @property
     def words(self) -> str:
         """The array in words."""
-        return f"{', '.join(self.name[:-1])} and v as one array {SHAPES[self.order][self.name]}"
+        shape = "" if self.stored else f" {SHAPES[self.order][self.name]}"
+        return f"{', '.join(self.name[:-1])} and v as one array{shape}"
 
     def pack(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return arrays with the parts in one.
@@ -93,7 +97,8 @@ class Packing:
                 f"d{self.name} has shape {axes}, must be that of {self.name} with "
                 f"{len(self.name)} parts"
             )
-        return dict(zip((f"d{x}" for x in self.parts), np.moveaxis(array, self.axis, 0)))
+        parts = np.moveaxis(array, self.axis, 0)
+        return {f"d{name}": part for name, part in zip(self.parts, parts, strict=True)}
 
     def shape_of_part(self, array: Any) -> tuple[int, ...]:
         """Return the shape of one part."""
@@ -109,4 +114,4 @@ def read_packing(meaning: str) -> Packing | None:
     name: Any = PACKED[meaning]
     if meaning.endswith("by head"):
         return Packing(name, "heads")
-    return Packing(name, "first" if meaning.endswith("other") else "parts")
+    return Packing(name, "first" if meaning.endswith("the other") else "parts")

@@ -10,7 +10,16 @@ from difflib import get_close_matches
 from typing import Any
 
 from npattn.errors import OptionError
-from npattn.options import DESCALES, FEATURES, FOREIGN, MEANINGS, PACKED, RESULTS, STORED
+from npattn.options import (
+    DESCALES,
+    FEATURES,
+    FOREIGN,
+    MEANINGS,
+    PACKED,
+    PLACES,
+    RESULTS,
+    STORED,
+)
 from npattn.testing.adapters.parameters import STARRED, parameters, qualified_name
 
 __all__ = ["Signature", "read_backward", "read_signature"]
@@ -42,6 +51,8 @@ class Signature:
         Arrays that it takes first, by npattn's names: q, k, v, or several of them in one.
     packed : str
         Meaning of the parameter that has several of them, one of `PACKED`; "" if none has.
+    heads_first : bool
+        Its pages have heads before slots.
     """
 
     features: frozenset[str]
@@ -54,6 +65,7 @@ class Signature:
     top_left: bool = False
     leading: tuple[str, ...] = ("q", "k", "v")
     packed: str = ""
+    heads_first: bool = False
 
     @property
     def names(self) -> dict[str, str]:
@@ -133,9 +145,11 @@ def read_signature(
         named, module = {n: p for n, p in named.items() if n != first}, True
     known = {theirs: ours for theirs, ours in known.items() if ours != "module"}
     packed, leading = _read_leading(named, known)
-    known = {theirs: ours for theirs, ours in known.items() if ours not in PACKED}
+    heads_first = any(ours.endswith(HEADS_FIRST) for ours in known.values())
+    of_leading = (*PACKED, HEADS_FIRST)
+    known = {theirs: ours for theirs, ours in known.items() if ours not in of_leading}
     rest = _optional(name, named, known, leading) if named else {}
-    meanings = _meanings(named, rest, known)
+    meanings = _read_beside_places(_meanings(named, rest, known))
     left = dict.fromkeys(_find_optional_storage(rest, meanings, known), PADDED)
     if not quantized:
         left |= {n: PLAIN for n in rest if meanings.get(n) in DESCALES and n not in known}
@@ -163,6 +177,7 @@ def read_signature(
         causal not in known and causal in FOREIGN and FOREIGN[causal].causal == "top_left",
         leading,
         packed,
+        heads_first,
     )
 
 
@@ -174,6 +189,29 @@ _DROPOUT = {
     "dropout_rate": _OWN_DROPOUT,
     "dropout_mask": "no dropout_rate parameter, and a mask at rate 0 means different things",
 }
+
+
+HEADS_FIRST = "heads before slots"
+PAIRS = (("new keys", "new values"), ("cosines", "sines"))
+"""Meanings that come together, or not at all."""
+
+
+def _read_beside_places(meanings: Mapping[str, str]) -> dict[str, str]:
+    """Return meanings without those that only functions on sequences have, where it is none.
+
+    A mask is then no packed one. New keys need lengths of a cache, and a rotary table new keys.
+    """
+    has = {*meanings.values()}
+    if not has & {*PLACES}:
+        plain = {n: "mask" if x == "packed mask" else x for n, x in meanings.items()}
+        return {theirs: x for theirs, x in plain.items() if x not in STORED}
+    without = {name for pair in PAIRS if not {*pair} <= has for name in pair}
+    if "lengths of keys" not in has:
+        without |= {*PAIRS[0], "left padding", "rows of the cache"}
+    if without & {*PAIRS[0]}:
+        without |= {*PAIRS[1]}
+    without |= {"adjacent pairs"} if without & {*PAIRS[1]} else set()
+    return {theirs: x for theirs, x in meanings.items() if x not in without}
 
 
 def _find_optional_storage(
@@ -291,7 +329,7 @@ def _carry(
     for theirs in sorted(meanings, key=rank):
         wanted = _by_annotation(MEANINGS[meanings[theirs]], rest.get(theirs))
         ours = tuple(n for n in wanted if n not in taken and (features is None or n in features))
-        if ours or not wanted:
+        if ours or not wanted or meanings[theirs] in STORED:
             carries[theirs] = ours
         taken |= set(ours)
     return {theirs: carries[theirs] for theirs in meanings if theirs in carries}

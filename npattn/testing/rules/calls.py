@@ -218,8 +218,12 @@ ALIASES = {"v is k": ("k", "v"), "q is k": ("k", "q")}
 
 
 def _refuses_aliases(trial: Trial) -> str | None:
-    packed = trial.implementation.packing is not None
-    return "takes k and v in one array" if packed else keeps_nothing(trial)
+    f = trial.implementation
+    if f.packing is not None:
+        return "takes k and v in one array"
+    if f.storage is not None and f.storage.appends:
+        return "writes new keys and values into its cache"
+    return keeps_nothing(trial)
 
 
 @experiment("aliased-inputs", 8, _refuses_aliases, square=True)
