@@ -416,7 +416,7 @@ _CUDA = (
     ),
     *(
         _drop_in(
-            f"flash_attn.{name}".replace("_", "-"),
+            f"flash_attn.{name.replace('_', '-')}",
             f"flash_attn:flash_attn_{name}_func",
             f"flash_attn_{name}",
             pip=("flash-attn",),
