@@ -1,6 +1,7 @@
 """Packed sequences, pages and merged parts on torch tensors, differentiable by autograd.
 
-Each sequence is one problem of `npattn.torch.forward`; the meanings are those of `npattn.cache`.
+Each sequence is one problem of `npattn.torch.forward`; the meanings are those of `npattn.cache`,
+whose `unpack` takes tensors as they are.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from numpy.typing import ArrayLike
 from npattn.cache.merging import Base, check_base, check_parts
 from npattn.cache.packed import check_packed, read_options
 from npattn.cache.paging import check_paged, find_slots
+from npattn.cache.unpacking import unpack
 from npattn.checks import read_floating
 from npattn.errors import DtypeError
 from npattn.torch.api import forward
 from npattn.torch.tensors import has_float64, stand_in, to_host
 
-__all__ = ["Results", "merge", "paged", "paged_forward", "varlen", "varlen_forward"]
+__all__ = ["Results", "merge", "paged", "paged_forward", "unpack", "varlen", "varlen_forward"]
 
 Tensor = torch.Tensor
 Integers = ArrayLike | Tensor
