@@ -102,12 +102,13 @@ def _is_right(
     return all(found[name].passed for name in wrong if name in found)
 
 
-def _changes(**changes: Any) -> Callable[[Evidence], bool]:
-    """Return a test: it is right if its sequences are stored otherwise."""
+def _changes(needs: str, **changes: Any) -> Callable[[Evidence], bool]:
+    """Return a test: it has a parameter, and is right if its sequences are stored otherwise."""
 
     def explains(evidence: Evidence) -> bool:
         f = evidence.trial.implementation
-        return f.storage is not None and _is_right(evidence, f.with_storage(**changes))
+        has = f.storage is not None and needs in {*f.storage.takes, f.storage.keys}
+        return has and _is_right(evidence, f.with_storage(**changes))
 
     return explains
 
@@ -145,6 +146,8 @@ def _sample(problem: Problem, cotangents: Cotangents, b: slice) -> tuple[Problem
     return problem.replace(**changes), Cotangents(cotangents.dout[b], dlse)
 
 
+NEEDS = {"columns": "packed mask", "order": "pages"}
+"""What a misreading needs; the others need a rotary table."""
 WITHOUT = {
     "cosines": "it is right without a rotary table, and wrong with one",
     "left padding": "it is right without left padding, and wrong with it",
@@ -152,13 +155,16 @@ WITHOUT = {
     "new keys": "it is right without new keys, and wrong with them",
 }
 CAUSES = (
-    *((text, _changes(misread=name)) for name, text in MISREADINGS.items()),
+    *(
+        (text, _changes(NEEDS.get(name, "cosines"), misread=name))
+        for name, text in MISREADINGS.items()
+    ),
     ("it reads its packed array with the parts behind the heads", _reads_packed("heads")),
     ("it reads its packed array with the parts before the heads", _reads_packed("parts")),
     (SLOTS, _reads("slots")),
     (OTHERS, _reads("sequences")),
     ("it reads the mask of another sequence", _reads("masks")),
-    *((text, _changes(without=frozenset({name}))) for name, text in WITHOUT.items()),
+    *((text, _changes(name, without=frozenset({name}))) for name, text in WITHOUT.items()),
     (ALONE, _is_right_alone),
 )
 """Causes in words, each with its test, in the order in which they are tried."""
