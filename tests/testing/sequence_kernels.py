@@ -217,6 +217,7 @@ MISTAKES = {
     "each query at its position": ("new keys", " * bool(causal)", ""),
     "halves are always paired": ("new keys", "rotary_sin, at, rotary_interleaved)", "rotary_sin, at, False)"),
     "the other direction": ("new keys", "turn(q[b], rotary_cos, rotary_sin", "turn(q[b], rotary_cos, -rotary_sin", "turn(new[b], rotary_cos, rotary_sin", "turn(new[b], rotary_cos, -rotary_sin"),
+    "values are turned too": ("new keys", "(v_cache, v, False)", "(v_cache, v, rotary_cos is not None)"),
     "left padding is ignored": ("new keys", "cache_leftpad[b]\n", "0\n"),
     "left padding moves the positions": ("new keys", "at = length + np.arange(n)", "at = length - first + np.arange(n)", "at = length + np.arange(T)", "at = length - first + np.arange(T)"),
     "rows of the cache are ignored": ("new keys", "else cache_batch_idx[b]", "else b"),

@@ -140,7 +140,7 @@ def _sample(problem: Problem, cotangents: Cotangents, b: slice) -> tuple[Problem
     problem = problem.materialise()
     changes = {name: getattr(problem, name)[b] for name in "qkv"}
     mask = problem.mask_array
-    if mask is not None and len(mask) > 1:
+    if mask is not None and mask.ndim == 4 and len(mask) > 1:
         changes["mask"] = mask[b]
     dlse = None if cotangents.dlse is None else cotangents.dlse[b]
     return problem.replace(**changes), Cotangents(cotangents.dout[b], dlse)

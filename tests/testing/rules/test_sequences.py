@@ -60,6 +60,7 @@ CAUSES = {
     "each query at its position": "it turns all queries by the first position with causal, or each",
     "halves are always paired": "it turns pairs of features i and i + R/2 where 2i and 2i + 1",
     "the other direction": "it turns by the negative angle",
+    "values are turned too": "it is right without a rotary table, and wrong with one",
     "left padding is ignored": "it reads slots that no sequence has",
     "left padding moves the positions": "it turns by positions that leave the left padding out",
     "rows of the cache are ignored": "it reads keys of another sequence",
@@ -99,6 +100,38 @@ def test_the_cache_after_the_call_is_compared(mistake):
     (outcome,) = (o for o in report.outcomes if o.rule == "inputs-unchanged")
     assert outcome.status == "failed"
     assert "is not the cache with new keys behind those of each sequence" in outcome.message
+
+
+PLACES = "cache_seqlens, block_table, causal=False"
+ORDERS = {
+    "heads before slots": "k.swapaxes(1, 2), v.swapaxes(1, 2)",
+    "packed k and v": "kv[:, 0], kv[:, 1]",
+    "packed k and v by head": "kv[..., 0, :], kv[..., 1, :]",
+    "packed k and v, one behind the other": "kv[0], kv[1]",
+    "packed k and v, heads before slots": "kv[:, 0].swapaxes(1, 2), kv[:, 1].swapaxes(1, 2)",
+}
+"""Meanings of the second parameter, and how k and v are found."""
+
+
+@pytest.mark.parametrize("meaning", ORDERS)
+def test_pages_are_passed_as_they_are_asked_for(meaning):
+    name = "kv" if "packed" in meaning else "k"
+    rest = PLACES if name == "kv" else f"v, {PLACES}"
+    scope = {"right": build("pages")}
+    source = (
+        f"lambda q, {name}, {rest}: right(q, {ORDERS[meaning]}, cache_seqlens, block_table, causal)"
+    )
+    f = eval(source, scope)  # a function for each meaning
+    rules = ["agreement-o", "other-sequences", "unread-slots"]
+    report = check(f, **QUICK, only=rules, rename={name: meaning})
+    assert report.passed, str(report)
+    assert {o.status for o in report.outcomes} == {"passed"}
+    other = {**ORDERS, "heads before slots": "k, v"}[meaning].replace(".swapaxes(1, 2)", "")
+    if other != ORDERS[meaning]:
+        wrong = eval(source.replace(ORDERS[meaning], other), scope)
+        arguments = {**QUICK, "diagnosis": True, "sizes": {"P": (4,), "H": (4,), "K": (4,)}}
+        report = check(wrong, **arguments, only=rules, rename={name: meaning})
+        assert report.causes[0].text.startswith("it reads pages (N, P, K, D) as (N, K, P, D)")
 
 
 def test_hidden_keys_come_beside_causal():
