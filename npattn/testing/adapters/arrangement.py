@@ -218,7 +218,7 @@ class Arrangement:
             found[meaning] = np.stack(rows) if rows else np.zeros((0, new, K, X), array.dtype)
         return found
 
-    def written(self, problem: Problem) -> dict[str, Array]:
+    def arrays_after(self, problem: Problem) -> dict[str, Array]:
         """Return k and v as they are after the call; empty if it writes nothing."""
         if not self.way.new:
             return {}

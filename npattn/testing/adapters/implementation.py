@@ -358,11 +358,11 @@ class Implementation:
                 given[name] = self.framework.give(lay_out(array, own_view, swaps))
         return given
 
-    def written_inputs(self, problem: Problem) -> dict[str, Array]:
+    def inputs_after(self, problem: Problem) -> dict[str, Array]:
         """Return what arrays hold after a call that writes to them, by npattn's names."""
         if self.storage is None or self.framework.immutable:
             return {}
-        arrays = self._arrange(problem).written(problem)
+        arrays = self._arrange(problem).arrays_after(problem)
         return self.packing.pack(arrays) if self.packing and arrays else arrays
 
     def raw_inputs(self, problem: Problem) -> tuple[Array, Array, Array]:

@@ -163,7 +163,7 @@ def _show_change(with_gradients: bool) -> list[str]:
         "before = {n: f.framework.take(x) for n, x in inputs.items()}",
         "f.forward(problem, inputs=inputs)",
         *([gradients] if with_gradients else []),
-        "before |= f.written_inputs(problem)  # a cache that new keys come with",
+        "before |= f.inputs_after(problem)  # a cache that new keys come with",
         "for name, old in before.items():",
         "    new = f.framework.take(inputs[name])",
         '    print(name, "unchanged" if old.tobytes() == new.tobytes() else "WAS WRITTEN TO")',

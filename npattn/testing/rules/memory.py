@@ -46,7 +46,7 @@ def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
         if trial.gradients:
             f.gradients(problem, cotangents, inputs=inputs, given=given)
         after = {name: f.framework.take(x) for name, x in passed.items()}
-    written = f.written_inputs(problem)
+    written = f.inputs_after(problem)
     for name, old in before.items():
         if name in written:
             _check_cache(name, written[name], after[name], problem, cotangents)

@@ -93,7 +93,7 @@ def test_a_written_cache_has_the_keys_of_each_sample(causal):
     problem, seen = sample(causal=causal), set()
     for places in ways(problem):
         arrays, way = places.arrays(problem), places.way
-        written = places.written(problem) or {name: arrays[name] for name in "kv"}
+        written = places.arrays_after(problem) or {name: arrays[name] for name in "kv"}
         for n, sequence in enumerate(places.sequences):
             if sequence.sample is None:
                 continue
@@ -114,7 +114,7 @@ def test_what_is_written_is_what_append_writes():
     places = next(x for x in ways(problem) if x.way.new and x.way.keys == "pages")
     if places.way.turns is not None:
         places = replace(places, way=replace(places.way, turns=None))
-    arrays, written = places.arrays(problem), places.written(problem)
+    arrays, written = places.arrays(problem), places.arrays_after(problem)
     grown = append(
         *(arrays["k"], arrays["v"], arrays["new keys"], arrays["new values"]),
         arrays["lengths of keys"],
