@@ -16,10 +16,10 @@ from npattn.options import (
     FOREIGN,
     MEANINGS,
     PACKED,
-    PLACES,
     RESULTS,
     STORED,
 )
+from npattn.testing.adapters.meanings import HEADS_FIRST, read_beside_places, read_leading
 from npattn.testing.adapters.parameters import STARRED, parameters, qualified_name
 
 __all__ = ["Signature", "read_backward", "read_signature"]
@@ -144,12 +144,13 @@ def read_signature(
     if _meaning(first, known) == "module":
         named, module = {n: p for n, p in named.items() if n != first}, True
     known = {theirs: ours for theirs, ours in known.items() if ours != "module"}
-    packed, leading = _read_leading(named, known)
+    packed, leading = read_leading(_meaning(theirs, known) for theirs in _positional(named)[:2])
     heads_first = any(ours.endswith(HEADS_FIRST) for ours in known.values())
     of_leading = (*PACKED, HEADS_FIRST)
     known = {theirs: ours for theirs, ours in known.items() if ours not in of_leading}
-    rest = _optional(name, named, known, leading) if named else {}
-    meanings = _read_beside_places(_meanings(named, rest, known))
+    rest = _optional(name, named, leading) if named else {}
+    meanings = read_beside_places(_meanings(named, rest, known))
+    _check_needed(name, rest, meanings)
     left = dict.fromkeys(_find_optional_storage(rest, meanings, known), PADDED)
     if not quantized:
         left |= {n: PLAIN for n in rest if meanings.get(n) in DESCALES and n not in known}
@@ -189,29 +190,6 @@ _DROPOUT = {
     "dropout_rate": _OWN_DROPOUT,
     "dropout_mask": "no dropout_rate parameter, and a mask at rate 0 means different things",
 }
-
-
-HEADS_FIRST = "heads before slots"
-PAIRS = (("new keys", "new values"), ("cosines", "sines"))
-"""Meanings that come together, or not at all."""
-
-
-def _read_beside_places(meanings: Mapping[str, str]) -> dict[str, str]:
-    """Return meanings without those that only functions on sequences have, where it is none.
-
-    A mask is then no packed one. New keys need lengths of a cache, and a rotary table new keys.
-    """
-    has = {*meanings.values()}
-    if not has & {*PLACES}:
-        plain = {n: "mask" if x == "packed mask" else x for n, x in meanings.items()}
-        return {theirs: x for theirs, x in plain.items() if x not in STORED}
-    without = {name for pair in PAIRS if not {*pair} <= has for name in pair}
-    if "lengths of keys" not in has:
-        without |= {*PAIRS[0], "left padding", "rows of the cache"}
-    if without & {*PAIRS[0]}:
-        without |= {*PAIRS[1]}
-    without |= {"adjacent pairs"} if without & {*PAIRS[1]} else set()
-    return {theirs: x for theirs, x in meanings.items() if x not in without}
 
 
 def _find_optional_storage(
@@ -257,39 +235,29 @@ def _positional(named: Mapping[str, inspect.Parameter]) -> list[str]:
     return [n for n, p in named.items() if p.kind in kinds]
 
 
-def _read_leading(
-    named: Mapping[str, inspect.Parameter], known: Mapping[str, str]
-) -> tuple[str, tuple[str, ...]]:
-    """Return the meaning of a packed array, "" if there is none, and the arrays that come first."""
-    for place, theirs in enumerate(_positional(named)[:2]):
-        meaning = _meaning(theirs, known)
-        if meaning in PACKED and len(PACKED[meaning]) == 3 - place:
-            return meaning, (*"q"[:place], PACKED[meaning])
-    return "", ("q", "k", "v")
-
-
 def _optional(
-    name: str,
-    named: Mapping[str, inspect.Parameter],
-    known: Mapping[str, str],
-    leading: tuple[str, ...],
+    name: str, named: Mapping[str, inspect.Parameter], leading: tuple[str, ...]
 ) -> dict[str, inspect.Parameter]:
-    """Return the parameters beside q, k, v, after checking that all needed ones are known."""
+    """Return the parameters beside q, k, v, after checking that these are there."""
     positional, count = _positional(named), len(leading)
     starred = any(p.kind is p.VAR_POSITIONAL for p in named.values())
     if len(positional) < count and not starred:
         raise OptionError(
             f"{name} has {len(positional)} positional parameters, must have three: q, k, v"
         )
-    rest = {n: p for n, p in named.items() if n not in positional[:count] and p.kind not in STARRED}
-    needed = [n for n, p in rest.items() if p.default is p.empty]
-    unknown = [n for n in needed if not _meaning(n, known)]
+    return {n: p for n, p in named.items() if n not in positional[:count] and p.kind not in STARRED}
+
+
+def _check_needed(
+    name: str, rest: Mapping[str, inspect.Parameter], meanings: Mapping[str, str]
+) -> None:
+    """Check that everything that has no default has a meaning."""
+    unknown = [n for n, p in rest.items() if p.default is p.empty and n not in meanings]
     if unknown:
         raise OptionError(
             f"{name} needs {', '.join(unknown)}, which the judge does not know: give it a "
             "default, wrap it, or say what it is with rename={theirs: ours}"
         )
-    return rest
 
 
 def _meaning(theirs: str, known: Mapping[str, str]) -> str:
