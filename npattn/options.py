@@ -171,6 +171,8 @@ STORED = (
     "packed mask",
     "new keys",
     "new values",
+    "new keys of any number",
+    "new values of any number",
     "cosines",
     "sines",
     "adjacent pairs",
@@ -258,8 +260,9 @@ and the page size are ints. Masks of shape (B, 1, 1, S) become lengths.
     boolean, (Σ T·S,): the matrix (T, S) of each sequence in turn, True for what may be seen; causal
     is in it too.
 "new keys", "new values"
-    (B, n, K, D): written behind the keys of a cache, in place, before attention; "lengths of keys"
-    are those without them.
+    (B, T, K, D): written behind the keys of a cache, in place, before attention; "lengths of keys"
+    are those without them. "new keys of any number" and "new values of any number" may be more or
+    fewer than queries.
 "cosines", "sines"
     (positions, R/2), in the dtype of q: turn the first R features of new keys at their positions,
     length + 0, 1, …; those of q likewise with causal or a window, and else all at the length.

@@ -135,8 +135,8 @@ KVCACHE = replace(
     name="flash_attn_with_kvcache",
     about="flash_attn_with_kvcache of the package flash-attn",
     signature={
-        "k": "new keys",
-        "v": "new values",
+        "k": "new keys of any number",
+        "v": "new values of any number",
         "rotary_cos": "cosines",
         "rotary_sin": "sines",
         "cache_seqlens": "lengths of keys",

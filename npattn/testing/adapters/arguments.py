@@ -191,5 +191,9 @@ FORMS: dict[str, Callable[[_Call, tuple[str, ...]], Any]] = {
     "shared heads": lambda call, ours: True if call.sizes.K < call.sizes.H else None,
     "no dropout": lambda call, ours: None,
     **{name: partial(_find_by_meaning, name) for name in (*STORED, *DESCALES)},
+    **{
+        f"{name} of any number": partial(_find_by_meaning, name)
+        for name in ("new keys", "new values")
+    },
 }
 """Value of a parameter by its meaning; None is not passed. The others are passed as they are."""

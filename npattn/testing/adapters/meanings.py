@@ -18,7 +18,7 @@ def read_beside_places(meanings: Mapping[str, str]) -> dict[str, str]:
 
     A mask is then no packed one. New keys need lengths of a cache, and a rotary table new keys.
     """
-    has = {*meanings.values()}
+    has = {x.removesuffix(" of any number") for x in meanings.values()}
     if not has & {*PLACES}:
         plain = {n: "mask" if x == "packed mask" else x for n, x in meanings.items()}
         return {theirs: x for theirs, x in plain.items() if x not in STORED}
@@ -28,6 +28,7 @@ def read_beside_places(meanings: Mapping[str, str]) -> dict[str, str]:
     if without & {*PAIRS[0]}:
         without |= {*PAIRS[1]}
     without |= {"adjacent pairs"} if without & {*PAIRS[1]} else set()
+    without |= {f"{name} of any number" for name in without}
     return {theirs: x for theirs, x in meanings.items() if x not in without}
 
 

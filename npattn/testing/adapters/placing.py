@@ -43,7 +43,7 @@ def arrange(storage: Storage, problem: Problem, mask_true: str = "attend") -> Ar
     visible = np.ones((B, S), bool)
     if shown is not None and not by_matrix:
         visible = np.broadcast_to(shown, (B, 1, 1, S))[:, 0, 0]
-    new = draw.count_new(T, visible.sum(-1).tolist())
+    new = draw.count_new(T, visible.sum(-1).tolist(), storage.several)
     rng = np.random.default_rng([storage.seed, 31])
     sequences: list[Stored] = []
     for b in range(B):

@@ -66,6 +66,8 @@ class Storage:
         It takes a cache as well as pages.
     heads_first : bool
         Pages are (N, K, P, D).
+    several : bool
+        New keys may be more or fewer than queries.
     misread : str
         One of `npattn.testing.adapters.ways.MISREADINGS`, which is then shared; "" is none.
     """
@@ -86,6 +88,7 @@ class Storage:
     without: frozenset[str] = frozenset()
     either: bool = False
     heads_first: bool = False
+    several: bool = False
     misread: str = ""
 
     @property
@@ -112,10 +115,15 @@ class Storage:
         """Return the problem with its hidden keys where causal and windows do not count them.
 
         These begin at the last query and the last key that a sample has, or at the first ones: what
-        a mask of shape (B, 1, 1, S) hides comes first then, or last. Other problems stay.
+        a mask of shape (B, 1, 1, S) hides comes first then, or last. Where new keys must come, as
+        many are visible. Other problems stay.
         """
-        counts = hides_keys(problem) and looks_along(problem)
-        if not counts or "packed mask" in self.takes or self.lets_stay(problem, mask_true):
+        if not hides_keys(problem) or not self.has_lengths:
+            return problem
+        if "new keys" in self.required and not self.several:
+            problem = _show_at_least(problem, problem.T, mask_true)
+        counts = looks_along(problem) and "packed mask" not in self.takes
+        if not counts or self.lets_stay(problem, mask_true):
             return problem
         moved = _move_hidden(problem, mask_true)
         return problem.replace(mask=~moved if mask_true == "hide" else moved)
@@ -127,6 +135,16 @@ class Storage:
     def nearest(self, letter: str, length: int) -> int:
         """Return the nearest length that it takes."""
         return min(self.only.get(letter) or (length,), key=lambda n: abs(n - length))
+
+
+def _show_at_least(problem: Problem, count: int, mask_true: str) -> Problem:
+    """Return the problem with a number of keys visible, the first ones, where there are fewer."""
+    shown = read_shown(problem, mask_true)
+    few = shown.sum(-1, keepdims=True) < min(count, problem.S)
+    if not few.any():
+        return problem
+    more = np.where(few, np.arange(problem.S) < count, shown)
+    return problem.replace(mask=~more if mask_true == "hide" else more)
 
 
 def _move_hidden(problem: Problem, mask_true: str) -> Array:
@@ -168,9 +186,10 @@ def read_storage(signature: Signature, name: str) -> Storage | None:
     OptionError
         If its parameters leave open where the sequences are.
     """
-    theirs = {meaning: n for n, meaning in signature.meanings.items() if meaning in STORED}
-    if not theirs:
+    named = {meaning: n for n, meaning in signature.meanings.items() if meaning in STORED}
+    if not named:
         return None
+    theirs = {SEVERAL.get(meaning, meaning): n for meaning, n in named.items()}
     takes = frozenset(theirs)
     places = takes & {*PLACES}
     if places <= {"longest of both", "longest queries", "longest keys", "page size"}:
@@ -198,6 +217,7 @@ def read_storage(signature: Signature, name: str) -> Storage | None:
         required=frozenset(required & takes),
         either=keys == "pages" and bool(takes & OF_ROWS) and not {"page table"} & required,
         heads_first=signature.heads_first,
+        several=bool(named.keys() & SEVERAL.keys()),
     )
 
 
@@ -210,6 +230,7 @@ def _open(name: str, theirs: Iterable[str]) -> str:
     )
 
 
+SEVERAL = {"new keys of any number": "new keys", "new values of any number": "new values"}
 OF_ROWS = frozenset({"left padding", "rows of the cache"})
 """Meanings that need a cache, and no pages."""
 _PAGED = {

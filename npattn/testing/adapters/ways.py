@@ -153,21 +153,24 @@ class Draw:
             return True
         return drawn and meaning in self.takes and meaning not in self.without
 
-    def count_new(self, T: int, lengths: Sequence[int]) -> int:
-        """Return the number of new keys: mostly one for each query."""
+    def count_new(self, T: int, lengths: Sequence[int], several: bool) -> int:
+        """Return the number of new keys: one for each query, or with `several` any number."""
         most = min(lengths, default=T)
-        several = self.rng.random() < 0.25
-        number = int(self.rng.integers(1, max(most, 1) + 1))
+        other, number = self.rng.random() < 0.25, int(self.rng.integers(1, max(most, 1) + 1))
         wanted = self.wants("new keys", 0.75)
-        if not most and "new keys" in self.required:
-            raise inexpressible("a sequence without a new key")
-        if not most or not wanted:
+        count = number if several and most and (other or most < T) else T
+        if count > most or not count:
+            if "new keys" in self.required:
+                raise inexpressible("sequences with fewer keys than new ones")
             return 0
-        return number if several or most < T else T
+        return count if wanted else 0
 
     def turns_exactly(self, problem: Problem, lengths: Sequence[int]) -> bool:
-        """Return True if quarter turns are exact, and windows are shorter than all sequences."""
-        if problem.D < 2 or not all(np.isfinite(x).all() for x in (problem.q, problem.k)):
+        """Return True if quarter turns are exact, and windows are shorter than all sequences.
+
+        NaN stays in its row, all of whose scores it makes NaN; 0 times inf would be new.
+        """
+        if problem.D < 2 or any(np.isinf(x).any() for x in (problem.q, problem.k)):
             return False
         sides = [n for n in problem.window or () if n is not None]
         return all(n < min(lengths, default=0) for n in sides)

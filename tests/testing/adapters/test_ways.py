@@ -168,7 +168,7 @@ def test_contents_change_no_way():
 
 
 def test_what_would_not_be_exact_is_not_turned():
-    for change in ({"q": np.full((B, H, T, D), np.nan)}, {"window": (S, 3)}):
+    for change in ({"q": np.full((B, H, T, D), np.inf)}, {"window": (S, 3)}):
         problem = sample().replace(**change)
         assert all(x.way.turns is None for x in ways(problem))
     assert any(x.way.turns is not None for x in ways(sample(window=(2, 3))))
@@ -177,13 +177,30 @@ def test_what_would_not_be_exact_is_not_turned():
         arrange(required, sample().replace(q=np.full((B, H, T, D), np.inf)))
 
 
-def test_new_keys_that_must_be_passed_need_a_key():
+def test_there_is_a_new_key_for_each_query():
+    assert {x.way.new for x in ways(sample())} == {0, T}
+    several = replace(STORAGE, several=True)
+    assert {x.way.new for x in ways(sample(), several)} > {0, T}
     required = replace(STORAGE, required=frozenset({"new keys"}))
-    assert all(x.way.new for x in ways(sample(), required))
-    empty = sample(mask=np.zeros((B, 1, 1, S), bool))
-    with pytest.raises(ImplementationError, match="a sequence without a new key"):
-        arrange(required, empty)
-    assert not arrange(STORAGE, empty).way.new
+    assert {x.way.new for x in ways(sample(), required)} == {T}
+
+
+@pytest.mark.parametrize("mask_true", ["attend", "hide"])
+@pytest.mark.parametrize("causal", [False, "bottom_right"])
+def test_new_keys_that_must_be_passed_are_visible(mask_true, causal):
+    required = replace(STORAGE, required=frozenset({"new keys"}))
+    shown = (np.arange(S) < np.array([[4], [0], [9]]))[:, None, None]
+    mask = ~shown if mask_true == "hide" else shown
+    problem = sample(mask=mask, causal=causal)
+    if not causal:
+        with pytest.raises(ImplementationError, match="sequences with fewer keys than new ones"):
+            arrange(required, problem, mask_true)
+    fit = required.fit(problem, mask_true)
+    assert arrange(required, fit, mask_true).way.new == T
+    seen = ~fit.mask if mask_true == "hide" else fit.mask
+    assert seen.sum(-1).ravel().tolist() == [T, T, 9]
+    assert required.fit(fit, mask_true) is fit
+    assert not arrange(STORAGE, sample(mask=np.zeros((B, 1, 1, S), bool))).way.new
 
 
 def test_what_is_left_out_is_not_passed():

@@ -1,5 +1,6 @@
 """Functions on packed and paged sequences are judged as they are."""
 
+import numpy as np
 import pytest
 
 from npattn.testing import check
@@ -100,6 +101,46 @@ def test_the_cache_after_the_call_is_compared(mistake):
     (outcome,) = (o for o in report.outcomes if o.rule == "inputs-unchanged")
     assert outcome.status == "failed"
     assert "is not the cache with new keys behind those of each sequence" in outcome.message
+
+
+def test_onnxruntime_grows_a_cache_as_the_judge_reads_it():
+    """Its GroupQueryAttention turns, appends and attends; the cache is copied back in place."""
+    pytest.importorskip("onnxruntime")
+    from npattn.testing.targets.onnxruntime_contrib import GQA_INPUTS, _session
+
+    turned = []
+
+    def gqa(q, k_cache, v_cache, cache_seqlens, k, v, rotary_cos=None, rotary_sin=None,
+            rotary_interleaved=True, causal=False):  # fmt: skip
+        assert q.shape[1] == k.shape[1] == 1  # one new token, for which causal changes nothing
+        arrays = {"query": q, "key": k, "value": v}
+        arrays = {name: x.reshape(len(x), 1, -1) for name, x in arrays.items()}
+        arrays |= {"past_key": k_cache.swapaxes(1, 2), "past_value": v_cache.swapaxes(1, 2)}
+        arrays |= {"seqlens_k": cache_seqlens, "total_sequence_length": max(cache_seqlens) + 1}
+        if rotary_cos is not None:
+            turned.append(rotary_interleaved)
+            arrays |= {"cos_cache": rotary_cos, "sin_cache": rotary_sin}
+        arrays = {name: np.array(x) for name, x in arrays.items()}
+        session = _session(
+            *("GroupQueryAttention", tuple(n if n in arrays else "" for n in GQA_INPUTS)),
+            ("out", "keys", "values"),
+            tuple((name, x.dtype, x.ndim) for name, x in arrays.items()),
+            num_heads=q.shape[2],
+            kv_num_heads=k.shape[2],
+            do_rotary=int(rotary_cos is not None),
+            rotary_interleaved=int(rotary_interleaved),
+        )
+        out, keys, values = session.run(None, arrays)
+        for cache, new in ((k_cache, keys), (v_cache, values)):
+            for b, n in enumerate(cache_seqlens):
+                cache[b, n] = new[b, :, n]
+        return out.reshape(q.shape)
+
+    sizes = {"T": (1,), "S": (5, 3, 11), "D": (16, 32), "E": (16, 32)}
+    rules = ["agreement-o", "inputs-unchanged", "other-sequences"]
+    report = check(gqa, **QUICK, only=rules, sizes=sizes)
+    assert report.passed, str(report)
+    assert {*turned} == {False, True}
 
 
 PLACES = "cache_seqlens, block_table, causal=False"
