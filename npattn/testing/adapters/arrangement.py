@@ -14,38 +14,15 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ResultError
-from npattn.testing.adapters.storage import Storage
+from npattn.testing.adapters.storage import Storage, Stored
 from npattn.testing.adapters.ways import Way
 
-__all__ = ["SPARE", "Arrangement", "Stored"]
+__all__ = ["SPARE", "Arrangement"]
 
 LARGE = 64.0
 """Factor of values that nobody may read, so that one of them is seen in any result."""
 SPARE = 2
 """Pages, and slots at the end of a cache, that no sequence has."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One sequence: a sample of the problem, or None for one beside them.
-
-    Attributes
-    ----------
-    sample : int or None
-    T : int
-        Number of queries.
-    keys : int array (S',)
-        The sample's keys that it has.
-    """
-
-    sample: int | None
-    T: int
-    keys: Array
-
-    @property
-    def S(self) -> int:
-        """Number of keys."""
-        return len(self.keys)
 
 
 @dataclass(frozen=True)

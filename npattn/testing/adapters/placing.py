@@ -12,11 +12,12 @@ import numpy as np
 
 from npattn.arrays import Array, band, diagonal
 from npattn.problem import Problem
-from npattn.testing.adapters.arrangement import SPARE, Arrangement, Stored
+from npattn.testing.adapters.arrangement import SPARE, Arrangement
 from npattn.testing.adapters.base import inexpressible
 from npattn.testing.adapters.storage import (
     UNSTORED,
     Storage,
+    Stored,
     hides_keys,
     looks_along,
     read_shown,

@@ -23,7 +23,15 @@ from npattn.options import PLACES, STORED
 from npattn.problem import Problem
 from npattn.testing.adapters.signature import Signature
 
-__all__ = ["UNSTORED", "Storage", "hides_keys", "looks_along", "read_shown", "read_storage"]
+__all__ = [
+    "UNSTORED",
+    "Storage",
+    "Stored",
+    "hides_keys",
+    "looks_along",
+    "read_shown",
+    "read_storage",
+]
 
 UNSTORED = ("bias", "dropout_mask")
 """Options of each query and key, which sequences of other lengths have not."""
@@ -135,6 +143,29 @@ class Storage:
     def nearest(self, letter: str, length: int) -> int:
         """Return the nearest length that it takes."""
         return min(self.only.get(letter) or (length,), key=lambda n: abs(n - length))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One sequence: a sample of the problem, or None for one beside them.
+
+    Attributes
+    ----------
+    sample : int or None
+    T : int
+        Number of queries.
+    keys : int array (S',)
+        The sample's keys that it has.
+    """
+
+    sample: int | None
+    T: int
+    keys: Array
+
+    @property
+    def S(self) -> int:
+        """Number of keys."""
+        return len(self.keys)
 
 
 def _show_at_least(problem: Problem, count: int, mask_true: str) -> Problem:
