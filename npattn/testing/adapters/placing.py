@@ -123,7 +123,7 @@ def _draw_way(
     rows = rng.permutation(count + SPARE)[:count] if in_rows else None
     padded = keys == "cache" and draw.wants("left padding", 0.5)
     left = rng.integers(0, 4, count) if padded else np.zeros(count, int)
-    turned, adjacent = draw.wants("cosines", 0.7) and new > 0, bool(rng.integers(2))
+    turned, adjacent = draw.wants("cosines", 0.8) and new > 0, bool(rng.integers(2))
     turns = None
     if turned and draw.turns_exactly(problem, lengths):
         room = max(lengths, default=0) + 2 * storage.page_size + 4

@@ -157,7 +157,7 @@ class Draw:
         """Return the number of new keys: one for each query, or with `several` any number."""
         most = min(lengths, default=T)
         other, number = self.rng.random() < 0.25, int(self.rng.integers(1, max(most, 1) + 1))
-        wanted = self.wants("new keys", 0.75)
+        wanted = self.wants("new keys", 0.85)
         count = number if several and most and (other or most < T) else T
         if count > most or not count:
             if "new keys" in self.required:
