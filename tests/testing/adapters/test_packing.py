@@ -244,3 +244,13 @@ def test_a_worker_takes_packed_arrays(tmp_path):
         f.worker.close()
     assert report.passed, str(report)
     assert "agreement-dk" in {o.rule for o in report.outcomes if o.status == "passed"}
+
+
+def test_a_mistake_that_no_order_explains_is_named_as_ever():
+    def f(qkv, causal=False):
+        q, k, v = unpack(qkv)
+        return attend(2 * q, k, v, causal)
+
+    arguments = {**QUICK, "examples": 7, "diagnosis": True}
+    report = check(f, only=["agreement-o", "model-sizes"], **arguments)
+    assert {cause.kind for cause in report.causes} == {"factor"}
