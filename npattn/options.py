@@ -26,6 +26,8 @@ __all__ = [
     "LISTS",
     "MEANINGS",
     "OPTIONS",
+    "PACKED",
+    "PLACES",
     "RESULTS",
     "STORED",
     "Alignment",
@@ -150,7 +152,7 @@ FEATURES = tuple(OPTIONS)
 RESULTS = ("return_lse", "return_weights", "return_max_score")
 """Flags that make an implementation return more than o."""
 
-STORED = (
+PLACES = (
     "offsets of both",
     "offsets of queries",
     "offsets of keys",
@@ -166,6 +168,33 @@ STORED = (
     "page size",
 )
 """Meanings of the parameters that say where sequences of different lengths are stored."""
+
+STORED = (
+    *PLACES,
+    "packed mask",
+    "new keys",
+    "new values",
+    "new keys of any number",
+    "new values of any number",
+    "cosines",
+    "sines",
+    "adjacent pairs",
+    "left padding",
+    "rows of the cache",
+    "order of pages",
+    "heads before slots",
+)
+"""Meanings of all parameters that only functions on such sequences have."""
+
+PACKED = {
+    "packed q, k and v": "qkv",
+    "packed q, k and v by head": "qkv",
+    "packed k and v": "kv",
+    "packed k and v by head": "kv",
+    "packed k and v, one behind the other": "kv",
+    "packed k and v, heads before slots": "kv",
+}
+"""Meanings of the parameters that have several of q, k and v in one array → which."""
 
 _SHARES = {"heads of": "head", "all of": "tensor", "blocks of": "block", "tokens of": "token"}
 DESCALES: dict[str, str] = {
@@ -194,8 +223,10 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "shared heads": (),
     "no dropout": (),
     "module": (),
-    **dict.fromkeys((*STORED, *DESCALES, *LATENT, *LISTS), ()),
-    **dict.fromkeys(("offsets of keys", "lengths of keys", "page offsets"), ("mask",)),
+    **dict.fromkeys((*STORED, *PACKED, *DESCALES, *LATENT, *LISTS), ()),
+    **dict.fromkeys(
+        ("offsets of keys", "lengths of keys", "page offsets", "packed mask"), ("mask",)
+    ),
 }
 """Meanings of a parameter → the options or results that it carries.
 
@@ -224,8 +255,8 @@ An option's own name means its plain form. Of the others,
     stands before q, k, v in the attention functions of Hugging Face's models. They return o of
     shape (B, T, H, E), and something beside it.
 
-Those of `STORED` say where sequences are, each an int32 array but for the longest and the page
-size, which are ints. Masks of shape (B, 1, 1, S) become lengths.
+Those of `STORED` say where sequences are, each an int32 array if nothing else is said; the longest
+and the page size are ints. Masks of shape (B, 1, 1, S) become lengths.
 
 "offsets of queries", "offsets of keys", "offsets of both"
     (B + 1,): the first of each packed sequence, and their total.
@@ -237,6 +268,38 @@ size, which are ints. Masks of shape (B, 1, 1, S) become lengths.
     (B, M): the pages of each sequence, and anything behind those that it needs.
 "page offsets", "page list", "keys on last page"
     (B + 1,), (pages in use,), (B,): sequence b has the pages of the list from offset b to b + 1.
+"packed mask"
+    boolean, (Σ T·S,): the matrix (T, S) of each sequence in turn, True for what may be seen; causal
+    is in it too.
+"new keys", "new values"
+    (B, T, K, D): written behind the keys of a cache, in place, before attention; "lengths of keys"
+    are those without them. "new keys of any number" and "new values of any number" may be more or
+    fewer than queries.
+"cosines", "sines"
+    (positions, R/2), in the dtype of q: turn the first R features of new keys at their positions,
+    length + 0, 1, …; those of q likewise with causal or a window, and else all at the length.
+"adjacent pairs"
+    is a bool: features 2i and 2i + 1 are a pair, which is so without it; else i and i + R/2.
+"left padding"
+    (B,): first slot of a cache that a sequence has; its length counts the slots before it.
+"rows of the cache"
+    (B,): row of a cache that each sequence has.
+"order of pages", "heads before slots"
+    "NHD" for pages (N, P, K, D), "HND" for (N, K, P, D); the latter is said of the parameter of k,
+    or of k and v, whose pages are always (N, K, P, D).
+
+Those of `PACKED` stand first, for q, k and v, or second, for k and v. All have one T, K = H and
+E = D, as far as they are in it.
+
+"packed q, k and v", "packed k and v"
+    (B, T, 3, H, D) and (B, S, 2, K, D); packed sequences are (total, 3, H, D), and pages
+    (N, 2, P, K, D).
+"packed q, k and v by head", "packed k and v by head"
+    (B, T, H, 3, D) and (B, S, K, 2, D), and likewise.
+"packed k and v, one behind the other"
+    (2, …), of whatever k is without it.
+"packed k and v, heads before slots"
+    (N, 2, K, P, D).
 
 Those of `DESCALES` are the factors of q, k, v and o where these have 8 bits; of k and v likewise:
 
@@ -293,8 +356,11 @@ _MASK_OR_BIAS = ForeignName(
 _SCALE = ForeignName("pass it as scale=", "scale")
 _SOFTCAP = ForeignName("pass it as softcap=", "softcap")
 _LSE = ForeignName("call npattn.forward, whose result has .lse", "lse without gradient")
+_PARTS = "pass q, k and v: npattn.cache.unpack gives them"
 _IN_PACKED = "call npattn.cache.varlen for packed sequences"
 _IN_PAGES = "call npattn.cache.paged for keys in pages"
+_APPENDED = "call npattn.cache.append first"
+_TURNED = "turn q and k by npattn.positions.rope"
 _STORED = {
     "offsets of both": (_IN_PACKED, "cu_seqlens"),
     "offsets of queries": (_IN_PACKED, "cu_seqlens_q", "qo_indptr"),
@@ -317,6 +383,15 @@ _STORED = {
         "paged_kv_last_page_len",
     ),
     "page size": (_IN_PAGES, "page_size"),
+    "packed mask": ("pass it as mask=", "custom_mask"),
+    "new keys": (_APPENDED, "k"),
+    "new values": (_APPENDED, "v"),
+    "cosines": (_TURNED, "rotary_cos"),
+    "sines": (_TURNED, "rotary_sin"),
+    "adjacent pairs": (_TURNED, "rotary_interleaved"),
+    "left padding": ("leave the slots before a sequence out of its cache", "cache_leftpad"),
+    "rows of the cache": ("pass the rows of the cache that are used", "cache_batch_idx"),
+    "order of pages": ("pass pages (N, P, K, D)", "kv_layout"),
 }
 _QUANTIZED = "dequantize it first: npattn.quantization.dequantize(values, descale)"
 _IN_8_BITS = "quantize the result: npattn.quantization.quantize(o, "
@@ -334,7 +409,7 @@ _DESCALES = {
 }
 
 _LATENT = "call npattn.variants.latent.attention, or pass [latent | rotary] parts as q and k"
-_PARTS = {
+_LATENT_PARTS = {
     "latent queries": ("q_nope", "qv"),
     "rotary queries": ("q_pe", "q_rope", "q_rot"),
     "compressed keys": ("ckv", "c_kv", "compressed_kv", "kv_c"),
@@ -360,6 +435,7 @@ FOREIGN = {
     "is_causal": ForeignName(
         'pass causal=True; where T != S, PyTorch means causal="top_left"', "causal", "top_left"
     ),
+    "kv": ForeignName(_PARTS, "packed k and v"),
     "key_padding_mask": ForeignName(
         "its True hides: pass mask=~key_padding_mask[:, None, None, :]", "key padding"
     ),
@@ -371,6 +447,8 @@ FOREIGN = {
     "module": ForeignName("leave it out: attention is a function here", "module"),
     "output_gate": ForeignName("pass it as gate=", "gate"),
     "need_weights": ForeignName("call npattn.forward, whose result has .weights", "need_weights"),
+    "paged_kv_cache": ForeignName(_PARTS, "packed k and v"),
+    "qkv": ForeignName(_PARTS, "packed q, k and v"),
     "return_attn_probs": _LSE,
     "return_lse": ForeignName("call npattn.forward, whose result has .lse"),
     "return_residual": ForeignName(_LSE.hint, "lse (B, T, H) without gradient"),
@@ -392,7 +470,11 @@ FOREIGN = {
         for name in names
     },
     **_DESCALES,
-    **{name: ForeignName(_LATENT, meaning) for meaning, names in _PARTS.items() for name in names},
+    **{
+        name: ForeignName(_LATENT, meaning)
+        for meaning, names in _LATENT_PARTS.items()
+        for name in names
+    },
     **dict.fromkeys(("gather_kv_indices", "indices", "topk_indices"), _LISTED),
 }
 """Parameters as other libraries name them → how npattn spells them, and what they mean."""

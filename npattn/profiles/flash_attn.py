@@ -6,7 +6,17 @@ from dataclasses import replace
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["FLASH_ATTN", "FLASH_ATTN_3", "FLASH_ATTN_4", "KVCACHE", "VARLEN", "VLLM_PAGED"]
+__all__ = [
+    "FLASH_ATTN",
+    "FLASH_ATTN_3",
+    "FLASH_ATTN_4",
+    "KVCACHE",
+    "KVPACKED",
+    "QKVPACKED",
+    "VARLEN",
+    "VARLEN_QKVPACKED",
+    "VLLM_PAGED",
+]
 
 # Docstring of flash_attn_func, Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py: "the
 # causal mask is aligned to the bottom right corner", "If the row of the mask is all zero, the
@@ -91,16 +101,54 @@ VARLEN = replace(
     },
 )
 
+# The same file, flash_attn_qkvpacked_func: qkv (batch_size, seqlen, 3, nheads, headdim), and
+# flash_attn_kvpacked_func: kv (batch_size, seqlen, 2, nheads_k, headdim). Read, not run.
+QKVPACKED = replace(
+    FLASH_ATTN,
+    name="flash_attn_qkvpacked",
+    about="flash_attn_qkvpacked_func of the package flash-attn",
+    signature={"qkv": "packed q, k and v", **FLASH_ATTN.signature},
+    refuses=(*FLASH_ATTN.refuses, "K < H, T != S: they are in one array"),
+)
+KVPACKED = replace(
+    FLASH_ATTN,
+    name="flash_attn_kvpacked",
+    about="flash_attn_kvpacked_func of the package flash-attn",
+    signature={"kv": "packed k and v", **FLASH_ATTN.signature},
+)
+
+# The same file, flash_attn_varlen_qkvpacked_func: qkv (total, 3, nheads, headdim). Read, not run.
+VARLEN_QKVPACKED = replace(
+    QKVPACKED,
+    name="flash_attn_varlen_qkvpacked",
+    about="flash_attn_varlen_qkvpacked_func of the package flash-attn",
+    signature={
+        **QKVPACKED.signature,
+        "cu_seqlens": "offsets of both",
+        "max_seqlen": "longest of both",
+    },
+)
+
 # The same file, flash_attn_with_kvcache: with block_table the caches are (num_blocks,
-# page_block_size, nheads_k, headdim), "page_block_size must be a multiple of 256". Its optional k
-# and v, which it appends, and its rotary embedding are left out. Read, not run.
+# page_block_size, nheads_k, headdim), and "page_block_size must be a multiple of 256". k and v are
+# written to the caches "starting at the indices specified by cache_seqlens", and turned "at
+# indices cache_seqlens, cache_seqlens + 1, etc."; q likewise "if causal or local", else "at indices
+# cache_seqlens only". Pages come with neither cache_batch_idx nor cache_leftpad: mha_fwd_kvcache in
+# csrc/flash_attn/flash_api.cpp. Read, not run.
 KVCACHE = replace(
     FLASH_ATTN,
     name="flash_attn_with_kvcache",
-    about="flash_attn_with_kvcache of the package flash-attn, on pages",
+    about="flash_attn_with_kvcache of the package flash-attn",
     signature={
+        "k": "new keys of any number",
+        "v": "new values of any number",
+        "rotary_cos": "cosines",
+        "rotary_sin": "sines",
         "cache_seqlens": "lengths of keys",
+        "cache_batch_idx": "rows of the cache",
+        "cache_leftpad": "left padding",
         "block_table": "page table",
+        "rotary_interleaved": "adjacent pairs",
         "softmax_scale": "scale",
         "causal": "causal",
         "window_size": "window or −1",

@@ -32,8 +32,9 @@ PREFILL = Profile(
 )
 
 # BatchPrefillWithPagedKVCacheWrapper in the same file: plan takes the arrays that say where the
-# sequences are, run takes q (nnz_qo, H, D) and pages (N, P, K, D), and lse is (nnz_qo, H). A window
-# has no end to the right. Read, not run.
+# sequences are, and custom_mask (a matrix of each request, one behind the other); it is made with
+# kv_layout; run takes q (nnz_qo, H, D) and pages (N, P, K, D) or (N, K, P, D), and lse is
+# (nnz_qo, H). A window has no end to the right. Read, not run.
 PAGED = replace(
     PREFILL,
     name="flashinfer.paged",
@@ -43,6 +44,8 @@ PAGED = replace(
         "kv_indptr": "page offsets",
         "kv_indices": "page list",
         "last_page_len": "keys on last page",
+        "custom_mask": "packed mask",
+        "kv_layout": "order of pages",
         "causal": "causal",
         "sm_scale": "scale",
         "logits_soft_cap": "softcap",

@@ -1,6 +1,7 @@
 """Packed sequences, pages, caches and merged parts on torch tensors, differentiable by autograd.
 
-Each sequence is one problem of `npattn.torch.forward`; the meanings are those of `npattn.cache`.
+Each sequence is one problem of `npattn.torch.forward`; the meanings are those of `npattn.cache`,
+whose `unpack` takes tensors as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from npattn.cache.appending import find_new_slots, read_rotary
 from npattn.cache.merging import Base, check_base, check_parts
 from npattn.cache.packed import check_packed, read_options
 from npattn.cache.paging import check_paged, check_pages, find_slots
+from npattn.cache.unpacking import unpack
 from npattn.checks import read_floating
 from npattn.errors import DtypeError
 from npattn.torch.api import forward
@@ -28,6 +30,7 @@ __all__ = [
     "merge",
     "paged",
     "paged_forward",
+    "unpack",
     "varlen",
     "varlen_forward",
 ]

@@ -143,8 +143,8 @@ def check_lists(lists: Array, lead: tuple[int, ...], H: int, T: int, S: int) -> 
         *where, _ = np.argwhere(repeats)[0].tolist()
         raise OptionError(
             f"indices contains key {lists[repeats][0]} twice in list {tuple(where)}, which systems "
-            "count once or twice: pass npattn.variants.gathered.drop_repeats(indices) to count it once; to "
-            "count a key m times, add log(m) to its bias as well"
+            "count once or twice: pass npattn.variants.gathered.drop_repeats(indices) to count it "
+            "once; to count a key m times, add log(m) to its bias as well"
         )
 
 

@@ -8,20 +8,34 @@ __all__ = ["KERNELS", "MISTAKES", "build"]
 ATTEND = '''
 import numpy as np
 
-def attend(q, k, v, causal, shift=None):
-    """One sequence: q (T, H, D), k (S, K, D), v (S, K, E)."""
+def attend(q, k, v, causal, shift=None, mask=None):
+    """One sequence: q (T, H, D), k (S, K, D), v (S, K, E), mask (T, S)."""
     (T, H, D), S = q.shape, len(k)
     k, v = (x.repeat(H // x.shape[1] if x.shape[1] else 1, 1).astype(float) for x in (k, v))
     shift = S - T if shift is None else shift
     o = np.zeros((T, H, v.shape[-1]))
     for t in range(T):
         n = max(min(shift + t + 1, S), 0) if causal else S
-        for h in range(H if n else 0):
-            s = k[:n, h] @ q[t, h].astype(float) / (D**0.5 or 1)
+        seen = slice(n) if mask is None else np.flatnonzero(mask[t, :n])
+        for h in range(H if len(k[seen]) else 0):
+            s = k[seen, h] @ q[t, h].astype(float) / (D**0.5 or 1)
             p = np.exp(s - s.max())
-            o[t, h] = p / p.sum() @ v[:n, h]
+            o[t, h] = p / p.sum() @ v[seen, h]
     return o
 '''
+
+TURN = """
+def turn(x, cos, sin, at, interleaved):
+    x, half = x.copy(), cos.shape[1]
+    for t in range(len(x)):
+        for i in range(half):
+            a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+            c, s = cos[at[t], i], sin[at[t], i]
+            first, second = x[t, :, a].copy(), x[t, :, b].copy()
+            x[t, :, a] = first * c - second * s
+            x[t, :, b] = first * s + second * c
+    return x
+"""
 
 KERNELS = {
     "packed": """
@@ -88,6 +102,74 @@ def f(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, seqused_k, block_table,
         out[own] = attend(q[own], keys, values, causal)
     return out
 """,
+    "new keys": """
+def f(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, *, cache_seqlens, cache_batch_idx=None, cache_leftpad=None, block_table=None, causal=False, rotary_interleaved=True):
+    B, T = q.shape[:2]
+    out = np.zeros((*q.shape[:3], v_cache.shape[-1]), q.dtype)
+    for b in range(B):
+        length = cache_seqlens[b]
+        first = 0 if cache_leftpad is None else cache_leftpad[b]
+        n = 0 if k is None else k.shape[1]
+        query = q[b]
+        if rotary_cos is not None:
+            at = length + np.arange(T) * bool(causal)
+            query = turn(q[b], rotary_cos, rotary_sin, at, rotary_interleaved)
+        parts = []
+        for cache, new, turned in ((k_cache, k, rotary_cos is not None), (v_cache, v, False)):
+            if block_table is None:
+                row = b if cache_batch_idx is None else cache_batch_idx[b]
+                page, slot = np.full(length + n, row), np.arange(length + n)
+            else:
+                s = np.arange(length + n)
+                page, slot = block_table[b, s // cache.shape[1]], s % cache.shape[1]
+            if n:
+                at = length + np.arange(n)
+                fresh = turn(new[b], rotary_cos, rotary_sin, at, rotary_interleaved) if turned else new[b]
+                cache[page[length:], slot[length:]] = fresh
+            parts.append(cache[page[first:], slot[first:]])
+        out[b] = attend(query, *parts, causal)
+    return out
+""",
+    "head-major pages": """
+def f(q, k_cache, v_cache, cache_seqlens, block_table, causal=False, kv_layout="NHD"):
+    if kv_layout == "HND":
+        k_cache, v_cache = (x.swapaxes(1, 2) for x in (k_cache, v_cache))
+    P = k_cache.shape[1]
+    out = np.zeros((*q.shape[:3], v_cache.shape[-1]), q.dtype)
+    for b, length in enumerate(cache_seqlens):
+        pages = block_table[b, : -(-length // P)]
+        k, v = (x[pages].reshape(-1, *x.shape[2:])[:length] for x in (k_cache, v_cache))
+        out[b] = attend(q[b], k, v, causal)
+    return out
+""",
+    "combined pages": """
+def f(q, paged_kv_cache, qo_indptr, kv_indptr, kv_indices, last_page_len, custom_mask=None, causal=False, kv_layout="NHD"):
+    k_cache, v_cache = paged_kv_cache[:, 0], paged_kv_cache[:, 1]
+    if kv_layout == "HND":
+        k_cache, v_cache = k_cache.swapaxes(1, 2), v_cache.swapaxes(1, 2)
+    P, begin = k_cache.shape[1], 0
+    out = np.zeros((*q.shape[:2], v_cache.shape[-1]), q.dtype)
+    for b in range(len(qo_indptr) - 1):
+        own = slice(qo_indptr[b], qo_indptr[b + 1])
+        pages = kv_indices[kv_indptr[b] : kv_indptr[b + 1]]
+        length = max(len(pages) - 1, 0) * P + last_page_len[b]
+        k, v = (x[pages].reshape(-1, *x.shape[2:])[:length] for x in (k_cache, v_cache))
+        T, mask = qo_indptr[b + 1] - qo_indptr[b], None
+        if custom_mask is not None:
+            mask = custom_mask[begin : begin + T * length].reshape(T, length)
+            begin += T * length
+        out[own] = attend(q[own], k, v, causal and mask is None, mask=mask)
+    return out
+""",
+    "packed array": """
+def f(qkv, cu_seqlens, max_seqlen, causal=False):
+    q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
+    out = np.zeros_like(q)
+    for b in range(len(cu_seqlens) - 1):
+        own = slice(cu_seqlens[b], cu_seqlens[b + 1])
+        out[own] = attend(q[own], k[own], v[own], causal)
+    return out
+""",
 }
 """Functions named by their storage."""
 
@@ -123,6 +205,29 @@ MISTAKES = {
     "the list is not read": ("page list", "kv_indices[kv_indptr[b] : kv_indptr[b + 1]]", "np.arange(kv_indptr[b], kv_indptr[b + 1])"),
     "offsets of queries for pages": ("page list", "kv_indices[kv_indptr[b] :", "kv_indices[qo_indptr[b] :"),
     "lengths without the new tokens": ("packed queries, pages", "enumerate(seqused_k)", "enumerate(np.maximum(seqused_k - np.diff(cu_seqlens_q), 0))"),
+    "a new key a slot late": ("new keys", "cache[page[length:], slot[length:]] = fresh", "cache[page[length:][1:], slot[length:][1:]] = fresh[:-1]"),
+    "new values are not written": ("new keys", "            if n:", "            if n and cache is k_cache:"),
+    "new keys are left in the cache unturned": ("new keys", "            parts.append(cache[page[first:], slot[first:]])", "            parts.append(cache[page[first:], slot[first:]].copy())\n            if n:\n                cache[page[length:], slot[length:]] = new[b]"),
+    "the cache is not updated": ("new keys", "        for cache, new", "        caches = k_cache.copy(), v_cache.copy()\n        for cache, new", "((k_cache, k,", "((caches[0], k,", "(v_cache, v, F", "(caches[1], v, F"),
+    "a slot behind the new keys is cleared": ("new keys", "            parts.append", "            if n and block_table is None and length + n < cache.shape[1]:\n                cache[row, length + n] = 0\n            parts.append"),
+    "positions of new keys from 0": ("new keys", "at = length + np.arange(n)", "at = np.arange(n)"),
+    "positions of queries from 0": ("new keys", "at = length + np.arange(T)", "at = np.arange(T)"),
+    "positions from 0": ("new keys", "at = length + np.arange(n)", "at = np.arange(n)", "at = length + np.arange(T)", "at = np.arange(T)"),
+    "all queries at the first position": ("new keys", " * bool(causal)", " * 0"),
+    "each query at its position": ("new keys", " * bool(causal)", ""),
+    "halves are always paired": ("new keys", "rotary_sin, at, rotary_interleaved)", "rotary_sin, at, False)"),
+    "the other direction": ("new keys", "turn(q[b], rotary_cos, rotary_sin", "turn(q[b], rotary_cos, -rotary_sin", "turn(new[b], rotary_cos, rotary_sin", "turn(new[b], rotary_cos, -rotary_sin"),
+    "values are turned too": ("new keys", "(v_cache, v, False)", "(v_cache, v, rotary_cos is not None)"),
+    "left padding is ignored": ("new keys", "cache_leftpad[b]\n", "0\n"),
+    "left padding moves the positions": ("new keys", "at = length + np.arange(n)", "at = length - first + np.arange(n)", "at = length + np.arange(T)", "at = length - first + np.arange(T)"),
+    "rows of the cache are ignored": ("new keys", "else cache_batch_idx[b]", "else b"),
+    "head-major pages are read as slot-major": ("head-major pages", 'kv_layout == "HND"', "False"),
+    "k and v of pages change places": ("combined pages", "paged_kv_cache[:, 0], paged_kv_cache[:, 1]", "paged_kv_cache[:, 1], paged_kv_cache[:, 0]"),
+    "a mask by columns": ("combined pages", ".reshape(T, length)", ".reshape(length, T).T"),
+    "the mask of the first sequence": ("combined pages", "            begin += T * length\n", ""),
+    "a mask with the stride of whole pages": ("combined pages", "begin += T * length", "begin += T * len(pages) * P"),
+    "k and v change places": ("packed array", "qkv[:, 1], qkv[:, 2]", "qkv[:, 2], qkv[:, 1]"),
+    "parts behind the heads": ("packed array", "q, k, v = qkv", "qkv = qkv.reshape(len(qkv), -1, 3, qkv.shape[3]).swapaxes(1, 2)\n    q, k, v = qkv"),
 }  # fmt: skip
 """Mistakes: the storage, and pairs of what stands there and what stands in its place."""
 
@@ -135,5 +240,5 @@ def build(name):
         assert old in source, (name, old)
         source = source.replace(old, new)
     scope = {"math": math}
-    exec(ATTEND + source, scope)
+    exec(ATTEND + TURN + source, scope)
     return scope["f"]

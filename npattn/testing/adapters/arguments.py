@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from npattn.options import DESCALES, LATENT, LISTS, OPTIONS, STORED
 from npattn.testing.adapters.base import Framework, inexpressible
+from npattn.testing.adapters.packing import Packing
 from npattn.testing.adapters.signature import Signature
 
 __all__ = ["Sizes", "form_arguments", "make_module"]
@@ -25,13 +26,26 @@ class Sizes(NamedTuple):
     D: int
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Any], layout: str, stored: bool = False) -> Sizes:
+    def of(
+        cls,
+        inputs: Mapping[str, Any],
+        layout: str,
+        stored: bool = False,
+        packing: Packing | None = None,
+        heads_first: bool = False,
+    ) -> Sizes:
         """Read the sizes of q and k, laid out as the implementation takes them.
 
-        Those that are `stored` end in (H, D); T and S are of all their sequences.
+        Those that are `stored` end in (H, D), pages with `heads_first` in (K, P, D); T and S are of
+        all their sequences.
         """
-        q, k = tuple(inputs["q"].shape), tuple(inputs["k"].shape)
+        parts = {} if packing is None else dict.fromkeys(packing.name, packing)
+        q, k = (
+            parts[n].shape_of_part(inputs[parts[n].name]) if n in parts else tuple(inputs[n].shape)
+            for n in "qk"
+        )
         if stored:
+            k = (k[0], k[2], k[1], k[3]) if heads_first else k
             T, S = (math.prod(x[:-2]) for x in (q, k))
             return cls(q[-2], k[-2], T, S, q[-1])
         if layout == "BTHD" and len(q) == len(k) == 4:
@@ -88,7 +102,8 @@ def form_arguments(
             kwargs[theirs] = _default(call, meaning)
         elif value is not None:
             kwargs[theirs] = value
-    named = {*signature.names, "q", "k", "v", *STORED, *DESCALES, *LATENT, *LISTS}
+    named = {*signature.names, "q", "k", "v", *signature.leading}
+    named |= {*STORED, *DESCALES, *LATENT, *LISTS}
     return kwargs | {ours: value for ours, value in values.items() if ours not in named}
 
 
@@ -127,7 +142,8 @@ def _added_mask_or_bias(call: _Call, ours: tuple[str, ...]) -> Any:
     """Return the sum of the bias and, where the mask hides, the least finite number."""
     if "mask" not in ours or "mask" not in call.values:
         return _plain(call, ours)
-    added = call.framework.add_mask(call.visible, call.values["q"])
+    q = next(call.values[name] for name in ("q", "qkv") if name in call.values)
+    added = call.framework.add_mask(call.visible, q)
     return added + call.values["bias"] if {"bias"} <= set(ours) & set(call.values) else added
 
 
@@ -187,5 +203,9 @@ FORMS: dict[str, Callable[[_Call, tuple[str, ...]], Any]] = {
     "shared heads": lambda call, ours: True if call.sizes.K < call.sizes.H else None,
     "no dropout": lambda call, ours: None,
     **{name: partial(_find_by_meaning, name) for name in (*STORED, *DESCALES, *LATENT, *LISTS)},
+    **{
+        f"{name} of any number": partial(_find_by_meaning, name)
+        for name in ("new keys", "new values")
+    },
 }
 """Value of a parameter by its meaning; None is not passed. The others are passed as they are."""

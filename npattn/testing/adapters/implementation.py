@@ -24,6 +24,7 @@ from npattn.options import LATENT, OPTIONS, RESULTS
 from npattn.problem import Cotangents, Problem
 from npattn.profiles import Profile, find_profile
 from npattn.testing.adapters.arguments import Sizes, form_arguments, make_module
+from npattn.testing.adapters.arrangement import Arrangement
 from npattn.testing.adapters.base import (
     Framework,
     ImplementationError,
@@ -39,11 +40,13 @@ from npattn.testing.adapters.latent import read_latent
 from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.output import QuantizedOutput
+from npattn.testing.adapters.packing import Packing, read_packing
 from npattn.testing.adapters.parameters import parameters, qualified_name
+from npattn.testing.adapters.placing import arrange
 from npattn.testing.adapters.quantized import WORDS, read_quantized
-from npattn.testing.adapters.results import INPUTS, name_gradients, name_results
+from npattn.testing.adapters.results import LEAVES, name_gradients, name_results
 from npattn.testing.adapters.signature import Signature, read_backward, read_signature
-from npattn.testing.adapters.storage import UNSTORED, Arrangement, read_storage
+from npattn.testing.adapters.storage import UNSTORED, read_storage
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.adapters.views import lay_out
 
@@ -111,6 +114,8 @@ class Implementation:
         Result of the call that found out its framework, if one did.
     profile : Profile or None
         That of `like`.
+    packing : Packing or None
+        Which of q, k and v it takes in one array.
     storage : Storage or None
         How it takes sequences of different lengths, if it has parameters for them.
     quantized : QuantizedInputs or None
@@ -178,18 +183,24 @@ class Implementation:
             self.reads += (self.quantized.words,)
             self.forward_only = backward is None
         self.storage = read_storage(self.signature, self.name)
-        if self.storage is not None:
-            if self.quantized is not None and self.quantized.rows:
-                raise OptionError(
-                    f"{self.name} takes {self.storage.words} with factors of blocks of rows, which "
-                    "are not known there: factors of heads, tokens or whole arrays are"
-                )
+        if self.storage is not None and self.quantized is not None and self.quantized.rows:
+            raise OptionError(
+                f"{self.name} takes {self.storage.words} with factors of blocks of rows, which "
+                "are not known there: factors of heads, tokens or whole arrays are"
+            )
+        self.packing = read_packing(self.signature.packed)
+        if self.packing is not None:
+            self._check_packing(self.packing)
+        others = [x for x in (self.packing, self.storage) if x is not None]
+        for taken in others:
             if layout == "BHTD":
                 raise OptionError(
-                    f"layout is {layout!r}, must be BTHD: {self.name} takes {self.storage.words}"
+                    f"layout is {layout!r}, must be BTHD: {self.name} takes {taken.words}"
                 )
             self.layout = "BTHD"
-            self.reads += (self.storage.words,)
+            self.reads += (taken.words,)
+        if self.storage is not None:
+            self.forward_only |= self.storage.appends  # nobody says what a written cache's is
             if features is None:
                 unstored = [name for name in UNSTORED if name in self.features]
                 self.features -= {*unstored}
@@ -217,9 +228,19 @@ class Implementation:
             self.framework, self.first_result = find_framework(f, self.name, framework)
         else:
             self.framework = framework
+        if self.packing is not None:
+            self.first_result = None  # of three arrays, which it does not take
         if self.storage is not None:
             self.storage = replace(self.storage, few_shapes=self.framework.compiles)
         self.device: str | None = None
+
+    def _check_packing(self, packing: Packing) -> None:
+        """Raise if packed arrays come with what is not packed."""
+        if self.quantized is not None:
+            raise OptionError(f"quantized= needs q, k and v apart, and {self.name} has one array")
+        if self.storage is not None:
+            paged = self.storage.keys == "pages" and packing.order == "parts"
+            self.packing = replace(packing, pages=paged, stored=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Replace functions by a spec that finds them: processes may not import them by name."""
@@ -260,19 +281,13 @@ class Implementation:
         return self.output is not None and "out" in self.backward_takes
 
     def fit(self, problem: Problem) -> Problem:
-        """Return the problem, with numbers that its inputs hold exactly: quantized, or tied."""
-        problem = problem if self.latent is None else self.latent.fit(problem)
-        return problem if self.quantized is None else self.quantized.round(problem)
+        """Return the problem, with numbers that its inputs hold exactly: quantized, or tied.
 
-    @property
-    def positional(self) -> tuple[str, ...]:
-        """Names of the arrays that are passed by position."""
-        return ("q", "k", "v") if self.latent is None else self.latent.positional
-
-    @property
-    def differentiable(self) -> tuple[str, ...]:
-        """Names of the arrays that may have a gradient."""
-        return INPUTS if self.latent is None else (*INPUTS, LATENT[0])
+        Where samples have lengths, hidden keys are where causal and windows do not count them.
+        """
+        own = problem if self.latent is None else self.latent.fit(problem)
+        own = own if self.quantized is None else self.quantized.round(own)
+        return own if self.storage is None else self.storage.fit(own, self.conventions.mask_true)
 
     @property
     def source(self) -> str:
@@ -378,14 +393,27 @@ class Implementation:
                     own |= self.key_lists.arrays(problem, self.conventions.mask_true)
                 own = own if self.key_lists.beside_mask else own | {"mask": None}
             arrays |= {name: array for name, array in own.items() if array is not None}
+        packs = self.packing is not None
+        if self.packing is not None:
+            if problem.q.ndim != 4:
+                raise inexpressible(f"arrays of {problem.q.ndim} axes")
+            apart = {n: lay_out(arrays[n], "contiguous", self.storage is None) for n in "qkv"}
+            arrays = self.packing.pack(arrays | apart)
         given = {}
         with self.framework.allowing(problem.q.dtype):
             for name, array in arrays.items():
                 array = array if self.quantized is None else self.quantized.narrow(name, array)
-                swaps = self.storage is None and self._swaps(name, problem)
+                swaps = self.storage is None and not packs and self._swaps(name, problem)
                 own_view = view if name in (*"qkv", *LATENT) else "contiguous"
                 given[name] = self.framework.give(lay_out(array, own_view, swaps))
         return given
+
+    def inputs_after(self, problem: Problem) -> dict[str, Array]:
+        """Return what arrays hold after a call that writes to them, by npattn's names."""
+        if self.storage is None or self.framework.immutable:
+            return {}
+        arrays = self._arrange(problem).arrays_after(problem)
+        return self.packing.pack(arrays) if self.packing and arrays else arrays
 
     def raw_inputs(self, problem: Problem) -> tuple[Array, Array, Array]:
         """Return q, k and v in npattn's layout, in the dtypes in which they are passed."""
@@ -418,7 +446,7 @@ class Implementation:
         """Return the places of the samples of a problem, for what takes sequences."""
         assert self.storage is not None
         with note_problem(problem):
-            return self.storage.arrange(problem, self.conventions.mask_true)
+            return arrange(self.storage, problem, self.conventions.mask_true)
 
     def without_leaves(self) -> Implementation:
         """Return the same implementation, to which q, k and v come as slices of themselves."""
@@ -456,6 +484,13 @@ class Implementation:
         assert self.storage is not None
         other = object.__new__(type(self))
         vars(other).update(vars(self) | {"storage": replace(self.storage, **changes)})
+        return other
+
+    def with_packing(self, **changes: Any) -> Implementation:
+        """Return the same implementation, taken to have its packed array in another order."""
+        assert self.packing is not None
+        other = object.__new__(type(self))
+        vars(other).update(vars(self) | {"packing": replace(self.packing, **changes)})
         return other
 
     def with_layout(self, layout: str) -> Implementation:
@@ -567,18 +602,24 @@ class Implementation:
         names = {"o": "second dout"}
         return Results(tuple((names.get(n, f"second {n}"), x) for n, x in first.pairs))
 
+    @property
+    def takes_plain_arrays(self) -> bool:
+        """True if q, k and v are three arrays of the tested dtype, without sequences."""
+        others = (self.storage, self.quantized, self.packing, self.latent, self.key_lists)
+        return all(x is None for x in others)
+
+    def refuse_raw(self) -> None:
+        """Refuse q, k and v as they are, if it takes others in their place."""
+        if not self.takes_plain_arrays:
+            raise inexpressible(
+                "arrays that are not stored as sequences, packed, quantized, parts or lists"
+            )
+
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
         """Return o of arrays and options as they are, legal or not."""
         self.refuse_raw()
         given = {name: self.framework.give(array) for name, array in arrays.items()}
         return self._read(self._call(given, options, ()).items())["o"]
-
-    def refuse_raw(self) -> None:
-        """Refuse q, k and v as they are, if it takes others in their place."""
-        if self.storage is not None or self.quantized is not None:
-            raise inexpressible("arrays that are not stored as sequences, or quantized")
-        if self.latent is not None or self.key_lists is not None:
-            raise inexpressible("arrays that are no parts of others, or without lists")
 
     def results_on_device(
         self, problem: Problem, inputs: Mapping[str, Any], cotangents: Mapping[str, Any] | None
@@ -603,6 +644,8 @@ class Implementation:
         """
         if self.storage is not None:
             raise OptionError("sweep on a device needs (B, H, T, D): judge sequences without it")
+        if self.packing is not None:
+            raise OptionError("sweep on a device needs q, k and v apart: judge without it")
         if self.quantized is not None:
             raise OptionError("sweep on a device has no quantized inputs: judge them without it")
         if self.latent is not None or self.key_lists is not None:
@@ -698,7 +741,7 @@ class Implementation:
         self, inputs: dict[str, Any], options: dict[str, Any], given: dict[str, Any], bias: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
-        names = [n for n in self.differentiable if n in inputs and (bias or n != "bias")]
+        names = [n for n in LEAVES if n in inputs and (bias or n != "bias")]
 
         def call(**arrays: Any) -> dict[str, Any]:
             return self._call({**inputs, **arrays}, options, returns)
@@ -723,8 +766,7 @@ class Implementation:
         kwargs = {n: x for n, x in extra.items() if n in self.backward_takes}
         kwargs |= self._kwargs(self.backward_signature, inputs, options)
         with catch_foreign("backward raised"), np.errstate(all="ignore"):
-            arrays = (inputs[name] for name in self.positional)
-            grads = self.backward(given["o"], *arrays, **kwargs)
+            grads = self.backward(given["o"], *self._lead(inputs), **kwargs)
         return results, self._name_gradients(grads, inputs)
 
     def _name_gradients(self, grads: Any, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -733,20 +775,25 @@ class Implementation:
             if self.latent is not None:
                 theirs = self.latent.names(self.signature)
                 grads = {theirs.get(name, name): x for name, x in grads.items()}
-            return name_gradients(self.backward_signature, grads, inputs, self.differentiable)
-        names = [f"d{name}" for name in self.positional]
+            return name_gradients(self.backward_signature, grads, inputs)
+        names = [f"d{name}" for name in self.signature.leading]
+        if len(names) == 1 and not isinstance(grads, (tuple, list)):
+            grads = (grads,)
         if not isinstance(grads, (tuple, list)) or len(grads) != len(names):
             raise ResultError(f"backward must return ({', '.join(names)}) or a mapping")
         return dict(zip(names, grads, strict=True))
+
+    def _lead(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """Return the arrays that it takes first: q, k and v, or several of them in one."""
+        return [inputs[name] for name in self.signature.leading]
 
     def _call(
         self, inputs: dict[str, Any], options: dict[str, Any], returns: tuple[str, ...]
     ) -> dict[str, Any]:
         kwargs = self._kwargs(self.signature, inputs, options | dict.fromkeys(returns, True))
-        module = (make_module(self._sizes(inputs)),) if self.signature.module else ()
+        module = (make_module(self._sizes(inputs, options)),) if self.signature.module else ()
         with catch_foreign("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
-            arrays = (inputs[name] for name in self.positional)
-            value = self.f(*module, *arrays, **kwargs)
+            value = self.f(*module, *self._lead(inputs), **kwargs)
             self.note_error_state(set(np.geterr().values()) != {"ignore"})
         return name_results(self.signature, value, returns)
 
@@ -762,27 +809,33 @@ class Implementation:
         values = {**inputs, **options}
         unasked = [n for n in values if n in OPTIONS and n not in self.features]
         assert not unasked, f"{self.name} has no {', '.join(unasked)}: the judge must not pass it"
-        sizes, mask_true = self._sizes(inputs), self.conventions.mask_true
+        sizes, mask_true = self._sizes(inputs, options), self.conventions.mask_true
         return form_arguments(signature, values, sizes, self.framework, mask_true)
 
-    def _sizes(self, inputs: Mapping[str, Any]) -> Sizes:
+    def _sizes(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Sizes:
         """Return the sizes of a call."""
         if self.latent is not None:
             return self.latent.call_sizes(inputs, self.layout)
-        return Sizes.of(inputs, self.layout, self.storage is not None)
+        order = options.get("order of pages", "")
+        heads_first = self.storage is not None and self.storage.heads_first
+        heads_first = order == "HND" or (heads_first and not order)
+        return Sizes.of(inputs, self.layout, self.storage is not None, self.packing, heads_first)
 
     def _read(self, pairs: Iterable[tuple[str, Any]], problem: Problem | None = None) -> Results:
         arrays = []
         for name, value in pairs:
             with catch_foreign(f"{name} could not be read:"):
                 array = self.framework.take(value)
-                if self.storage is None or problem is None:
-                    array = self._from_layout(name, array)
-                else:
-                    array = self._arrange(problem).restore(name, array, problem)
-                if name == "o" and problem is not None and self.output is not None:
-                    array = self.output.restore(array, problem)
-                arrays.append((name, array))
+                packed = self.packing is not None and name == f"d{self.packing.name}"
+                parts = self.packing.unpack(array) if self.packing and packed else {name: array}
+                for own, part in parts.items():
+                    if self.storage is None or problem is None:
+                        part = self._from_layout(own, part)
+                    else:
+                        part = self._arrange(problem).restore(own, part, problem)
+                    if own == "o" and problem is not None and self.output is not None:
+                        part = self.output.restore(part, problem)
+                    arrays.append((own, part))
         if self.latent is not None and problem is not None:
             arrays = self.latent.join(arrays, problem)
         return Results(tuple(arrays))

@@ -24,13 +24,12 @@ from npattn.options import LATENT
 from npattn.problem import Problem
 from npattn.testing.adapters.arguments import Sizes
 from npattn.testing.adapters.base import NotAsked, ResultError, inexpressible
+from npattn.testing.adapters.meanings import PARTS
 from npattn.testing.adapters.signature import Signature
 
 __all__ = ["LatentInputs", "read_latent", "tie"]
 
 QUERIES = LATENT[0]
-NAMES = dict(zip(LATENT, (QUERIES, "q", "v", "k"), strict=True))
-"""Meanings of the four parts → names of the arrays of a call."""
 SIZES: dict[str, Sequence[int]] = {"D": (13, 24, 19, 40, 65), "E": (5, 8, 12, 3, 1)}
 """Sizes that it is judged at where nobody asks for others: keys are wider than values."""
 HEADS: dict[str, Sequence[int]] = {"H": (3, 2, 4, 1), "K": (1,)}
@@ -42,16 +41,11 @@ class LatentInputs:
 
     Attributes
     ----------
-    positional : tuple of str
-        Names of the arrays that are passed by position, in order.
+    one_head : bool
+        All four parts stand in the place of q, k and v, and keys have no axis of heads.
     """
 
-    positional: tuple[str, ...]
-
-    @property
-    def one_head(self) -> bool:
-        """True if keys have no axis of heads."""
-        return QUERIES in self.positional
+    one_head: bool
 
     @property
     def words(self) -> str:
@@ -68,7 +62,7 @@ class LatentInputs:
     def names(self, signature: Signature) -> dict[str, str]:
         """Return the names of its parameters → those of the arrays of a call."""
         named = {**signature.parts, **signature.meanings}
-        return {n: NAMES[meaning] for n, meaning in named.items() if meaning in NAMES}
+        return {n: PARTS[meaning] for n, meaning in named.items() if meaning in PARTS}
 
     def fit(self, problem: Problem) -> Problem:
         """Return the problem with the first columns of k for v."""
@@ -157,7 +151,7 @@ def read_latent(signature: Signature, name: str) -> LatentInputs | None:
         If it has some of the four parts, or none by position.
     """
     if signature.parts:
-        return LatentInputs(tuple(NAMES[meaning] for meaning in signature.parts.values()))
+        return LatentInputs(one_head=True)
     theirs = [meaning for meaning in signature.meanings.values() if meaning in LATENT]
     if not theirs:
         return None
@@ -166,4 +160,4 @@ def read_latent(signature: Signature, name: str) -> LatentInputs | None:
             f"{name} has {', '.join(theirs)}, must begin with all of {', '.join(LATENT)} in any "
             "order, or have the latent queries alone beside q, k, v"
         )
-    return LatentInputs(("q", "k", "v"))
+    return LatentInputs(one_head=False)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from npattn.options import RESULTS
+from npattn.options import LATENT, RESULTS
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.signature import Signature
 
-__all__ = ["INPUTS", "name_gradients", "name_results"]
+__all__ = ["LEAVES", "name_gradients", "name_results"]
 
 INPUTS = ("q", "k", "v", "bias", "sinks", "gate")
+LEAVES = (*INPUTS, "qkv", "kv", LATENT[0])
 """Inputs that have a gradient."""
 
 
@@ -44,7 +45,6 @@ def name_gradients(
     signature: Signature,
     grads: Mapping[str, Any],
     inputs: Mapping[str, Any],
-    legal: Sequence[str] = INPUTS,
 ) -> dict[str, Any]:
     """Return gradients by npattn's names; that of a parameter for mask and bias is dbias.
 
@@ -54,12 +54,12 @@ def name_gradients(
         If one is of no input that has a gradient.
     """
     carries = signature.carries.items()
-    ours = {theirs: [n for n in names if n in INPUTS] for theirs, names in carries}
+    ours = {theirs: [n for n in names if n in LEAVES] for theirs, names in carries}
     named = {}
     for theirs, gradient in grads.items():
         name = next(iter(ours.get(theirs, ())), theirs)
-        if name not in legal:
-            raise ResultError(f"backward returned {theirs}, must be among {', '.join(legal)}")
+        if name not in LEAVES:
+            raise ResultError(f"backward returned {theirs}, must be among {', '.join(INPUTS)}")
         if hasattr(gradient, "ndim") and name == "gate" and gradient.ndim == 1:
             gradient = gradient.reshape(inputs["gate"].shape)  # of a head mask
         if hasattr(gradient, "ndim") and name == "bias" and "mask" in inputs:

@@ -17,8 +17,14 @@ from npattn.options import (
     LATENT,
     LISTS,
     MEANINGS,
+    PACKED,
     RESULTS,
     STORED,
+)
+from npattn.testing.adapters.meanings import (
+    HEADS_FIRST,
+    read_beside_places,
+    read_leading,
 )
 from npattn.testing.adapters.parameters import STARRED, parameters, qualified_name
 
@@ -47,6 +53,13 @@ class Signature:
         True if a module stands before q, k, v.
     top_left : bool
         True if the name of its parameter for `causal` implies that alignment.
+    leading : tuple of str
+        Arrays that it takes first, by the names of a call: q, k, v, several of them in one, or the
+        parts of latent attention.
+    packed : str
+        Meaning of the parameter that has several of them, one of `PACKED`; "" if none has.
+    heads_first : bool
+        Its pages have heads before slots.
     parts : mapping
         Names of the four parameters in the place of q, k, v → their meanings among `LATENT`.
     """
@@ -59,6 +72,9 @@ class Signature:
     required: frozenset[str] = frozenset()
     module: bool = False
     top_left: bool = False
+    leading: tuple[str, ...] = ("q", "k", "v")
+    packed: str = ""
+    heads_first: bool = False
     parts: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -138,9 +154,14 @@ def read_signature(
     if _meaning(first, known) == "module":
         named, module = {n: p for n, p in named.items() if n != first}, True
     known = {theirs: ours for theirs, ours in known.items() if ours != "module"}
-    parts = _find_parts(named, known)
-    rest = _optional(name, named, known, max(len(parts), 3)) if named else {}
-    meanings = _meanings(named, rest, known)
+    first_meanings = {theirs: _meaning(theirs, known) for theirs in _positional(named)}
+    packed, leading, parts = read_leading(first_meanings)
+    heads_first = any(ours.endswith(HEADS_FIRST) for ours in known.values())
+    of_leading = (*PACKED, HEADS_FIRST)
+    known = {theirs: ours for theirs, ours in known.items() if ours not in of_leading}
+    rest = _optional(name, named, leading) if named else {}
+    meanings = read_beside_places(_meanings(named, rest, known))
+    _check_needed(name, rest, meanings)
     left = dict.fromkeys(_find_optional_storage(rest, meanings, known), PADDED)
     left |= dict.fromkeys(_find_optional_parts(rest, meanings, known), WHOLE)
     if not quantized:
@@ -168,6 +189,9 @@ def read_signature(
         frozenset(n for n in carries if n in rest and _must_pass(rest[n], meanings[n])),
         module,
         causal not in known and causal in FOREIGN and FOREIGN[causal].causal == "top_left",
+        leading,
+        packed,
+        heads_first,
         parts,
     )
 
@@ -193,12 +217,6 @@ def _find_optional_storage(
     stored = [n for n in rest if meanings.get(n) in STORED]
     free = all(rest[n].default is not inspect.Parameter.empty for n in stored)
     return stored if free and not any(n in known for n in stored) else []
-
-
-def _find_parts(named: Mapping[str, inspect.Parameter], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the first four parameters, if they are the parts of latent attention."""
-    first = {theirs: _meaning(theirs, known) for theirs in list(named)[: len(LATENT)]}
-    return first if set(first.values()) == {*LATENT} else {}
 
 
 def _find_optional_parts(
@@ -236,28 +254,34 @@ def _check_names(
                 )
 
 
+def _positional(named: Mapping[str, inspect.Parameter]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [n for n, p in named.items() if p.kind in kinds]
+
+
 def _optional(
-    name: str, named: Mapping[str, inspect.Parameter], known: Mapping[str, str], inputs: int
+    name: str, named: Mapping[str, inspect.Parameter], leading: tuple[str, ...]
 ) -> dict[str, inspect.Parameter]:
-    """Return the parameters beside the inputs, after checking that all needed ones are known."""
-    positional = [
-        n for n, p in named.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    """Return the parameters beside q, k, v, after checking that these are there."""
+    positional, count = _positional(named), len(leading)
     starred = any(p.kind is p.VAR_POSITIONAL for p in named.values())
-    if len(positional) < 3 and not starred:
+    if len(positional) < count and not starred:
         raise OptionError(
             f"{name} has {len(positional)} positional parameters, must have three: q, k, v"
         )
-    first = positional[:inputs]
-    rest = {n: p for n, p in named.items() if n not in first and p.kind not in STARRED}
-    needed = [n for n, p in rest.items() if p.default is p.empty]
-    unknown = [n for n in needed if not _meaning(n, known)]
+    return {n: p for n, p in named.items() if n not in positional[:count] and p.kind not in STARRED}
+
+
+def _check_needed(
+    name: str, rest: Mapping[str, inspect.Parameter], meanings: Mapping[str, str]
+) -> None:
+    """Check that everything that has no default has a meaning."""
+    unknown = [n for n, p in rest.items() if p.default is p.empty and n not in meanings]
     if unknown:
         raise OptionError(
             f"{name} needs {', '.join(unknown)}, which the judge does not know: give it a "
             "default, wrap it, or say what it is with rename={theirs: ours}"
         )
-    return rest
 
 
 def _meaning(theirs: str, known: Mapping[str, str]) -> str:
@@ -297,7 +321,7 @@ def _carry(
     for theirs in sorted(meanings, key=rank):
         wanted = _by_annotation(MEANINGS[meanings[theirs]], rest.get(theirs))
         ours = tuple(n for n in wanted if n not in taken and (features is None or n in features))
-        if ours or not wanted:
+        if ours or not wanted or meanings[theirs] in STORED:
             carries[theirs] = ours
         taken |= set(ours)
     return {theirs: carries[theirs] for theirs in meanings if theirs in carries}
@@ -351,9 +375,8 @@ def read_backward(backward: Callable[..., Any] | None, forward: Signature) -> Si
 
     Options that it names nowhere are passed as to the forward.
     """
-    known = forward.meanings
-    own = [*parameters(backward).items()]
-    named = dict(own[1 + max(len(forward.parts), 3) :])  # without dout and the inputs
+    known, count = forward.meanings, 1 + len(forward.leading)
+    named = dict([*parameters(backward).items()][count:])  # without dout, q, k, v
     meanings = {n: _meaning(n, known) for n, p in named.items() if p.kind not in STARRED}
     meanings = {theirs: meaning for theirs, meaning in meanings.items() if meaning}
     carries = _carry(meanings, named, known, tuple(forward.features))
@@ -369,4 +392,6 @@ def read_backward(backward: Callable[..., Any] | None, forward: Signature) -> Si
         {theirs: meanings[theirs] for theirs in carries},
         carries,
         frozenset(n for n in carries if n in named and _must_pass(named[n], meanings[n])),
+        leading=forward.leading,
+        packed=forward.packed,
     )

@@ -146,7 +146,7 @@ class _Diagnosis:
         yield from conduct_causes(self.trial, left, wrong, self.without)
 
     def _sequence_causes(self) -> tuple[Found, list[Evidence]]:
-        if self.trial.implementation.storage is None:
+        if self.trial.implementation.storage is None and self.trial.implementation.packing is None:
             return [], self.evidence
         return find_sequence_causes(self.evidence)
 

@@ -1,14 +1,19 @@
-"""Causes of sequences: what is read that belongs to another, and what is right for one alone."""
+"""Causes of sequences and packed arrays: what is read that belongs to another, or in another order.
+
+A misreading that the judge can share is the cause if every wrong result is right then.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.adapters.ways import MISREADINGS
 from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.trial import GRADIENTS
@@ -24,7 +29,7 @@ ALONE = (
 
 
 def find_sequence_causes(evidence: Sequence[Evidence]) -> tuple[Found, list[Evidence]]:
-    """Find what is wrong by the places of sequences, in an implementation that takes such.
+    """Find what is wrong by the places of sequences, or by the order of a packed array.
 
     Parameters
     ----------
@@ -61,6 +66,8 @@ def _reads(what: str) -> Callable[[Evidence], bool]:
 
     def explains(evidence: Evidence) -> bool:
         f, wrong = evidence.trial.implementation, evidence.wrong
+        if f.storage is None:
+            return False
         try:
             plain, other = (
                 _call(one, evidence.problem, evidence.cotangents, wrong)
@@ -78,19 +85,54 @@ def _reads(what: str) -> Callable[[Evidence], bool]:
     return explains
 
 
+def _is_right(
+    evidence: Evidence,
+    f: Implementation,
+    problem: Problem | None = None,
+    cotangents: Cotangents | None = None,
+) -> bool:
+    """Return True if what is wrong is right of the same function, called in another way."""
+    problem, cotangents = problem or evidence.problem, cotangents or evidence.cotangents
+    wrong = evidence.wrong
+    try:
+        results = _call(f, problem, cotangents, wrong)
+        found = evidence.trial.compare(results, problem, cotangents)
+    except ImplementationError:
+        return False
+    return all(found[name].passed for name in wrong if name in found)
+
+
+def _changes(needs: str, **changes: Any) -> Callable[[Evidence], bool]:
+    """Return a test: it has a parameter, and is right if its sequences are stored otherwise."""
+
+    def explains(evidence: Evidence) -> bool:
+        f = evidence.trial.implementation
+        has = f.storage is not None and needs in {*f.storage.takes, f.storage.keys}
+        return has and _is_right(evidence, f.with_storage(**changes))
+
+    return explains
+
+
+def _reads_packed(order: str) -> Callable[[Evidence], bool]:
+    """Return a test: it is right if its packed array has another order."""
+
+    def explains(evidence: Evidence) -> bool:
+        f = evidence.trial.implementation
+        other = f.packing is not None and f.packing.order != order
+        return other and _is_right(evidence, f.with_packing(order=order))
+
+    return explains
+
+
 def _is_right_alone(evidence: Evidence) -> bool:
     """Return True if each sample is right in a call of its own."""
-    trial, wrong = evidence.trial, evidence.wrong
-    f, problem = trial.implementation.with_storage(beside=False), evidence.problem
-    for b in range(problem.q.shape[0]):
-        own, cotangents = _sample(problem, evidence.cotangents, slice(b, b + 1))
-        try:
-            found = trial.compare(_call(f, own, cotangents, wrong), own, cotangents)
-        except ImplementationError:
-            return False
-        if any(not found[name].passed for name in wrong if name in found):
-            return False
-    return True
+    if evidence.trial.implementation.storage is None:
+        return False
+    f, problem = evidence.trial.implementation.with_storage(beside=False), evidence.problem
+    samples = (
+        _sample(problem, evidence.cotangents, slice(b, b + 1)) for b in range(problem.q.shape[0])
+    )
+    return all(_is_right(evidence, f, *sample) for sample in samples)
 
 
 def _sample(problem: Problem, cotangents: Cotangents, b: slice) -> tuple[Problem, Cotangents]:
@@ -98,15 +140,31 @@ def _sample(problem: Problem, cotangents: Cotangents, b: slice) -> tuple[Problem
     problem = problem.materialise()
     changes = {name: getattr(problem, name)[b] for name in "qkv"}
     mask = problem.mask_array
-    if mask is not None and len(mask) > 1:
+    if mask is not None and mask.ndim == 4 and len(mask) > 1:
         changes["mask"] = mask[b]
     dlse = None if cotangents.dlse is None else cotangents.dlse[b]
     return problem.replace(**changes), Cotangents(cotangents.dout[b], dlse)
 
 
+NEEDS = {"columns": "packed mask", "order": "pages"}
+"""What a misreading needs; the others need a rotary table."""
+WITHOUT = {
+    "cosines": "it is right without a rotary table, and wrong with one",
+    "left padding": "it is right without left padding, and wrong with it",
+    "rows of the cache": "it is right in the first rows of the cache, and wrong in others",
+    "new keys": "it is right without new keys, and wrong with them",
+}
 CAUSES = (
+    *(
+        (text, _changes(NEEDS.get(name, "cosines"), misread=name))
+        for name, text in MISREADINGS.items()
+    ),
+    ("it reads its packed array with the parts behind the heads", _reads_packed("heads")),
+    ("it reads its packed array with the parts before the heads", _reads_packed("parts")),
     (SLOTS, _reads("slots")),
     (OTHERS, _reads("sequences")),
+    ("it reads the mask of another sequence", _reads("masks")),
+    *((text, _changes(name, without=frozenset({name}))) for name, text in WITHOUT.items()),
     (ALONE, _is_right_alone),
 )
 """Causes in words, each with its test, in the order in which they are tried."""

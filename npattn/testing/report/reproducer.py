@@ -163,9 +163,11 @@ def _show_change(with_gradients: bool) -> list[str]:
         "before = {n: f.framework.take(x) for n, x in inputs.items()}",
         "f.forward(problem, inputs=inputs)",
         *([gradients] if with_gradients else []),
+        "after = f.inputs_after(problem)  # of a cache that new keys come with",
         "for name, old in before.items():",
-        "    new = f.framework.take(inputs[name])",
-        '    print(name, "unchanged" if old.tobytes() == new.tobytes() else "WAS WRITTEN TO")',
+        "    same = after.get(name, old).tobytes() == f.framework.take(inputs[name]).tobytes()",
+        "    wrong = 'DOES NOT HOLD THE NEW KEYS' if name in after else 'WAS WRITTEN TO'",
+        "    print(name, ('as it must be' if name in after else 'unchanged') if same else wrong)",
     ]
 
 

@@ -168,6 +168,8 @@ def _packed_inputs(f: Implementation, problem: Problem, by_head: bool) -> dict[s
 def _refuses_packed(trial: Trial) -> str | None:
     if reason := keeps_nothing(trial):
         return reason
+    if trial.implementation.packing is not None:
+        return "takes one packed array as it is"
     if trial.implementation.storage is not None:
         return "k and v are stored otherwise than q"
     if trial.implementation.latent is not None:
@@ -217,7 +219,16 @@ ALIASES = {"v is k": ("k", "v"), "q is k": ("k", "q")}
 """Pairs of inputs that may be one object: the first stands for the second too."""
 
 
-@experiment("aliased-inputs", 8, keeps_nothing, square=True)
+def _refuses_aliases(trial: Trial) -> str | None:
+    f = trial.implementation
+    if f.packing is not None:
+        return "takes k and v in one array"
+    if f.storage is not None and f.storage.appends:
+        return "writes new keys and values into its cache"
+    return keeps_nothing(trial)
+
+
+@experiment("aliased-inputs", 8, _refuses_aliases, square=True)
 def aliased_inputs(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """k and v may be one object, and so may q and k.
 

@@ -115,7 +115,9 @@ def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
 # --- other objects with nearly the same contents ---
 
 
-def _like(problem: Problem, rng: np.random.Generator) -> Iterator[tuple[str, Problem]]:
+def _like(
+    f: Implementation, problem: Problem, rng: np.random.Generator
+) -> Iterator[tuple[str, Problem]]:
     """Yield problems that differ from one of whole numbers in little, and say in what."""
     for name in "qkv":
         array = getattr(problem, name)
@@ -133,7 +135,7 @@ def _like(problem: Problem, rng: np.random.Generator) -> Iterator[tuple[str, Pro
         if len(hidden):
             mask = mask.copy()
             mask[tuple(rng.choice(hidden))] = True
-            yield "one position of the mask differs", problem.replace(mask=mask)
+            yield "one position of the mask differs", f.fit(problem.replace(mask=mask))
 
 
 @experiment("nearly-same-contents", 2)
@@ -150,7 +152,7 @@ def nearly_same_contents(trial: Trial, problem: Problem, cotangents: Cotangents)
     plain = problem.materialise().replace(**whole)
     first, ratios = trial.results(plain, cotangents), [0.0]
     right = [n for n, c in trial.compare(first, plain, cotangents).items() if c.passed]
-    for difference, like in _like(plain, rng):
+    for difference, like in _like(trial.implementation, plain, rng):
         results = trial.results(like, cotangents)
         found = trial.compare(results, like, cotangents)
         wrong = [n for n in right if n in found and not found[n].passed]

@@ -31,7 +31,9 @@ from npattn.testing.trial import Trial, Violation, WrongAnyway
 def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
     """Inputs are never written to, forward or backward.
 
-    Broken by in-place scaling of q, by masks that are inverted in place.
+    But for a cache that new keys come with: it holds them behind those that it had, and nothing
+    else has changed. Broken by in-place scaling of q, by masks that are inverted in place, by new
+    keys that are written a slot late.
     """
     f = trial.implementation
     problem = trial.problem(recipe)
@@ -44,10 +46,30 @@ def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
         if trial.gradients:
             f.gradients(problem, cotangents, inputs=inputs, given=given)
         after = {name: f.framework.take(x) for name, x in passed.items()}
+    written = f.inputs_after(problem)
     for name, old in before.items():
-        if old.tobytes() != after[name].tobytes():
+        if name in written:
+            _check_cache(name, written[name], after[name], problem, cotangents)
+        elif old.tobytes() != after[name].tobytes():
             raise Violation(f"{name} was written to", problem, cotangents, "change")
     return 0.0
+
+
+def _check_cache(
+    name: str, want: Array, got: Array, problem: Problem, cotangents: Cotangents
+) -> None:
+    """Raise Violation if a cache does not hold its keys and the new ones, and nothing else."""
+    zero = want.dtype.type(0)  # turned by a quarter, 0 may have either sign
+    wrong = (want + zero).view(np.uint8) != (got + zero).view(np.uint8)
+    if wrong.any():
+        wide = wrong.reshape(*want.shape, -1).any(-1)
+        first = [int(n) for n in np.argwhere(wide)[0]]
+        text = (
+            f"{name} is not the cache with new keys behind those of each sequence: "
+            f"{int(wide.sum())} numbers differ, the first at {first} is {got[tuple(first)]!s}, "
+            f"must be {want[tuple(first)]!s}"
+        )
+        raise Violation(text, problem, cotangents, "change")
 
 
 def _views(trial: Trial) -> tuple[str, ...]:

@@ -111,7 +111,9 @@ def flashinfer_paged(
     kv_indices: torch.Tensor,
     last_page_len: torch.Tensor,
     *,
+    custom_mask: torch.Tensor | None = None,
     causal: bool = False,
+    kv_layout: str = "NHD",
     sm_scale: float | None = None,
     logits_soft_cap: float | None = None,
     return_lse: bool = False,
@@ -119,11 +121,13 @@ def flashinfer_paged(
     """Plan and run ``flashinfer.BatchPrefillWithPagedKVCacheWrapper``."""
     module: Any = importlib.import_module("flashinfer")
     workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
-    wrapper = module.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+    wrapper = module.BatchPrefillWithPagedKVCacheWrapper(workspace, kv_layout)
+    slots, heads = k_cache.shape[1:3] if kv_layout == "NHD" else k_cache.shape[2:0:-1]
     wrapper.plan(
         *(qo_indptr, kv_indptr, kv_indices, last_page_len),
-        *(q.shape[1], k_cache.shape[2], q.shape[2], k_cache.shape[1]),
+        *(q.shape[1], heads, q.shape[2], slots),
         head_dim_vo=v_cache.shape[3],
+        custom_mask=custom_mask,
         causal=causal,
         sm_scale=sm_scale,
         logits_soft_cap=logits_soft_cap,

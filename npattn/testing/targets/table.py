@@ -414,6 +414,16 @@ _CUDA = (
         pip=("flash-attn",),
         **_ON_CUDA,
     ),
+    *(
+        _drop_in(
+            f"flash_attn.{name.replace('_', '-')}",
+            f"flash_attn:flash_attn_{name}_func",
+            f"flash_attn_{name}",
+            pip=("flash-attn",),
+            **_ON_CUDA,
+        )
+        for name in ("qkvpacked", "kvpacked", "varlen_qkvpacked")
+    ),
     _drop_in(
         "flash_attn.kvcache",
         "flash_attn:flash_attn_with_kvcache",

@@ -36,7 +36,7 @@ from npattn.testing.adapters.base import (
 )
 from npattn.testing.adapters.implementation import Implementation, find_interpreter
 from npattn.testing.adapters.numpy import NumPy
-from npattn.testing.adapters.results import name_results
+from npattn.testing.adapters.results import LEAVES, name_results
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.worker.child import Tensor, contents
@@ -170,7 +170,7 @@ class Remote(Implementation):
         )
         if conventions is not None:
             self.conventions = Conventions(**conventions)
-        self.first_result = worker.first_result
+        self.first_result = None if self.packing else worker.first_result
         self.note_error_state(bool(description.get("error_state")))
         self._forget()
 
@@ -343,8 +343,7 @@ class Remote(Implementation):
             request.add_arrays({"dout" if n == "o" else f"d{n}": x for n, x in given.items()})
             hold, options = before_reading is not None, self.options(problem)
             if self.backward is None:
-                own = [n for n in self.differentiable if n in inputs]
-                names = [n for n in own if bias_gradient or n != "bias"]
+                names = [n for n in LEAVES if n in inputs and (bias_gradient or n != "bias")]
                 value = request.autograd(options, given, names, hold)
             else:
                 value = request.backward(options, given, meanwhile, hold)
@@ -605,13 +604,14 @@ class Request:
         message |= {"do": "forward" if given is None else "gradients", "overwrite": True}
         answer, _ = self._exchange(message, {"": "raised", "backward": "backward raised"})
         names = ["o", *(n.removeprefix("return_") for n in self.remote.returns)]
+        leading = self.remote.signature.leading
 
         def name(kind: str, item: Any) -> str:
             if kind == "input":
                 return str(item)
             if kind == "result":
                 return names[item] if item < len(names) else f"result {item}"
-            return f"d{self.remote.positional[item] if isinstance(item, int) else item}"
+            return f"d{leading[item]}" if isinstance(item, int) else f"d{item}"
 
         with find_garbage():
             return [(name(*one), name(*other)) for one, other in answer.get("overlaps", ())]
@@ -621,8 +621,8 @@ class Request:
         inputs = {n: x for n, x in self.arrays.items() if n not in COTANGENTS}
         values = options | dict.fromkeys(returns, True)
         keywords = remote._kwargs(remote.signature, inputs, values)
-        module = [make_module(remote._sizes(inputs))] if remote.signature.module else []
-        return self._form([*module, *map(Input, remote.positional)], keywords)
+        module = [make_module(remote._sizes(inputs, values))] if remote.signature.module else []
+        return self._form([*module, *map(Input, remote.signature.leading)], keywords)
 
     def _backward(self, options: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         remote = self.remote
@@ -631,7 +631,8 @@ class Request:
         extra: dict[str, Any] = {"out": Result(0), "lse": Result(1) if remote.returns_lse else None}
         extra |= {"dlse": given.get("lse"), "dweights": given.get("weights")}
         taken = {n: x for n, x in extra.items() if n in remote.backward_takes}
-        return self._form([Input("dout"), *map(Input, remote.positional)], taken | keywords)
+        leading = map(Input, remote.signature.leading)
+        return self._form([Input("dout"), *leading], taken | keywords)
 
     def _form(self, positional: list[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         return {

@@ -92,8 +92,8 @@ def test_unknown_required_parameter_is_an_error():
 
 
 def test_fewer_than_three_positional_parameters_are_an_error():
-    def f(qkv, causal=False):
-        return qkv
+    def f(x, causal=False):
+        return x
 
     with pytest.raises(OptionError, match="2 positional parameters, must have three: q, k, v"):
         Implementation(f)

@@ -93,7 +93,7 @@ def test_optional_qv_keeps_its_default_unless_it_is_named():
     assert f.latent is None
     assert any(line.startswith("qv: optional, and q, k and v whole") for line in f.untested)
     named = Implementation(optional, framework="numpy", rename={"qv": "latent queries"})
-    assert named.latent.positional == ("q", "k", "v")
+    assert named.signature.leading == ("q", "k", "v")
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -134,7 +134,7 @@ def test_parts_are_those_of_q_and_k(layout):
     q = problem.q.swapaxes(1, 2) if layout == "BTHD" else problem.q
     assert np.array_equal(np.concatenate([parts["latent queries"], parts["q"]], -1), q)
     assert np.array_equal(np.concatenate([parts["v"], parts["k"]], -1), problem.k[:, 0])
-    assert f.positional == ("latent queries", "q", "v", "k")
+    assert f.signature.leading == ("latent queries", "q", "v", "k")
 
 
 def test_dk_is_the_gradient_of_keys_and_values():

@@ -488,3 +488,52 @@ def test_a_module_stays_where_inputs_are_no_leaves():
     case = problem()
     sliced = read.without_leaves().forward(case)["o"]
     np.testing.assert_array_equal(sliced, read.forward(case)["o"])
+
+
+def test_what_comes_with_a_cache_is_read_beside_one_alone():
+    def top_k(q, k_all, v_all, k=5, v=None, custom_mask=None, kv_layout="NHD", rotary_cos=None):
+        return zeros_for(q, v_all)
+
+    read = Implementation(top_k, framework="numpy")
+    assert read.storage is None
+    assert read.features == {"mask"}
+    assert read.signature.meanings == {"custom_mask": "mask"}
+    assert read.untested == ("k", "v", "kv_layout", "rotary_cos")
+
+    def grows(q, k_cache, v_cache, cache_seqlens, k, v, rotary_cos=None, rotary_interleaved=True):
+        return q
+
+    read = Implementation(grows, framework="numpy")
+    assert read.storage.takes == {"lengths of keys", "new keys", "new values"}
+    assert read.storage.required == read.storage.takes
+    assert read.untested == ("rotary_cos", "rotary_interleaved")
+    assert not read.has_gradients
+    assert "new keys behind them" in read.reads[-1]
+
+    def packed(q, k, v, cu_seqlens_q, cu_seqlens_k, cache_leftpad=None, seqused_k=None):
+        return q
+
+    assert Implementation(packed, framework="numpy").storage.keys == "packed"
+
+    def lone(q, k_cache, v_cache, k, cu_seqlens_q, cu_seqlens_k):
+        return q
+
+    with pytest.raises(OptionError, match="needs k, which the judge does not know"):
+        Implementation(lone, framework="numpy")
+
+
+def test_packed_arrays_stand_where_q_k_and_v_do():
+    def f(qkv, causal=False, backward=None):
+        return qkv[..., 0, :, :]
+
+    def g(q, kv, softmax_scale=None):
+        return q
+
+    def later(q, k, kv):
+        return q
+
+    found = [Implementation(x, framework="numpy") for x in (f, g, later)]
+    assert [x.signature.leading for x in found] == [("qkv",), ("q", "kv"), ("q", "k", "v")]
+    assert [x.features for x in found] == [{"causal"}, {"scale"}, set()]
+    told = Implementation(later, framework="numpy", rename={"k": "packed k and v"}, features=())
+    assert told.signature.leading == ("q", "kv")

@@ -9,6 +9,7 @@ from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.testing import Implementation, check
 from npattn.testing.adapters.base import ImplementationError, ResultError
+from npattn.testing.adapters.placing import arrange
 from npattn.testing.adapters.storage import Storage
 from tests.testing.sequence_kernels import build
 
@@ -59,7 +60,7 @@ def test_every_sample_is_found_where_the_arrays_say(name, seed):
     storage = replace(STORAGES[name], seed=seed, least=0, page_size=3)
     lengths = (4, 0, 11)
     problem = sample(lengths)
-    places = storage.arrange(problem)
+    places = arrange(storage, problem)
     arrays = places.arrays(problem)
     found = [i for i, one in enumerate(places.sequences) if one.sample is not None]
     assert [places.sequences[i].sample for i in found] == [0, 1, 2]
@@ -80,7 +81,7 @@ def test_every_sample_is_found_where_the_arrays_say(name, seed):
 @pytest.mark.parametrize("name", STORAGES)
 def test_what_is_stored_comes_back(name):
     storage, problem = STORAGES[name], sample()
-    places = storage.arrange(problem)
+    places = arrange(storage, problem)
     arrays = places.arrays(problem)
     for result, stored, own in (("dq", "q", "q"), ("dk", "k", "k"), ("dv", "v", "v")):
         back = places.restore(result, arrays[stored], problem)
@@ -89,14 +90,14 @@ def test_what_is_stored_comes_back(name):
     np.testing.assert_array_equal(places.restore("o", places.store_cotangent(o, 1.0), problem), o)
     lse = np.arange(B * H * T, dtype=float).reshape(B, H, T)
     for last in (False, True):
-        places = replace(storage, lse_heads_last=last).arrange(problem)
+        places = arrange(replace(storage, lse_heads_last=last), problem)
         np.testing.assert_array_equal(
             places.restore("lse", places.store_lse(lse, 1.0), problem), lse
         )
 
 
 def test_cotangents_behind_the_last_query_are_0():
-    places = STORAGES["lengths"].arrange(sample())
+    places = arrange(STORAGES["lengths"], sample())
     stored = places.store_cotangent(np.ones((B, H, T, E)), 1.0)
     lengths = [one.T for one in places.sequences]
     assert max(lengths) > min(lengths)
@@ -109,13 +110,14 @@ def test_frameworks_that_compile_meet_one_shape():
     storage = replace(STORAGES["lengths"], few_shapes=True, only={"T": (3, 5), "S": (4, 13)})
     shapes = {
         tuple(
-            x.shape for x in replace(storage, seed=seed).arrange(sample()).arrays(sample()).values()
+            x.shape
+            for x in arrange(replace(storage, seed=seed), sample()).arrays(sample()).values()
         )
         for seed in range(11)
     }
     assert len(shapes) == 1
     many = {
-        replace(storage, seed=seed, few_shapes=False).arrange(sample()).arrays(sample())["q"].shape
+        arrange(replace(storage, seed=seed, few_shapes=False), sample()).arrays(sample())["q"].shape
         for seed in range(11)
     }
     assert len(many) > 1
@@ -123,23 +125,23 @@ def test_frameworks_that_compile_meet_one_shape():
 
 def test_other_sequences_have_other_lengths_and_are_large():
     storage, problem = STORAGES["pages"], sample()
-    places = storage.arrange(problem)
+    places = arrange(storage, problem)
     beside = [one for one in places.sequences if one.sample is None]
     assert len(beside) == B + 1
     assert all(one.S != S for one in beside)
     v = places.arrays(problem)["v"]
     assert abs(v[places.spare]).min() >= 32 > abs(problem.v).max()
-    nan = replace(storage, unread="nan").arrange(problem).arrays(problem)["v"]
+    nan = arrange(replace(storage, unread="nan"), problem).arrays(problem)["v"]
     assert np.isnan(nan[places.spare]).all()
-    alone = replace(storage, beside=False).arrange(problem)
+    alone = arrange(replace(storage, beside=False), problem)
     assert [one.sample for one in alone.sequences] == [0, 1, 2]
 
 
 def test_renewed_numbers_are_those_of_slots_or_of_sequences():
     storage, problem = STORAGES["cache"], sample()
-    plain = storage.arrange(problem).arrays(problem)
+    plain = arrange(storage, problem).arrays(problem)
     for renewed, changes in {"slots": True, "sequences": False}.items():
-        other = replace(storage, renewed=renewed).arrange(problem).arrays(problem)
+        other = arrange(replace(storage, renewed=renewed), problem).arrays(problem)
         length, row = plain["lengths of keys"][0], 0  # a sequence beside the first sample
         behind = plain["k"][row, length:], other["k"][row, length:]
         within = plain["k"][row, :length], other["k"][row, :length]
@@ -150,8 +152,8 @@ def test_renewed_numbers_are_those_of_slots_or_of_sequences():
 
 def test_lengths_that_it_takes_are_kept_to():
     storage = replace(STORAGES["packed"], only={"T": (7, 14), "S": (11, 22)})
-    assert {one.T for one in storage.arrange(sample()).sequences} <= {7, 14}
-    assert {one.S for one in storage.arrange(sample()).sequences} <= {11, 22}
+    assert {one.T for one in arrange(storage, sample()).sequences} <= {7, 14}
+    assert {one.S for one in arrange(storage, sample()).sequences} <= {11, 22}
 
 
 @pytest.mark.parametrize(
@@ -160,19 +162,19 @@ def test_lengths_that_it_takes_are_kept_to():
         (Problem(np.ones((5, 3)), np.ones((7, 3)), np.ones((7, 3))), "arrays of 2 axes"),
         (sample(bias=np.zeros((T, S))), "a bias of sequences of other lengths"),
         (sample(mask=np.ones((T, S), bool)), "it takes lengths alone"),
-        (sample((4, 5, 6), causal="top_left"), "hidden keys beside causal"),
+        (sample((4, 5, 6), causal="bottom_right"), "hidden keys beside causal"),
         (Problem(np.ones((2, 1, 5, 3)), *np.ones((2, 1, 1, 7, 3))), "a sample of k and v for"),
     ],
 )
 def test_what_cannot_be_stored_is_refused(problem, message):
     with pytest.raises(ImplementationError, match=message) as raised:
-        STORAGES["packed"].arrange(problem)
+        arrange(STORAGES["packed"], problem)
     assert raised.value.is_refusal
 
 
 def test_results_of_other_shapes_are_none():
     problem = sample()
-    places = STORAGES["packed"].arrange(problem)
+    places = arrange(STORAGES["packed"], problem)
     with pytest.raises(ResultError, match=r"o has shape \(3, 7, 10, 17\), must be \(\d+, 10, 17\)"):
         places.restore("o", np.ones((B, T, H, E)), problem)
 

@@ -3,6 +3,7 @@
 import inspect
 import math
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -165,13 +166,77 @@ def flash_attn_kvcache(
     return_softmax_lse=False,
 ):  # fmt: skip
     B, T = q.shape[:2]
+    assert block_table is None or (cache_batch_idx is None and cache_leftpad is None)
+    rows = torch.arange(B) if cache_batch_idx is None else cache_batch_idx
+    first = torch.zeros(B, dtype=int) if cache_leftpad is None else cache_leftpad
+    new = 0 if k is None else k.shape[1]
+
+    def place(cache, b, begin, end):
+        at, P = torch.arange(int(begin), int(end)), cache.shape[1]
+        return (rows[b], at) if block_table is None else (block_table[b, at // P].long(), at % P)
+
+    if rotary_cos is not None:
+        assert new
+        assert len(rotary_cos) >= (k_cache.shape[1] if block_table is None else 1)
+        table = torch.complex(rotary_cos, rotary_sin)
+        steps = torch.arange(max(T, new))
+        along = causal or tuple(window_size) != (-1, -1)
+        turned = [turn(q, table, cache_seqlens, steps[:T] * along, rotary_interleaved)]
+        q, k = *turned, turn(k, table, cache_seqlens, steps[:new], rotary_interleaved)
+    with torch.no_grad():
+        for cache, x in ((k_cache, k), (v_cache, v)) if new else ():
+            for b in range(B):
+                cache[place(cache, b, cache_seqlens[b], cache_seqlens[b] + new)] = x[b]
     o, lse = each(
         *(q.flatten(0, 1), k_cache, v_cache, [b * T for b in range(B + 1)]),
-        in_pages(block_table, cache_seqlens),
+        lambda cache, b: cache[place(cache, b, first[b], cache_seqlens[b] + new)],
         lambda *x: flash_attn_2(*x, 0.0, softmax_scale, causal, window_size, softcap, None, 0, 1),
     )
     o, lse = o.unflatten(0, (B, T)), lse.unflatten(1, (B, T)).transpose(0, 1)
     return (o, lse) if return_softmax_lse else o
+
+
+def turn(x, table, begin, steps, interleaved):
+    """Turn features of (B, T, H, D) by numbers of absolute value 1, which a table has."""
+    half = table.shape[1]
+    own, rest = x[..., : 2 * half], x[..., 2 * half :]
+    pairs = own.unflatten(-1, (half, 2)) if interleaved else own.unflatten(-1, (2, half)).mT
+    turned = torch.view_as_real(
+        torch.view_as_complex(pairs.contiguous())
+        * table[(begin[:, None] + steps).long()][:, :, None]
+    )
+    return torch.cat([(turned if interleaved else turned.mT).flatten(-2), rest], -1)
+
+
+def flash_attn_qkvpacked(
+    qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False,
+):  # fmt: skip
+    return flash_attn_2(
+        *(*qkv.unbind(2), 0.0, softmax_scale, causal, window_size, softcap, None, 0),
+        return_attn_probs,
+    )
+
+
+def flash_attn_kvpacked(
+    q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False,
+):  # fmt: skip
+    return flash_attn_2(
+        *(q, *kv.unbind(2), 0.0, softmax_scale, causal, window_size, softcap, None, 0),
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_qkvpacked(
+    qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
+    window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+    return_attn_probs=False,
+):  # fmt: skip
+    return flash_attn_varlen(
+        *(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, 0.0, softmax_scale),
+        *(causal, window_size, softcap, None, 0, return_attn_probs),
+    )
 
 
 def vllm_flash_attn(
@@ -204,7 +269,8 @@ def vllm_flash_attn(
 
 class BatchPrefillWithPagedKVCacheWrapper:
     def __init__(self, float_workspace_buffer, kv_layout="NHD"):
-        assert kv_layout == "NHD"
+        self.heads_first = kv_layout == "HND"
+        assert kv_layout in ("NHD", "HND")
 
     def plan(
         self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads,
@@ -216,11 +282,13 @@ class BatchPrefillWithPagedKVCacheWrapper:
         self.sizes = (num_qo_heads, head_dim_qk), (page_size, num_kv_heads, head_dim_vo)
         self.offsets, self.causal = (qo_indptr, paged_kv_indptr), causal
         self.pages, self.last = paged_kv_indices, paged_kv_last_page_len
-        self.scale, self.softcap = sm_scale, logits_soft_cap
+        self.scale, self.softcap, self.mask = sm_scale, logits_soft_cap, custom_mask
 
     def run(self, q, paged_kv_cache, *, return_lse=False):
+        if self.heads_first:
+            paged_kv_cache = swap(*paged_kv_cache)
         assert (q.shape[1:], paged_kv_cache[1].shape[1:]) == self.sizes
-        cu_q, offsets = self.offsets
+        (cu_q, offsets), masks = self.offsets, self.mask
 
         def keys(pages, b):
             own = self.pages[offsets[b] : offsets[b + 1]].long()
@@ -228,7 +296,11 @@ class BatchPrefillWithPagedKVCacheWrapper:
             return pages[own].flatten(0, 1)[:length]
 
         def attend(q, k, v):
-            visible = band(q.shape[1], k.shape[1], self.causal, None, None)
+            nonlocal masks
+            T, S = q.shape[1], k.shape[1]
+            visible = band(T, S, self.causal, None, None)
+            if masks is not None:
+                visible, masks = masks[: T * S].unflatten(0, (T, S)), masks[T * S :]
             arrays = swap(q, k, v)
             o, lse = plain(*arrays, visible, scale=self.scale, softcap=self.softcap or 0)
             return o.transpose(1, 2), lse / math.log(2)
@@ -309,6 +381,9 @@ def libraries(monkeypatch):
             "flash_attn_func": flash_attn_2,
             "flash_attn_varlen_func": flash_attn_varlen,
             "flash_attn_with_kvcache": flash_attn_kvcache,
+            "flash_attn_qkvpacked_func": flash_attn_qkvpacked,
+            "flash_attn_kvpacked_func": flash_attn_kvpacked,
+            "flash_attn_varlen_qkvpacked_func": flash_attn_varlen_qkvpacked,
         },
         "vllm": {},
         "vllm.vllm_flash_attn": {"flash_attn_varlen_func": vllm_flash_attn},
@@ -374,7 +449,8 @@ WAYS = {
     "lengths": {"mask": "padding"},
     "a length of 0": {"mask": "empty padding"},
 }
-STORED = ("flash_attn.varlen", "flash_attn.kvcache", "vllm.paged", "flashinfer.paged")
+STORED = ("flash_attn.varlen", "flash_attn.kvcache", "vllm.paged")
+PACKED = ("flash_attn.qkvpacked", "flash_attn.varlen-qkvpacked")
 NOT_ASKED = {
     *((name, way) for name in STORED for way in ("mask", "mask and causal")),
     ("flashinfer", "window"),  # it has an end to the right
@@ -387,6 +463,9 @@ HAS = {
     "flash_attn": FLASH,
     "flash_attn.varlen": {*FLASH, "mask"},
     "flash_attn.kvcache": {*FLASH, "mask"},
+    "flash_attn.qkvpacked": FLASH,
+    "flash_attn.kvpacked": FLASH,
+    "flash_attn.varlen-qkvpacked": FLASH,
     "vllm.paged": {*FLASH, "mask", "sinks"},
     "flashinfer.paged": {*FLASH, "mask"} - {"window"},
     "flash_attn_3": FLASH,
@@ -414,12 +493,24 @@ def test_adapter_agrees_with_the_oracle(libraries, name, way):
     recipe = Recipe(**(SIZES | WAYS[way]), seed=3)
     if name == "xformers":
         recipe = Recipe(**(SIZES | WAYS[way] | {"K": 6}), seed=3)
+    if name in PACKED:
+        recipe = replace(recipe, K=6, S=recipe.T)
     if (name, way) in NOT_ASKED:
         with pytest.raises(Exception, match=r"right|ignored beside|lengths alone|would count"):
             found.forward(recipe.problem(found.conventions.causal))
     else:
         names = compare_all(found, recipe)
         assert ("lse" in names) == ("return_lse" in found.returns)
+
+
+@pytest.mark.parametrize("name", ["flash_attn.kvcache", "flashinfer.paged"])
+def test_caches_and_pages_are_judged_in_every_way(libraries, monkeypatch, name):
+    monkeypatch.setattr("npattn.testing.targets.cuda.WORKSPACE", 16)  # nobody works in it here
+    rules = ["agreement-o", "inputs-unchanged", "other-sequences"]
+    sizes = {"P": (4,), "T": (3, 1, 5), "S": (5, 7, 11), "D": (11, 16, 37)}
+    report = check(read(name), examples=10, only=rules, sizes=sizes, shrink=False)
+    assert report.passed, str(report)
+    assert {o.rule: o.status for o in report.outcomes} == dict.fromkeys(rules, "passed")
 
 
 IN_8_BITS = ("flash_attn_3", "vllm.paged")

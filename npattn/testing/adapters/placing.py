@@ -1,0 +1,163 @@
+"""Places of a problem's samples among other sequences, in one call.
+
+Each sample is stored between other sequences, whose lengths differ and whose results nobody reads,
+so that every offset, longest length and table matters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npattn.arrays import Array, band, diagonal
+from npattn.problem import Problem
+from npattn.testing.adapters.arrangement import SPARE, Arrangement
+from npattn.testing.adapters.base import inexpressible
+from npattn.testing.adapters.storage import (
+    UNSTORED,
+    Storage,
+    Stored,
+    hides_keys,
+    looks_along,
+    read_shown,
+)
+from npattn.testing.adapters.ways import Draw, Way, draw_turns
+
+__all__ = ["arrange"]
+
+
+def arrange(storage: Storage, problem: Problem, mask_true: str = "attend") -> Arrangement:
+    """Place the samples of a problem among other sequences.
+
+    Raises
+    ------
+    ImplementationError
+        A refusal, if the problem cannot be stored so: if it is not of rank 4, has an option of
+        each query and key that no parameter holds, or hides keys that causal and windows count.
+    """
+    _check(problem)
+    (B,), T, S = problem.lead, problem.T, problem.S
+    draw = Draw.of(problem, storage)
+    shown = None if problem.mask is None else read_shown(problem, mask_true)
+    by_matrix = _passes_matrix(storage, problem, draw, mask_true)
+    visible = np.ones((B, S), bool)
+    if shown is not None and not by_matrix:
+        visible = np.broadcast_to(shown, (B, 1, 1, S))[:, 0, 0]
+    new = draw.count_new(T, visible.sum(-1).tolist(), storage.several)
+    rng = np.random.default_rng([storage.seed, 31])
+    sequences: list[Stored] = []
+    for b in range(B):
+        sequences += _draw_beside(storage, rng, T, S, new)
+        sequences.append(Stored(b, T, np.flatnonzero(visible[b])))
+    sequences += _draw_beside(storage, rng, T, S, new) if B else []
+    if "offsets of both" in storage.takes and any(len(x.keys) != x.T for x in sequences):
+        raise inexpressible("sequences with more or fewer keys than queries")
+    counts = [-(-len(x.keys) // storage.page_size) for x in sequences]
+    order = rng.permutation(sum(counts) + SPARE)
+    pages = np.split(order, np.cumsum(counts, dtype=int))
+    way = _draw_way(storage, draw, problem, sequences, new)
+    masks = _place_masks(storage, problem, shown, sequences) if by_matrix else None
+    return Arrangement(storage, way, tuple(sequences), tuple(pages[:-1]), pages[-1], masks)
+
+
+def _check(problem: Problem) -> None:
+    """Refuse what cannot be stored as sequences of their own lengths."""
+    if problem.q.ndim != 4 or len(problem.lead) != 1:
+        raise inexpressible(f"arrays of {problem.q.ndim} axes")
+    if len({x.shape[0] for x in (problem.q, problem.k, problem.v)}) > 1:
+        raise inexpressible("a sample of k and v for several of q")
+    for name in UNSTORED:
+        if getattr(problem, name) is not None:
+            raise inexpressible(f"a {name} of sequences of other lengths")
+
+
+def _passes_matrix(storage: Storage, problem: Problem, draw: Draw, mask_true: str) -> bool:
+    """Return True if a packed mask is passed; refuse masks that nothing holds."""
+    wanted = draw.wants("packed mask", 0.5)
+    if problem.mask is None:
+        return "packed mask" in storage.required
+    has_matrix = "packed mask" in storage.takes and "packed mask" not in storage.without
+    if hides_keys(problem) and storage.has_lengths:
+        if not looks_along(problem) or storage.lets_stay(problem, mask_true):
+            return wanted
+        if not has_matrix:
+            raise inexpressible("hidden keys beside causal or a window, which would count them")
+    shape = read_shown(problem, mask_true).shape
+    if not has_matrix:
+        raise inexpressible(f"a mask of shape {shape}: it takes lengths alone")
+    if len(shape) > 2 and shape[-3] > 1:
+        raise inexpressible("a mask of each head")
+    return True
+
+
+def _draw_beside(
+    storage: Storage, rng: np.random.Generator, T: int, S: int, new: int
+) -> list[Stored]:
+    """Draw other sequences; without a seed one, of other lengths than the problem's."""
+    if not storage.beside:
+        return []
+    lengths = [(T + 2, S + 5)] if rng.integers(2) else [(max(T - 1, 1), S + 2)]
+    if storage.seed:
+        count = 1 if storage.few_shapes else rng.integers(3)
+        drawn = rng.integers(0, (T + 3, S + 6), (count, 2))
+        drawn = np.maximum(np.where(rng.random(drawn.shape) < 0.25, 0, drawn), storage.least)
+        lengths = [(int(t), int(s)) for t, s in drawn]
+    if storage.queries == "batch" or T == 1:  # what takes one new token may take no more
+        lengths = [(T, s) for _, s in lengths]
+    lengths = [(storage.nearest("T", t), storage.nearest("S", s)) for t, s in lengths]
+    if "offsets of both" in storage.takes:
+        lengths = [(t, t) for t, _ in lengths]
+    return [Stored(None, t, np.arange(max(s, new))) for t, s in lengths]
+
+
+def _draw_way(
+    storage: Storage, draw: Draw, problem: Problem, sequences: list[Stored], new: int
+) -> Way:
+    """Draw what one call has beside the places of its sequences."""
+    rng, count, lengths = draw.rng, len(sequences), [x.S for x in sequences]
+    in_cache = storage.either and bool(rng.integers(2))
+    keys: Any = "cache" if in_cache else storage.keys
+    orders = draw.wants("order of pages", 0.6) and keys == "pages"
+    in_rows = keys == "cache" and draw.wants("rows of the cache", 0.5)
+    rows = rng.permutation(count + SPARE)[:count] if in_rows else None
+    padded = keys == "cache" and draw.wants("left padding", 0.5)
+    left = rng.integers(0, 4, count) if padded else np.zeros(count, int)
+    turned, adjacent = draw.wants("cosines", 0.8) and new > 0, bool(rng.integers(2))
+    turns = None
+    if turned and draw.turns_exactly(problem, lengths):
+        room = max(lengths, default=0) + 2 * storage.page_size + 4
+        turns = draw_turns(rng, problem.D, room + problem.T + new)
+    elif "cosines" in storage.required:
+        raise inexpressible("q and k that a rotary table of quarter turns would not leave exact")
+    return Way(
+        keys,
+        storage.heads_first if not orders else bool(rng.random() < 0.75),
+        orders,
+        new,
+        turns,
+        adjacent or "adjacent pairs" not in storage.takes,
+        looks_along(problem),
+        tuple(left.tolist()) if padded else None,
+        rows,
+        storage.misread,
+    )
+
+
+def _place_masks(
+    storage: Storage, problem: Problem, shown: Array | None, sequences: list[Stored]
+) -> tuple[Array, ...]:
+    """Return the mask (T, S) of each sequence; causal is in it, for some ignore it beside one."""
+    B, T, S = problem.lead[0], problem.T, problem.S
+    whole = np.broadcast_to(True if shown is None else shown, (B, 1, T, S))[:, 0]
+    if problem.causal:
+        beside = np.arange(T)[:, None] + diagonal(T, S, problem.alignment)
+        whole = whole & band(beside, np.arange(S), None, 0)
+    masks = []
+    for n, sequence in enumerate(sequences):
+        if sequence.sample is not None:
+            masks.append(whole[sequence.sample])
+            continue
+        rng = np.random.default_rng([storage.seed, n, 41 + (storage.renewed == "masks")])
+        masks.append(rng.random((sequence.T, sequence.S)) < 0.5)
+    return tuple(masks)
