@@ -141,5 +141,5 @@ def test_errors():
     f = Implementation(kernels.Gathered(), framework="numpy")
     with pytest.raises(OptionError, match="sweep on a device has no latent inputs or lists"):
         f.results_on_device(RECIPE.problem(), {}, None)
-    with pytest.raises(ImplementationError, match="without lists"):
+    with pytest.raises(ImplementationError, match="packed, quantized, parts or lists"):
         f.call({}, {})

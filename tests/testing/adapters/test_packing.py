@@ -163,7 +163,7 @@ def test_what_is_not_of_one_shape_is_refused():
         assert raised.value.is_refusal
     with pytest.raises(ImplementationError, match="arrays of 2 axes"):
         f.forward(Recipe(**(SIZES | {"lead": None})).problem())
-    with pytest.raises(ImplementationError, match="packed or quantized"):
+    with pytest.raises(ImplementationError, match="packed, quantized, parts or lists"):
         f.call({}, {})
 
 
