@@ -449,11 +449,12 @@ class Implementation:
             return arrange(self.storage, problem, self.conventions.mask_true)
 
     def without_leaves(self) -> Implementation:
-        """Return the same implementation, to which q, k and v come as slices of themselves."""
+        """Return the same implementation, which gets slices of the arrays that it takes first."""
+        count = len(self.signature.leading)
 
         def call(*arrays: Any, **kwargs: Any) -> Any:
-            module, qkv = arrays[:-3], arrays[-3:]
-            return self.f(*module, *(x[...] for x in qkv), **kwargs)
+            module, leading = arrays[:-count], arrays[-count:]
+            return self.f(*module, *(x[...] for x in leading), **kwargs)
 
         other = object.__new__(Implementation)
         vars(other).update(vars(self) | {"f": call})

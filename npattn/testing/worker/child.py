@@ -938,7 +938,8 @@ class Session:
         def run(leaves: dict[str, Any]) -> dict[int, Any]:
             own = {**arrays, **leaves}
             if message.get("slices"):  # no leaves, but results of an operation on them
-                own = {n: x[...] if n in ("q", "k", "v") else x for n, x in own.items()}
+                leading = {x.get("array") for x in message["call"]["positional"]}
+                own = {n: x[...] if n in leading else x for n, x in own.items()}
             value = self.call(self.f, message["call"], own)
             return {n: self.result(value, n, len(wanted)) for n in wanted}
 
