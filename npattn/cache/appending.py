@@ -149,7 +149,7 @@ def append_backward(
 
 
 class NewSlots(NamedTuple):
-    """Where the new keys of each sample lie, and how many keys it has with them."""
+    """Places of the new keys of each sample, and its number of keys with them."""
 
     page: Array  # (B, T)
     slot: Array  # (B, T)

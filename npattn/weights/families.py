@@ -83,7 +83,7 @@ class LayerNames:
 
 
 class Setting(NamedTuple):
-    """What the options of a layer depend on."""
+    """Facts about a layer that its options depend on."""
 
     config: Mapping[str, Any]
     layer: int

@@ -62,7 +62,7 @@ def square() -> dict[str, Any]:
     return {"k": normal(B, K, T, D, seed=2), "v": normal(B, K, T, E, seed=3)}
 
 
-def poisoned() -> dict[str, Any]:
+def poison_hidden_key() -> dict[str, Any]:
     """Return a key and a value of NaN behind a mask."""
     given, mask = arrays(), np.ones((T, S), bool)
     mask[:, 4] = False
@@ -288,7 +288,7 @@ ROWS = (
         {"mask": np.arange(T)[:, None] != 2, "bias": normal(T, S)},
         Conventions(empty_row="mean"),
     ),
-    Row("NaN in hidden keys and values", "changes nothing", poisoned()),
+    Row("NaN in hidden keys and values", "changes nothing", poison_hidden_key()),
     Row(
         "No keys",
         "S = 0 gives rows of 0",

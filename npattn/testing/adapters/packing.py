@@ -30,7 +30,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Packing:
-    """Which of q, k and v are in one array, and along which axis.
+    """Place of q, k and v in one array: which of them, and along which axis.
 
     Attributes
     ----------

@@ -44,7 +44,7 @@ MISREADINGS = {
 
 @dataclass(frozen=True)
 class Way:
-    """What one call has.
+    """Features of one call on sequences, which its problem leaves open.
 
     Attributes
     ----------

@@ -147,7 +147,7 @@ def _sample(problem: Problem, cotangents: Cotangents, b: slice) -> tuple[Problem
 
 
 NEEDS = {"columns": "packed mask", "order": "pages"}
-"""What a misreading needs; the others need a rotary table."""
+"""Needs of a misreading; the others need a rotary table."""
 WITHOUT = {
     "cosines": "it is right without a rotary table, and wrong with one",
     "left padding": "it is right without left padding, and wrong with it",

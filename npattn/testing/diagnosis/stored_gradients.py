@@ -19,7 +19,7 @@ WORDS = {
     1: "d{0} is multiplied by {1}: it is that of {0} as it is stored",
     -1: "d{0} is divided by {1}",
 }
-"""What a gradient is, by the power of the factor that it has too much."""
+"""Words for a gradient by the power of the factor that it has too much."""
 
 
 def stored_gradient_candidates(evidence: Evidence) -> Iterator[Candidate]:
