@@ -38,7 +38,7 @@ def test_an_added_target_is_known_by_name(monkeypatch):
 
 
 def test_users_see_public_names_only():
-    modules = {"extend", "strategies", "targets", "tolerance"}
+    modules = {"extend", "strategies", "targets", "tolerance", "variants"}
     assert set(dir(npattn.testing)) == modules | {*npattn.testing.__all__}
     assert all(callable(getattr(npattn.testing, name)) for name in npattn.testing.__all__)
     assert all(getattr(npattn.testing, name).__all__ for name in modules)

@@ -1,4 +1,4 @@
-"""Rules about shape, dtype, and agreement with the oracle [1-11, 13, 15]."""
+"""Rules about shape, dtype, and agreement with the oracle [1-11, 13, 15, 16]."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_every_field_is_kept_by_the_line():
     other = recipe(
         dtype="bfloat16", seed=9, distribution="flat", broadcast=True, mask="matrix", causal=True,
         window=(1, 2), bias="keys", scale=-0.75, softcap=2.0, score_mod="squash", sinks=True,
-        dropout=0.0, view="reversed",
+        dropout=0.0, gate="full", view="reversed",
     )  # fmt: skip
     assert all(getattr(other, f.name) != f.default for f in fields(Recipe) if f.name != "lead")
     assert eval(repr(other), {"Recipe": Recipe}) == other
