@@ -572,6 +572,7 @@ def list_command() -> None:
     """List the targets known by name, with what they need to run here, and the rules."""
     console = Console()
     table = Table("target", "here", "about", box=None, pad_edge=False)
+    table.columns[0].min_width = max(map(len, TARGETS))  # a name that is cut off cannot be copied
     for target in TARGETS.values():
         table.add_row(target.name, escape(target.lacks or "yes"), target.about)
     console.print(table)

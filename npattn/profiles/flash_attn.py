@@ -77,6 +77,7 @@ FLASH_ATTN_4 = replace(
         "softcap": "softcap",
         "learnable_sink": "sinks",
         "return_lse": "return_lse",
+        "gather_kv_indices": "",  # of its kernels for latent attention alone
     },
     quantized={},
     refuses=(

@@ -28,7 +28,7 @@ class Profile:
     conventions : Conventions
     signature : mapping
         Names of its parameters → what they mean here, one of
-        `npattn.options.MEANINGS`. The others keep their default.
+        `npattn.options.MEANINGS`, or "". Those, and the others, keep their default.
     quantized : mapping
         Formats of 8 bits that it takes → names of its parameters for factors → what they mean;
         they keep their default where no format is asked.
@@ -85,7 +85,7 @@ class Profile:
     def __post_init__(self) -> None:
         every = (self.signature, *self.quantized.values())
         for theirs, ours in (pair for names in every for pair in names.items()):
-            if ours not in MEANINGS:
+            if ours and ours not in MEANINGS:
                 raise OptionError(
                     f"signature of {self.name} reads {theirs} as {ours!r}, must be one of "
                     f"{', '.join(MEANINGS)}"

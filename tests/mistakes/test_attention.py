@@ -361,7 +361,11 @@ NOT_HERE = {
 }
 
 
-@pytest.mark.parametrize("name", EXACTLY_WRONG)
+GATES = {n for n, m in MUTANTS.items() if "gate" in inspect.signature(m.forward).parameters}
+"""Wrong with a gate, or in the largest score alone: tests/testing/test_gates.py has them."""
+
+
+@pytest.mark.parametrize("name", [n for n in EXACTLY_WRONG if n not in GATES])
 def test_mutant_is_wrong_by_far(name: str) -> None:
     mutant = MUTANTS[name]
     detected = any(DETECTS[rule](mutant) for rule in mutant.killed_by if rule in DETECTS)
@@ -379,6 +383,6 @@ def test_register_is_well_formed() -> None:
         assert mutant.killed_by
         assert mutant.sentence.endswith("."), name
         assert mutant.source == "inferred" or mutant.source.count("#") == 1, name
-        assert inspect.signature(mutant.forward).parameters == features
+        assert features.items() <= inspect.signature(mutant.forward).parameters.items()
     sentences = {mutant.sentence for mutant in MUTANTS.values()}
     assert len(sentences) == len(MUTANTS)

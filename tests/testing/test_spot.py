@@ -138,7 +138,7 @@ def test_low_precision_results_and_gradients_pass(
 @given(
     recipe=recipes(
         Space(
-            features=frozenset(FEATURES),
+            features=frozenset(FEATURES) - {"gate"},
             structure=frozenset(STRUCTURE) - {"broadcast"},
             dtype="float32",
         )

@@ -863,6 +863,7 @@ FULL_SHAPES = {
     "bq": (G * K * D,), "bk": (K * D,), "bv": (K * E,), "bo": (OUT,),
     "bias_k": (K * D,), "bias_v": (K * E,),
     "norm_q": (D,), "norm_k": (D,), "norm_q_bias": (D,), "norm_k_bias": (D,),
+    "wg": (IN_Q, G * K * E), "bg": (G * K * E,),
 }  # fmt: skip
 FULL_OPTIONS = {"num_heads": G * K, "num_kv_heads": K, "add_zero_attn": True, "merge": "reshape",
                 "qk_norm": "layer", "norm_eps": 0.1}  # fmt: skip

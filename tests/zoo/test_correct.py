@@ -120,7 +120,8 @@ def test_correct_stays_within_its_models(name, dtype):
         assert {n for n, _ in got} >= set(reference) - {"weights"}
         for rounding in one.models:
             tolerance = tolerances(recipe, rounding)
-            comparisons = [compare_arrays(n, x, reference[n], tolerance[n]) for n, x in got]
+            shared = [(n, x) for n, x in got if n in reference]
+            comparisons = [compare_arrays(n, x, reference[n], tolerance[n]) for n, x in shared]
             assert all(c.passed for c in comparisons), (recipe, rounding, *map(str, comparisons))
 
 
@@ -303,6 +304,8 @@ def test_no_two_kernels_give_the_same_bits():
     for name in OWN:
         if "bfloat16" not in CORRECT[name].dtypes or CORRECT[name].breaks:
             continue  # it differs by the rule that it breaks
+        if "gate" in CORRECT[name].implementation().features:
+            continue  # it differs where there is a gate
         problem, cotangents, _ = exact(recipe)
         got = results(CORRECT[name], problem, cotangents)
         bits = b"".join(x.astype(np.float64).tobytes() for _, x in got)
@@ -552,7 +555,7 @@ def test_kernel_has_every_option():
     own = set(inspect.signature(Kernel().forward).parameters)
     theirs = set(inspect.signature(npattn.attention).parameters)
     assert own - theirs == {"return_lse", "return_weights"}
-    assert theirs - own == {"dtype", "engine", "precision", "conventions"}
+    assert theirs - own == {"dtype", "engine", "precision", "conventions", "gate"}
 
 
 def test_dtypes_of_results():

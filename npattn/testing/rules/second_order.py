@@ -67,7 +67,7 @@ def _not_twice(trial: Trial) -> str | None:
 def _sample(trial: Trial) -> dict[str, Any]:
     return {
         "force": few_queries(trial, distribution=SMOOTH),
-        "forbid": forbid_late_softcap(trial, "score_mod"),
+        "forbid": forbid_late_softcap(trial, "score_mod", "gate"),
         "nonempty": True,
     }
 

@@ -40,8 +40,9 @@ def test_bounds_are_near_the_full_form(dtype: str, model: Rounding, option: dict
     problem, cotangents = sample_problem(dtype=dtype, **option)
     full = bounds(problem, dtype, model, **cotangents)
     row_norms = tolerance(problem, dtype, model, row_norms=True, **cotangents)
-    assert row_norms.keys() == full.keys()
-    for name, t in full.items():
+    assert row_norms.keys() | {"max_score"} == full.keys()
+    for name in row_norms:
+        t = full[name]
         ratio = row_norms[name][t > 0] / t[t > 0]
         # Neither is the other's limit: both take worst cases, of other things.
         assert ratio.min() > 0.5, name

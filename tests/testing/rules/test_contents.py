@@ -44,7 +44,7 @@ def violation(made, rule, seed=0, examples=100):
 
 CAUGHT = (
     ("arrays-reused", caches, "cache_by_identity", "where the same objects hold other contents"),
-    ("arrays-reused", caches, "cache_of_mask_objects", "same mask, bias or sinks hold"),
+    ("arrays-reused", caches, "cache_of_mask_objects", "same mask, bias, sinks or gate hold"),
     ("arrays-reused", graphs, "graph_on_live_pointers", "same objects hold other contents"),
     ("outputs-apart", sharing, "output_over_query", "o shares memory with q"),
     ("nearly-same-contents", caches, "cache_by_sum", "in another order"),
@@ -80,7 +80,9 @@ def test_identity_of_either_kind_fails_where_there_are_few_options(name, seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_masks_are_passed_again_whatever_is_drawn(seed):
     made = trial(caches, "cache_of_mask_objects")
-    assert "same mask, bias or sinks hold" in violation(made, "arrays-reused", seed, examples=5)
+    assert "same mask, bias, sinks or gate hold" in violation(
+        made, "arrays-reused", seed, examples=5
+    )
 
 
 def test_no_mask_is_passed_that_is_refused():
@@ -134,7 +136,7 @@ def test_bias_known_by_its_object_fails():
 
     made = trial_of(f=Implementation(attention, framework="numpy"))
     made.gradients = frozenset()
-    with pytest.raises(Violation, match="same mask, bias or sinks hold"):
+    with pytest.raises(Violation, match="same mask, bias, sinks or gate hold"):
         PROPERTIES["arrays-reused"].check(made, replace(made.space.base(), bias="full"))
 
 

@@ -469,7 +469,7 @@ HAS = {
     "vllm.paged": {*FLASH, "mask", "sinks"},
     "flashinfer.paged": {*FLASH, "mask"} - {"window"},
     "flash_attn_3": FLASH,
-    "flash_attn_4": {*FLASH, "sinks", "score_mod", "mask"},
+    "flash_attn_4": {*FLASH, "sinks", "score_mod"},
     "xformers": {"bias", "scale"},
     "flashinfer": {*FLASH, "mask"},
     "transformer_engine": {"bias", "causal", "mask", "scale", "window"},
