@@ -70,7 +70,7 @@ left; does not take mask+causal, bias+causal'
 
 def _options(profile: Profile) -> Callable[[str], bool]:
     """Return a function: does the system take an option? Without a signature it may take any."""
-    known = {name for meaning in profile.signature.values() for name in MEANINGS[meaning]}
+    known = {name for meaning in profile.signature.values() for name in MEANINGS.get(meaning, ())}
     return lambda name: not known or name in known
 
 

@@ -74,7 +74,11 @@ def _names(profile: Profile) -> dict[str, str]:
     """
     if not profile.signature:
         return {name: name for name in (*OPTIONS, *RESULTS)}
-    pairs = [(ours, name) for name, means in profile.signature.items() for ours in MEANINGS[means]]
+    pairs = [
+        (ours, name)
+        for name, means in profile.signature.items()
+        for ours in MEANINGS.get(means, ())
+    ]
     names: dict[str, list[str]] = {}
     for option, name in pairs:
         names.setdefault(option, []).append(name)
