@@ -27,6 +27,7 @@ from npattn.arrays import Array, Tile
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
 from npattn.options import FEATURES
+from npattn.problem import Problem
 from npattn.sizes import Sized
 from npattn.testing import SpotCheck, spot_check
 from npattn.testing.bounds import by_row
@@ -34,6 +35,7 @@ from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.cases.strategies import recipes
 from npattn.testing.spot import sample_indices
+from npattn.testing.spot.evaluation import SampledRows
 
 BF16 = ml_dtypes.bfloat16
 B, H, K, T, S, D, E = 2, 6, 3, 53, 61, 5, 7
@@ -683,3 +685,11 @@ def test_complex_arrays_are_refused() -> None:
     q, k, v = arrays()
     with pytest.raises(DtypeError, match="q is complex64, must be real: spot_check"):
         spot_check(*online(q, k, v), q.astype(np.complex64), k, v)
+
+
+def test_problems_with_a_gate_are_refused() -> None:
+    q, k, v = arrays()
+    gated = Problem(q, k, v, gate=np.ones((B, H, T, E), np.float32))
+    out = np.zeros((B, H, T, E), np.float32)
+    with pytest.raises(OptionError, match=r"got gate, .* pass the output before it"):
+        SampledRows(gated, Conventions(), None, {"o": out}, None, None)

@@ -52,6 +52,10 @@ class SampledRows:
                 raise DtypeError(
                     f"{name} is {array.dtype}, must be real: spot_check supports no complex problem"
                 )
+        if problem.gate is not None:
+            raise OptionError(
+                "got gate, which spot_check does not cover: pass the output before it, and no gate"
+            )
         self.dtype = problem.q.dtype
         self.rounding = rounding or Rounding.undeclared(self.dtype)
         if self.rounding.needs_whole_rows:
