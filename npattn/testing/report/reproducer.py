@@ -65,7 +65,7 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
     ]
     body += [f"f = Implementation({_implementation(f)})", *_storage_lines(f)]
     with_gradients = cotangents is not None and f.has_gradients
-    if cotangents is not None and with_gradients:
+    if cotangents is not None and (with_gradients or kind == "moves"):
         body += [f"dout = {_literal(cotangents.dout)}"]
         dlse = "None" if cotangents.dlse is None else _literal(cotangents.dlse)
         dw = "None" if cotangents.dweights is None else _literal(cotangents.dweights)
@@ -187,12 +187,17 @@ SHOW = {
         '    print(name, "has the same bits" if same else "DIFFERS BETWEEN TWO CALLS")',
     ],
     "moves": [
-        "# k and v differ only where they are hidden from every row whose dout is not 0.",
+        "# k and v differ only at keys that are hidden from every row whose dout is not 0.",
+        "rows = (dout != 0).any(-1)",
         "first, second = results(before), results(problem)",
         "for name in first:",
-        "    gap = abs(first[name].astype(float) - second[name].astype(float))",
-        "    if gap.max(initial=0) > 0:",
-        '        print("WRONG", name, "moves by", gap.max())',
+        "    old, new = first[name].astype(float), second[name].astype(float)",
+        "    if not name.startswith('d') and old.shape[: rows.ndim] == rows.shape:",
+        "        old, new = old[rows], new[rows]",
+        "    if (np.isnan(new) & ~np.isnan(old)).any():",
+        '        print("WRONG", name, "becomes NaN")',
+        "    elif not np.array_equal(old, new, equal_nan=True):",
+        '        print("WRONG", name, "moves by", np.nanmax(abs(old - new)))',
     ],
     "range": [
         "o = results()['o'].astype(float)",

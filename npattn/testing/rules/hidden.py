@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from npattn.api import evaluate
@@ -82,6 +84,7 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
     rng = np.random.default_rng([recipe.seed, 8])
     size = min(1e3, float(finfo(recipe.dtype).max) / 64)
     size = size if trial.implementation.quantized is None else QUANTIZED
+    size = min(size, _largest_visible(problem, exposed))
     garbage = size * (1 + rng.random(7)) * rng.choice([-1, 1], 7)
     changed = _poison(problem, keys, str(rng.choice(["k", "v", "kv"])), garbage)
     changed = trial.implementation.fit(changed)
@@ -106,6 +109,17 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
             text = f"{name} {change} where finite garbage at key {at} is hidden"
             raise Violation(text, changed, quiet, "moves", before=problem)
     return 0.0
+
+
+def _largest_visible(problem: Problem, exposed: Array) -> float:
+    """Return the size of garbage, at most twice as large, with which no visible score overflows.
+
+    In float16 a score may; the row is NaN then, and so is dq, for 0 · NaN is NaN.
+    """
+    sums = abs(problem.q).astype(np.float64).sum(-1)
+    largest = float(np.broadcast_to(sums, exposed.shape)[exposed].max(initial=0))
+    scale = max(1.0, abs(cast(float, problem.scale)))
+    return float(finfo(problem.q.dtype).max) / 4 / max(1.0, largest * scale)
 
 
 def _describe_change(old: Array, new: Array) -> str | None:

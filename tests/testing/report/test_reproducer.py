@@ -83,6 +83,14 @@ def leaks(q, k, v, mask=None):
     k, v = (np.repeat(x, groups, -3) if groups != 1 else x for x in (k, v))
     return naive(q, k, v, mask)
 
+def adds_mask(q, k, v, mask=None):
+    groups = q.shape[-3] // (k.shape[-3] or 1) if q.ndim > 2 else 1
+    k, v = (np.repeat(x, groups, -3) if groups != 1 else x for x in (k, v))
+    s = q @ k.swapaxes(-1, -2) * q.dtype.type(q.shape[-1] ** -0.5)
+    s = s if mask is None else s + np.where(mask, 0, -np.inf).astype(q.dtype)
+    e = np.exp((s - s.max(-1, keepdims=True, initial=-np.inf)).astype(np.float32))
+    return ((e / e.sum(-1, keepdims=True)).astype(q.dtype) @ v).astype(q.dtype)
+
 def widened(q, k, v):
     return flash(q, k, v).astype(np.float64)
 
@@ -180,6 +188,14 @@ def test_a_wrong_value_prints_wrong(mine, by):
     shown = run(text, mine)
     assert "WRONG o[" in shown
     assert "o float32" in shown
+
+
+def test_script_shows_nan_where_hidden_garbage_overflows(mine):
+    f = implementation(mine, "adds_mask")
+    text = failure(f, "hidden-finite", dtypes=("float16",), examples=200).script()
+    shown = run(text, mine)
+    assert "WRONG o becomes NaN" in shown
+    assert "moves" not in shown, "rows that see the garbage are not compared"
 
 
 def test_script_docstring_names_broken_rule(mine):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from npattn.conventions import Conventions
-from npattn.testing import Implementation
+from npattn.testing import Implementation, Rounding
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.trial import Violation
 from tests.testing.rules.relations import ratios, trial_of
@@ -97,3 +98,41 @@ def test_fill_without_gradients_asks_nothing():
     trial = trial_of(f=Implementation(kernel.forward, framework="numpy"), conventions=FILLED)
     trial.gradients = frozenset()
     assert PROPERTIES["hidden-nan-k"].unless(trial) == "hidden_fill lets hidden keys matter"
+
+
+def eager(q, k, v, mask=None, scale=None):
+    """Every product is stored in the dtype of the inputs, as by matrix products of float16."""
+    s = (q @ k.swapaxes(-1, -2) * q.dtype.type(scale or q.shape[-1] ** -0.5)).astype(q.dtype)
+    s = s if mask is None else np.where(mask, s, -np.inf)
+    return softmax(s.astype(np.float32)).astype(q.dtype), s
+
+
+def eager_forward(q, k, v, mask=None, *, scale=None):
+    return eager(q, k, v, mask, scale)[0] @ v
+
+
+def eager_backward(dout, q, k, v, *, out, mask=None, scale=None):
+    p, _ = eager(q, k, v, mask, scale)
+    dp = (dout @ v.swapaxes(-1, -2)).astype(q.dtype)
+    ds = p * (dp - (dout * out).sum(-1, keepdims=True)).astype(q.dtype)
+    ds = ds * q.dtype.type(scale or q.shape[-1] ** -0.5)
+    ds = ds if mask is None else np.where(mask, ds, q.dtype.type(0))
+    return ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dout
+
+
+@pytest.mark.parametrize("distribution", ["large logits", "one-hot"])
+@np.errstate(all="ignore")
+def test_garbage_does_not_overflow_scores_that_see_it(distribution):
+    f = Implementation(eager_forward, backward=eager_backward, framework="numpy")
+    trial = trial_of(f=f, dtype="float16")
+    trial.gradients = frozenset({"dq", "dk", "dv"})
+    trial.rounding = Rounding.from_name("eager")
+    rule = PROPERTIES["hidden-finite"]
+    asked = 0
+    for seed in range(60):
+        recipe = Recipe(
+            lead=(2,), H=1, K=1, T=2, S=5, D=3, E=2, dtype="float16", seed=seed,
+            distribution=distribution, mask="full",
+        )  # fmt: skip
+        asked += rule.check(trial, recipe) is not None
+    assert asked > 30
