@@ -1,4 +1,4 @@
-"""Command line: check, worker, fingerprint, diff, list, zoo, bench; others when called."""
+"""Command line: check, worker, fingerprint, diff, list, zoo; others when called."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ try:
     import click
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
     from npattn.commands.diff import diff_command
+    from npattn.commands.progress import ProgressBar
     from npattn.testing.adapters.choose import FRAMEWORKS
     from npattn.testing.adapters.implementation import Implementation
     from npattn.testing.check import DTYPES, check
@@ -69,6 +69,7 @@ class _Commands(click.Group):
     """Commands, of which some are imported when they are called."""
 
     LATER = {  # noqa: RUF012  it is constant
+        "bench": ("npattn.commands.bench", "bench_command"),
         "matrix": ("npattn.commands.matrix", "matrix_command"),
         "plot": ("npattn.commands.plot", "plot_command"),
         "train": ("npattn.commands.train", "train_command"),
@@ -385,7 +386,7 @@ def _check(
         judge: Callable[..., Report] = check
         if cluster is not None:
             judge = _on_cluster(cluster, limits, {**given, "device": device})
-        with _ProgressBar() as (bar, advance), interruptible():
+        with ProgressBar() as (bar, advance), interruptible():
             report = judge(implementation, progress=advance, **arguments)
             bar.stop()
     except NpattnError as err:
@@ -648,7 +649,7 @@ def zoo_command(
         if cluster is not None:
             _refuse_beside_cluster("jobs")
             options |= {"run": partial(run_on_cluster, cluster)}
-        with _ProgressBar() as (bar, advance):
+        with ProgressBar() as (bar, advance):
             score = zoo(only=names, progress=lambda name, *at: advance("zoo", name, *at), **options)
             bar.stop()
     except NpattnError as err:
@@ -657,120 +658,6 @@ def zoo_command(
     if json_path is not None:
         score.to_json(json_path)
     sys.exit(0 if score.passed else 1)
-
-
-@cli.command("bench")
-@click.option("--cases", help="Comma-separated: plain, causal, …  [default: all]")
-@click.option("--lengths", help="Comma-separated T.  [default: 128,256,…,16384]")
-@click.option("--contestants", help="Comma-separated.  [default: all that are installed]")
-@click.option(
-    "--dtype", "dtypes", multiple=True, help="float32, float64; may be given twice. [default: both]"
-)
-@click.option(
-    "--rounds", default=7, show_default=True, help="Each contestant has one turn a round."
-)
-@click.option(
-    "--seconds",
-    default=240.0,
-    show_default=True,
-    help="Limit for one contestant at one length; it is skipped if it would take longer.",
-)
-@click.option(
-    "--threads", type=int, help="Threads per contestant.  [default: as many as BLAS would use]"
-)
-@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
-@click.option("--list", "lists", is_flag=True, help="List the cases and contestants and exit.")
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False), help="Write all figures to this file."
-)
-@click.option(
-    "--picture",
-    "picture_path",
-    type=click.Path(dir_okay=False),
-    help="Draw seconds over T into this file.",
-)
-def bench_command(
-    cases: str | None,
-    lengths: str | None,
-    contestants: str | None,
-    dtypes: tuple[str, ...],
-    json_path: str | None,
-    picture_path: str | None,
-    lists: bool,
-    **options: Any,
-) -> None:
-    """Measure time and memory of npattn beside NumPy, torch, JAX and ONNX, in one run.
-
-    Exit code 0: measured; 2: wrong usage. Wrong results are marked, and do not fail the run.
-    """
-    from npattn.bench import Settings, bench
-
-    console = Console()
-    if lists:
-        _list_bench(console)
-        return
-    names = {"cases": cases, "contestants": contestants}
-    options |= {n: tuple(text.split(",")) for n, text in names.items() if text is not None}
-    options |= {"dtypes": dtypes} if dtypes else {}
-    try:
-        if lengths is not None:
-            options["lengths"] = _lengths(lengths)
-        settings = Settings(**options)
-        for path in (json_path, picture_path):
-            path_to_write(path)
-        if picture_path is not None:
-            from npattn.bench import picture
-
-            picture.check_path(picture_path)
-        with _ProgressBar() as (bar, advance):
-            report = bench(
-                settings,
-                progress=lambda step, *at: advance("bench", step, *at),
-                save=None if json_path is None else lambda report: report.to_json(json_path),
-            )
-            bar.stop()
-    except NpattnError as err:
-        raise click.UsageError(str(err)) from err
-    console.print(str(report), markup=False, highlight=False, soft_wrap=True)
-    if picture_path is not None:
-        picture.draw(report).savefig(picture_path)
-
-
-def _list_bench(console: Console) -> None:
-    from npattn.bench import CASES, CONTESTANTS
-
-    table = Table("name", "here", "about", box=None, pad_edge=False)
-    for name, case in CASES.items():
-        table.add_row(name, "yes", case.about)
-    for name, contestant in CONTESTANTS.items():
-        here = escape(f"pip install 'npattn[{contestant.needs}]'")
-        table.add_row(name, "yes" if contestant.runs_here else here, contestant.about)
-    console.print(table)
-
-
-class _ProgressBar:
-    """Context manager of a bar on the error stream; gives the bar and a function to advance it."""
-
-    def __init__(self) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-
-    def __enter__(self) -> tuple[Progress, Any]:
-        self.bar.start()
-        task = self.bar.add_task("probing", total=None)
-
-        def advance(dtype: str, rule: str, done: int, total: int) -> None:
-            self.bar.update(task, description=f"{dtype} {rule}", completed=done, total=total)
-
-        return self.bar, advance
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
 
 
 def _renames(texts: tuple[str, ...]) -> dict[str, str]:
@@ -782,14 +669,6 @@ def _renames(texts: tuple[str, ...]) -> dict[str, str]:
             raise OptionError(f"--rename is {text!r}, must look like THEIRS=OURS: cap=softcap")
         renames[theirs] = ours
     return renames
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    """Parse "128,256" into (128, 256)."""
-    try:
-        return tuple(int(n) for n in text.split(","))
-    except ValueError:
-        raise OptionError(f"--lengths is {text!r}, must look like 128,256") from None
 
 
 def _with_conventions(conventions: Conventions, words: tuple[str, ...]) -> Conventions:

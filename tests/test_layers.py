@@ -108,7 +108,9 @@ CONFINED = {
     "distributed": ("matrix/cluster.py",),
     "rich": (
         "cli.py",
+        "commands/bench.py",
         "commands/matrix.py",
+        "commands/progress.py",
         "commands/train.py",
         "matrix/progress.py",
         "testing/report/report.py",
