@@ -24,6 +24,7 @@ import numpy as np
 
 from npattn import biases, dense, masks, threads
 from npattn.arrays import Array, BiasLike, Tile, sum_to
+from npattn.masks.bands import Band
 from npattn.problem import Gradients, Problem
 
 __all__ = ["Saved", "backward", "choice", "forward", "jvp", "max_score", "visible_tiles", "weights"]
@@ -255,7 +256,7 @@ class _Call:
         masked copy.
         """
         assert self.mask is not None
-        if isinstance(self.mask, masks.Band):  # all tiles on its edges are alike
+        if isinstance(self.mask, Band):  # all tiles on its edges are alike
             key = (*s.shape, self.mask.first(tile))
             limit = self.limits.get(key)
             if limit is None:

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from npattn import masks
 from npattn.arrays import Array, Tile, band, diagonal
+from npattn.masks.bands import Band
+from npattn.masks.mask import And, Dense
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import to_tensor
 
@@ -176,7 +177,7 @@ class Plan:
         tile = self._tile(group, t0, t1, s0, s1)
         every: bool | None = True
         for mask in (*self.bands, *self.others):
-            known = mask.outright(tile) if isinstance(mask, masks.Band) else mask.tile(tile)
+            known = mask.outright(tile) if isinstance(mask, Band) else mask.tile(tile)
             if known is False:
                 return False
             if known is not True:
@@ -234,7 +235,7 @@ class Plan:
         assert visible is not None
         return visible
 
-    def _band(self, mask: masks.Band, t0: int, t1: int, s0: int, s1: int) -> Tensor:
+    def _band(self, mask: Band, t0: int, t1: int, s0: int, s1: int) -> Tensor:
         """Visible scores of a tile of a band; they depend only on its place beside the diagonal."""
         first = t0 + diagonal(self.T, self.S, mask.alignment) - s0
         key = (first, t1 - t0, s1 - s0, mask.left, mask.right)
@@ -309,26 +310,26 @@ def _one_tile(samples: int, H: int, T: int, S: int, masked: bool) -> list[Rows]:
     return [rows] if samples * H * T else []
 
 
-def _split_masks(problem: Problem) -> tuple[list[masks.Band], list[Tensor], list[Any]]:
+def _split_masks(problem: Problem) -> tuple[list[Band], list[Tensor], list[Any]]:
     """Split mask, causal and window into bands, tensors and host masks, all of which must agree."""
-    bands: list[masks.Band] = []
+    bands: list[Band] = []
     tensors: list[Tensor] = []
     others: list[Any] = []
     left, right = problem.window or (None, None)
     if problem.causal:
         right = 0
     if not (left is None and right is None):
-        bands.append(masks.Band(left, right, problem.alignment or "bottom_right"))
+        bands.append(Band(left, right, problem.alignment or "bottom_right"))
     pending = [] if problem.mask is None else [problem.mask]
     while pending:
         mask = pending.pop()
         if isinstance(mask, Tensor):
             tensors.append(mask)
-        elif isinstance(mask, masks.And):
+        elif isinstance(mask, And):
             pending += [mask.one, mask.other]
-        elif isinstance(mask, masks.Band):
+        elif isinstance(mask, Band):
             bands.append(mask)
-        elif isinstance(mask, masks.Dense):
+        elif isinstance(mask, Dense):
             tensors.append(to_tensor(mask.array, problem.device))
         else:
             others.append(mask)

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-from npattn import masks
 from npattn.arrays import Array, diagonal
+from npattn.masks.bands import Band
+from npattn.masks.mask import And
+from npattn.masks.sequences import Documents
 from npattn.torch.kernels.operands import differentiates, flatten, with_positive_scale
 from npattn.torch.tensors import to_tensor
 
@@ -116,13 +118,13 @@ def _blocks(
 def _mask_mod(mask: Any, problem: Any) -> Index:
     """Return a mask as a function of indices, which holds T × S numbers only if the mask does."""
     T, S = problem.T, problem.S
-    if isinstance(mask, masks.And):
+    if isinstance(mask, And):
         return _and(_mask_mod(mask.one, problem), _mask_mod(mask.other, problem))
-    if isinstance(mask, masks.Band):
+    if isinstance(mask, Band):
         band = _band(diagonal(T, S, mask.alignment), mask.left, mask.right, T + S)
         if band is not None:
             return band
-    if isinstance(mask, masks.Documents):
+    if isinstance(mask, Documents):
         queries, keys = (_per_sample(x, problem) for x in (mask.queries, mask.keys))
         return lambda b, h, t, s: queries[b, t] == keys[b, s]
     return _lookup(mask if isinstance(mask, Tensor) else problem.as_array(mask), problem)

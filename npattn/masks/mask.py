@@ -1,0 +1,214 @@
+"""The protocol of masks, arrays as masks, and their composition by ``& | ~``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from npattn.arrays import Array, MaskLike, Tile, describe_value, tile_of
+from npattn.checks import read_mask
+from npattn.errors import DtypeError
+from npattn.masks.parts import extent, is_empty, simplify
+from npattn.sizes import KnownSizes, Sized, format_call, read_only, sizes_of_array
+
+__all__ = ["And", "Dense", "Mask", "Not", "Or", "of"]
+
+
+class Mask(Sized):
+    """Visible keys of each query: made by the functions of this module, composed by ``& | ~``.
+
+    Frozen. Accepted as ``mask=`` wherever a boolean array is; ``np.asarray(mask)`` is the array of
+    a mask that knows its T and S. The other side of ``&`` and ``|`` may be a boolean array.
+    """
+
+    kind = "mask"
+
+    def __and__(self, other: Mask | ArrayLike) -> Mask:
+        return And(self, of(other))
+
+    def __rand__(self, other: ArrayLike) -> Mask:
+        return And(of(other), self)
+
+    def __or__(self, other: Mask | ArrayLike) -> Mask:
+        return Or(self, of(other))
+
+    def __ror__(self, other: ArrayLike) -> Mask:
+        return Or(of(other), self)
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        """Return a range of keys outside which the rows of a tile see nothing.
+
+        Parameters
+        ----------
+        tile : Tile
+            Only its head (`plane`) and its queries count.
+
+        Returns
+        -------
+        (lo, hi) : int
+            0 ≤ lo ≤ hi ≤ S. None of these queries sees a key outside lo ≤ s < hi; inside, some
+            keys may be hidden from all of them.
+        """
+        return 0, tile.S
+
+    def tile(self, tile: Tile) -> bool | Array:
+        """Visible pairs in a rectangle of one head's scores.
+
+        Parameters
+        ----------
+        tile : Tile
+
+        Returns
+        -------
+        bool, or bool array (t1 − t0, s1 − s0)
+            True if all pairs are visible (or there are none), False if all are hidden, else an
+            array with both.
+        """
+        raise NotImplementedError
+
+
+def of(mask: MaskLike | ArrayLike) -> Mask:
+    """Convert a boolean array to a `Mask`; return a `Mask` unchanged.
+
+    Parameters
+    ----------
+    mask : Mask or bool array_like
+        Of rank 2 or more, as for ``mask=``.
+
+    Returns
+    -------
+    Mask
+        In the shape of the array.
+
+    Raises
+    ------
+    DtypeError
+        If it is neither a `Mask` nor boolean.
+    """
+    if isinstance(mask, Mask):
+        return mask
+    array = read_mask(mask)
+    if isinstance(array, np.ndarray):
+        return Dense(array)
+    raise DtypeError(f"mask is {describe_value(mask)}, must be bool or one of npattn.masks")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dense(Mask):
+    """A boolean array."""
+
+    array: Array
+
+    def __repr__(self) -> str:
+        return format_call("masks.of", self.array)
+
+    def _known_sizes(self) -> KnownSizes:
+        return sizes_of_array(self.array)
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.array.shape
+        return shape
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        return read_only(self.array)
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        rows = tile_of(self.array, tile._replace(s0=0, s1=tile.S))
+        return extent(np.broadcast_to(rows.any(0), tile.S))
+
+    def tile(self, tile: Tile) -> bool | Array:
+        visible = tile_of(self.array, tile)
+        return simplify(np.broadcast_to(visible, (tile.t1 - tile.t0, tile.s1 - tile.s0)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pair(Mask):
+    """Base of the compositions of two masks."""
+
+    one: Mask
+    other: Mask
+
+    def __post_init__(self) -> None:
+        self._known_sizes()  # raises if the two are for different sizes
+
+    def _known_sizes(self) -> KnownSizes:
+        return self.one._known_sizes() & self.other._known_sizes()
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        one, other = (mask.shape(lead, H, T, S) for mask in (self.one, self.other))
+        return np.broadcast_shapes(one, other)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class And(Pair):
+    def __repr__(self) -> str:
+        return f"({self.one!r} & {self.other!r})"
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        one, other = (mask._values(lead, H, T, S) for mask in (self.one, self.other))
+        return np.asarray(one & other)
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        one, other = self.one.hull(tile), self.other.hull(tile)
+        lo = max(one[0], other[0])
+        return lo, max(lo, min(one[1], other[1]))
+
+    def tile(self, tile: Tile) -> bool | Array:
+        one = self.one.tile(tile)
+        if isinstance(one, bool):
+            return one and self.other.tile(tile)
+        other = self.other.tile(tile)
+        if isinstance(other, bool):
+            return other and one
+        return simplify(one & other)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Or(Pair):
+    def __repr__(self) -> str:
+        return f"({self.one!r} | {self.other!r})"
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        one, other = (mask._values(lead, H, T, S) for mask in (self.one, self.other))
+        return np.asarray(one | other)
+
+    def hull(self, tile: Tile) -> tuple[int, int]:
+        hulls = [h for h in (self.one.hull(tile), self.other.hull(tile)) if h[0] < h[1]]
+        return min((lo for lo, _ in hulls), default=0), max((hi for _, hi in hulls), default=0)
+
+    def tile(self, tile: Tile) -> bool | Array:
+        one = self.one.tile(tile)
+        if isinstance(one, bool):
+            return one or self.other.tile(tile)
+        other = self.other.tile(tile)
+        if isinstance(other, bool):
+            return other or one
+        return simplify(one | other)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Not(Mask):
+    mask: Mask
+
+    def __repr__(self) -> str:
+        return f"~{self.mask!r}"
+
+    def _known_sizes(self) -> KnownSizes:
+        return self.mask._known_sizes()
+
+    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
+        return self.mask.shape(lead, H, T, S)
+
+    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
+        return np.asarray(~self.mask._values(lead, H, T, S))
+
+    def tile(self, tile: Tile) -> bool | Array:
+        if is_empty(tile):
+            return True
+        visible = self.mask.tile(tile)
+        return not visible if isinstance(visible, bool) else np.asarray(~visible)
