@@ -1,0 +1,94 @@
+"""Command npattn zoo: judge the judge."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from npattn.commands.progress import ProgressBar
+from npattn.commands.target import refuse_beside_cluster
+from npattn.errors import NpattnError
+
+__all__ = ["zoo_command"]
+
+
+@click.command("zoo")
+@click.argument("names", nargs=-1)
+@click.option(
+    "--examples", default=100, show_default=True, type=click.IntRange(1), help="Per rule."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
+@click.option(
+    "-j", "--jobs", default=1, show_default=True, type=click.IntRange(1), help="Processes."
+)
+@click.option(
+    "--rules",
+    default="all",
+    show_default=True,
+    type=click.Choice(["all", "killers"]),
+    help="Every rule, or for a mutant only those that must find it.",
+)
+@click.option(
+    "--kind",
+    default="all",
+    show_default=True,
+    type=click.Choice(["all", "mutant", "correct"]),
+    help="Mutants, correct implementations, or both.",
+)
+@click.option(
+    "--cluster",
+    metavar="WHERE",
+    help="Judge each in a process of its own, on a cluster of Dask: local:N for N workers here, "
+    "or the address of a scheduler.",
+)
+@click.option("--list", "lists", is_flag=True, help="List the zoo and exit.")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False), help="Write the matrix to this file."
+)
+def zoo_command(
+    names: tuple[str, ...],
+    lists: bool,
+    json_path: str | None,
+    cluster: str | None,
+    jobs: int,
+    **options: Any,
+) -> None:
+    """Judge the judge: every mutant must fail, and every correct implementation pass.
+
+    NAMES are names of mutants or correct implementations, or prefixes of them; default: all.
+    Exit code 0: all mutants killed, no false alarm; 1: otherwise; 2: wrong usage.
+    """
+    from npattn.matrix.zoo import run_on_cluster
+    from npattn.zoo.correct import CORRECT
+    from npattn.zoo.mutants import MUTANTS
+    from npattn.zoo.score import zoo
+
+    console = Console()
+    if lists:
+        table = Table("name", "family", "what is wrong", "source", box=None, pad_edge=False)
+        for mutant in MUTANTS.values():
+            table.add_row(mutant.name, mutant.family, escape(mutant.sentence), mutant.source)
+        for right in CORRECT.values():
+            table.add_row(right.name, "correct", escape(right.sentence), "")
+        console.print(table)
+        return
+    options |= {"jobs": jobs}
+    try:
+        if cluster is not None:
+            refuse_beside_cluster("jobs")
+            options |= {"run": partial(run_on_cluster, cluster)}
+        with ProgressBar() as (bar, advance):
+            score = zoo(only=names, progress=lambda name, *at: advance("zoo", name, *at), **options)
+            bar.stop()
+    except NpattnError as err:
+        raise click.UsageError(str(err)) from err
+    console.print(str(score), markup=False, highlight=False, soft_wrap=True)
+    if json_path is not None:
+        score.to_json(json_path)
+    sys.exit(0 if score.passed else 1)
