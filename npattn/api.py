@@ -21,8 +21,9 @@ from npattn.conventions import (
 )
 from npattn.directions import read_array, read_directions
 from npattn.errors import DtypeError, OptionError
+from npattn.foreign import reject_unknown_options
 from npattn.gating import apply_gate, apply_gate_tangent, pull_back
-from npattn.options import Alignment, Precision, ScoreMod, Window, reject_unknown_options
+from npattn.options import Alignment, Precision, ScoreMod, Window
 from npattn.problem import Forward, Gradients, Problem
 
 __all__ = [

@@ -29,8 +29,9 @@ from npattn.arrays import Array, MaskLike, sum_to
 from npattn.checks import check_cotangent, read_floating
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import OptionError, ShapeError
+from npattn.foreign import unknown_option
 from npattn.multihead_build import PARAMETERS, MultiHeadParameters
-from npattn.options import FEATURES, unknown_option
+from npattn.options import FEATURES
 from npattn.positions.attention import Rotary, check_rotary
 from npattn.positions.rotary import Turn, make_turn, turn_array
 from npattn.problem import Forward, Problem

@@ -10,7 +10,8 @@ import pytest
 import npattn
 from npattn import Conventions, api, dense
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.options import FEATURES, FOREIGN, OPTIONS
+from npattn.foreign import FOREIGN
+from npattn.options import FEATURES, OPTIONS
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
 

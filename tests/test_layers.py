@@ -16,6 +16,7 @@ ROOT = Path(npattn.__file__).parent
 LAYERS = (
     {"errors", "threads"},
     {"options", "arrays", "parsing"},
+    {"meanings", "foreign"},
     {"dual"},
     {"checks"},
     {"descales"},

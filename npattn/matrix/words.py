@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from npattn.conventions import Conventions
-from npattn.options import MEANINGS
+from npattn.meanings import MEANINGS
 from npattn.profiles import Profile
 
 __all__ = ["describe_in_words"]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.options import MEANINGS
+from npattn.meanings import MEANINGS
 
 __all__ = ["Profile"]
 
@@ -28,7 +28,7 @@ class Profile:
     conventions : Conventions
     signature : mapping
         Names of its parameters → what they mean here, one of
-        `npattn.options.MEANINGS`, or "". Those, and the others, keep their default.
+        `npattn.meanings.MEANINGS`, or "". Those, and the others, keep their default.
     quantized : mapping
         Formats of 8 bits that it takes → names of its parameters for factors → what they mean;
         they keep their default where no format is asked.
@@ -46,7 +46,7 @@ class Profile:
     ------
     OptionError
         If the signature, or that of a format, has a meaning that is none of
-        `npattn.options.MEANINGS`.
+        `npattn.meanings.MEANINGS`.
     """
 
     name: str

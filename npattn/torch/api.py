@@ -20,7 +20,8 @@ from npattn.checks import check_cotangent, direction_shape
 from npattn.conventions import Conventions, check_conventions
 from npattn.directions import bias_direction
 from npattn.errors import DtypeError, OptionError
-from npattn.options import Alignment, Precision, Window, reject_unknown_options
+from npattn.foreign import reject_unknown_options
+from npattn.options import Alignment, Precision, Window
 from npattn.problem import Forward, Gradients
 from npattn.torch import kernels
 from npattn.torch.autograd import AttentionCall, attend, pull_back, push_forward, weigh

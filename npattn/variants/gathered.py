@@ -25,7 +25,7 @@ from npattn.arrays import Array, sum_to
 from npattn.checks import check_cotangent
 from npattn.dense import sum_shared
 from npattn.errors import DtypeError
-from npattn.options import unknown_option
+from npattn.foreign import unknown_option
 from npattn.problem import Forward, Gradients, Problem
 from npattn.variants.indices import check_lists, drop_repeats, index_mask, read_indices, top_k
 

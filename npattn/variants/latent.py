@@ -27,7 +27,7 @@ from npattn.arrays import Array, sum_to
 from npattn.checks import check_cotangent, check_dtype, read_floating
 from npattn.dense import QUIET
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.options import unknown_option
+from npattn.foreign import unknown_option
 from npattn.problem import Forward
 
 __all__ = [

@@ -8,7 +8,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from npattn.options import DESCALES, LATENT, LISTS, OPTIONS, STORED
+from npattn.meanings import DESCALES, LATENT, LISTS, STORED
+from npattn.options import OPTIONS
 from npattn.testing.adapters.base import Framework, inexpressible
 from npattn.testing.adapters.packing import Packing
 from npattn.testing.adapters.signature import Signature

@@ -20,7 +20,8 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.options import LATENT, OPTIONS, RESULTS
+from npattn.meanings import LATENT
+from npattn.options import OPTIONS, RESULTS
 from npattn.problem import Cotangents, Problem
 from npattn.profiles import Profile, find_profile
 from npattn.testing.adapters.arguments import Sizes, form_arguments, make_module
@@ -78,7 +79,7 @@ class Implementation:
         torch and JAX functions need none.
     rename : mapping, optional
         Its parameter names → npattn's, ``{"cap": "softcap"}``, or another of
-        `npattn.options.MEANINGS`. Names in `npattn.options.FOREIGN` are understood without it.
+        `npattn.meanings.MEANINGS`. Names in `npattn.foreign.FOREIGN` are understood without it.
     features : iterable of str, optional
         Its options, if the signature cannot be read or names too many.
     framework : {"auto", "numpy", "torch", "jax"}, or Framework

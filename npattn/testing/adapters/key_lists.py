@@ -14,7 +14,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.errors import OptionError
-from npattn.options import LISTS
+from npattn.meanings import LISTS
 from npattn.problem import Problem
 from npattn.testing.adapters.base import inexpressible
 from npattn.testing.adapters.signature import Signature
@@ -32,7 +32,7 @@ class KeyLists:
     Attributes
     ----------
     meaning : str
-        One of `npattn.options.LISTS`.
+        One of `npattn.meanings.LISTS`.
     required : bool
         It cannot be called without lists: without a mask they have every key.
     beside_mask : bool

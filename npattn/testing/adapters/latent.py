@@ -20,7 +20,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.errors import OptionError
-from npattn.options import LATENT
+from npattn.meanings import LATENT
 from npattn.problem import Problem
 from npattn.testing.adapters.arguments import Sizes
 from npattn.testing.adapters.base import NotAsked, ResultError, inexpressible

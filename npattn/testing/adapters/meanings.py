@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from npattn.options import LATENT, PACKED, PLACES, STORED
+from npattn.meanings import LATENT, PACKED, PLACES, STORED
 
 __all__ = ["HEADS_FIRST", "PARTS", "read_beside_places", "read_leading"]
 

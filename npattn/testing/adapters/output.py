@@ -32,7 +32,7 @@ class QuantizedOutput:
     per : {"tensor", "head", "block", "token"}
         With "head", a factor for each sample and query head.
     meaning : str
-        That of the parameter for the factors, among `npattn.options.DESCALES`.
+        That of the parameter for the factors, among `npattn.meanings.DESCALES`.
     rows : int or None
         Number of rows in a block.
     """

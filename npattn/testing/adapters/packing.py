@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.options import PACKED
+from npattn.meanings import PACKED
 from npattn.testing.adapters.base import ResultError, inexpressible
 
 __all__ = ["Packing", "read_packing"]

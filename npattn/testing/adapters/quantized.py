@@ -17,7 +17,7 @@ import numpy as np
 from npattn.arrays import Array, finfo
 from npattn.descales import spread
 from npattn.errors import OptionError
-from npattn.options import DESCALES
+from npattn.meanings import DESCALES
 from npattn.problem import Problem
 from npattn.quantization import FORMATS, largest
 from npattn.testing.adapters.base import NotAsked, inexpressible

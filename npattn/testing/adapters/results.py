@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.options import LATENT, RESULTS
+from npattn.meanings import LATENT
+from npattn.options import RESULTS
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.signature import Signature
 

@@ -10,17 +10,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from npattn.errors import OptionError
-from npattn.options import (
-    DESCALES,
-    FEATURES,
-    FOREIGN,
-    LATENT,
-    LISTS,
-    MEANINGS,
-    PACKED,
-    RESULTS,
-    STORED,
-)
+from npattn.foreign import FOREIGN
+from npattn.meanings import DESCALES, LATENT, LISTS, MEANINGS, PACKED, STORED
+from npattn.options import FEATURES, RESULTS
 from npattn.testing.adapters.meanings import (
     HEADS_FIRST,
     read_beside_places,

@@ -19,7 +19,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.errors import OptionError
-from npattn.options import PLACES, STORED
+from npattn.meanings import PLACES, STORED
 from npattn.problem import Problem
 from npattn.testing.adapters.signature import Signature
 
@@ -49,7 +49,7 @@ class Storage:
         (B, T, H, D), all of one length or with lengths, or (total, H, D) with offsets.
     keys : {"packed", "cache", "pages"}
     takes : frozenset of str
-        The meanings among `npattn.options.STORED` that it has a parameter for.
+        The meanings among `npattn.meanings.STORED` that it has a parameter for.
     lse_heads_last : bool
         lse is (total, H) or (B, T, H) instead of (H, total) or (B, H, T).
     page_size : int

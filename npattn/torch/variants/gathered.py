@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from npattn.checks import read_floating
 from npattn.errors import DtypeError, OptionError
-from npattn.options import unknown_option
+from npattn.foreign import unknown_option
 from npattn.problem import Forward
 from npattn.torch.api import evaluate
 from npattn.torch.biases import TensorBias

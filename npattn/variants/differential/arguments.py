@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from npattn.arrays import Array
 from npattn.checks import read_floating
 from npattn.errors import OptionError, ShapeError
-from npattn.options import unknown_option
+from npattn.foreign import unknown_option
 from npattn.problem import Forward
 
 __all__ = [
