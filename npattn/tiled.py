@@ -24,6 +24,7 @@ import numpy as np
 
 from npattn import biases, dense, masks, threads
 from npattn.arrays import Array, BiasLike, Tile, sum_to
+from npattn.biases.bias import Dense
 from npattn.masks.bands import Band
 from npattn.problem import Gradients, Problem
 
@@ -590,7 +591,7 @@ class _Pull:
         self.dqs = [self.dq, *(np.zeros_like(self.dq) for _ in ranges[1:])]
         self.dbias: list[Any] = []
         if bias is not None:
-            by_key = isinstance(bias, biases.Dense) and bias.array.shape[-1] != 1
+            by_key = isinstance(bias, Dense) and bias.array.shape[-1] != 1
             count = 1 if by_key else len(ranges)
             self.dbias = [bias.zeros(*self.call.sizes, dtype=self.call.dtype) for _ in range(count)]
             self.dbias *= len(ranges) // count

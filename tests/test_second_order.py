@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import npattn
 from npattn import Conventions, backward_twice, biases, dense, second_order
+from npattn.biases.distances import Alibi
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem import Problem
 
@@ -593,7 +594,7 @@ def test_an_object_of_somebody_else_stays_where_it_is():
 def biases_of(terms, bound):
     """The bounds of sums over the distances, from that of the scores; none is below it."""
     for term in terms:
-        weight = 12 if isinstance(term, biases.Alibi) else 1  # a distance, at most
+        weight = 12 if isinstance(term, Alibi) else 1  # a distance, at most
         yield 2 * weight * bound.sum() * np.ones(term.parameter.shape)
 
 

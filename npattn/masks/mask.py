@@ -17,7 +17,7 @@ __all__ = ["And", "Dense", "Mask", "Not", "Or", "of"]
 
 
 class Mask(Sized):
-    """Visible keys of each query: made by the functions of this module, composed by ``& | ~``.
+    """Visible keys of each query: made by the functions of `npattn.masks`, composed by ``& | ~``.
 
     Frozen. Accepted as ``mask=`` wherever a boolean array is; ``np.asarray(mask)`` is the array of
     a mask that knows its T and S. The other side of ``&`` and ``|`` may be a boolean array.

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from npattn import biases
 from npattn.arrays import Tile, diagonal, sum_to
+from npattn.biases.bias import Dense
+from npattn.biases.distances import Alibi, Relative
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import to_tensor
 from npattn.torch.tiles import Group, Rows, Strip, flatten, tile_of
@@ -50,11 +51,11 @@ def bias_terms(problem: Problem, bias: Any) -> list[BiasTerm]:
 
 
 def _term(problem: Problem, bias: Any) -> BiasTerm:
-    if isinstance(bias, biases.Dense):
+    if isinstance(bias, Dense):
         return _TensorTerm(problem, to_tensor(_real(bias.array), problem.device))
-    if isinstance(bias, biases.Alibi):
+    if isinstance(bias, Alibi):
         return _AlibiTerm(problem, bias)
-    if isinstance(bias, biases.Relative):
+    if isinstance(bias, Relative):
         return _RelativeTerm(problem, bias)
     return _HostTerm(problem, bias)
 
@@ -88,7 +89,7 @@ class _TensorTerm(BiasTerm):
 class _AlibiTerm(BiasTerm):
     """−slope · distance."""
 
-    def __init__(self, problem: Problem, bias: biases.Alibi):
+    def __init__(self, problem: Problem, bias: Alibi):
         self.dtype, self.shape = problem.dtype, bias.slopes.shape
         self.offset = diagonal(problem.T, problem.S, bias.alignment)
         self.slopes = _wide(problem, bias.slopes)  # (H,)
@@ -115,7 +116,7 @@ class _AlibiTerm(BiasTerm):
 class _RelativeTerm(BiasTerm):
     """One number per bucket of distances, looked up once for each diagonal of a tile."""
 
-    def __init__(self, problem: Problem, bias: biases.Relative):
+    def __init__(self, problem: Problem, bias: Relative):
         self.dtype, self.T = problem.dtype, problem.T
         self.table = _wide(problem, bias.table)  # (num_buckets, H)
         # (T + S − 1,) of the diagonals, starting with that of the last query and the first key.

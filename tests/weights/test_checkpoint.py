@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from npattn import biases, positions, weights
+from npattn import positions, weights
+from npattn.biases.distances import Relative
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.weights.families import FAMILIES
 from npattn.weights.rope_config import read_rotary
@@ -485,7 +486,7 @@ def test_layers_with_a_table_train_it(tmp_path):
     arrays = t5("encoder.block.1.layer.0.SelfAttention", TABLE)[0]
     write(tmp_path, arrays, model_type="t5", num_heads=H)
     layer = weights.from_checkpoint(tmp_path, 1, part="encoder")
-    assert isinstance(layer.options["bias"], biases.Relative)
+    assert isinstance(layer.options["bias"], Relative)
     fwd = layer.attention.forward(normal(B, T, WIDTH), **layer.options)
     assert layer.attention.backward(fwd, np.ones_like(fwd.out)).bias.shape == TABLE.shape
 

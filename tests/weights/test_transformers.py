@@ -8,7 +8,8 @@ import json
 import numpy as np
 import pytest
 
-from npattn import biases, positions, weights
+from npattn import positions, weights
+from npattn.biases.distances import Alibi
 from npattn.errors import OptionError
 from tests.weights.running_error import U32, U64, Layer
 
@@ -144,7 +145,7 @@ def in_formulas(layer, x, key, u):
     """The layer by formulas, with bounds for unit roundoff u."""
     options = dict(layer.options)
     bias = options.pop("bias", None)
-    if isinstance(bias, biases.Alibi):  # relative to the first key, as the models have it
+    if isinstance(bias, Alibi):  # relative to the first key, as the models have it
         bias = bias.slopes[:, None, None] * np.arange(x.shape[-2])
     elif bias is not None:
         bias = bias.to_array(T=x.shape[-2], S=(x if key is None else key).shape[-2])
