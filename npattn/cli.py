@@ -25,6 +25,7 @@ COMMANDS = {
     "matrix": "matrix",
     "plot": "plot",
     "train": "train",
+    "variant": "variant",
     "worker": "targets",
     "zoo": "zoo",
 }
