@@ -459,6 +459,7 @@ class Trial:
             conventions=self.conventions,
             row_norms=cheap,
             delivered=apart,
+            only=exact.keys(),
         )
         allowed["o"] = self._deliver(asked or problem, exact["o"], allowed["o"])
         for name, free in free_elements(problem, self.conventions).items():

@@ -8,6 +8,7 @@ derives both.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,9 @@ from npattn.testing.bounds.worst_case import WorstCase
 
 __all__ = ["BoundTask", "Rounding", "bounds", "certificate", "deviations"]
 __all__ += ["tolerance", "unit_roundoff"]
+
+OPTIONAL = WorstCase.wanted
+OWN = Conventions()
 
 
 def bounds(
@@ -73,22 +77,25 @@ def tolerance(
     conventions: Conventions | None = None,
     row_norms: bool = False,
     delivered: Array | None = None,
+    only: Collection[str] = OPTIONAL,
 ) -> dict[str, Array]:
     """Return the allowed error of each result: the worst case, or eight deviations if less.
 
     The deviations count where roundings are as good as random. With `row_norms`, where it holds, a
     looser worst case at the price of a few matrix products: what it fails deserves the second
     opinion of the full form. `delivered` (..., H, T, E) is the error of the out that a backward
-    gets, where that has another dtype than q, k and v. Parameters and returns are otherwise those
-    of `bounds`.
+    gets, where that has another dtype than q, k and v. weights and max_score are left out unless
+    they are in `only`. Parameters and returns are otherwise those of `bounds`.
     """
-    task = BoundTask(problem, dtype, rounding, dout, dlse, dweights, conventions, delivered)
+    task = BoundTask(problem, dtype, rounding, dout, dlse, dweights, conventions, delivered, only)
     loose = task.row_norms() if row_norms else None
     if loose is not None:
         return task.add_oracle_error(loose)
     worst = task.worst_case()
     likely = task.deviations()
-    return task.add_oracle_error({name: np.minimum(t, likely[name]) for name, t in worst.items()})
+    return task.add_oracle_error(
+        {name: np.minimum(t, likely[name]) if likely else t for name, t in worst.items()}
+    )
 
 
 def deviations(
@@ -141,19 +148,21 @@ class BoundTask:
         dweights: Array | None,
         conventions: Conventions | None,
         delivered: Array | None = None,
+        only: Collection[str] = OPTIONAL,
     ) -> None:
         self.problem = problem = problem.materialise()
-        self.conventions = conventions or Conventions()
+        self.conventions = conventions or OWN
         self.canonical = self.conventions.canonical(problem)
         self.rounding, self.dtype = rounding or Rounding.undeclared(dtype), dtype
         self.unit = Units.of(self.rounding, dtype)
         self.dout, self.dlse, self.dweights = dout, dlse, dweights
-        self.delivered = delivered
+        self.delivered, self.wanted = delivered, OPTIONAL.intersection(only)
 
     @cached_property
     def form(self) -> WorstCase:
         """The worst case of the canonical problem."""
         form = WorstCase(self.canonical, self.rounding, self.dtype, self.problem, self.conventions)
+        form.wanted = self.wanted
         if self.delivered is not None:
             head = (None,) if self.problem.headless else (...,)
             form.delivered = self.delivered[head]
@@ -182,7 +191,7 @@ class BoundTask:
 
     def row_norms(self) -> dict[str, Array] | None:
         """Return the bounds by row norms; None where they do not hold."""
-        if self.conventions != Conventions() or self.dweights is not None:
+        if self.conventions != OWN or self.dweights is not None:
             return None
         if self.delivered is not None:
             return None
@@ -200,24 +209,25 @@ class BoundTask:
 
     def worst_case(self) -> dict[str, Array]:
         """Return the bounds of the full form."""
-        bounds = self.form.forward()
+        self.bounds = self.form.forward()
         if self.dout is not None:
-            bounds |= self.form.backward(*self._cotangents())
-        return self._results(bounds)
+            self.bounds |= self.form.backward(*self._cotangents())
+        return self._results(dict(self.bounds))
 
     def deviations(self, everywhere: bool = False) -> dict[str, Array]:
         """Return eight deviations of each result, inf where they do not count.
 
-        After `worst_case`.
+        After `worst_case`. Empty, if they do not count anywhere.
         """
         variance = Variance(self.form, everywhere)
         limits = variance.forward()
+        if not limits and not everywhere:
+            return {}
         if self.dout is not None:
             limits |= variance.backward()
-        # Those of the gate and of the largest scores are of the worst case alone.
-        limits["max_score"] = np.full(self.form.lse.shape, np.inf)
-        limits = self._results(limits)
-        if "dgate" in limits:
+        unlimited = {name: np.full(t.shape, np.inf) for name, t in self.bounds.items()}
+        limits = self._results(unlimited | limits)
+        if "dgate" in limits:  # that of the gate is of the worst case alone
             limits["dgate"] = np.full(limits["dgate"].shape, np.inf)
         return limits
 

@@ -16,8 +16,8 @@ from npattn import dense
 from npattn.arrays import Array
 from npattn.testing.bounds.blocks import Block, Blocks
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.bounds.variance import Variance, Variety, count_rises, row_sum, tile_maxima
-from npattn.testing.bounds.worst_case import OutErrorSums, WeightSums, WorstCase, finite
+from npattn.testing.bounds.variance import Variance, Variety, count_rises, tile_maxima
+from npattn.testing.bounds.worst_case import OutErrorSums, WeightSums, WorstCase, finite, row_sum
 
 __all__ = ["CELLS", "KeyBlock", "KeyBlockVariance", "RowValues", "Rows", "width"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -291,7 +292,9 @@ class Units:
     exp: float
 
     @classmethod
+    @cache
     def of(cls, rounding: Rounding, dtype: Any) -> Units:
+        """Return the numbers of a model for inputs of a dtype."""
         low = _format(dtype)
         narrow = low.u >= 2.0**-24
         wide = rounding.accumulator or ("float32" if narrow else "float64")

@@ -14,6 +14,7 @@ from npattn.testing.bounds.worst_case import WorstCase
 
 __all__ = ["translate_bounds"]
 
+OWN = Conventions()
 FORWARD = ("o", "lse", "weights", "max_score")
 
 
@@ -28,13 +29,14 @@ def translate_bounds(
 
     `form` is the worst case of the canonical problem; without `dout`, there are no gradients.
     """
-    if conventions == Conventions():
+    if conventions == OWN:
         return _own_terms(problem, bounds)
-    empty = np.isneginf(form.lse)
+    empty = form.lse == -np.inf
     if conventions.lse_base == "2":
         size = np.where(empty, 0, abs(form.lse))
         bounds["lse"] = (bounds["lse"] + 4 * form.unit.u * size) / math.log(2)
-    bounds["weights"] = _translate_weights(problem, conventions, form, bounds["weights"])
+    if "weights" in bounds:
+        bounds["weights"] = _translate_weights(problem, conventions, form, bounds["weights"])
     _, mean = conventions.empty_rows(problem, empty)
     if mean is not None:
         # As a softmax over S equal scores: a weight, S products and sums, a division.
@@ -42,7 +44,8 @@ def translate_bounds(
         sizes = conventions.results(problem.replace(v=abs(problem.v)), abs(form.o), form.lse)[0]
         bounds["o"] = np.where(mean[..., None], rel * sizes, bounds["o"])
         even = rel / max(problem.S, 1)
-        bounds["weights"] = np.where(mean[..., None], even, bounds["weights"])
+        if "weights" in bounds:
+            bounds["weights"] = np.where(mean[..., None], even, bounds["weights"])
     if problem.headless:
         bounds = {n: t[0] if n in FORWARD else t for n, t in bounds.items()}
     if dout is None:
@@ -56,7 +59,9 @@ def translate_bounds(
 def _own_terms(problem: Problem, bounds: dict[str, Array]) -> dict[str, Array]:
     """Return the bounds of results in npattn's own terms."""
     for name in {"weights", "dbias"} & bounds.keys():  # a deviation of inf, dropped, is none
-        bounds[name] = np.where(np.isnan(bounds[name]), np.inf, bounds[name])
+        unknown = np.isnan(bounds[name])
+        if unknown.any():
+            bounds[name] = np.where(unknown, np.inf, bounds[name])
     if problem.headless:
         return {n: t[0] if n in FORWARD else t for n, t in bounds.items()}
     return bounds

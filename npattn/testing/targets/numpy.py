@@ -30,12 +30,8 @@ class Tile(NamedTuple):
     """One tile of keys, with the scores of all queries for them."""
 
     keys: slice
-    k: Array  # (..., H, s, D) shared heads repeated
-    v: Array  # (..., H, s, E) shared heads repeated
     s: Array  # (..., H, T, s) the final scores, −inf where hidden
-    live: Array  # (..., H, T, s) True where a score takes part
-    slope: Array | float  # (..., H, T, s) 1 − tanh², what the softcap does to a gradient
-    keep: Array | float  # (..., H, T, s) 1 / (1 − rate) where kept, 0 where dropped
+    slope: Array | None  # (..., H, T, s) 1 − tanh², what the softcap does to a gradient
 
 
 @np.errstate(all="ignore")  # hidden scores may be anything
@@ -60,18 +56,21 @@ def flash(
     `causal` and `window` are aligned bottom-right: query t stands at key t + S − T.
     """
     wide, rows, sink = _wide(q), _rows(q, k, v), _sink(q, sinks)
-    m = np.broadcast_to(sink, (*rows.shape[:-1], 1))  # the sink is a first key without value  [8]
+    m = np.empty((*rows.shape[:-1], 1), wide)
+    m[...] = sink  # the sink is a first key without value  [8]
     total = np.ones_like(m)
     acc = np.zeros((*rows.shape[:-1], v.shape[-1]), wide)
-    options = (mask, causal, window, bias, scale, softcap, dropout_mask, dropout_rate)
-    for tile in _tiles(rows, k, v, *options):
+    k_rows, v_rows = (_repeat(x.astype(wide), rows.shape[-3]) for x in (k, v))
+    for tile in _tiles(rows, k_rows, mask, causal, window, bias, scale, softcap):
         top = np.maximum(m, tile.s.max(-1, keepdims=True))  # (..., H, T, 1)
         # −inf − −inf is NaN. The pivot is not stored: a later tile may hold a top below 0.
         pivot = np.where(top == -np.inf, 0, top)
         shrink = np.exp(m - pivot)
         p = np.exp(tile.s - pivot)  # (..., H, T, s)
         total = total * shrink + p.sum(-1, keepdims=True)
-        acc = acc * shrink + _weighted_sum(p * tile.keep, tile.v, tile.live)
+        keep = _keep(dropout_mask, dropout_rate, tile.keys, wide)
+        w = p if keep is None else p * keep
+        acc = acc * shrink + _weighted_sum(w, v_rows[..., tile.keys, :], tile.s != -np.inf)
         m = top
     out = acc / np.where(total == 0, 1, total)
     lse = (m + np.log(total))[..., 0]
@@ -103,7 +102,8 @@ def flash_backward(
     """Gradients of Σ dout·out + Σ dlse·lse, for the out and lse that `flash` returned."""
     wide, rows, sink = _wide(q), _rows(q, k, v), _sink(q, sinks)
     scale = _scale(q, scale)
-    options = (mask, causal, window, bias, scale, softcap, dropout_mask, dropout_rate)
+    k_rows, v_rows = (_repeat(x.astype(wide), rows.shape[-3]) for x in (k, v))
+    options = (mask, causal, window, bias, scale, softcap)
     do = dout.astype(wide).reshape(*rows.shape[:-1], v.shape[-1])
     delta = (do * out.reshape(do.shape).astype(wide)).sum(-1, keepdims=True)  # (..., H, T, 1)
     if dlse is not None:
@@ -117,19 +117,25 @@ def flash_backward(
     pivot = np.where(lse == -np.inf, 0, lse).astype(wide).reshape(delta.shape)
     p_sink = np.exp(sink - pivot)
     total = p_sink
-    for tile in _tiles(rows, k, v, *options):
+    for tile in _tiles(rows, k_rows, *options):
         total = total + np.exp(tile.s - pivot).sum(-1, keepdims=True)
     total = np.where(total == 0, 1, total)
 
-    for tile in _tiles(rows, k, v, *options):
-        p = np.where(tile.live, np.exp(tile.s - pivot) / total, 0)  # NaN of a row stays in it
-        dp = (do @ tile.v.swapaxes(-1, -2)) * tile.keep  # from out = (p · keep) v
-        ds = np.where(tile.live, p * (dp - delta), 0)  # from p = softmax(s); hidden NaN stays out
-        dx = np.where(tile.live, ds * tile.slope, 0)  # from s = softcap · tanh(x / softcap) + bias
-        seen = tile.live.swapaxes(-1, -2)
-        dq += scale * _weighted_sum(dx, tile.k, tile.live)  # from x = scale · q kᵀ
+    for tile in _tiles(rows, k_rows, *options):
+        k_tile, v_tile = (x[..., tile.keys, :] for x in (k_rows, v_rows))
+        live = tile.s != -np.inf
+        p = np.where(live, np.exp(tile.s - pivot) / total, 0)  # NaN of a row stays in it
+        keep = _keep(dropout_mask, dropout_rate, tile.keys, wide)
+        w = p if keep is None else p * keep
+        dp = do @ v_tile.swapaxes(-1, -2)
+        dp = dp if keep is None else dp * keep  # from out = (p · keep) v
+        dx = ds = np.where(live, p * (dp - delta), 0)  # from p = softmax(s); hidden NaN stays out
+        if tile.slope is not None:
+            dx = np.where(live, ds * tile.slope, 0)  # from s = softcap · tanh(x / softcap) + bias
+        seen = live.swapaxes(-1, -2)
+        dq += scale * _weighted_sum(dx, k_tile, live)  # from x = scale · q kᵀ
         _add(dk[..., tile.keys, :], scale * _weighted_sum(dx.swapaxes(-1, -2), rows, seen))
-        _add(dv[..., tile.keys, :], _weighted_sum((p * tile.keep).swapaxes(-1, -2), do, seen))
+        _add(dv[..., tile.keys, :], _weighted_sum(w.swapaxes(-1, -2), do, seen))
         if dbias is not None:
             part = _cut(dbias, tile.keys)
             part += _sum_to(ds, part.shape)
@@ -160,43 +166,41 @@ def naive(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
 def _tiles(
     rows: Array,
     k: Array,
-    v: Array,
     mask: Array | None,
     causal: bool,
     window: Window | None,
     bias: Array | None,
     scale: float | None,
     softcap: float | None,
-    dropout_mask: Array | None,
-    dropout_rate: float,
 ) -> Iterator[Tile]:
     """Yield the keys, `TILE` at a time, with the final scores of all queries for them."""
-    (H, T, _), S, wide = rows.shape[-3:], k.shape[-2], rows.dtype.type
+    T, S, wide = rows.shape[-2], k.shape[-2], rows.dtype.type
     left, right = window or (None, None)
     right = 0 if causal else right  # the window's right side is 0 or more  [6, 7]
+    beside = np.arange(T)[:, None] + S - T  # (T, 1) the key on the diagonal
     for start in range(0, S, TILE):
         keys = slice(start, min(start + TILE, S))
-        visible = np.ones((T, keys.stop - start), bool) if mask is None else _cut(mask, keys)
+        visible: Array | bool = True if mask is None else _cut(mask, keys)
         if left is not None or right is not None:
-            offset = np.arange(S)[keys] - (
-                np.arange(T)[:, None] + S - T
-            )  # (T, s) from the diagonal
+            offset = np.arange(keys.start, keys.stop) - beside
             visible = visible if right is None else visible & (offset <= right)
             visible = visible if left is None else visible & (offset >= -left)
 
-        k_tile, v_tile = (_repeat(x[..., keys, :].astype(wide), H) for x in (k, v))
-        s = _scale(rows, scale) * (rows @ k_tile.swapaxes(-1, -2))  # (..., H, T, s)  [1]
-        slope: Array | float = 1.0
+        s = _scale(rows, scale) * (rows @ k[..., keys, :].swapaxes(-1, -2))  # (..., H, T, s)  [1]
+        slope = None
         if softcap is not None:
             tanh = np.tanh(s / softcap)
             s, slope = softcap * tanh, 1 - tanh**2  # [2]
         if bias is not None:
             s = s + _cut(bias, keys).astype(wide)  # [4]
-        s = np.where(visible, s, -np.inf)  # [5] not an addition: NaN + −inf is NaN
-        keep: Array | float = 1.0
-        if dropout_mask is not None:
-            keep = _cut(dropout_mask, keys) / wide(1 - dropout_rate)  # [9]
-        yield Tile(keys, k_tile, v_tile, s, s != -np.inf, slope, keep)
+        if visible is not True:
+            s = np.where(visible, s, -np.inf)  # [5] not an addition: NaN + −inf is NaN
+        yield Tile(keys, s, slope)
+
+
+def _keep(mask: Array | None, rate: float, keys: slice, wide: type[Any]) -> Array | None:
+    """Return the factor of weights, (..., H, T, s): 1 / (1 − rate) where kept, else 0  [9]."""
+    return None if mask is None else _cut(mask, keys) / wide(1 - rate)
 
 
 def _wide(q: Array) -> type[Any]:
@@ -206,9 +210,12 @@ def _wide(q: Array) -> type[Any]:
 
 def _rows(q: Array, k: Array, v: Array) -> Array:
     """Return q in the compute dtype, with all leading axes and a head axis."""
+    rows = q.astype(_wide(q))
+    rows = rows if q.ndim > 2 else rows[None]
+    if q.shape[:-3] == k.shape[:-3] == v.shape[:-3]:
+        return rows
     lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
-    heads = q.shape[-3] if q.ndim > 2 else 1
-    return np.broadcast_to(q.astype(_wide(q)), (*lead, heads, *q.shape[-2:]))
+    return np.broadcast_to(rows, (*lead, *rows.shape[-3:]))
 
 
 def _sink(q: Array, sinks: Array | None) -> Array:
@@ -229,7 +236,7 @@ def _cut(x: Array, keys: slice) -> Array:
 def _repeat(x: Array, H: int) -> Array:
     """Repeat heads, (..., K, s, n) → (..., H, s, n): query head h uses head h // (H / K)."""
     x = x if x.ndim > 2 else x[None]
-    return np.repeat(x, H // max(x.shape[-3], 1), axis=-3)
+    return x if x.shape[-3] == H else np.repeat(x, H // max(x.shape[-3], 1), axis=-3)
 
 
 def _weighted_sum(w: Array, x: Array, live: Array) -> Array:
@@ -245,11 +252,16 @@ def _add(dx: Array, parts: Array) -> None:
     """Add parts (..., H, s, n), summed over heads and axes that share dx (..., K, s, n) [13]."""
     *lead, H, s, n = parts.shape
     K = dx.shape[-3] if dx.ndim > 2 else 1
-    dx += _sum_to(parts.reshape(*lead, K, H // max(K, 1), s, n).sum(-3), dx.shape)
+    if H != K:
+        parts = parts.reshape(*lead, K, H // max(K, 1), s, n).sum(-3)
+    dx += _sum_to(parts, dx.shape)
 
 
 def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
     """Sum x over the axes along which an array of `shape` was broadcast to it."""
+    if x.shape == shape:
+        return x
     extra = x.ndim - len(shape)
-    axes = (*range(extra), *(extra + i for i, n in enumerate(shape) if n == 1))
+    kept = zip(x.shape[extra:], shape, strict=True)
+    axes = (*range(extra), *[extra + i for i, (n, m) in enumerate(kept) if n != m])
     return np.asarray(x.sum(axis=axes, keepdims=True)).reshape(shape)

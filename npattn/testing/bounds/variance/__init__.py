@@ -18,7 +18,6 @@ from npattn.testing.bounds.variance.generic import (
     R2,
     Variety,
     count_rises,
-    row_sum,
     tile_maxima,
 )
 
@@ -33,7 +32,6 @@ __all__ = [
     "Variance",
     "Variety",
     "count_rises",
-    "row_sum",
     "storage_variance",
     "tile_maxima",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from npattn import dense
 from npattn.arrays import Array, sum_to
 from npattn.testing.bounds.variance.forward import ForwardVariance, storage_variance
-from npattn.testing.bounds.variance.generic import R2, row_sum
-from npattn.testing.bounds.worst_case import finite
+from npattn.testing.bounds.variance.generic import R2
+from npattn.testing.bounds.worst_case import finite, row_sum
 
 __all__ = ["DeltaVarianceSums", "DqVarianceSums", "Variance"]
 
@@ -47,8 +48,14 @@ class Variance(ForwardVariance):
 
     @np.errstate(all="ignore")
     def backward(self) -> dict[str, Array]:
-        """Return limits of the gradients; after the backward of `worst`."""
+        """Return limits of the gradients; after `forward` and the backward of `worst`.
+
+        None where the roundings of no row, or of not all rows and keys, are as good as random.
+        """
         worst, problem = self.worst, self.worst.problem
+        rows = self.generic_rows(worst.dp_out)
+        if not rows.any():
+            return {}
         var_dp = self._dp_variance()
         self.var_D = var_D = self._delta_variance(
             self._delta_sums(var_dp), self._dweights_variance()
@@ -56,8 +63,6 @@ class Variance(ForwardVariance):
         var_ds = self._ds_variance(var_dp)
         self._through_slope(var_ds)
 
-        rows = self.generic_rows(worst.dp_out)
-        every = np.asarray(rows.all() and self.keys_are_generic())
         var_q, lost_q = self._dq_variance(self._dq_sums())
         limits = {
             "dq": self.limit(
@@ -66,6 +71,9 @@ class Variance(ForwardVariance):
                 sum_to(lost_q, problem.q.shape),
             )
         }
+        every = np.asarray(rows.all() and self.keys_are_generic())
+        if not every:
+            return limits
         of = {"dk": problem.k, "dv": problem.v}
         pairs = (
             ("dk", self._dk_variance(self._dk_sums())),
@@ -82,9 +90,9 @@ class Variance(ForwardVariance):
 
     def _through_slope(self, var_ds: Array) -> None:
         """Set the variance of dx = ds · slope, the error of the slope, and the loss by flushing."""
-        worst, unit, problem = self.worst, self.unit, self.worst.problem
-        self.var_dx, self.bent = var_ds, np.zeros_like(self.p)
-        if problem.softcap is not None or problem.score_mod is not None:
+        worst, unit = self.worst, self.unit
+        self.var_dx, self.bent = var_ds, None
+        if worst.bends:
             # Where the slope is less than its error, as in a saturated cap, that passes errors on.
             self.bent = np.where(self.live, self.p * worst.slope_error, 0)
             steep = abs(np.asarray(worst.slope)) + worst.slope_error
@@ -92,35 +100,41 @@ class Variance(ForwardVariance):
             self.var_dx = var_dx + 2 * (self.u2 * worst.dx**2 + storage_variance(worst.dx, unit.ds))
         # Flushing loses for certain: a weight, a dS, and their products.
         size = 2 + abs(worst.dp) + abs(worst.D) + abs(np.asarray(worst.dl))
-        self.lost = np.where(self.live, (unit.tiny + unit.operands.eta) * size, 0)
+        self.lost = worst.where_live((unit.tiny + unit.operands.eta) * size)
         self.flush = (1 + worst.scale) * self.lost
 
     def _dq_sums(self) -> DqVarianceSums:
-        worst, k, ops = self.worst, finite(self.worst.r.k), 2 * R2 * self.unit.operands.u**2
-        dx2, k2 = worst.dx**2, k**2
+        worst, k, k2 = self.worst, self.worst.numbers.k, self.squares.k
+        ak, dx2, ops = abs(k), self.dx2, 2 * R2 * self.unit.operands.u**2
+        turned = worst.ps is worst.steep
         return DqVarianceSums(
             var=self.products(self.var_dx + ops * dx2, k2),
-            signed=self.products(worst.dx, k),
+            signed=worst.pulled,
             squares=self.products(dx2, k2),
-            common=self.products(worst.ps, k),
-            bent=self.products(self.bent, abs(k)),
-            underflow=self.products(1.0 * self.live, k2 + 1),
-            flush=self.products(self.flush, abs(k) + 1),
+            common=worst.turned if turned else self.products(worst.ps, k),
+            bent=np.zeros(()) if self.bent is None else self.products(self.bent, ak),
+            underflow=self.products(worst.ones, k2 + 1),
+            flush=self.products(self.flush, ak + 1),
             leaned=self._leaned_dq(),
         )
+
+    @cached_property
+    def dx2(self) -> Array:
+        return np.asarray(self.worst.dx**2)
 
     def _leaned_dq(self) -> Array:
         if not self.leans:
             return np.zeros(())
         lean = np.where(self.live, (self.worst.slope - self.tilt) * self.worst.dx, 0)
-        return self.products(lean, finite(self.worst.r.k))
+        return self.products(lean, self.worst.numbers.k)
 
     def _dq_variance(self, sums: DqVarianceSums) -> tuple[Array, Array]:
         """Variance of dq = scale · dX k, and the loss by flushing."""
         worst, scale2 = self.worst, self.worst.scale**2
         dq, squares = sums.signed, sums.squares
-        var = sums.var + self.sum_variance(self.n, dq, squares)
-        var = var + self.var_D * (abs(sums.common) + sums.bent) ** 2 + self.var_l * dq**2
+        dq2 = dq**2
+        var = sums.var + self.sum_variance(self.n, dq2, squares)
+        var = var + self.var_D * (abs(sums.common) + sums.bent) ** 2 + self.var_l * dq2
         var = var + self.shift * sums.leaned**2
         var = scale2 * var + self.unit.ds.eta**2 / 3 * sums.underflow
         var = var + self._gradient_storage(
@@ -130,16 +144,17 @@ class Variance(ForwardVariance):
 
     def _dk_sums(self) -> tuple[Array, ...]:
         """Sums over queries, by query head: variance, dk, its squares, underflow, loss, Σ dx²."""
-        worst, unit, q = self.worst, self.unit, finite(self.worst.r.q)
-        dx2, ops = worst.dx**2, 2 * R2 * unit.operands.u**2
+        worst, unit, q, q2 = self.worst, self.unit, self.worst.numbers.q, self.squares.q
+        dx2, ops = self.dx2, 2 * R2 * unit.operands.u**2
         turn = self.live.swapaxes(-1, -2)
-        each = self.var_dx + (abs(worst.ps) + self.bent) ** 2 * self.var_D
-        each = each + dx2 * (self.var_l + R2 * unit.q.u**2 + ops)
+        common = self.p2 if self.bent is None else (abs(worst.ps) + self.bent) ** 2
+        each = self.var_dx + common * self.var_D
+        each = worst.where_live(each + dx2 * (self.var_l + R2 * unit.q.u**2 + ops))
         return (
-            worst.sum_live(np.where(self.live, each, 0).swapaxes(-1, -2), q**2, turn),
+            worst.sum_live(each.swapaxes(-1, -2), q2, turn),
             worst.sum_live(worst.dx.swapaxes(-1, -2), q, turn),
-            worst.sum_live(dx2.swapaxes(-1, -2), q**2, turn),
-            worst.sum_live(1.0 * turn, q**2 + 1, turn),
+            worst.sum_live(dx2.swapaxes(-1, -2), q2, turn),
+            worst.sum_live(worst.ones.swapaxes(-1, -2), q2 + 1, turn),
             worst.sum_live(self.flush.swapaxes(-1, -2), abs(q) + 1, turn),
             dx2.sum(-2)[..., None],
         )
@@ -148,7 +163,7 @@ class Variance(ForwardVariance):
         """Variance of dk = scale · dXᵀ q, by query head, and the loss by flushing."""
         var, dk, squares, underflow, lost, terms = sums
         worst, scale2 = self.worst, self.worst.scale**2
-        var = scale2 * (var + self.sum_variance(worst.terms(worst.T), dk, squares))
+        var = scale2 * (var + self.sum_variance(worst.terms(worst.T), dk**2, squares))
         var = var + self.unit.ds.eta**2 / 3 * underflow
         squares, of = squares * scale2, worst.problem.k
         var = var + self.unit.q.eta**2 / 3 * terms
@@ -158,82 +173,97 @@ class Variance(ForwardVariance):
 
     def _dv_sums(self) -> tuple[Array, ...]:
         """Sums over the queries of each query head: variance, dv, its squares, loss."""
-        worst, unit, do2 = self.worst, self.unit, finite(self.worst.do) ** 2
-        turn = self.live.swapaxes(-1, -2)
-        w2 = np.where(self.live, (self.p * self.z) ** 2, 0)
-        stored = worst.stored_do
+        worst, unit, do2, w2 = self.worst, self.unit, self.do2, self.w2
+        stored, w = worst.stored_do, np.sqrt(w2)
         each = w2 * (self.var_l + R2 * stored.u**2) + self.z**2 * self.var_w
-        each = each + self.weight_storage(w2)
+        each = each + self.stored_weights
         lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
-        lost = lost + stored.eta * np.sqrt(w2)
+        if stored.eta:
+            lost = lost + stored.eta * w
         return (
-            dense.sum_live(each.swapaxes(-1, -2), do2, turn),
-            dense.sum_live(np.sqrt(w2).swapaxes(-1, -2), finite(worst.do), turn),
-            dense.sum_live(w2.swapaxes(-1, -2), do2, turn),
-            dense.sum_live(lost.swapaxes(-1, -2), abs(worst.do) + 1, turn),
+            worst.sum_do(each, do2),
+            worst.sum_do(w, finite(worst.do)),
+            worst.sum_do(w2, do2),
+            worst.sum_do(lost, abs(worst.do) + 1),
         )
+
+    @cached_property
+    def do2(self) -> Array:
+        """The numbers among do, squared."""
+        return finite(self.worst.do) ** 2
 
     def _dv_variance(self, sums: tuple[Array, ...]) -> tuple[Array, Array]:
         """Variance of dv = (P z)ᵀ dO, by query head, and the loss by flushing."""
         var, dv, squares, lost = sums
         worst = self.worst
-        var = var + self.sum_variance(worst.terms(worst.T), dv, squares)
+        var = var + self.sum_variance(worst.terms(worst.T), dv**2, squares)
         return var + self._gradient_storage(
             dv, squares, worst.T, worst.problem.v, shared=True
         ), lost
 
     def _dp_variance(self) -> Array:
         """Variance of dP."""
-        worst, unit, z2 = self.worst, self.unit, self.z**2
-        E = worst.problem.E
-        do2 = np.where(np.isfinite(worst.do), worst.do, 0) ** 2
-        reach = np.where(self.live, z2 * (do2 @ self.v2.swapaxes(-1, -2)), 0)
-        var = self.sum_variance(E + 2, worst.dp_out, reach)
+        worst, unit, v2 = self.worst, self.unit, self.squares.v
+        reach = self.do2 @ v2.swapaxes(-1, -2)
+        reach = worst.where_live(self.z**2 * reach if worst.drops else reach)
+        var = self.sum_variance(worst.problem.E + 2, self.dp_out2, reach)
         var = var + R2 * (2 * unit.operands.u**2 + worst.stored_do.u**2) * reach
         if worst.stored_do.eta:
-            lost = np.where(self.live, z2 * self.v2.sum(-1)[..., None, :], 0)
+            lost = np.where(self.live, self.z**2 * v2.sum(-1)[..., None, :], 0)
             var = var + worst.stored_do.eta**2 / 3 * lost
-        var = var + self.n_p * (storage_variance(worst.dp_out, unit.dp) + self.u2 * worst.dp_out**2)
-        return np.where(self.live, var + self.u2 * worst.dp**2, 0)
+        var = var + self.n_p * (storage_variance(worst.dp_out, unit.dp) + self.u2 * self.dp_out2)
+        return worst.where_live(var + self.u2 * self.dp2)
+
+    @cached_property
+    def dp2(self) -> Array:
+        return np.asarray(self.worst.dp**2)
+
+    @cached_property
+    def dp_out2(self) -> Array:
+        worst = self.worst
+        return self.dp2 if worst.dp_out is worst.dp else np.asarray(worst.dp_out**2)
 
     def _delta_sums(self, var_dp: Array) -> DeltaVarianceSums:
-        worst, p2 = self.worst, self.p**2
-        away = np.where(self.live, worst.dp_out - worst.D_out, 0)
+        worst, p2 = self.worst, self.p2
+        away = worst.where_live(worst.dp_out - worst.D_out)
+        terms = row_sum(p2 * self.dp2)
         return DeltaVarianceSums(
             away=row_sum(self.var_p * away**2),
-            squares=row_sum(p2 * worst.dp_out**2),
-            weights=row_sum(self._product_variance(worst.dp, var_dp)),
-            terms=row_sum(p2 * worst.dp**2),
-            leaned=row_sum(self.steep * worst.dp) if self.leans else np.zeros(()),
+            squares=terms if worst.dp_out is worst.dp else row_sum(p2 * self.dp_out2),
+            weights=row_sum(self._product_variance(self.dp2, var_dp)),
+            terms=terms,
+            leaned=row_sum(worst.steep * worst.dp) if self.leans else np.zeros(()),
         )
 
-    def _product_variance(self, dp: Array, var_dp: Any) -> Array:
+    def _product_variance(self, dp2: Array, var_dp: Any) -> Array:
         """Variance of each term of Σ P·dP."""
-        p2 = self.p**2
-        return np.asarray((self.var_p + self.in_ds * p2) * dp**2 + p2 * var_dp)
+        return np.asarray((self.var_p + self.in_ds * self.p2) * dp2 + self.p2 * var_dp)
 
     def _dweights_variance(self) -> Array | None:
         """Variance of the part of D through the returned weights; None without their cotangent."""
         more = self.worst.more
-        if not more.any():
+        if more is None:
             return None
-        terms = row_sum(self._product_variance(more, 0.0)), row_sum((self.p * more) ** 2)
+        terms = row_sum(self._product_variance(more**2, 0.0)), row_sum((self.p * more) ** 2)
         return self._delta_from_weights(*terms, row_sum(self.p * more))
 
     def _delta_from_weights(self, var: Array, squares: Array, whole: Array) -> Array:
-        return np.asarray(var + self.var_l * whole**2 + self.sum_variance(self.n, whole, squares))
+        whole2 = whole**2
+        return np.asarray(var + self.var_l * whole2 + self.sum_variance(self.n, whole2, squares))
 
     def _delta_variance(self, sums: DeltaVarianceSums, more: Array | None = None) -> Array:
         """Variance of D, from out or from the weights."""
-        worst, unit, do2 = self.worst, self.unit, finite(self.worst.do) ** 2
+        worst, unit, do2 = self.worst, self.unit, self.do2
+        do_o = row_sum(do2 * worst.o**2)
         out = sums.away + self.n_p * R2 * unit.p.u**2 * sums.squares
         out = out + row_sum(do2 * (self.acc_o + storage_variance(worst.o, unit.low)))
         if np.any(worst.delivered):
             out = out + row_sum(do2 * np.square(worst.delivered))
-        out = out + self.sum_variance(worst.problem.E + 2, worst.D_out, row_sum(do2 * worst.o**2))
+        out = out + self.sum_variance(worst.problem.E + 2, worst.D_out**2, do_o)
         stored = worst.stored_do  # twice where there is a gate: of gate · dout and of gate · o
-        out = out + 2 * R2 * stored.u**2 * row_sum(do2 * worst.o**2)
-        out = out + stored.eta**2 / 3 * row_sum(do2 + worst.o**2)
+        out = out + 2 * R2 * stored.u**2 * do_o
+        if stored.eta:
+            out = out + stored.eta**2 / 3 * row_sum(do2 + worst.o**2)
         of_p = self._delta_from_weights(sums.weights, sums.terms, worst.D)
         chosen = {"out": out, "weights": of_p, "either": np.maximum(out, of_p)}
         if more is not None:  # out knows nothing of these; they join it, or D is of the weights
@@ -243,42 +273,44 @@ class Variance(ForwardVariance):
 
     def _ds_variance(self, var_dp: Array) -> Array:
         """Variance of dS, without the part that is common to a row."""
-        worst, unit, p2 = self.worst, self.unit, self.p**2
+        worst, unit, p2 = self.worst, self.unit, self.p2
         dp, D, dl, ds = worst.dp, worst.D, worst.dl, worst.ds
-        g2 = np.where(self.live, dp - D + dl, 0) ** 2
+        away = dp - D
+        g2 = worst.where_live(away + dl) ** 2
         var = (self.var_w + self.in_ds * p2) * g2 + p2 * var_dp
-        var = var + 3 * self.u2 * p2 * (dp**2 + D**2 + np.square(dl))
+        var = var + 3 * self.u2 * p2 * (self.dp2 + D**2 + np.square(dl))
         if unit.dp.u:  # stored apart, through out and through lse, then added
-            apart = p2 * (np.where(self.live, dp - D, 0) ** 2 + np.square(dl))
+            apart = p2 * (worst.where_live(away) ** 2 + np.square(dl))
             var = var + R2 * unit.ds.u**2 * apart * (np.asarray(dl) != 0)
         var = var + worst.n_ds * storage_variance(ds, unit.ds) + self.u2 * ds**2
         var = var + unit.p.eta**2 / 3 * (1 + g2)
-        return np.where(self.live, var, 0)
+        return worst.where_live(var)
 
     def _gradient_storage(
         self, total: Array, squares: Array, length: int, of: Array, *, shared: bool = False
     ) -> Array:
         """Variance of the roundings of a gradient before it is finished."""
         worst, unit, rounding = self.worst, self.unit, self.worst.rounding
-        var = 4 * self.u2 * total**2 + (rounding.gradient_roundings - 1) * storage_variance(
-            total, unit.low
-        )
+        square, low = total**2, storage_variance(total, unit.low)
+        var = 4 * self.u2 * square + (rounding.gradient_roundings - 1) * low
         if rounding.gradient_block is not None:
             blocks = max(math.ceil(length / rounding.gradient_block) - 1, 0)
             low2 = R2 * unit.low.u**2
-            var = var + low2 * blocks * (total**2 + squares / 2) + blocks * unit.low.eta**2 / 3
+            var = var + low2 * blocks * (square + squares / 2) + blocks * unit.low.eta**2 / 3
         copies, heads = worst.copies(total, of, shared)
         if heads > 1:
-            var = var + storage_variance(total, unit.shared) + heads / 2 * self.u2 * total**2
+            part = low if unit.shared == unit.low else storage_variance(total, unit.shared)
+            var = var + part + heads / 2 * self.u2 * square
         if copies > heads:
-            var = var + storage_variance(total, unit.low) + copies / 2 * self.u2 * total**2
+            var = var + low + copies / 2 * self.u2 * square
         return np.asarray(var)
 
     def _dbias_limit(
         self, var_ds: Array, var_D: Array, shape: tuple[int, ...], every: Array
     ) -> Array:
         worst, p, S = self.worst, self.p, self.worst.problem.S
-        row = p**2 * var_D + worst.ds**2 * self.var_l
+        ds2 = worst.ds**2
+        row = self.p2 * var_D + ds2 * self.var_l
         if shape[-1] == 1 and S > 1:  # errors common to a row add up along it
             ps, dss = p.sum(-1, keepdims=True), worst.ds.sum(-1, keepdims=True)
             row = ps**2 * var_D + dss**2 * self.var_l
@@ -287,8 +319,8 @@ class Variance(ForwardVariance):
                 row = row + self.shift * row_sum(lean) ** 2
             row = np.broadcast_to(row / S, worst.ds.shape)
         n = worst.ds.size / max(math.prod(shape), 1)
-        total, squares = sum_to(worst.ds, shape), sum_to(worst.ds**2, shape)
-        var = sum_to(var_ds + row, shape) + self.sum_variance(n, total, squares)
+        total, squares = sum_to(worst.ds, shape), sum_to(ds2, shape)
+        var = sum_to(var_ds + row, shape) + self.sum_variance(n, total**2, squares)
         lost = sum_to(self.lost, shape)
         return self.limit(var, every, lost)
 
@@ -311,6 +343,6 @@ class Variance(ForwardVariance):
         shape = (worst.problem.H, 1, 1)
         n = terms.size / max(worst.problem.H, 1)
         total, squares = sum_to(terms, shape), sum_to(terms**2, shape)
-        var = sum_to(var + unit.ds.eta**2 / 3, shape) + self.sum_variance(n, total, squares)
+        var = sum_to(var + unit.ds.eta**2 / 3, shape) + self.sum_variance(n, total**2, squares)
         lost = unit.tiny * sum_to(1 + abs(pull), shape)
         return self.limit(var, every, lost)[:, 0, 0]

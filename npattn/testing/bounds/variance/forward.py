@@ -14,12 +14,15 @@ from npattn.testing.bounds.variance.generic import (
     DEVIATIONS,
     R2,
     GenericRows,
-    row_sum,
     tile_maxima,
 )
-from npattn.testing.bounds.worst_case import finite, swing
+from npattn.testing.bounds.worst_case import finite, row_sum, swing
 
 __all__ = ["ForwardVariance", "OutVarianceSums", "storage_variance"]
+
+
+EXPONENT = np.uint64(0x7FF0_0000_0000_0000)
+"""The bits of the exponent of a float64."""
 
 
 class OutVarianceSums(NamedTuple):
@@ -46,8 +49,12 @@ def storage_variance(x: Array, unit: Storage) -> Array:
     if unit.u == 0:
         return np.zeros_like(x)
     # Of a float64, its exponent alone is the power of 2 below it.
-    power = (np.asarray(x, float).view(np.uint64) & np.uint64(0x7FF0_0000_0000_0000)).view(float)
-    return np.asarray(((unit.u * power) ** 2 + unit.eta**2) / 3)
+    power = (np.asarray(x, float).view(np.uint64) & EXPONENT).view(float)
+    power *= unit.u
+    power *= power
+    power += unit.eta**2
+    power /= 3
+    return np.asarray(power)
 
 
 class ForwardVariance(GenericRows):
@@ -59,39 +66,46 @@ class ForwardVariance(GenericRows):
 
     @np.errstate(all="ignore")  # hidden scores may be anything
     def forward(self) -> dict[str, Array]:
-        """Return limits of o, lse and weights; after the forward of `worst`."""
+        """Return limits of o, lse and weights; after the forward of `worst`.
+
+        None, if the roundings of no row are as good as random.
+        """
+        if not self.generic_rows().any():
+            return {}
         var_a, self.var_sink = self._argument_variance()
         self.var_p = self._weight_variance(var_a)
         limits = self._row_limits(self._out_sums())
+        if "weights" in self.worst.wanted:
+            limits["weights"] = self._weights_limit()
+        return limits
+
+    def _weights_limit(self) -> Array:
         # The errors of a row's sum and of merging parts, which no division takes off again.
-        of_p = self.var_p.sum(-1, keepdims=True) + self.u2 * (self.n / 3 + 4)
-        p = self.p
-        weights = np.where(
-            self.live, self.var_w + p**2 * of_p + storage_variance(p, self.unit.p), 0
-        )
+        of_p = row_sum(self.var_p) + self.u2 * (self.n / 3 + 4)
+        var = self.var_w + self.p2 * of_p + storage_variance(self.p, self.unit.p)
         generic = self.generic_rows()[..., None]
-        return limits | {"weights": self.limit(weights, generic, self.unit.tiny)}
+        return self.limit(np.where(self.live, var, 0), generic, self.unit.tiny)
 
     def _out_sums(self) -> OutVarianceSums:
-        worst, unit, p, k, v = self.worst, self.unit, self.p, self.worst.r.k, self.worst.r.v
-        steep, px = self.steep, np.where(self.live, p * worst.x, 0)
-        w2 = np.where(self.live, (p * self.z) ** 2, 0)
+        worst, unit, p, v, v2 = self.worst, self.unit, self.p, self.r.v, self.squares.v
+        steep, px = worst.steep, worst.where_live(p * worst.x)
+        pull = row_sum(px)
         lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
         return OutVarianceSums(
-            reach=row_sum(np.where(self.live, p * self.reach, 0)),
-            turned=self.products(steep, finite(k)),
+            reach=self.all_reach,
+            turned=worst.turned,
             var_p=row_sum(self.var_p),
-            squares=row_sum(p**2),
+            squares=row_sum(self.p2),
             size=row_sum(p * abs(worst.s)) if worst.problem.softcap is not None else np.zeros(()),
             spread=worst.square(self.var_p),
-            values=self.products(w2, self.v2),
-            stored=self.products(self.weight_storage(w2), self.v2),
-            pull=row_sum(px),
-            pull_v=self.products(px * self.z, v),
-            tilt=row_sum(steep),
-            tilt_v=self.products(steep * self.z, v),
-            steep_x=row_sum(np.where(self.live, steep * worst.x, 0)),
-            flush=self.products(lost, abs(v)) + unit.partial.eta * (worst.S + worst.blocks),
+            values=self.products(self.w2, v2),
+            stored=self.products(self.stored_weights, v2),
+            pull=pull,
+            pull_v=self.products(worst.drop(px), v),
+            tilt=worst.p_total if steep is p else row_sum(steep),
+            tilt_v=self.products(worst.drop(steep), v),
+            steep_x=pull if steep is p else row_sum(worst.where_live(steep * worst.x)),
+            flush=self.products(lost, worst.sizes.v) + unit.partial.eta * (worst.S + worst.blocks),
         )
 
     def _row_limits(self, sums: OutVarianceSums) -> dict[str, Array]:
@@ -101,7 +115,8 @@ class ForwardVariance(GenericRows):
         self.query_shift = self._query_shift(sums.turned)
         self._set_shift(sums)
         self.var_l, lse = self._lse_variance(sums)
-        self.acc_o = self.sum_variance(2 * self.n, o, 0 * o) + 4 * self.u2 * o**2
+        o2 = o**2
+        self.acc_o = self.sum_variance(2 * self.n, o2, 0 * o) + 4 * self.u2 * o2
         self.acc_o = self.acc_o + self.n / 2 * self.u2 * sums.values
         if unit.partial.u:
             # A block's sum is at most the root of its length times that of its squares.
@@ -115,8 +130,8 @@ class ForwardVariance(GenericRows):
         tilt = sums.tilt_v - o * sums.tilt
         var = var + self.query_shift * (tilt / np.where(sums.tilt == 0, 1, sums.tilt)) ** 2
         if worst.r.p_sink is not None:
-            var = var + worst.r.p_sink**2 * self.var_sink * o**2
-        var = var + self.var_merge * o**2  # parts merged by lse are not normalised again
+            var = var + worst.r.p_sink**2 * self.var_sink * o2
+        var = var + self.var_merge * o2  # parts merged by lse are not normalised again
         if worst.rounding.out_roundings > 1:
             var = var + (worst.rounding.out_roundings - 1) * storage_variance(o, unit.low)
         generic, flush = self.generic_rows(), sums.flush + unit.tiny * (self.n + 4)
@@ -129,16 +144,14 @@ class ForwardVariance(GenericRows):
         """Variance of the argument of exp, by element; and of the sink's."""
         worst, unit, u2 = self.worst, self.unit, self.u2
         problem, x, s, m = worst.problem, worst.x, worst.s, worst.m
-        reach = worst.scale**2 * (self.r.q**2 @ (self.r.k**2).swapaxes(-1, -2))
-        self.reach = reach
-        var = self.sum_variance(problem.D + 2, x, reach)
+        reach, x2 = self.reach, x**2
+        var = self.sum_variance(problem.D + 2, x2, reach)
         var = var + R2 * (2 * unit.operands.u**2 + unit.q.u**2) * reach
-        if worst.integer_errors is not None:
-            of_integers = worst.scale**2 * worst.integer_errors.variance(finite(self.r.q))
-            self.least_spread = np.sqrt(np.max(of_integers, -1, initial=0, keepdims=True))
-            var = var + of_integers
-        var = var + 2 * u2 * x**2
-        var = var + 2 * storage_variance(x, unit.s)
+        if self.integer_variance is not None:
+            var = var + self.integer_variance
+        var = var + 2 * u2 * x2
+        if unit.s.u:
+            var = var + 2 * storage_variance(x, unit.s)
         if problem.softcap is not None:
             c = problem.softcap
             t = worst.tanh
@@ -159,13 +172,15 @@ class ForwardVariance(GenericRows):
                 least = np.where(worst.hidden_keys, worst.small**2 + var, least)
             var = var + (np.minimum(added, 16 * least) if worst.stores_bias else added)
             # Of sums of products that begin with the bias.
-            begun = np.minimum(problem.D * u2 * worst.first**2, 16 * reach)
-            var = var + np.where(worst.first == 0, 0, begun)
-            var = np.where(worst.absorbed, 0, var)
+            if worst.first is not None:
+                begun = np.minimum(problem.D * u2 * worst.first**2, 16 * reach)
+                var = var + np.where(worst.first == 0, 0, begun)
+            if worst.absorbed.ndim:
+                var = np.where(worst.absorbed, 0, var)
         near_s, near_m = np.minimum(abs(s), 2.0**14), np.minimum(abs(m), 2.0**14)
         self.online = online = self._online_variance()
         var = var + u2 * (4 * near_s**2 + 2 * near_m**2) + online
-        return np.where(self.live, var, 0), self._sink_argument_variance()
+        return worst.where_live(var), self._sink_argument_variance()
 
     def _sink_argument_variance(self) -> Any:
         if self.worst.sink is None:
@@ -179,7 +194,9 @@ class ForwardVariance(GenericRows):
         It rescales as often as the maximum rises from one tile to the next, in either direction;
         in any other order about log(tiles) times.
         """
-        return self._rescale_variance(tile_maxima(np.where(self.live, self.worst.s, -np.inf)))
+        s = self.worst.s
+        s = s if self.worst.all_live else np.where(self.live, s, -np.inf)
+        return self._rescale_variance(tile_maxima(s))
 
     def _rescale_variance(self, top: Array) -> Array:
         """Return the same from the largest score of each tile."""
@@ -192,25 +209,18 @@ class ForwardVariance(GenericRows):
 
     def _query_shift(self, k: Array) -> Array:
         """Variance of the shift of all scores of a row by a rounded query: δq · Σ p k."""
-        worst, unit, q = self.worst, self.unit, finite(self.worst.r.q)
+        worst, unit, k2 = self.worst, self.unit, k**2
         size = R2 * (unit.q.u**2 + unit.operands.u**2) * worst.scale**2
-        shift = np.asarray(size * (q**2 * k**2).sum(-1, keepdims=True))
+        shift = np.asarray(size * row_sum(self.squares.q * k2))
         if worst.integer_errors is not None:
             of_q = worst.scale**2 * worst.integer_errors.q**2 / 3
-            shift = shift + of_q * (k**2).sum(-1, keepdims=True)
+            shift = shift + of_q * row_sum(k2)
         return shift
-
-    @cached_property
-    def steep(self) -> Array:
-        """p · slope: the derivative of each weight by its own score, unnormalised."""
-        return np.where(self.live, self.p * self.worst.slope, 0)
 
     @property
     def leans(self) -> bool:
         """A shift of a row's scores moves its weights: slopes differ, or there is a sink."""
-        problem = self.worst.problem
-        bends = problem.softcap is not None or problem.score_mod is not None
-        return bends or self.r.p_sink is not None
+        return self.worst.bends or self.r.p_sink is not None
 
     def _set_shift(self, sums: OutVarianceSums) -> None:
         """Set what a rounded query, a rounded scale and tanh do to all scores of a row alike."""
@@ -226,20 +236,19 @@ class ForwardVariance(GenericRows):
         """Variance of p e^a, the part included that all weights of a row share; after the row's."""
         # A rounded query moves a score by δq · (k − Σ p k) beside the mean of its row, and var_p
         # has δq · k alone: (a + b)² ≤ (4/3) (a² + 3 b²).
-        var = self.var_p + 3 * self.query_shift * self.p**2
+        var = self.var_p + 3 * self.query_shift * self.p2
         if self.leans:
-            lean = self.steep - self.p * self.tilt
-            var = var + lean**2 * self.shift + self.p**2 * self.capped
-        return np.where(self.live, var, 0)
+            lean = self.worst.steep - self.p * self.tilt
+            var = var + lean**2 * self.shift + self.p2 * self.capped
+        return self.worst.where_live(var)
 
     def _weight_variance(self, var_a: Array) -> Array:
         """Variance of p e^a: p² var_a, but e^a is not linear, and 8 deviations reach its tail."""
         worst, far = self.worst, DEVIATIONS * np.sqrt(var_a)
-        lse = np.where(np.isfinite(worst.lse), worst.lse, 0)[..., None]
-        reach = self.p * np.expm1(far)
-        if not (far < 1).all():
-            reach = np.where(far < 1, reach, np.exp(np.minimum(worst.s - lse + far, 100)))
-        return np.where(self.live, (reach / DEVIATIONS) ** 2, 0)
+        reach = self.p * np.expm1(far)  # 0 where p and far are, at scores that take no part
+        if not far.max(initial=0) < 1:
+            reach = np.where(far < 1, reach, np.exp(np.minimum(worst.log_p + far, 100)))
+        return np.asarray((reach / DEVIATIONS) ** 2)
 
     def _lse_variance(self, sums: OutVarianceSums) -> tuple[Array, Array]:
         """Variance of lse as the backward uses it, and as it is delivered."""
@@ -247,7 +256,7 @@ class ForwardVariance(GenericRows):
         var = sums.var_p + self.u2 * (self.n / 3 + self.n / 2 * sums.squares)
         if worst.r.p_sink is not None:
             var = var + worst.r.p_sink**2 * self.var_sink
-        lse = np.where(np.isfinite(worst.lse), worst.lse, 0)[..., None]
+        lse = finite(worst.lse)[..., None]
         near = np.minimum(abs(lse), 2.0**14)
         near_m = np.minimum(abs(worst.m), 2.0**14)
         self.var_merge = self.u2 * (4 + 5 * near**2 + 2 * near_m**2)
@@ -260,8 +269,9 @@ class ForwardVariance(GenericRows):
         whole = var + common + self.query_shift + self.u2 * (4 + 3 * lse**2 + 2 * worst.m**2)
         return saved, whole + storage_variance(lse, unit.lse)
 
-    def weight_storage(self, w2: Array) -> Array:
-        """Variance of storing weights (squared: w2), and of rounding them for a product."""
-        unit = self.unit
+    @cached_property
+    def stored_weights(self) -> Array:
+        """Variance of storing the weights p z, and of rounding them for a product."""
+        unit, w2 = self.unit, self.w2
         var = self.n_p * (R2 * unit.p.u**2 * w2 + unit.p.eta**2 / 3 * self.z**2)
-        return np.where(self.live, var + 2 * R2 * unit.operands.u**2 * w2, 0)
+        return self.worst.where_live(var + 2 * R2 * unit.operands.u**2 * w2)

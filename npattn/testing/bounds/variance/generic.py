@@ -10,7 +10,7 @@ import numpy as np
 
 from npattn import dense
 from npattn.arrays import Array
-from npattn.testing.bounds.worst_case import WorstCase, finite
+from npattn.testing.bounds.worst_case import Operands, WorstCase, row_sum
 
 __all__ = ["DEVIATIONS", "DISTINCT", "FEW", "R2", "GenericRows", "Variety"]
 __all__ += ["count_rises", "row_sum", "tile_maxima"]
@@ -42,11 +42,6 @@ class Variety(NamedTuple):
         return np.asarray((self.distinct >= DISTINCT * self.number) & wide | (self.number <= FEW))
 
 
-def row_sum(x: Array) -> Array:
-    """Return the sum over the keys of each row."""
-    return np.asarray(np.add.reduce(x, -1, keepdims=True))
-
-
 def tile_maxima(s: Array) -> Array:
     """Return the largest score of each tile of 16 keys."""
     S = s.shape[-1]
@@ -70,8 +65,6 @@ class GenericRows:
     """
 
     r: dense.Residuals
-    all_reach: Array  # Σ p (scale² q² k²)
-    least_spread: Any = 0.0  # what integers for queries and keys move a score by, (..., T, 1)
 
     def __init__(self, worst: WorstCase, everywhere: bool = False) -> None:
         self.everywhere = everywhere
@@ -81,11 +74,51 @@ class GenericRows:
         self.n_p = worst.n_p
         self.in_ds = 0.0 if worst.rounding.fuses else self.n_p * R2 * self.unit.p.u**2
         self.n = worst.terms(worst.S)
-        self.v2 = finite(worst.r.v) ** 2
 
-    def sum_variance(self, n: float, total: Array, squares: Array) -> Array:
-        """Return the variance that accumulating n terms adds."""
-        return self.u2 * (n / 3 * total**2 + n / 2 * squares)
+    @cached_property
+    def squares(self) -> Operands:
+        """The numbers among q, k and v, squared."""
+        return Operands(*(x**2 for x in self.worst.numbers))
+
+    @cached_property
+    def p2(self) -> Array:
+        """p²."""
+        return self.p**2
+
+    @cached_property
+    def w2(self) -> Array:
+        """(p z)²."""
+        return (self.p * self.z) ** 2 if self.worst.drops else self.p2
+
+    @cached_property
+    def reach(self) -> Array:
+        """scale² q² k²."""
+        q, k = self.r.q, self.r.k
+        return np.asarray(self.worst.scale**2 * (q**2 @ (k**2).swapaxes(-1, -2)))
+
+    @cached_property
+    def all_reach(self) -> Array:
+        """Σ p (scale² q² k²) of each row."""
+        return row_sum(self.worst.where_live(self.p * self.reach))
+
+    @cached_property
+    def integer_variance(self) -> Array | None:
+        """Variance of the scores by integers for queries and keys; None without."""
+        worst = self.worst
+        if worst.integer_errors is None:
+            return None
+        return np.asarray(worst.scale**2 * worst.integer_errors.variance(worst.numbers.q))
+
+    @property
+    def least_spread(self) -> Any:
+        """What integers for queries and keys move a score by, (..., T, 1)."""
+        if self.integer_variance is None:
+            return 0.0
+        return np.sqrt(np.max(self.integer_variance, -1, initial=0, keepdims=True))
+
+    def sum_variance(self, n: float, square: Array, squares: Array) -> Array:
+        """Return the variance that accumulating n terms adds, from their sum squared."""
+        return self.u2 * (n / 3 * square + n / 2 * squares)
 
     def generic_rows(self, dp: Array | None = None) -> Array:
         """Return the rows, (..., H, T), whose roundings are as good as independent.
@@ -98,7 +131,7 @@ class GenericRows:
             return np.ones(self.live.shape[:-1], bool)
         if dp is None:
             return self._generic_forward
-        v = finite(self.r.v)
+        v = worst.numbers.v
         if worst.drops or v is not self.r.v:  # else it is do vᵀ
             dp = np.where(self.live, worst.do @ v.swapaxes(-1, -2), 0)
         size = np.sqrt(row_sum(self.p * dp**2))
@@ -113,7 +146,8 @@ class GenericRows:
         unit = self.unit
         # Scores that differ by less than the error of their products err alike.
         least = max(unit.operands.u, unit.u) * np.sqrt(self.all_reach)
-        least = np.maximum(least, self.least_spread)
+        if self.integer_variance is not None:
+            least = np.maximum(least, self.least_spread)
         generic = scores.generic_rows(np.maximum(max(unit.p.u, unit.u), least))
         if dp is not None:
             generic = generic & self._generic_pulls(dp, size)
@@ -129,24 +163,37 @@ class GenericRows:
         return np.asarray(~worst.vast[..., 0] & (not biased))
 
     def _variety(self, x: Array) -> Variety:
-        count = self.live.sum(-1)
-        steps = count_rises(np.where(self.live, x, np.nan).astype(np.float32))
-        x = np.where(self.live, x, 0)
+        count = self._row_counts
+        shown = self._shown_scores if x is self.worst.s else self._shown(x)
+        steps = count_rises(shown)
+        x = self.worst.where_live(x)
         mean = row_sum(self.p * x) / self._row_total
         return Variety(
             steps + (count > 0), count, np.sqrt(row_sum(self.p * (x - mean) ** 2)[..., 0])
         )
 
+    def _shown(self, x: Array) -> Array:
+        """Return x in float32, NaN where a score takes no part."""
+        shown = x if self.worst.all_live else np.where(self.live, x, np.nan)
+        return shown.astype(np.float32)
+
+    @cached_property
+    def _shown_scores(self) -> Array:
+        return self._shown(self.worst.s)
+
+    @cached_property
+    def _row_counts(self) -> Array:
+        return np.asarray(self.live.sum(-1))
+
     @cached_property
     def _row_total(self) -> Array:
-        total = row_sum(self.p)
-        return np.where(total > 0, total, 1)
+        return np.where(self.worst.p_total > 0, self.worst.p_total, 1)
 
     def keys_are_generic(self) -> bool:
         """Return True if the queries of each key are distinct too."""
         if self.everywhere:
             return True
-        values = np.where(self.live, self.worst.s, np.nan).swapaxes(-1, -2).astype(np.float32)
+        values = self._shown_scores.swapaxes(-1, -2)
         count = self.live.sum(-2)
         return bool(((count_rises(values) + 1 >= DISTINCT * count) | (count <= FEW)).all())
 

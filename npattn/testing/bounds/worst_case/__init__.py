@@ -11,15 +11,17 @@ fitted: each is a count of roundings, a unit roundoff, or a constant of the calc
 
 from npattn.testing.bounds.worst_case.backward import DeltaErrorSums, DqErrorSums, WorstCase
 from npattn.testing.bounds.worst_case.forward import VAST, OutErrorSums, WeightSums
-from npattn.testing.bounds.worst_case.scores import finite, swing
+from npattn.testing.bounds.worst_case.scores import Operands, finite, row_sum, swing
 
 __all__ = [
     "VAST",
     "DeltaErrorSums",
     "DqErrorSums",
+    "Operands",
     "OutErrorSums",
     "WeightSums",
     "WorstCase",
     "finite",
+    "row_sum",
     "swing",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from npattn.conventions import Conventions
 from npattn.problem import Problem
 from npattn.testing.bounds.rounding import EXACT, Rounding, Storage
 from npattn.testing.bounds.worst_case.forward import ForwardErrors
+from npattn.testing.bounds.worst_case.scores import are_tame, row_sum
 
 __all__ = ["DeltaErrorSums", "DqErrorSums", "WorstCase"]
 
@@ -52,6 +54,7 @@ class WorstCase(ForwardErrors):
     """
 
     ds: Array
+    more: Array | None  # dp through the returned weights
     delivered: Array | float = 0.0
     """Error of the out that the backward gets, where that has another dtype than the inputs."""
 
@@ -80,9 +83,9 @@ class WorstCase(ForwardErrors):
         dw: Any = 0.0 if dweights is None else np.where(live, dweights, 0)
         self.dl, self.do = dl, do
         e_dp = self._dp_error(do, dw)
-        self.D = (self.r.p * self.dp).sum(-1, keepdims=True)
+        self.D = row_sum(self.r.p * self.dp)
         self.e_D = self._delta_error(e_dp)
-        e_ds = self._ds_error(e_dp, np.where(live.any(-1, keepdims=True), dl, 0))
+        e_ds = self._ds_error(e_dp, np.where(self.seen_rows, dl, 0))
         self._through_slope(e_ds)
         ds, D, e_D = self.ds, self.D, self.e_D
         bounds = {
@@ -92,8 +95,9 @@ class WorstCase(ForwardErrors):
         }
         if problem.bias_array is not None:
             n = ds.size / max(problem.bias_array.size, 1)
-            each = e_ds + (self.r.p + self.pR) * e_D + self.rebuild * abs(ds)
-            each = np.where(live, each + self.gamma(n + 4) * (abs(ds) + each), 0)
+            size = abs(ds)
+            each = e_ds + self.p_up * e_D + self.rebuild * size
+            each = self.where_live(each + self.gamma(n + 4) * (size + each))
             bounds["dbias"] = sum_to(each, problem.bias_array.shape)
         if self.r.p_sink is not None:
             bounds["dsinks"] = self._dsinks_bound(D - dl, abs(D) + abs(dl), e_D)
@@ -103,24 +107,40 @@ class WorstCase(ForwardErrors):
         """Set dp, and return its error."""
         u, live = self.unit.u, self.r.live
         dp, e_dp = self._dp_of(do, self.stored_do)
-        self.dp_out, self.dp = dp, np.where(live, dp + dw, 0)
-        self.more = self.dp - self.dp_out  # through the returned weights, if any
+        self.dp_out = self.dp = dp
+        self.more = None
+        if isinstance(dw, float) and self.tame and self.tame_do:
+            return e_dp
+        self.dp = np.where(live, dp + dw, 0)
+        more = self.dp - self.dp_out  # through the returned weights, if any
+        self.more = more if more.any() else None
         e_dp = e_dp + u * (abs(dw) + abs(dp)) * (dw != 0)
         return np.where(live, e_dp, 0)
 
+    @cached_property
+    def tame_do(self) -> bool:
+        return are_tame(self.do)
+
+    def sum_do(self, w: Array, x: Array) -> Array:
+        """Return Σ w x over the queries of each key, where x is made of do."""
+        turned = w.swapaxes(-1, -2)
+        if self.tame_do:
+            return turned @ x
+        return dense.sum_live(turned, x, self.r.live.swapaxes(-1, -2))
+
     def _dp_of(self, do: Array, stored: Storage) -> tuple[Array, Array]:
         """Return dp of a cotangent that may be stored, and its error."""
-        unit, (v, live) = self.unit, (self.r.v, self.r.live)
+        unit, av, live = self.unit, self.sizes.v, self.r.live
         z, n_p, E = self.z, self.n_p, self.problem.E
-        dp = np.where(live, z * (do @ v.swapaxes(-1, -2)), 0)
-        reach = np.where(live, z * (abs(do) @ abs(v).swapaxes(-1, -2)), 0)
+        dp = self.where_live(self.drop(do @ self.r.v.swapaxes(-1, -2)))
+        reach = self.where_live(self.drop(abs(do) @ av.swapaxes(-1, -2)))
         e_dp = (self.gamma(E + 2) + unit.operands.times(2) + stored.u) * reach
         if stored.eta:
-            e_dp = e_dp + stored.eta * np.where(live, z * abs(v).sum(-1)[..., None, :], 0)
+            e_dp = e_dp + stored.eta * np.where(live, z * av.sum(-1)[..., None, :], 0)
         e_dp = e_dp + unit.dp.times(n_p) * (abs(dp) + e_dp)
         e_dp = e_dp + unit.dp.eta * (z + self.drops)
         e_dp = e_dp + (unit.tiny + unit.operands.eta) * (E + 2) * z
-        return dp, np.where(live, e_dp, 0)
+        return dp, self.where_live(e_dp)
 
     @np.errstate(all="ignore")
     def gate_row_error(self, dout: Array) -> Array:
@@ -129,32 +149,35 @@ class WorstCase(ForwardErrors):
         After `backward`.
         """
         dp, e_dp = self._dp_of(dout, EXACT)
-        whole = (self.r.p * dp).sum(-1, keepdims=True)
+        whole = row_sum(self.r.p * dp)
         return self._delta_from_weights(self._product_error(dp, e_dp), whole)
 
     def _ds_error(self, e_dp: Array, dlse: Array) -> Array:
         """Set ds, and return its error without the part that is common to a row."""
-        u, unit, (live, p) = self.unit.u, self.unit, (self.r.live, self.r.p)
-        dp, D, e_D = self.dp, self.D, self.e_D
-        g = np.where(live, dp - D + dlse, 0)
-        ds, P = p * g, (p + self.pR) * (1 + self.rebuild)
-        e_ds = (1 + self.rebuild) * self.pR * abs(g) + P * self.in_ds * abs(g)
-        e_ds = e_ds + P * (1 + unit.p.u) * (e_dp + 3 * u * (abs(dp) + abs(D) + abs(dlse)))
+        u, unit, p = self.unit.u, self.unit, self.r.p
+        dp, D, e_D, more = self.dp, self.D, self.e_D, 1 + self.rebuild
+        away = dp - D
+        g = self.where_live(away + dlse)
+        self.ds, P, ag = p * g, self.p_up * more, abs(g)
+        e_ds = more * self.pR * ag
+        e_ds += P * self.in_ds * ag
+        e_ds += P * (1 + unit.p.u) * (e_dp + 3 * u * (abs(dp) + abs(D) + abs(dlse)))
         if unit.dp.u:  # eager: the parts through out and through lse are stored, then added
-            apart = P * (abs(dp - D) + abs(dlse)) * (dlse != 0)
+            apart = P * (abs(away) + abs(dlse)) * (dlse != 0)
             e_ds = e_ds + unit.ds.u * (apart + e_ds) + unit.low.eta
         # Arrays of their own are stored after the backward of the softmax, and after the scale.
-        size = abs(ds) + e_ds + p * e_D + self.rebuild * abs(ds)
-        e_ds = e_ds + (unit.ds.times(self.n_ds) + u) * size
-        e_ds = e_ds + unit.ds.eta + (unit.p.eta + unit.tiny) * (1 + abs(g))
-        self.ds = ds
-        return np.where(live, e_ds, 0)
+        size = abs(self.ds)
+        size = size + e_ds + p * e_D + self.rebuild * size
+        e_ds += (unit.ds.times(self.n_ds) + u) * size
+        e_ds += unit.ds.eta
+        e_ds += (unit.p.eta + unit.tiny) * (1 + ag)
+        return self.where_live(e_ds)
 
     def _through_slope(self, e_ds: Array) -> None:
         """Set dx = ds · slope, p · slope, and the errors of both."""
-        live, p, P, ds = self.r.live, self.r.p, self.r.p + self.pR, self.ds
-        self.dx, self.e_dx, self.ps, self.loose = ds, e_ds, p, self.pR
-        if self.problem.softcap is None and self.problem.score_mod is None:
+        live, P, ds = self.r.live, self.p_up, self.ds
+        self.dx, self.e_dx, self.ps, self.loose = ds, e_ds, self.r.p, self.pR
+        if not self.bends:
             return
         unit, slope, bent = self.unit, self.slope, self.slope_error
         dx = np.where(live, ds * slope, 0)
@@ -162,7 +185,7 @@ class WorstCase(ForwardErrors):
         e_dx = e_dx + ((1 + unit.u + unit.ds.u) ** 2 - 1) * (abs(dx) + e_dx) + unit.ds.eta
         loose = self.pR * abs(slope) + P * bent
         self.dx, self.e_dx = dx, np.where(live, e_dx, 0)
-        self.ps, self.loose = np.where(live, p * slope, 0), np.where(live, loose, 0)
+        self.ps, self.loose = self.steep, np.where(live, loose, 0)
 
     def _flush(self) -> float:
         """Bound on underflow: of products, and of dS · scale where it is stored."""
@@ -171,16 +194,26 @@ class WorstCase(ForwardErrors):
 
     def _dq_sums(self) -> DqErrorSums:
         live, k, dx, e_dx = self.r.live, self.r.k, self.dx, self.e_dx
-        ak, mm = abs(k), self.unit.operands.times(2)
-        each = e_dx + (self.gamma(self.terms(self.S)) + mm) * (abs(dx) + e_dx)
+        size, ak, mm = abs(dx), self.sizes.k, self.unit.operands.times(2)
+        each = e_dx + (self.gamma(self.terms(self.S)) + mm) * (size + e_dx)
         return DqErrorSums(
             each=self.sum_live(each, ak, live),
-            signed=self.sum_live(dx, k, live),
-            common=self.sum_live(self.ps, k, live),
+            signed=self.pulled if self.tame else self.sum_live(dx, k, live),
+            common=self._common_of(k),
             loose=self.sum_live(self.loose, ak, live),
-            flush=self.sum_live(1.0 * live, ak + 1, live),
-            mass=self.sum_live(abs(dx), ak, live),
+            flush=self.sum_live(self.ones, ak + 1, live),
+            mass=self.sum_live(size, ak, live),
         )
+
+    def _common_of(self, k: Array) -> Array:
+        if self.tame and self.ps is self.steep:
+            return self.turned
+        return self.sum_live(self.ps, k, self.r.live)
+
+    @cached_property
+    def pulled(self) -> Array:
+        """Σ dx k of each row, over the numbers among k."""
+        return self.sum_live(self.dx, self.numbers.k, self.r.live)
 
     def _dq_bound(self, sums: DqErrorSums) -> Array:
         # Errors common to a row (of D, of lse) meet Σ p k and dq, before absolute values.
@@ -193,35 +226,36 @@ class WorstCase(ForwardErrors):
 
     def _dk_sums(self) -> tuple[Array, Array]:
         """Return the error of dk by query head, and the sum of its absolute terms."""
-        live, dx, e_dx, aq = self.r.live, self.dx, self.e_dx, abs(self.r.q)
-        turn, mm = live.swapaxes(-1, -2), self.unit.operands.times(2)
-        row = e_dx + (abs(self.ps) + self.loose) * self.e_D
-        row = row + (self.rebuild + self.unit.q.u) * abs(dx)
-        row = np.where(live, row + (self.gamma(self.terms(self.T)) + mm) * (abs(dx) + row), 0)
+        e_dx, size, aq = self.e_dx, abs(self.dx), self.sizes.q
+        turn, mm = self.r.live.swapaxes(-1, -2), self.unit.operands.times(2)
+        common = abs(self.ps) + self.loose if self.bends else self.p_up
+        row = e_dx + common * self.e_D
+        row = row + (self.rebuild + self.unit.q.u) * size
+        row = self.where_live(row + (self.gamma(self.terms(self.T)) + mm) * (size + row))
         t = self.scale * self.sum_live(row.swapaxes(-1, -2), aq, turn)
-        t = t + self._flush() * self.sum_live(1.0 * turn, aq + 1, turn)
+        t = t + self._flush() * self.sum_live(self.ones.swapaxes(-1, -2), aq + 1, turn)
         if self.unit.q.eta:  # q · scale, stored, may be subnormal
-            t = t + self.unit.q.eta * (abs(dx) + row).sum(-2)[..., None]
-        return t, self.scale * self.sum_live(abs(dx).swapaxes(-1, -2), aq, turn)
+            t = t + self.unit.q.eta * (size + row).sum(-2)[..., None]
+        return t, self.scale * self.sum_live(size.swapaxes(-1, -2), aq, turn)
 
     def _dv_sums(self) -> tuple[Array, Array]:
         """Return the error of dv by query head, and the sum of its absolute terms."""
         unit, ado, turn = self.unit, abs(self.do), self.r.live.swapaxes(-1, -2)
         w, t_w = self._backward_weights()
-        mass = dense.sum_live(w.swapaxes(-1, -2), ado, turn)
-        t = dense.sum_live(t_w.swapaxes(-1, -2), ado, turn)
+        mass, t = self.sum_do(w, ado), self.sum_do(t_w, ado)
         t = t + (unit.operands.times(2) + self.stored_do.u) * mass
-        t = t + self.stored_do.eta * w.sum(-2)[..., None]
+        if self.stored_do.eta:
+            t = t + self.stored_do.eta * w.sum(-2)[..., None]
         return t + (unit.tiny + unit.operands.eta) * turn.sum(-1, keepdims=True), mass
 
     def _backward_weights(self) -> tuple[Array, Array]:
         """Return p z, the weights that meet v, and their error as the backward rebuilds them."""
-        unit, (p, live), z = self.unit, (self.r.p, self.r.live), self.z
-        P = (p + self.pR) * (1 + self.rebuild)
-        t = self.pR + self.rebuild * (p + self.pR) + unit.p.times(self.n_p) * P
-        t = z * (t + self.gamma(self.terms(self.T)) * P)
-        t = t + (unit.p.eta + unit.tiny) * (z + self.drops)
-        return np.where(live, p * z, 0), np.where(live, t, 0)
+        unit = self.unit
+        P = self.p_up * (1 + self.rebuild)
+        t = self.pR + self.rebuild * self.p_up + unit.p.times(self.n_p) * P
+        t = self.drop(t + self.gamma(self.terms(self.T)) * P)
+        t = t + (unit.p.eta + unit.tiny) * (self.z + self.drops)
+        return self.drop(self.r.p), self.where_live(t)
 
     def _dsinks_bound(self, pull: Array, size: Array, e_D: Array) -> Array:
         """Bound on the error of −Σ p_sink (D − dlse)."""
@@ -243,18 +277,18 @@ class WorstCase(ForwardErrors):
 
     def _delta_error(self, e_dp: Array) -> Array:
         """Bound on the error of D, computed as Σ do·out from the delivered out, or as Σ P·dP."""
-        self.D_out = (self.r.p * self.dp_out).sum(-1, keepdims=True)
+        self.D_out = self.D if self.more is None else row_sum(self.r.p * self.dp_out)
         extra = None
-        if self.more.any():  # out knows nothing of these; they join it, or D is of the weights
-            whole = (self.r.p * self.more).sum(-1, keepdims=True)
+        if self.more is not None:  # out knows nothing of it; it joins, or D is of the weights
+            whole = row_sum(self.r.p * self.more)
             extra = self._delta_from_weights(self._product_error(self.more, 0 * e_dp), whole)
         return self._delta_bound(self._delta_sums(e_dp), extra)
 
     def _delta_sums(self, e_dp: Array) -> DeltaErrorSums:
         # Contracted with do before taking absolute values: Σ do (z v − o) = dp − D.
         return DeltaErrorSums(
-            moved=(self.pR * abs(self.dp_out - self.D_out)).sum(-1, keepdims=True),
-            stored=(self.p_hat * abs(self.dp_out)).sum(-1, keepdims=True),
+            moved=row_sum(self.pR * abs(self.dp_out - self.D_out)),
+            stored=row_sum(self.p_hat * abs(self.dp_out)),
             weights=self._product_error(self.dp, e_dp),
         )
 
@@ -263,7 +297,7 @@ class WorstCase(ForwardErrors):
         soft = sums.moved / self.down
         if self.p_sink is not None:
             soft = soft + self.p_sink * self.R_sink * abs(self.D_out) / self.down
-        soft = np.minimum(soft, (ado * self.t_soft).sum(-1, keepdims=True))
+        soft = np.minimum(soft, row_sum(ado * self.t_soft))
         # So is the storage of P: Σ do (Σ δ p z v) = Σ δ p dP.
         soft = soft + self.n_p * unit.p.u * (1 + unit.p.u) * sums.stored
         size = abs(self.o) + self.t_soft + self.t_sum
@@ -271,7 +305,7 @@ class WorstCase(ForwardErrors):
         delivered = np.where(self.seen, delivered, 0)
         # Both factors of do · out are stored once more, where there is a gate.
         product = (self.gamma(self.problem.E + 2) + 2 * self.stored_do.u) * size
-        from_out = soft + (ado * (delivered + product)).sum(-1, keepdims=True)
+        from_out = soft + row_sum(ado * (delivered + product))
         if self.stored_do.eta:
             from_out = from_out + self.stored_do.eta * (size + ado).sum(-1, keepdims=True)
         from_weights = self._delta_from_weights(sums.weights, self.D)
@@ -284,10 +318,10 @@ class WorstCase(ForwardErrors):
 
     def _product_error(self, dp: Array, e_dp: Array) -> Array:
         """Bound on the error of the terms of Σ P·dP."""
-        unit, P = self.unit, self.r.p + self.pR
-        each = self.pR * abs(dp) + P * (self.in_ds * abs(dp) + (1 + unit.p.u) * e_dp)
-        each = each + self.gamma(self.chain) * P * (abs(dp) + e_dp)
-        return np.asarray(each.sum(-1, keepdims=True))
+        P, size = self.p_up, abs(dp)
+        each = self.pR * size + P * (self.in_ds * size + (1 + self.unit.p.u) * e_dp)
+        each += self.gamma(self.chain) * P * (size + e_dp)
+        return row_sum(each)
 
     def _delta_from_weights(self, error: Array, whole: Array) -> Array:
         """Bound on the error of Σ P·dP, which is `whole`."""

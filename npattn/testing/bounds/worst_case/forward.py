@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.testing.bounds.worst_case.scores import ScoreErrors, finite
+from npattn.testing.bounds.worst_case.scores import ScoreErrors, finite, row_sum
 
 __all__ = ["VAST", "ForwardErrors", "OutErrorSums", "WeightSums"]
 
@@ -49,45 +49,68 @@ class ForwardErrors(ScoreErrors):
     @np.errstate(all="ignore")  # hidden scores may be anything
     def forward(self) -> dict[str, Array]:
         """Return bounds of o, lse, weights and the largest scores."""
-        u, unit, live = self.unit.u, self.unit, self.r.live
         A, A_sink = self._argument_error()
         self._perturb_weights(A)
         t_lse = self._normalise(self._weight_sums(A), A_sink)
         self._limit_weights()
-        t_o = self._out_bound(self._out_sums())
-        t_w = (self.pR + self.r.p * self.up) / self.down  # of p e^a / Σ p e^a
-        t_w = t_w + self.p_hat * (unit.p.u + self.gamma(self.chain) + self.row_sum + 4 * u)
-        t_w = t_w + unit.p.eta + unit.tiny
-        t_w = np.where(live, np.minimum(t_w, 1), 0)
-        return {"o": t_o, "lse": t_lse[..., 0], "weights": t_w, "max_score": self.t_top}
+        bounds = {"o": self._out_bound(self._out_sums()), "lse": t_lse[..., 0]}
+        if "weights" in self.wanted:
+            bounds["weights"] = self._weights_bound()
+        if "max_score" in self.wanted:
+            bounds["max_score"] = self.t_top
+        return bounds
+
+    def _weights_bound(self) -> Array:
+        unit = self.unit
+        t = (self.pR + self.r.p * self.up) / self.down  # of p e^a / Σ p e^a
+        t = t + self.p_hat * (unit.p.u + self.gamma(self.chain) + self.row_sum + 4 * unit.u)
+        t = t + unit.p.eta + unit.tiny
+        return np.where(self.r.live, np.minimum(t, 1), 0)
 
     # --- the softmax ------------------------------------------------------------------------------
 
     def _perturb_weights(self, A: Array) -> None:
         """Bound each weight before it is normalised: p e^a with |a| ≤ A, so pR ≥ p (e^A − 1)."""
-        live, p = self.r.live, self.r.p
         # A weight that is 0 to float64 may not be 0 after such an error, so grow its logarithm.
-        log_p = self.s - finite(self.lse)[..., None]
-        self.grown, self.fallen = np.where(live, log_p + A, -np.inf), log_p - A
-        pR = p * np.expm1(A)
-        if not (A < 1).all():
-            pR = np.where(A < 1, pR, np.exp(np.minimum(self.grown, 100)))
-        self.pR = np.where(live, pR, 0)
+        self.log_p = self.s - finite(self.lse)[..., None]
+        grown = self.log_p + A
+        self.grown = grown if self.all_live else np.where(self.r.live, grown, -np.inf)
+        self.pR = self.r.p * np.expm1(A)  # 0 where p and A are, at scores that take no part
+        if not A.max(initial=0) < 1:
+            self.pR = np.where(A < 1, self.pR, np.exp(np.minimum(self.grown, 100)))
 
     def _weight_sums(self, A: Array) -> WeightSums:
-        p, up = self.r.p, self.pR.sum(-1, keepdims=True)
-        down = (p * np.exp(-A)).sum(-1, keepdims=True)
-        # A weight that is 0 whatever its error, as under a fill of −1e9, makes no row vast.
-        most = np.max(A, -1, keepdims=True, initial=0, where=self.grown > GONE)
-        top = np.max(self.grown, -1, keepdims=True, initial=0)
-        whole, least = np.log(p.sum(-1, keepdims=True) + up), np.log(down)
+        p, up = self.r.p, row_sum(self.pR)
+        down = row_sum(p * np.exp(-A))
+        most = A.max(-1, keepdims=True, initial=0)
+        if not (most < 1).all():
+            # A weight that is 0 whatever its error, as under a fill of −1e9, makes no row vast.
+            most = np.max(A, -1, keepdims=True, initial=0, where=self.grown > GONE)
+        top = self.grown.max(-1, keepdims=True, initial=0)
+        whole, least = np.log(self.p_total + up), np.log(down)
         if not (most < 1).all():  # pR may have been cut off
-            whole = top + np.log(np.exp(self.grown - top).sum(-1, keepdims=True))
+            whole = top + np.log(row_sum(np.exp(self.grown - top)))
         if (most > VAST).any():  # down may have vanished
-            fallen = np.where(np.isneginf(self.grown), -np.inf, self.fallen)
+            fallen = np.where(self.grown == -np.inf, -np.inf, self.log_p - A)
             low = fallen.max(-1, keepdims=True, initial=-np.finfo(float).max)
-            least = low + np.log(np.exp(fallen - low).sum(-1, keepdims=True))
+            least = low + np.log(row_sum(np.exp(fallen - low)))
         return WeightSums(up, down, most, top, whole, least)
+
+    @cached_property
+    def p_total(self) -> Array:
+        """Σ p of each row, (..., T, 1)."""
+        return row_sum(self.r.p)
+
+    @cached_property
+    def steep(self) -> Array:
+        """p · slope: the derivative of each weight by its own score, unnormalised."""
+        p, slope = self.r.p, self.slope
+        return p if isinstance(slope, float) else np.where(self.r.live, p * slope, 0)
+
+    @cached_property
+    def turned(self) -> Array:
+        """Σ p slope k of each row, over the numbers among k."""
+        return self.sum_live(self.steep, self.numbers.k, self.r.live)
 
     def _normalise(self, sums: WeightSums, A_sink: Any) -> Array:
         """Add the sink, so that up ≥ Σ pR and down ≤ Σ p e^−A, and return the bound of lse.
@@ -105,7 +128,7 @@ class ForwardErrors(ScoreErrors):
             down, up = down + self.p_sink * np.exp(-A_sink), up + self.p_sink * self.R_sink
             most, top = np.maximum(most, A_sink), np.maximum(top, grown)
             whole = np.logaddexp(whole, grown)
-            fallen = np.where(np.isneginf(grown), -np.inf, self.sink - lse - A_sink)
+            fallen = np.where(grown == -np.inf, -np.inf, self.sink - lse - A_sink)
             least = np.logaddexp(least, fallen)
         # A fully masked row has no error; one whose A is vast has the range as its bound.
         seen = self.lse[..., None] != -np.inf
@@ -126,8 +149,13 @@ class ForwardErrors(ScoreErrors):
         if self.vast.any():
             weight = np.exp(np.minimum(self.grown - self.log_down, 0))
             self.pR = np.where(self.vast, weight, self.pR)
-            self.up = np.where(self.vast, weight.sum(-1, keepdims=True) + self.last, self.up)
-        self.p_hat = np.minimum(1, (self.r.p + self.pR) / self.down)
+            self.up = np.where(self.vast, row_sum(weight) + self.last, self.up)
+        self.p_hat = np.minimum(1, self.p_up / self.down)
+
+    @cached_property
+    def p_up(self) -> Array:
+        """p + pR, once pR is final."""
+        return np.asarray(self.r.p + self.pR)
 
     def _lse_bound(self, soft: Array, lse: Array) -> Array:
         """Bound of lse; and of weights that are rebuilt from it, or merged by it."""
@@ -148,51 +176,52 @@ class ForwardErrors(ScoreErrors):
     # --- o ----------------------------------------------------------------------------------------
 
     def _out_sums(self) -> OutErrorSums:
-        unit, live, z, av = self.unit, self.r.live, self.z, abs(self.r.v)
+        unit, live, av = self.unit, self.r.live, self.sizes.v
         # Weights vanish in storage, or because subnormals are flushed.
         vanished = unit.p.eta + unit.operands.eta + unit.tiny
-        lost = np.where(live, vanished * (z + self.drops), 0)
+        lost = np.where(live, vanished * (self.z + self.drops), 0)
         return OutErrorSums(
-            moved=self.pR.sum(-1, keepdims=True),
+            moved=row_sum(self.pR),
             square=self.square(self.pR),
-            mass=self.sum_live(self.p_hat * z, av, live),
+            mass=self.sum_live(self.drop(self.p_hat), av, live),
             lost=self.sum_live(lost, av, live),
             far=self._range(),
-            seen=np.asarray(live.any(-1, keepdims=True)),
+            seen=self.seen_rows,
         )
 
     def _out_bound(self, sums: OutErrorSums) -> Array:
         u, unit, p_sink, mass = self.unit.u, self.unit, self.p_sink, sums.mass
-        chain, n_p = self.gamma(self.chain), self.n_p
+        chain, n_p, ao = self.gamma(self.chain), self.n_p, abs(self.o)
         # At least Σ pR |z v − o|, by Cauchy and Schwarz.
         t_soft = np.sqrt(sums.moved) * np.sqrt(sums.square) / self.down
         if p_sink is not None:
-            t_soft = t_soft + p_sink * self.R_sink * abs(self.o) / self.down
+            t_soft = t_soft + p_sink * self.R_sink * ao / self.down
         t_soft = np.minimum(t_soft, sums.far)
         t_p = n_p * unit.p.u * (1 + unit.p.u) * mass
-        t_sum = chain * mass + (chain + self.row_sum + 4 * u) * (abs(self.o) + t_soft)
+        t_sum = chain * mass + (chain + self.row_sum + 4 * u) * (ao + t_soft)
         t_sum = t_sum + (unit.operands.times(2) + unit.partial.times(self.block)) * mass
-        t_sum = t_sum + unit.partial.eta * (self.S + self.blocks) * (mass > 0)
+        if unit.partial.eta:
+            t_sum = t_sum + unit.partial.eta * (self.S + self.blocks) * (mass > 0)
         t_sum = t_sum + sums.lost + np.where(sums.seen, (self.S + 2) * unit.tiny, 0)
         # Parts that are merged by e^(lse − whole), and exp(log_softmax), are not normalised again.
         t_sum = t_sum + self.merge * mass
         again = self.rounding.out_roundings - 1
-        size = np.where(mass > 0, abs(self.o) + t_soft + t_p + t_sum, 0)
-        t_sum = t_sum + unit.low.times(again) * size + again * unit.low.eta * (size > 0)
+        if again or not self.tame:  # 0 · inf is NaN, and allows nothing
+            size = np.where(mass > 0, ao + t_soft + t_p + t_sum, 0)
+            t_sum = t_sum + unit.low.times(again) * size + again * unit.low.eta * (size > 0)
         self.seen, self.t_soft, self.t_rest, self.t_sum = sums.seen, t_soft, t_sum, t_p + t_sum
         return np.asarray(t_soft + t_p + t_sum)
 
     def square(self, w: Array) -> Array:
         """Return Σ w (z v − o)² over the live keys, in three products."""
-        live, z = self.r.live, self.z
-        v, v2, centre = self._centred_values
+        live, (v, v2, centre) = self.r.live, self._centred_values
         o = self.o - centre
-        W = w.sum(-1, keepdims=True)
-        square = self.sum_live(w * z * z, v2, live)
-        cross = o * self.sum_live(w * z, v, live)
+        first, wz = o**2 * row_sum(w), self.drop(w)
+        square = self.sum_live(self.drop(wz), v2, live)
+        cross = o * self.sum_live(wz, v, live)
         # What the three terms lose to float64 when they cancel.
-        noise = (self.problem.S + 4) * 2.0**-52 * (square + 2 * abs(cross) + o**2 * W)
-        return np.asarray(np.maximum(square - 2 * cross + o**2 * W + noise, 0))
+        noise = (self.problem.S + 4) * 2.0**-52 * (square + 2 * abs(cross) + first)
+        return np.asarray(np.maximum(square - 2 * cross + first + noise, 0))
 
     @cached_property
     def _centred_values(self) -> tuple[Array, Array, Array | float]:
@@ -207,16 +236,19 @@ class ForwardErrors(ScoreErrors):
     @cached_property
     def _visible_values(self) -> Array:
         """v with non-finite and never-visible entries set to 0."""
-        seen, v = np.asarray(self.r.live.any(-2))[..., None], finite(self.r.v)
+        v = self.numbers.v
+        if self.all_live and self.problem.T:
+            return v
+        seen = np.asarray(self.r.live.any(-2))[..., None]
         return v if seen.all() else np.where(seen, v, 0)
 
     def _range(self) -> Array:
         """The largest |z v − o| possible: a convex combination cannot err by more."""
-        v, z, live, values = self.r.v, self.z, self.r.live, self._visible_values
+        v, z, values = self.r.v, self.z, self._visible_values
         top = values.max(-2, keepdims=True, initial=-np.inf) if v.shape[-2] else np.zeros((1, 1))
         low = values.min(-2, keepdims=True, initial=np.inf) if v.shape[-2] else np.zeros((1, 1))
         if self.drops or self.r.p_sink is not None:
             most = z.max(initial=1)
             top, low = np.maximum(most * top, 0), np.minimum(most * low, 0)
         far = np.maximum(abs(top - self.o), abs(self.o - low))
-        return np.where(live.any(-1, keepdims=True), far, 0)
+        return np.where(self.seen_rows, far, 0)

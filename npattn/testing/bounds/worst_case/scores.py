@@ -15,11 +15,12 @@ from npattn.problem import Problem
 from npattn.testing.bounds.integers import IntegerErrors, integer_errors
 from npattn.testing.bounds.rounding import EXACT, Rounding, Units
 
-__all__ = ["ScoreErrors", "finite", "swing"]
+__all__ = ["Operands", "ScoreErrors", "are_tame", "finite", "row_sum", "swing"]
 
 WIDE = 0.25
 """Errors of scores within which a score_mod may turn."""
 TAME = 1e100
+OWN = Conventions()
 
 
 def swing(problem: Problem, s: Array, f: Array, error: Array) -> Array:
@@ -41,6 +42,11 @@ def finite(x: Array) -> Array:
     return x if numbers.all() else np.where(numbers, x, 0)
 
 
+def row_sum(x: Array) -> Array:
+    """Return the sum over the keys of each row."""
+    return np.asarray(np.add.reduce(x, -1, keepdims=True))
+
+
 def are_tame(*arrays: Array) -> bool:
     """Return True for numbers whose squares, and sums of them, are finite."""
     return all(x.min(initial=0) > -TAME and x.max(initial=0) < TAME for x in arrays)
@@ -55,6 +61,14 @@ class Stage(NamedTuple):
     slope_error: Any
 
 
+class Operands(NamedTuple):
+    """Arrays of the shapes of q, k and v, heads repeated."""
+
+    q: Array
+    k: Array
+    v: Array
+
+
 class ScoreErrors:
     """Scores of a problem under a rounding model, and what the argument of exp errs by.
 
@@ -64,12 +78,14 @@ class ScoreErrors:
     (by_row.py) have their own scores, but the sums and the sizes T, S of the whole.
     """
 
+    wanted: frozenset[str] = frozenset(("weights", "max_score"))
+    """Results to bound beside o and lse."""
     r: dense.Residuals
     s: Array  # final scores
     m: Array  # row maximum, sink included; 0 on empty rows
     x: Array  # scale · q kᵀ
     reach: Array  # scale · |q| |k|ᵀ
-    first: Array  # |bias|, where the sum of products may begin with it
+    first: Array | None  # |bias|, where the sum of products may begin with it
     sink: Array | None
     p_sink: Array | None  # the share of the sink in each row
     tanh: Array  # of x / softcap
@@ -85,7 +101,7 @@ class ScoreErrors:
         conventions: Conventions | None,
     ) -> None:
         """Set what the options alone decide."""
-        self.original, self.conventions = original or problem, conventions or Conventions()
+        self.original, self.conventions = original or problem, conventions or OWN
         # Heads that are shared by tiling are expanded in the canonical problem.
         self.tiles = self.original.H // self.original.K if problem.K != self.original.K else 1
         self.problem, self.rounding, self.dtype = problem, rounding, dtype
@@ -108,6 +124,7 @@ class ScoreErrors:
 
     def _set_residuals(self, residuals: dense.Residuals) -> None:
         self.r, keep = residuals, residuals.keep
+        self.all_live = bool(residuals.live.all())
         self.z = np.ones((1, 1)) if keep is None else np.broadcast_to(keep, self.r.p.shape)
 
     def terms(self, n: int) -> int:
@@ -136,9 +153,38 @@ class ScoreErrors:
     def tame(self) -> bool:
         return are_tame(self.r.q, self.r.k, self.r.v)
 
+    @cached_property
+    def numbers(self) -> Operands:
+        """q, k, v with NaN and inf set to 0."""
+        return Operands(*(x if self.tame else finite(x) for x in (self.r.q, self.r.k, self.r.v)))
+
+    @cached_property
+    def sizes(self) -> Operands:
+        """|q|, |k|, |v|."""
+        return Operands(abs(self.r.q), abs(self.r.k), abs(self.r.v))
+
+    @cached_property
+    def ones(self) -> Array:
+        """1 where a score takes part, else 0."""
+        return 1.0 * self.r.live
+
+    @cached_property
+    def seen_rows(self) -> Array:
+        """True for rows, (..., T, 1), with a score that takes part."""
+        return np.asarray(self.r.live.any(-1, keepdims=True))
+
+    def where_live(self, x: Array) -> Array:
+        """Return x with 0 where a score takes no part; x itself, if each of them does."""
+        live = self.r.live
+        return x if self.all_live and x.shape == live.shape else np.where(live, x, 0)
+
+    def drop(self, x: Array) -> Array:
+        """Return x times the dropout multiplier z."""
+        return x * self.z if self.drops else x
+
     def sum_live(self, w: Array, x: Array, live: Array) -> Array:
         """Return `dense.sum_live`, where x is made of q, k or v: nothing is left out of numbers."""
-        return np.asarray(w @ x) if self.tame else dense.sum_live(w, x, live)
+        return w @ x if self.tame else dense.sum_live(w, x, live)
 
     # --- stage by stage ---------------------------------------------------------------------------
 
@@ -162,23 +208,27 @@ class ScoreErrors:
             if self._caps_hidden and fill is not None:
                 capped = (unit.s.times(2) + unit.exp + 4 * unit.u) * abs(fill)
                 error = error + np.where(self._twins, capped, 0)
-        self.slope, self.slope_error = stage.slope, np.where(self.r.live, stage.slope_error, 0)
+        self.slope, self.slope_error = stage.slope, stage.slope_error
+        if self.bends:
+            self.slope_error = np.where(self.r.live, stage.slope_error, 0)
         return s, error
 
     def _product(self) -> Stage:
         """scale · q kᵀ."""
         unit, u, q, k = self.unit, self.unit.u, self.r.q, self.r.k
         scale, D = self.scale, self.problem.D
-        aq, ak = abs(q), abs(k)
+        aq, ak, _ = self.sizes
         s = self.problem.scale * (q @ k.swapaxes(-1, -2))
         # D products and sums; the scale may be rounded, its root taken, and put on q and k.
         self.reach = reach = scale * (aq @ ak.swapaxes(-1, -2))
         # q · scale may be stored before the product, and both rounded as they enter it.
         error = (self.gamma(D + 6) + unit.q.u + unit.operands.times(2)) * reach
-        error = error + ((1 + u + unit.s.u) ** 2 - 1) * (abs(s) + error)
-        error = error + unit.s.eta * (1 + scale)
-        subnormal = aq.sum(-1, keepdims=True) + ak.sum(-1, keepdims=True).swapaxes(-1, -2) + D
-        error = error + scale * (unit.tiny + unit.operands.eta) * subnormal
+        error += ((1 + u + unit.s.u) ** 2 - 1) * (abs(s) + error)
+        error += unit.s.eta * (1 + scale)
+        subnormal = row_sum(aq) + row_sum(ak).swapaxes(-1, -2)
+        subnormal += D
+        subnormal *= scale * (unit.tiny + unit.operands.eta)
+        error += subnormal
         if self.integer_errors is not None:
             error = error + scale * self.integer_errors.of_scores(finite(q), u)
         return Stage(s, error, 1.0, 0.0)
@@ -231,30 +281,33 @@ class ScoreErrors:
         self.absorbed = np.zeros((), bool)
         if self.adds_to_hidden:
             added, error = self._add_to_hidden(s, x, added, error)
+        error = error + added
         self.first = self._first_addend(bias)
-        return s, error + added + self._begun() + unit.s.eta
+        if self.first is not None:
+            error = error + self._begun(self.first)
+        return s, error + unit.s.eta
 
-    def _begun(self) -> Array:
+    def _begun(self, first: Array) -> Array:
         """Return the roundings of sums of products that begin with the bias."""
-        error = self.gamma(self.problem.D) * self.first
+        error = self.gamma(self.problem.D) * first
         if self.rounds_to_nearest:
             # That moves a sum by no more than the product that was added.
             error = np.minimum(error, 2 * self.reach)
-        none = self.first == 0  # twins of a NaN key have a reach of NaN
+        none = first == 0  # twins of a NaN key have a reach of NaN
         if self.adds_to_hidden and self.hidden_number is not None:
             # Products below half a unit of the number leave it as it is, each of them.
             none = none | (self.absorbed & self._is_absorbed(self.reach))
         return np.where(none, 0, error)
 
-    def _first_addend(self, bias: Array) -> Array:
-        """Return the size of the number with which a sum of D products may begin.
+    def _first_addend(self, bias: Array) -> Array | None:
+        """Return the size of the number with which a sum of D products may begin; None if 0.
 
         A product of matrices that is given the bias to start from adds the products to it, one at
         a time, and rounds as often at its size.
         """
+        if self.bends:
+            return None
         first = np.where(self._twins, 0, abs(finite(bias)))
-        if self.problem.softcap is not None or self.problem.score_mod is not None:
-            return np.zeros_like(first)
         if self.adds_to_hidden and self.hidden_number is not None:
             first = first + np.where(self.hidden_keys, abs(self.hidden_number), 0)
         return first
@@ -284,6 +337,11 @@ class ScoreErrors:
         """True where x, added to the number of hidden scores, leaves it as it is."""
         assert self.hidden_number is not None
         return self.rounds_to_nearest & (x <= self.unit.u / 4 * abs(self.hidden_number))
+
+    @property
+    def bends(self) -> bool:
+        """A softcap or a score_mod gives scores a slope of their own."""
+        return self.problem.softcap is not None or self.problem.score_mod is not None
 
     @property
     def rounds_to_nearest(self) -> bool:
@@ -380,15 +438,19 @@ class ScoreErrors:
     def _argument_error(self) -> tuple[Array, Any]:
         """A of each key, and of the sink."""
         s, error = self._score_errors()
-        m = np.max(np.where(self.r.live, s, -np.inf), -1, keepdims=True, initial=-np.inf)
+        shown = s if self.all_live else np.where(self.r.live, s, -np.inf)
+        m = shown.max(-1, keepdims=True, initial=-np.inf)
         sinks = self.problem.sinks
         sink = None if sinks is None else sinks.astype(float)[:, None, None]
         m = m if sink is None else np.maximum(m, sink)
-        m = np.where(np.isneginf(m), 0, m)
+        m = np.where(m == -np.inf, 0, m)
         self.s, self.m, self.sink, self.p_sink = s, m, sink, self.r.p_sink
-        self.t_top = self._max_score_error(s, error + self._hidden_error())
-        A = error + self._shift(s) + self._hidden_error()
-        return np.where(self.r.live, A, 0), self._sink_argument_error()
+        hidden = self._hidden_error()
+        if "max_score" in self.wanted:
+            self.t_top = self._max_score_error(s, error + hidden)
+        A = error + self._shift(s)
+        A = A if self.hidden_rounding == 0 else A + hidden
+        return self.where_live(A), self._sink_argument_error()
 
     def _max_score_error(self, s: Array, error: Array) -> Array:
         """Bound of the largest score of each row: how far the errors may move the maximum."""
@@ -398,12 +460,12 @@ class ScoreErrors:
             for x in (s - error, s, s + error)
         )
         moved = np.maximum(high - most, most - low) + 4 * u * abs(most)  # by log₂e and back
-        return np.where(np.isneginf(most), 0, moved)
+        return np.where(most == -np.inf, 0, moved)
 
     def _sink_argument_error(self) -> Any:
         if self.sink is None:
             return None
-        return np.where(np.isneginf(self.sink), 0, self._shift(self.sink))
+        return np.where(self.sink == -np.inf, 0, self._shift(self.sink))
 
     def _shift(self, s: Array) -> Array:
         """Error of s − m, with or without a factor log₂e, of exp, and of an online softmax.
@@ -415,5 +477,8 @@ class ScoreErrors:
         # (Multiplied by log₂e one by one, s and m lose their difference beyond 2¹⁴: a defect.)
         near_m = 2 * u * np.minimum(abs(m), 2.0**14)
         # u first: a fill of finfo(float64).min, twice, would be −inf.
-        size = 2 * u * abs(s - m) + 4 * u * np.minimum(abs(s), 2.0**14)
-        return np.asarray(size + near_m + online)
+        size = 2 * u * abs(s - m)
+        size += 4 * u * np.minimum(abs(s), 2.0**14)
+        size += near_m
+        size += online
+        return np.asarray(size)
