@@ -6,6 +6,8 @@ import itertools
 import math
 import os
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +19,7 @@ from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.options import FEATURES
 from npattn.profiles import Profile
+from npattn.testing.adapters.base import format_exception_line
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities.refusals import read_refusals
@@ -297,9 +300,19 @@ def check(
     refused += implementation.given_up_lines
     outcomes = [outcome for _, own in judged for outcome in own]
     causes: tuple[Cause, ...] = ()
+    defect: dict[str, str] = {}
     if diagnosis and not interrupt:
         with implementation.framework.one_thread(), np.errstate(**ERRORS):
-            outcomes, causes = diagnose(judged)
+            try:
+                outcomes, causes = diagnose(judged)
+            except Exception as err:  # noqa: BLE001  a defect must not cost the report
+                defect = {"diagnosis": f"failed, a defect of npattn: {format_exception_line(err)}"}
+                warnings.warn(
+                    "the diagnosis failed, which is a defect of npattn; the report has no causes: "
+                    + "".join(traceback.format_exception(err)),
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
     if kept is not None and interrupt is None:
         kept.note_end()
     behaves = {d: done.behaves for d, done in zip(dtypes, rounds, strict=False) if done.behaves}
@@ -310,6 +323,7 @@ def check(
         **({"sweep": sweep} if sweeps else {}),
         **describe_model(implementation, rounding, behaves),
         **implementation.notes,
+        **defect,
     }
     if only is not None:
         expected = asked_of(expected, [*RULES, *SWEEPS], outcomes)

@@ -165,7 +165,8 @@ def _error(got: Array, predicted: Array, evidence: Evidence, name: str) -> float
     got, predicted = real(got), real(predicted)
     if "nan" in evidence.trial.conventions.empty_results and predicted.shape == exact.shape:
         # A row that is NaN by convention tells nothing of a mistake.
-        predicted = np.where(np.isnan(exact), got, predicted)
+        got, predicted = got.copy(), predicted.copy()  # maybe of other dtypes
+        got[np.isnan(exact)] = predicted[np.isnan(exact)] = 0
     with np.errstate(all="ignore"):
         if np.array_equal(got, predicted.astype(got.dtype), equal_nan=True):
             return 0.0

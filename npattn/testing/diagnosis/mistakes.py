@@ -90,7 +90,9 @@ def implement(forward: Attention, backward: Attention, like: Implementation) -> 
     """
     if "gate" in like.features:
         forward, backward = (_add_gate(x) for x in (forward, backward))
-    features = (*sorted(like.features), *like.returns)
+    # A number that is added to hidden scores is a bias: see `_by_default`.
+    taken = like.features | {"bias"} if "mask" in like.features else like.features
+    features = (*sorted(taken), *like.returns)
     classes = type(forward), type(backward)
     implementation = copy(_read_once(*classes, features))  # type: ignore[arg-type]  # hashable
     implementation.f, implementation.backward = forward.forward, backward.backward

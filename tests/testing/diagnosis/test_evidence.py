@@ -1,0 +1,59 @@
+"""What a diagnosis compares: dtypes of predictions, and numbers that are added to hidden scores."""
+
+import sys
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from npattn.conventions import Conventions
+from npattn.testing import check
+from npattn.testing.diagnosis.evidence import _error
+
+
+@pytest.mark.parametrize("predicted", ["float16", "float32"])
+def test_rows_that_are_nan_tell_nothing_whatever_the_dtype(predicted):
+    """bfloat16 and float16 have no common dtype in NumPy."""
+    exact = np.array([[np.nan], [1.0]])
+    evidence = SimpleNamespace(
+        exact={"o": exact},
+        tolerance={"o": np.array([[np.inf], [2.0**-8]])},
+        rounding=2.0**-8,
+        trial=SimpleNamespace(conventions=Conventions(empty_row="nan")),
+    )
+    got = np.array([[7.0], [1.0]]).astype(ml_dtypes.bfloat16)
+    assert _error(got, np.array([[3.0], [1.0]], predicted), evidence, "o") == 0
+    assert _error(got, np.array([[3.0], [1.5]], predicted), evidence, "o") > 1
+    assert got[0, 0] == 7
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_number_added_to_hidden_scores_needs_no_bias():
+    """A function with a mask and no bias, whose scores are three times too large beside a mask."""
+
+    def f(q, k, v, mask=None):
+        s = q @ k.swapaxes(-1, -2) * q.dtype.type(q.shape[-1] ** -0.5)
+        s = s if mask is None else 3 * s + np.where(mask, 0, -1e9).astype(q.dtype)
+        e = np.exp(s - s.max(-1, keepdims=True))
+        return (e / e.sum(-1, keepdims=True)) @ v
+
+    added = Conventions(hidden_add=-1e9, empty_row="mean")
+    report = check(f, only=["agreement-o"], conventions=added, examples=10)
+    (outcome,) = (o for o in report.outcomes if o.rule == "agreement-o")
+    assert outcome.status == "failed"
+    assert outcome.problem is not None
+    assert outcome.problem.mask is not None
+    assert report.causes
+
+
+def test_defect_of_the_diagnosis_does_not_cost_the_report(monkeypatch):
+    def fails(judged):
+        raise AssertionError("a defect")
+
+    monkeypatch.setattr(sys.modules["npattn.testing.check"], "diagnose", fails)
+    with pytest.warns(RuntimeWarning, match="the diagnosis failed, which is a defect of npattn"):
+        report = check(lambda q, k, v: 2 * v.sum(-2, keepdims=True), only=["shape-dtype"])
+    assert not report.passed
+    assert report.settings["diagnosis"] == "failed, a defect of npattn: AssertionError: a defect"
+    assert "a defect of npattn" in str(report)
