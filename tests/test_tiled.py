@@ -12,10 +12,13 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 import npattn
-from npattn import biases, masks, threads, tiled
+from npattn import biases, masks, threads
 from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.testing import check
+from npattn.tiled import tiling
+from npattn.tiled.gradients import Pull
+from npattn.tiled.operations import Call, Saved
 from tests.backends import OPTIONS, TILES, B, D, E, H, K, S, T, normal, problem
 
 ALL = ["q", "k", "v", "bias", "sinks"]
@@ -25,7 +28,7 @@ ALL = ["q", "k", "v", "bias", "sinks"]
 def small(monkeypatch):
     """Tiles so small that small problems have many, and ends that are cut off."""
     for name, n in TILES.items():
-        monkeypatch.setattr(tiled, name, n)
+        monkeypatch.setattr(tiling, name, n)
 
 
 def attention(
@@ -52,7 +55,7 @@ def backward(dout, q, k, v, mask=None, *, out, lse, dlse=None, dweights=None, **
 @pytest.mark.unmeasured
 def test_the_judge_finds_nothing(monkeypatch):
     for name, n in {"QUERIES": 9, "KEYS": 16, "CELL": 8}.items():
-        monkeypatch.setattr(tiled, name, n)
+        monkeypatch.setattr(tiling, name, n)
     sizes = {"T": (1, 2, 7, 13, 16), "S": (1, 5, 11, 16, 17)}
     report = check(attention, backward=backward, framework="numpy", sizes=sizes, examples=2)
     assert report.passed, str(report)
@@ -175,10 +178,10 @@ def test_one_head_is_shared_out_by_keys(bias):
 )
 def test_heads_sharing_keys_or_bias_stay_in_one_thread(bias, count):
     """Else two threads would add to the same number of a gradient."""
-    call = tiled._Call(problem(bias=bias))
+    call = Call(problem(bias=bias))
     zeros = np.zeros((B, H, T))
     with threadpool_limits(1, user_api="blas"):
-        pull = tiled._Pull(call, tiled.Saved(np.zeros((B, H, T, E)), zeros, zeros),
+        pull = Pull(call, Saved(np.zeros((B, H, T, E)), zeros, zeros),
                            np.zeros((B, H, T, E)), None, None)  # fmt: skip
     assert len(pull.items) == count
     assert sorted(itertools.chain(*(planes for _, planes, *_ in pull.items))) == call.planes
@@ -189,7 +192,7 @@ def test_heads_sharing_keys_or_bias_stay_in_one_thread(bias, count):
 @pytest.mark.parametrize(("n", "rows"), [(512, 256), (1024, 512), (1023, 256), (3, 256)])
 def test_blocks_are_halved_where_there_would_be_few(n, rows):
     x = np.zeros((8, n, 1))
-    blocks = tiled._Call(Problem(x, x, x)).blocks()
+    blocks = Call(Problem(x, x, x)).blocks()
     assert {t1 - t0 for _, t0, t1 in blocks} <= {rows, n % rows}
 
 
@@ -284,17 +287,17 @@ def test_it_never_holds_all_scores():
     work()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    tiles = 8 * 2 * tiled.QUERIES * tiled.KEYS  # s and dp of one thread
+    tiles = 8 * 2 * tiling.QUERIES * tiling.KEYS  # s and dp of one thread
     assert peak < 20 * q.nbytes + 2 * tiles < 8 * n * n
 
 
 @pytest.mark.parametrize(
     ("mask", "share"),
     [
-        (masks.window(255, 0), lambda n: 2 * tiled.CELL),
-        (masks.causal(), lambda n: n / 2 + tiled.CELL),
+        (masks.window(255, 0), lambda n: 2 * tiling.CELL),
+        (masks.causal(), lambda n: n / 2 + tiling.CELL),
         (masks.documents(np.arange(8192) // 512), lambda n: 512),
-        (masks.documents(np.arange(8192) // 499), lambda n: 499 + tiled.CELL),
+        (masks.documents(np.arange(8192) // 499), lambda n: 499 + tiling.CELL),
         (masks.lengths(100), lambda n: 100),
         (masks.blocks(np.eye(32, dtype=bool), 256), lambda n: 256),
     ],
@@ -302,7 +305,7 @@ def test_it_never_holds_all_scores():
 def test_a_mask_costs_what_it_shows(mask, share):
     n = 8192
     x = np.zeros((1, n, 1))
-    call = tiled._Call(Problem(x, x, x, mask))
+    call = Call(Problem(x, x, x, mask))
     parts = itertools.chain(*(call.parts(*block) for block in call.blocks()))
     area = sum((t1 - t0) * (s1 - s0) for t0, t1, s0, s1, _ in parts)
     assert area <= n * share(n) < n * n
@@ -312,14 +315,14 @@ def test_a_mask_costs_what_it_shows(mask, share):
 @pytest.mark.parametrize("options", OPTIONS)
 def test_parts_cover_each_visible_score_once(options):
     given = problem(**OPTIONS[options])
-    call = tiled._Call(given)
+    call = Call(given)
     whole = (B, H, T, S)
     visible = np.broadcast_to(True if given.visible is None else given.visible, whole)
     seen = np.zeros(whole, int)
     for plane, t0, t1 in call.blocks():
         for r0, r1, s0, s1, partial in call.parts(plane, t0, t1):
             assert t0 <= r0 < r1 <= t1
-            assert s1 - s0 <= (tiled.CELL if partial else tiled.KEYS)
+            assert s1 - s0 <= (tiling.CELL if partial else tiling.KEYS)
             seen[plane][r0:r1, s0:s1] += 1
             assert partial != visible[plane][r0:r1, s0:s1].all()
     assert seen.max() == 1

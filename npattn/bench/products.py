@@ -16,6 +16,7 @@ from npattn import tiled
 from npattn.arrays import Array
 from npattn.bench.cases import Task
 from npattn.bench.contestants import Calls
+from npattn.tiled import tiling
 
 __all__ = ["products", "products_and_exp"]
 
@@ -76,7 +77,7 @@ class _Buffers(NamedTuple):
 
     @classmethod
     def of(cls, task: Task) -> _Buffers:
-        Q, S, D = tiled.QUERIES, tiled.KEYS, task.case.D
+        Q, S, D = tiling.QUERIES, tiling.KEYS, task.case.D
         return cls(*(np.empty(n, task.q.dtype) for n in (Q * S, Q * S, Q * D, S * D)))
 
     def scores(self, n: int, m: int) -> Array:
@@ -86,10 +87,10 @@ class _Buffers(NamedTuple):
         return self.ds[: n * m].reshape(n, m)
 
     def queries(self, n: int) -> Array:
-        return self.t[: n * (len(self.t) // tiled.QUERIES)].reshape(n, -1)
+        return self.t[: n * (len(self.t) // tiling.QUERIES)].reshape(n, -1)
 
     def keys(self, m: int) -> Array:
-        return self.k[: m * (len(self.k) // tiled.KEYS)].reshape(m, -1)
+        return self.k[: m * (len(self.k) // tiling.KEYS)].reshape(m, -1)
 
 
 def _with_column(x: Array) -> Array:
