@@ -1,10 +1,11 @@
-"""Choice of the faster engine."""
+"""Choice of the faster engine, by scores and by blocks of queries."""
 
 from __future__ import annotations
 
 import math
 
 from npattn.problem import Problem
+from npattn.tiled import tiling
 
 __all__ = ["choice"]
 
@@ -13,12 +14,18 @@ LARGE = {4: 2**18, 8: 2**19}
 
 Source: benchmarks/engines.py.
 """
+BLOCK = 2**13
+"""Number of scores on which it saves as much time as it takes to begin a block of queries."""
 
 
 def choice(problem: Problem) -> str:
-    """Return the faster engine: "dense" or "tiled"."""
+    """Return the faster engine: "dense" or "tiled".
+
+    The number of threads has no say in it, so that results keep their bits with any number.
+    """
     least = LARGE.get(problem.dtype.itemsize)
     if problem.dtype.kind != "f" or problem.storage is not None or least is None:
         return "dense"
-    scores = problem.H * math.prod(problem.lead) * problem.T * problem.S
-    return "tiled" if scores >= least else "dense"
+    planes = problem.H * math.prod(problem.lead)
+    blocks = planes * -(-problem.T // tiling.QUERIES)
+    return "tiled" if planes * problem.T * problem.S >= least + BLOCK * blocks else "dense"

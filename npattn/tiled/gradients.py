@@ -12,7 +12,7 @@ from npattn import biases, dense, threads
 from npattn.arrays import Array, Tile, sum_to
 from npattn.problem import Gradients, Problem
 from npattn.tiled import tiling
-from npattn.tiled.operations import Call, Saved, Scores, Space, is_finite, largest, scores
+from npattn.tiled.operations import Call, Saved, Scores, Space, bound, is_finite, scores
 from npattn.tiled.tiling import Block, Plane
 
 __all__ = ["backward"]
@@ -46,7 +46,7 @@ class Pull:
         self.do = do if do.strides[-1:] == (do.itemsize,) else np.ascontiguousarray(do)
         empty = saved.log == -np.inf
         self.shift, self.log = saved.shift, np.where(empty, 0, saved.log)
-        most = largest(do)
+        most = bound(do)
         # A query that sees nothing has 0, whatever its cotangent is.  [8]
         asked = call.sinks is not None and not math.isfinite(most)
         unseen = find_empty_rows(call) if asked else empty
@@ -55,17 +55,18 @@ class Pull:
         if dlse is not None:  # from lse = log Σ exp(s)
             self.delta -= np.where(empty, 0, dlse)
         finite = math.isfinite(most) and is_finite(self.log) and is_finite(self.delta)
-        call.careful = call.careful or not finite
+        self.careful = call.careful or not finite
         # p = exp(s) / sum: do and delta are divided by the sum, where it is neither below 1, so
         # that they cannot overflow, nor so large that they might underflow.
         safe = (self.log >= 0) & (self.log <= -np.log(np.finfo(call.dtype).eps))
         self.late = (self.shift != 0) | ~safe
         self.late_log = np.where(self.late, self.log, 0)
         self.over_sum = np.exp(self.late_log - self.log)
+        self.late_log *= call.per_nat
         # do vᵀ − delta cannot overflow, nor can it where a key is hidden.
-        reach = problem.E * most * call.largest["v"] + largest(self.delta)
+        reach = problem.E * most * bound(call.v) + bound(self.delta)
         self.bounded = reach < np.finfo(call.dtype).max
-        self.fast = not call.careful and dweights is None
+        self.fast = not self.careful and dweights is None
         self.fast = self.fast and call.keep is None
         self.fast = self.fast and problem.softcap is None and problem.score_mod is None
         self.dq = np.zeros((*problem.lead, problem.H, problem.T, problem.D), call.dtype)
@@ -148,7 +149,7 @@ class Pull:
         if self.late[rows].any():
             p -= self.shift[rows]
             p -= self.late_log[rows]
-        np.exp(p, out=p)
+        call.exp(p, out=p)
         E = v.shape[1] - 1
         own = call.kv_plane(tile.plane)
         dv, dk = self.dv[own], self.dk[own]
@@ -170,7 +171,7 @@ class Pull:
         """Add the gradients of a tile with every option, line by line as in dense.backward."""
         call, (tile, _, _, s, slope), n, m = self.call, part, len(q), len(k)
         live = s != -np.inf
-        asked = live if call.careful else None
+        asked = live if self.careful else None
         turned = None if asked is None else asked.T
         p, keep = self._weights(tile, s, live), call.dropout_factor(tile)
         own = call.kv_plane(tile.plane)
@@ -189,16 +190,20 @@ class Pull:
 
     def _weights(self, tile: Tile, s: Array, live: Array) -> Array:
         rows = (*tile.plane, slice(tile.t0, tile.t1), None)
-        return np.where(live, np.exp(s - self.shift[rows] - self.log[rows]), 0)
+        log = self.call.per_nat * self.log[rows]
+        return np.where(live, self.call.exp(s - self.shift[rows] - log), 0)
 
     def result(self) -> Gradients:
         problem, bias = self.problem, self.call.bias
         for other in self.dqs[1:]:
             self.dq += other
         self.dq *= self.call.scale
+        if self.call.per_nat != 1:  # it is in the queries that dk is a sum of
+            self.dk /= self.call.per_nat
         dsinks = None
         if self.call.sinks is not None:  # one more key, with dp = 0
-            p_sink = np.exp(self.call.sinks[:, None] - self.shift - self.log)
+            shift = self.shift / self.call.per_nat
+            p_sink = np.exp(self.call.sinks[:, None] - shift - self.log)
             dsinks = sum_to(-p_sink * self.delta, (problem.H, 1))[:, 0]
         return Gradients(
             q=sum_to(self.dq, problem.q.shape),

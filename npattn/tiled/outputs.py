@@ -25,7 +25,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Saved]:
         fill_block(call, plane, t0, t1, space, *(x[plane][t0:t1] for x in (out, shift, log)))
 
     threads.each(call.blocks(), lambda: Space(call), work)
-    saved, lse = Saved(out, shift, log), shift + log
+    saved, lse = Saved(out, shift, log), shift / call.per_nat + log
     return (out[0], lse[0], saved) if problem.headless else (out, lse, saved)
 
 
@@ -45,7 +45,7 @@ def max_score(problem: Problem, _: Saved) -> Array:
         top[plane][t0:t1] = maxima(call, plane, q, t0, t1, space)
 
     threads.each(call.blocks(), lambda: Space(call), work)
-    return top
+    return top if call.per_nat == 1 else top / np.asarray(call.per_nat, top.dtype)
 
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]  # each thread has its own
@@ -62,16 +62,26 @@ def fill_block(
     """Fill out (n, E), shift (n,) and log (n,) of a block of queries."""
     q = call.scaled_queries(plane, t0, t1, space)
     sink = None if call.sinks is None else call.sinks[plane[-1]]
-    total = _sums(call, plane, q, t0, t1, space, None, out)
-    total = total if sink is None else total + np.exp(sink)
-    # A sum that is not tiny has lost none of its terms that count to underflow.
-    good = (total > np.finfo(call.dtype).eps) & np.isfinite(total) & np.isfinite(out).all(-1)
+    eps = np.finfo(call.dtype).eps
+
+    def sums(shift: Array | None, careful: bool) -> tuple[Array, Array]:
+        total = _sums(call, plane, q, t0, t1, space, shift, out, careful)
+        if sink is not None:
+            total += np.exp(sink if shift is None else sink - shift / call.per_nat)
+        # A sum that is not tiny has lost none of its terms that count to underflow.
+        # That of a row of out is finite if the row is, and hardly ever otherwise.
+        good = (total > eps) & np.isfinite(total + out @ space.ones[: out.shape[1]])
+        return total, good
+
+    total, good = sums(None, careful=False)
+    careful = not good.all() and call.careful
+    if careful:
+        total, good = sums(None, careful)
     if not good.all():
         m = maxima(call, plane, q, t0, t1, space)
-        m = m if sink is None else np.maximum(m, sink)
+        m = m if sink is None else np.maximum(m, sink * call.per_nat)
         shift[...] = np.where(good | (m == -np.inf), 0, m)  # no row depends on other rows
-        total = _sums(call, plane, q, t0, t1, space, shift, out)
-        total = total if sink is None else total + np.exp(sink - shift)
+        total, _ = sums(shift, careful)
     np.log(total, out=log)
     total[total == 0] = 1  # a query that sees nothing  [8]
     out /= total[:, None]
@@ -86,20 +96,30 @@ def _sums(
     space: Space,
     shift: Array | None,
     out: Array,
+    careful: bool,
 ) -> Array:
     """Return Σ exp(s − shift) of each row, and write Σ exp(s − shift) v to out."""
     v = call.v[call.kv_plane(plane)]
     total = np.zeros(t1 - t0, call.dtype)
-    out[...] = 0
+    begun = False
     for tile, rows, _, s, _ in scores(call, plane, q, t0, t1, space):
-        live = call.live(s)
+        live = call.live(s, careful)
         if shift is not None:
             s -= shift[rows, None]
-        p = np.exp(s, out=s)
-        total[rows] += p @ np.ones(p.shape[1], call.dtype)
+        p = call.exp(s, out=s)
+        total[rows] += p @ space.ones[: p.shape[1]]
         if call.keep is not None:
             p *= call.dropout_factor(tile)
-        out[rows] += call.sum(p, v[tile.s0 : tile.s1], live, space("o", *out[rows].shape))
+        own, values = out[rows], v[tile.s0 : tile.s1]
+        if live is None and not begun and len(own) == len(out):
+            np.matmul(p, values, out=out)
+        else:
+            if not begun:
+                out[...] = 0
+            own += call.sum(p, values, live, space("o", *own.shape))
+        begun = True
+    if not begun:
+        out[...] = 0
     return total
 
 

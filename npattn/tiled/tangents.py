@@ -27,7 +27,7 @@ def jvp(
 ) -> tuple[Array, Array]:
     """Directional derivative (do, dlse) of (out, lse): forward, line by line."""
     call = Call(problem)
-    call.careful = call.careful or not all(is_finite(x) for x in (dq, dk, dv) if x is not None)
+    careful = call.careful or not all(is_finite(x) for x in (dq, dk, dv) if x is not None)
     saved = saved._replace(log=np.where(saved.log == -np.inf, 0, saved.log))  # [8]
     do, dlse = np.zeros_like(saved.out), np.zeros_like(saved.log)
     moved_bias = None if dbias is None else biases.of(dbias)
@@ -37,7 +37,7 @@ def jvp(
     }
 
     def work(block: Block, space: Space) -> None:
-        _add_jvp(call, saved, block, space, along, moved_bias, dsinks, do, dlse)
+        _add_jvp(call, saved, block, space, along, moved_bias, dsinks, do, dlse, careful)
 
     threads.each(call.blocks(), lambda: Space(call), work)
     return (do[0], dlse[0]) if problem.headless else (do, dlse)
@@ -54,6 +54,7 @@ def _add_jvp(
     dsinks: Array | None,
     do: Array,
     dlse: Array,
+    careful: bool,
 ) -> None:
     """Add Σ p ds of each row to dlse, and Σ w (ds − dlse) v + Σ w dv to do."""
     plane, t0, t1 = block
@@ -67,20 +68,20 @@ def _add_jvp(
             rows: Any = (*plane, slice(tile.t0, tile.t1))
             keys = slice(tile.s0, tile.s1)
             live = s != -np.inf
-            p = np.exp(s - saved.shift[rows][:, None] - saved.log[rows][:, None])
+            p = call.exp(s - saved.shift[rows][:, None] - call.per_nat * saved.log[rows][:, None])
             p = np.where(live, p, 0)
             ds = np.zeros_like(p)
             if dq is not None:
                 ds += scale * dq[rows] @ k[keys].T
             if dk is not None:
-                ds += scaled[part] @ dk[own][keys].T
+                ds += scaled[part] @ dk[own][keys].T / call.per_nat
             ds = ds if slope is None else ds * slope
             ds = ds if dbias is None else ds + dbias.tile(tile).astype(call.dtype, copy=False)
             if not centred:
                 dlse[rows] += np.where(live, p * ds, 0).sum(-1)
                 continue
             ds = np.where(live, p * (ds - dlse[rows][:, None]), 0)
-            keep, asked = call.dropout_factor(tile), live if call.careful else None
+            keep, asked = call.dropout_factor(tile), live if careful else None
             o = space("o", tile.t1 - tile.t0, v.shape[1])
             do[rows] += call.sum(ds * keep, v[keys], asked, o)
             if dv is not None:
@@ -88,5 +89,6 @@ def _add_jvp(
         if dsinks is not None and not centred:  # one more key, without a value
             assert call.sinks is not None
             at: Any = (*plane, slice(t0, t1))
-            p_sink = np.exp(call.sinks[plane[-1]] - saved.shift[at] - saved.log[at])
+            shift = saved.shift[at] / call.per_nat
+            p_sink = np.exp(call.sinks[plane[-1]] - shift - saved.log[at])
             dlse[at] += p_sink * dsinks[plane[-1]]
