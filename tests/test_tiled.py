@@ -134,20 +134,38 @@ def assert_near(got, want):
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("heads", [1, H])
 @pytest.mark.parametrize("options", ["plain", "bias of all heads", "causal", "alibi"])
-def test_results_are_bitwise_reproducible_per_thread_count(options):
-    given, do = problem(**OPTIONS[options]), normal(B, H, T, E, seed=3)
+def test_results_have_the_same_bits_with_any_number_of_threads(options, heads):
+    given = problem(**OPTIONS[options])
+    if heads == 1:
+        q, k, v = (normal(1, n, D, seed=n) for n in (T, S, S + 1))
+        given = Problem(q, k, v[:, :S], causal=OPTIONS[options].get("causal", False))
+    do = normal(*given.lead, heads, T, given.E, seed=3)
 
-    def bits():
-        fwd = npattn.api.evaluate(given, engine="tiled")
-        grads = npattn.backward(fwd, do)
-        return [x.tobytes() for x in (fwd.out, fwd.lse, grads.v, grads.k)]
+    def bits(count):
+        with threadpool_limits(count, user_api="blas"):
+            fwd = npattn.api.evaluate(given, engine="tiled")
+            grads = npattn.backward(fwd, do)
+        return [x.tobytes() for x in (fwd.out, fwd.lse, grads.q, grads.k, grads.v)]
 
-    with threadpool_limits(3, user_api="blas"):
-        assert bits() == bits()
-        many = bits()
-    with threadpool_limits(1, user_api="blas"):
-        assert bits()[:2] == many[:2]
+    one, *others = (bits(count) for count in (1, 2, 3, 3, 5))
+    assert all(other == one for other in others)
+
+
+@pytest.mark.parametrize(
+    ("heads", "options", "most"),
+    [(1, {}, 1 / 4), (3, {"causal": True}, 1 / 6), (1, {"causal": True}, 1 / 4)],
+)
+def test_few_heads_are_shared_out_by_cost(heads, options, most):
+    """Under causal, the first keys are seen by the most queries."""
+    n = 4096
+    x, zeros = np.zeros((heads, n, 1)), np.zeros((heads, n))
+    pull = Pull(Call(Problem(x, x, x, **options)), Saved(x, zeros, zeros), x, None, None)
+    seen = np.arange(n, 0, -1) if options else np.full(n, n)
+    shares = [seen[lo:hi].sum() / seen.sum() / heads for _, _, lo, hi in pull.items]
+    assert sum(shares) == pytest.approx(1)
+    assert max(shares) <= most + pull.call.keys / n / heads
 
 
 @pytest.mark.usefixtures("small")

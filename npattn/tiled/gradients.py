@@ -11,11 +11,13 @@ import numpy as np
 from npattn import biases, dense, threads
 from npattn.arrays import Array, Tile, sum_to
 from npattn.problem import Gradients, Problem
-from npattn.tiled import tiling
 from npattn.tiled.operations import Call, Saved, Scores, Space, bound, is_finite, scores
 from npattn.tiled.tiling import Block, Plane
 
 __all__ = ["backward"]
+
+ITEMS = 4
+"""Items that are shared out, where there are fewer heads: each has a dq of its own."""
 
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
@@ -78,7 +80,7 @@ class Pull:
         """Divide the work into items that write to different numbers.
 
         They are heads, or ranges of keys with a dq of their own if there are fewer heads than
-        threads.
+        ITEMS.
         """
         groups: dict[Plane, list[Plane]] = {}
         bias = self.call.bias
@@ -89,10 +91,7 @@ class Pull:
                 own = (1,) * (len(key) - len(lead)) + tuple(lead)
                 key = tuple(i if n > 1 else 0 for i, n in zip(key, own, strict=True))
             groups.setdefault(key, []).append(plane)
-        S = self.problem.S
-        pieces = max(1, min(-(-threads.count() // max(len(groups), 1)), -(-S // tiling.KEYS)))
-        edges = [round(i * S / pieces) for i in range(pieces + 1)]
-        ranges = list(itertools.pairwise(edges))
+        ranges = self._share_keys(-(-ITEMS // max(len(groups), 1)))
         self.items = [
             (n, planes, *keys) for planes in groups.values() for n, keys in enumerate(ranges)
         ]
@@ -103,6 +102,26 @@ class Pull:
             count = 1 if by_key else len(ranges)
             self.dbias = [bias.zeros(*self.call.sizes, dtype=self.call.dtype) for _ in range(count)]
             self.dbias *= len(ranges) // count
+
+    def _share_keys(self, pieces: int) -> list[tuple[int, int]]:
+        """Divide the keys into ranges that cost the same, about as many as `pieces`.
+
+        Their number is not that of the threads, so that the sums of dq have the same bits with any.
+        """
+        call, S = self.call, self.problem.S
+        steps = list(range(0, S, call.keys))
+        if pieces == 1 or len(steps) <= 1 or not call.planes:
+            return [(0, S)]
+        edges = [*steps, S]
+        cost = np.zeros(len(steps))
+        first = call.planes[0]
+        for t0 in range(0, self.problem.T, call.queries):
+            for part in call.parts(first, t0, min(t0 + call.queries, self.problem.T)):
+                cost[part.s0 // call.keys] += (part.t1 - part.t0) * (part.s1 - part.s0)
+        done = np.cumsum(cost) / max(cost.sum(), 1)
+        ends = {1 + int(np.argmin(abs(done - (i + 1) / pieces))) for i in range(pieces - 1)}
+        cuts = [0, *(edges[i] for i in sorted(ends) if i < len(steps)), S]
+        return list(itertools.pairwise(cuts))
 
     @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
     def add_mean_of_dweights(self, block: Block, space: Space) -> None:
