@@ -3,9 +3,9 @@
     python benchmarks/engines.py [SECONDS]
 
 Processor time of one thread, the least of rounds in which the engines take turns, so that other
-work of the machine counts little. SECONDS (default 0.5) is about the time for a shape. The last column is the
-time of the engine that "auto" takes, divided by that of the better one; the constants of
-`npattn.tiled.choice` are read off this table.
+work of the machine counts little. SECONDS (default 0.5) are for one row of the table. `lost` is the
+time of the engine that "auto" takes, divided by that of the better one, forward and with backward;
+the constants of `npattn.tiled.choice` are read off this table.
 """
 
 from __future__ import annotations
@@ -13,88 +13,86 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections.abc import Iterator
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 import npattn
-from npattn import threads, tiled
+from npattn import tiled
 from npattn.problem import Problem
 
 ENGINES = ("dense", "tiled")
 LEAST, MOST = 3, 200
 """Rounds."""
-# Planes (samples × heads), queries, keys, size of a head.
-TRAINING = [
-    (planes, n, n, D)
-    for planes, n in (
-        *((1, n) for n in (64, 256, 512, 1024)),
-        *((8, n) for n in (16, 64, 128, 192, 256, 512, 1024)),
-        *((64, n) for n in (8, 32, 64, 128, 256, 512)),
-        *((512, n) for n in (4, 16, 64, 128)),
-    )
-    for D in (64,)
-] + [(8, 256, 256, 16), (8, 256, 256, 128), (64, 64, 64, 16), (64, 128, 128, 128)]
-DECODING = [
-    (8, 1, 512),
-    (8, 1, 4096),
-    (8, 1, 32768),
-    (8, 1, 131072),
-    (256, 1, 512),
-    (256, 1, 4096),
-    (8, 7, 4096),
-]
-MANY = [(65536, 1, 8, 16), (8192, 1, 64, 16), (4096, 7, 7, 16), (2048, 16, 16, 16)]
-SHAPES = [*TRAINING, *((*shape, 64) for shape in DECODING), *MANY]
+CLEAR = 2.5
+"""Ratio of the first round beyond which no other round is needed."""
+LARGEST = 2**24
+"""Scores."""
 
 
-def seconds(problem: Problem, engine: str, both: bool) -> float:
-    """Processor time of forward, or of forward and backward."""
+def shapes() -> Iterator[tuple[int, int, int, int]]:
+    """Planes (samples × heads), queries, keys, size of a head."""
+    for planes, n in itertools.product((1, 8, 64, 512), (16, 32, 64, 128, 256, 512, 1024)):
+        if planes * n * n <= LARGEST:
+            yield planes, n, n, 64
+    for D, planes, n in itertools.product((16, 128), (8, 64), (64, 128, 256)):
+        yield planes, n, n, D
+    for planes, T, S in itertools.product((1, 8, 64), (1, 7), (512, 4096, 32768)):
+        if planes * S <= 2**18:  # keys
+            yield planes, T, S, 64
+    yield from ((1, 1, 131072, 64), (2, 1, 131072, 64))
+    yield from ((8, 64, 1024, 64), (8, 1024, 64, 64), (1, 64, 4096, 64), (8, 64, 4096, 64))
+    yield from ((16384, 1, 8, 16), (4096, 1, 64, 16), (4096, 7, 7, 16), (1024, 16, 16, 16))
+    yield from ((1024, 4, 64, 64), (1024, 32, 32, 64), (1024, 64, 64, 16))
+
+
+def seconds(problem: Problem, engine: str) -> tuple[float, float]:
+    """Processor time of forward, and of forward with backward."""
     start = time.process_time()
     fwd = npattn.api.evaluate(problem, engine=engine)
-    if both:
-        npattn.backward(fwd, fwd.out)
-    return time.process_time() - start
+    forward = time.process_time()
+    npattn.backward(fwd, fwd.out)
+    return forward - start, time.process_time() - start
 
 
-def measure(problem: Problem, budget: float, both: bool) -> dict[str, float]:
-    """Least processor time of each engine."""
-    best = {engine: seconds(problem, engine, both) for engine in ENGINES}  # the first is cold
-    rounds = int(np.clip(budget / sum(best.values()), LEAST, MOST))
-    for _ in range(rounds):
-        for engine in ENGINES:
-            best[engine] = min(best[engine], seconds(problem, engine, both))
+def measure(problem: Problem, budget: float) -> dict[str, list[float]]:
+    """Least processor times of each engine."""
+    best = {engine: list(seconds(problem, engine)) for engine in ENGINES}
+    ratio = best["dense"][1] / best["tiled"][1]
+    rounds = int(np.clip(budget / sum(both for _, both in best.values()), LEAST, MOST))
+    for _ in range(1 if max(ratio, 1 / ratio) > CLEAR else rounds):
+        for engine, times in best.items():
+            best[engine] = list(map(min, times, seconds(problem, engine)))
     return best
 
 
 def main() -> None:
     budget = float(sys.argv[1]) if len(sys.argv) > 1 else 0.5
     print(
-        "planes     T      S    D  dtype    causal  pass      ms: dense      tiled  auto   / best"
+        "planes     T      S    D  dtype    causal   ms: dense         tiled           auto  lost"
     )
-    rng, losses = np.random.default_rng(0), []
-    for shape, dtype, causal in itertools.product(SHAPES, ("float32", "float64"), (False, True)):
+    rng, lost, grid = np.random.default_rng(0), [], list(shapes())
+    for shape, dtype, causal in itertools.product(grid, ("float32", "float64"), (False, True)):
         planes, T, S, D = shape
-        if causal and T == 1:
+        if causal and T != S:
             continue
         q, k, v = (rng.standard_normal((planes, n, D)).astype(dtype) for n in (T, S, S))
-        problem = Problem(q, k, v, causal=causal and "bottom_right", dtype=dtype)
-        chosen = tiled.choice(problem)
-        for both in (False, True):
-            best = measure(problem, budget, both)
-            losses.append(best[chosen] / min(best.values()))
-            print(
-                f"{planes:6} {T:5} {S:6} {D:4}  {dtype}  {causal!s:6}  {'both' if both else 'forward':7}"
-                f"  {1e3 * best['dense']:9.3f}  {1e3 * best['tiled']:9.3f}  {chosen}  {losses[-1]:6.2f}",
-                flush=True,
-            )
-    print(
-        f"{len(SHAPES)} shapes, {len(losses)} rows: {sum(x > 1.15 for x in losses)} above 1.15, worst {max(losses):.2f}"
-    )
+        problem = Problem(q, k, v, causal=causal, dtype=dtype)
+        chosen, best = tiled.choice(problem), measure(problem, budget)
+        least = map(min, *best.values())
+        own = [x / y for x, y in zip(best[chosen], least, strict=True)]
+        lost += own
+        times = "  ".join(f"{1e3 * x:7.2f}" for engine in ENGINES for x in best[engine])
+        print(
+            f"{planes:6} {T:5} {S:6} {D:4}  {dtype}  {causal!s:6} {times}  {chosen}"
+            f"  {own[0]:5.2f}  {own[1]:5.2f}",
+            flush=True,
+        )
+    above = sum(x > 1.15 for x in lost)
+    print(f"{len(grid)} shapes, {len(lost)} times: {above} above 1.15, the most {max(lost):.2f}")
 
 
 if __name__ == "__main__":
-    from threadpoolctl import threadpool_limits
-
     with threadpool_limits(1, user_api="blas"):
-        assert threads.count() == 1
         main()

@@ -54,10 +54,13 @@ class Call(Tiling):
         x = x[None] if x.ndim == 2 else x
         return np.broadcast_to(x, (*self.problem.lead, heads, *x.shape[-2:]))
 
-    def scaled_queries(self, plane: Plane, t0: int, t1: int, space: Space) -> Array:
+    def scaled_queries(
+        self, plane: Plane, t0: int, t1: int, space: Space, per_nat: float | None = None
+    ) -> Array:
         """Multiply a block of queries by scale, and by the units of a score in a nat."""
-        q, factor = self.q[plane][t0:t1], self.scale * self.per_nat
-        scaled: Array = np.multiply(q, factor, out=space("q", *q.shape))
+        per_nat = self.per_nat if per_nat is None else per_nat
+        q = self.q[plane][t0:t1]
+        scaled: Array = np.multiply(q, self.scale * per_nat, out=space(f"q{per_nat}", *q.shape))
         return scaled
 
     def hide(self, tile: Tile, s: Array, space: Space) -> None:
