@@ -456,10 +456,21 @@ def test_auto_takes_it_where_there_are_many_scores():
 
 
 @pytest.mark.parametrize(
-    ("lead", "length", "engine"),
-    [((8192,), 1, "dense"), ((2048,), 31, "dense"), ((127,), 131, "tiled"), ((), 1031, "tiled")],
+    ("lead", "sizes", "engine"),
+    [
+        ((8192,), (1, 1), "dense"),
+        ((8192,), (1, 101), "dense"),
+        ((2048,), (31, 31), "dense"),
+        ((127,), (131, 131), "tiled"),
+        ((), (1031, 1031), "tiled"),
+        ((), (7, 4099), "dense"),
+        ((), (1, 4099), "dense"),
+        ((), (1, 100_003), "tiled"),
+        ((0,), (1031, 1031), "dense"),
+    ],
 )
-def test_auto_leaves_many_small_planes_to_dense(lead, length, engine):
+def test_auto_decides_by_scores_and_blocks(lead, sizes, engine):
     """Each block of queries of the tiled engine costs time, however few its scores are."""
-    q = np.zeros((*lead, 8, length, 2))
-    assert tiled.choice(Problem(q, q, q)) == engine
+    queries, keys = sizes
+    q, k = np.zeros((*lead, 8, queries, 2)), np.zeros((8, keys, 2))
+    assert tiled.choice(Problem(q, k, k)) == engine

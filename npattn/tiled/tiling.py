@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from npattn import masks
 from npattn.arrays import FAR, Array, Tile
 from npattn.problem import Problem
 
-__all__ = ["Block", "Part", "Plane", "Tiling", "visible_tiles"]
+__all__ = ["Block", "Part", "Plane", "Tiling", "choose_queries", "visible_tiles"]
 
 QUERIES = 1024
 """Most queries in a block."""
@@ -50,13 +51,23 @@ class Part(NamedTuple):
         return self.p0 < self.p1
 
 
+def choose_queries(planes: int, T: int) -> int:
+    """Return the queries of a block: about as many in each, and few enough for ENOUGH blocks."""
+    n = QUERIES
+    while n > FEWEST and planes * -(-T // n) < ENOUGH:
+        n = -(-n // 2)
+    blocks = max(1, -(-T // n))
+    return max(1, min(n, -(-T // (blocks * ROUND)) * ROUND))
+
+
 class Tiling:
     """Blocks of queries of a problem, and the parts of the scores that each of them sees."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
         self.sizes = (problem.lead, problem.H, problem.T, problem.S)
-        self.queries = self._choose_queries()
+        planes = problem.H * math.prod(problem.lead)
+        self.queries = choose_queries(planes, problem.T)
         # Few queries see more keys at once: each part takes its time, however small it is.
         longer = max(1, QUERIES // max(problem.T, 1))
         self.keys, self.cell = KEYS * longer, CELL * longer
@@ -68,14 +79,6 @@ class Tiling:
     def planes(self) -> list[Plane]:
         """Indices of the query heads."""
         return list(itertools.product(*map(range, (*self.problem.lead, self.problem.H))))
-
-    def _choose_queries(self) -> int:
-        """Return the queries of a block: as many in each as possible, and few enough for ENOUGH."""
-        T, planes, n = self.problem.T, len(self.planes), QUERIES
-        while n > FEWEST and planes * -(-T // n) < ENOUGH:
-            n = -(-n // 2)
-        blocks = max(1, -(-T // n))
-        return min(n, -(-T // (blocks * ROUND)) * ROUND) or 1
 
     def blocks(self) -> list[Block]:
         """List the blocks of queries, (plane, t0, t1); under causal, the longest first."""
