@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import npattn
-from npattn import biases, masks, tiled
+from npattn import biases, masks
 from npattn.problem import Problem
+from npattn.tiled import tiling
 
-TILES = {"QUERIES": 7, "KEYS": 11, "CELL": 5}
+TILES = {"QUERIES": 7, "FEWEST": 4, "ROUND": 1, "KEYS": 11, "CELL": 5}
 """Tiles so small that small problems have many, with partial ones at the ends."""
 
 
@@ -45,7 +46,7 @@ class NumPy:
 
     def small(self, monkeypatch):
         for name, n in TILES.items():
-            monkeypatch.setattr(tiled, name, n)
+            monkeypatch.setattr(tiling, name, n)
 
     def evaluate(self, problem, conventions=None):
         return Run(npattn.api.evaluate(problem, conventions, engine=self.engine), self)

@@ -7,7 +7,7 @@ own: the floor of any such engine in NumPy.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from npattn import tiled
 from npattn.arrays import Array
 from npattn.bench.cases import Task
 from npattn.bench.contestants import Calls
+from npattn.tiled.operations import Call, Space
 
 __all__ = ["products", "products_and_exp"]
 
@@ -29,7 +30,8 @@ def products_and_exp(task: Task, threads: int) -> Calls:
 
 
 def _calls(task: Task, exp: bool) -> Calls:
-    tiles = tiled.visible_tiles(task.problem())
+    call = Call(task.problem())
+    tiles = tiled.visible_tiles(call.problem)
     q = task.q[0] * np.asarray(task.scale, task.q.dtype)
     k, v, do = task.k[0], task.v[0], task.dout[0]
     # The backward pass has Σ do·out as one more column of do and v.
@@ -40,10 +42,10 @@ def _calls(task: Task, exp: bool) -> Calls:
             for head, kv, t0, t1, s0, s1 in block:
                 s = np.matmul(q[head, t0:t1], k[kv, s0:s1].T, out=space.scores(t1 - t0, s1 - s0))
                 if exp:
-                    np.exp(s, out=s)
+                    call.exp(s, out=s)
                 np.matmul(s, v[kv, s0:s1], out=space.queries(t1 - t0))
 
-        pool.each(tiles, lambda: _Buffers.of(task), work)
+        pool.each(tiles, lambda: _Buffers(call), work)
 
     def backward() -> None:
         def work(block: Any, space: _Buffers) -> None:
@@ -51,13 +53,13 @@ def _calls(task: Task, exp: bool) -> Calls:
                 n, m = t1 - t0, s1 - s0
                 p = np.matmul(q[head, t0:t1], k[kv, s0:s1].T, out=space.scores(n, m))
                 if exp:
-                    np.exp(p, out=p)
+                    call.exp(p, out=p)
                 np.matmul(p.T, do[head, t0:t1], out=space.keys(m))
                 ds = np.matmul(do1[head, t0:t1], v1[kv, s0:s1].T, out=space.more_scores(n, m))
                 np.matmul(ds.T, q[head, t0:t1], out=space.keys(m))
                 np.matmul(ds, k[kv, s0:s1], out=space.queries(n))
 
-        pool.each(tiles, lambda: _Buffers.of(task), work)
+        pool.each(tiles, lambda: _Buffers(call), work)
 
     def both() -> None:
         forward()
@@ -66,30 +68,23 @@ def _calls(task: Task, exp: bool) -> Calls:
     return Calls(forward, both, None, task.bytes)
 
 
-class _Buffers(NamedTuple):
+class _Buffers:
     """Memory that one thread computes in."""
 
-    s: Array
-    ds: Array
-    t: Array
-    k: Array
-
-    @classmethod
-    def of(cls, task: Task) -> _Buffers:
-        Q, S, D = tiled.QUERIES, tiled.KEYS, task.case.D
-        return cls(*(np.empty(n, task.q.dtype) for n in (Q * S, Q * S, Q * D, S * D)))
+    def __init__(self, call: Call) -> None:
+        self.space, self.D = Space(call), call.problem.D
 
     def scores(self, n: int, m: int) -> Array:
-        return self.s[: n * m].reshape(n, m)
+        return self.space("s", n, m)
 
     def more_scores(self, n: int, m: int) -> Array:
-        return self.ds[: n * m].reshape(n, m)
+        return self.space("ds", n, m)
 
     def queries(self, n: int) -> Array:
-        return self.t[: n * (len(self.t) // tiled.QUERIES)].reshape(n, -1)
+        return self.space("t", n, self.D)
 
     def keys(self, m: int) -> Array:
-        return self.k[: m * (len(self.k) // tiled.KEYS)].reshape(m, -1)
+        return self.space("k", m, self.D)
 
 
 def _with_column(x: Array) -> Array:

@@ -298,7 +298,7 @@ ROWS = (
         "Same bits in every run",
         "always",
         numpy=(
-            "tests/test_tiled.py::test_results_are_bitwise_reproducible_per_thread_count",
+            "tests/test_tiled.py::test_results_have_the_same_bits_with_any_number_of_threads",
             MODULE + "test_keeping_only_inputs_gives_the_same_bits",
         ),
         tensors=(TENSORS + "test_two_runs_give_the_same_bits",),

@@ -1,0 +1,23 @@
+"""Attention tile by tile: the results of `dense` on all cores, never holding T × S numbers.
+
+    B batch   H query heads   K key/value heads   T queries   S keys
+    D query/key size   E value size
+    A tile is a block of queries against a strip of keys, small enough to stay in a core's cache.
+    Threads take blocks of queries (forward) or heads (backward), each with one thread of BLAS.
+
+Two things make it fast. A score is exponentiated as it is: a floating-point number keeps its
+relative precision at any size, so that the row maximum is looked for only where the sum of a row
+leaves the range of the dtype (`outputs`). And in the backward pass do is divided by that sum, and
+Σ do·o is one more column of a product, [do, −Σ do·o] [v, 1]ᵀ, so that exp and one multiplication
+are all that is left to do element by element (`gradients`). Derivation: docs/derivations/tiled.md.
+Numbers in brackets are the rules of docs/semantics.md.
+"""
+
+from npattn.tiled.choice import choice
+from npattn.tiled.gradients import backward
+from npattn.tiled.operations import Saved
+from npattn.tiled.outputs import forward, max_score, weights
+from npattn.tiled.tangents import jvp
+from npattn.tiled.tiling import visible_tiles
+
+__all__ = ["Saved", "backward", "choice", "forward", "jvp", "max_score", "visible_tiles", "weights"]
