@@ -421,6 +421,18 @@ def test_weights_are_powers_of_two_or_of_e(monkeypatch, fast, options, size):
     assert abs(moved - wanted).max() <= room * abs(dv).max()
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_huge_sink_is_the_maximum_in_either_unit(monkeypatch, fast):
+    monkeypatch.setattr(operations, "_has_fast_exp2", lambda _: fast)
+    given = problem(sinks=np.full(H, 5000.0))
+    fwd = npattn.api.evaluate(given, engine="tiled")
+    room = 5000 * 2.0**-50  # of a number of this size, rounded on the way to log 2 and back
+    assert abs(fwd.lse - 5000).max() <= room
+    assert not fwd.out.any()
+    grads = npattn.backward(fwd, np.zeros_like(fwd.out), np.ones_like(fwd.lse))
+    assert abs(grads.sinks - B * T).max() <= B * T * room
+
+
 def test_powers_of_two_are_for_scores_that_are_a_product():
     scores = np.zeros((T, S))
     for options in ({"bias": scores}, {"softcap": 2.0}, {"score_mod": lambda s, *_: s}):
