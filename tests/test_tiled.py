@@ -421,6 +421,29 @@ def test_weights_are_powers_of_two_or_of_e(monkeypatch, fast, options, size):
     assert abs(moved - wanted).max() <= room * abs(dv).max()
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_huge_sink_is_the_maximum_in_either_unit(monkeypatch, fast):
+    monkeypatch.setattr(operations, "_has_fast_exp2", lambda _: fast)
+    given = problem(sinks=np.full(H, 5000.0))
+    fwd = npattn.api.evaluate(given, engine="tiled")
+    room = 5000 * 2.0**-50  # of a number of this size, rounded on the way to log 2 and back
+    assert abs(fwd.lse - 5000).max() <= room
+    assert not fwd.out.any()
+    grads = npattn.backward(fwd, np.zeros_like(fwd.out), np.ones_like(fwd.lse))
+    assert abs(grads.sinks - B * T).max() <= B * T * room
+
+
+@pytest.mark.parametrize("queries", [1, 3, E, E + 1])  # v has one more column from E + 1 on
+@pytest.mark.parametrize("options", ["plain", "causal", "sinks"])
+def test_gradients_of_few_queries_agree(options, queries):
+    given = problem(**BASES[options])
+    given = given.replace(q=given.q[..., :queries, :])
+    do, dlse = normal(B, H, queries, E, seed=3), normal(B, H, queries, seed=4)
+    grads = npattn.backward(npattn.api.evaluate(given, engine="tiled"), do, dlse)
+    lines = compare({f"d{n}": getattr(grads, n) for n in "qkv"}, given, dout=do, dlse=dlse)
+    assert all(line.passed for line in lines), "\n".join(map(str, lines))
+
+
 def test_powers_of_two_are_for_scores_that_are_a_product():
     scores = np.zeros((T, S))
     for options in ({"bias": scores}, {"softcap": 2.0}, {"score_mod": lambda s, *_: s}):
