@@ -457,7 +457,7 @@ class Trial:
             dlse=dlse,
             dweights=dweights,
             conventions=self.conventions,
-            row_norms=cheap,
+            row_norms=cheap and "max_score" not in exact,  # which they do not bound
             delivered=apart,
             only=exact.keys(),
         )

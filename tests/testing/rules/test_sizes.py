@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import npattn
 from npattn.mistakes import Attention
 from npattn.testing import check
 from npattn.testing.cases.model_sizes import SHAPES, model_recipes
@@ -153,3 +154,20 @@ def test_skipped_recipes_are_drawn_again():
     skipped = model_recipes(Space(), 0, 100, masked)
     assert len(skipped) == len(SHAPES)
     assert not any(masked(r) for r in skipped)
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1.0, "passed"), (1.01, "failed")])
+def test_largest_scores_are_bounded_at_every_shape(factor, status):
+    """They have no bound by row norms."""
+
+    def f(q, k, v, *, return_max_score=False):
+        fwd = npattn.forward(q, k, v, engine="dense")
+        out = fwd.out.astype(q.dtype)
+        return (out, (factor * fwd.max_score).astype("float32")) if return_max_score else out
+
+    report = check(f, only=["model-sizes"], examples=20, dtypes=("float32",), shrink=False)
+    (outcome,) = (o for o in report.outcomes if o.rule == "model-sizes")
+    assert outcome.status == status, str(report)
+    assert not outcome.failed or {c.name for c in outcome.comparisons if not c.passed} == {
+        "max_score"
+    }
