@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from npattn.errors import OptionError
+from npattn.testing.adapters.base import format_exception_line
 from npattn.testing.check import check
 from npattn.testing.report.report import Report
 from npattn.zoo.correct import CORRECT
@@ -260,10 +262,22 @@ Run = Callable[[Sequence[Task]], Generator[Row, None, None]]
 def run_here(jobs: int, tasks: Sequence[Task]) -> Generator[Row, None, None]:
     """Yield the rows in the order of the tasks."""
     if jobs == 1:
-        yield from map(run_task, tasks)
+        yield from map(run_or_lose, tasks)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run_task, tasks)
+        yield from pool.map(run_or_lose, tasks)
+
+
+def run_or_lose(task: Task) -> Row:
+    """Judge one implementation in this process; a defect of the judge costs its row alone."""
+    try:
+        return run_task(task)
+    except Exception as err:  # noqa: BLE001  the row names it, and the zoo does not pass
+        where = traceback.extract_tb(err.__traceback__)[-1]
+        why = format_exception_line(err)
+        return lost_row(
+            task, f"the judge raised {why} ({Path(where.filename).name}:{where.lineno})"
+        )
 
 
 def lost_row(task: Task, why: str) -> Row:

@@ -99,6 +99,16 @@ def test_survivor_is_reported():
     assert "SURVIVED: none of agreement-o failed" in str(whole)
 
 
+def test_defect_of_the_judge_costs_one_row(monkeypatch):
+    def fails(*args, **kwargs):
+        raise KeyError("max_score")
+
+    monkeypatch.setattr("npattn.zoo.score.check", fails)
+    whole = zoo(only=["scale-twice"], kind="mutant", rules="killers", examples=1)
+    assert not whole.passed
+    assert "NOT JUDGED: the judge raised KeyError: 'max_score' (test_score.py:" in str(whole)
+
+
 @pytest.mark.parametrize(("name", "kind"), [("scale-twice", "mutant"), ("tf32", "correct")])
 def test_lost_row_fails_the_zoo(name, kind):
     task = Task(kind, name, None, 1, 0)
