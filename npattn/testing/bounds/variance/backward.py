@@ -109,9 +109,9 @@ class Variance(ForwardVariance):
         turned = worst.ps is worst.steep
         return DqVarianceSums(
             var=self.products(self.var_dx + ops * dx2, k2),
-            signed=worst.pulled,
+            signed=worst.sum_dx_k,
             squares=self.products(dx2, k2),
-            common=worst.turned if turned else self.products(worst.ps, k),
+            common=worst.sum_steep_k if turned else self.products(worst.ps, k),
             bent=np.zeros(()) if self.bent is None else self.products(self.bent, ak),
             underflow=self.products(worst.ones, k2 + 1),
             flush=self.products(self.flush, ak + 1),

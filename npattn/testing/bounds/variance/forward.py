@@ -93,7 +93,7 @@ class ForwardVariance(GenericRows):
         lost = np.where(self.live, (unit.tiny + unit.operands.eta) * (self.z + 1), 0)
         return OutVarianceSums(
             reach=self.all_reach,
-            turned=worst.turned,
+            turned=worst.sum_steep_k,
             var_p=row_sum(self.var_p),
             squares=row_sum(self.p2),
             size=row_sum(p * abs(worst.s)) if worst.problem.softcap is not None else np.zeros(()),

@@ -164,7 +164,7 @@ class GenericRows:
 
     def _variety(self, x: Array) -> Variety:
         count = self._row_counts
-        shown = self._shown_scores if x is self.worst.s else self._shown(x)
+        shown = self._shown_scores if x is self.worst.s else self._narrow(x)
         steps = count_rises(shown)
         x = self.worst.where_live(x)
         mean = row_sum(self.p * x) / self._row_total
@@ -172,14 +172,14 @@ class GenericRows:
             steps + (count > 0), count, np.sqrt(row_sum(self.p * (x - mean) ** 2)[..., 0])
         )
 
-    def _shown(self, x: Array) -> Array:
+    def _narrow(self, x: Array) -> Array:
         """Return x in float32, NaN where a score takes no part."""
         shown = x if self.worst.all_live else np.where(self.live, x, np.nan)
         return shown.astype(np.float32)
 
     @cached_property
     def _shown_scores(self) -> Array:
-        return self._shown(self.worst.s)
+        return self._narrow(self.worst.s)
 
     @cached_property
     def _row_counts(self) -> Array:

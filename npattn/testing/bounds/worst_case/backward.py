@@ -198,7 +198,7 @@ class WorstCase(ForwardErrors):
         each = e_dx + (self.gamma(self.terms(self.S)) + mm) * (size + e_dx)
         return DqErrorSums(
             each=self.sum_live(each, ak, live),
-            signed=self.pulled if self.tame else self.sum_live(dx, k, live),
+            signed=self.sum_dx_k if self.tame else self.sum_live(dx, k, live),
             common=self._common_of(k),
             loose=self.sum_live(self.loose, ak, live),
             flush=self.sum_live(self.ones, ak + 1, live),
@@ -207,11 +207,11 @@ class WorstCase(ForwardErrors):
 
     def _common_of(self, k: Array) -> Array:
         if self.tame and self.ps is self.steep:
-            return self.turned
+            return self.sum_steep_k
         return self.sum_live(self.ps, k, self.r.live)
 
     @cached_property
-    def pulled(self) -> Array:
+    def sum_dx_k(self) -> Array:
         """Σ dx k of each row, over the numbers among k."""
         return self.sum_live(self.dx, self.numbers.k, self.r.live)
 

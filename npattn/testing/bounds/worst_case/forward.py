@@ -108,7 +108,7 @@ class ForwardErrors(ScoreErrors):
         return p if isinstance(slope, float) else np.where(self.r.live, p * slope, 0)
 
     @cached_property
-    def turned(self) -> Array:
+    def sum_steep_k(self) -> Array:
         """Σ p slope k of each row, over the numbers among k."""
         return self.sum_live(self.steep, self.numbers.k, self.r.live)
 
