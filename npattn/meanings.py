@@ -1,4 +1,4 @@
-"""What the parameters of an attention function may mean beside its options, by name."""
+"""Meanings of the parameters of attention functions beside the options, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a diagnosis compares: dtypes of predictions, and numbers that are added to hidden scores."""
+"""Evidence of a diagnosis: dtypes of predictions, and numbers added to hidden scores."""
 
 import sys
 from types import SimpleNamespace
