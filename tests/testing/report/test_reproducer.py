@@ -13,7 +13,7 @@ import pytest
 
 from npattn.conventions import Conventions
 from npattn.testing import Implementation, Integers, Rounding, check
-from npattn.testing.report.reproducer import _literal
+from npattn.testing.report.reproducer import SHOW, _literal
 from npattn.testing.targets import load
 from npattn.testing.targets.numpy import flash
 from npattn.zoo.mutants import MUTANTS
@@ -196,6 +196,23 @@ def test_script_shows_nan_where_hidden_garbage_overflows(mine):
     shown = run(text, mine)
     assert "WRONG o becomes NaN" in shown
     assert "moves" not in shown, "rows that see the garbage are not compared"
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "value", "shown"),
+    [
+        ("o", 1, 5.0, ""),  # it sees the garbage
+        ("o", 0, 5.0, "WRONG o moves by 4.0"),
+        ("o", 0, np.nan, "WRONG o becomes NaN"),
+        ("dq", 1, 5.0, "WRONG dq moves by 4.0"),
+    ],
+)
+def test_rows_that_see_the_garbage_are_compared_in_gradients_alone(name, row, value, shown, capsys):
+    before, after = np.ones((2, 3)), np.ones((2, 3))
+    after[row] = value
+    given = {"before": {name: before}, "problem": {name: after}, "results": lambda found: found}
+    exec("\n".join(SHOW["moves"]), {"np": np, "dout": np.array([[1.0], [0.0]])} | given)
+    assert capsys.readouterr().out.strip() == shown
 
 
 def test_script_docstring_names_broken_rule(mine):

@@ -111,7 +111,7 @@ class GenericRows:
 
     @property
     def least_spread(self) -> Any:
-        """What integers for queries and keys move a score by, (..., T, 1)."""
+        """Change of a score by integers for queries and keys, (..., T, 1)."""
         if self.integer_variance is None:
             return 0.0
         return np.sqrt(np.max(self.integer_variance, -1, initial=0, keepdims=True))
