@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
+from npattn.commands.journal import INTERRUPTED, list_options_beside, open_journal
 from npattn.errors import NpattnError, OptionError
 from npattn.matrix.journal import MatrixJournal
 from npattn.matrix.markdown import write_table
@@ -23,10 +23,9 @@ from npattn.testing.check import DTYPES
 
 __all__ = ["matrix_command"]
 
-INTERRUPTED = 130
 OUTPUTS = ("json_path", "markdown_path", "html_path")
 """Parameters that name what is written: they may stand beside --read."""
-ELSEWHERE = (*OUTPUTS, "resume_path", "processes", "cluster")
+ELSEWHERE = (*OUTPUTS, "processes", "cluster")
 """Parameters that change nothing of the result, and may stand beside --resume."""
 
 
@@ -150,12 +149,9 @@ def matrix_command(
         asked |= {"targets": None if targets is None else targets.split(",")}
         asked |= {"memory": parse_memory(memory)}
         asked |= {name: list(asked[name]) or None for name in ("dtypes", "only")}
-        journal = None
-        if resume_path is not None:
-            journal = _resume(resume_path, journal_path)
-            asked = journal.question
-        elif journal_path is not None and read_path is None:
-            journal = MatrixJournal.create(journal_path, asked)
+        new = journal_path if read_path is None else None
+        journal = open_journal(MatrixJournal, new, resume_path, asked, ELSEWHERE)
+        asked = asked if journal is None else journal.question
         if read_path is None:
             choose_targets(asked["targets"], asked["envs"])  # before a cluster is begun
             executor = Local(processes) if cluster is None else _begin_cluster(cluster)
@@ -179,26 +175,9 @@ def matrix_command(
     sys.exit(any(run.state in ("crashed", "timed out") for run in matrix.runs))
 
 
-def _resume(path: str, beside_journal: str | None) -> MatrixJournal:
-    """Return the journal of an earlier matrix; what was asked stands there, and there alone."""
-    beside = _options_beside(ELSEWHERE)
-    if beside or beside_journal is not None:
-        raise OptionError(f"got {', '.join(beside)} beside --resume: {path} has what is asked")
-    journal = MatrixJournal.resume(path)
-    click.echo(f"goes on with {path}: {len(journal.results)} units done", err=True)
-    return journal
-
-
-def _options_beside(allowed: Sequence[str]) -> list[str]:
-    """Return the parameters that stand on the command line, but for those."""
-    context, here = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
-    beside = (n for n in context.params if context.get_parameter_source(n) == here)
-    return [n for n in beside if n not in allowed]
-
-
 def _read(path: str) -> Matrix:
     """Return the matrix of a file; nothing that is asked may stand beside it."""
-    beside = _options_beside((*OUTPUTS, "read_path"))
+    beside = list_options_beside((*OUTPUTS, "read_path"))
     if beside:
         raise OptionError(f"got {', '.join(beside)} beside --read: {path} has what was asked")
     return read_matrix(path)

@@ -20,7 +20,9 @@ class ProgressBar:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        away = not console.is_terminal  # where it would print empty lines
+        self.bar = Progress(*columns, console=console, transient=True, disable=away)
 
     def __enter__(self) -> tuple[Progress, Any]:
         self.bar.start()

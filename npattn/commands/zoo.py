@@ -11,11 +11,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from npattn.commands.journal import INTERRUPTED, open_journal
 from npattn.commands.progress import ProgressBar
 from npattn.commands.target import refuse_beside_cluster
 from npattn.errors import NpattnError
+from npattn.matrix.journal import ZooJournal
+from npattn.matrix.zoo import run_on_cluster, run_with_journal
+from npattn.parsing import interruptible, path_to_write
 
 __all__ = ["zoo_command"]
+
+ELSEWHERE = ("json_path", "jobs", "cluster")
+"""Parameters that change nothing of the rows, and may stand beside --resume."""
 
 
 @click.command("zoo")
@@ -51,23 +58,37 @@ __all__ = ["zoo_command"]
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False), help="Write the matrix to this file."
 )
+@click.option(
+    "--journal",
+    "journal_path",
+    type=click.Path(dir_okay=False),
+    help="New file that takes each row as it comes, to --resume from.",
+)
+@click.option(
+    "--resume",
+    "resume_path",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Go on with the zoo of a --journal; all that is asked comes from there.",
+)
 def zoo_command(
     names: tuple[str, ...],
     lists: bool,
     json_path: str | None,
     cluster: str | None,
     jobs: int,
+    journal_path: str | None,
+    resume_path: str | None,
     **options: Any,
 ) -> None:
     """Judge the judge: every mutant must fail, and every correct implementation pass.
 
     NAMES are names of mutants or correct implementations, or prefixes of them; default: all.
-    Exit code 0: all mutants killed, no false alarm; 1: otherwise; 2: wrong usage.
+    Exit code 0: all mutants killed, no false alarm; 1: otherwise; 2: wrong usage; 130:
+    interrupted.
     """
-    from npattn.matrix.zoo import run_on_cluster
     from npattn.zoo.correct import CORRECT
     from npattn.zoo.mutants import MUTANTS
-    from npattn.zoo.score import zoo
+    from npattn.zoo.score import Run, run_here, zoo
 
     console = Console()
     if lists:
@@ -78,16 +99,25 @@ def zoo_command(
             table.add_row(right.name, "correct", escape(right.sentence), "")
         console.print(table)
         return
-    options |= {"jobs": jobs}
+    run: Run = partial(run_here, jobs)
+    asked = {"only": list(names), **options}
     try:
+        path_to_write(json_path)
         if cluster is not None:
             refuse_beside_cluster("jobs")
-            options |= {"run": partial(run_on_cluster, cluster)}
-        with ProgressBar() as (bar, advance):
-            score = zoo(only=names, progress=lambda name, *at: advance("zoo", name, *at), **options)
+            run = partial(run_on_cluster, cluster)
+        journal = open_journal(ZooJournal, journal_path, resume_path, asked, ELSEWHERE)
+        if journal is not None:
+            asked, run = journal.question, partial(run_with_journal, journal, run)
+        with ProgressBar() as (bar, advance), interruptible():
+            score = zoo(**asked, run=run, progress=lambda name, *at: advance("zoo", name, *at))
             bar.stop()
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
+    except KeyboardInterrupt:
+        if journal is not None:
+            click.echo(f"npattn zoo --resume {journal.path} goes on", err=True)
+        sys.exit(INTERRUPTED)
     console.print(str(score), markup=False, highlight=False, soft_wrap=True)
     if json_path is not None:
         score.to_json(json_path)

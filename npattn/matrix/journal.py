@@ -1,4 +1,4 @@
-"""Journal of a matrix: a line of JSON for each unit that is done, from which it goes on."""
+"""Journal of a matrix or of a zoo: a line of JSON for each unit done, from which it goes on."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from npattn.errors import OptionError
 from npattn.matrix.unit import Result, versions_here
 from npattn.testing.runner.journal import check_is_new, cut_last_line, read_lines
 
-__all__ = ["MatrixJournal"]
+__all__ = ["MatrixJournal", "ZooJournal"]
 
 VERSION = 1
 
@@ -29,12 +29,15 @@ class MatrixJournal:
         By key of the unit.
     """
 
+    command = "matrix"
+    """The command that writes it, and alone goes on with it."""
+
     def __init__(self, path: str | os.PathLike[str], question: Mapping[str, Any]) -> None:
         self.path, self.question = Path(path).absolute(), dict(question)
         self.results: dict[str, Result] = {}
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], question: Mapping[str, Any]) -> MatrixJournal:
+    def create(cls, path: str | os.PathLike[str], question: Mapping[str, Any]) -> Self:
         """Return a new journal; nothing is written before `begin`.
 
         Raises
@@ -46,7 +49,7 @@ class MatrixJournal:
         return cls(path, question)
 
     @classmethod
-    def resume(cls, path: str | os.PathLike[str]) -> MatrixJournal:
+    def resume(cls, path: str | os.PathLike[str]) -> Self:
         """Go on with the file of a matrix that ended early.
 
         Raises
@@ -55,8 +58,10 @@ class MatrixJournal:
             If it is no journal of a matrix, or of other versions.
         """
         lines = read_lines(Path(path))
-        if not lines or lines[0].get("matrix journal") != VERSION:
-            raise OptionError(f"{path} is no journal of npattn matrix: begin a new one (--journal)")
+        if not lines or lines[0].get(f"{cls.command} journal") != VERSION:
+            raise OptionError(
+                f"{path} is no journal of npattn {cls.command}: begin a new one (--journal)"
+            )
         if lines[0]["versions"] != versions_here():
             raise OptionError(
                 f"{path} was begun with {lines[0]['versions']}, and {versions_here()} is here: "
@@ -79,7 +84,8 @@ class MatrixJournal:
         if self.path.exists():
             cut_last_line(self.path)
             return
-        head = {"matrix journal": VERSION, "versions": versions_here(), "question": self.question}
+        head = {f"{self.command} journal": VERSION, "versions": versions_here()}
+        head["question"] = self.question
         try:
             self._write(head)
         except OSError as err:
@@ -92,3 +98,9 @@ class MatrixJournal:
     def _write(self, entry: Mapping[str, Any]) -> None:
         with self.path.open("ab", buffering=0) as file:
             file.write(json.dumps(entry).encode() + b"\n")
+
+
+class ZooJournal(MatrixJournal):
+    """Rows of the zoo that are done, in a file."""
+
+    command = "zoo"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 
 from npattn.matrix.cluster import Cluster
+from npattn.matrix.journal import ZooJournal
 from npattn.matrix.processes import Executor
 from npattn.matrix.unit import Result, Unit
-from npattn.zoo.score import Row, Task, lost_row
+from npattn.zoo.score import Row, Run, Task, lost_row
 
-__all__ = ["run_in_units", "run_on_cluster"]
+__all__ = ["run_in_units", "run_on_cluster", "run_with_journal"]
 
 
 def run_in_units(
@@ -42,6 +45,24 @@ def run_in_units(
 def run_on_cluster(where: str, tasks: Sequence[Task]) -> Generator[Row, None, None]:
     """Judge tasks of the zoo on a cluster of Dask, as of `Cluster`."""
     return run_in_units(partial(Cluster, where), tasks)
+
+
+def run_with_journal(
+    journal: ZooJournal, run: Run, tasks: Sequence[Task]
+) -> Generator[Row, None, None]:
+    """Yield the rows that a journal has, then those of `run`, each of which it takes as it comes.
+
+    A row that came to nothing is not written: whoever goes on with the journal judges it again.
+    """
+    units = {task.name: _unit_of(task).key for task in tasks}
+    known = {name: journal.results[key] for name, key in units.items() if key in journal.results}
+    journal.begin()
+    yield from (_row_of(task, known[task.name]) for task in tasks if task.name in known)
+    with closing(run([task for task in tasks if task.name not in known])) as rows:
+        for row in rows:
+            if not row.lost:
+                journal.note(units[row.name], Result("done", report=asdict(row)))
+            yield row
 
 
 def _unit_of(task: Task) -> Unit:

@@ -13,7 +13,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from npattn.testing.report.report import Report
 from npattn.zoo.correct import CORRECT
 from npattn.zoo.mutants import MUTANTS
 
-__all__ = ["Row", "Task", "Zoo", "lost_row", "run_task", "zoo"]
+__all__ = ["Row", "Run", "Task", "Zoo", "lost_row", "run_here", "run_task", "zoo"]
 
 LETTERS = {
     "failed": "F",
@@ -188,7 +188,7 @@ def zoo(
         Names, or prefixes of names.
     kind : {"all", "mutant", "correct"}
     rules : {"all", "killers"}
-        Every rule, or for a mutant only its killers.
+        Every rule, or for a mutant its killers, until one of them fails.
     examples, seed : int
         As for `check`.
     jobs : int, default 1
@@ -260,12 +260,18 @@ Run = Callable[[Sequence[Task]], Generator[Row, None, None]]
 
 
 def run_here(jobs: int, tasks: Sequence[Task]) -> Generator[Row, None, None]:
-    """Yield the rows in the order of the tasks."""
+    """Yield the rows as they come; those that take the longest are begun first."""
     if jobs == 1:
         yield from map(run_or_lose, tasks)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run_or_lose, tasks)
+    # Correct implementations are asked every rule, in several dtypes.
+    first = sorted(tasks, key=lambda task: task.kind != "correct")
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    try:
+        for done in as_completed([pool.submit(run_or_lose, task) for task in first]):
+            yield done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interrupt does not wait for what was not begun
 
 
 def run_or_lose(task: Task) -> Row:
@@ -293,27 +299,34 @@ def run_task(task: Task) -> Row:
     kind, name, rules, examples, seed = task
     start = time.perf_counter()
     if kind == "mutant":
-        mutant = MUTANTS[name]
-        reports = [
-            check(
-                mutant.forward,
-                backward=mutant.backward,
-                dtypes=mutant.dtypes,
-                rounding=mutant.rounding,
-                examples=examples,
-                seed=seed,
-                only=rules,
-                shrink=False,
-                diagnosis=False,
-            )
-        ]
-        row = Row(name, kind, mutant.family, worst_statuses(reports), mutant.killed_by)
+        row = judge_mutant(task, fail_fast=rules is not None)
+        if not row.right and rules is not None:  # what came first was no failure of a value
+            row = judge_mutant(task)
     else:
         reports = list(reports_of_correct(name, examples, seed))
         bad = [o for r in reports for o in r.outcomes if o.failed or o.status == "suspect"]
         alarm = "; ".join(f"{o.id} {o.message.splitlines()[0]}" for o in bad[:3])
         row = Row(name, kind, "correct", worst_statuses(reports), alarm=alarm)
     return replace(row, seconds=time.perf_counter() - start)
+
+
+def judge_mutant(task: Task, fail_fast: bool = False) -> Row:
+    """Judge a mutant by its rules, or until the first of them fails."""
+    mutant = MUTANTS[task.name]
+    report = check(
+        mutant.forward,
+        backward=mutant.backward,
+        dtypes=mutant.dtypes,
+        rounding=mutant.rounding,
+        examples=task.examples,
+        seed=task.seed,
+        only=task.rules,
+        shrink=False,
+        diagnosis=False,
+        fail_fast=fail_fast,
+    )
+    statuses = worst_statuses([report])
+    return Row(task.name, task.kind, mutant.family, statuses, mutant.killed_by)
 
 
 def reports_of_correct(name: str, examples: int, seed: int) -> Iterator[Report]:

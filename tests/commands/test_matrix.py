@@ -72,7 +72,7 @@ def test_a_journal_is_resumed(tmp_path, inline):
     path.write_text("".join(lines[:2]))
     later = run("--resume", path, "-n2", "--json", tmp_path / "matrix.json")
     assert later.stdout == first.stdout
-    assert later.stderr == f"goes on with {path}: 1 units done\n"
+    assert later.stderr == f"goes on with {path}: 1 done\n"
     assert [len(executor.done) for executor in inline] == [4, 3]
     assert read_matrix(tmp_path / "matrix.json").settings["seed"] == 11
 

@@ -1,5 +1,6 @@
 """The zoo in units: the same rows, wherever they are judged."""
 
+import json
 import os
 import signal
 from dataclasses import replace
@@ -10,11 +11,12 @@ from click.testing import CliRunner
 
 from npattn.cli import cli
 from npattn.matrix.cluster import Cluster
+from npattn.matrix.journal import MatrixJournal
 from npattn.matrix.processes import Local
 from npattn.matrix.unit import Result, Unit, do_unit
 from npattn.matrix.zoo import run_in_units
 from npattn.zoo.correct import CORRECT
-from npattn.zoo.score import zoo
+from npattn.zoo.score import judge_mutant, zoo
 from tests.matrix.inline import Inline
 
 FEW = {"only": ["scale-twice", "bias-scaled"], "rules": "killers", "examples": 3}
@@ -102,6 +104,84 @@ def test_wrong_usage_of_a_cluster(arguments, error):
     done = run(*arguments)
     assert done.exit_code == 2
     assert error in " ".join(done.stderr.split())
+
+
+# --- the journal ----------------------------------------------------------------------------------
+
+
+def judged(monkeypatch):
+    """Return a list that takes the names of the mutants that are judged."""
+    names = []
+
+    def judge(task, **settings):
+        names.append(task.name)
+        return judge_mutant(task, **settings)
+
+    monkeypatch.setattr("npattn.zoo.score.judge_mutant", judge)
+    return names
+
+
+def test_a_journal_is_resumed(tmp_path, monkeypatch):
+    names, path = judged(monkeypatch), tmp_path / "journal"
+    arguments = ["zoo", *FEW["only"], "--rules", "killers", "--examples", "3"]
+    first = CliRunner().invoke(cli, [*arguments, "--journal", path])
+    assert (first.exit_code, names) == (0, ["bias-scaled", "scale-twice"])
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]) + lines[2][:7])
+    later = CliRunner().invoke(cli, ["zoo", "--resume", path, "--json", tmp_path / "zoo.json"])
+    assert names[2:] == ["scale-twice"]
+    assert later.exit_code == 0
+    assert later.stdout.rpartition(",")[0] == first.stdout.rpartition(",")[0]  # but for the time
+    assert later.stderr == f"goes on with {path}: 1 done\n"
+    assert path.read_bytes().splitlines(keepends=True)[:2] == lines[:2]
+    assert json.loads((tmp_path / "zoo.json").read_text())["passed"]
+
+
+def test_an_interrupted_zoo_says_how_to_go_on(tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("npattn.zoo.score.judge_mutant", interrupt)
+    path = tmp_path / "journal"
+    done = run("--journal", path)
+    assert (done.exit_code, done.stdout) == (130, "")
+    assert done.stderr == f"npattn zoo --resume {path} goes on\n"
+    assert run().exit_code == 130
+
+
+def test_a_lost_row_is_judged_again(tmp_path, monkeypatch):
+    names = judged(monkeypatch)
+    path = tmp_path / "journal"
+    with monkeypatch.context() as patch:
+        patch.setattr("npattn.zoo.score.check", lambda *_, **__: 1 / 0)
+        done = run("--journal", path)
+    assert done.exit_code == 1
+    assert "NOT JUDGED: the judge raised ZeroDivisionError" in done.stdout
+    assert CliRunner().invoke(cli, ["zoo", "--resume", path]).exit_code == 0
+    assert names == ["scale-twice"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--examples", "3"), "got rules, examples, names beside --resume"),
+        (("--journal", "other"), "got rules, journal_path, names beside --resume"),
+    ],
+)
+def test_nothing_is_asked_beside_a_journal_to_resume(arguments, error, tmp_path):
+    path = tmp_path / "journal"
+    run("--journal", path, "--examples", "2")
+    done = run("--resume", path, *arguments)
+    assert done.exit_code == 2
+    assert error in " ".join(done.stderr.split())
+
+
+def test_a_journal_of_a_matrix_is_none_of_the_zoo(tmp_path):
+    path = tmp_path / "journal"
+    MatrixJournal.create(path, {}).begin()
+    done = CliRunner().invoke(cli, ["zoo", "--resume", path])
+    assert done.exit_code == 2
+    assert "is no journal of npattn zoo" in " ".join(done.stderr.split())
 
 
 @pytest.mark.nightly

@@ -11,7 +11,7 @@ from npattn.mistakes import base, base_backward
 from npattn.testing.rules import PROPERTIES
 from npattn.zoo.correct import CORRECT
 from npattn.zoo.mutants import MUTANTS
-from npattn.zoo.score import Row, Task, Zoo, lost_row, zoo
+from npattn.zoo.score import Row, Task, Zoo, judge_mutant, lost_row, zoo
 from npattn.zoo.witness import witness
 
 FEW = ("scale-twice", "state-kept", "tf32")  # two mutants, one that is right
@@ -133,6 +133,47 @@ def test_two_processes_give_the_same_rows(small):
     rows, reference = ([replace(r, seconds=0) for r in z.of_kind("mutant")] for z in (both, small))
     assert rows == reference
     assert len(rows) == 2
+
+
+def statuses_of(name, monkeypatch):
+    """Return the statuses of a mutant by its killers, and how often it was judged."""
+    times = []
+
+    def judge(task, **settings):
+        times.append(settings)
+        return judge_mutant(task, **settings)
+
+    monkeypatch.setattr("npattn.zoo.score.judge_mutant", judge)
+    (row,) = zoo(only=[name], kind="mutant", rules="killers", examples=8).rows
+    return row, times
+
+
+def test_a_mutant_is_found_by_the_first_killer_that_fails(monkeypatch):
+    """Its other killers are not asked."""
+    row, times = statuses_of("causal-backward-top-left", monkeypatch)
+    assert row.right
+    assert len(row.killers) == 3
+    assert row.detected_by == ("agreement-dq",)
+    assert len(times) == 1
+
+
+def test_a_mutant_whose_first_failure_is_an_error_is_asked_the_rest(monkeypatch):
+    """An error proves no rule: another of its killers may."""
+    mutant = MUTANTS["scale-twice"]
+
+    def fails_on_one_key(q, k, v, **options):
+        if k.shape[-2] == 1:
+            raise RuntimeError("one key")
+        return mutant.forward(q, k, v, **options)
+
+    names = ("one-key", "agreement-o")
+    both = replace(mutant, forward=fails_on_one_key, killed_by=names, dtypes=("float64",))
+    monkeypatch.setitem(MUTANTS, "scale-twice", both)
+    row, times = statuses_of("scale-twice", monkeypatch)
+    assert row.right
+    assert row.statuses["one-key"] == "error"
+    assert row.statuses["agreement-o"] == "failed"
+    assert len(times) == 2
 
 
 def test_progress_is_called_per_row():
