@@ -86,11 +86,11 @@ def backward(
     dp = do @ v.swapaxes(-1, -2)  # from o = w v
     dp = dp if keep is None else dp * keep  # from w = p · keep
     dp = dp if dweights is None else dp + dweights
-    dp = np.where(live, dp, 0)  # 0 · NaN is NaN, but a hidden value matters to nobody  [10]
+    dp = where_live(dp, live)  # 0 · NaN is NaN, but a hidden value matters to nobody  [10]
     g, g_sink = subtract_mean(dp, 0, p, p_sink)  # from p = softmax(s)
     if dlse is not None:
         g, g_sink = g + dlse[..., None], g_sink + dlse[..., None]  # from lse = log Σ exp(s)
-    ds = np.where(live, p * g, 0)
+    ds = where_live(p * g, live)
     ds_sink = None if p_sink is None else p_sink * g_sink  # one more key, with dp = 0
 
     dx = ds  # from s = x + bias
@@ -98,7 +98,7 @@ def backward(
         dx = dx * slope(problem, capped)  # from s = score_mod(x)
     if tanh is not None:
         dx = dx * (1 - tanh**2)  # from s = c · tanh(x / c)
-    dx = problem.round_to_storage(dx if dx is ds else np.where(live, dx, 0))
+    dx = problem.round_to_storage(dx if dx is ds else where_live(dx, live))
     dq = problem.scale * sum_live(dx, k, live)  # from x = scale · q kᵀ
     dk = problem.scale * sum_live(dx.swapaxes(-1, -2), q, live.swapaxes(-1, -2))
 
@@ -131,7 +131,7 @@ def jvp(
     ds = dx if tanh is None else dx * (1 - tanh**2)  # s = c · tanh(x / c)
     ds = ds if capped is None else ds * slope(problem, capped)  # s = score_mod(x)
     ds = ds if dbias is None else ds + problem.as_array(dbias)  # s = z + bias
-    ds = np.where(live, ds, 0)
+    ds = where_live(ds, live)
     ds_sink = 0 if dsinks is None else dsinks[:, None, None]
     dlse = (p * ds).sum(-1, keepdims=True)  # (..., H, T, 1)
     dlse = dlse if p_sink is None else dlse + p_sink * ds_sink
@@ -189,13 +189,15 @@ def _softmax(
     m = top if sinks is None else np.maximum(top, sinks.real)  # (..., H, T, 1)
     # A query that sees no key has maximum −inf, and −inf − −inf is NaN.
     m = np.where(m == -np.inf, 0, m)
-    e = np.exp(s - m)  # (..., H, T, S)
+    e = s - m  # (..., H, T, S)
+    np.exp(e, out=e)
     total = e.sum(-1, keepdims=True)
     e_sink = None if sinks is None else np.exp(sinks - m)
     total = total if e_sink is None else total + e_sink
     lse = (m + np.log(total))[..., 0]
     total = np.where(total == 0, 1, total)
-    p = np.where(live, e / total, 0)  # in a row of NaN, hidden keys still have weight 0  [10]
+    e /= total
+    p = where_live(e, live)  # in a row of NaN, hidden keys still have weight 0  [10]
     return p, None if e_sink is None else e_sink / total, lse
 
 
@@ -212,6 +214,11 @@ def subtract_mean(
         mean = mean if p_sink is None else mean + p_sink * x_sink
         x, x_sink = x - mean, x_sink - mean
     return x, np.asarray(x_sink)
+
+
+def where_live(x: Array, live: Array) -> Array:
+    """Return x, with 0 where a key is not live."""
+    return x if live.all() else np.where(live, x, 0)
 
 
 def sum_live(w: Array, x: Array, live: Array) -> Array:
