@@ -32,6 +32,7 @@ from npattn.testing.trial import GRADIENTS as GRADIENT_NAMES
 from npattn.testing.trial import Trial
 from npattn.zoo.correct import CORRECT, Kernel, correct
 from npattn.zoo.correct.arithmetic import Order, cast, dot, flush, store_as, sum_last, truncate
+from npattn.zoo.correct.register import STORES_PRODUCTS
 
 OWN = [name for name, one in CORRECT.items() if one.needs is None and not one.sizes]
 EVERY = [(name, dtype) for name in OWN for dtype in CORRECT[name].dtypes]
@@ -263,6 +264,42 @@ def test_loops_pass_in_every_dtype():
         only=["agreement-o", "agreement-dk"],
     )
     assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("name", [n for n in OWN if "float16" in CORRECT[n].dtypes])
+def test_products_in_float16_are_stored_by_those_that_say_so(name):
+    """They overflow before they are scaled, and no tolerance covers that."""
+    one = CORRECT[name]
+    report = check(
+        one.implementation(),
+        dtypes="float16",
+        rounding=one.rounding,
+        examples=2,
+        only=["large-products"],
+        shrink=False,
+        diagnosis=False,
+    )
+    failed = {o.rule for o in report.outcomes if o.status == "failed"}
+    assert failed == set(STORES_PRODUCTS) & set(one.breaks)
+    assert one.alarms(report) == [], str(report)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "dtype"), EVERY)
+def test_every_rule_passes(name, dtype):
+    one = CORRECT[name]
+    report = check(
+        one.implementation(),
+        conventions=one.conventions,
+        dtypes=dtype,
+        rounding=one.rounding,
+        examples=10,
+        only=one.rules,
+        shrink=False,
+        diagnosis=False,
+    )
+    assert report.tested
+    assert one.alarms(report) == [], str(report)
 
 
 # --- the register ---------------------------------------------------------------------------------

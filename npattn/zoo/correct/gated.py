@@ -18,7 +18,7 @@ from npattn.problem import Problem
 from npattn.testing.bounds.rounding import Rounding
 from npattn.zoo.correct.forward import SavedState
 from npattn.zoo.correct.kernel import Kernel
-from npattn.zoo.correct.register import correct
+from npattn.zoo.correct.register import STORES_PRODUCTS, correct
 from npattn.zoo.correct.run import Run
 from npattn.zoo.correct.signature import with_every_option
 
@@ -180,4 +180,5 @@ for _name, _sentence, _dtypes, _kernel in (
         _kernel.backward,
         dtypes=_dtypes,
         rounding=None if "undeclared" in _name else _kernel.rounding,
+        breaks=STORES_PRODUCTS if _kernel.rounding.scores == "input" else (),
     )

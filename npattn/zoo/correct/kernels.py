@@ -7,7 +7,7 @@ from typing import Any
 
 from npattn.testing.bounds.rounding import Rounding
 from npattn.zoo.correct.kernel import Kernel
-from npattn.zoo.correct.register import correct
+from npattn.zoo.correct.register import STORES_PRODUCTS, correct
 
 UPCAST, FUSED, EAGER = Rounding.upcast(), Rounding.fused(), Rounding.eager()
 FROM_OUT = replace(UPCAST, delta_from="out")
@@ -130,7 +130,12 @@ kernel(
     flushes=True,
     rounding=FUSED,
 )
-kernel("eager", "Every intermediate is stored, P is normalised.", rounding=EAGER)
+kernel(
+    "eager",
+    "Every intermediate is stored, P is normalised.",
+    rounding=EAGER,
+    breaks=STORES_PRODUCTS,
+)
 kernel(
     "eager, scale on q",
     "The same, with q · scale stored before the product.",
@@ -143,6 +148,7 @@ kernel(
     apart=True,
     order="last",
     rounding=EAGER,
+    breaks=STORES_PRODUCTS,
 )
 kernel(
     "heads rounded",
@@ -163,6 +169,7 @@ kernel(
     dtypes=LOW,
     declared=False,
     rounding=Rounding.undeclared("bfloat16"),
+    breaks=STORES_PRODUCTS,
 )
 kernel(
     "wide accumulators",
@@ -201,4 +208,5 @@ kernel(
     dtypes=LOW,
     beyond=True,
     rounding=replace(EAGER, row_sum="input"),
+    breaks=STORES_PRODUCTS,
 )

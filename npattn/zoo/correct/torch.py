@@ -10,7 +10,7 @@ from typing import Any
 
 from npattn.profiles import PROFILES
 from npattn.testing.cases.recipe import Recipe
-from npattn.zoo.correct.register import correct
+from npattn.zoo.correct.register import STORES_PRODUCTS, correct
 
 
 def attention(product: Callable[[Any, Any, float], Any]) -> Callable[..., Any]:
@@ -113,7 +113,7 @@ correct(
     "torch eager",
     "One line per equation, every result a tensor in the dtype of q.",
     attention(lambda q, k, scale: scale * (q @ k.mT)),
-    **TORCH,
+    **(TORCH | {"breaks": (*NAN, *STORES_PRODUCTS)}),
 )
 correct(
     "torch eager, scale on q",
