@@ -57,7 +57,8 @@ class Run(ForwardRun):
         dq = self.finish(self.gradient(dx, k, live), factors[0] * after)
         dk = self.gradient(dx.swapaxes(-1, -2), q, live.swapaxes(-1, -2))
         if self.folds_bias():
-            ds = dk[..., problem.D :].swapaxes(-1, -2)
+            # dk of the channel of a query is its row of dx: as a product, 0 · NaN would spread.
+            ds = dx
         dk = self.finish(dk[..., : problem.D], factors[1] * after)
         dv = self.add_mean(dv[..., : problem.S, :], do, state.empty)
         results = {
