@@ -40,7 +40,7 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
-from npattn.testing.rules.systematic_error import ErrorSample, chi_square, excessive, fits
+from npattn.testing.rules.systematic_error import ErrorSample, excessive, fits
 from npattn.testing.trial import Evaluation, Trial
 from npattn.zoo.correct import Kernel
 
@@ -200,7 +200,7 @@ class Setup:
 
 def suspicions(sample: ErrorSample, trial: Trial) -> list[str]:
     """Return the suspicions of the rule "aggregate"."""
-    squares = {n: excessive(chi_square(sample, n)) for n in sample.names()}
+    squares = {n: excessive(sample, n) for n in sample.names()}
     lines = [f"χ² of {n} {x:.3g}" for n, x in squares.items() if x is not None]
     return lines + [str(fit) for fit in fits(sample, trial) if fit.significant]
 

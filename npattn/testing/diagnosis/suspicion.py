@@ -34,7 +34,7 @@ class Suspected(Evidence):
     def wrong(self) -> dict[str, float]:
         """Mean square error of each result in which it is excessive."""
         names = [name for name in self.errors.names() if name in self.observed]
-        squares = {name: excessive(chi_square(self.errors, name)) for name in names}
+        squares = {name: excessive(self.errors, name) for name in names}
         return {name: square for name, square in squares.items() if square is not None}
 
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
@@ -47,11 +47,12 @@ class Suspected(Evidence):
             return True
         exact: Mapping[str, Array] = {name: predicted[0].astype(np.float64)}
         evaluation = replace(self.errors.evaluation, exact=exact)
-        square = chi_square(replace(self.errors, evaluation=evaluation), name)
-        before, left = self.wrong.get(name, np.inf), float(np.nanmean(square))
+        rest = replace(self.errors, evaluation=evaluation)
+        before = self.wrong.get(name, np.inf)
+        left = float(np.nanmean(chi_square(rest, name)))
         if np.isfinite(left) and left <= before / CERTAIN**4:
             return True
-        return excessive(square) is None and left <= before / 2
+        return excessive(rest, name) is None and left <= before / 2
 
 
 def collect_suspicion(trial: Trial, outcome: Outcome) -> Suspected | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.register import rule
 from npattn.testing.rules.systematic_error import (
-    chi_square,
     excessive,
     fits,
     measure_errors,
@@ -47,7 +46,7 @@ def aggregate(trial: Trial, recipe: Recipe) -> float:
     sample = measure_errors(trial, recipe)
     messages = []
     for name in sample.names():
-        beyond = excessive(chi_square(sample, name))
+        beyond = excessive(sample, name)
         if beyond is not None:
             messages.append(f"{name}: χ² {beyond:.3g} of what {trial.rounding.name} explains")
     significant = (fit for fit in fits(sample, trial) if fit.significant)

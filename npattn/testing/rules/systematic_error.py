@@ -188,14 +188,39 @@ def chi_square(sample: ErrorSample, name: str) -> Array:
 # --- mistakes that might explain the errors -------------------------------------------------------
 
 
-def excessive(heads: Array) -> float | None:
-    """Return χ² of a tensor, or of its worst head, if it exceeds that of roundings."""
+def excessive(sample: ErrorSample, name: str) -> float | None:
+    """Return χ² of a tensor, or of its worst head, if it exceeds that of roundings and of chance.
+
+    That of few rows may be large by chance, since the elements of a row share their weights: it
+    has to exceed 1 by eight of the standard errors that a mean of 1 would have by their spread.
+    """
+    heads, rows = chi_square(sample, name), _row_squares(sample, name)
     if np.isnan(heads).all():
         return None
-    whole, worst = float(np.nanmean(heads)), float(np.nanmax(heads))
-    if whole > EXCESSIVE:
+    whole, worst = float(np.nanmean(heads)), int(np.nanargmax(heads))
+    if whole > EXCESSIVE and _is_certain(whole, rows):
         return whole
-    return worst if worst > EXCESSIVE_HEAD else None
+    head = tuple(int(i) for i in np.unravel_index(worst, heads.shape))
+    most = float(heads[head])
+    return most if most > EXCESSIVE_HEAD and _is_certain(most, rows[head]) else None
+
+
+def _row_squares(sample: ErrorSample, name: str) -> Array:
+    """Return squared errors in units of their variance, with an axis for the columns of a row."""
+    squares = np.asarray(sample.scores(name) ** 2)
+    return squares[..., None] if name == "lse" else squares
+
+
+def _is_certain(square: float, squares: Array) -> bool:
+    """Return True if a mean of squared errors is beyond 1 by more than chance."""
+    if not math.isfinite(square):
+        return True
+    count = (~np.isnan(squares)).sum(-1)
+    rows = (np.nansum(squares, -1) / np.maximum(count, 1))[count > 0]
+    # Their spread if the mean were 1. Few rows may be alike by chance: no mean is better than that
+    # of independent errors.
+    spread = float(rows.std(ddof=1)) / square / math.sqrt(len(rows)) if len(rows) > 1 else 0.0
+    return square - 1 > CERTAIN * max(spread, math.sqrt(2 / count.sum()))
 
 
 def fits(sample: ErrorSample, trial: Trial) -> list[Fit]:

@@ -245,6 +245,18 @@ def test_plain_recipes_keep_to_accepted_structure() -> None:
         assert not recipe.causal
 
 
+class Scores:
+    """Errors in units of their standard deviation, in the place of a sample of them."""
+
+    def __init__(self, heads: Any, rows: int, columns: int) -> None:
+        normal = np.random.default_rng(5).standard_normal((len(heads), rows, columns))
+        self.z = normal * np.sqrt(heads)[:, None, None]
+
+    def scores(self, name: str) -> Any:
+        return self.z[..., 0] if name == "lse" else self.z
+
+
+@pytest.mark.parametrize("name", ["o", "lse"])
 @pytest.mark.parametrize(
     ("heads", "expected"),
     [
@@ -256,8 +268,32 @@ def test_plain_recipes_keep_to_accepted_structure() -> None:
         ([np.inf, np.nan], np.inf),
     ],
 )
-def test_excessive_on_average_or_in_one_head(heads: Any, expected: float | None) -> None:
-    assert excessive(np.array(heads)) == (None if expected is None else pytest.approx(expected))
+def test_excessive_on_average_or_in_one_head(heads: Any, expected: float | None, name: str) -> None:
+    sample: Any = Scores(heads, rows=1031, columns=3)
+    found = excessive(sample, name)
+    assert found == (None if expected is None else pytest.approx(expected, rel=0.1))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 2), (3, 2), (5, 2), (11, 7)])
+def test_few_rows_are_excessive_by_chance(rows: int, columns: int) -> None:
+    """A mean square of 1.6 may be that of few right errors; one of a thousand is of no errors."""
+    for square, certain in ((1.6, False), (1e3, True)):
+        sample: Any = Scores([square] * 4, rows, columns)
+        assert (excessive(sample, "o") is not None) == certain
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_few_elements_of_a_right_function_are_no_suspicion(seed: int) -> None:
+    one = CORRECT["loops"]
+    report = check(
+        one.implementation(),
+        dtypes=("float32", "float16", "bfloat16"),
+        rounding=one.rounding,
+        seed=seed,
+        only=["aggregate"],
+        sizes=one.sizes,
+    )
+    assert [o.status for o in report.outcomes] == ["passed"] * 3, str(report)
 
 
 # --- one fit of artificial errors -----------------------------------------------------------------
