@@ -19,7 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from npattn.arrays import Array, sum_to
-from npattn.dense import QUIET, Residuals, repeat_heads, subtract_mean, sum_live, sum_shared
+from npattn.dense import (
+    QUIET,
+    Residuals,
+    repeat_heads,
+    subtract_mean,
+    sum_live,
+    sum_shared,
+    where_live,
+)
 from npattn.problem import Gradients, Problem
 
 __all__ = ["SecondGradients", "backward_twice"]
@@ -58,20 +66,20 @@ def backward_twice(
 
     # The lines of backward: g = dp less its mean, and ds = p g.
     dp = (do @ v.swapaxes(-1, -2)) * factor
-    dp = np.where(live, dp if dweights is None else dp + dweights, 0)
+    dp = where_live(dp if dweights is None else dp + dweights, live)
     g, g_sink = subtract_mean(dp, 0, p, p_sink)
     if dlse is not None:
         g, g_sink = g + dlse[..., None], g_sink + dlse[..., None]
-    ds = np.where(live, p * g, 0)
+    ds = where_live(p * g, live)
 
     # The change of the scores along the direction, as in jvp: Φ = Σ ds · turn + Σ w (do · ddv).
     turn_x = problem.scale * (ddq @ k.swapaxes(-1, -2) + q @ ddk.swapaxes(-1, -2))
     slope = 1 if tanh is None else 1 - tanh**2  # s = c · tanh(x / c)
     turn = turn_x * slope if ddbias is None else turn_x * slope + ddbias
-    turn = np.where(live, turn, 0)
+    turn = where_live(turn, live)
     turn_sink = 0 if ddsinks is None else ddsinks[:, None, None]
     h, h_sink = subtract_mean(turn, turn_sink, p, p_sink)  # turn less its mean: the change of log p
-    change = p * h  # of p
+    change = where_live(p * h, live)  # of p
 
     # Φ is linear in do, in dlse and in dweights.
     w, dw = p * factor, change * factor
@@ -83,16 +91,16 @@ def backward_twice(
     of_v = sum_live(dw.swapaxes(-1, -2), do, live.swapaxes(-1, -2))
 
     # In p, up to a constant of each row, which the softmax takes off again.
-    of_p = np.where(live, g * h + factor * (do @ ddv.swapaxes(-1, -2)), 0)
+    of_p = where_live(g * h + factor * (do @ ddv.swapaxes(-1, -2)), live)
     of_log_p, of_log_sink = subtract_mean(of_p, g_sink * h_sink, p, p_sink)
-    of_s = np.where(live, p * of_log_p, 0)
+    of_s = where_live(p * of_log_p, live)
     of_sink = None if p_sink is None else p_sink * of_log_sink
 
     # In x, through s, and through the slope of the cap, which is −2 tanh (1 − tanh²) / c steep.
     dx, of_x = ds * slope, of_s * slope
     if tanh is not None:
         of_x = of_x - ds * turn_x * 2 * tanh * slope / problem.softcap
-    dx, of_x = np.where(live, dx, 0), np.where(live, of_x, 0)
+    dx, of_x = where_live(dx, live), where_live(of_x, live)
 
     # In q and k: x = scale · q kᵀ, and turn_x contains both once more.
     of_q = problem.scale * (sum_live(of_x, k, live) + sum_live(dx, ddk, live))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -313,7 +314,7 @@ MUTANTS = {
     "no ddv in dout": (" + sum_live(w, ddv, live)", ""),
     "dropout not in dout": ("w, dw = p * factor, change * factor", "w, dw = p, change"),
     "no sink in dlse": ("else of_lse + (p_sink * turn_sink)[..., 0]", "else of_lse"),
-    "weights detached": ("of_p = np.where(live, g * h + ", "of_p = np.where(live, 0 * g * h + "),
+    "weights detached": ("of_p = where_live(g * h + ", "of_p = where_live(0 * g * h + "),
     "ddv not through the weights": ("g * h + factor * (do @ ddv.swapaxes(-1, -2))", "g * h"),
     "mean not taken off of_p": (
         "of_log_p, of_log_sink = subtract_mean(of_p, g_sink * h_sink, p, p_sink)",
@@ -546,6 +547,28 @@ def test_nan_reaches_no_row_that_does_not_see_it(option):
 
 
 # --- biases as objects ----------------------------------------------------------------------------
+
+
+def test_a_nan_query_leaves_the_rest_of_a_shared_key_as_it_is():
+    """dk of key 0 is NaN, but what the other query adds to it still has a gradient."""
+    q, k, v = np.array([[np.nan], [1.0]]), np.array([[1.0], [2.0]]), np.array([[1.0], [3.0]])
+    dout, along = np.ones((2, 1)), np.ones((2, 1))  # both scores of query 1 move alike
+    fwd = npattn.forward(q, k, v, causal=True)
+    second = npattn.double_backward(fwd, dout, dweights=np.zeros((2, 2)), ddk=along)
+    found = [npattn.hvp(fwd, dout, dk=along).v, second.v]
+    if find_spec("torch"):
+        import torch
+
+        import npattn.torch as npt
+
+        tensors = npt.forward(*(torch.tensor(x) for x in (q, k, v)), causal=True)
+        do, dk = torch.tensor(dout), torch.tensor(along)
+        found += [npt.hvp(tensors, do, dk=dk).v.numpy()]
+        found += [npt.double_backward(tensors, do, ddk=dk).v.numpy()]
+    for x in found:
+        assert np.isnan(x[0, 0])  # query 0 sees key 0
+        np.testing.assert_allclose(x[1, 0], 0, atol=1e-15)
+    assert np.isnan(second.dweights).tolist() == [[True, False], [False, False]]
 
 
 def test_an_object_has_the_derivatives_of_its_parameter():

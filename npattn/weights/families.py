@@ -152,7 +152,7 @@ def _bert_options(s: Setting) -> dict[str, Any]:
     kind = s.config.get("position_embedding_type", "absolute")
     if kind != "absolute":
         raise OptionError(f"position_embedding_type is {kind!r}, must be 'absolute'")
-    return CAUSAL if s.config.get("is_decoder") and s.part == "self" else {}
+    return {**CAUSAL} if s.config.get("is_decoder") and s.part == "self" else {}
 
 
 def _t5_options(s: Setting) -> dict[str, Any]:

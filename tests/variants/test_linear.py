@@ -144,6 +144,31 @@ def test_scale_cancels_with_normalisation():
     assert np.array_equal(fwd.state, linear.forward(**arrays, **options, scale=3.0).state)
 
 
+@pytest.mark.parametrize("per_feature", [False, True])
+@pytest.mark.parametrize("reset", [-1e9, -1e15, -1e30, -np.inf])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_reset_forgets_what_came_before(form, reset, per_feature):
+    """As at the border of two documents: from there on it is the sequence that begins there."""
+    T, D, E, at = 7, 3, 2, 4
+    rng = np.random.default_rng(11)
+    q, k, v = (rng.standard_normal((1, T, n)) for n in (D, D, E))
+    g = -abs(rng.standard_normal((1, T, D if per_feature else 1)))
+    g[0, at] = reset
+    options = {"causal": True, "normalise": False}
+    fwd = linear.forward(q, k, v, log_decay=g, **options, **form)
+    later = [x[:, at:] for x in (q, k, v)]
+    alone = linear.forward(*later, log_decay=g[:, at:], **options)
+    np.testing.assert_allclose(fwd.out[:, at:], alone.out, rtol=1e-12)
+    np.testing.assert_allclose(fwd.state, alone.state, rtol=1e-12)
+    dout = rng.standard_normal(fwd.out.shape)
+    dout[:, :at] = 0
+    grads, own = linear.backward(fwd, dout), linear.backward(alone, dout[:, at:])
+    for name in ("q", "k", "v", "log_decay"):
+        whole, part = getattr(grads, name), getattr(own, name)
+        np.testing.assert_allclose(whole[:, at:], part, rtol=1e-11, atol=1e-14)
+        np.testing.assert_allclose(whole[:, :at], 0, atol=1e-14)  # what cancels in log_decay
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_query_whose_weights_add_up_to_0_gives_0(form):
     arrays, options = sample(4, causal=True, normalise=True, feature_map="relu")

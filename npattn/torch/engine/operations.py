@@ -170,7 +170,9 @@ class TileOps:
         assert live is not None
         finite = torch.isfinite(x)
         touched = matmul_shared(live.to(w.dtype), (~finite).to(w.dtype)) > 0
-        return torch.where(touched, math.nan, matmul_shared(w, torch.where(finite, x, 0)))
+        rest = matmul_shared(w, torch.where(finite, x, 0))
+        # Added, and not put in its place: the rest has a gradient of its own, if taken again.
+        return rest + torch.zeros_like(rest).masked_fill(touched, math.nan)
 
     def sum_shared(self, w: Tensor, x: Tensor, live: Tensor | None) -> Tensor:
         """Return wᵀ @ x, summed over the query heads that share a head: (B', K', n, size)."""

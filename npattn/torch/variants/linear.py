@@ -230,11 +230,14 @@ def _by_chunks(x: _Operands, size: int) -> tuple[Tensor, Tensor]:
             y = y + (x.q @ k[..., None, :, :].mT) @ v[..., None, :, :]
             state = state + k.mT @ v
             continue
-        q, G = x.q[..., at, :], x.g[..., at, :].cumsum(-2)
-        gap = G[..., :, None, :] - G[..., None, :, :]
-        seen = torch.ones(gap.shape[-3:-1], dtype=torch.bool, device=gap.device).tril()[..., None]
-        # Hidden gaps may be large: their exp must not overflow before it is hidden.
-        within = (torch.where(seen, gap, 0).exp() * seen)[..., None, :, :, :]
+        q, g = x.q[..., at, :], x.g[..., at, :]
+        G, C = g.cumsum(-2), g.shape[-2]
+        seen = torch.ones((C, C), dtype=torch.bool, device=g.device).tril()
+        # G_t − G_s as a sum of its own: a difference loses all digits beyond a reset of −1e15.
+        gap = torch.where(seen.tril(-1)[..., None], g[..., :, None, :], 0).cumsum(-3)
+        within = gap.exp() * seen[..., None]
+        out_of, last = within[..., -1, :, :], G[..., -1, :, None].exp()
+        within = within[..., None, :, :, :]
         pairs = ((q[..., :, None, :] * k[..., None, None, :, :]) * within).sum(-1)
         before = (q * G.exp()[..., None, :, :]) @ state[..., None, :, :]
         if x.beta is not None:  # (1 + L) u = β (v − (k exp(G)) S)
@@ -244,7 +247,6 @@ def _by_chunks(x: _Operands, size: int) -> tuple[Tensor, Tensor]:
                 L.tril(-1), beta * (v - (k * G.exp()) @ state), upper=False, unitriangular=True
             )
         rows.append(before + pairs @ v[..., None, :, :])
-        out_of, last = (G[..., -1:, :] - G).exp(), G[..., -1, :, None].exp()
         state = last * state + (k * out_of).mT @ v
     if y is None:
         empty = x.q.new_zeros(*x.q.shape[:-1], x.v.shape[-1])

@@ -26,12 +26,15 @@ class _Chunk:
 
     def __init__(self, x: Operands, at: slice, state: Array) -> None:
         self.q, self.k, self.v = x.q[..., at, :], x.k[..., at, :], x.v[..., at, :]
-        G = x.g[..., at, :].cumsum(-2)
+        g = x.g[..., at, :]
+        G = g.cumsum(-2)
         self.into, self.last = np.exp(G), np.exp(G[..., -1, :, None])  # (..., C, F), (..., F, 1)
-        self.out_of = np.exp(G[..., -1:, :] - G)
-        seen = np.tri(G.shape[-2], dtype=bool)[..., None]
-        gap = np.where(seen, G[..., :, None, :] - G[..., None, :, :], -np.inf)
-        self.within = np.exp(gap)[..., None, :, :, :]  # (..., K, 1, C, C, F) 0 where s > t
+        # G_t − G_s as a sum of its own: a difference loses all digits beyond a reset of −1e15.
+        seen, after = (np.tri(g.shape[-2], k=n, dtype=bool)[..., None] for n in (0, -1))
+        gap = np.where(after, g[..., :, None, :], 0).cumsum(-3)
+        within = np.exp(np.where(seen, gap, -np.inf))
+        self.out_of = within[..., -1, :, :]
+        self.within = within[..., None, :, :, :]  # (..., K, 1, C, C, F) 0 where s > t
         self.state, self.beta, self.u = state, None, self.v
         if x.beta is not None:
             self.beta = x.beta[..., at, :]

@@ -64,6 +64,25 @@ def test_the_delta_rule_is_that_of_numpy(form, decay):
     assert_within(linear_bounds(exact, np.float64, *douts), results, times=2)
 
 
+@pytest.mark.parametrize("reset", [-1e15, -np.inf])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_reset_is_that_of_numpy(form, reset):
+    rng, T, D = np.random.default_rng(13), 7, 3
+    q, k, v = rng.standard_normal((3, 1, T, D))
+    g = -abs(rng.standard_normal((1, T, 1)))
+    g[0, 4] = reset
+    options = {"causal": True, "normalise": False}
+    fwd = linear.forward(q, k, v, log_decay=g, **options)
+    grads = linear.backward(fwd, np.ones_like(fwd.out))
+    leaves = {n: torch.tensor(x, requires_grad=True) for n, x in zip("qkv", (q, k, v), strict=True)}
+    leaves["log_decay"] = torch.tensor(g, requires_grad=True)
+    out = npt.variants.linear.attention(**leaves, **options, **form)
+    np.testing.assert_allclose(out.detach(), fwd.out, rtol=1e-12)
+    out.sum().backward()
+    for name, leaf in leaves.items():
+        np.testing.assert_allclose(leaf.grad, getattr(grads, name), rtol=1e-11, atol=1e-14)
+
+
 @pytest.mark.parametrize("form", FORMS[:3], ids=str)
 def test_the_second_gradient(form):
     rng = np.random.default_rng(0)
