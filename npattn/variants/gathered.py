@@ -24,7 +24,7 @@ from npattn import api
 from npattn.arrays import Array, sum_to
 from npattn.checks import check_cotangent
 from npattn.dense import sum_shared
-from npattn.errors import DtypeError
+from npattn.errors import DtypeError, OptionError
 from npattn.foreign import unknown_option
 from npattn.problem import Forward, Gradients, Problem
 from npattn.variants.indices import check_lists, drop_repeats, index_mask, read_indices, top_k
@@ -196,7 +196,14 @@ def backward(
     ------
     ShapeError, DtypeError
         If a cotangent has not the shape of its result, or is not floating.
+    OptionError
+        If `fwd` is not a result of `forward`.
     """
+    if not isinstance(fwd, GatheredForward):
+        raise OptionError(
+            f"fwd is of type {type(fwd).__name__}; pass the result of "
+            "npattn.variants.gathered.forward"
+        )
     whole, lists = fwd.problem, fwd.lists
     own = (*fwd.lse.shape, lists.shape[-1])
 

@@ -228,7 +228,14 @@ def backward(
     ------
     ShapeError, DtypeError
         If a cotangent has not the shape of its result, or is not floating.
+    OptionError
+        If `fwd` is not a result of `forward`.
     """
+    if not isinstance(fwd, LatentForward):
+        raise OptionError(
+            f"fwd is of type {type(fwd).__name__}; pass the result of "
+            "npattn.variants.latent.forward"
+        )
     query, _, c, _, w_uk, w_uv = fwd.inputs.values()
     do = check_cotangent("dout", dout, fwd.out.shape)
     c, N = c[..., None, :, :], query.shape[-1]
@@ -240,12 +247,13 @@ def backward(
         dkeys, dvalues = dk @ w_uk.swapaxes(-1, -2), dv @ w_uv.swapaxes(-1, -2)
     else:
         du = do @ w_uv.swapaxes(-1, -2)  # from o = u w_uv
-        dw_uv = sum_products(fwd.attention.out, do)
+        defined = _defined_rows(fwd.attention)
+        dw_uv = sum_products(np.where(defined, fwd.attention.out, 0), do)
         grads = api.backward(fwd.attention, du, dlse, dweights)
         N = c.shape[-1]
         dabsorbed = grads.q[..., :N]
         dquery = dabsorbed @ w_uk  # from q = q_nope w_ukᵀ
-        dw_uk = sum_products(query, dabsorbed).swapaxes(-1, -2)
+        dw_uk = sum_products(query, np.where(defined, dabsorbed, 0)).swapaxes(-1, -2)
         dkeys, dvalues = grads.k[..., :N], grads.v
     shapes = fwd.shapes
     # Keys may have leading axes of k_rope, which values have not: each is summed before they meet.
@@ -260,6 +268,14 @@ def backward(
         bias=grads.bias,
         sinks=grads.sinks,
     )
+
+
+def _defined_rows(attention: Forward) -> Array:
+    """Return the rows (..., H, T, 1) that are not NaN by convention: those add to no weight [8]."""
+    _, conventions, lse, *_ = attention.residuals
+    problem = attention.problem
+    undefined = None if conventions is None else conventions.undefined_rows(problem, lse)
+    return np.ones((), bool) if undefined is None else ~undefined[..., None]
 
 
 class Sizes(NamedTuple):

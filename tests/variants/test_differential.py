@@ -433,3 +433,11 @@ def test_diffllama():
         size = np.exp(x.astype(float) @ y) * np.maximum(abs(x), abs(y))
         allowed = (allowed_dlam + 2 * change) * size + 16 * u * abs(want)
         assert (abs(vector.grad.numpy() - want) <= allowed).all()
+
+
+def test_numbers_of_numpy_are_numbers():
+    arrays = np.ones((4, 1, 2, 3))
+    options = {"lam": 0.5, "norm": True}
+    one = differential.attention(*arrays, arrays[0], norm_eps=0.5, out_scale=2.0, **options)
+    own = {"norm_eps": np.float32(0.5), "out_scale": np.float32(2)}
+    np.testing.assert_array_equal(differential.attention(*arrays, arrays[0], **own, **options), one)

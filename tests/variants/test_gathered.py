@@ -440,3 +440,8 @@ def test_gradients_that_are_assigned_are_found(monkeypatch, accumulate):
 def test_examples_are_true(module):
     result = doctest.testmod(importlib.import_module(f"npattn.variants.{module}"))
     assert result.attempted > 0 == result.failed
+
+
+def test_backward_takes_its_own_forward_alone():
+    with pytest.raises(OptionError, match=r"fwd is of type NoneType; pass the result of"):
+        gathered.backward(None, np.ones(1))

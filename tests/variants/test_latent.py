@@ -253,6 +253,21 @@ def test_conventions_hold():
         assert abs(fwd.out - values).max() <= allowed
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_that_is_nan_by_convention_adds_to_no_weight(form):
+    arrays = sample(12)
+    mask = np.ones((arrays[0].shape[-3], T, S), bool)
+    mask[0, 1] = False
+    options = {"form": form, "mask": mask}
+    fwd = latent.forward(*arrays, **options, conventions=npattn.Conventions(empty_row="nan"))
+    dout = np.random.default_rng(5).standard_normal(fwd.out.shape)
+    grads = latent.backward(fwd, dout)
+    plain = latent.backward(latent.forward(*arrays, **options), dout)  # where it passes nothing
+    assert np.isnan(fwd.out[:, 0, 1]).all()
+    for name in ("c", "k_rope", "w_uk", "w_uv"):
+        np.testing.assert_array_equal(getattr(grads, name), getattr(plain, name))
+
+
 def test_dtypes():
     arrays = sample(11)
     narrow = [x.astype(np.float32) for x in arrays]
@@ -294,6 +309,11 @@ def test_wrong_arguments_are_errors():
     fwd = latent.forward(*arrays)
     with pytest.raises(ShapeError, match="dout has shape"):
         latent.backward(fwd, fwd.out[0])
+
+
+def test_backward_takes_its_own_forward_alone():
+    with pytest.raises(OptionError, match=r"fwd is of type NoneType; pass the result of"):
+        latent.backward(None, np.ones(1))
 
 
 def test_arguments_are_not_written_to():

@@ -668,3 +668,9 @@ def test_fla_retention():
 
 def test_chunks_of_any_size_are_one():
     assert [len(chunked._slices(7, n)) for n in (1, 3, 7, 8)] == [7, 3, 1, 1]
+
+
+def test_numbers_of_numpy_are_numbers():
+    x = np.ones((1, 2, 3))
+    one = linear.attention(x, x, x, eps=0.5)
+    np.testing.assert_array_equal(linear.attention(x, x, x, eps=np.float32(0.5)), one)

@@ -79,7 +79,9 @@ class _Bounds:
         # A root mean square is a norm: it moves by no more than that of the error.
         self.e_s = np.sqrt((self.e_y**2).mean(-1, keepdims=True))
         self.e_s += ((E / 2 + 4) * self.u + 2 * self.low) * self.s
-        self.least = np.maximum(self.s - self.e_s, 0)
+        # The root of the mean square and eps is at least that of eps, in any arithmetic.
+        least = np.sqrt(fwd.norm_eps) * (1 - (E / 2 + 4) * self.u - 2 * self.low)
+        self.least = np.maximum(self.s - self.e_s, max(least, 0))
         with np.errstate(divide="ignore", invalid="ignore"):
             self.e_unit = (self.e_y + self.unit * self.e_s) / self.least
         self.e_unit = np.where(self.least > 0, self.e_unit, np.inf)
@@ -101,7 +103,9 @@ class _Bounds:
         two = self._attention(1, -lam * dy, self.lam * e_dy + (self.u + self.low) * abs(lam * dy))
         errors = {"dlam": np.asarray(dlam), "dnorm_weight": e_weight}
         errors |= {f"d{n}{i}": e["d" + n] for i, e in ((1, one), (2, two)) for n in "qk"}
-        return errors | {n: one[n] + two[n] for n in ("dv", "dbias", "dsinks") if n in one}
+        errors |= {n: one[n] + two[n] for n in ("dv", "dbias", "dsinks") if n in one}
+        # Without eps an output of 0 has no direction: its error is inf, and inf · 0 is unknown too.
+        return {n: np.where(np.isnan(x), np.inf, x) for n, x in errors.items()}
 
     def _through_norm(self, dout: Array) -> tuple[Array, Array, Array]:
         """Gradient of y with its error, and the error of that of norm_weight."""

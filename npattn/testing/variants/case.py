@@ -6,7 +6,9 @@ shrunk, the simplest value of each first. Nothing else in this folder knows of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -85,6 +87,11 @@ def allowed_values(
         If `values` has an unknown field or value, no values, or several for an option that the
         implementation does not name.
     """
+    if not isinstance(values, Mapping):
+        raise OptionError(
+            f"values is of type {type(values).__name__}, must be a mapping: "
+            + '{"causal": (True,)}'
+        )
     unknown = [name for name in values if name not in defaults]
     if unknown:
         raise OptionError(
@@ -92,7 +99,7 @@ def allowed_values(
         )
     chosen: dict[str, Sequence[Any]] = {}
     for field, every in defaults.items():
-        own = tuple(values.get(field, every))
+        own = _read_values(field, values[field], every) if field in values else tuple(every)
         option = options.get(field)
         if not own:
             raise OptionError(f"values[{field!r}] is empty, must hold at least one value")
@@ -107,3 +114,40 @@ def allowed_values(
             own = tuple(optional(field))
         chosen[field] = own
     return chosen
+
+
+def _read_values(field: str, values: Any, every: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the values of a field that somebody asks for, after checking them."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise OptionError(
+            f"values[{field!r}] is {values!r}, must be a sequence of values: ({values!r},)"
+        )
+    legal, words = _legal(every)
+    for value in values:
+        if not legal(value):
+            raise OptionError(f"values[{field!r}] has {value!r}, must have {words}")
+    return tuple(values)
+
+
+def _legal(every: Sequence[Any]) -> tuple[Callable[[Any], bool], str]:
+    """Return what tells whether a value is of the kind of the others, and which those are."""
+    kinds = {type(x) for x in every} - {type(None)}
+    none = None in every
+    if kinds == {bool}:
+        return lambda x: isinstance(x, (bool, np.bool_)), "True or False"
+    if kinds == {int}:
+        least = min(every)
+        return lambda x: _is_integer(x) and x >= least, f"integers ≥ {least}"
+    if str in kinds:
+        words = ", ".join(repr(x) for x in every)
+        return lambda x: callable(x) or (x in every), f"values among {words}"
+    words = "finite numbers" + (" or None" if none else "")
+    return lambda x: (x is None and none) or _is_number(x), words
+
+
+def _is_integer(x: Any) -> bool:
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)

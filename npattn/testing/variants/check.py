@@ -93,6 +93,11 @@ def check_variant(
     check_integer("seed", seed, 0)
     if isinstance(variant, str) and variant not in VARIANTS:
         raise OptionError(f"variant is {variant!r}, must be one of {', '.join(VARIANTS)}")
+    if not isinstance(variant, str) and not hasattr(variant, "choices"):
+        raise OptionError(
+            f"variant is {variant!r}, must be one of {', '.join(VARIANTS)}, or a class with the "
+            "protocol Case"
+        )
     kind = VARIANTS[variant] if isinstance(variant, str) else variant
     target = _Target(f, backward, framework, device)
     choices = kind.choices(target.names, values or {})
@@ -104,6 +109,7 @@ def check_variant(
         nonlocal tried
         case: Case = kind.build(fields)
         tried += not failed
+        target.note_changed(values or {}, case)
         try:
             comparisons, error = target.compare(case, dtype), ""
         except ImplementationError as err:
@@ -116,6 +122,7 @@ def check_variant(
         return False
 
     search(choices, fails, examples, seed)
+    target.note_unasked()
     case, comparisons, error = failed[-1] if failed else (None, (), "")
     own = importable(f, "f")
     other = () if backward is None else importable(backward, "f_backward")
@@ -176,6 +183,7 @@ class _Target:
         named = [p for p in parameters(f).values() if p.kind not in STARRED]
         self.names = {p.name: p.default is inspect.Parameter.empty for p in named}
         self.untested: list[str] = []
+        self.asked = {"return_state"}
         if not self.differentiates:
             self.untested.append("gradients, for there is no backward=")
 
@@ -183,9 +191,25 @@ class _Target:
     def differentiates(self) -> bool:
         return self.backward is not None or self.framework.differentiates
 
+    def note_changed(self, values: Mapping[str, Sequence[Any]], case: Case) -> None:
+        """Note the values that are asked for and that other fields of a case change."""
+        for field, own in values.items():
+            got = getattr(case, field)
+            text = f"{field} {', '.join(map(repr, own))} everywhere: problems had {got!r} too"
+            if got not in own and not any(x.startswith(f"{field} ") for x in self.untested):
+                self.untested.append(text)
+
+    def note_unasked(self) -> None:
+        """Note the options that the implementation names, and that no problem had."""
+        for name in self.names:
+            if name not in self.asked:
+                self.untested.append(f"{name}, which no problem had")
+
     def compare(self, case: Case, dtype: Any) -> tuple[Comparison, ...]:
         """Compare every result for a case. Raises ImplementationError if it has none."""
         request = case.request(dtype)
+        arrays = len(request.positional)  # whatever they are called
+        self.asked |= {*list(self.names)[:arrays], *request.named, *request.options}
         with self.framework.one_thread(), self.framework.allowing(np.dtype(dtype)):
             results = self._results(request)
             request = request._replace(cotangents=self._reachable(request, results))
@@ -228,8 +252,13 @@ class _Target:
         return {n: self.framework.give(x.copy()) for n, x in both.items()}
 
     def _results(self, request: Request) -> dict[str, Array]:
-        got = self._call(request, self._arrays(request))
-        return {n: self.framework.take(x) for n, x in got.items()}
+        arrays = self._arrays(request)
+        got = self._call(request, arrays)
+        results = {n: self.framework.take(x) for n, x in got.items()}
+        for name, x in {**request.positional, **request.named}.items():
+            if self.framework.take(arrays[name]).tobytes() != x.tobytes():
+                raise ImplementationError(f"changed its input {name}")
+        return results
 
     def _gradients(self, request: Request) -> dict[str, Array]:
         names = [*request.positional, *request.named]

@@ -154,7 +154,8 @@ def forward(
         residuals = normalise(y, "rms", weight, None, norm_eps)
         y = residuals.y
     out = y if out_scale == 1 else out_scale * y
-    return DifferentialForward(out, first, second, factors, residuals, weight, out_scale)
+    eps = float(norm_eps) if norm else 0.0
+    return DifferentialForward(out, first, second, factors, residuals, weight, out_scale, eps)
 
 
 def backward(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def read_lambda(lam: Any, first: Forward) -> Array:
 
 def check_out_scale(value: Any) -> float:
     """Return the factor of the output as a float."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
         raise OptionError(f"out_scale is {value!r}, must be a finite number")
     return float(value)
 
@@ -73,7 +74,7 @@ def check_norm(norm: Any, weight: Any, eps: Any, E: int) -> Array | None:
     """Return the weight of the norm as an array, after checking its options."""
     if not isinstance(norm, (bool, np.bool_)):
         raise OptionError(f"norm is {norm!r}, must be True or False")
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
+    if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 <= float(eps) < math.inf:
         raise OptionError(f"norm_eps is {eps!r}, must be a finite number ≥ 0")
     if weight is None:
         return None

@@ -35,6 +35,7 @@ class DifferentialForward:
     norm: NormResiduals | None = field(repr=False)
     norm_weight: Array | None = field(repr=False)
     out_scale: float = field(repr=False)
+    norm_eps: float = field(default=0.0, repr=False)
 
     @property
     def weights(self) -> Array:

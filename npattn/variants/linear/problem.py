@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -122,7 +123,7 @@ class LinearProblem:
                 "sums of φ(k)ᵀ v and of φ(k); or pass normalise=False"
             )
         eps = self.eps
-        if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
+        if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 <= float(eps) < math.inf:
             raise OptionError(f"eps is {eps!r}, must be a finite number ≥ 0")
         if self.form not in FORMS:
             raise OptionError(f"form is {self.form!r}, must be one of {', '.join(FORMS)}")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -289,3 +290,112 @@ def test_dropped_options_of_differential_attention_are_passed():
         "differential", framework="numpy", examples=40,
     )  # fmt: skip
     assert without.case.softcap == 2.0
+
+
+# --- what a check asks, and what it says that it did not ------------------------------------------
+
+
+def split(rescales):
+    """Differential attention over keys in tiles of 32, whose sums may forget their rescaling."""
+
+    def attend(q, k, v):
+        s = q @ k.swapaxes(-1, -2) * np.float32(q.shape[-1] ** -0.5)
+        m, total, out = np.full((*s.shape[:-1], 1), -np.inf, np.float32), 0, 0
+        for at in range(0, s.shape[-1], 32):
+            tile = s[..., at : at + 32]
+            new = np.maximum(m, tile.max(-1, keepdims=True))
+            p, factor = np.exp(tile - new), np.exp(m - new)
+            total = total * factor + p.sum(-1, keepdims=True)
+            out = out * (factor if rescales else 1) + p @ v[..., at : at + 32, :]
+            m = new
+        return out / total
+
+    def f(q1, k1, q2, k2, v, lam):
+        return attend(q1, k1, v) - (lam[:, None, None] if lam.ndim else lam) * attend(q2, k2, v)
+
+    return f
+
+
+@pytest.mark.parametrize("rescales", [True, False])
+def test_sizes_go_beyond_the_end_of_a_tile(rescales):
+    options = {"values": {"G": [1]}, "framework": "numpy"}
+    assert check_variant(split(rescales), "differential", **options).passed == rescales
+
+
+@pytest.mark.parametrize("name", ["q1", "v", "lam"])
+def test_an_input_that_is_changed_fails(name):
+    def f(q1, k1, q2, k2, v, lam):
+        out = split(True)(q1, k1, q2, k2, v, lam)
+        given = locals()[name]
+        given *= 0
+        return out
+
+    report = check_variant(f, "differential", values={"G": [1]}, framework="numpy")
+    assert report.error == f"changed its input {name}"
+    assert not report.passed
+
+
+def test_options_that_no_problem_had_are_untested():
+    def f(q1, k1, q2, k2, v, lam, window=None, dropout_mask=None):
+        return split(True)(q1, k1, q2, k2, v, lam)
+
+    report = check_variant(f, "differential", values={"G": [1]}, framework="numpy", examples=5)
+    assert report.passed
+    assert report.untested[1:] == (
+        "window, which no problem had",
+        "dropout_mask, which no problem had",
+    )
+
+
+def test_values_that_other_fields_change_are_untested():
+    def delta(q, k, v, beta=None):
+        assert beta is None
+        weights = (q @ k.swapaxes(-1, -2)) * np.tri(q.shape[-2], dtype=np.float32)
+        return weights @ v * np.float32(q.shape[-1] ** -0.5)
+
+    plain = {"causal": [True], "feature_map": ["identity"], "normalise": [False], "G": [1]}
+    values = plain | {"beta": [False], "S": [3]}
+    report = check_variant(delta, "linear", values=values, framework="numpy", examples=5)
+    assert report.passed
+    changed, beta = report.untested[1:]
+    assert changed.startswith("S 3 everywhere: problems had ")
+    assert beta == "beta, which no problem had"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"T": 5}, r"values\['T'\] is 5, must be a sequence of values: \(5,\)"),
+        ({"T": "5"}, r"values\['T'\] is '5', must be a sequence"),
+        ({"T": ["a"]}, r"values\['T'\] has 'a', must have integers ≥ 1"),
+        ({"T": [0]}, r"has 0, must have integers ≥ 1"),
+        ({"T": [True]}, r"has True, must have integers ≥ 1"),
+        ({"seed": [-1]}, r"values\['seed'\] has -1, must have integers ≥ 0"),
+        ({"causal": [1]}, r"has 1, must have True or False"),
+        ({"decay": ["channel"]}, r"has 'channel', must have values among None, 'head', 'key'"),
+        ({"scale": ["1"]}, r"has '1', must have finite numbers or None"),
+        ({"eps": [None]}, r"has None, must have finite numbers$"),
+        ([("T", 5)], r"values is of type list, must be a mapping"),
+    ],
+)
+def test_illegal_values_name_the_legal_ones(values, words):
+    f, _ = oracle("recurrent")
+    with pytest.raises(OptionError, match=words):
+        check_variant(f, "linear", values=values, framework="numpy")
+
+
+def test_a_variant_is_a_name_or_a_class():
+    with pytest.raises(OptionError, match="variant is 7, must be one of linear, differential"):
+        check_variant(oracle("recurrent")[0], 7, framework="numpy")
+
+
+def test_a_norm_of_almost_nothing_has_a_tolerance():
+    """In bfloat16 the error of y may be larger than y; the root of eps is left."""
+    case = DifferentialCase(T=3, S=5, D=8, E=2, norm=True, norm_eps=1e-5, scale=-0.75, seed=0)
+    for seed in range(150):
+        one = replace(case, seed=seed)
+        request = one.request("bfloat16")
+        found = one.exact(request, "bfloat16", gradients=True)
+        for exact, tolerance in found.values():
+            assert np.isfinite(exact).all()
+            assert (tolerance > 0).all()
