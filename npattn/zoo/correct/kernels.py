@@ -84,9 +84,10 @@ kernel("exp2", "exp2, with log₂e folded into the scale.", binary=True, tile=16
 kernel("log-softmax", "Weights are exp(s − m − log Σ).", log_softmax=True)
 kernel(
     "bias as channels",
-    "The bias is folded into additional channels of q and k.",
+    "The bias is folded into additional channels of q and k, summed in pairs.",
     channels=True,
     scaled="queries",
+    order="pairwise",
 )
 kernel(
     "bias first",
