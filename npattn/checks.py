@@ -20,6 +20,12 @@ COMPUTE = tuple(np.dtype(d) for d in ("f4", "f8", "g", "c8", "c16"))
 STORAGE = tuple(np.dtype(d) for d in ("bfloat16", "float16"))
 
 
+def check_result(fwd: Any, kind: type, source: str) -> None:
+    """Refuse what is no result of the forward function that `source` names."""
+    if not isinstance(fwd, kind):
+        raise OptionError(f"fwd is of type {type(fwd).__name__}; pass the result of {source}")
+
+
 def read_array(name: str, value: Any) -> Array:
     """Return `value` as a NumPy array, without a copy if possible."""
     if type(value) is np.ndarray:

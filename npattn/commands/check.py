@@ -13,6 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from npattn.commands.journal import INTERRUPTED, list_options_beside
 from npattn.commands.progress import ProgressBar
 from npattn.commands.target import (
     change_conventions,
@@ -42,9 +43,6 @@ from npattn.testing.runner.journal import Journal
 from npattn.testing.worker.supervisor import Limits
 
 __all__ = ["check_command"]
-
-
-INTERRUPTED = 130
 
 
 OUTPUTS = ("verbose", "json_path", "html_path", "script_path")
@@ -228,9 +226,7 @@ def check_command(journal_path: str | None, resume_path: str | None, **options: 
 
 def _resume(path: str, context: click.Context) -> tuple[Journal, dict[str, Any]]:
     """Return the journal of an earlier check, and its options."""
-    here = click.core.ParameterSource.COMMANDLINE
-    beside = [n for n in context.params if context.get_parameter_source(n) == here]
-    beside = [n for n in beside if n not in (*OUTPUTS, "resume_path")]
+    beside = list_options_beside((*OUTPUTS, "resume_path"))
     if beside:
         raise OptionError(f"got {', '.join(beside)} beside --resume: {path} has what is asked")
     journal = Journal.resume(path)

@@ -102,7 +102,7 @@ def zoo_command(
     run: Run = partial(run_here, jobs)
     asked = {"only": list(names), **options}
     try:
-        path_to_write(json_path)
+        json_file = path_to_write(json_path)
         if cluster is not None:
             refuse_beside_cluster("jobs")
             run = partial(run_on_cluster, cluster)
@@ -119,6 +119,6 @@ def zoo_command(
             click.echo(f"npattn zoo --resume {journal.path} goes on", err=True)
         sys.exit(INTERRUPTED)
     console.print(str(score), markup=False, highlight=False, soft_wrap=True)
-    if json_path is not None:
-        score.to_json(json_path)
+    if json_file is not None:
+        score.to_json(json_file)
     sys.exit(0 if score.passed else 1)

@@ -22,9 +22,9 @@ from numpy.typing import ArrayLike
 
 from npattn import api
 from npattn.arrays import Array, sum_to
-from npattn.checks import check_cotangent
+from npattn.checks import check_cotangent, check_result
 from npattn.dense import sum_shared
-from npattn.errors import DtypeError, OptionError
+from npattn.errors import DtypeError
 from npattn.foreign import unknown_option
 from npattn.problem import Forward, Gradients, Problem
 from npattn.variants.indices import check_lists, drop_repeats, index_mask, read_indices, top_k
@@ -199,11 +199,7 @@ def backward(
     OptionError
         If `fwd` is not a result of `forward`.
     """
-    if not isinstance(fwd, GatheredForward):
-        raise OptionError(
-            f"fwd is of type {type(fwd).__name__}; pass the result of "
-            "npattn.variants.gathered.forward"
-        )
+    check_result(fwd, GatheredForward, "npattn.variants.gathered.forward")
     whole, lists = fwd.problem, fwd.lists
     own = (*fwd.lse.shape, lists.shape[-1])
 

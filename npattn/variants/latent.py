@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 
 from npattn import api
 from npattn.arrays import Array, sum_to
-from npattn.checks import check_cotangent, check_dtype, read_floating
+from npattn.checks import check_cotangent, check_dtype, check_result, read_floating
 from npattn.dense import QUIET
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.foreign import unknown_option
@@ -231,11 +231,7 @@ def backward(
     OptionError
         If `fwd` is not a result of `forward`.
     """
-    if not isinstance(fwd, LatentForward):
-        raise OptionError(
-            f"fwd is of type {type(fwd).__name__}; pass the result of "
-            "npattn.variants.latent.forward"
-        )
+    check_result(fwd, LatentForward, "npattn.variants.latent.forward")
     query, _, c, _, w_uk, w_uv = fwd.inputs.values()
     do = check_cotangent("dout", dout, fwd.out.shape)
     c, N = c[..., None, :, :], query.shape[-1]

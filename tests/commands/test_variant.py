@@ -62,6 +62,7 @@ def test_right_gradient_passes_and_a_wrong_one_fails(kernels):
 
 
 def test_wrong_kernel_fails_and_its_script_shows_it(kernels, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "kernels", raising=False)  # one of another test
     monkeypatch.syspath_prepend(tmp_path)
     result = run("linear", "kernels:doubled", *MEANS, *FEW, "--script", tmp_path / "show.py")
     assert result.exit_code == 1

@@ -109,7 +109,7 @@ def test_wrong_usage_of_a_cluster(arguments, error):
 # --- the journal ----------------------------------------------------------------------------------
 
 
-def judged(monkeypatch):
+def record_names(monkeypatch):
     """Return a list that takes the names of the mutants that are judged."""
     names = []
 
@@ -122,7 +122,7 @@ def judged(monkeypatch):
 
 
 def test_a_journal_is_resumed(tmp_path, monkeypatch):
-    names, path = judged(monkeypatch), tmp_path / "journal"
+    names, path = record_names(monkeypatch), tmp_path / "journal"
     arguments = ["zoo", *FEW["only"], "--rules", "killers", "--examples", "3"]
     first = CliRunner().invoke(cli, [*arguments, "--journal", path])
     assert (first.exit_code, names) == (0, ["bias-scaled", "scale-twice"])
@@ -150,7 +150,7 @@ def test_an_interrupted_zoo_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 def test_a_lost_row_is_judged_again(tmp_path, monkeypatch):
-    names = judged(monkeypatch)
+    names = record_names(monkeypatch)
     path = tmp_path / "journal"
     with monkeypatch.context() as patch:
         patch.setattr("npattn.zoo.score.check", lambda *_, **__: 1 / 0)

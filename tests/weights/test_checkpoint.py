@@ -247,6 +247,16 @@ def test_only_options_that_are_not_the_default_are_returned(tmp_path):
     assert weights.from_checkpoint(tmp_path, 1).options.keys() == {"causal", "rope"}
 
 
+def test_options_of_a_layer_are_its_own(tmp_path):
+    arrays = {
+        f"encoder.layer.0.attention.{name}.weight": np.eye(2 * H)
+        for name in ("self.query", "self.key", "self.value", "output.dense")
+    }
+    write(tmp_path, arrays, model_type="bert", is_decoder=True, **HEADS)
+    weights.from_checkpoint(tmp_path, 0).options["causal"] = "top_left"
+    assert weights.from_checkpoint(tmp_path, 0).options["causal"] == "bottom_right"
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_arrays_keep_their_dtype_and_bits(tmp_path, dtype):
     arrays = llama()[0]

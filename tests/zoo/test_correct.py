@@ -266,40 +266,41 @@ def test_loops_pass_in_every_dtype():
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize("name", [n for n in OWN if "float16" in CORRECT[n].dtypes])
-def test_products_in_float16_are_stored_by_those_that_say_so(name):
-    """They overflow before they are scaled, and no tolerance covers that."""
-    one = CORRECT[name]
-    report = check(
-        one.implementation(),
-        dtypes="float16",
-        rounding=one.rounding,
-        examples=2,
-        only=["large-products"],
-        shrink=False,
-        diagnosis=False,
-    )
-    failed = {o.rule for o in report.outcomes if o.status == "failed"}
-    assert failed == set(STORES_PRODUCTS) & set(one.breaks)
-    assert one.alarms(report) == [], str(report)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("name", "dtype"), EVERY)
-def test_every_rule_passes(name, dtype):
+def pass_rules(name, dtype, only, examples):
+    """Return the report of a correct implementation, after checking that it has no false alarm."""
     one = CORRECT[name]
     report = check(
         one.implementation(),
         conventions=one.conventions,
         dtypes=dtype,
         rounding=one.rounding,
-        examples=10,
-        only=one.rules,
+        examples=examples,
+        only=only,
         shrink=False,
         diagnosis=False,
     )
     assert report.tested
     assert one.alarms(report) == [], str(report)
+    return report
+
+
+@pytest.mark.parametrize("name", [n for n in OWN if "float16" in CORRECT[n].dtypes])
+def test_products_in_float16_are_stored_by_those_that_say_so(name):
+    """They overflow before they are scaled, and no tolerance covers that."""
+    report = pass_rules(name, "float16", ["large-products"], examples=2)
+    failed = {o.rule for o in report.outcomes if o.status == "failed"}
+    assert failed == set(STORES_PRODUCTS) & set(CORRECT[name].breaks)
+
+
+@pytest.mark.parametrize("name", ["bias as channels", "bias first"])
+def test_a_folded_bias_spreads_no_nan(name):
+    pass_rules(name, "float64", ["nan-query-alone"], examples=10)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "dtype"), EVERY)
+def test_every_rule_passes(name, dtype):
+    pass_rules(name, dtype, CORRECT[name].rules, examples=10)
 
 
 # --- the register ---------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ shrunk, the simplest value of each first. Nothing else in this folder knows of a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -66,6 +66,7 @@ def allowed_values(
     names: Mapping[str, bool],
     values: Mapping[str, Sequence[Any]],
     optional: Callable[[str], Sequence[Any]],
+    callables: Collection[str] = (),
 ) -> dict[str, Sequence[Any]]:
     """Return the values of all fields: those in `values`, else the defaults.
 
@@ -80,6 +81,8 @@ def allowed_values(
         As of `Case.choices`.
     optional : callable
         Field → its values if the implementation requires the option.
+    callables : collection of str
+        Fields that a function may stand for, beside their words.
 
     Raises
     ------
@@ -99,7 +102,9 @@ def allowed_values(
         )
     chosen: dict[str, Sequence[Any]] = {}
     for field, every in defaults.items():
-        own = _read_values(field, values[field], every) if field in values else tuple(every)
+        own = tuple(every)
+        if field in values:
+            own = _read_values(field, values[field], every, field in callables)
         option = options.get(field)
         if not own:
             raise OptionError(f"values[{field!r}] is empty, must hold at least one value")
@@ -116,21 +121,21 @@ def allowed_values(
     return chosen
 
 
-def _read_values(field: str, values: Any, every: Sequence[Any]) -> tuple[Any, ...]:
+def _read_values(field: str, values: Any, every: Sequence[Any], function: bool) -> tuple[Any, ...]:
     """Return the values of a field that somebody asks for, after checking them."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise OptionError(
             f"values[{field!r}] is {values!r}, must be a sequence of values: ({values!r},)"
         )
-    legal, words = _legal(every)
+    legal, words = _test_of(every)
     for value in values:
-        if not legal(value):
+        if not legal(value) and not (function and callable(value)):
             raise OptionError(f"values[{field!r}] has {value!r}, must have {words}")
     return tuple(values)
 
 
-def _legal(every: Sequence[Any]) -> tuple[Callable[[Any], bool], str]:
-    """Return what tells whether a value is of the kind of the others, and which those are."""
+def _test_of(every: Sequence[Any]) -> tuple[Callable[[Any], bool], str]:
+    """Return a test for values of the same kind, and words for those that pass it."""
     kinds = {type(x) for x in every} - {type(None)}
     none = None in every
     if kinds == {bool}:
@@ -140,7 +145,7 @@ def _legal(every: Sequence[Any]) -> tuple[Callable[[Any], bool], str]:
         return lambda x: _is_integer(x) and x >= least, f"integers ≥ {least}"
     if str in kinds:
         words = ", ".join(repr(x) for x in every)
-        return lambda x: callable(x) or (x in every), f"values among {words}"
+        return lambda x: x in every, f"values among {words}"
     words = "finite numbers" + (" or None" if none else "")
     return lambda x: (x is None and none) or _is_number(x), words
 

@@ -69,7 +69,9 @@ class LinearCase:
         cls, names: Mapping[str, bool], values: Mapping[str, Sequence[Any]]
     ) -> dict[str, Sequence[Any]]:
         """Return the values of each field to sample from, as `Case.choices`."""
-        return allowed_values(DEFAULTS, OPTIONS, names, values, lambda field: DEFAULTS[field][1:])
+        return allowed_values(
+            DEFAULTS, OPTIONS, names, values, lambda field: DEFAULTS[field][1:], ("feature_map",)
+        )
 
     @classmethod
     def build(cls, fields: Mapping[str, Any]) -> Self:

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from npattn import api
 from npattn.arrays import Array, MaskLike
-from npattn.checks import check_cotangent
-from npattn.errors import DtypeError, OptionError
+from npattn.checks import check_cotangent, check_result
+from npattn.errors import DtypeError
 from npattn.projections import normalise, normalise_backward
 from npattn.variants.differential.arguments import (
     check_alike,
@@ -194,11 +194,7 @@ def backward(
     >>> float(differential.backward(fwd, np.ones_like(fwd.out)).lam)
     -6.0
     """
-    if not isinstance(fwd, DifferentialForward):
-        raise OptionError(
-            f"fwd is of type {type(fwd).__name__}; pass the result of "
-            "npattn.variants.differential.forward"
-        )
+    check_result(fwd, DifferentialForward, "npattn.variants.differential.forward")
     lam = beside(fwd.lam, fwd.out)
     do = check_cotangent("dout", dout, fwd.out.shape)
     dy = fwd.out_scale * do.astype(widen(fwd.out.dtype, do), copy=False)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from npattn.arrays import Array, sum_to
-from npattn.checks import check_cotangent
+from npattn.checks import check_cotangent, check_result
 from npattn.errors import DtypeError, OptionError
 from npattn.variants.linear import chunked, recurrent
 from npattn.variants.linear.features import FeatureMap
@@ -199,11 +199,7 @@ def backward(
     >>> linear.backward(fwd, np.ones_like(fwd.out)).v.round(3).T
     array([[1.833, 0.833, 0.333]])
     """
-    if not isinstance(fwd, LinearForward):
-        raise OptionError(
-            f"fwd is of type {type(fwd).__name__}; pass the result of "
-            "npattn.variants.linear.forward"
-        )
+    check_result(fwd, LinearForward, "npattn.variants.linear.forward")
     p, (x, total) = fwd.problem, fwd.residuals
     results = {"dout": fwd.out, "dstate": fwd.state, "dnormaliser": fwd.normaliser}
     given = {"dout": dout, "dstate": dstate, "dnormaliser": dnormaliser}

@@ -373,6 +373,7 @@ def test_values_that_other_fields_change_are_untested():
         ({"seed": [-1]}, r"values\['seed'\] has -1, must have integers ≥ 0"),
         ({"causal": [1]}, r"has 1, must have True or False"),
         ({"decay": ["channel"]}, r"has 'channel', must have values among None, 'head', 'key'"),
+        ({"decay": [len]}, r"must have values among None, 'head', 'key'"),
         ({"scale": ["1"]}, r"has '1', must have finite numbers or None"),
         ({"eps": [None]}, r"has None, must have finite numbers$"),
         ([("T", 5)], r"values is of type list, must be a mapping"),
