@@ -25,6 +25,7 @@ from npattn.testing.bounds.allowed import bounds, tolerance
 from npattn.testing.bounds.delivery import delivery_error
 from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.rounding import Rounding, Units
+from npattn.testing.bounds.worst_case import are_tame
 from npattn.testing.cases.classes import classes_of_problem, classes_of_recipe
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
@@ -256,10 +257,9 @@ class Trial:
         """Return the fully masked rows, (..., H, T); a score of −inf is not visible."""
         plain = self._without_fill.canonical(problem)
         plain = plain if plain.sinks is None else plain.replace(sinks=None)
-        arrays = (plain.q, plain.k, *([] if plain.bias_array is None else [plain.bias_array]))
-        if plain.S and plain.visible is None and all(np.isfinite(x).all() for x in arrays):
-            heads = () if plain.headless else (plain.H,)
-            return np.zeros((*plain.lead, *heads, plain.T), bool)
+        numbers = (np.asarray(x, float) for x in (plain.q, plain.k, plain.scale))
+        if plain.score_mod is None and are_tame(*numbers):
+            return _empty_rows(plain)
         return np.asarray(evaluate(plain, engine="dense").lse == -np.inf)
 
     def skips(self, recipe: Recipe, rule: str) -> bool:
@@ -516,6 +516,16 @@ class Trial:
             ratio = wrong[0].ratio
             raise Violation(text, problem, cot, ratio=ratio, comparisons=tuple(wrong))
         return max((c.ratio for c in found.values()), default=0.0)
+
+
+def _empty_rows(problem: Problem) -> Array:
+    """Return the rows, (..., H, T), that see no key, where no product of q and k is infinite."""
+    heads = () if problem.headless else (problem.H,)
+    live: Array | bool = True if problem.visible is None else problem.visible
+    if problem.bias_array is not None:
+        live = live & (problem.bias_array != -np.inf)
+    scores = (*problem.lead, *heads, problem.T, problem.S)
+    return np.asarray(~np.broadcast_to(live, scores).any(-1))
 
 
 def _is_large(problem: Problem) -> bool:

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
 
 from npattn.api import evaluate
 from npattn.conventions import Conventions
 from npattn.problem import Cotangents, Problem
 from npattn.testing import Implementation, Recipe, Rounding
 from npattn.testing.cases.space import Space
-from npattn.testing.cases.strategies import Pools
+from npattn.testing.cases.strategies import Pools, recipes
 from npattn.testing.compare import compare_arrays
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import Trial
@@ -167,3 +168,31 @@ def test_a_float64_result_that_is_near_its_tolerance_is_held_against_an_oracle_w
     near, far = (compare_arrays("o", got, x["o"], allowed).ratio for x in (exact, plain))
     assert near != far
     assert trial.agreement(recipe)["o"].ratio == near
+
+
+# --- rows that see nothing ------------------------------------------------------------------------
+
+CONVENTIONS = [
+    Conventions(),
+    Conventions(bias="before_scale"),
+    Conventions(softcap="after_bias"),
+    Conventions(softcap="after_mask"),
+    Conventions(hidden_fill=-1e4),
+]
+
+
+@pytest.mark.parametrize("conventions", CONVENTIONS, ids=str)
+@given(recipe=recipes())
+def test_empty_rows_are_those_whose_lse_is_minus_infinity(conventions, recipe):
+    trial = replace(trial_of(), conventions=conventions)
+    problem = trial.problem(recipe)
+    plain = trial._without_fill.canonical(problem).replace(sinks=None)
+    empty = trial.empty(problem)
+    np.testing.assert_array_equal(empty, evaluate(plain, engine="dense").lse == -np.inf)
+
+
+def test_a_product_of_minus_infinity_empties_a_row():
+    q, k, v = np.full((1, 2, 1), 1e200), np.full((1, 3, 1), -1e200), np.ones((1, 3, 1))
+    problem = Problem(q, k, v)
+    assert trial_of().empty(problem).all()
+    assert not trial_of().empty(problem.replace(q=-q)).any()

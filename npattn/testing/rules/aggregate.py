@@ -32,7 +32,7 @@ def _correlated_errors(trial: Trial) -> str | None:
     return None
 
 
-@rule("aggregate", "1, 13", recipes=_plain_recipes, unless=_correlated_errors)
+@rule("aggregate", "1, 13", recipes=_plain_recipes, unless=_correlated_errors, last=True)
 def aggregate(trial: Trial, recipe: Recipe) -> float:
     """Errors of plain inputs are as large as roundings make them, and look like no mistake.
 

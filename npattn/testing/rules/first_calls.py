@@ -20,7 +20,7 @@ def _plainest(trial: Trial, seed: int, examples: int) -> list[Recipe]:
     return [trial.space.base()]
 
 
-@rule("first-calls", "15", level="conduct", unless=_no_calls, recipes=_plainest)
+@rule("first-calls", "15", level="conduct", unless=_no_calls, recipes=_plainest, last=True)
 def first_calls(trial: Trial, recipe: Recipe) -> float | None:
     """The first calls give results as right as later ones.
 
@@ -69,7 +69,7 @@ def _no_refusals(trial: Trial) -> str | None:
     return None if trial.refusals else "nothing was refused"
 
 
-@rule("refused-again", "15", level="conduct", unless=_no_refusals, recipes=_plainest)
+@rule("refused-again", "15", level="conduct", unless=_no_refusals, recipes=_plainest, last=True)
 def refused_again(trial: Trial, recipe: Recipe) -> float:
     """Calls that were refused once are refused whenever they are made.
 

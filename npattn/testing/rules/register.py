@@ -49,7 +49,9 @@ class Property:
         The check alters a problem and compares with the oracle: a problem that is wrong unaltered
         too is left to other rules.
     recipes : callable, optional
-        (trial, seed, examples) → the recipes to check, instead of sampled ones.
+        (trial, seed, examples) → the recipes to check, all of them, instead of sampled ones.
+    last : bool
+        It is asked when the others have been: it needs many calls before it, or many samples.
     """
 
     rule: str
@@ -60,6 +62,7 @@ class Property:
     level: Level = "values"
     alters: bool = False
     recipes: Callable[[Trial, int, int], list[Recipe]] | None = None
+    last: bool = False
 
     def leaves(self, trial: Trial, recipe: Recipe, err: Exception) -> bool:
         """Return True if an exception of the check is left to the rules on agreement.
@@ -94,6 +97,7 @@ def rule(
     level: Level = "values",
     alters: bool = False,
     recipes: Callable[[Trial, int, int], list[Recipe]] | None = None,
+    last: bool = False,
     on_request: bool = False,
 ) -> Callable[[Check], Check]:
     """Register the decorated function as the rule `name`; arguments as of `Property`.
@@ -103,7 +107,7 @@ def rule(
     table = ON_REQUEST if on_request else REGISTER
 
     def register(check: Check) -> Check:
-        table[name] = Property(name, section, check, unless, draw, level, alters, recipes)
+        table[name] = Property(name, section, check, unless, draw, level, alters, recipes, last)
         return check
 
     return register

@@ -35,6 +35,10 @@ Answers = dict[str, Answer]
 OUT_OF_TIME = "not asked within the budget"
 FIRST_ROUNDS = (4, 20)
 """Examples of every rule after which the next rule is asked: most mistakes show at once."""
+AHEAD = 25
+"""Times as many of agreement, whose rules share calls: nearly every mistake shows there."""
+AHEAD_APART = 5
+"""Times as many of its rules on inputs that few problems have, which share none."""
 
 
 def round_sizes(examples: int) -> list[int]:
@@ -138,10 +142,19 @@ class Judge:
             elif name == BEHAVIOUR:
                 answer = _behaviour(trial, self.seed)
             else:
-                answer = self.judge(RULES[name], trial, count, standings.get(name))
+                examples = self._examples_of(name, count)
+                answer = self.judge(RULES[name], trial, examples, standings.get(name))
             yield name, answer
             if self.stops(answer):
                 return
+
+    def _examples_of(self, name: str, count: int) -> int:
+        """Return how many examples of a rule are done after a round of `count`."""
+        # Who turns wrong late should meet agreement in the last round too.
+        if self.trial.implementation.untrusted is None and name.startswith("agreement-"):
+            apart = name in ("agreement-dbias", "agreement-dsinks", "agreement-dgate")
+            count *= AHEAD_APART if apart else AHEAD
+        return min(count, self.examples)
 
     def stops(self, answer: Answer) -> bool:
         """Return True if this failure ends the questions."""

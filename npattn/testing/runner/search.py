@@ -102,10 +102,10 @@ class Search:
     def run(self, seed: int, count: int | None = None) -> None:
         """Try the recipes of the rule until one fails, or `count` of them are done.
 
-        A rule with recipes of its own tries them all, once `count` reaches the examples.
+        Once `count` reaches the examples, a rule with recipes of its own tries them all.
         """
         count = self.examples if count is None else count
-        if self.rule.recipes is not None and count < self.examples:
+        if self.rule.last and count < self.examples:
             return
         pools = Pools(self.trial.space, **self.rule.draw(self.trial))
         with suppress(Violation, ImplementationError):  # it is in self.failure
@@ -127,7 +127,8 @@ class Search:
         for recipe in islice(recipes, standing.position):
             self._errors[recipe] = None  # tried in an earlier round
         for recipe in recipes:
-            if self.rule.recipes is None and standing.tried + standing.left >= count:
+            tries_all = self.rule.recipes is not None and count >= self.examples
+            if not tries_all and standing.tried + standing.left >= count:
                 return
             if time.monotonic() > self.deadline:
                 return

@@ -1,6 +1,7 @@
 """An untrusted target cannot know when it is judged: order, processes and tail are random."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.runner import schedule
 from npattn.testing.runner.distrust import TAIL, plan_turns
 from npattn.testing.runner.rounds import Judge, Round
-from npattn.testing.targets.numpy import flash, naive
+from npattn.testing.targets.numpy import flash, flash_backward, naive
 from npattn.testing.trial import Trial
 from npattn.testing.worker.connect import connect
 
@@ -74,6 +75,17 @@ def test_processes_are_renewed_in_a_round_and_before_the_tail(wrong_from, fails)
     assert outcome.failed == fails
     assert (TAIL in outcome.message) == (wrong_from == 2)
     assert fails or 8 <= outcome.examples <= 11  # those of the tail count
+
+
+@pytest.mark.parametrize(("untrusted", "tried"), [(False, [100, 20, 4]), (True, [4, 4, 4])])
+def test_agreement_runs_ahead_unless_the_target_may_turn_wrong_late(untrusted, tried):
+    implementation = Implementation(flash, backward=flash_backward)
+    if untrusted:
+        implementation.untrusted = Untrusted(lambda: None, lambda: (1, 0.0))
+    trial = replace(trial_of(implementation), gradients=frozenset({"dbias"}))
+    judge = Judge(trial, 101, 3, lambda *_: None, False)
+    answers = judge.answer(["agreement-o", "agreement-dbias", "views"], 4, {})
+    assert [standing.tried for _, standing in answers] == tried
 
 
 def test_a_tail_has_problems_of_its_own():

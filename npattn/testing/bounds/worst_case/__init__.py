@@ -11,7 +11,7 @@ fitted: each is a count of roundings, a unit roundoff, or a constant of the calc
 
 from npattn.testing.bounds.worst_case.backward import DeltaErrorSums, DqErrorSums, WorstCase
 from npattn.testing.bounds.worst_case.forward import VAST, OutErrorSums, WeightSums
-from npattn.testing.bounds.worst_case.scores import Operands, finite, row_sum, swing
+from npattn.testing.bounds.worst_case.scores import Operands, are_tame, finite, row_sum, swing
 
 __all__ = [
     "VAST",
@@ -21,6 +21,7 @@ __all__ = [
     "OutErrorSums",
     "WeightSums",
     "WorstCase",
+    "are_tame",
     "finite",
     "row_sum",
     "swing",
