@@ -289,16 +289,81 @@ def test_missing_lse_is_an_error():
     assert not report.passed
 
 
-@pytest.mark.parametrize("pack", [lambda *g: g[:2], lambda *g: g[0], lambda *g: {"Q": g[0]}])
-def test_unreadable_gradient_is_an_error_beside_judged_output(pack):
+PACKS = [
+    (lambda *g: g[:2], "backward returned 2 arrays, must return (dq, dk, dv) or a mapping"),
+    (lambda *g: g[0], "backward returned one result, must return (dq, dk, dv) or a mapping"),
+    (lambda *g: {"Q": g[0]}, "backward"),
+]
+
+
+@pytest.mark.parametrize(("pack", "text"), PACKS)
+def test_unreadable_gradient_is_an_error_beside_judged_output(pack, text):
     def backward(dout, q, k, v):
         return pack(q, k, v)
 
     report = judge(plain, backward=backward)
-    assert statuses(report)["structure"] == "error"
-    assert "backward" in outcome_of(report, "structure").message
+    assert statuses(report)["gradients"] == "error"
+    assert text in outcome_of(report, "gradients").message
     assert statuses(report)["agreement-o"] == "passed"
     assert not report.passed
+
+
+@pytest.mark.parametrize("kind", [NameError, TypeError, ValueError, RuntimeError])
+def test_a_backward_that_raises_on_the_plainest_problem_is_an_error(kind):
+    def backward(dout, q, k, v):
+        raise kind("of the backward")
+
+    report = judge(plain, backward=backward)
+    assert not report.passed
+    assert f"backward raised {kind.__name__}" in outcome_of(report, "gradients").message
+    assert "without backward=" in outcome_of(report, "gradients").message
+    assert not any("no backward= was given" in line for line in report.untested)
+    assert statuses(report)["agreement-o"] == "passed"
+
+
+def test_a_backward_that_is_said_to_be_missing_is_a_refusal():
+    def backward(dout, q, k, v):
+        raise NotImplementedError("the backward comes later")
+
+    report = judge(plain, backward=backward)
+    assert report.passed
+    assert any("gradients: refused (backward raised NotImpl" in line for line in report.refused)
+    assert not any("no backward= was given" in line for line in report.untested)
+
+
+@pytest.mark.parametrize(("kind", "passes"), [(NameError, False), (RuntimeError, True)])
+def test_mistakes_in_a_gradient_of_autograd_are_errors(kind, passes):
+    torch = pytest.importorskip("torch")
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+        @staticmethod
+        def backward(ctx, dout):
+            raise kind("derivative")
+
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return Attention.apply(q, k, v)
+
+    report = check(f, examples=FEW, only=["agreement-o"], diagnosis=False)
+    assert report.passed == passes
+    assert passes == any("gradients: refused" in line for line in report.refused)
+
+
+def test_gradients_that_one_dtype_lacks_are_asked_in_the_next():
+    def backward(dout, q, k, v):
+        if q.dtype == np.float16:
+            raise NotImplementedError("not in float16")
+        out, lse = flash(q, k, v, return_lse=True)
+        grads = flash_backward(dout, q, k, v, out=out, lse=lse)
+        return {name: 2 * x for name, x in grads.items()}
+
+    dtypes = ("float16", "float32")
+    report = judge(plain, "agreement-dq", backward=backward, dtypes=dtypes)
+    found = {o.dtype: o.status for o in report.outcomes if o.rule == "agreement-dq"}
+    assert found == {"float16": "not applicable", "float32": "failed"}
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool", "complex128"])

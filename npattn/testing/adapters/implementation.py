@@ -168,7 +168,8 @@ class Implementation:
         self.f, self.backward = f, backward
         self.layout = layout or (self.profile.layout if self.profile else "BHTD")
         self.spec, self.backward_spec = spec, backward_spec
-        self.forward_only = False  # until a probe finds that it gives no gradient
+        self.forward_only = False
+        self.gradients_raise = False  # until a probe finds that they do, whatever the problem
         self.name = name or spec or qualified_name(f)
         self.rename = dict(rename or {})
         in_bits = quantized and WORDS.get(quantized, quantized)
@@ -262,7 +263,7 @@ class Implementation:
     @property
     def has_gradients(self) -> bool:
         """True if it has a backward, or its framework differentiates it."""
-        return not self.forward_only and (
+        return not (self.forward_only or self.gradients_raise) and (
             self.backward is not None or self.framework.differentiates
         )
 
@@ -782,7 +783,10 @@ class Implementation:
         if len(names) == 1 and not isinstance(grads, (tuple, list)):
             grads = (grads,)
         if not isinstance(grads, (tuple, list)) or len(grads) != len(names):
-            raise ResultError(f"backward must return ({', '.join(names)}) or a mapping")
+            several = isinstance(grads, (tuple, list)) and len(grads) != 1
+            count = f"{len(grads)} arrays" if several else "one result"
+            wanted = f"({', '.join(names)}) or a mapping"
+            raise ResultError(f"backward returned {count}, must return {wanted}")
         return dict(zip(names, grads, strict=True))
 
     def _lead(self, inputs: Mapping[str, Any]) -> list[Any]:

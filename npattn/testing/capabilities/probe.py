@@ -45,6 +45,7 @@ class Capabilities:
 def probe(trial: Trial) -> Capabilities:
     """Try structure, then options, alone and in pairs, then gradients and sizes of 0."""
     probing = Probing(replace(trial))
+    trial.implementation.gradients_raise = False  # in another dtype they may
     if probe_plain(probing):
         _read_gradients(probing)
         probe_variations(probing)

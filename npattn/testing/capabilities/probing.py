@@ -26,7 +26,7 @@ class Finding:
     Attributes
     ----------
     rule : str
-        "structure", or "option-" and the option.
+        "structure", "gradients", or "option-" and the option.
     status : {"failed", "error", "crashed", "timed out", "not applicable"}
     message : str
     problem : Problem or None

@@ -98,14 +98,19 @@ def _force(probing: Probing, options: Mapping[str, Any], err: ImplementationErro
 
 
 def _probe_gradients(probing: Probing) -> None:
-    """Mark it forward-only if even the plainest problem has no gradient."""
+    """Ask for no gradients if even the plainest problem has none; a backward should have them."""
     implementation, base = probing.trial.implementation, probing.trial.space.base()
     err = probing.attempt(base) if implementation.has_gradients else None
     if err is None:
         return
-    implementation.forward_only = True
-    if _is_failure(err):
-        probing.error("structure", base, err, str(err), "values")
+    implementation.gradients_raise = True
+    if implementation.backward is None:
+        is_wrong, way_out = isinstance(err.__cause__, MISTAKES), ""
+    else:  # whoever names a backward says that there are gradients
+        is_wrong = not isinstance(err.__cause__, NotImplementedError)
+        way_out = "; without backward= (--backward) the forward alone is judged"
+    if is_wrong or _is_failure(err):
+        probing.error("gradients", base, err, f"{err}{way_out}", "values")
     else:
         probing.refused.append(f"gradients: refused ({err})")
 

@@ -46,7 +46,7 @@ def _missing(implementation: Implementation) -> list[str]:
     absent = [n for n in FEATURES if n not in implementation.features]
     if absent:
         lines.append(f"options it does not have: {', '.join(absent)}")
-    if not implementation.has_gradients:
+    if not implementation.has_gradients and not implementation.gradients_raise:
         lines.append("gradients: no backward= was given")
     if not implementation.returns_lse:
         lines.append("lse: no return_lse parameter")

@@ -29,6 +29,7 @@ ROBUSTNESS = "robustness"  # asked only by name: it gives notes, and needs child
 ABOUT_STRUCTURE = (
     "Accepted structure, sizes of 0 included, and each option alone give right results."
 )
+ABOUT_GRADIENTS = "The plainest problem has the gradients that it is said to have."
 Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
 Answers = dict[str, Answer]
 """By rule: its outcome, or how far it has come; by `BEHAVIOUR`: a text."""
@@ -108,8 +109,8 @@ class Judge:
     def _from_finding(self, finding: Finding) -> Outcome:
         outcome = Outcome(
             finding.rule,
-            "12, 14",
-            ABOUT_STRUCTURE,
+            "13" if finding.rule == "gradients" else "12, 14",
+            ABOUT_GRADIENTS if finding.rule == "gradients" else ABOUT_STRUCTURE,
             self.trial.space.dtype,
             finding.status,
             worst=float("inf") if finding.status == "failed" else 0.0,

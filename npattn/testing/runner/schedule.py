@@ -228,7 +228,7 @@ class _Setting:
     skips_empty_rows: bool
     first_calls: tuple[tuple[Problem, Cotangents, Results], ...]
     refusals: tuple[Refusal, ...]
-    forward_only: bool
+    gradients_raise: bool
     examples: int
     seed: int
     shrinks: bool
@@ -249,7 +249,7 @@ class _Setting:
             trial.skips_empty_rows,
             trial.first_calls,
             trial.refusals,
-            trial.implementation.forward_only,
+            trial.implementation.gradients_raise,
             judge.examples,
             judge.seed,
             judge.shrinks,
@@ -319,7 +319,7 @@ def _answer(
     if setting.number not in _Process.judges:
         _Process.judges[setting.number] = setting.judge(implementation)
     judge = _Process.judges[setting.number]
-    implementation.forward_only = setting.forward_only
+    implementation.gradients_raise = setting.gradients_raise
     with implementation.framework.one_thread():
         answers = dict(judge.answer(names, count, standings))
     untrusted = implementation.untrusted
