@@ -91,7 +91,7 @@ def test_mistake_in_accepted_heads_is_an_error_and_no_refusal():
 
     (row,) = run_probe(f, framework="numpy").findings
     assert (row.rule, row.status) == ("structure", "error")
-    assert row.message == "K < H: raised NameError: groups"
+    assert row.message == "K < H: raised NameError: groups (test_capabilities.py:89)"
 
 
 # --- options --------------------------------------------------------------------------------------
@@ -116,11 +116,13 @@ def with_options(refuse):
 def test_refused_pair_of_options_is_learned_and_each_alone_is_sampled():
     def refuse(q, mask, causal, scale, window):
         if mask is not None and causal:
-            raise ValueError("not both")
+            raise NotImplementedError("not both")
 
     found = run_probe(with_options(refuse), framework="numpy")
     assert found.findings == ()
-    assert 'option combinations refused: mask+causal "ValueError: not both"' in found.refused
+    assert (
+        'option combinations refused: mask+causal "NotImplementedError: not both"' in found.refused
+    )
     recipes = sampled(found)
     assert not any(r.mask and r.causal for r in recipes)
     assert any(r.mask for r in recipes)
@@ -217,7 +219,7 @@ def test_problem_that_a_rule_made_and_is_refused_shows_nothing():
 
     def refuse(q, mask, causal, scale, window):
         if mask is not None and causal:
-            raise ValueError("not both")
+            raise NotImplementedError("not both")
 
     f = with_options(refuse)
     report = check(f, examples=3, only=["window-as-mask"], shrink=False, diagnosis=False)

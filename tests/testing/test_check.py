@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -319,6 +320,26 @@ def test_a_backward_that_raises_on_the_plainest_problem_is_an_error(kind):
     assert "without backward=" in outcome_of(report, "gradients").message
     assert not any("no backward= was given" in line for line in report.untested)
     assert statuses(report)["agreement-o"] == "passed"
+
+
+def fails_by_mistake(q, k, v):
+    return undefined(q)  # noqa: F821
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_an_exception_has_the_place_in_code_of_the_user(isolate):
+    report = judge(fails_by_mistake, isolate=isolate)
+    (line,) = (line for line in report.refused if "nothing: " in line)
+    assert "even the plainest problem fails (raised NameError: " in line
+    number = fails_by_mistake.__code__.co_firstlineno + 1
+    assert line.endswith(f" (test_check.py:{number}))")
+
+
+def test_what_a_library_raises_has_the_place_of_its_call():
+    report = judge(lambda q, k, v: np.concatenate([q, v[..., :1, :]], -1))
+    (line,) = (line for line in report.refused if "nothing: " in line)
+    assert "raised ValueError: all the input" in line
+    assert re.search(r"\(test_check\.py:\d+\)\)$", line)
 
 
 def test_a_backward_that_is_said_to_be_missing_is_a_refusal():
@@ -816,7 +837,7 @@ def test_untested_lines_come_first():
         "options it does not have: mask, causal, window",
         "gradients: no backward= was given",
         "lse: no return_lse parameter",
-        "float32: rank 3: refused (raised ValueError: rank 4 only)",
+        "float32: rank 3: refused (raised ValueError: rank 4 only (test_check.py:",
     ):
         lines = (*report.untested, *report.refused)
         assert any(entry.startswith(line) for entry in lines), line

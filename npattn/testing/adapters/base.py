@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from npattn.arrays import Array
@@ -40,6 +42,7 @@ MISTAKES = (
     MemoryError,
 )
 """Exceptions that no one raises to refuse input."""
+LIBRARIES = tuple(sysconfig.get_paths()[n] for n in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 class ImplementationError(NpattnError):
@@ -200,12 +203,29 @@ def note_problem(problem: Problem, cotangents: Cotangents | None = None) -> Iter
 
 
 def format_exception_line(err: BaseException) -> str:
-    """Format an exception as one line of at most 200 characters of message."""
+    """Format an exception as one line of at most 200 characters of message, and its place."""
     try:
         text = " ".join(str(err).split())
     except Exception as second:  # noqa: BLE001  foreign exceptions may raise when they are read
         text = f"(its message raised {type(second).__name__})"
-    return f"{type(err).__name__}: {text[:200]}" if text else type(err).__name__
+    line = f"{type(err).__name__}: {text[:200]}" if text else type(err).__name__
+    # Who refuses says why; of anything else one wants to know where.
+    place = getattr(err, "place", "") or place_of(err)
+    return f"{line} ({place})" if place and not isinstance(err, NotImplementedError) else line
+
+
+def place_of(err: BaseException) -> str:
+    """Return file:line of the last call in code of the user's own; "" if there is none.
+
+    The worker has a function like it: it cannot import this one.
+    """
+    place, trace = "", err.__traceback__
+    while trace is not None:
+        file, module = trace.tb_frame.f_code.co_filename, trace.tb_frame.f_globals.get("__name__")
+        if not file.startswith(("<", *LIBRARIES)) and str(module).partition(".")[0] != "npattn":
+            place = f"{Path(file).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
 
 
 def inexpressible(what: str) -> ImplementationError:

@@ -50,7 +50,8 @@ def probe_plain(probing: Probing) -> bool:
         probing.refused[:] = []
         if _is_failure(first):
             return False  # a finding says so
-        probing.refused.append(f"nothing: even the plainest problem is refused ({first})")
+        verb = "is refused" if first is None or first.is_refusal else "fails"
+        probing.refused.append(f"nothing: even the plainest problem {verb} ({first})")
         probing.findings.append(Finding("structure", "not applicable", str(first)))
         return False
     if not any(finding.status == "error" for finding in probing.findings):

@@ -30,6 +30,7 @@ import queue
 import re
 import struct
 import sys
+import sysconfig
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
@@ -48,6 +49,7 @@ LARGEST = 1 << 33
 """Bytes of a frame beyond which it is garbage."""
 BLOCK, LARGE_BLOCK = 1 << 16, 1 << 20
 """Bytes up to which a frame is joined, and is read at once; and those read of a longer one."""
+LIBRARIES = tuple(sysconfig.get_paths()[n] for n in ("stdlib", "platstdlib", "purelib", "platlib"))
 TOKEN = 16
 """Random bytes at the start of shared memory, by which a worker knows that it sees the same."""
 DTYPES = """
@@ -1092,6 +1094,18 @@ def format_line(err: BaseException) -> str:
     return f"{type(err).__name__}: {text[:200]}" if text else type(err).__name__
 
 
+def place_of(err: BaseException) -> str:
+    """Return file:line of the last call in code of the user's own; "" if there is none."""
+    place, trace = "", err.__traceback__
+    while trace is not None:
+        file, module = trace.tb_frame.f_code.co_filename, trace.tb_frame.f_globals.get("__name__")
+        foreign = file.startswith(("<", *LIBRARIES)) or file == __file__
+        if not foreign and str(module).partition(".")[0] != "npattn":
+            place = f"{Path(file).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
 def describe_error(err: BaseException) -> dict[str, Any]:
     """Describe an exception by its type, the built-in types it derives from, and its message."""
     kinds = [k.__name__ for k in type(err).__mro__ if getattr(builtins, k.__name__, None) is k]
@@ -1100,6 +1114,7 @@ def describe_error(err: BaseException) -> dict[str, Any]:
         "module": str(type(err).__module__),
         "bases": kinds,
         "message": message_of(err)[:2000].encode("utf-8", "backslashreplace").decode(),
+        "place": place_of(err),
         "during": str(getattr(err, "npattn_phase", "")),
     }
 

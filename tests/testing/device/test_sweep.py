@@ -262,7 +262,7 @@ def return_numpy(q, k, v):
     ("f", "status", "message"),
     [
         (drop_rows, "failed", "o has shape (2, 1, 60, 8), want (2, 1, 67, 8)"),
-        (raise_if_large, "error", "raised ValueError: 60 at most"),
+        (raise_if_large, "error", "raised ValueError: 60 at most (test_sweep.py:249)"),
         (move_to_meta, "error", "o is on meta, must be on cpu as q"),
         (return_numpy, "error", "o is a ndarray, must be a torch tensor"),
     ],

@@ -56,7 +56,8 @@ def test_exception_is_noted_with_its_message():
         raise ValueError("k and v must have one length")
 
     note = notes_of(refusing)["v is one key shorter than k"]
-    assert note == "an exception (raised ValueError: k and v must have one length)"
+    text = "raised ValueError: k and v must have one length (test_robustness.py:56)"
+    assert note == f"an exception ({text})"
 
 
 @pytest.mark.unmeasured
