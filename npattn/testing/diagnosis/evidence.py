@@ -156,8 +156,8 @@ class Evidence:
 def _error(got: Array, predicted: Array, evidence: Evidence, name: str) -> float:
     """Return the largest distance of a result from a predicted one, in units of its tolerance.
 
-    That is the tolerance of the exact result, wider as the predicted one is larger, and at least
-    one rounding for each term of its sums.
+    That is the tolerance of the exact result where it has that shape, wider as the predicted one is
+    larger, and at least one rounding for each term of its sums.
     """
     exact = evidence.exact[name]
     if got.shape != predicted.shape:
@@ -171,11 +171,13 @@ def _error(got: Array, predicted: Array, evidence: Evidence, name: str) -> float
         if np.array_equal(got, predicted.astype(got.dtype), equal_nan=True):
             return 0.0
         wide = predicted.astype(np.float64)
-        if got.shape != exact.shape or not _same_range(got, wide):
+        if not _same_range(got, wide):
             return math.inf
         size = _top(wide)
-        growth = max(1.0, size / max(_top(exact), np.finfo(float).tiny))
-        allowed = np.maximum(evidence.tolerance[name] * growth, evidence.rounding * size)
+        allowed = np.full(got.shape, evidence.rounding * size)
+        if got.shape == exact.shape:  # else no element has a tolerance of its own
+            growth = max(1.0, size / max(_top(exact), np.finfo(float).tiny))
+            allowed = np.maximum(evidence.tolerance[name] * growth, allowed)
         return _largest(got, wide, allowed + _half_ulp(predicted))
 
 

@@ -1,4 +1,4 @@
-"""Candidate of the other layout: heads and sequence of q, k, v and o change places."""
+"""Candidates of arrays in another order: axes of q, k, v and o, and the results themselves."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ def layout_candidates(evidence: Evidence) -> Iterator[Candidate]:
     layout = next(name for name in AXES if name != evidence.trial.implementation.layout)
     text = f"the layout is {layout}: {AXES[layout]} (--layout {layout})"
     yield Candidate("layout", layout, text, _explains, topic="layout")
+    if evidence.trial.implementation.returns == ("return_lse",):
+        text = "it returns (lse, o), must return (o, lse)"
+        yield Candidate("layout", text, text, _explains_order, topic="results")
 
 
 def raises_by_layout(trial: Trial, outcome: Outcome, layout: str) -> bool:
@@ -59,6 +62,12 @@ def _explains(evidence: Evidence) -> bool:
         return evidence.reproduced_by([_predict(evidence)])
     except NpattnError:  # read otherwise, the shapes of this problem do not fit
         return False
+
+
+def _explains_order(evidence: Evidence) -> bool:
+    exact = {name: [x] for name, x in evidence.exact.items()}
+    o, lse = evidence.exact["o"], evidence.exact["lse"]
+    return evidence.reproduced_by([exact | {"o": [o, lse], "lse": [o]}])
 
 
 def _predict(evidence: Evidence) -> Arrays:

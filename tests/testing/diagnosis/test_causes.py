@@ -233,6 +233,39 @@ def test_other_layout_is_a_cause(declared, layout, forward, backward):
     assert f"--layout {layout}" in cause.text
 
 
+def swap_heads(x):
+    return x.swapaxes(1, 2) if x.ndim == 4 else x
+
+
+def sequence_first(q, k, v, *, return_lse=False):
+    fwd = npattn.forward(*map(swap_heads, (q, k, v)))
+    o = swap_heads(fwd.out).astype(q.dtype)
+    return (o, fwd.lse.astype(np.float32)) if return_lse else o
+
+
+def lse_first(q, k, v, *, return_lse=False):
+    fwd = npattn.forward(q, k, v)
+    o = fwd.out.astype(q.dtype)
+    return (fwd.lse.astype(np.float32), o) if return_lse else o
+
+
+@pytest.mark.parametrize(
+    ("f", "text"),
+    [(sequence_first, "the layout is BTHD"), (lse_first, "it returns (lse, o), must return (o,")],
+)
+def test_results_in_another_order_are_a_cause_beside_lse(f, text):
+    trial = trial_of(f, features=("return_lse",))
+    cause = only_cause(trial, fail(trial, ("square",)))
+    assert cause.kind == "layout"
+    assert cause.text.startswith(text)
+
+
+def test_queries_and_keys_that_are_exchanged_are_a_cause():
+    trial = trial_of(lambda q, k, v: attend(k, q, v), features=())
+    cause = only_cause(trial, fail(trial, ("square",)))
+    assert cause.text == "q and k are exchanged"
+
+
 def test_exception_in_either_layout_is_no_layout():
     def raises(q, k, v):
         if q.shape[-1] == 13:  # as in "wide"

@@ -279,6 +279,7 @@ change("keys", "the first key is lost", lambda c: _only(c, _keys(c) > 0))
 change("keys", "the last key is lost", lambda c: _only(c, _keys(c) < c.k.shape[-2] - 1))
 change("keys", "k is taken for v", lambda c: {"v": c.k})
 change("keys", "k and v are exchanged", lambda c: {"k": c.v, "v": c.k})
+change("keys", "q and k are exchanged", lambda c: {"q": c.k, "k": c.q})
 change("keys", "every row has one more key of zeros", lambda c: {"sinks": np.logaddexp(c.sinks, 0)})
 for _tile in (4, 8, 16, 32, 64, 128, 256):
     change(
