@@ -55,8 +55,12 @@ class Report(Record):
             console.print(Text(line.text, line.style), soft_wrap=True)
 
     def script(self) -> str:
-        """Return a standalone Python file that shows the first failure; "" if nothing failed."""
-        return next((g.smallest.script() for g in self.groups(required=False)), "")
+        """Return a standalone Python file that shows the first failure; "" if nothing failed.
+
+        That is the one with which the report begins, if anything counts against it.
+        """
+        groups = [*self.groups(), *self.groups(required=False)]
+        return next(filter(None, (group.smallest.script() for group in groups)), "")
 
     def to_json(self, path: str | Path) -> None:
         """Write everything, scripts included, as JSON; schema.json in this folder describes it."""

@@ -371,7 +371,10 @@ class Round:
             self.judge.progress(self.judge.trial.space.dtype, name, done, total)
 
     def groups(self) -> list[list[str]]:
-        """Return the names left, those that sample alike together, the largest group first."""
+        """Return the names left, those that sample alike together, the largest group first.
+
+        Groups in which no failure would end the questions come last.
+        """
         groups: dict[Any, list[str]] = {}
         trial = self.judge.trial
         for name in self.left:
@@ -380,7 +383,13 @@ class Round:
             if rule is not None and rule.recipes is None and rule.unless(trial) is None:
                 key = Pools(trial.space, **rule.draw(trial)).key
             groups.setdefault(key, []).append(name)
-        return sorted(groups.values(), key=len, reverse=True)
+        return sorted(groups.values(), key=lambda names: (self._are_beside(names), -len(names)))
+
+    def _are_beside(self, names: Sequence[str]) -> bool:
+        """Return True if the questions end at failures, but at none of these rules."""
+        ends = self.judge.stops_at
+        known = [RULES[name] for name in names if name in RULES]
+        return bool(ends) and all(ends.isdisjoint({rule.level, rule.rule}) for rule in known)
 
 
 def _robustness(trial: Trial) -> Outcome:

@@ -1,10 +1,13 @@
 """Reports: the verdict, and the files that hold everything."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from npattn import Problem
 from npattn.testing import Outcome, Report
+from npattn.testing.report.cause import Cause
 
 PROBLEM = Problem(np.zeros((1, 2)), np.zeros((3, 2)), np.zeros((3, 4)))
 
@@ -54,6 +57,16 @@ def test_suspect_is_reported_with_its_message():
     assert "agreement-o[float32] suspect" in text
     assert "rather far off" in text
     assert "passed: 1 suspect" in text
+
+
+def test_script_shows_the_failure_with_which_the_report_begins():
+    beside = replace(FAILED, rule="same-bits-again", level="reproducible", script_text="beside")
+    later = replace(FAILED, rule="views", level="conduct", script_text="later")
+    causes = (Cause("beside", (beside.id,)), Cause("later", (later.id,)))
+    both = replace(report(beside, later), causes=causes)
+    assert both.script() == "later"
+    assert replace(report(beside), causes=causes).script() == "beside"
+    assert report(replace(later, script_text="")).script() == ""
 
 
 def test_outcome_has_id_and_script():

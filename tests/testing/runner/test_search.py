@@ -12,7 +12,7 @@ from npattn.testing import Implementation, check
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.register import Property
-from npattn.testing.runner.rounds import round_sizes
+from npattn.testing.runner.rounds import Judge, Round, round_sizes
 from npattn.testing.runner.search import Search
 from npattn.testing.trial import Trial, Violation
 from tests.testing.rules.relations import MaskOfFirstSample, trial_of
@@ -54,6 +54,19 @@ def test_parts_try_the_recipes_of_the_whole(fails_at):
 
 def test_rounds_end_with_all_examples():
     assert [round_sizes(n) for n in (1, 4, 5, 100)] == [[1], [4], [4, 5], [4, 20, 100]]
+
+
+@pytest.mark.parametrize(
+    ("ends", "last"),
+    [((), "two-threads"), (("conduct",), "same-bits-again"), (("same-bits-again",), "two-threads")],
+)
+def test_what_does_not_end_the_questions_is_asked_last(ends, last):
+    names = ["views", "same-bits-again", "two-threads"]
+    trial = trial_of(Attention())
+    judge = Judge(trial, 7, SEED, lambda *_: None, False, stops_at=frozenset(ends))
+    groups = Round(judge, [], names).groups()
+    assert sorted(name for group in groups for name in group) == sorted(names)
+    assert groups[-1] == [last]
 
 
 # --- relations ------------------------------------------------------------------------------------
