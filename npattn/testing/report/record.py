@@ -36,8 +36,13 @@ class Group:
 
     @property
     def smallest(self) -> Outcome:
-        """The failure to show: the smallest problem, of a plain agreement if one failed."""
-        return min(self.outcomes, key=_reading_order)
+        """The failure to show: the smallest problem, of a plain agreement if one failed.
+
+        Where the cause says when it passes, that is said of its first rule.
+        """
+        told = self.cause.rules[:1] if self.cause is not None and self.cause.passes_when else ()
+        contrasted = [outcome for outcome in self.outcomes if outcome.id in told]
+        return min(contrasted or self.outcomes, key=_reading_order)
 
 
 @dataclass(frozen=True, repr=False)

@@ -69,6 +69,15 @@ def test_script_shows_the_failure_with_which_the_report_begins():
     assert report(replace(later, script_text="")).script() == ""
 
 
+def test_the_failure_that_is_shown_is_that_of_the_contrast():
+    views = replace(FAILED, rule="views", level="conduct", script_text="views")
+    cause = Cause("why", (views.id, FAILED.id), passes_when="fails only with K > 1")
+    (group,) = replace(report(FAILED, views), causes=(cause,)).groups()
+    assert group.smallest is views
+    (group,) = replace(report(FAILED, views), causes=(replace(cause, passes_when=""),)).groups()
+    assert group.smallest is FAILED
+
+
 def test_outcome_has_id_and_script():
     assert FAILED.id == "agreement-o[float32]"
     assert FAILED.script() == "print('shown')"
