@@ -254,6 +254,10 @@ def test_exit_code_is_2_if_no_rule_applied(mine):
         (["nowhere.py:f"], "which does not exist"),
         (["json:nothing"], "has no callable 'nothing', it has"),
         (["numpy.flash", "--only", "nothing"], "'nothing' is not a rule, must be one of"),
+        (
+            ["numpy.flash", "--only", "agrement"],
+            "'agrement' is not a rule; did you mean agreement?",
+        ),
         (["numpy.flash", "--sizes", "D"], "must look like D=64,128"),
         (["numpy.flash", "--sizes", "D=a"], "must look like D=64,128"),
         (["numpy.flash", "--sizes", "Q=3"], "must be a letter of B H K T S D E"),

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -493,8 +494,12 @@ def _choose_rules(only: Iterable[str] | None) -> list[Property]:
         matches = [p for name, p in PROPERTIES.items() if name.startswith(wanted)]
         matches = [RULES[wanted]] if wanted in RULES else matches  # the whole name wins
         if not matches and wanted not in ("structure", ROBUSTNESS, *SWEEPS):  # the first: always
-            rules = ", ".join([*RULES, ROBUSTNESS, *SWEEPS])
-            raise OptionError(f"{wanted!r} is not a rule, must be one of {rules}")
+            rules = ["structure", *RULES, ROBUSTNESS, *SWEEPS]
+            beginnings = {name.partition("-")[0] for name in PROPERTIES}
+            near = get_close_matches(wanted, [*rules, *beginnings], 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            must = f"must be one of {', '.join(rules)}, or how some begin"
+            raise OptionError(f"{wanted!r} is not a rule{hint or f', {must}'}")
         chosen += [p for p in matches if p not in chosen]
     return chosen
 

@@ -25,13 +25,19 @@ def name_results(signature: Signature, value: Any, returns: tuple[str, ...]) -> 
     Raises
     ------
     ResultError
-        If it returned fewer results than were asked for; or more, under npattn's own flags.
+        If it returned fewer results than were asked for; or more, unasked or under npattn's own
+        flags.
     """
     names = ["o", *(n.removeprefix("return_") for n in RESULTS if n in returns)]
     several = isinstance(value, (tuple, list))
     if len(names) == 1:
         pairs = signature.module or "need_weights" in signature.meanings.values()
         pair = several and len(value) == 2 and pairs
+        if several and not pair:
+            raise ResultError(
+                f"returned a tuple or list of {len(value)}, must return o alone; more only "
+                "where a parameter asks for it, as return_lse=True does for (o, lse)"
+            )
         return {"o": value[0] if pair else value}
     theirs = [signature.names.get(n, n) for n in returns]
     more = not set(theirs) <= set(RESULTS)  # other systems return more beside it
