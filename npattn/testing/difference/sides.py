@@ -110,7 +110,7 @@ def _common_space(a: Space, b: Space) -> Space:
 
 
 def _list_alone(a: Capabilities, b: Capabilities) -> list[str]:
-    """Return what one of them takes or returns alone."""
+    """Return what one of them takes or returns alone, and what neither does."""
     lines = []
     for name, own, other in (("A", a, b), ("B", b, a)):
         refused = {line.partition(":")[0] for line in other.refused}
@@ -121,6 +121,9 @@ def _list_alone(a: Capabilities, b: Capabilities) -> list[str]:
             "returns": [x for x in _results(here) if x not in _results(there)],
         }
         lines += [f"only {name} {verb}: {', '.join(x)}" for verb, x in kinds.items() if x]
+    if not a.trial.gradients and not b.trial.gradients:
+        way = "diff(Implementation(f, backward=...), ...) takes those of a NumPy function"
+        lines.append(f"gradients are not compared, for neither has any: {way}")
     return lines
 
 

@@ -133,13 +133,18 @@ def test_two_that_are_wrong_otherwise():
 
 def test_what_one_takes_alone():
     difference = compare(kernels.right, kernels.with_mask, examples=3)
-    assert difference.beside == (
-        "only A takes: causal",
-        "only A returns: lse",
-        "only B takes: mask",
-    )
+    *alone, gradients = difference.beside
+    assert alone == ["only A takes: causal", "only A returns: lse", "only B takes: mask"]
+    assert gradients.startswith("gradients are not compared, for neither has any: ")
     masked = compare(kernels.with_mask, kernels.with_mask, examples=3)
     assert masked.alike
+
+
+def test_gradients_of_one_alone_are_named_as_such():
+    right = Implementation(kernels.right, backward=kernels.backward)
+    difference = compare(right, kernels.right, examples=2)
+    assert difference.beside[0] == "only A returns: dq, dk, dv"
+    assert not any("not compared" in line for line in difference.beside)
 
 
 def test_hidden_keys_that_are_added():
@@ -166,7 +171,7 @@ def test_crashes_in_workers():
     difference = compare(kernels.right, kernels.dies_if_causal, examples=2, isolate=True)
     assert not difference.alike
     assert any("crashed in option-causal" in line for line in difference.answer)
-    assert difference.beside == ("only A takes: causal",)
+    assert difference.beside[:-1] == ("only A takes: causal",)
 
 
 def test_crash_on_the_plainest_problem():
