@@ -1,7 +1,8 @@
-"""Arguments of the command line: memory, seconds, seeds and files to write."""
+"""Arguments of the command line: processes, memory, seconds, seeds and files to write."""
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ except ImportError as err:
         "the npattn command needs hypothesis, rich and click: pip install 'npattn[check]'"
     ) from err
 
-__all__ = ["interruptible", "parse_memory", "parse_seconds", "parse_seed"]
+__all__ = ["interruptible", "parse_memory", "parse_processes", "parse_seconds", "parse_seed"]
 __all__ += ["parse_sizes", "path_to_write"]
 
 UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
@@ -32,6 +33,16 @@ def parse_seed(text: str | None) -> int | None:
     if text is not None and not text.isdigit():
         raise click.BadParameter(f"{text!r} must be a number, or random")
     return None if text is None else int(text)
+
+
+def parse_processes(text: str) -> int:
+    """Parse a number of processes; "auto" is as many as there are cores."""
+    if text == "auto":
+        own = getattr(os, "sched_getaffinity", None)  # of a container or a batch job
+        return len(own(0)) if own is not None else os.cpu_count() or 1
+    if not text.isdigit() or not int(text):
+        raise click.BadParameter(f"{text!r} must be a number from 1 on, or auto")
+    return int(text)
 
 
 def parse_seconds(text: str | None) -> float | None:

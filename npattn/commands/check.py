@@ -27,6 +27,7 @@ from npattn.errors import NpattnError, OptionError
 from npattn.parsing import (
     interruptible,
     parse_memory,
+    parse_processes,
     parse_seconds,
     parse_seed,
     parse_sizes,
@@ -123,10 +124,11 @@ ALONE = (
 @click.option(
     "-n",
     "--processes",
-    default=1,
+    metavar="N|auto",
+    default="1",
     show_default=True,
-    type=click.IntRange(1),
-    help="Worker processes.",
+    callback=lambda _, __, text: parse_processes(text),
+    help="Processes that share the rules out; auto: one for each core.",
 )
 @click.option(
     "--sweep",

@@ -18,7 +18,14 @@ from npattn.matrix.processes import Executor, Local
 from npattn.matrix.progress import ProgressLines
 from npattn.matrix.result import Matrix, read_matrix
 from npattn.matrix.run import run_matrix
-from npattn.parsing import interruptible, parse_memory, parse_seconds, parse_seed, path_to_write
+from npattn.parsing import (
+    interruptible,
+    parse_memory,
+    parse_processes,
+    parse_seconds,
+    parse_seed,
+    path_to_write,
+)
 from npattn.testing.check import DTYPES
 
 __all__ = ["matrix_command"]
@@ -76,10 +83,11 @@ ELSEWHERE = (*OUTPUTS, "processes", "cluster")
 @click.option(
     "-n",
     "--processes",
-    default=1,
+    metavar="N|auto",
+    default="1",
     show_default=True,
-    type=click.IntRange(1),
-    help="Targets that are judged at once.",
+    callback=lambda _, __, text: parse_processes(text),
+    help="Targets that are judged at once; auto: one for each core.",
 )
 @click.option(
     "--envs",

@@ -17,7 +17,7 @@ from npattn.commands.target import refuse_beside_cluster
 from npattn.errors import NpattnError
 from npattn.matrix.journal import ZooJournal
 from npattn.matrix.zoo import run_on_cluster, run_with_journal
-from npattn.parsing import interruptible, path_to_write
+from npattn.parsing import interruptible, parse_processes, path_to_write
 
 __all__ = ["zoo_command"]
 
@@ -32,7 +32,13 @@ ELSEWHERE = ("json_path", "jobs", "cluster")
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
 @click.option(
-    "-j", "--jobs", default=1, show_default=True, type=click.IntRange(1), help="Processes."
+    "-j",
+    "--jobs",
+    metavar="N|auto",
+    default="1",
+    show_default=True,
+    callback=lambda _, __, text: parse_processes(text),
+    help="Processes; auto: one for each core.",
 )
 @click.option(
     "--rules",
