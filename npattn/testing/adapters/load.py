@@ -19,6 +19,13 @@ from npattn.errors import NpattnError, OptionError
 __all__ = ["Spec", "by_spec", "hash_files", "load_callable", "load_object"]
 
 
+INSTANCE = "give an instance a name in the module, and pass that name"
+ENDS_ITSELF = (
+    "ends itself when it is imported (SystemExit: {}): keep what parses arguments or runs "
+    'something below if __name__ == "__main__"'
+)
+
+
 def load_callable(spec: str) -> Callable[..., Any]:
     """Import the callable that a spec names.
 
@@ -30,15 +37,25 @@ def load_callable(spec: str) -> Callable[..., Any]:
     Raises
     ------
     OptionError
-        If `spec` has another form, or there is no such module, file or callable.
+        If `spec` has another form, there is no such module, file or callable, it is a class or a
+        method of one, or the module ends itself.
     """
     value = load_object(spec)
     if not callable(value):
         home, _, name = spec.rpartition(":")
         public = [n for n, x in vars(_import_module(home)).items() if callable(x) and n[0] != "_"]
         raise OptionError(f"{home} has no callable {name!r}, it has {', '.join(public[:20])}")
+    holder = load_object(spec.rpartition(".")[0]) if "." in spec.rpartition(":")[2] else None
+    if isinstance(value, type) or (isinstance(holder, type) and _takes_self(value)):
+        what = "a class" if isinstance(value, type) else "a method of a class"
+        raise OptionError(f"{spec} is {what}, must be a function: {INSTANCE}")
     function: Callable[..., Any] = value
     return function
+
+
+def _takes_self(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_varnames[:1] == ("self",)
 
 
 def load_object(spec: str) -> Any:
@@ -46,7 +63,10 @@ def load_object(spec: str) -> Any:
     home, colon, name = spec.rpartition(":")
     if not colon or not home or not name:
         raise OptionError(f"{spec!r} must be module:function or path/file.py:function")
-    value: Any = _import_module(home)
+    try:
+        value: Any = _import_module(home)
+    except SystemExit as err:
+        raise OptionError(f"{home} {ENDS_ITSELF.format(err)}") from err
     for part in name.split("."):
         value = getattr(value, part, None)
     return value

@@ -600,8 +600,14 @@ def load(spec: str) -> Any:
         raise Usage(f"{spec!r} must be module:function or path/file.py:function")
     module = import_file(home) if home.endswith(".py") else import_module(home)
     value: Any = module
+    holder = None
     for part in name.split("."):
-        value = getattr(value, part, None)
+        holder, value = value, getattr(value, part, None)
+    own = getattr(getattr(value, "__code__", None), "co_varnames", ())[:1] == ("self",)
+    if isinstance(value, type) or (isinstance(holder, type) and own):
+        what = "a class" if isinstance(value, type) else "a method of a class"
+        way = "give an instance a name in the module, and pass that name"
+        raise Usage(f"{spec} is {what}, must be a function: {way}")
     if not callable(value) and not is_wrapped(value):
         public = [n for n, x in vars(module).items() if callable(x) and n[0] != "_"]
         raise Usage(f"{home} has no callable {name!r}, it has {', '.join(public[:20])}")

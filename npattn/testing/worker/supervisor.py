@@ -11,6 +11,7 @@ from typing import Any
 from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import Crash, ImplementationError
+from npattn.testing.adapters.load import ENDS_ITSELF
 from npattn.testing.worker.child import Tensor
 from npattn.testing.worker.connection import Connection, Limits
 from npattn.testing.worker.description import read_description
@@ -100,8 +101,12 @@ class Worker:
         if "raised" in answer:
             self.close()
             raised = answer["raised"]
-            words = (raised.get("type"), raised.get("message")) if isinstance(raised, dict) else ()
-            raise OptionError(f"the target cannot be imported: {': '.join(map(str, words))}")
+            raised = raised if isinstance(raised, dict) else {}
+            if raised.get("type") == "SystemExit":
+                raise OptionError(f"its module {ENDS_ITSELF.format(raised.get('message'))}")
+            place = f" ({raised['place']})" if raised.get("place") else ""
+            words = f"{raised.get('type')}: {raised.get('message')}{place}"
+            raise OptionError(f"the target cannot be imported: {words}")
         description = read_description(answer)
         if missing := self.abilities - set(description["abilities"]):
             self.close()

@@ -264,10 +264,19 @@ def test_module_is_loaded_once(folder):
         ("own_three.py:g", "has no callable 'g', it has f$"),
         ("own_three.py:number", "has no callable 'number'"),
         ("own_three.py:f.g.h", "has no callable 'f.g.h'"),
+        ("own_three.py:_A", "_A is a class, must be a function: give an instance a name"),
+        ("own_three.py:_A.f", "_A.f is a method of a class, must be a function: give an inst"),
+        ("own_exit.py:f", r"ends itself when it is imported \(SystemExit: 3\): keep what"),
+        ("own_exit:f", r"ends itself when it is imported \(SystemExit: 3\): keep what"),
     ],
 )
 def test_unknown_target_error_lists_targets(folder, spec, message):
-    (folder / "own_three.py").write_text("number = 3\ndef f(q, k, v): return q\ndef _g(): pass\n")
+    (folder / "own_three.py").write_text(
+        "number = 3\ndef f(q, k, v): return q\ndef _g(): pass\n"
+        "class _A:\n    def f(self, q, k, v): return q\n_a = _A()\n"
+    )
+    (folder / "own_exit.py").write_text("raise SystemExit(3)\n")
+    assert load("own_three.py:_a.f")[0](2, 3, 5) == 2
     with pytest.raises(OptionError, match=message):
         load(spec)
 

@@ -403,6 +403,27 @@ def test_a_target_whose_package_is_missing_names_what_is(tmp_path):
         connect(f"{path}:f")
 
 
+CLASSES = "class A:\n    def f(self, q, k, v): return q\na = A()\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "said"),
+    [
+        ("A", CLASSES, "A is a class, must be a function: give an instance a name"),
+        ("A.f", CLASSES, "A.f is a method of a class, must be a function: give an instance"),
+        ("f", "raise SystemExit(3)\n", r"ends itself when it is imported \(SystemExit: 3\): keep"),
+        ("f", "x = 1\nx.y\n", r"cannot be imported: AttributeError: .* \(own_kinds.py:2\)"),
+    ],
+)
+def test_a_target_that_is_no_function_says_what_to_name(tmp_path, name, source, said):
+    path = tmp_path / "own_kinds.py"
+    path.write_text(source)
+    with pytest.raises(OptionError, match=said):
+        connect(f"{path}:{name}")
+    if source is CLASSES:
+        assert connect(f"{path}:a.f").signature.leading == ("q", "k", "v")
+
+
 def test_a_target_that_exits_when_it_is_imported_is_wrong_usage(tmp_path):
     (tmp_path / "exits.py").write_text("import os\nos._exit(0)\n")
     with pytest.raises(OptionError, match=r"cannot be imported: crashed: .* exit code 0"):
