@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
+import npattn
 from npattn import threads
 
 
@@ -296,3 +297,23 @@ def test_a_matrix_product_inside_is_the_one_outside():
     found = []
     threads.each(range(3), lambda: None, lambda *_: found.append(x @ x))
     assert all(np.array_equal(y, found[0]) for y in found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_blas_computes_for_the_tiled_engine_in_loops_alone(monkeypatch, dtype):
+    # Its threads wait for more of it in a loop of their own, on the cores of those of a loop here.
+    asked = []
+    for name in ("vdot", "dot", "matmul", "tensordot", "inner"):
+        own = getattr(np, name)
+
+        def counted(*arrays, own=own, name=name, **options):
+            asked.append((name, bool(threads._BLAS.running)))
+            return own(*arrays, **options)
+
+        monkeypatch.setattr(np, name, counted)
+    rng = np.random.default_rng(3)
+    q, k, v, dout = (rng.standard_normal((2, 3, 331, 64)).astype(dtype) for _ in range(4))
+    fwd = npattn.forward(q, k, v, causal=True, dtype=dtype, engine="tiled")
+    npattn.backward(fwd, dout)
+    assert ("matmul", True) in asked
+    assert {name for name, in_loop in asked if not in_loop} == set()
