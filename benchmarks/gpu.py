@@ -340,7 +340,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures there too")
     args = parser.parse_args()
     device = torch.device(args.device)
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # events are recorded where the current device is
     H, D = (4, 32) if args.small else (16, 128)
     lengths = args.lengths or ((64, 128, 256) if args.small else (1024, 2048, 4096, 8192))

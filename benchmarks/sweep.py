@@ -135,8 +135,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    if torch.device(asked.device).type == "cuda":
-        torch.cuda.set_device(asked.device)
+    device = torch.device(asked.device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
     trial = trial_of(asked.target, asked.dtype, asked.device, asked.rounding)
     sweep = Sweep(trial, asked.seed)
     sweep.run(3)  # what is loaded once
