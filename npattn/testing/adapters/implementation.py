@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.conventions import Conventions
-from npattn.errors import OptionError
+from npattn.errors import NpattnError, OptionError
 from npattn.meanings import LATENT
 from npattn.options import OPTIONS, RESULTS
 from npattn.problem import Cotangents, Problem
@@ -502,6 +502,21 @@ class Implementation:
         vars(other).update(vars(self) | {"layout": layout})
         return other
 
+    @contextmanager
+    def _calling(self, problem: Problem, cotangents: Cotangents | None = None) -> Iterator[None]:
+        """Note the problem on an error of the implementation; end the check if it ends a device."""
+        try:
+            with self.framework.allowing(problem.q.dtype), note_problem(problem, cotangents):
+                yield
+        except Exception as err:
+            if self.framework.answers():
+                raise
+            raise NpattnError(
+                f"the device of this process is lost: {err}\nfor {problem}\nJudge in a process of "
+                "its own, which another replaces after such an end: with isolate=True, or with "
+                "npattn check without --sweep"
+            ) from err
+
     def forward(
         self,
         problem: Problem,
@@ -516,7 +531,7 @@ class Implementation:
         """
         inputs = self.inputs(problem, view) if inputs is None else inputs
         options = self.options(problem)
-        with self.framework.allowing(problem.q.dtype), note_problem(problem):
+        with self._calling(problem):
             pairs = [*self._call(inputs, options, ()).items()]
             if self.returns:
                 pairs += self._call(inputs, options, self.returns).items()
@@ -555,7 +570,7 @@ class Implementation:
         """
         inputs = self.inputs(problem, view) if inputs is None else inputs
         options = self.options(problem)
-        with self.framework.allowing(problem.q.dtype), note_problem(problem, cotangents):
+        with self._calling(problem, cotangents):
             given = self.give_cotangents(problem, cotangents, view) if given is None else given
             _, gradients = self._differentiate(inputs, options, given, bias_gradient, meanwhile)
             if before_reading is not None:
@@ -580,7 +595,7 @@ class Implementation:
             "second dq" and so on for each of these inputs, and "second dout".
         """
         inputs, options = self.inputs(problem), self.options(problem)
-        with self.framework.allowing(problem.q.dtype), note_problem(problem, cotangents):
+        with self._calling(problem, cotangents):
             given = self.give_cotangents(problem, cotangents)
             second = self._give_directions(problem, directions)
             returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
@@ -671,7 +686,7 @@ class Implementation:
 
     def raw(self, problem: Problem) -> Any:
         """Return o without copying it."""
-        with self.framework.allowing(problem.q.dtype), note_problem(problem):
+        with self._calling(problem):
             return self._call(self.inputs(problem), self.options(problem), ())["o"]
 
     def overwrite_results(
@@ -685,7 +700,7 @@ class Implementation:
         """
         options, inputs = self.options(problem), self.inputs(problem)
         given = {} if cotangents is None else self.give_cotangents(problem, cotangents)
-        with self.framework.allowing(problem.q.dtype), note_problem(problem, cotangents):
+        with self._calling(problem, cotangents):
             results = self._call(inputs, options, self.returns)
             if cotangents is not None and self.backward is not None:
                 results |= self._explicit(inputs, options, given, None)[1]

@@ -173,5 +173,7 @@ class Record:
 def _reading_order(outcome: Outcome) -> tuple[bool, float]:
     """Agreements first: they compare with the oracle, on a problem as it was sampled."""
     problem = outcome.problem
-    size = math.inf if problem is None else sum(x.size for x in (problem.q, problem.k, problem.v))
+    size = math.inf
+    if problem is not None:  # of arrays, or of tensors after a sweep
+        size = sum(math.prod(x.shape) for x in (problem.q, problem.k, problem.v))
     return not outcome.rule.startswith("agreement-"), size

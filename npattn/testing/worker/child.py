@@ -290,6 +290,10 @@ class NumPy:
     def finish(self) -> None:
         pass
 
+    def answers(self) -> bool:
+        """Return False if nothing can be computed any more in this process."""
+        return True
+
     def gradients(self, *_: Any) -> Any:
         raise NotPossible("a NumPy function is differentiated by its backward=")
 
@@ -388,6 +392,13 @@ class Torch(NumPy):
     def finish(self) -> None:
         if self.torch.device(self.device).type != "cpu":
             self.torch.accelerator.synchronize(self.device)
+
+    def answers(self) -> bool:
+        try:
+            self.finish()
+        except RuntimeError:  # after a wrong access to memory, say, as long as the process runs
+            return False
+        return True
 
     def gradients(
         self, call: Any, leaves: dict[str, Any], cotangents: dict[int, Any]
@@ -1010,6 +1021,15 @@ class Session:
         entry, tensors = self.pack(value)
         return {"value": entry}, tensors
 
+    def end_without_device(self, err: BaseException) -> None:
+        """End the process if its device is lost: the judge starts another, which has it again."""
+        if self.framework is not None and not self.framework.answers():
+            reason = (message_of(err).splitlines() or [""])[0]
+            print(
+                f"the device is lost: {type(err).__name__}: {reason}", file=sys.stderr, flush=True
+            )
+            os._exit(1)
+
     def structure(self, value: Any) -> Any:
         """Return the structure of a value, without contents."""
         if isinstance(value, (tuple, list)):
@@ -1031,6 +1051,7 @@ class Session:
             except NotPossible as err:
                 return {"unreadable": str(err)}
             except Exception as err:  # noqa: BLE001  arrays of foreign code may raise anything
+                self.end_without_device(err)
                 return {"raised": describe_error(err)}
             return {"tensor": name}
 
@@ -1138,6 +1159,7 @@ def answer_safely(
     except NotPossible as err:
         return {"unreadable": str(err)}, {}
     except BaseException as err:  # noqa: BLE001  foreign code may raise anything
+        session.end_without_device(err)
         return {"raised": describe_error(err)}, {}
 
 

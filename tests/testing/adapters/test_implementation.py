@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import npattn
-from npattn.errors import OptionError
+from npattn.errors import NpattnError, OptionError
 from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.numpy import NumPy
@@ -650,6 +650,23 @@ def test_unknown_framework_error_names_argument(monkeypatch):
 
 
 # --- torch ----------------------------------------------------------------------------------------
+
+
+def test_a_lost_device_ends_the_check_and_names_the_problem(monkeypatch, torch):
+    def f(q, k, v, mask=None):
+        if mask is not None:
+            monkeypatch.setattr(read.framework, "answers", lambda: False)
+            raise RuntimeError("misaligned address")
+        return q.new_zeros((*q.shape[:-1], v.shape[-1]))
+
+    read = Implementation(f, framework="torch")
+    read.forward(problem())
+    with pytest.raises(NpattnError, match="is lost") as caught:
+        npattn.testing.check(read, only=["agreement-o"], examples=2)
+    said = str(caught.value)
+    assert "misaligned address" in said
+    assert "mask=bool" in said
+    assert "isolate=True" in said
 
 
 @pytest.fixture

@@ -110,6 +110,33 @@ def test_an_exception_without_words_is_an_error(target):
     assert "Odd: (its message raised ValueError)" in outcomes["option-mask"].message
 
 
+LOSES_ITS_DEVICE = """
+import sys
+import torch
+
+def f(q, k, v, mask=None):
+    if q.ndim != 4 or k.shape[1] != q.shape[1]:
+        raise ValueError("rank 4, and K = H")
+    if mask is not None:
+        sys.modules["__main__"].Torch.answers = lambda self: False
+        raise RuntimeError("CUDA error: misaligned address")
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+"""
+
+
+def test_a_lost_device_ends_the_process_and_not_the_check(tmp_path):
+    pytest.importorskip("torch")
+    path = tmp_path / "loses_its_device.py"
+    path.write_text(LOSES_ITS_DEVICE)
+    remote = connect(f"{path}:f")
+    outcomes, _ = judge(remote)
+    remote.worker.close()
+    assert outcomes["option-mask"].status == "crashed"
+    said = "the device is lost: RuntimeError: CUDA error: misaligned address"
+    assert said in outcomes["option-mask"].message
+    assert outcomes["agreement-o"].status == "passed"
+
+
 def test_an_exit_is_an_error(target):
     outcomes, _ = judge(target("sys.exit(0)"))
     assert outcomes["option-mask"].status == "error"
