@@ -16,7 +16,7 @@ from npattn.errors import OptionError
 from npattn.problem import Gradients
 from npattn.torch import engine
 from npattn.torch.bias_terms import bias_gradient
-from npattn.torch.engine.operations import Saved
+from npattn.torch.engine.operations import Saved, transforms_active
 from npattn.torch.engine.outputs import weights as engine_weights
 from npattn.torch.flags import exact
 from npattn.torch.problem import Problem
@@ -82,7 +82,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor, Saved]:
     bias = problem.bias if isinstance(problem.bias, Tensor) else None
     inputs = (problem.q, problem.k, problem.v, bias, problem.sinks)
     if _needs_autograd(inputs):
-        apply: Any = _Attention.apply if _transforms() else _UntransformedAttention.apply
+        apply: Any = _Attention.apply if transforms_active() else _UntransformedAttention.apply
         results = apply(call, *inputs)
         saved, translated = Saved(*results[:3]), results[3:]
     else:
@@ -106,10 +106,6 @@ def _needs_autograd(inputs: tuple[Tensor | None, ...]) -> bool:
         return False
     unpacked: Any = forward_ad.unpack_dual
     return any(x is not None and unpacked(x).tangent is not None for x in inputs)
-
-
-# True inside a transform of torch.func, and where torch does not say.
-_transforms: Any = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
 def pull_back(

@@ -164,6 +164,21 @@ def test_triangle_is_one_call_without_copies(monkeypatch):
     assert args[0] is given[0]
 
 
+@pytest.mark.parametrize("options", [{"mask": torch.ones(T, 1) > 0}, {"bias": normal(H, T, 1)}])
+def test_one_number_for_all_keys_is_written_out(monkeypatch, options):
+    """EFFICIENT_ATTENTION takes a last axis of 1 for one of S on CUDA."""
+    given = []
+
+    def record(q, k, v, mask, **kwargs):
+        given.append(mask)
+        return scaled_dot_product_attention(q, k, v, mask, **kwargs)
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", record)
+    both_agree(operands(), **options)
+    assert {x.shape[-1] for x in given} == {S}
+    assert all(x.is_contiguous() for x in given)
+
+
 def test_last_query_needs_no_mask(monkeypatch):
     masked = []
     monkeypatch.setattr(

@@ -16,10 +16,20 @@ from npattn.torch.score_mod import call_score_mod
 from npattn.torch.score_mod import slope as score_mod_slope
 from npattn.torch.tiles import Rows, Strip, flatten, plan_of, tile_of
 
-__all__ = ["INF", "Saved", "TileOps", "all_finite", "matmul_shared", "rows_of"]
+__all__ = [
+    "INF",
+    "Saved",
+    "TileOps",
+    "all_finite",
+    "matmul_shared",
+    "rows_of",
+    "transforms_active",
+]
 
 Tensor = torch.Tensor
 INF = math.inf
+# True inside a transform of torch.func, and where torch does not say.
+transforms_active: Any = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
 class Saved(NamedTuple):
@@ -61,6 +71,7 @@ class TileOps:
         # Where something is not finite, each product needs the live scores: 0 · NaN is NaN.  [10]
         self.careful = False
         self.differs: list[Tensor] = []  # per tile: score_mod's slope contradicts its values
+        self.overwrites = problem.score_mod is None and not transforms_active()
 
     def operand(self, x: Tensor, heads: int) -> Tensor:
         """Return an input in the dtype computed in, (B, heads, n, size)."""
@@ -152,9 +163,23 @@ class TileOps:
 
     def weights(self, rows: Rows, s: Tensor, live: Tensor | None, saved: Saved) -> Tensor:
         """Return exp(s − lse); in a row of NaN, hidden keys still have weight 0 [10]."""
-        s = s if saved.shift is None else s - rows_of(saved.shift, rows)[..., None]
-        p = torch.exp(s - rows_of(saved.log, rows)[..., None])
+        s = s if saved.shift is None else self.subtract(s, rows_of(saved.shift, rows))
+        p = self.exp(self.subtract(s, rows_of(saved.log, rows)))
         return torch.where(live, p, 0) if self.careful and live is not None else p
+
+    def is_own(self, x: Tensor) -> bool:
+        """Return True if the scores of a tile, or their gradients, may be overwritten."""
+        # What autograd records stays; score_mod may return a tensor of the user's.
+        return self.overwrites and not x.requires_grad
+
+    def subtract(self, x: Tensor, each: Tensor) -> Tensor:
+        """Return x minus a number for each row, in the place of x if possible."""
+        each = each[..., None]
+        return x.sub_(each) if self.is_own(x) and not each.requires_grad else x - each
+
+    def exp(self, s: Tensor) -> Tensor:
+        """Return exp(s), in the place of s if possible."""
+        return s.exp_() if self.is_own(s) else s.exp()
 
     def sink_weights(self, saved: Saved) -> Tensor:
         """Return the weight of the sinks in each row."""

@@ -78,7 +78,7 @@ def _sum_block(ops: TileOps, rows: Rows, shift: Tensor | None) -> tuple[Tensor, 
     q, out, total = ops.scale_queries(rows), None, None
     for strip in rows.strips:
         s, live, _ = ops.scores(rows, strip, q)
-        p = torch.exp(s if shift is None else s - shift[..., None])
+        p = ops.exp(s if shift is None else ops.subtract(s, shift))
         sums, keep = p.sum(-1), ops.dropout_factor(rows, strip)
         o = ops.sum(p if keep is None else p * keep, ops.keys(ops.v, rows, strip), live)
         out, total = (o, sums) if out is None or total is None else (out + o, total + sums)

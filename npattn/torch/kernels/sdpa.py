@@ -41,11 +41,14 @@ def _is_triangle(problem: Any) -> bool:
 def _attn_mask(problem: Any) -> Tensor | None:
     """Return their one mask: bool, True = may attend, or floating, added to the scores."""
     visible = None if _sees_every_key(problem) else problem.visible
-    visible = None if visible is None else flatten(visible, problem)
-    if problem.bias is None:
-        return visible
-    bias = flatten(problem.bias_array, problem)
-    return bias if visible is None else torch.where(visible, bias, float("-inf"))
+    mask = visible = None if visible is None else flatten(visible, problem)
+    if problem.bias is not None:
+        bias = flatten(problem.bias_array, problem)
+        mask = bias if visible is None else torch.where(visible, bias, float("-inf"))
+    if mask is None or mask.shape[-1] == problem.S:
+        return mask
+    # EFFICIENT_ATTENTION on CUDA raises, or reads a wrong address, if one number is for all keys.
+    return mask.expand(*mask.shape[:-1], problem.S).contiguous()
 
 
 def _sees_every_key(problem: Any) -> bool:
