@@ -6,7 +6,6 @@ a process; `npattn.matrix.cluster` has those of Dask, which call `judge_in_proce
 
 from __future__ import annotations
 
-import functools
 import os
 import queue
 import signal
@@ -23,6 +22,7 @@ from typing import Protocol
 
 from npattn.matrix.unit import Result, Unit
 from npattn.testing.runner.schedule import THREADS
+from npattn.testing.worker.compiled import sharing
 
 __all__ = ["Executor", "Local", "judge_in_process"]
 
@@ -31,11 +31,8 @@ GRACE_SECONDS = 20.0
 LINES = 3
 """Lines of its error stream that are quoted when a process ends without a result."""
 
-CACHE, _PERSISTENT = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE"
 XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 """With these XLA compiles a program in 0.4 of the time; it computes the same, slower."""
-
-_lock = threading.Lock()
 
 
 class Executor(Protocol):
@@ -119,17 +116,8 @@ def _jax_variables() -> dict[str, str]:
     They share what they compiled until this process ends: its targets are asked the same shapes, so
     that most of it is the same. XLA compiles each of a thousand small programs for a few calls.
     """
-    variables = {"XLA_FLAGS": XLA_FLAGS, CACHE: "", f"{_PERSISTENT}_MIN_COMPILE_TIME_SECS": "0"}
-    found = {name: x for name, x in variables.items() if name not in os.environ}
-    if CACHE in found:
-        with _lock:
-            found[CACHE] = _make_folder().name
-    return found
-
-
-@functools.cache
-def _make_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="npattn-")
+    found = sharing()
+    return found if "XLA_FLAGS" in os.environ else {**found, "XLA_FLAGS": XLA_FLAGS}
 
 
 def _wait(process: subprocess.Popen[bytes], text: str, limit: float | None) -> bool:
