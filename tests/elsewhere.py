@@ -19,9 +19,9 @@ from torch.utils.backend_registration import (
 __all__ = ["DEVICE", "Generator"]
 
 if torch.cuda.is_available():
-    # From torch 2.8 on, autograd on CUDA fails in a process with a device of one's own:
-    # pytorch/pytorch#161129. All names of such devices are one to torch, so that none is left.
-    raise ImportError("a device for tests ends autograd on CUDA, which is there")
+    # From torch 2.8 on, autograd on CUDA fails in a process with a PrivateUse1 backend:
+    # pytorch/pytorch#161129.
+    raise ImportError("registering this device would break autograd on CUDA in this process")
 
 aten = torch.ops.aten
 COPIES = (aten.copy_.default, aten._to_copy.default)

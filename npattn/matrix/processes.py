@@ -22,7 +22,7 @@ from typing import Protocol
 
 from npattn.matrix.unit import Result, Unit
 from npattn.testing.runner.schedule import THREADS
-from npattn.testing.worker.compiled import sharing
+from npattn.testing.worker.compilation_cache import cache_variables
 
 __all__ = ["Executor", "Local", "judge_in_process"]
 
@@ -116,7 +116,7 @@ def _jax_variables() -> dict[str, str]:
     They share what they compiled until this process ends: its targets are asked the same shapes, so
     that most of it is the same. XLA compiles each of a thousand small programs for a few calls.
     """
-    found = sharing()
+    found = cache_variables()
     return found if "XLA_FLAGS" in os.environ else {**found, "XLA_FLAGS": XLA_FLAGS}
 
 

@@ -139,8 +139,8 @@ class Framework(Protocol):
     def finish(self) -> None:
         """Wait for pending work, so that its errors are raised here."""
 
-    def answers(self) -> bool:
-        """Return False if nothing can be computed any more in this process."""
+    def device_works(self) -> bool:
+        """Return True if the device still computes; an access out of bounds ends that."""
 
     def allowing(self, dtype: Any) -> AbstractContextManager[None]:
         """Enable arrays of a dtype, where the framework needs to be told."""

@@ -504,17 +504,17 @@ class Implementation:
 
     @contextmanager
     def _calling(self, problem: Problem, cotangents: Cotangents | None = None) -> Iterator[None]:
-        """Note the problem on an error of the implementation; end the check if it ends a device."""
+        """Note the problem on an error of the implementation; raise if the device is lost."""
         try:
             with self.framework.allowing(problem.q.dtype), note_problem(problem, cotangents):
                 yield
-        except Exception as err:
-            if self.framework.answers():
+        except (ImplementationError, RuntimeError) as err:
+            if self.framework.device_works():
                 raise
             raise NpattnError(
-                f"the device of this process is lost: {err}\nfor {problem}\nJudge in a process of "
-                "its own, which another replaces after such an end: with isolate=True, or with "
-                "npattn check without --sweep"
+                f"the device is lost, every further call in this process fails: {err}, on "
+                f"{problem}. Judge in a worker, which is restarted after such an error: pass "
+                "isolate=True, or run npattn check without --sweep"
             ) from err
 
     def forward(
@@ -529,9 +529,9 @@ class Implementation:
 
         `before_reading` is called between the calls and the reading of their results.
         """
-        inputs = self.inputs(problem, view) if inputs is None else inputs
         options = self.options(problem)
         with self._calling(problem):
+            inputs = self.inputs(problem, view) if inputs is None else inputs
             pairs = [*self._call(inputs, options, ()).items()]
             if self.returns:
                 pairs += self._call(inputs, options, self.returns).items()
@@ -568,9 +568,9 @@ class Implementation:
         before_reading : callable, optional
             Called between the backward and the reading of its results.
         """
-        inputs = self.inputs(problem, view) if inputs is None else inputs
         options = self.options(problem)
         with self._calling(problem, cotangents):
+            inputs = self.inputs(problem, view) if inputs is None else inputs
             given = self.give_cotangents(problem, cotangents, view) if given is None else given
             _, gradients = self._differentiate(inputs, options, given, bias_gradient, meanwhile)
             if before_reading is not None:

@@ -51,7 +51,7 @@ class JAX:
     def finish(self) -> None:
         pass  # `take` waits
 
-    def answers(self) -> bool:
+    def device_works(self) -> bool:
         return True
 
     def allowing(self, dtype: Any) -> AbstractContextManager[None]:

@@ -34,7 +34,7 @@ class NumPy:
     def finish(self) -> None:
         pass
 
-    def answers(self) -> bool:
+    def device_works(self) -> bool:
         return True
 
     def allowing(self, dtype: Any) -> AbstractContextManager[None]:

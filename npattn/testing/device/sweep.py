@@ -241,11 +241,7 @@ class Sweep:
         return recipe, failure
 
     def _device_works(self) -> bool:
-        """Return True if the device still computes; an access out of bounds ends it."""
-        try:
-            return float(torch.ones(1, device=self.device).sum()) == 1
-        except RuntimeError:
-            return False
+        return self.trial.implementation.framework.device_works()
 
     def _line(self, recipe: Recipe) -> str:
         """Format the line to paste; `sample_on_device` is in npattn.testing.device.sampling."""

@@ -290,8 +290,8 @@ class NumPy:
     def finish(self) -> None:
         pass
 
-    def answers(self) -> bool:
-        """Return False if nothing can be computed any more in this process."""
+    def device_works(self) -> bool:
+        """Return True if the device still computes; an access out of bounds ends that."""
         return True
 
     def gradients(self, *_: Any) -> Any:
@@ -393,12 +393,11 @@ class Torch(NumPy):
         if self.torch.device(self.device).type != "cpu":
             self.torch.accelerator.synchronize(self.device)
 
-    def answers(self) -> bool:
+    def device_works(self) -> bool:
         try:
-            self.finish()
-        except RuntimeError:  # after a wrong access to memory, say, as long as the process runs
+            return float(self.torch.ones(1, device=self.device).sum()) == 1
+        except RuntimeError:  # after an access to a wrong address every call fails
             return False
-        return True
 
     def gradients(
         self, call: Any, leaves: dict[str, Any], cotangents: dict[int, Any]
@@ -1023,7 +1022,7 @@ class Session:
 
     def end_without_device(self, err: BaseException) -> None:
         """End the process if its device is lost: the judge starts another, which has it again."""
-        if self.framework is not None and not self.framework.answers():
+        if self.framework is not None and not self.framework.device_works():
             reason = (message_of(err).splitlines() or [""])[0]
             print(
                 f"the device is lost: {type(err).__name__}: {reason}", file=sys.stderr, flush=True

@@ -16,7 +16,7 @@ from npattn.testing.adapters.load import Spec, by_spec
 from npattn.testing.targets import TARGETS, spec_of
 from npattn.testing.targets.environments import PackageFolder
 from npattn.testing.worker.child import ABILITIES, Tensor
-from npattn.testing.worker.compiled import sharing
+from npattn.testing.worker.compilation_cache import cache_variables
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.seclude import Seclusion
 from npattn.testing.worker.supervisor import Limits, Worker
@@ -108,7 +108,7 @@ def connect(
         if python is not None:
             folder = PackageFolder()
             own = [str(python), "-I", str(CHILD), spec, str(folder.path), str(Path.cwd())]
-        environment = {**os.environ, **sharing(), **variables}
+        environment = {**os.environ, **cache_variables(), **variables}
         worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
         worker.seclusion = folder  # it lives as long
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
@@ -137,7 +137,7 @@ def isolate(implementation: Implementation, limits: Limits) -> Remote:
     else:
         settings |= {"backward": backward_spec}
     command = [sys.executable, str(CHILD), spec or implementation.name, str(Path.cwd())]
-    environment = {**os.environ, **sharing()} if implementation.framework.compiles else None
+    environment = {**os.environ, **cache_variables()} if implementation.framework.compiles else None
     quantized = implementation.quantized
     remote = Remote(
         Worker(command, limits, settings, tensors, environment, abilities=ABILITIES),

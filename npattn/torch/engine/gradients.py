@@ -111,7 +111,7 @@ class _GradientPass:
         at = (*ops.key_planes(rows), slice(strip.s0, strip.s1))
         self.dv.add(at, ops.sum_shared(w, do, live))
         ds = ops.subtract(self._dp(rows, strip, do), rows_of(self.delta, rows))
-        ds = ds.mul_(p) if ops.is_own(ds) and not p.requires_grad else ds * p
+        ds = ops.multiply(ds, p)
         ds = ds if live is None else torch.where(live, ds, 0)
         for term in ops.bias:
             term.add(rows, strip, ds)
@@ -155,7 +155,7 @@ class _RunningSum:
             self.x = piece
         else:
             self.x = self.value()
-            self.x[at].add_(piece)  # x[at] += piece would copy the sum onto itself
+            self.x[at].add_(piece)  # x[at] += piece would also copy x[at] onto itself
 
     def value(self) -> Tensor:
         return self.like.new_zeros(self.shape) if self.x is None else self.x

@@ -167,19 +167,23 @@ class TileOps:
         p = self.exp(self.subtract(s, rows_of(saved.log, rows)))
         return torch.where(live, p, 0) if self.careful and live is not None else p
 
-    def is_own(self, x: Tensor) -> bool:
-        """Return True if the scores of a tile, or their gradients, may be overwritten."""
-        # What autograd records stays; score_mod may return a tensor of the user's.
+    def may_overwrite(self, x: Tensor) -> bool:
+        """Return True if a tile of scores, weights or their gradients may be changed in place."""
+        # Autograd may need it later; score_mod may have returned a tensor of the user.
         return self.overwrites and not x.requires_grad
 
     def subtract(self, x: Tensor, each: Tensor) -> Tensor:
-        """Return x minus a number for each row, in the place of x if possible."""
+        """Return x minus one number per row, in place where x may be overwritten."""
         each = each[..., None]
-        return x.sub_(each) if self.is_own(x) and not each.requires_grad else x - each
+        return x.sub_(each) if self.may_overwrite(x) and not each.requires_grad else x - each
+
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x · y, in place where x may be overwritten."""
+        return x.mul_(y) if self.may_overwrite(x) and not y.requires_grad else x * y
 
     def exp(self, s: Tensor) -> Tensor:
-        """Return exp(s), in the place of s if possible."""
-        return s.exp_() if self.is_own(s) else s.exp()
+        """Return exp(s), in place where s may be overwritten."""
+        return s.exp_() if self.may_overwrite(s) else s.exp()
 
     def sink_weights(self, saved: Saved) -> Tensor:
         """Return the weight of the sinks in each row."""

@@ -41,13 +41,22 @@ def _is_triangle(problem: Any) -> bool:
 def _attn_mask(problem: Any) -> Tensor | None:
     """Return their one mask: bool, True = may attend, or floating, added to the scores."""
     visible = None if _sees_every_key(problem) else problem.visible
-    mask = visible = None if visible is None else flatten(visible, problem)
-    if problem.bias is not None:
-        bias = flatten(problem.bias_array, problem)
-        mask = bias if visible is None else torch.where(visible, bias, float("-inf"))
-    if mask is None or mask.shape[-1] == problem.S:
+    visible = None if visible is None else flatten(visible, problem)
+    if problem.bias is None:
+        return visible if visible is None else _with_all_keys(visible, problem)
+    bias = flatten(problem.bias_array, problem)
+    mask = bias if visible is None else torch.where(visible, bias, float("-inf"))
+    return _with_all_keys(mask, problem)
+
+
+def _with_all_keys(mask: Tensor, problem: Any) -> Tensor:
+    """Return the mask with a number for each key, in memory.
+
+    Given a bias with a last axis of 1, EFFICIENT_ATTENTION on CUDA raises in float32 and accesses a
+    wrong address in bfloat16 (torch 2.11).
+    """
+    if mask.shape[-1] == problem.S:
         return mask
-    # EFFICIENT_ATTENTION on CUDA raises, or reads a wrong address, if one number is for all keys.
     return mask.expand(*mask.shape[:-1], problem.S).contiguous()
 
 

@@ -652,10 +652,21 @@ def test_unknown_framework_error_names_argument(monkeypatch):
 # --- torch ----------------------------------------------------------------------------------------
 
 
+def test_a_device_that_does_not_compute_is_seen(monkeypatch, torch):
+    framework = Implementation(lambda q, k, v: q, framework="torch").framework
+    assert framework.device_works()
+
+    def fails(*_, **__):
+        raise RuntimeError("misaligned address")
+
+    monkeypatch.setattr(torch, "ones", fails)
+    assert not framework.device_works()
+
+
 def test_a_lost_device_ends_the_check_and_names_the_problem(monkeypatch, torch):
     def f(q, k, v, mask=None):
         if mask is not None:
-            monkeypatch.setattr(read.framework, "answers", lambda: False)
+            monkeypatch.setattr(read.framework, "device_works", lambda: False)
             raise RuntimeError("misaligned address")
         return q.new_zeros((*q.shape[:-1], v.shape[-1]))
 

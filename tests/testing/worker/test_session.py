@@ -1,5 +1,6 @@
 """Answers of a worker's session, asked in this process."""
 
+import os
 import sys
 
 import numpy as np
@@ -375,3 +376,25 @@ def test_devices_and_frameworks_that_are_not_there(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(Usage, match="jax cannot be imported"):
         make_framework("jax", None)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_result_that_loses_the_device_ends_the_process(open_session, monkeypatch, works, capfd):
+    torch = pytest.importorskip("torch")
+    session, _ = open_session("f", TORCH, framework="torch")
+
+    def fails(*_, **__):
+        raise RuntimeError("misaligned address\nand what to do")
+
+    monkeypatch.setattr(session.framework, "read", fails)
+    if not works:
+        monkeypatch.setattr(torch, "ones", fails)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    if works:
+        entry, _ = session.pack(torch.zeros(1))
+        assert entry["raised"]["type"] == "RuntimeError"
+    else:
+        with pytest.raises(SystemExit):
+            session.pack(torch.zeros(1))
+    said = "the device is lost: RuntimeError: misaligned address\n"
+    assert capfd.readouterr().err == ("" if works else said)

@@ -118,7 +118,7 @@ def f(q, k, v, mask=None):
     if q.ndim != 4 or k.shape[1] != q.shape[1]:
         raise ValueError("rank 4, and K = H")
     if mask is not None:
-        sys.modules["__main__"].Torch.answers = lambda self: False
+        sys.modules["__main__"].Torch.device_works = lambda self: False
         raise RuntimeError("CUDA error: misaligned address")
     return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 """

@@ -1,4 +1,4 @@
-"""Variables with which processes of JAX share what they compiled, in a folder of this process."""
+"""A folder in which workers share JAX's compilation cache."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 import tempfile
 import threading
 
-__all__ = ["sharing"]
+__all__ = ["cache_variables"]
 
 _lock = threading.Lock()
 
 
-def sharing() -> dict[str, str]:
-    """Return variables of the environment for such processes, without those the user has set.
+def cache_variables() -> dict[str, str]:
+    """Return environment variables that enable the cache, without those that the user has set.
 
-    JAX reads them when it is imported. It keeps no program that took less than a second to compile,
-    unless told: of attention on small shapes that is none. The folder goes when this process ends.
+    The folder is deleted when this process ends. JAX reads the variables when it is imported. By
+    default it caches no program that compiled in less than a second, as those of small shapes do.
     """
     name = "JAX_COMPILATION_CACHE_DIR"
     variables = {name: "", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
