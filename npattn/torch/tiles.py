@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,17 +97,23 @@ class Plan:
         self._whole: Tensor | None = None
         T, S = problem.T, problem.S
         self.light = False  # no tensors and no long lists: cheap to keep for other problems
-        if whole or self.samples * problem.H * T * S <= self.tile:
+        self.H, self.K = problem.H, problem.K
+        self.one_tile = whole or self.samples * self.H * T * S <= self.tile
+        if self.one_tile:
             small = self.device.type == "cpu" and T * S <= SMALL
             self.light = not (self.tensors or self.others or (self.bands and not small))
-            self.rows = _one_tile(self.samples, problem.H, T, S, self.masked)
-            return
-        groups = list(self._groups(H := problem.H, H // problem.K))
+
+    @cached_property
+    def rows(self) -> list[Rows]:
+        """Blocks of queries with their strips; what computes all at once needs none."""
+        if self.one_tile:
+            return _one_tile(self.samples, self.H, self.T, self.S, self.masked)
+        groups = list(self._groups(self.H, self.H // self.K))
         planes = max((g.b1 - g.b0) * (g.h1 - g.h0) for g in groups)
-        self.m = min(T, QUERIES, max(1, math.isqrt(self.tile // planes)))
+        self.m = min(self.T, QUERIES, max(1, math.isqrt(self.tile // planes)))
         self.n = max(CELL, self.tile // (planes * self.m) // CELL * CELL)
         cells = [] if groups[0].mixed else self._read_mask_tensors()
-        self.rows = [
+        return [
             Rows(group, t0, t1, self._strips(group, t0, t1, cells))
             for group in groups
             for t0, t1 in self._blocks(group)

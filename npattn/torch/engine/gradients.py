@@ -8,6 +8,7 @@ import torch
 
 from npattn.arrays import sum_to
 from npattn.problem import Gradients
+from npattn.torch.engine import in_one_pass
 from npattn.torch.engine.operations import (
     INF,
     Saved,
@@ -106,13 +107,11 @@ class _GradientPass:
         """Add the gradients of a tile."""
         ops, round_to_storage = self.ops, self.ops.problem.round_to_storage
         s, live, slope = ops.scores(rows, strip, q, slope=True)
-        p, keep = ops.weights(rows, s, live, self.saved), ops.dropout_factor(rows, strip)
+        p, ds = self._weights_and_ds(rows, s, self._dp(rows, strip, do), live)
+        keep = ops.dropout_factor(rows, strip)
         w = round_to_storage(p if keep is None else p * keep)
         at = (*ops.key_planes(rows), slice(strip.s0, strip.s1))
         self.dv.add(at, ops.sum_shared(w, do, live))
-        ds = ops.subtract(self._dp(rows, strip, do), rows_of(self.delta, rows))
-        ds = ops.multiply(ds, p)
-        ds = ds if live is None else torch.where(live, ds, 0)
         for term in ops.bias:
             term.add(rows, strip, ds)
         dx = ds if slope is None else ds * slope
@@ -120,6 +119,17 @@ class _GradientPass:
         dx = round_to_storage(dx)
         self.dk.add(at, ops.sum_shared(dx, q, live))
         self.dq.add(rows.at, ops.sum(dx, ops.keys(ops.k, rows, strip), live))
+
+    def _weights_and_ds(
+        self, rows: Rows, s: Tensor, dp: Tensor, live: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weights of a tile, and the gradients of its scores."""
+        ops, delta = self.ops, rows_of(self.delta, rows)
+        if in_one_pass.weights_and_gradients(ops, rows, s, dp, self.saved, delta):
+            return s, dp
+        p = ops.weights(rows, s, live, self.saved)
+        ds = ops.multiply(ops.subtract(dp, delta), p)
+        return p, ds if live is None else torch.where(live, ds, 0)
 
     def result(self) -> Gradients:
         """Return the sums, each shaped as its input."""

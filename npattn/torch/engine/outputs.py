@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from npattn.torch.engine import in_one_pass
 from npattn.torch.engine.operations import INF, Saved, TileOps, all_finite
 from npattn.torch.problem import Problem
 from npattn.torch.tiles import Rows
@@ -58,19 +59,29 @@ def fully_masked_rows(ops: TileOps) -> Tensor:
 
 def _sum_tiles(ops: TileOps) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return out, the sum of exp(s − shift) of each row, and shift, if there is one."""
-    blocks, problem = ops.plan.rows, ops.problem
-    if len(blocks) == 1 and blocks[0].every:
-        out, total = _sum_block(ops, blocks[0], None)
+    at_once = in_one_pass.sum_exp(ops)
+    if at_once is not None:
+        out, total = at_once
+        total = total if ops.sinks is None else total + ops.sinks.exp()
     else:
-        out, total = ops.zeros(problem.T, problem.E), ops.zeros(problem.T)
-        for rows in blocks:
-            out[rows.at], total[rows.at] = _sum_block(ops, rows, None)
+        out, total = _sum_blocks(ops)
     if _in_range(total, out):
         return out / total.unsqueeze(-1), total, None
     shift = torch.zeros_like(total)
     _repeat_with_maxima(ops, out, total, shift)
     # A sum of 0 is that of a fully masked row.  [8]
     return out / torch.where(total == 0, 1, total)[..., None], total, shift
+
+
+def _sum_blocks(ops: TileOps) -> tuple[Tensor, Tensor]:
+    """Return Σ exp(s) v of each row, and Σ exp(s), sink included, tile by tile."""
+    blocks, problem = ops.plan.rows, ops.problem
+    if len(blocks) == 1 and blocks[0].every:
+        return _sum_block(ops, blocks[0], None)
+    out, total = ops.zeros(problem.T, problem.E), ops.zeros(problem.T)
+    for rows in blocks:
+        out[rows.at], total[rows.at] = _sum_block(ops, rows, None)
+    return out, total
 
 
 def _sum_block(ops: TileOps, rows: Rows, shift: Tensor | None) -> tuple[Tensor, Tensor]:
