@@ -402,7 +402,7 @@ def test_list_names_the_missing_extra_of_a_target(monkeypatch):
 
 # --- the zoo --------------------------------------------------------------------------------------
 
-KILL = ("zoo", "scale-twice", "tf32", "--rules", "killers", "--examples", 2)
+KILL = ("zoo", "scale-twice", "tf32", "--rules", "killers", "--examples", 3)
 
 
 @pytest.fixture

@@ -71,7 +71,11 @@ ALONE = (
     "--backward", help="Gradient of a NumPy function: module:function or path/file.py:function."
 )
 @click.option(
-    "--examples", default=100, show_default=True, type=click.IntRange(1), help="Per rule."
+    "--examples",
+    default=200,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Problems of the rules of agreement, and of those of --only; most others have a tenth.",
 )
 @click.option(
     "--seed",

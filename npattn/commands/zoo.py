@@ -28,7 +28,7 @@ ELSEWHERE = ("json_path", "jobs", "cluster")
 @click.command("zoo")
 @click.argument("names", nargs=-1)
 @click.option(
-    "--examples", default=100, show_default=True, type=click.IntRange(1), help="Per rule."
+    "--examples", default=200, show_default=True, type=click.IntRange(1), help="As of npattn check."
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
 @click.option(

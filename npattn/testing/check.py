@@ -95,7 +95,7 @@ def check(
     sizes: Mapping[str, Sequence[int]] | None = None,
     dtypes: Sequence[str] = ("float32",),
     device: str | None = None,
-    examples: int = 100,
+    examples: int = 200,
     seed: int = 0,
     rounding: Rounding | str | None = None,
     strict: bool = False,
@@ -147,8 +147,10 @@ def check(
     dtypes : sequence of str, default ("float32",)
     device : str, optional
         Device of its tensors.
-    examples : int, default 100
-        Number of different problems per rule.
+    examples : int, default 200
+        Number of different problems. Most rules of agreement are asked all of them, most others a
+        tenth, 20 at least, for each looks for one kind of mistake. A rule that `only` names is
+        asked all.
     seed : int, default 0
         Seed of everything random.
     rounding : Rounding or str, optional
@@ -264,7 +266,8 @@ def check(
         refused=together,
     )
     required = (*levels, *(rule.rule for rule in rules if only is not None))
-    limits = frozenset(required if fail_fast else ()), frozenset(expect or ()), deadline, kept
+    ends = frozenset(required if fail_fast else ()), frozenset(expect or ()), deadline
+    limits = (*ends, kept, only is not None)
     first = examples if budget is None else min(examples, FIRST_ROUNDS[0])
     judges: list[Judge] = []
     for dtype, model in zip(dtypes, models, strict=True):

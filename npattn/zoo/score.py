@@ -174,7 +174,7 @@ def zoo(
     only: Iterable[str] = (),
     kind: str = "all",
     rules: str = "all",
-    examples: int = 100,
+    examples: int = 200,
     seed: int = 0,
     jobs: int = 1,
     run: Run | None = None,

@@ -87,7 +87,7 @@ def test_the_command_asks_the_cluster(monkeypatch):
         return Inline()
 
     monkeypatch.setattr("npattn.matrix.zoo.Cluster", cluster)
-    done = run("--cluster", "local:3", "--examples", "2")
+    done = run("--cluster", "local:3", "--examples", "3")
     assert done.exit_code == 0, done.output
     assert "1 of 1 mutants killed (100 %)" in done.stdout
     assert places == ["local:3"]

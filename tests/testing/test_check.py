@@ -59,7 +59,7 @@ REFUSALS = {
 }
 VIEWS = {
     "transposed": lambda x: x.ndim > 2 and 0 < x.strides[-3] < x.strides[-2],
-    "stepped": lambda x: x.strides[-1] == 2 * x.itemsize,
+    "stepped": lambda x: x.strides[-1] == 2 * x.itemsize < x.strides[-2],
     "reversed": lambda x: x.strides[-2] < 0,
     "expanded": lambda x: 0 in x.strides and x.size > 0,
 }

@@ -15,7 +15,7 @@ from npattn.testing.rules.requirements import needs, no_gradients, no_lse, no_ma
 from npattn.testing.trial import Trial, Violation
 
 
-@rule("shape-dtype", "13, 15")
+@rule("shape-dtype", "13, 15", share=2)
 def shape_and_dtype(trial: Trial, recipe: Recipe) -> float:
     """Results have the right shape, and a dtype that loses no precision.
 
@@ -76,14 +76,14 @@ def _agreement(name: str) -> Check:
     return check
 
 
-rule("agreement-o", "1-10")(_agreement("o"))
-rule("agreement-lse", "8, 11", unless=no_lse)(_agreement("lse"))
+rule("agreement-o", "1-10", share=1)(_agreement("o"))
+rule("agreement-lse", "8, 11", unless=no_lse, share=1)(_agreement("lse"))
 
 
-rule("agreement-max-score", "11", unless=no_max_score)(_agreement("max_score"))
+rule("agreement-max-score", "11", unless=no_max_score, share=1)(_agreement("max_score"))
 
 
-@rule("agreement-weights", "8, 9")
+@rule("agreement-weights", "8, 9", share=4)
 def agreement_weights(trial: Trial, recipe: Recipe) -> float | None:
     """weights agree with the oracle, returned or read as o with v = I.
 
@@ -119,11 +119,12 @@ def _first_key(problem: Problem, seed: int) -> int:
 
 
 for _name in ("dq", "dk", "dv"):
-    rule(f"agreement-{_name}", "13", unless=no_gradients)(_agreement(_name))
+    rule(f"agreement-{_name}", "13", unless=no_gradients, share=1)(_agreement(_name))
 rule(
     "agreement-dbias",
     "4, 13",
     unless=needs("bias", "dbias"),
+    share=4,
     draw=lambda t: {
         "force": {
             "bias": (
@@ -143,11 +144,13 @@ rule(
     "agreement-dsinks",
     "8, 13",
     unless=needs("sinks", "dsinks"),
+    share=4,
     draw=lambda t: {"force": {"sinks": True}},
 )(_agreement("dsinks"))
 rule(
     "agreement-dgate",
     "13, 16",
     unless=needs("gate", "dgate"),
+    share=4,
     draw=lambda t: {"force": {"gate": tuple(GATES)}},
 )(_agreement("dgate"))

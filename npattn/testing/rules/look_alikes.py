@@ -29,7 +29,7 @@ def _recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
     ambiguous, each = _ambiguous_shapes(trial, seed), len(LOOK_ALIKES)
     recipes = [*recipes[:each], *ambiguous, *recipes[each:]]
     shown = [recipe for recipe in recipes if not trial.skips(recipe, "look-alike-masks")]
-    return shown[: max(each + len(ambiguous), examples // 3)]
+    return shown[: max(each + len(ambiguous), examples // 6)]
 
 
 def _ambiguous_shapes(trial: Trial, seed: int) -> list[Recipe]:

@@ -27,7 +27,7 @@ from npattn.testing.rules.terms import fits_sizes
 from npattn.testing.trial import Trial, Violation, WrongAnyway
 
 
-@rule("inputs-unchanged", "15", level="conduct", unless=keeps_nothing)
+@rule("inputs-unchanged", "15", level="conduct", unless=keeps_nothing, share=2)
 def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
     """Inputs are never written to, forward or backward.
 
@@ -85,6 +85,7 @@ def _problem_for_view(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents
     "views",
     "15",
     level="conduct",
+    share=2,
     unless=lambda t: None if _views(t) else "refuses every view that is not contiguous",
     draw=lambda t: {"force": {"view": _views(t)}},
     alters=True,

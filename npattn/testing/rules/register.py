@@ -52,6 +52,9 @@ class Property:
         (trial, seed, examples) → the recipes to check, all of them, instead of sampled ones.
     last : bool
         It is asked when the others have been: it needs many calls before it, or many samples.
+    share : int
+        It is asked one in so many of the examples of a check, 1 is all: most rules look for one
+        kind of mistake, which shows soon if it is there.
     """
 
     rule: str
@@ -63,6 +66,7 @@ class Property:
     alters: bool = False
     recipes: Callable[[Trial, int, int], list[Recipe]] | None = None
     last: bool = False
+    share: int = 10
 
     def leaves(self, trial: Trial, recipe: Recipe, err: Exception) -> bool:
         """Return True if an exception of the check is left to the rules on agreement.
@@ -98,6 +102,7 @@ def rule(
     alters: bool = False,
     recipes: Callable[[Trial, int, int], list[Recipe]] | None = None,
     last: bool = False,
+    share: int = 10,
     on_request: bool = False,
 ) -> Callable[[Check], Check]:
     """Register the decorated function as the rule `name`; arguments as of `Property`.
@@ -107,7 +112,9 @@ def rule(
     table = ON_REQUEST if on_request else REGISTER
 
     def register(check: Check) -> Check:
-        table[name] = Property(name, section, check, unless, draw, level, alters, recipes, last)
+        table[name] = Property(
+            name, section, check, unless, draw, level, alters, recipes, last, share
+        )
         return check
 
     return register

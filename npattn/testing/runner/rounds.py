@@ -13,7 +13,7 @@ from typing import Any
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.capabilities import Finding, probe
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.strategies import Pools
+from npattn.testing.cases.strategies import FEW, Pools
 from npattn.testing.report.outcome import Outcome, Status, add_reproducer
 from npattn.testing.rules import RULES, Property
 from npattn.testing.rules.systematic_error import plain_recipes, tightest_model
@@ -34,7 +34,7 @@ Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
 Answers = dict[str, Answer]
 """By rule: its outcome, or how far it has come; by `BEHAVIOUR`: a text."""
 OUT_OF_TIME = "not asked within the budget"
-FIRST_ROUNDS = (4, 20)
+FIRST_ROUNDS = (4, FEW)
 """Examples of every rule after which the next rule is asked: most mistakes show at once."""
 AHEAD = 25
 """Times as many of agreement, whose rules share calls: nearly every mistake shows there."""
@@ -63,6 +63,8 @@ class Judge:
         Time of `time.monotonic` after which nothing is asked.
     journal : Journal or None
         Told of each problem before it is tried.
+    evenly : bool
+        Every rule is asked all examples, as where it was named.
     """
 
     trial: Trial
@@ -74,6 +76,7 @@ class Judge:
     expected: frozenset[str] = frozenset()
     deadline: float = math.inf
     journal: Journal | None = None
+    evenly: bool = False
 
     def __post_init__(self) -> None:
         self.refused: list[str] = []
@@ -157,6 +160,12 @@ class Judge:
             count *= AHEAD_APART if apart else AHEAD
         return min(count, self.examples)
 
+    def _asked_in_all(self, rule: Property) -> int:
+        """Return how many examples a rule is asked until it is done."""
+        if self.evenly or rule.last or rule.recipes is not None:
+            return self.examples
+        return min(self.examples, max(FEW, self.examples // rule.share))
+
     def stops(self, answer: Answer) -> bool:
         """Return True if this failure ends the questions."""
         return (
@@ -194,7 +203,7 @@ class Judge:
         standing = search.standing
         if search.failure is not None:
             return _failed_outcome(rule, trial, search)
-        if count is not None and count < self.examples:
+        if count is not None and count < self._asked_in_all(rule):
             return standing
         if standing.tried == 0:
             message = "no generated problem exercises this rule"
@@ -224,6 +233,7 @@ class Judge:
             self.examples,
             self.shrinks,
             standing,
+            most=self._asked_in_all(rule),
             leaves=leaves,
             deadline=self.deadline,
             tell=tell,

@@ -84,7 +84,7 @@ class Processes:
     Raises
     ------
     OptionError
-        On entry, if they cannot load the implementation.
+        If they cannot load the implementation: the first time that they are asked.
     """
 
     def __init__(self, n: int, implementation: Implementation) -> None:
@@ -97,26 +97,26 @@ class Processes:
         self.before = set(multiprocessing.active_children())
         context = multiprocessing.get_context("spawn")
         self.pool = ProcessPoolExecutor(self.n, context, _begin, (self.pickled,))
-        with ExitStack() as unless_ready:  # an interrupt too ends what was started
-            unless_ready.callback(self._end)
-            failure = self._failure()
-            if failure:
-                raise OptionError(_cannot(self.name, failure))
-            unless_ready.pop_all()
+        with ExitStack() as unless_begun:  # an interrupt too ends what was started
+            unless_begun.callback(self._end)
+            with _one_thread_each():
+                self.loading = [self.pool.submit(_load) for _ in range(self.n)]
+            unless_begun.pop_all()
         return self
 
-    def _failure(self) -> str:
-        """Say why a process cannot load the implementation; "" if all can."""
+    def _wait_until_loaded(self) -> None:
+        """Wait for the processes, which load the implementation while it is probed here."""
         try:
-            with _one_thread_each():
-                ready = [self.pool.submit(_load) for _ in range(self.n)]
-            return next(filter(None, [one.result() for one in ready]), "")
+            failure = next(filter(None, [one.result() for one in self.loading]), "")
         except BrokenProcessPool:
             raise OptionError(
                 f"processes is {self.n}, must be 1 here: a process that was started to judge "
                 f"{self.name} ended at once. A script has to keep what it runs below "
                 'if __name__ == "__main__", for each process imports it'
             ) from None
+        if failure:
+            raise OptionError(_cannot(self.name, failure))
+        self.loading.clear()
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
@@ -131,6 +131,7 @@ class Processes:
 
     def ask(self, work: Round) -> None:
         """Share out the first examples of every rule; `finish` waits for the answers."""
+        self._wait_until_loaded()
         self.rounds += 1
         setting = _Setting.of(work.judge, self.rounds)
         self.pending.append((work, setting, self._submit(work, setting, 0)))
@@ -236,6 +237,7 @@ class _Setting:
     expected: frozenset[str]
     deadline: float
     journal: Journal | None
+    evenly: bool
 
     @classmethod
     def of(cls, judge: Judge, number: int) -> _Setting:
@@ -257,13 +259,14 @@ class _Setting:
             judge.expected,
             judge.deadline,
             judge.journal,
+            judge.evenly,
         )
 
     def judge(self, implementation: Implementation) -> Judge:
         trial = Trial(implementation, self.conventions, self.rounding, self.space, self.gradients)
         trial.skips_empty_rows = self.skips_empty_rows
         trial.first_calls, trial.refusals = self.first_calls, self.refusals
-        limits = self.stops_at, self.expected, self.deadline, self.journal
+        limits = self.stops_at, self.expected, self.deadline, self.journal, self.evenly
         return Judge(trial, self.examples, self.seed, lambda *_: None, self.shrinks, *limits)
 
 

@@ -83,17 +83,21 @@ class Search:
         shrinks: bool = True,
         standing: Standing | None = None,
         *,
+        most: int | None = None,
         leaves: bool = True,
         deadline: float = math.inf,
         tell: Callable[[Recipe], object] = lambda _: None,
     ) -> None:
         """Begin, or go on from a standing; `leaves` leaves what agreement finds wrong to it.
 
+        It samples as rules do that are asked all examples, and stops at `most`.
+
         Nothing is tried after the deadline, a time of `time.monotonic`; `tell` is told of each
         recipe before it is tried.
         """
         self.rule, self.trial, self.examples, self.shrinks = rule, trial, examples, shrinks
         self.standing, self.leaves, self.note = standing or Standing(), leaves, ""
+        self.most = examples if most is None else most
         self.deadline, self.tell = deadline, tell
         self.failure: Failure | None = None
         self._errors: dict[Recipe, Violation | ImplementationError | None] = {}
@@ -104,7 +108,7 @@ class Search:
 
         Once `count` reaches the examples, a rule with recipes of its own tries them all.
         """
-        count = self.examples if count is None else count
+        count = self.most if count is None else min(count, self.most)
         if self.rule.last and count < self.examples:
             return
         pools = Pools(self.trial.space, **self.rule.draw(self.trial))

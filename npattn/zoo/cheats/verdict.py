@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="npattn.zoo.cheats.verdict")
     parser.add_argument("target")
     parser.add_argument("--backward")
-    parser.add_argument("--examples", type=int, default=100)
+    parser.add_argument("--examples", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     backward = chosen.backward and load_callable(chosen.backward)

@@ -101,7 +101,7 @@ def test_a_backward_returns_a_gradient_for_each_part(right):
     kernel = kernels.NumPyLatent() if right else kernels.FirstHeadAlone()
     arguments = {"backward": kernel.backward, "framework": "numpy", "only": AGREEMENT}
     arguments["sizes"] = SMALL
-    report = check(kernel, **arguments, examples=5)
+    report = check(kernel, **arguments, examples=7)
     assert report.passed == right, str(report)
     if not right:
         assert {o.rule for o in report.outcomes if o.status == "failed"} == {"agreement-dk"}

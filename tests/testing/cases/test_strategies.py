@@ -314,7 +314,8 @@ def switched_on(recipe):
 def test_first_half_of_cases_covers_pairs_of_options():
     pairs = {frozenset(pair) for pair in itertools.combinations(OPTION_FIELDS, 2)}
     few = 1 + len(OPTION_FIELDS) + len(pairs)  # none, one or two options
-    plan = list(itertools.islice(Pools(Space()).cases(0, 2 * few), few))
+    cases = list(itertools.islice(Pools(Space()).cases(0, 2 * few), few + 10))
+    plan = cases[:10] + cases[20:]
     met = {switched_on(recipe) for recipe in plan}
     assert pairs <= met
     assert max(map(len, met)) == 2
@@ -339,9 +340,19 @@ def test_cases_do_not_depend_on_earlier_cases():
 
 
 def test_pairs_of_options_come_without_sampling_the_rest(monkeypatch):
+    monkeypatch.setattr(strategies, "_first_after_pairs", None)
     monkeypatch.setattr(strategies, "_after_pairs", None)
     pools = Pools(Space())
-    assert len({*itertools.islice(pools.cases(0, 100), 46)}) == 46
+    assert len({*itertools.islice(pools.cases(0, 100), 10)}) == 10
+
+
+def test_the_first_20_cases_are_of_both_kinds():
+    pools = Pools(Space())
+    first = list(itertools.islice(pools.cases(0, 200), 20))
+    assert first[:10] == pools._pairs(0, 200)[:10]
+    assert first[10:] == strategies._first_after_pairs(pools, tuple(pools.lists), 0, 200)
+    options = [len(switched_on(recipe)) for recipe in first]
+    assert max(options[:10]) <= 2 < max(options[10:])
 
 
 def cases(seed, space=None, **kwargs):

@@ -78,7 +78,7 @@ def test_masks_of_ambiguous_shape_come_with_equal_sizes(few_shapes):
 
 
 def test_flash_passes():
-    (outcome,) = check(flash, backward=flash_backward, only=[RULE.rule], examples=40).outcomes
+    (outcome,) = check(flash, backward=flash_backward, only=[RULE.rule], examples=79).outcomes
     assert (outcome.status, outcome.examples) == ("passed", 13)
     assert 0 < outcome.worst < 1
 

@@ -85,8 +85,8 @@ def test_another_dtype_that_drifts_by_itself_is_not_asked_about():
     count = itertools.count(1)
 
     def drifting(q, k, v):
-        more = next(count) if q.dtype != np.float32 else 0
-        return (flash(q, k, v) * (1 + more * 2.0**-7)).astype(q.dtype)
+        more = next(count) % 5 if q.dtype != np.float32 else 0
+        return (flash(q, k, v) * (1 + more * 2.0**-3)).astype(q.dtype)
 
     outcome = outcome_of(drifting, RULES[1], dtype="float32")
     assert outcome.status != "failed", outcome.message

@@ -147,7 +147,7 @@ def judge_alone(mutant, rule):
     implementation = Implementation(mutant.forward, backward=mutant.backward)
     space = Space(features=implementation.features, dtype=mutant.dtypes[0])
     trial = Trial(implementation, Conventions(), model, space)
-    judge = Judge(trial, 60, 0, lambda *_: None, shrinks=False)
+    judge = Judge(trial, 60, 0, lambda *_: None, shrinks=False, evenly=True)
     found = probe(trial).trial
     trial = replace(found, space=replace(found.space, structure=space.structure))
     return judge.judge(PROPERTIES[rule], trial, leaves=False)

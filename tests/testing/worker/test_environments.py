@@ -16,7 +16,7 @@ import npattn
 from npattn.cli import cli
 from npattn.testing.worker.connect import CHILD
 
-FEW = ("--only", "agreement-o", "--examples", "2")
+FEW = ("--only", "agreement-o", "--examples", "5")
 KERNEL = """
 import numpy as np
 

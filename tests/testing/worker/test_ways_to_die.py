@@ -64,7 +64,7 @@ def write_to_pipes(data):
             pass  # not one that can be written to
 """
 QUIET = {
-    "error state": "np.seterr(all='raise')",
+    "error state": "np.seterr(all='raise', under='ignore')",
     "standard output": "print('x' * 100_000, flush=True)",
     "no standard output": "sys.stdout = None; os.close(1)",
     "patched NumPy": "np.testing.assert_allclose = np.allclose = lambda *_, **__: True",
@@ -165,7 +165,7 @@ def test_what_changes_the_process_alone_changes_no_verdict(target, name):
 @pytest.mark.parametrize("at_import", [True, False])
 @pytest.mark.parametrize("isolated", [True, False])
 def test_a_changed_error_state_is_noted(tmp_path, at_import, isolated):
-    change = "np.seterr(all='raise')"
+    change = "np.seterr(all='raise', under='ignore')"
     path = tmp_path / f"noted_{at_import}_{isolated}.py"
     path.write_text(f"{RIGHT}\ndef die():\n    {'pass' if at_import else change}\n")
     before = np.geterr()
