@@ -29,4 +29,5 @@ def cache_variables() -> dict[str, str]:
 
 @functools.cache
 def _make_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="npattn-")
+    # A worker that is being ended may still write there.
+    return tempfile.TemporaryDirectory(prefix="npattn-", ignore_cleanup_errors=True)

@@ -8,6 +8,7 @@ import pytest
 
 from npattn.testing import Implementation
 from npattn.testing.targets.numpy import flash
+from npattn.testing.worker import compilation_cache
 from npattn.testing.worker.compilation_cache import cache_variables
 from npattn.testing.worker.connect import connect, isolate
 from npattn.testing.worker.supervisor import Limits
@@ -38,6 +39,19 @@ def test_what_the_user_has_set_stays(monkeypatch, mine):
     assert FOLDER not in cache_variables()
     monkeypatch.setenv(LEAST, "2")
     assert not cache_variables()
+
+
+def test_a_folder_that_is_still_written_to_ends_without_an_error(monkeypatch):
+    folder = compilation_cache._make_folder.__wrapped__()
+
+    def is_not_empty(*_, **__):
+        raise OSError("Directory not empty")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", is_not_empty)
+        folder.cleanup()
+    assert Path(folder.name).is_dir()
+    Path(folder.name).rmdir()
 
 
 def test_a_worker_has_the_folder_wherever_it_is_started(tmp_path):
