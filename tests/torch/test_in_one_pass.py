@@ -1,5 +1,5 @@
-"""What the exact engine computes in one pass on CUDA: here with stand-ins of the kernels, or with
-the kernels in Triton's interpreter; on a GPU every test of the engines runs them.
+"""Parts of the exact engine in one pass: with stand-ins of the kernels, or with the kernels in
+Triton's interpreter; on a GPU every test of the engines runs them.
 """
 
 import os
@@ -24,7 +24,7 @@ INF = float("inf")
 class Kernels:
     """The kernels in torch, slow and plain, and how often they were called."""
 
-    LEAST = 1
+    LEAST, FAILURES = 1, (RuntimeError,)
 
     def shared_memory(self, device):
         return self.LEAST
@@ -58,7 +58,9 @@ def kernels(monkeypatch):
         from npattn.torch.engine import triton_kernels as in_triton
 
         for name, count in (("sum_exp", "sums"), ("weights_and_gradients", "tiles")):
-            monkeypatch.setattr(kernels, name, counted(kernels, count, getattr(in_triton, name)))
+            monkeypatch.setattr(
+                kernels, name, count_calls(kernels, count, getattr(in_triton, name))
+            )
 
     def is_large(ops):
         return ops.q.dtype == torch.float64 and ops.overwrites and not ops.plan.one_tile
@@ -69,7 +71,7 @@ def kernels(monkeypatch):
     return kernels
 
 
-def counted(kernels, count, call):
+def count_calls(kernels, count, call):
     def counting(*arguments):
         setattr(kernels, count, getattr(kernels, count) + 1)
         return call(*arguments)
@@ -251,6 +253,18 @@ def test_a_compiler_that_is_missing_is_said(on_a_gpu):
     kernels.sum_exp = fail
     with pytest.warns(RuntimeWarning, match="RuntimeError: Failed to find C compiler"):
         assert on_a_gpu(kernels) is None
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), TypeError("a defect")])
+def test_other_errors_are_not_hidden(on_a_gpu, error):
+    kernels = Kernels()
+
+    def fail(*arguments):
+        raise error
+
+    kernels.sum_exp = fail
+    with pytest.raises(type(error)):
+        on_a_gpu(kernels)
 
 
 def test_a_gpu_without_room_stays_with_torch(on_a_gpu, monkeypatch):

@@ -1,4 +1,4 @@
-"""What the exact engine computes in one pass on CUDA, with kernels in Triton, where it can.
+"""Parts of the exact engine that kernels in Triton compute in one pass on CUDA.
 
 Torch reads and writes a tile once for each operation. In float64 that takes as long as the matrix
 products. Problems of one tile stay with torch: launching takes longer than computing there, and
@@ -97,13 +97,16 @@ def kernels_on(device: torch.device) -> Any:
         return None
     try:
         wrong = compare(kernels, device)
-    except Exception as error:  # noqa: BLE001  of Triton, the C compiler that it calls, or CUDA
+    except torch.OutOfMemoryError:  # says nothing about Triton, and may pass
+        raise
+    except kernels.FAILURES as error:
         wrong = f"{type(error).__name__}: {error}"
     if wrong is None:
         return kernels
     warnings.warn(
         f"npattn.torch computes with torch alone on {device}, up to twice as slow, because Triton "
-        f"{kernels.triton.__version__} does not work there: {wrong}",
+        f"{kernels.triton.__version__} does not work there: {wrong}. Results are as right. For the "
+        "speed, install what Triton misses, a C compiler for instance, or another version of it",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -13,15 +13,18 @@ is rounded to float32 on the way: every float here comes as a tensor.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
 import triton  # type: ignore[import-not-found, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["LEAST", "shared_memory", "sum_exp", "weights_and_gradients"]
+__all__ = ["FAILURES", "LEAST", "shared_memory", "sum_exp", "weights_and_gradients"]
 
 Tensor = torch.Tensor
+FAILURES = (triton.TritonError, RuntimeError, OSError, SubprocessError, ImportError)
+"""Errors of Triton, of CUDA, and of the C compiler that makes the launchers and what it made."""
 KEYS, STAGES = 32, 2
 LEAST = 106_496
 """Bytes of shared memory for 32 queries, D = E = 128: GPUs with a fast float64 have more."""
@@ -158,8 +161,8 @@ def shared_memory(device: torch.device) -> int:
     """Return how many bytes a block may share; of Triton's interpreter, the least that suffice."""
     if device.type != "cuda":
         return LEAST
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0))  # not in every torch
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
