@@ -148,6 +148,28 @@ def test_numbers_that_are_not_finite_stay_with_torch(kernels):
     assert kernels.tiles == 0
 
 
+def test_cotangents_that_are_not_finite_stay_with_torch(kernels):
+    given, do = problem(causal="top_left"), np.ones((2, 6, 23, 7))
+    do[0, 0, 3] = np.inf
+    dense, ours = (BACKENDS[name]().evaluate(given).backward(do) for name in ("dense", "torch"))
+    assert kernels.tiles == 0
+    for name in "qkv":
+        one, other = getattr(dense, name), getattr(ours, name)
+        np.testing.assert_array_equal(np.isfinite(one), np.isfinite(other))
+        assert not np.isfinite(one).all()
+
+
+def test_scores_beyond_the_range_of_exp_stay_with_torch(kernels):
+    dense, ours = (BACKENDS[name]().evaluate(problem(scale=1e4)) for name in ("dense", "torch"))
+    assert kernels.sums == 1  # whose results are not in range
+    off = 64 * np.finfo(float).eps * np.abs(dense.lse).max()  # of a score, and so of a weight
+    np.testing.assert_allclose(ours.lse, dense.lse, rtol=0, atol=off)
+    np.testing.assert_allclose(ours.out, dense.out, rtol=0, atol=off * np.abs(dense.out).max())
+    grads = ours.backward(np.ones(ours.out.shape))
+    assert all(np.isfinite(x).all() for x in (grads.q, grads.k, grads.v))
+    assert kernels.tiles == 0
+
+
 def test_what_autograd_records_stays_with_torch(kernels):
     q, k, v = (torch.randn(1, 2, 23, n, dtype=torch.float64, requires_grad=True) for n in (5, 5, 7))
     out = npattn.torch.attention(q, k, v)
@@ -311,8 +333,8 @@ def test_sums_of_strided_operands(left, right):
 def test_in_the_interpreter_of_triton():
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    # The interpreter computes with NumPy, which warns of an overflow that CUDA gives as inf.
-    command += ["-W", "ignore::RuntimeWarning:triton", "-W", "ignore::DeprecationWarning", __file__]
+    # The interpreter computes with NumPy, which warns where CUDA gives inf or NaN.
+    command += ["-W", "ignore::RuntimeWarning", "-W", "ignore::DeprecationWarning", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr

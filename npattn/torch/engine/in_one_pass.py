@@ -123,7 +123,7 @@ def compare(kernels: Any, device: torch.device) -> str | None:
 
     q, k, v = normal(1, H, T, D) / D**0.5, normal(1, 1, S, D), normal(1, 1, S, E)
     s, dp, delta = q @ k.mT, normal(1, H, T, S), normal(1, H, T)
-    s[..., 1:3] = -INF
+    s[..., 1:3], dp[..., 1:3] = -INF, INF  # hidden keys pass nothing on, whatever they are
     hidden = torch.full((T, S), -INF, dtype=torch.float64, device=device).triu(S - T + 1)
     p, u = torch.exp(q @ k.mT + hidden), torch.finfo(torch.float64).eps / 2
     # Either rounds each of D products of a score, its exponential, and each of S terms of a sum.
