@@ -83,7 +83,15 @@ def same_signature(original: Callable[..., Any]) -> Callable[[Method], Method]:
 
 
 class Attention:
-    """Attention and its gradients in float64, rounded once at the end, in replaceable steps."""
+    """Attention and its gradients in float64, rounded once at the end, in replaceable steps.
+
+    Attributes
+    ----------
+    alignment : {"bottom_right", "top_left"}
+        Of causal and window.
+    """
+
+    alignment = "bottom_right"
 
     # --- inputs
 
@@ -243,7 +251,11 @@ class Attention:
 
     def diagonal(self, T: int, S: int) -> Array:
         """Return the aligned key of each query [6]."""
-        return np.arange(T)[:, None] + (S - T)
+        return np.arange(T)[:, None] + self.offset(T, S)
+
+    def offset(self, T: int, S: int) -> int:
+        """Return the aligned key of the first query [6]."""
+        return 0 if self.alignment == "top_left" else S - T
 
     def sides(self, c: Inputs) -> Window:
         """Return the number of visible keys to the left and right of a query [6, 7]."""
@@ -291,7 +303,7 @@ class Attention:
         k, v = self.share(c.k, H), self.share(c.v, H)
         s, live = self.scores(c)
         seen = live.swapaxes(-1, -2)
-        p, p_sink, _ = self.softmax(s, c, live)
+        p, p_sink = self.rebuild(s, c, live)
 
         dv = self.masked_matmul((p * c.keep).swapaxes(-1, -2), do, seen)
         dp = np.where(live, self.undrop(do @ v.swapaxes(-1, -2), c) + dw, 0)
@@ -301,6 +313,11 @@ class Attention:
         dq = self.dq_scale(c) * self.masked_matmul(dx, k, live)
         dk = self.dk(dx, c, seen)
         return dq, dk, dv, ds, self.ds_sink(p_sink, delta, dlse)
+
+    def rebuild(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array]:
+        """Return the weights, and the weight of the sink, that the gradients use."""
+        p, p_sink, _ = self.softmax(s, c, live)
+        return p, p_sink
 
     def undrop(self, dp: Array, c: Inputs) -> Array:
         return dp * c.keep

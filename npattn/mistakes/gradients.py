@@ -65,6 +65,22 @@ class _DbiasZero(Attention):
         return np.zeros(shape)
 
 
+@mistake("weights-from-rounded-lse", "gradient")
+class _WeightsFromRoundedLse(Attention):
+    """Backward rebuilds weights as exp(s − lse), of which float32 leaves 1 where a row is −1e9."""
+
+    def scores(self, c: Inputs) -> tuple[Array, Array]:
+        s, live = super().scores(c)
+        return s.astype(np.result_type(c.dtype, np.float32)), live
+
+    def rebuild(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array]:
+        self.weights, p_sink, lse = self.softmax(s, c, live)
+        return np.where(live, np.exp(s - lse.astype(s.dtype)), 0), p_sink
+
+    def delta(self, p: Array, dp: Array) -> Array:
+        return super().delta(self.weights, dp)  # as Σ dout · out, which is right
+
+
 @mistake("dlse-subtracted", "gradient")
 class _DlseSubtracted(Attention):
     """The gradient of lse is applied with the wrong sign."""

@@ -102,6 +102,24 @@ class _CausalBeforeScale(Attention):
         s = super().final(x, visible, c)
         return np.where(visible, s, c.scale * -np.inf) if c.causal else s
 
+    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
+        p, *rest = super().softmax(s, c, live)
+        return np.where(live, p, 0), *rest
+
+    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
+        """Return dk to which hidden positions of a lost row add 0 · NaN."""
+        lost = np.isnan(dx).any(-1, keepdims=True)
+        return super().dk(np.where(lost, np.nan, dx), c, seen)
+
+
+@mistake("causal-alone-before-scale", "causal")
+class _CausalAloneBeforeScale(_CausalBeforeScale):
+    """Causal alone, where E = D, sets −inf before the scale; a scale ≤ 0 makes it +inf or NaN."""
+
+    def final(self, x: Array, visible: Array, c: Inputs) -> Array:
+        alone = c.mask is None and isinstance(c.bias, float) and c.q.shape[-1] == c.v.shape[-1]
+        return super().final(x, visible, c._replace(causal=c.causal and alone))
+
 
 @mistake("causal-backward-top-left", "causal", "xlite-dev/ffpa-attn#300")
 class _CausalBackwardTopLeft(Attention):

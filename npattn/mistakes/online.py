@@ -62,19 +62,20 @@ class Online(Attention):
         """Return the first tile of keys that causal and window leave, and the end of the last."""
         T, S = c.q.shape[-2], c.k.shape[-2]
         left, right = self.sides(c)
-        begin = 0 if left is None else max(rows.start + S - T - left, 0)
-        end = S if right is None else min(max(rows.stop + S - T + right, 0), S)
+        offset = self.offset(T, S)
+        begin = 0 if left is None else max(rows.start + offset - left, 0)
+        end = S if right is None else min(max(rows.stop + offset + right, 0), S)
         return begin // TILE, -(-end // TILE)
 
     def fully_visible(self, c: Inputs, rows: slice, keys: slice) -> bool:
         """Return True if causal and window hide nothing in this tile, which then needs no mask."""
-        offset = c.k.shape[-2] - c.q.shape[-2]
+        offset = self.offset(c.q.shape[-2], c.k.shape[-2])
         least, most = keys.start - rows.stop + 1 - offset, keys.stop - 1 - rows.start - offset
         return bool(within(np.array([least, most]), self.sides(c)).all())
 
     def tile_visible(self, c: Inputs, rows: slice, keys: slice) -> Array:
         """Return the visible positions of a tile, (..., TILE, TILE), without its padding."""
-        offset = c.k.shape[-2] - c.q.shape[-2]
+        offset = self.offset(c.q.shape[-2], c.k.shape[-2])
         t, s = rows.start + np.arange(TILE)[:, None], keys.start + np.arange(TILE)
         visible = self.real_queries(t, rows) & self.real_keys(s, c)
         if not self.fully_visible(c, rows, keys):

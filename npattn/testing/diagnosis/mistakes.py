@@ -95,6 +95,7 @@ def implement(forward: Attention, backward: Attention, like: Implementation) -> 
     features = (*sorted(taken), *like.returns)
     classes = type(forward), type(backward)
     implementation = copy(_read_once(*classes, features))  # type: ignore[arg-type]  # hashable
+    forward.alignment = backward.alignment = like.conventions.causal
     implementation.f, implementation.backward = forward.forward, backward.backward
     return implementation
 

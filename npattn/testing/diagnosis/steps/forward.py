@@ -19,11 +19,11 @@ def _top_left(self: Attention, T: int, S: int) -> Array:
 
 
 def _earlier(self: Attention, T: int, S: int) -> Array:
-    return np.arange(T)[:, None] + (S - T) - 1
+    return np.arange(T)[:, None] + self.offset(T, S) - 1
 
 
 def _later(self: Attention, T: int, S: int) -> Array:
-    return np.arange(T)[:, None] + (S - T) + 1
+    return np.arange(T)[:, None] + self.offset(T, S) + 1
 
 
 def _offset_from_0(self: Attention, T: int, S: int) -> Array:
