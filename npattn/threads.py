@@ -10,12 +10,24 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["count", "each"]
+__all__ = ["ONE_THREAD", "count", "each", "one_thread"]
+
+ONE_THREAD = dict.fromkeys(
+    (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "BLIS_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+    ),
+    "1",
+)
+"""Environment of a process whose BLAS and its like have one thread: they read it when loaded."""
 
 Item = TypeVar("Item")
 Space = TypeVar("Space")
@@ -141,6 +153,11 @@ if hasattr(os, "register_at_fork"):
 def count() -> int:
     """Return the number of threads that `each` uses."""
     return _BLAS.threads
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Return a context in which the products of this thread take no other."""
+    return _BLAS.one_thread()
 
 
 def each(items: Sequence[Item], make_space: Callable[[], Space], work: Callable[..., Any]) -> None:

@@ -289,7 +289,7 @@ def _check(
         }
         limits = Limits(timeout, parse_memory(memory))
         here = "--in-process" if in_process else "--sweep" if sweep else ""
-        given["envs"] = envs
+        given |= {"envs": envs, "alone": options["processes"] == 1}
         implementation = open_target(target, here, command, limits, untrusted, device, **given)
         conventions = change_conventions(implementation.conventions, convention_words)
         arguments: dict[str, Any] = {

@@ -81,13 +81,14 @@ def open_target(
     untrusted: bool,
     device: str | None,
     envs: str | None = None,
+    alone: bool = True,
     **given: Any,
 ) -> Implementation:
     """Return the implementation in a worker, or in this process if a flag asks for it `here`."""
     if command is None:
         target = target or DEFAULT_TARGET
     if not here:
-        given |= {"device": device, "limits": limits, "untrusted": untrusted}
+        given |= {"device": device, "limits": limits, "untrusted": untrusted, "alone": alone}
         given["python"] = None if envs is None else _python_in(envs, target)
         return connect(target, command=command, **given)
     _refuse_limits(limits, command, untrusted, envs, here)

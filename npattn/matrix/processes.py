@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Protocol
 
 from npattn.matrix.unit import Result, Unit
-from npattn.testing.runner.schedule import THREADS
 from npattn.testing.worker.compilation_cache import cache_variables
+from npattn.threads import ONE_THREAD
 
 __all__ = ["Executor", "Local", "judge_in_process"]
 
@@ -92,7 +92,7 @@ def judge_in_process(
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=stream,
-                env={**_jax_variables(), **os.environ, **dict.fromkeys(THREADS, "1")},
+                env={**_jax_variables(), **os.environ, **ONE_THREAD},
                 start_new_session=True,  # an interrupt of the terminal is ours to pass on
             )
         if started is not None:

@@ -237,7 +237,7 @@ def check(
     if device is not None:
         implementation.on(device)
     if isolate:
-        implementation = isolate_in_worker(implementation, Limits(timeout))
+        implementation = isolate_in_worker(implementation, Limits(timeout), alone=processes == 1)
     elif timeout is not None:
         raise OptionError(f"timeout is {timeout}, must be None without isolate=True")
     dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes

@@ -2,7 +2,8 @@
 
 Rules that sample alike stay together, for they share a memo. Processes are spawned (a
 fork of threads may hang), have one thread each, and take the next group when they are done with
-one; the largest group comes first.
+one; the largest group comes first. Where the implementation lives in a worker, which alone ends if
+it crashes, this process is one of them, and takes the last group that no other has begun.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import pickle
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -32,17 +33,9 @@ from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import Answers, Judge, Round, round_sizes
 from npattn.testing.runner.search import Standing
 from npattn.testing.trial import Refusal, Trial
+from npattn.threads import ONE_THREAD, one_thread
 
 __all__ = ["InProcess", "Processes"]
-
-# Read when BLAS and its like are loaded, so they are set before a process begins.
-THREADS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
 
 
 def _renew(implementation: Implementation) -> None:
@@ -79,7 +72,7 @@ class InProcess:
 
 
 class Processes:
-    """Share rules out to `n` processes.
+    """Share rules out to `n` processes, of which this may be one.
 
     Raises
     ------
@@ -89,18 +82,21 @@ class Processes:
 
     def __init__(self, n: int, implementation: Implementation) -> None:
         self.name, self.implementation = implementation.name, implementation
-        self.pending: list[tuple[Round, _Setting, list[Future[_Answer]]]] = []
+        self.pending: list[tuple[Round, _Setting, list[_Task]]] = []
         self.before: set[BaseProcess] = set()
+        # Who is not trusted begins anew, and is timed, in processes that do nothing else.
+        self.takes_part = implementation.is_isolated and implementation.untrusted is None
         self.n, self.rounds, self.pickled = n, 0, _pickle(implementation)
 
     def __enter__(self) -> Processes:
         self.before = set(multiprocessing.active_children())
         context = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(self.n, context, _begin, (self.pickled,))
+        others = self.n - self.takes_part
+        self.pool = ProcessPoolExecutor(others, context, _begin, (self.pickled,))
         with ExitStack() as unless_begun:  # an interrupt too ends what was started
             unless_begun.callback(self._end)
             with _one_thread_each():
-                self.loading = [self.pool.submit(_load) for _ in range(self.n)]
+                self.loading = [self.pool.submit(_load) for _ in range(others)]
             unless_begun.pop_all()
         return self
 
@@ -136,45 +132,62 @@ class Processes:
         setting = _Setting.of(work.judge, self.rounds)
         self.pending.append((work, setting, self._submit(work, setting, 0)))
 
-    def _submit(self, work: Round, setting: _Setting, turn: int) -> list[Future[_Answer]]:
+    def _submit(self, work: Round, setting: _Setting, turn: int) -> list[_Task]:
         sizes = round_sizes(work.judge.examples)
         if work.stopped or turn == len(sizes):
             return []
         with _one_thread_each(), self._catch_crash():
-            return [
-                self.pool.submit(
-                    _answer, setting, names, sizes[turn], work.standings_of(names), anew
-                )
-                for names, anew in plan_turns(work, sizes[turn])
-            ]
+            tasks = []
+            for names, anew in plan_turns(work, sizes[turn]):
+                asked = names, sizes[turn], work.standings_of(names)
+                tasks.append(_Task(self.pool.submit(_answer, setting, *asked, anew), *asked))
+            return tasks
 
     def finish(self) -> None:
         with self._catch_crash():
-            for work, setting, futures in self.pending:
+            for work, setting, tasks in self.pending:
                 turn = 0
-                while futures:
-                    self._collect(work, futures)
+                while tasks:
+                    self._collect(work, tasks)
                     turn += 1
-                    futures = self._submit(work, setting, turn)
+                    tasks = self._submit(work, setting, turn)
                 work.ask_again()
                 ask_tail(work)
         self.pending.clear()
 
-    def _collect(self, work: Round, futures: Sequence[Future[_Answer]]) -> None:
+    def _collect(self, work: Round, tasks: Sequence[_Task]) -> None:
         """Record the answers, up to the first that stops the check, in the order of the rules."""
         in_order = bool(work.judge.stops_at)
-        for future in futures if in_order else as_completed(futures):
-            if work.stopped:
-                future.cancel()
-                continue
-            for name, answer in future.result().answers.items():
-                work.record(name, answer)
-                work.report_progress(name)
-        for future in futures:  # in the order of the rules, whoever was first
-            if future.done() and not future.cancelled():
-                self.implementation.add_given_up(future.result().given_up)
+        left = list(tasks)
+        while left and not work.stopped:
+            next_ones = left[:1] if in_order else left
+            done = [task for task in next_ones if task.future.done()]
+            if not done and not self._take_one(work, left):
+                wait([task.future for task in next_ones], return_when=FIRST_COMPLETED)
+            for task in done[:1]:
+                left.remove(task)
+                for name, answer in task.future.result().answers.items():
+                    work.record(name, answer)
+                    work.report_progress(name)
+        for task in left:
+            task.future.cancel()
+        for task in tasks:  # in the order of the rules, whoever was first
+            if task.future.done() and not task.future.cancelled():
+                self.implementation.add_given_up(task.future.result().given_up)
                 if self.implementation.untrusted is not None:
-                    self.implementation.untrusted.add(future.result().judged)
+                    self.implementation.untrusted.add(task.future.result().judged)
+
+    def _take_one(self, work: Round, tasks: Sequence[_Task]) -> bool:
+        """Answer here the last task that no process has begun; return True if there was one."""
+        for task in reversed(tasks) if self.takes_part else ():
+            if task.future.cancel():
+                with one_thread(), self.implementation.framework.one_thread():
+                    answers = dict(work.judge.answer(task.names, task.count, task.standings))
+                task.future = Future()
+                kinds = self.implementation.given_up_kinds
+                task.future.set_result(_Answer(answers, kinds, Judged()))
+                return True
+        return False
 
     @contextmanager
     def _catch_crash(self) -> Iterator[None]:
@@ -205,8 +218,8 @@ def _cannot(name: str, why: str) -> str:
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
     """Give processes that are spawned here one thread for BLAS."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(ONE_THREAD)
     try:
         yield
     finally:
@@ -268,6 +281,16 @@ class _Setting:
         trial.first_calls, trial.refusals = self.first_calls, self.refusals
         limits = self.stops_at, self.expected, self.deadline, self.journal, self.evenly
         return Judge(trial, self.examples, self.seed, lambda *_: None, self.shrinks, *limits)
+
+
+@dataclass(eq=False)
+class _Task:
+    """Rules that one process answers, and where its answer will be."""
+
+    future: Future[_Answer]
+    names: Sequence[str]
+    count: int
+    standings: Mapping[str, Standing]
 
 
 class _Answer(NamedTuple):

@@ -20,6 +20,7 @@ from npattn.testing.worker.compilation_cache import cache_variables
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.seclude import Seclusion
 from npattn.testing.worker.supervisor import Limits, Worker
+from npattn.threads import ONE_THREAD
 
 __all__ = ["CHILD", "connect", "isolate"]
 
@@ -37,6 +38,7 @@ def connect(
     limits: Limits = Limits(),  # noqa: B008  it is frozen
     untrusted: bool = False,
     python: str | Path | None = None,
+    alone: bool = True,
     **arguments: Any,
 ) -> Remote:
     """Return an implementation that lives in a worker.
@@ -58,6 +60,8 @@ def connect(
     python : str or Path, optional
         Python that runs the worker, with NumPy and what the target needs, as
         `npattn.testing.targets.environments.choose_python` finds it; default: this one.
+    alone : bool
+        No other process judges it meanwhile: else BLAS has one thread in its worker.
     **arguments
         layout, like, rename, features, quantized, rows of `Implementation`.
 
@@ -100,7 +104,7 @@ def connect(
         settings |= {"fresh": True}
         seclusion = Seclusion(CHILD)
         own = seclusion.command(spec)
-        environment = {**seclusion.environment(), **variables}
+        environment = {**seclusion.environment(), **variables, **_threads(alone)}
         worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
         worker.seclusion = seclusion  # its folder lives as long
     else:
@@ -108,7 +112,7 @@ def connect(
         if python is not None:
             folder = PackageFolder()
             own = [str(python), "-I", str(CHILD), spec, str(folder.path), str(Path.cwd())]
-        environment = {**os.environ, **cache_variables(), **variables}
+        environment = {**os.environ, **cache_variables(), **variables, **_threads(alone)}
         worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
         worker.seclusion = folder  # it lives as long
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
@@ -119,8 +123,10 @@ def connect(
     return remote
 
 
-def isolate(implementation: Implementation, limits: Limits) -> Remote:
+def isolate(implementation: Implementation, limits: Limits, *, alone: bool = True) -> Remote:
     """Return the same implementation in a worker, which imports its functions or unpickles them.
+
+    It has one thread for BLAS if it is not `alone`.
 
     Raises
     ------
@@ -137,7 +143,8 @@ def isolate(implementation: Implementation, limits: Limits) -> Remote:
     else:
         settings |= {"backward": backward_spec}
     command = [sys.executable, str(CHILD), spec or implementation.name, str(Path.cwd())]
-    environment = {**os.environ, **cache_variables()} if implementation.framework.compiles else None
+    caches = cache_variables() if implementation.framework.compiles else {}
+    environment = {**os.environ, **caches, **_threads(alone)}
     quantized = implementation.quantized
     remote = Remote(
         Worker(command, limits, settings, tensors, environment, abilities=ABILITIES),
@@ -181,6 +188,10 @@ def _pickle(name: str, f: Any, backward: Any) -> bytes:
             "into a module"
         ) from err
     return pickled
+
+
+def _threads(alone: bool) -> dict[str, str]:
+    return {} if alone else ONE_THREAD
 
 
 def _settings(framework: str, device: str | None) -> dict[str, Any]:
