@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,9 @@ class _WeightsFromRoundedLse(Attention):
     def scores(self, c: Inputs) -> tuple[Array, Array]:
         s, live = super().scores(c)
         return s.astype(np.result_type(c.dtype, np.float32)), live
+
+    def gradients(self, c: Inputs, *given: Any) -> tuple[Array, ...]:
+        return super(type(self), copy(self)).gradients(c, *given)  # each call keeps its weights
 
     def rebuild(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array]:
         self.weights, p_sink, lse = self.softmax(s, c, live)

@@ -103,8 +103,8 @@ class _CausalBeforeScale(Attention):
         return np.where(visible, s, c.scale * -np.inf) if c.causal else s
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        p, *rest = super().softmax(s, c, live)
-        return np.where(live, p, 0), *rest
+        p, p_sink, lse = super().softmax(s, c, live)
+        return np.where(live, p, 0), p_sink, lse
 
     def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
         """Return dk to which hidden positions of a lost row add 0 · NaN."""
