@@ -15,7 +15,7 @@ from functools import cached_property
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["ONE_THREAD", "count", "each", "one_thread"]
+__all__ = ["ONE_THREAD", "count", "each", "one_thread", "one_thread_in_children"]
 
 ONE_THREAD = dict.fromkeys(
     (
@@ -158,6 +158,21 @@ def count() -> int:
 def one_thread() -> AbstractContextManager[None]:
     """Return a context in which the products of this thread take no other."""
     return _BLAS.one_thread()
+
+
+@contextmanager
+def one_thread_in_children() -> Iterator[None]:
+    """Give BLAS one thread in processes that are spawned here."""
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(ONE_THREAD)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def each(items: Sequence[Item], make_space: Callable[[], Space], work: Callable[..., Any]) -> None:

@@ -25,6 +25,7 @@ from npattn.errors import OptionError
 from npattn.testing.adapters.base import format_exception_line
 from npattn.testing.check import check
 from npattn.testing.report.report import Report
+from npattn.threads import one_thread_in_children
 from npattn.zoo.correct import CORRECT
 from npattn.zoo.mutants import MUTANTS
 
@@ -268,8 +269,10 @@ def run_here(jobs: int, tasks: Sequence[Task]) -> Generator[Row, None, None]:
     first = sorted(tasks, key=lambda task: task.kind != "correct")
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
     try:
-        for done in as_completed([pool.submit(run_or_lose, task) for task in first]):
-            yield done.result()
+        with one_thread_in_children():
+            rows = [pool.submit(run_or_lose, task) for task in first]
+        for row in as_completed(rows):
+            yield row.result()
     finally:
         pool.shutdown(cancel_futures=True)  # an interrupt does not wait for what was not begun
 

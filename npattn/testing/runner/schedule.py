@@ -9,7 +9,6 @@ it crashes, this process is one of them, and takes the last group that no other 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import Answers, Judge, Round, round_sizes
 from npattn.testing.runner.search import Standing
 from npattn.testing.trial import Refusal, Trial
-from npattn.threads import ONE_THREAD, one_thread
+from npattn.threads import one_thread, one_thread_in_children
 
 __all__ = ["InProcess", "Processes"]
 
@@ -95,7 +94,7 @@ class Processes:
         self.pool = ProcessPoolExecutor(others, context, _begin, (self.pickled,))
         with ExitStack() as unless_begun:  # an interrupt too ends what was started
             unless_begun.callback(self._end)
-            with _one_thread_each():
+            with one_thread_in_children():
                 self.loading = [self.pool.submit(_load) for _ in range(others)]
             unless_begun.pop_all()
         return self
@@ -136,7 +135,7 @@ class Processes:
         sizes = round_sizes(work.judge.examples)
         if work.stopped or turn == len(sizes):
             return []
-        with _one_thread_each(), self._catch_crash():
+        with one_thread_in_children(), self._catch_crash():
             tasks = []
             for names, anew in plan_turns(work, sizes[turn]):
                 asked = names, sizes[turn], work.standings_of(names)
@@ -213,21 +212,6 @@ def _cannot(name: str, why: str) -> str:
         "that they can import, or be found by its spec, module:function or path/file.py:function "
         "(Implementation(f, spec=...)): else judge with processes=1"
     )
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Give processes that are spawned here one thread for BLAS."""
-    before = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(ONE_THREAD)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @dataclass(frozen=True)
