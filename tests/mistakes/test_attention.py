@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 import npattn
-from npattn.mistakes import base, base_backward
+from npattn.api import evaluate
+from npattn.mistakes import MISTAKES, Attention, base, base_backward
+from npattn.mistakes.online import Online
 from npattn.testing.rules import PROPERTIES
 from npattn.zoo.mutants import MUTANTS, Mutant
 from tests.testing.targets.test_numpy import SIZES, Case, bound, cotangents, draw, oracle
@@ -386,3 +388,50 @@ def test_register_is_well_formed() -> None:
         assert features.items() <= inspect.signature(mutant.forward).parameters.items()
     sentences = {mutant.sentence for mutant in MUTANTS.values()}
     assert len(sentences) == len(MUTANTS)
+
+
+@pytest.mark.parametrize("base_class", [Attention, Online])
+@pytest.mark.parametrize(("T", "S"), [(37, 53), (53, 37)])
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (19, 3)}])
+def test_base_may_be_aligned_top_left(base_class, T, S, options) -> None:
+    rng = np.random.default_rng(7)
+    q, k, v = (rng.standard_normal((2, n, 5)) for n in (T, S, S))
+    made = base_class()
+    made.alignment = "top_left"
+    changes = {"causal": "top_left"} if "causal" in options else {"alignment": "top_left"}
+    exact = evaluate(npattn.Problem(q, k, v, **options | changes)).out
+    np.testing.assert_allclose(made.forward(q, k, v, **options), exact, rtol=1e-12, atol=1e-13)
+    assert not np.allclose(base_class().forward(q, k, v, **options), exact, atol=1e-3)
+
+
+def test_causal_alone_before_the_scale_is_wrong_on_one_path() -> None:
+    """As PyTorch's CPU kernel, which other options keep from being used."""
+    mutant = MISTAKES["causal-alone-before-scale"]
+    rng = np.random.default_rng(11)
+    q, k, v = (rng.standard_normal((2, 3, n, 5)) for n in (7, 11, 11))
+    plain = {"causal": True, "scale": -0.5}
+    assert np.isnan(mutant.forward(q, k, v, **plain)[..., :-1, :]).all()
+    for options in (
+        {"mask": np.ones((7, 11), bool)},
+        {"bias": np.zeros((7, 11))},
+        {"scale": 0.5},
+        {"causal": False},
+    ):
+        o = mutant.forward(q, k, v, **plain | options)
+        np.testing.assert_array_equal(o, base(q, k, v, **plain | options))
+    wide = np.concatenate([v, v], -1)
+    np.testing.assert_array_equal(mutant.forward(q, k, wide, **plain), base(q, k, wide, **plain))
+
+
+def test_weights_rebuilt_from_a_rounded_lse_are_1_in_a_row_of_large_bias() -> None:
+    mutant = MISTAKES["weights-from-rounded-lse"]
+    rng = np.random.default_rng(13)
+    q, k, v, do = (rng.standard_normal((1, n, 5), np.float32) for n in (3, 7, 7, 3))
+    for offset in (0.0, -1e9):
+        bias = np.array([[0.0], [offset], [0.0]]) + np.zeros(7)
+        out = mutant.forward(q, k, v, bias=bias)
+        dv = mutant.backward(do, q, k, v, out=out, lse=None, bias=bias)["v"]
+        right = base_backward(do, q, k, v, out=out, lse=None, bias=bias)["v"]
+        p = base(q, k, v, bias=bias, return_weights=True)[1]
+        surplus = np.where(offset, 1 - p[:, 1, :, None], 0) * do[:, 1, None]
+        np.testing.assert_allclose(dv, right + surplus, atol=1e-5)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from npattn.errors import OptionError
 from npattn.mistakes import base, base_backward
 from npattn.testing.rules import PROPERTIES
+from npattn.zoo import score
 from npattn.zoo.correct import CORRECT
 from npattn.zoo.mutants import MUTANTS
 from npattn.zoo.score import Row, Task, Zoo, judge_mutant, lost_row, zoo
@@ -226,3 +229,28 @@ def test_witness_of_changed_bits_has_ratio_inf():
     found = witness(MUTANTS["input-changed"])
     assert found is not None
     assert found[1] == math.inf
+
+
+def test_each_process_has_one_thread_of_blas(monkeypatch):
+    """Two processes with two threads each take half as long again on two cores."""
+    threads = []
+
+    class Pool:
+        def __init__(self, *_, **__):
+            pass
+
+        def submit(self, _, task):
+            threads.append(os.environ["OPENBLAS_NUM_THREADS"])
+            future = Future()
+            future.set_result(task)
+            return future
+
+        def shutdown(self, **_):
+            pass
+
+    monkeypatch.setattr(score, "ProcessPoolExecutor", Pool)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
+    tasks = [Task("mutant", name, None, 3, 0) for name in ("scale-twice", "dq-unscaled")]
+    assert set(score.run_here(2, tasks)) == set(tasks)
+    assert threads == ["1", "1"]
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "5"

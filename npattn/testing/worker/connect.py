@@ -155,8 +155,8 @@ def isolate(implementation: Implementation, limits: Limits, *, alone: bool = Tru
         quantized=quantized and quantized.dtype,
         rows=quantized and quantized.rows,
         name=implementation.name,
-        spec=implementation.spec,
-        backward_spec=implementation.backward_spec,
+        spec=implementation.spec or spec,
+        backward_spec=implementation.backward_spec or backward_spec,
     )
     remote.conventions, remote.sizes = implementation.conventions, implementation.sizes
     remote.rounding = implementation.rounding

@@ -2,6 +2,7 @@
 
 import sys
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from npattn.conventions import Conventions
 from npattn.testing import check
-from npattn.testing.diagnosis.evidence import _error
+from npattn.testing.diagnosis.evidence import Evidence, _error
 
 
 @pytest.mark.parametrize("predicted", ["float16", "float32"])
@@ -58,3 +59,17 @@ def test_defect_of_the_diagnosis_does_not_cost_the_report(monkeypatch):
     text = "failed, a defect of npattn: AssertionError: a defect (test_evidence.py:52)"
     assert report.settings["diagnosis"] == text
     assert "a defect of npattn" in str(report)
+
+
+def test_of_two_calls_one_may_be_right():
+    """A kernel that falls back to another to give the gradient of the bias too."""
+    right, wrong = np.ones((2, 3)), np.full((2, 3), 4.0)
+    tolerance, exact = {"dv": np.full((2, 3), 0.1)}, {"dv": right}
+    trial = SimpleNamespace(conventions=Conventions())
+    evidence = Evidence(trial, None, None, "", {"dv": [right, wrong]}, exact)
+    vars(evidence)["tolerance"] = tolerance
+    with patch.object(Evidence, "rounding", 1e-6):
+        assert evidence.reproduces("dv", [wrong])
+        assert not evidence.reproduces("dv", [right])
+        assert not evidence.reproduces("dv", [wrong + 1])
+        assert not evidence.reproduces("dv", [wrong, wrong])  # each call has a prediction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -118,3 +119,26 @@ def test_a_mistake_is_known_under_other_conventions(case):
         trial, conventions=replace(conventions, **{case: getattr(Conventions(), case)})
     )
     assert not candidate.explains(replace(evidence, trial=default))
+
+
+def test_mistakes_are_aligned_as_the_implementation_is():
+    """Query t sees keys s ≤ t: with more keys than queries, other keys than bottom-right."""
+    mistake = MISTAKES["causal-before-scale"]
+    made = type(mistake.forward.__self__)()
+    made.alignment = "top_left"
+    trial = trial_of(made.forward, made.backward, conventions=Conventions(causal="top_left"))
+    trial.implementation.conventions = trial.conventions
+    recipe = Recipe(lead=(2,), H=3, K=3, T=5, S=7, D=11, E=11, causal=True, scale=-0.75)
+    problem = trial.problem(recipe)
+    evidence = observe(trial, problem, trial.cotangents(recipe, problem))
+    assert evidence.wrong
+    (candidate,) = (c for c in mistake_candidates(evidence) if c.name == mistake.name)
+    assert candidate.explains(evidence)
+    other = replace(evidence, trial=replace(trial, implementation=bottom_right(trial)))
+    assert not candidate.explains(other)
+
+
+def bottom_right(trial):
+    implementation = copy(trial.implementation)
+    implementation.conventions = Conventions()
+    return implementation

@@ -172,5 +172,6 @@ def test_what_other_processes_judged_counts(monkeypatch):
     futures = [Future(), Future()]
     for future, answer in zip(futures, answers, strict=True):
         future.set_result(answer)
-    processes._collect(Round(judge, [], ["agreement-o"]), futures)
+    tasks = [schedule._Task(future, ["agreement-o"], 3, {}) for future in futures]
+    processes._collect(Round(judge, [], ["agreement-o"]), tasks)
     assert implementation.untrusted.judged == Judged(6, 7, 1.5)

@@ -9,12 +9,18 @@ import types
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from npattn.cli import cli
 from npattn.errors import OptionError
 from npattn.testing import Implementation, ImplementationError, check
+from npattn.testing.runner import schedule
+from npattn.testing.runner.rounds import Judge
 from npattn.testing.targets import load
 from npattn.testing.targets.numpy import flash, flash_backward, naive
-from npattn.testing.worker.connect import connect
+from npattn.testing.worker.connect import connect, isolate
+from npattn.testing.worker.supervisor import Limits
+from npattn.threads import ONE_THREAD
 
 BOTH = ("float32", "float64")
 SOME = (
@@ -309,3 +315,84 @@ def test_kinds_that_processes_give_up_are_in_the_report(tmp_path):
     assert "mask" in names
     assert len(names) == len(set(names)), lines
     assert "exit code 3" in lines[0]
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Numbers of processes that are started, and rules that this process answers."""
+    found = types.SimpleNamespace(pools=[], rules=[])
+    answer, pool = Judge.answer, schedule.ProcessPoolExecutor
+
+    def start(n, *arguments):
+        found.pools.append(n)
+        return pool(n, *arguments)
+
+    def note(judge, names, *arguments):
+        found.rules += names
+        return answer(judge, names, *arguments)
+
+    monkeypatch.setattr(schedule, "ProcessPoolExecutor", start)
+    monkeypatch.setattr(Judge, "answer", note)
+    return found
+
+
+@pytest.mark.parametrize("fail_fast", [False, True])
+def test_who_checks_answers_too_where_the_target_has_a_worker(seen, fail_fast):
+    kwargs = {"examples": 5, "only": SOME, "isolate": True, "shrink": False}
+    kwargs |= {"fail_fast": fail_fast}
+    two = check(naive, processes=2, **kwargs)
+    assert seen.pools == [1]
+    assert seen.rules
+    assert contents(two) == contents(check(naive, **kwargs))
+
+
+def test_who_checks_leaves_what_may_end_it_to_others(seen):
+    check(naive, examples=2, only=["views", "mask-as-bias", "sink-key"], processes=2)
+    assert seen.pools == [2]
+    assert not seen.rules
+
+
+def test_untrusted_targets_are_judged_by_processes_that_do_nothing_else(seen, tmp_path):
+    path = tmp_path / "f.py"
+    path.write_text("def f(q, k, v):\n    return v[..., :1, :] + 0 * q[..., :1]\n")
+    remote = connect(f"{path}:f", framework="numpy", untrusted=True)
+    check(remote, examples=2, only=["views", "mask-as-bias"], processes=2, diagnosis=False)
+    remote.worker.close()
+    assert seen.pools == [2]
+    assert not seen.rules
+
+
+def test_a_crash_costs_rules_and_not_the_process_that_checks(tmp_path, seen):
+    path = tmp_path / "f.py"
+    path.write_text(CRASH.replace("multiprocessing.parent_process() is not None", "len(q) > 2"))
+    remote = connect(f"{path}:attention", framework="numpy")
+    kwargs = {"shrink": False, "diagnosis": False, "processes": 2}
+    report = check(remote, examples=3, only=SOME, **kwargs)
+    remote.worker.close()
+    assert seen.rules
+    assert any("crashed" in o.message for o in report.outcomes)
+
+
+def test_threads_of_blas_are_one_in_each_worker():
+    """Workers had the environment of the process that connected, with its threads."""
+    for alone in (False, True):
+        remote = connect("numpy.flash", alone=alone)
+        isolated = isolate(Implementation(flash), Limits(), alone=alone)
+        for made in (remote, pickle.loads(pickle.dumps(remote)), isolated):
+            environment = made.worker.environment
+            assert (ONE_THREAD.items() <= environment.items()) is not alone
+            made.worker.close()
+
+
+@pytest.mark.parametrize(("given", "alone"), [(["-n", "2"], False), ([], True)])
+def test_workers_of_the_command_know_whether_they_are_alone(monkeypatch, given, alone):
+    found = []
+
+    def note(*_, **kwargs):
+        found.append(kwargs["alone"])
+        raise OptionError("enough")
+
+    monkeypatch.setattr("npattn.commands.target.connect", note)
+    result = CliRunner().invoke(cli, ["check", "numpy.flash", *given])
+    assert result.exit_code == 2
+    assert found == [alone]
