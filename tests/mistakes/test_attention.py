@@ -360,6 +360,8 @@ NOT_HERE = {
     "precision-of-first-call": "two calls with different dtypes",
     "value-scaled-with-key": "k and v in one array",
     "work-shared-by-threads": "two threads",
+    "causal-alone-before-scale": "causal alone, a scale that is not positive, and E = D",
+    "weights-from-rounded-lse": "float32, and a bias of -1e9",
 }
 
 

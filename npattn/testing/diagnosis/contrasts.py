@@ -164,30 +164,35 @@ def _condition(verdicts: Verdicts, base: Recipe) -> Predicate | None:
 
 
 def _vary_sizes(verdicts: Verdicts, base: Recipe) -> dict[Recipe, bool]:
-    """Try each size alone, then T = S and D = E; more of those that make a difference."""
+    """Try each size alone, then T = S and D = E; more of those that make a difference.
+
+    Where it passes at every other size, more of them would tell nothing.
+    """
     points: dict[Recipe, bool] = {base: True}
     space = verdicts.trial.space
 
-    def vary(changes: Iterable[dict[str, Any]]) -> bool:
-        """Add a point for each change; return True if one passes."""
+    def vary(changes: Iterable[dict[str, Any]]) -> set[bool]:
+        """Add a point for each change; return the verdicts on those that are asked."""
         recipes = [replace(base, **change) for change in changes]
-        asked = {recipe: verdicts.fails(recipe) for recipe in recipes}
+        asked = {recipe: verdicts.fails(recipe) for recipe in recipes if recipe != base}
         points.update({recipe: fails for recipe, fails in asked.items() if fails is not None})
-        return False in asked.values()
+        return {fails for fails in asked.values() if fails is not None}
 
     for letter in FIRST:
         first = space.sizes.get(letter, FIRST[letter])
-        if vary(_with_size(base, letter, n) for n in first):
-            vary(_with_size(base, letter, n) for n in MORE[letter])
+        found = vary(_with_size(base, letter, n) for n in first)
+        if False in found:
+            if True in found:
+                vary(_with_size(base, letter, n) for n in MORE[letter])
             known = 0
             while (n := _between(points, base, letter)) and len(points) > known:
                 known = len(points)  # no more at the next turn if the rule is not asked of n
                 vary([_with_size(base, letter, n)])
-    if base.lead is not None and vary({"H": H, "K": K} for H, K in HEADS):
+    if base.lead is not None and False in vary({"H": H, "K": K} for H, K in HEADS):
         vary({"H": H, "K": K} for H, K in MORE_HEADS)
-    if vary({"T": n, "S": n} for n in (3, 16, 33)):
+    if False in vary({"T": n, "S": n} for n in (3, 16, 33)):
         vary({"T": n, "S": n} for n in (5, 17, 32, 48))
-    if vary({"D": n, "E": n} for n in (3, 16, 64)):
+    if False in vary({"D": n, "E": n} for n in (3, 16, 64)):
         vary({"D": n, "E": n} for n in (8, 24, 33, 40, 80))
     return points
 
