@@ -3,7 +3,7 @@
 Rules that sample alike stay together, for they share a memo. Processes are spawned (a
 fork of threads may hang), have one thread each, and take the next group when they are done with
 one; the largest group comes first. Where the implementation lives in a worker, which alone ends if
-it crashes, this process is one of them, and takes the last group that no other has begun.
+it crashes, this process is one of them.
 """
 
 from __future__ import annotations
@@ -177,10 +177,10 @@ class Processes:
                     self.implementation.untrusted.add(task.future.result().judged)
 
     def _take_one(self, work: Round, tasks: Sequence[_Task]) -> bool:
-        """Answer here the last task that no process has begun; return True if there was one."""
-        for task in reversed(tasks) if self.takes_part else ():
+        """Answer here the next task that no process has begun; return True if there was one."""
+        for task in tasks if self.takes_part else ():
             if task.future.cancel():
-                with one_thread(), self.implementation.framework.one_thread():
+                with one_thread(), work.judge.trial.implementation.framework.one_thread():
                     answers = dict(work.judge.answer(task.names, task.count, task.standings))
                 task.future = Future()
                 kinds = self.implementation.given_up_kinds
