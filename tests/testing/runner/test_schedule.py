@@ -289,7 +289,7 @@ import numpy as np
 def f(q, k, v, mask=None):
     if q.ndim != 4 or k.shape[1] != q.shape[1]:
         raise ValueError("rank 4, and K = H")
-    if mask is not None and os.getppid() != {judge}:
+    if mask is not None and os.path.exists({asked!r}):
         os._exit(3)
     s = q.astype(float) @ np.swapaxes(k, -1, -2).astype(float) / max(q.shape[-1], 1) ** 0.5
     s = s if mask is None else np.where(mask, s, -np.inf)
@@ -299,10 +299,16 @@ def f(q, k, v, mask=None):
 """
 
 
-def test_kinds_that_processes_give_up_are_in_the_report(tmp_path):
-    """The probe here finds masks right, and every call with one in the pool is a crash."""
-    path = tmp_path / "dies.py"
-    path.write_text(DIES.format(judge=os.getpid()))
+def test_kinds_that_processes_give_up_are_in_the_report(tmp_path, monkeypatch):
+    """The probe finds masks right, and every later call with one is a crash."""
+    path, asked, ask = tmp_path / "dies.py", tmp_path / "asked", schedule.Processes.ask
+
+    def note_and_ask(self, work):
+        asked.touch()
+        ask(self, work)
+
+    monkeypatch.setattr(schedule.Processes, "ask", note_and_ask)
+    path.write_text(DIES.format(asked=str(asked)))
     remote = connect(f"{path}:f", framework="numpy")
     only = ("agreement-o", "shape-dtype", "repeatable", "views", "inputs-unchanged")
     report = check(
