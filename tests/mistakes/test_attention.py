@@ -432,8 +432,14 @@ def test_weights_rebuilt_from_a_rounded_lse_are_1_in_a_row_of_large_bias() -> No
     for offset in (0.0, -1e9):
         bias = np.array([[0.0], [offset], [0.0]]) + np.zeros(7)
         out = mutant.forward(q, k, v, bias=bias)
-        dv = mutant.backward(do, q, k, v, out=out, lse=None, bias=bias)["v"]
-        right = base_backward(do, q, k, v, out=out, lse=None, bias=bias)["v"]
+        grads = mutant.backward(do, q, k, v, out=out, lse=None, bias=bias)
+        right = base_backward(do, q, k, v, out=out, lse=None, bias=bias)
         p = base(q, k, v, bias=bias, return_weights=True)[1]
         surplus = np.where(offset, 1 - p[:, 1, :, None], 0) * do[:, 1, None]
-        np.testing.assert_allclose(dv, right + surplus, atol=1e-5)
+        np.testing.assert_allclose(grads["v"], right["v"] + surplus, atol=1e-5)
+        dp = do @ v.swapaxes(-1, -2)
+        own = mutant.forward(q, k, v, bias=bias, return_weights=True)[1]
+        delta = (own * dp).sum(-1, keepdims=True)  # as Σ dout · out
+        ds = np.where([[[0], [offset], [0]]], dp - delta, p * (dp - delta))
+        np.testing.assert_allclose(grads["q"], ds @ k / 5**0.5, atol=1e-5)
+    assert not vars(mutant.backward.__self__)  # another thread may call it meanwhile

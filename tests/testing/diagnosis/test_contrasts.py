@@ -205,3 +205,19 @@ def test_exception_has_a_contrast():
     text = contrast(trial, replace(outcome, status="error"))
     assert outcome.kind == "raised"
     assert text == "fails only with mask and causal together"
+
+
+def test_no_more_sizes_are_tried_where_it_passes_at_every_other():
+    """They would tell nothing: T = S alone matters."""
+    seen = set()
+
+    def f(q, k, v, mask=None, *, causal=False, scale=None):
+        seen.add((q.shape[-2], k.shape[-2]))
+        o = right(q, k, v, mask, causal=causal, scale=scale)
+        return -o if q.shape[-2] == k.shape[-2] else o
+
+    trial, outcome = failed(f, Recipe(T=7, S=7))
+    assert contrast(trial, outcome) == "fails only where T = S"
+    alone = {T for T, S in seen if S == 7} | {S for T, S in seen if T == 7}
+    assert {3, 4, 16, 33, 128, 129} <= alone
+    assert not {12, 15, 31, 63, 65, 127} & alone

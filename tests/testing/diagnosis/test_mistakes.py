@@ -11,11 +11,13 @@ import pytest
 
 from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES
+from npattn.testing import check
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.evidence import collect, observe
 from npattn.testing.diagnosis.mistakes import breaks_alike, mistake_candidates
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.runner.rounds import Judge
+from npattn.testing.targets import load_implementation
 from tests.testing.diagnosis.failures import fail, trial_of
 
 
@@ -142,3 +144,15 @@ def bottom_right(trial):
     implementation = copy(trial.implementation)
     implementation.conventions = Conventions()
     return implementation
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [("scale-of-query", "causal-alone-before-scale"), ("offset-bias", "weights-from-rounded-lse")],
+)
+def test_mistakes_of_pytorch_are_named(rule, name):
+    """docs/findings.md shows both without npattn, and calls no other path of PyTorch wrong."""
+    pytest.importorskip("torch")
+    report = check(load_implementation("torch.sdpa"), only=[rule])
+    (cause,) = (cause for cause in report.causes if f"{rule}[float32]" in cause.rules)
+    assert cause.name == name

@@ -6,11 +6,13 @@ import os
 import pickle
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from npattn import threads
 from npattn.cli import cli
 from npattn.errors import OptionError
 from npattn.testing import Implementation, ImplementationError, check
@@ -326,7 +328,7 @@ def test_kinds_that_processes_give_up_are_in_the_report(tmp_path, monkeypatch):
 @pytest.fixture
 def seen(monkeypatch):
     """Numbers of processes that are started, and rules that this process answers."""
-    found = types.SimpleNamespace(pools=[], rules=[])
+    found = types.SimpleNamespace(pools=[], rules=[], alone=[])
     answer, pool = Judge.answer, schedule.ProcessPoolExecutor
 
     def start(n, *arguments):
@@ -335,6 +337,7 @@ def seen(monkeypatch):
 
     def note(judge, names, *arguments):
         found.rules += names
+        found.alone.append(bool(threads._BLAS.running))
         return answer(judge, names, *arguments)
 
     monkeypatch.setattr(schedule, "ProcessPoolExecutor", start)
@@ -349,6 +352,7 @@ def test_who_checks_answers_too_where_the_target_has_a_worker(seen, fail_fast):
     two = check(naive, processes=2, **kwargs)
     assert seen.pools == [1]
     assert seen.rules
+    assert all(seen.alone)  # with one thread of BLAS
     assert contents(two) == contents(check(naive, **kwargs))
 
 
@@ -379,12 +383,17 @@ def test_a_crash_costs_rules_and_not_the_process_that_checks(tmp_path, seen):
     assert any("crashed" in o.message for o in report.outcomes)
 
 
-def test_threads_of_blas_are_one_in_each_worker():
+def test_threads_of_blas_are_one_in_each_worker(tmp_path, monkeypatch):
     """Workers had the environment of the process that connected, with its threads."""
+    monkeypatch.chdir(tmp_path)  # beside npattn an untrusted one would find it
+    Path("f.py").write_text("def f(q, k, v):\n    return q @ k.swapaxes(-1, -2) @ v\n")
+    for name in ONE_THREAD:
+        monkeypatch.delenv(name, raising=False)
     for alone in (False, True):
         remote = connect("numpy.flash", alone=alone)
+        hidden = connect("f.py:f", framework="numpy", alone=alone, untrusted=True)
         isolated = isolate(Implementation(flash), Limits(), alone=alone)
-        for made in (remote, pickle.loads(pickle.dumps(remote)), isolated):
+        for made in (remote, hidden, pickle.loads(pickle.dumps(remote)), isolated):
             environment = made.worker.environment
             assert (ONE_THREAD.items() <= environment.items()) is not alone
             made.worker.close()
@@ -401,4 +410,18 @@ def test_workers_of_the_command_know_whether_they_are_alone(monkeypatch, given, 
     monkeypatch.setattr("npattn.commands.target.connect", note)
     result = CliRunner().invoke(cli, ["check", "numpy.flash", *given])
     assert result.exit_code == 2
+    assert found == [alone]
+
+
+@pytest.mark.parametrize(("processes", "alone"), [(2, False), (1, True)])
+def test_workers_of_functions_know_whether_they_are_alone(monkeypatch, processes, alone):
+    found = []
+
+    def note(*_, **kwargs):
+        found.append(kwargs["alone"])
+        raise OptionError("enough")
+
+    monkeypatch.setattr(sys.modules["npattn.testing.check"], "isolate_in_worker", note)
+    with pytest.raises(OptionError, match="enough"):
+        check(flash, isolate=True, processes=processes)
     assert found == [alone]
