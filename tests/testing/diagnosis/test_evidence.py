@@ -56,7 +56,8 @@ def test_defect_of_the_diagnosis_does_not_cost_the_report(monkeypatch):
     with pytest.warns(RuntimeWarning, match="the diagnosis failed, which is a defect of npattn"):
         report = check(lambda q, k, v: 2 * v.sum(-2, keepdims=True), only=["shape-dtype"])
     assert not report.passed
-    text = "failed, a defect of npattn: AssertionError: a defect (test_evidence.py:52)"
+    line = fails.__code__.co_firstlineno + 1
+    text = f"failed, a defect of npattn: AssertionError: a defect (test_evidence.py:{line})"
     assert report.settings["diagnosis"] == text
     assert "a defect of npattn" in str(report)
 
