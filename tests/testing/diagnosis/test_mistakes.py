@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from npattn.conventions import Conventions
-from npattn.mistakes import MISTAKES
+from npattn.mistakes import MISTAKES, Attention
 from npattn.testing import check
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.evidence import collect, observe
 from npattn.testing.diagnosis.mistakes import breaks_alike, mistake_candidates
+from npattn.testing.diagnosis.steps import step_candidates
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.runner.rounds import Judge
 from npattn.testing.targets import load_implementation
@@ -156,3 +157,18 @@ def test_mistakes_of_pytorch_are_named(rule, name):
     report = check(load_implementation("torch.sdpa"), only=[rule])
     (cause,) = (cause for cause in report.causes if f"{rule}[float32]" in cause.rules)
     assert cause.name == name
+
+
+@pytest.mark.parametrize(("keys", "text"), [(-1, "early"), (1, "late")])
+def test_steps_are_aligned_as_the_implementation_is(keys, text):
+    class Off(Attention):
+        def diagonal(self, T, S):
+            return np.arange(T)[:, None] + keys
+
+    trial = trial_of(Off().forward, Off().backward, conventions=Conventions(causal="top_left"))
+    trial.implementation.conventions = trial.conventions
+    recipe = Recipe(lead=(2,), H=3, K=3, T=5, S=7, D=11, E=13, causal=True)
+    problem = trial.problem(recipe)
+    evidence = observe(trial, problem, trial.cotangents(recipe, problem))
+    names = {c.name for c in step_candidates(evidence) if c.explains(evidence)}
+    assert f"the diagonal is one key too {text}" in names
