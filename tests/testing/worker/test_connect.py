@@ -19,11 +19,11 @@ from npattn.testing.adapters.choose import TINY
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.targets import load_implementation
-from npattn.testing.targets.numpy import flash, naive
+from npattn.testing.targets.numpy import flash, flash_backward, naive
 from npattn.testing.trial import Trial
 from npattn.testing.worker import child, connection
 from npattn.testing.worker.child import BLOCK, LARGEST, Tensor, parse_frame, read_frame, write_frame
-from npattn.testing.worker.connect import CHILD, connect
+from npattn.testing.worker.connect import CHILD, connect, isolate
 from npattn.testing.worker.supervisor import Limits
 
 FEW = {"examples": 2, "diagnosis": False, "shrink": False}
@@ -324,6 +324,9 @@ def test_a_function_of_a_module_is_isolated_by_its_name():
     report = check(naive, isolate=True, only=["empty-row"], **FEW)
     assert not report.passed
     assert "load('npattn.testing.targets.numpy:naive')" in report.script()
+    both = isolate(Implementation(flash, backward=flash_backward), Limits())
+    both.worker.close()
+    assert both.backward_spec == "npattn.testing.targets.numpy:flash_backward"
 
 
 @pytest.mark.parametrize(
