@@ -5,7 +5,9 @@ import multiprocessing
 import os
 import pickle
 import sys
+import threading
 import types
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -425,3 +427,28 @@ def test_workers_of_functions_know_whether_they_are_alone(monkeypatch, processes
     with pytest.raises(OptionError, match="enough"):
         check(flash, isolate=True, processes=processes)
     assert found == [alone]
+
+
+@pytest.mark.parametrize(
+    ("stops_at", "order"), [({"values"}, ["first", "second"]), (set(), ["second", "first"])]
+)
+def test_answers_that_may_end_the_check_are_kept_in_the_order_of_the_rules(stops_at, order):
+    """Whoever is first: which failure ends it must not depend on the clock."""
+    tasks, kept = [schedule._Task(Future(), [n], 3, {}) for n in ("first", "second")], []
+
+    def answer(task):
+        return schedule._Answer(dict.fromkeys(task.names, "passed"), {}, None)
+
+    processes = object.__new__(schedule.Processes)
+    processes.takes_part = False
+    processes.implementation = types.SimpleNamespace(add_given_up=len, untrusted=None)
+    work = types.SimpleNamespace(
+        judge=types.SimpleNamespace(stops_at=stops_at),
+        stopped=False,
+        record=lambda name, _: kept.append(name),
+        report_progress=len,
+    )
+    tasks[1].future.set_result(answer(tasks[1]))
+    threading.Timer(0.2, lambda: tasks[0].future.set_result(answer(tasks[0]))).start()
+    processes._collect(work, tasks)
+    assert kept == order
