@@ -328,7 +328,7 @@ def test_kinds_that_processes_give_up_are_in_the_report(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def observer(monkeypatch):
     """Numbers of processes that are started, and rules that this process answers."""
     found = types.SimpleNamespace(pools=[], rules=[], alone=[])
     answer, pool = Judge.answer, schedule.ProcessPoolExecutor
@@ -348,40 +348,40 @@ def seen(monkeypatch):
 
 
 @pytest.mark.parametrize("fail_fast", [False, True])
-def test_who_checks_answers_too_where_the_target_has_a_worker(seen, fail_fast):
+def test_who_checks_answers_too_where_the_target_has_a_worker(observer, fail_fast):
     kwargs = {"examples": 5, "only": SOME, "isolate": True, "shrink": False}
     kwargs |= {"fail_fast": fail_fast}
     two = check(naive, processes=2, **kwargs)
-    assert seen.pools == [1]
-    assert seen.rules
-    assert all(seen.alone)  # with one thread of BLAS
+    assert observer.pools == [1]
+    assert observer.rules
+    assert all(observer.alone)  # with one thread of BLAS
     assert contents(two) == contents(check(naive, **kwargs))
 
 
-def test_who_checks_leaves_what_may_end_it_to_others(seen):
+def test_who_checks_leaves_what_may_end_it_to_others(observer):
     check(naive, examples=2, only=["views", "mask-as-bias", "sink-key"], processes=2)
-    assert seen.pools == [2]
-    assert not seen.rules
+    assert observer.pools == [2]
+    assert not observer.rules
 
 
-def test_untrusted_targets_are_judged_by_processes_that_do_nothing_else(seen, tmp_path):
+def test_untrusted_targets_are_judged_by_processes_that_do_nothing_else(observer, tmp_path):
     path = tmp_path / "f.py"
     path.write_text("def f(q, k, v):\n    return v[..., :1, :] + 0 * q[..., :1]\n")
     remote = connect(f"{path}:f", framework="numpy", untrusted=True)
     check(remote, examples=2, only=["views", "mask-as-bias"], processes=2, diagnosis=False)
     remote.worker.close()
-    assert seen.pools == [2]
-    assert not seen.rules
+    assert observer.pools == [2]
+    assert not observer.rules
 
 
-def test_a_crash_costs_rules_and_not_the_process_that_checks(tmp_path, seen):
+def test_a_crash_costs_rules_and_not_the_process_that_checks(tmp_path, observer):
     path = tmp_path / "f.py"
     path.write_text(CRASH.replace("multiprocessing.parent_process() is not None", "len(q) > 2"))
     remote = connect(f"{path}:attention", framework="numpy")
     kwargs = {"shrink": False, "diagnosis": False, "processes": 2}
     report = check(remote, examples=3, only=SOME, **kwargs)
     remote.worker.close()
-    assert seen.rules
+    assert observer.rules
     assert any("crashed" in o.message for o in report.outcomes)
 
 
