@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,25 @@ except ImportError as err:
 
 __all__ = ["JAX"]
 
+CALLS = 64
+"""Calls after which it is seen how much compiled programs occupy: a call compiles a few at most."""
+
+
+def _count_maps() -> int:
+    """Return the number of memory maps of this process, 0 where the system does not say.
+
+    A program that XLA compiled for a CPU has 30. The process ends when it has no more.
+    """
+    maps = Path("/proc/self/maps")
+    return maps.read_bytes().count(b"\n") if maps.exists() else 0
+
+
+@cache
+def _most_maps() -> int:
+    """Return how many memory maps a process may have: by default 65 530."""
+    most = Path("/proc/sys/vm/max_map_count")
+    return int(most.read_text()) if most.exists() else 65_530
+
 
 class JAX:
     """JAX arrays on a device; gradients by ``jax.vjp``."""
@@ -36,6 +57,7 @@ class JAX:
 
     def __init__(self, device: str | None = None) -> None:
         platform, _, number = (device or "").partition(":")
+        self._calls = 0
         try:
             self.device = jax.devices(platform or None)[int(number or 0)]
         except (RuntimeError, IndexError, ValueError) as err:
@@ -56,6 +78,9 @@ class JAX:
 
     def allowing(self, dtype: Any) -> AbstractContextManager[None]:
         """Enable float64 for float64 alone: with it, JAX makes float64 of Python numbers."""
+        self._calls += 1
+        if self._calls % CALLS == 0 and _count_maps() > _most_maps() // 2:
+            jax.clear_caches()
         wide: AbstractContextManager[None] = jax.enable_x64(True)
         return wide if dtype == np.float64 else nullcontext()
 

@@ -7,10 +7,13 @@ D of no multiple of 8, E = D and not, shared heads, one key/value head, B = H, e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-__all__ = ["PLAIN_SHAPE", "SHAPES", "Shape", "few_shapes"]
+from npattn.testing.cases.recipe import ARRAYS, Recipe
+
+__all__ = ["PLAIN_SHAPE", "SHAPES", "Shape", "few_shapes", "program"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ SHAPES = (
 PLAIN_SHAPE = SHAPES[1]
 """Shape of the probe, and of sizes of 0, each of which it gets in turn."""
 PLAIN: dict[str, Any] = {"extent": "", "zero": ""}
+NUMBERS = ("seed", "distribution", "mask", "bias", "sinks", "gate")
+"""Fields of a recipe that decide the numbers in arrays, and which arrays there are."""
 UNCHANGED = ("same size", "square", "round", "B = H")
 
 
@@ -85,3 +90,14 @@ def _values(
         if values[name] not in lists[name]:
             values[name] = lists[name][turn % len(lists[name])]
     return values
+
+
+@lru_cache(maxsize=4096)
+def program(recipe: Recipe) -> tuple[Any, ...]:
+    """Return what a framework compiles a program for: all but the numbers in the arrays."""
+    problem = recipe.problem()
+    arrays = [getattr(problem, name) for name in ARRAYS]
+    shapes = tuple(None if x is None else x.shape for x in arrays)
+    plain = Recipe()
+    numbers = {name: getattr(plain, name) for name in NUMBERS}
+    return replace(recipe, **numbers), shapes

@@ -7,6 +7,7 @@ to which Hypothesis shrinks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -30,7 +31,7 @@ from npattn.testing.cases.recipe import (
     OPTION_FIELDS,
     Recipe,
 )
-from npattn.testing.cases.shapes import few_shapes
+from npattn.testing.cases.shapes import few_shapes, program
 from npattn.testing.cases.space import Space
 
 try:
@@ -179,6 +180,17 @@ class Pools:
         An odd seed gives a plain problem, for which kernels have their fast paths: two options at
         most, and plain structure. Mistakes there hide behind every third option.
         """
+        chosen = self._choose(seed)
+        if self._plain is not None:
+            chosen |= self._keep_compiled(self._plain, seed)
+        if changes:
+            changed = zip(self.lists, changes, strict=False)
+            chosen |= {n: x for n, x in changed if x is not KEEP}
+        recipe = assemble(self.space, frozenset(self.force), seed, chosen)
+        return self._leave_out(recipe) if self.space.refused else recipe
+
+    def _choose(self, seed: int) -> dict[str, Any]:
+        """Return the value of each list for a seed."""
         if seed % 2:
             rng = np.random.default_rng([seed, 0])
             where = rng.random(len(self.lists)).tolist()  # at once: this runs by the thousand
@@ -194,13 +206,22 @@ class Pools:
             plain = {"rank": self.lists["rank"][0], "broadcast": False, "zero": ""}
             plain["same size"] = "E" not in self.space.sizes and bool(rng.integers(4))
             chosen |= {n: x for n, x in plain.items() if n not in self.force}
-        if self.space.few_shapes:
-            chosen |= self._shapes[seed // 2 % len(self._shapes)]
-        if changes:
-            changed = zip(self.lists, changes, strict=False)
-            chosen |= {n: x for n, x in changed if x is not KEEP}
-        recipe = assemble(self.space, frozenset(self.force), seed, chosen)
-        return self._leave_out(recipe) if self.space.refused else recipe
+        return chosen | self._shape(seed) if self.space.few_shapes else chosen
+
+    def _shape(self, seed: int) -> dict[str, Any]:
+        return self._shapes[seed // 2 % len(self._shapes)]
+
+    @cached_property
+    def _plain(self) -> Pools | None:
+        """Pools of the same space that want nothing, if a framework compiles and these do."""
+        plain = Pools(self.space)
+        return plain if self.space.few_shapes and plain != self else None
+
+    def _keep_compiled(self, plain: Pools, seed: int) -> dict[str, Any]:
+        """Return what these pools can take of the choice of others."""
+        kept = {n: x for n, x in plain._choose(seed).items() if x in self.lists.get(n, ())}
+        shape = plain._shape(seed)
+        return kept | (shape if shape in self._shapes else self._shape(seed))
 
     def _leave_out(self, recipe: Recipe) -> Recipe:
         """Change options that are not forced until nothing of the recipe is refused together."""
@@ -223,11 +244,17 @@ class Pools:
         a plain one and one with as many options at once as models have. Of the first two kinds
         there are as many as of each other among the first 20, which are all that many rules try.
 
+        Where a framework compiles, a rule that wants something gets the recipes of those that want
+        nothing, changed as little as it needs: their programs are compiled.
+
         A report must be the same everywhere, so the seeds do not come from Hypothesis, whose
         samples depend on what else is loaded.
         """
         if not all(self.lists.values()):
             return  # sizes of 0 only, for a rule that needs more
+        if self._plain is not None:
+            yield from self._compiled(self._plain, seed, examples)
+            return
         pairs, fields = self._pairs(seed, examples), tuple(self.lists)
         yield from pairs[: FEW // 2]
         yield from _first_after_pairs(self, fields, seed, examples)
@@ -237,6 +264,24 @@ class Pools:
         for (plain, other), crowd in zip_longest(seeds, crowds[: len(seeds)]):
             yield self.recipe(plain + 1)
             yield crowd or self.recipe(other)
+
+    def _compiled(self, plain: Pools, seed: int, examples: int) -> list[Recipe]:
+        """Return a recipe for each of other pools, in turn a plain and another one.
+
+        Of both kinds those come first that need no program more, and of these, one for each
+        program: it differs from those before in more than numbers.
+        """
+        asked = list(islice(plain.cases(seed, examples), 2 * max(examples, FEW)))
+        programs = {program(recipe) for recipe in asked[:examples]}
+        turns: Counter[Any] = Counter()
+        place = {}
+        for recipe in (self.recipe(recipe.seed) for recipe in asked):
+            own = program(recipe)
+            turns[own] += 1
+            place[recipe] = own not in programs, turns[own]
+        ordered = sorted(place, key=place.__getitem__)
+        kinds = ([r for r in ordered if r.seed % 2 == odd] for odd in (1, 0))
+        return [r for pair in zip_longest(*kinds) for r in pair if r is not None]
 
     def _pairs(self, seed: int, examples: int) -> list[Recipe]:
         """Return a recipe for each pair of options, up to half of the examples."""

@@ -460,8 +460,26 @@ class Torch(NumPy):
         return False
 
 
+def count_maps() -> int:
+    """Return the number of memory maps of this process, 0 where the system does not say.
+
+    A program that XLA compiled for a CPU has 30. The process ends when it has no more.
+    """
+    maps = Path("/proc/self/maps")
+    return maps.read_bytes().count(b"\n") if maps.exists() else 0
+
+
+def most_maps() -> int:
+    """Return how many memory maps a process may have: by default 65 530."""
+    most = Path("/proc/sys/vm/max_map_count")
+    return int(most.read_text()) if most.exists() else 65_530
+
+
 class JAX(NumPy):
     """JAX arrays on a device; gradients by jax.vjp."""
+
+    CALLS = 64
+    """Calls after which it is seen how much compiled programs occupy: a call compiles a few."""
 
     name = "jax"
     differentiates = compiles = True
@@ -471,6 +489,7 @@ class JAX(NumPy):
         import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
 
         self.jax, self.jnp = jax, jnp
+        self.calls = 0
         platform, _, number = (device or "").partition(":")
         try:
             self.device = jax.devices(platform or None)[int(number or 0)]
@@ -480,6 +499,9 @@ class JAX(NumPy):
 
     def allowing(self, dtype: str | None) -> Any:
         """Enable float64 for float64 alone: with it, JAX makes float64 of Python numbers."""
+        self.calls += 1
+        if self.calls % self.CALLS == 0 and count_maps() > most_maps() // 2:
+            self.jax.clear_caches()
         return self.jax.enable_x64(True) if dtype == "F64" else contextlib.nullcontext()
 
     def view(self, tensor: Tensor, layout: dict[str, Any] | None, base: Any = None) -> Any:

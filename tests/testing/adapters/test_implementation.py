@@ -1025,6 +1025,22 @@ def test_exception_in_vjp_is_reported(jax):
         Implementation(f, framework="jax").gradients(problem(), cotangents(problem()))
 
 
+@pytest.mark.parametrize("most", [2, 10**9])
+def test_programs_are_forgotten_before_they_take_all_memory_maps(jax, monkeypatch, most):
+    from npattn.testing.adapters import jax as adapter
+
+    f = jax.jit(lambda q, k, v: q + 1)
+    read = Implementation(f, framework="jax")
+    monkeypatch.setattr(adapter, "_most_maps", lambda: most)
+    read.forward(problem())
+    assert f._cache_size() == 1
+    for _ in range(adapter.CALLS):
+        read.framework.allowing(np.float32)
+    assert f._cache_size() == (0 if most == 2 else 1)
+    read.forward(problem())
+    assert f._cache_size() == 1
+
+
 def test_unusable_jax_device_is_an_error(jax):
     with pytest.raises(OptionError, match="device is 'tpu', which JAX cannot use here"):
         Implementation(plain_jax(jax), framework="jax").on("tpu")

@@ -1,10 +1,15 @@
 """npattn.testing.cases.shapes: few whole shapes, for frameworks that compile for each."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
-from npattn.testing.cases.shapes import SHAPES
+from npattn.options import OPTIONS
+from npattn.testing.cases.options import OFFSETS
+from npattn.testing.cases.pairwise import options_on
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.shapes import SHAPES, program
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.cases.strategies import Pools
 
@@ -83,3 +88,110 @@ def test_the_probe_and_sizes_of_zero_share_a_shape():
     assert plain in few
     zeros = [x for x in few if 0 in (*(x[0] or ()), *x[1:7])]
     assert all(sum(a != b for a, b in zip(x, plain, strict=True)) <= 2 for x in zeros)
+
+
+OPTIONS_OF_JAX = frozenset({"mask", "bias", "causal", "scale", "window", "lse"})
+FEW = Space(features=OPTIONS_OF_JAX, structure=ALL - {"rank 5", "broadcast"}, few_shapes=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 7},
+        {"distribution": "saturated"},
+        {"mask": "prefix"},  # of the shape that "matrix" has
+        {"bias": "alibi"},
+    ],
+)
+def test_numbers_need_no_program_more(change):
+    recipe = Recipe(lead=(2,), H=3, K=3, T=5, S=7, mask="documents", bias="heads")
+    like = {"mask": "documents", "bias": "heads"} | change
+    assert program(replace(recipe, **like)) == program(recipe)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"T": 11},
+        {"lead": (13,)},
+        {"dtype": "float64"},
+        {"mask": None},
+        {"mask": "padding"},
+        {"bias": "one a row"},
+        {"scale": 0.25},
+        {"causal": True},
+        {"window": (1, 2)},
+        {"sinks": True},
+        {"dropout": 0.5},
+        {"broadcast": True},
+    ],
+)
+def test_shapes_and_options_need_their_own(change):
+    recipe = Recipe(lead=(2,), H=3, K=3, T=5, S=7, mask="documents", bias="heads")
+    assert program(replace(recipe, **change)) != program(recipe)
+
+
+SAMPLINGS = {
+    "nonempty": {"nonempty": True},
+    "causal": {"force": {"causal": True}, "nonempty": True},
+    "window": {"force": {"window": OPTIONS["window"].examples}},
+    "hiding": {"force": {"mask": ("full", "padding", "matrix")}},
+    "bias": {"force": {"bias": OFFSETS}, "nonempty": True},
+    "few queries": {"force": {"T": (2, 1, 3, 5, 7, 16)}, "nonempty": True},
+    "distribution": {"force": {"distribution": "saturated"}},
+    "without": {"forbid": frozenset({"causal", "bias"}), "nonempty": True},
+    "one shape": {"nonempty": True, "shapes": 1},
+}
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_a_rule_begins_with_programs_that_agreement_compiles(name, seed):
+    asked = list(itertools.islice(Pools(FEW).cases(seed, 100), 100))
+    programs = {program(recipe) for recipe in asked}
+    pools = Pools(FEW, **SAMPLINGS[name])
+    begun = list(itertools.islice(pools.cases(seed, 100), 20))
+    assert sum(program(recipe) in programs for recipe in begun) >= 15
+    assert len({program(recipe) for recipe in begun}) >= 13
+    assert [recipe.seed % 2 for recipe in begun] == [1, 0] * 10  # two options at most, and more
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_what_needs_a_program_more_comes_last_among_its_kind(name):
+    programs = {program(recipe) for recipe in itertools.islice(Pools(FEW).cases(0, 100), 100)}
+    recipes = list(Pools(FEW, **SAMPLINGS[name]).cases(0, 100))
+    for odd in (0, 1):
+        kind = [recipe for recipe in recipes if recipe.seed % 2 == odd]
+        known = [program(recipe) in programs for recipe in kind]
+        assert known == sorted(known, reverse=True)
+        assert not all(known)
+        assert any(known)
+
+
+def fits(recipe, pools):
+    """Is the recipe one that these pools ask for?"""
+    forced = all(
+        getattr(recipe, n) in (x if isinstance(x, tuple) else (x,)) for n, x in pools.force.items()
+    )
+    plain = Recipe()
+    off = all(getattr(recipe, n) == getattr(plain, n) for n in pools.forbid)
+    sizes = (*(recipe.lead or ()), *(getattr(recipe, n) for n in "HKTSDE"))
+    return forced and off and not (pools.nonempty and 0 in sizes)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_more_recipes_follow_and_the_seed_of_each_gives_it_again(name):
+    pools = Pools(FEW, **SAMPLINGS[name])
+    recipes = list(pools.cases(0, 100))
+    assert len(set(recipes)) == 200
+    for recipe in recipes:
+        assert pools.recipe(recipe.seed) == recipe
+        assert fits(recipe, pools)
+
+
+def test_who_does_not_compile_gets_each_pair_of_options_beside_what_a_rule_wants():
+    pools = Pools(Space(), force={"causal": True}, nonempty=True)
+    begun = itertools.islice(pools.cases(0, 100), 10)
+    assert [set(options_on(recipe)) - {"causal"} for recipe in begun] == [
+        set(pair) for pair in pools.few[:10]
+    ]

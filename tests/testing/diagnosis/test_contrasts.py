@@ -193,6 +193,21 @@ def test_calls_are_bounded(monkeypatch):
     assert contrast(trial, outcome) == ""
 
 
+def test_nothing_is_tried_where_each_shape_is_compiled():
+    calls = []
+
+    def f(q, k, v, mask=None, *, causal=False, scale=None):
+        calls.append(k.shape)
+        return odd_key(q, k, v, mask, causal=causal, scale=scale)
+
+    trial, outcome = failed(f, Recipe(S=7))
+    before = len(calls)
+    compiled = replace(trial, space=replace(trial.space, few_shapes=True))
+    assert contrast(compiled, outcome) == ""
+    assert len(calls) == before
+    assert contrast(trial, outcome) == "fails only where S is odd"
+
+
 def test_exception_has_a_contrast():
     """A call that raises fails as one, and not as a wrong result."""
 

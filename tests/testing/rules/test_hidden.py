@@ -93,6 +93,24 @@ def test_nan_in_gradients_behind_a_fill_fails():
         )
 
 
+def test_gradients_are_not_asked_where_the_forward_lets_nan_through():
+    """Weights of 0 times a NaN in v: a framework would compile the backward for nothing."""
+    kernel, asked = Filled(replaces=True), []
+
+    def backward(dout, q, k, v, mask=None):
+        asked.append(q.shape)
+        return kernel.backward(dout, q, k, v, mask)
+
+    f = Implementation(kernel.forward, backward=backward, framework="numpy")
+    trial = trial_of(f=f, conventions=FILLED)
+    trial.gradients = frozenset({"dq", "dk", "dv"})
+    recipe = Recipe(lead=(2,), T=3, S=7, mask="padding", seed=1)
+    assert PROPERTIES["hidden-nan-v"].check(trial, recipe) is None
+    assert not asked
+    assert PROPERTIES["hidden-nan-k"].check(trial, recipe) <= 1
+    assert asked
+
+
 def test_fill_without_gradients_asks_nothing():
     kernel = Filled(replaces=True)
     trial = trial_of(f=Implementation(kernel.forward, framework="numpy"), conventions=FILLED)

@@ -1,12 +1,17 @@
 """Answers of a worker's session, asked in this process."""
 
+import mmap
 import os
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from npattn.testing.worker import child
 from npattn.testing.worker.child import (
+    JAX,
     NotPossible,
     NumPy,
     Session,
@@ -398,3 +403,22 @@ def test_a_result_that_loses_the_device_ends_the_process(open_session, monkeypat
             session.pack(torch.zeros(1))
     said = "the device is lost: RuntimeError: misaligned address\n"
     assert capfd.readouterr().err == ("" if works else said)
+
+
+@pytest.mark.parametrize(("most", "cleared"), [(2, 3), (10**9, 0)])
+def test_jax_forgets_programs_before_they_take_all_memory_maps(monkeypatch, most, cleared):
+    times = []
+    framework = object.__new__(JAX)
+    framework.jax = SimpleNamespace(clear_caches=lambda: times.append(framework.calls))
+    framework.calls = 0
+    monkeypatch.setattr(child, "most_maps", lambda: most)
+    for _ in range(3 * JAX.CALLS + 1):
+        framework.allowing("F32")
+    assert times == [JAX.CALLS, 2 * JAX.CALLS, 3 * JAX.CALLS][:cleared]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux says it there")
+def test_memory_maps_are_counted():
+    before = child.count_maps()
+    held = [mmap.mmap(-1, mmap.PAGESIZE, prot=(1, 3)[n % 2]) for n in range(37)]
+    assert before + len(held) - 7 <= child.count_maps() < child.most_maps()
