@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import combinations, islice, zip_longest
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ NAMED = {
     "gate": tuple(GATES),
 }
 """Values of the fields of a recipe that stand for an array or a callable."""
+_sizes = attrgetter("lead", *"HKTSDE")
 
 
 @dataclass(frozen=True)
@@ -268,17 +270,20 @@ class Pools:
     def _compiled(self, plain: Pools, seed: int, examples: int) -> list[Recipe]:
         """Return a recipe for each of other pools, in turn a plain and another one.
 
-        Of both kinds those come first that need no program more, and of these, one for each
-        program: it differs from those before in more than numbers.
+        Of both kinds those come first that need no program more, of these one for each program,
+        which differs from those before in more than numbers, and of these one for each shape.
         """
         asked = list(islice(plain.cases(seed, examples), 2 * max(examples, FEW)))
         programs = {program(recipe) for recipe in asked[:examples]}
+        place: dict[Recipe, tuple[bool, int, int]] = {}
         turns: Counter[Any] = Counter()
-        place = {}
         for recipe in (self.recipe(recipe.seed) for recipe in asked):
             own = program(recipe)
             turns[own] += 1
-            place[recipe] = own not in programs, turns[own]
+            rank = own not in programs, turns[own]
+            shape = recipe.seed % 2, *rank, *_sizes(recipe)
+            turns[shape] += 1
+            place[recipe] = *rank, turns[shape]
         ordered = sorted(place, key=place.__getitem__)
         kinds = ([r for r in ordered if r.seed % 2 == odd] for odd in (1, 0))
         return [r for pair in zip_longest(*kinds) for r in pair if r is not None]
