@@ -168,6 +168,24 @@ def test_what_needs_a_program_more_comes_last_among_its_kind(name):
         assert any(known)
 
 
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_of_those_that_differ_in_more_than_numbers_each_shape_has_its_turn(name):
+    asked = list(itertools.islice(Pools(FEW).cases(0, 100), 200))
+    programs = {program(recipe) for recipe in asked[:100]}
+    pools = Pools(FEW, **SAMPLINGS[name])
+    first = {}
+    for recipe in asked:
+        own = pools.recipe(recipe.seed)
+        first.setdefault(program(own), own)
+    different = {recipe for own, recipe in first.items() if own in programs}
+    for odd in (0, 1):
+        kind = [r for r in pools.cases(0, 100) if r in different and r.seed % 2 == odd]
+        shapes = [(r.lead, r.H, r.K, r.T, r.S, r.D, r.E) for r in kind]
+        turns = [shapes[:n].count(shape) for n, shape in enumerate(shapes)]
+        assert turns == sorted(turns)
+        assert len(kind) >= 5
+
+
 def fits(recipe, pools):
     """Is the recipe one that these pools ask for?"""
     forced = all(
