@@ -255,7 +255,7 @@ class Pools:
         if not all(self.lists.values()):
             return  # sizes of 0 only, for a rule that needs more
         if self._plain is not None:
-            yield from self._compiled(self._plain, seed, examples)
+            yield from self._adapt(self._plain, seed, examples)
             return
         pairs, fields = self._pairs(seed, examples), tuple(self.lists)
         yield from pairs[: FEW // 2]
@@ -267,8 +267,8 @@ class Pools:
             yield self.recipe(plain + 1)
             yield crowd or self.recipe(other)
 
-    def _compiled(self, plain: Pools, seed: int, examples: int) -> list[Recipe]:
-        """Return a recipe for each of other pools, in turn a plain and another one.
+    def _adapt(self, plain: Pools, seed: int, examples: int) -> list[Recipe]:
+        """Return the recipes of other pools as these want them, in turn a plain and another one.
 
         Of both kinds those come first that need no program more, of these one for each program,
         which differs from those before in more than numbers, and of these one for each shape.
