@@ -186,6 +186,16 @@ def test_of_those_that_differ_in_more_than_numbers_each_shape_has_its_turn(name)
         assert len(kind) >= 5
 
 
+def test_a_shape_that_a_rule_can_take_stays():
+    lengths = (5, 16)
+    pools = Pools(FEW, force={"T": lengths})
+    asked = list(itertools.islice(Pools(FEW).cases(0, 100), 100))
+    stay = [recipe for recipe in asked if recipe.T in lengths]
+    assert len({recipe.S for recipe in stay}) > 1
+    for recipe in stay:
+        assert pools.recipe(recipe.seed) == recipe
+
+
 def fits(recipe, pools):
     """Is the recipe one that these pools ask for?"""
     forced = all(
