@@ -187,7 +187,7 @@ def test_of_those_that_differ_in_more_than_numbers_each_shape_has_its_turn(name)
 
 
 def test_a_shape_that_a_rule_can_take_stays():
-    lengths = (5, 16)
+    lengths = (16, 19)  # not those that come first
     pools = Pools(FEW, force={"T": lengths})
     asked = list(itertools.islice(Pools(FEW).cases(0, 100), 100))
     stay = [recipe for recipe in asked if recipe.T in lengths]
