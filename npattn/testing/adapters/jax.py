@@ -29,13 +29,13 @@ except ImportError as err:
 __all__ = ["JAX"]
 
 CALLS = 64
-"""Calls after which it is seen how much compiled programs occupy: a call compiles a few at most."""
+"""Calls between two counts of the memory maps. A call compiles a few programs at most."""
 
 
 def _count_maps() -> int:
-    """Return the number of memory maps of this process, 0 where the system does not say.
+    """Return the number of memory maps of this process; 0 without /proc, as on macOS.
 
-    A program that XLA compiled for a CPU has 30. The process ends when it has no more.
+    Each program that XLA compiles for a CPU takes about 30. XLA aborts when none is left.
     """
     maps = Path("/proc/self/maps")
     return maps.read_bytes().count(b"\n") if maps.exists() else 0
@@ -43,7 +43,7 @@ def _count_maps() -> int:
 
 @cache
 def _most_maps() -> int:
-    """Return how many memory maps a process may have: by default 65 530."""
+    """Return the most memory maps that Linux allows a process, by default 65 530."""
     most = Path("/proc/sys/vm/max_map_count")
     return int(most.read_text()) if most.exists() else 65_530
 
@@ -78,11 +78,15 @@ class JAX:
 
     def allowing(self, dtype: Any) -> AbstractContextManager[None]:
         """Enable float64 for float64 alone: with it, JAX makes float64 of Python numbers."""
+        self._clear_programs()
+        wide: AbstractContextManager[None] = jax.enable_x64(True)
+        return wide if dtype == np.float64 else nullcontext()
+
+    def _clear_programs(self) -> None:
+        """Clear compiled programs every `CALLS` calls if they take half of the memory maps."""
         self._calls += 1
         if self._calls % CALLS == 0 and _count_maps() > _most_maps() // 2:
             jax.clear_caches()
-        wide: AbstractContextManager[None] = jax.enable_x64(True)
-        return wide if dtype == np.float64 else nullcontext()
 
     def give(self, array: Array) -> jax.Array:
         if not array.flags.c_contiguous:

@@ -44,7 +44,7 @@ PLAIN_SHAPE = SHAPES[1]
 """Shape of the probe, and of sizes of 0, each of which it gets in turn."""
 PLAIN: dict[str, Any] = {"extent": "", "zero": ""}
 NUMBERS = ("seed", "distribution", "mask", "bias", "sinks", "gate")
-"""Fields of a recipe that decide the numbers in arrays, and which arrays there are."""
+"""Fields of a recipe that need no new program unless the shape of an array changes."""
 UNCHANGED = ("same size", "square", "round", "B = H")
 
 
@@ -94,10 +94,9 @@ def _values(
 
 @lru_cache(maxsize=4096)
 def program(recipe: Recipe) -> tuple[Any, ...]:
-    """Return what a framework compiles a program for: all but the numbers in the arrays."""
+    """Return a key of the program that a framework compiles: shapes and options, no contents."""
     problem = recipe.problem()
     arrays = [getattr(problem, name) for name in ARRAYS]
     shapes = tuple(None if x is None else x.shape for x in arrays)
     plain = Recipe()
-    numbers = {name: getattr(plain, name) for name in NUMBERS}
-    return replace(recipe, **numbers), shapes
+    return replace(recipe, **{name: getattr(plain, name) for name in NUMBERS}), shapes

@@ -183,8 +183,8 @@ class Pools:
         most, and plain structure. Mistakes there hide behind every third option.
         """
         chosen = self._choose(seed)
-        if self._plain is not None:
-            chosen |= self._keep_compiled(self._plain, seed)
+        if self._base is not None:
+            chosen |= self._choose_compiled(self._base, seed)
         if changes:
             changed = zip(self.lists, changes, strict=False)
             chosen |= {n: x for n, x in changed if x is not KEEP}
@@ -192,7 +192,7 @@ class Pools:
         return self._leave_out(recipe) if self.space.refused else recipe
 
     def _choose(self, seed: int) -> dict[str, Any]:
-        """Return the value of each list for a seed."""
+        """Return the value that a seed chooses from each list."""
         if seed % 2:
             rng = np.random.default_rng([seed, 0])
             where = rng.random(len(self.lists)).tolist()  # at once: this runs by the thousand
@@ -211,18 +211,22 @@ class Pools:
         return chosen | self._shape(seed) if self.space.few_shapes else chosen
 
     def _shape(self, seed: int) -> dict[str, Any]:
+        """Return the values that decide the shape, of few shapes."""
         return self._shapes[seed // 2 % len(self._shapes)]
 
     @cached_property
-    def _plain(self) -> Pools | None:
-        """Pools of the same space that want nothing, if a framework compiles and these do."""
-        plain = Pools(self.space)
-        return plain if self.space.few_shapes and plain != self else None
+    def _base(self) -> Pools | None:
+        """Pools of the same space without restrictions, whose programs agreement compiles.
 
-    def _keep_compiled(self, plain: Pools, seed: int) -> dict[str, Any]:
-        """Return what these pools can take of the choice of others."""
-        kept = {n: x for n, x in plain._choose(seed).items() if x in self.lists.get(n, ())}
-        shape = plain._shape(seed)
+        None if these have no restrictions, or if the framework does not compile.
+        """
+        pools = Pools(self.space)
+        return pools if self.space.few_shapes and pools != self else None
+
+    def _choose_compiled(self, pools: Pools, seed: int) -> dict[str, Any]:
+        """Return the values that a seed chooses from other pools, if these offer them too."""
+        kept = {n: x for n, x in pools._choose(seed).items() if x in self.lists.get(n, ())}
+        shape = pools._shape(seed)
         return kept | (shape if shape in self._shapes else self._shape(seed))
 
     def _leave_out(self, recipe: Recipe) -> Recipe:
@@ -246,16 +250,16 @@ class Pools:
         a plain one and one with as many options at once as models have. Of the first two kinds
         there are as many as of each other among the first 20, which are all that many rules try.
 
-        Where a framework compiles, a rule that wants something gets the recipes of those that want
-        nothing, changed as little as it needs: their programs are compiled.
+        Where a framework compiles, restricted pools yield the recipes of unrestricted ones, changed
+        as little as the restrictions require, since agreement compiles their programs.
 
         A report must be the same everywhere, so the seeds do not come from Hypothesis, whose
         samples depend on what else is loaded.
         """
         if not all(self.lists.values()):
             return  # sizes of 0 only, for a rule that needs more
-        if self._plain is not None:
-            yield from self._adapt(self._plain, seed, examples)
+        if self._base is not None:
+            yield from self._adapt(self._base, seed, examples)
             return
         pairs, fields = self._pairs(seed, examples), tuple(self.lists)
         yield from pairs[: FEW // 2]
@@ -267,13 +271,14 @@ class Pools:
             yield self.recipe(plain + 1)
             yield crowd or self.recipe(other)
 
-    def _adapt(self, plain: Pools, seed: int, examples: int) -> list[Recipe]:
-        """Return the recipes of other pools as these want them, in turn a plain and another one.
+    def _adapt(self, pools: Pools, seed: int, examples: int) -> list[Recipe]:
+        """Return recipes of other pools, changed to these: by turns a plain and a crowded one.
 
-        Of both kinds those come first that need no program more, of these one for each program,
-        which differs from those before in more than numbers, and of these one for each shape.
+        Recipes of either kind are sorted: those that need no new program first; among these, one
+        of each program before a second of any; and then one of each shape before a second.
         """
-        asked = list(islice(plain.cases(seed, examples), 2 * max(examples, FEW)))
+        # Twice as many as a rule is asked, since some show nothing.
+        asked = list(islice(pools.cases(seed, examples), 2 * max(examples, FEW)))
         programs = {program(recipe) for recipe in asked[:examples]}
         place: dict[Recipe, tuple[bool, int, int]] = {}
         turns: Counter[Any] = Counter()

@@ -64,8 +64,8 @@ def contrast(trial: Trial, outcome: Outcome) -> str:
     str
         "fails only where S is no multiple of 16", "fails only with mask and causal together",
         "fails only at scale = 0"; "" if nothing tells: the rule fails on whatever is tried, on one
-        problem only, or for reasons that no single condition describes. Nothing is tried where a
-        framework compiles each shape: it takes some 70 of them, and so minutes.
+        problem only, or for reasons that no single condition describes. Also "" where a framework
+        compiles each shape: an answer takes about 70 shapes, and so minutes.
     """
     if outcome.sampled is None or outcome.status not in ("failed", "error"):
         return ""

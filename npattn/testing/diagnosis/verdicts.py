@@ -20,7 +20,7 @@ __all__ = ["Exhausted", "Verdicts", "is_within"]
 CALLS = 250
 """Most problems that are tried; nearly all have a few hundred scores."""
 SECONDS = 4.0
-"""Most processor time that they take."""
+"""Most processor time of this process, in seconds."""
 CONTENTS = 2
 """Number of different contents with which a problem must pass to count as one that passes."""
 

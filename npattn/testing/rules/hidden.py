@@ -198,6 +198,7 @@ def _check_gradients_behind_fill(trial: Trial, recipe: Recipe, where: str) -> fl
             if name in exact and result.shape == exact[name].shape
         ]
 
+    # The forward pass alone first: a framework would compile the gradients too.
     if not all(c.passed for c in compare(trial.implementation.forward(poisoned))):
         return None  # as the convention lets it be
     comparisons = compare(trial.results(poisoned, cotangents))

@@ -461,16 +461,16 @@ class Torch(NumPy):
 
 
 def count_maps() -> int:
-    """Return the number of memory maps of this process, 0 where the system does not say.
+    """Return the number of memory maps of this process; 0 without /proc, as on macOS.
 
-    A program that XLA compiled for a CPU has 30. The process ends when it has no more.
+    Each program that XLA compiles for a CPU takes about 30. XLA aborts when none is left.
     """
     maps = Path("/proc/self/maps")
     return maps.read_bytes().count(b"\n") if maps.exists() else 0
 
 
 def most_maps() -> int:
-    """Return how many memory maps a process may have: by default 65 530."""
+    """Return the most memory maps that Linux allows a process, by default 65 530."""
     most = Path("/proc/sys/vm/max_map_count")
     return int(most.read_text()) if most.exists() else 65_530
 
@@ -479,7 +479,7 @@ class JAX(NumPy):
     """JAX arrays on a device; gradients by jax.vjp."""
 
     CALLS = 64
-    """Calls after which it is seen how much compiled programs occupy: a call compiles a few."""
+    """Calls between two counts of the memory maps. A call compiles a few programs at most."""
 
     name = "jax"
     differentiates = compiles = True
@@ -499,10 +499,14 @@ class JAX(NumPy):
 
     def allowing(self, dtype: str | None) -> Any:
         """Enable float64 for float64 alone: with it, JAX makes float64 of Python numbers."""
+        self.clear_programs()
+        return self.jax.enable_x64(True) if dtype == "F64" else contextlib.nullcontext()
+
+    def clear_programs(self) -> None:
+        """Clear compiled programs every `CALLS` calls if they take half of the memory maps."""
         self.calls += 1
         if self.calls % self.CALLS == 0 and count_maps() > most_maps() // 2:
             self.jax.clear_caches()
-        return self.jax.enable_x64(True) if dtype == "F64" else contextlib.nullcontext()
 
     def view(self, tensor: Tensor, layout: dict[str, Any] | None, base: Any = None) -> Any:
         array = super().view(tensor, layout, base)

@@ -103,7 +103,7 @@ FEW = Space(features=OPTIONS_OF_JAX, structure=ALL - {"rank 5", "broadcast"}, fe
         {"bias": "alibi"},
     ],
 )
-def test_numbers_need_no_program_more(change):
+def test_contents_need_no_new_program(change):
     recipe = Recipe(lead=(2,), H=3, K=3, T=5, S=7, mask="documents", bias="heads")
     like = {"mask": "documents", "bias": "heads"} | change
     assert program(replace(recipe, **like)) == program(recipe)
@@ -126,7 +126,7 @@ def test_numbers_need_no_program_more(change):
         {"broadcast": True},
     ],
 )
-def test_shapes_and_options_need_their_own(change):
+def test_shapes_and_options_need_a_new_program(change):
     recipe = Recipe(lead=(2,), H=3, K=3, T=5, S=7, mask="documents", bias="heads")
     assert program(replace(recipe, **change)) != program(recipe)
 
@@ -146,7 +146,7 @@ SAMPLINGS = {
 
 @pytest.mark.parametrize("seed", [0, 3])
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_a_rule_begins_with_programs_that_agreement_compiles(name, seed):
+def test_restricted_pools_begin_with_programs_of_agreement(name, seed):
     asked = list(itertools.islice(Pools(FEW).cases(seed, 100), 100))
     programs = {program(recipe) for recipe in asked}
     pools = Pools(FEW, **SAMPLINGS[name])
@@ -157,7 +157,7 @@ def test_a_rule_begins_with_programs_that_agreement_compiles(name, seed):
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_what_needs_a_program_more_comes_last_among_its_kind(name):
+def test_new_programs_come_last(name):
     programs = {program(recipe) for recipe in itertools.islice(Pools(FEW).cases(0, 100), 100)}
     recipes = list(Pools(FEW, **SAMPLINGS[name]).cases(0, 100))
     for odd in (0, 1):
@@ -169,7 +169,7 @@ def test_what_needs_a_program_more_comes_last_among_its_kind(name):
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_of_those_that_differ_in_more_than_numbers_each_shape_has_its_turn(name):
+def test_shapes_take_turns(name):
     asked = list(itertools.islice(Pools(FEW).cases(0, 100), 200))
     programs = {program(recipe) for recipe in asked[:100]}
     pools = Pools(FEW, **SAMPLINGS[name])
@@ -186,7 +186,7 @@ def test_of_those_that_differ_in_more_than_numbers_each_shape_has_its_turn(name)
         assert len(kind) >= 5
 
 
-def test_a_shape_that_a_rule_can_take_stays():
+def test_restricted_pools_keep_a_shape_that_fits():
     lengths = (16, 19)  # not those that come first
     pools = Pools(FEW, force={"T": lengths})
     asked = list(itertools.islice(Pools(FEW).cases(0, 100), 100))
@@ -197,7 +197,7 @@ def test_a_shape_that_a_rule_can_take_stays():
 
 
 def fits(recipe, pools):
-    """Is the recipe one that these pools ask for?"""
+    """Return True if the recipe meets the restrictions of the pools."""
     forced = all(
         getattr(recipe, n) in (x if isinstance(x, tuple) else (x,)) for n, x in pools.force.items()
     )
@@ -208,7 +208,7 @@ def fits(recipe, pools):
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_more_recipes_follow_and_the_seed_of_each_gives_it_again(name):
+def test_each_recipe_fits_and_its_seed_gives_it_again(name):
     pools = Pools(FEW, **SAMPLINGS[name])
     recipes = list(pools.cases(0, 100))
     assert len(set(recipes)) == 200
@@ -217,7 +217,7 @@ def test_more_recipes_follow_and_the_seed_of_each_gives_it_again(name):
         assert fits(recipe, pools)
 
 
-def test_who_does_not_compile_gets_each_pair_of_options_beside_what_a_rule_wants():
+def test_pairs_of_options_come_first_where_nothing_compiles():
     pools = Pools(Space(), force={"causal": True}, nonempty=True)
     begun = itertools.islice(pools.cases(0, 100), 10)
     assert [set(options_on(recipe)) - {"causal"} for recipe in begun] == [

@@ -93,8 +93,8 @@ def test_nan_in_gradients_behind_a_fill_fails():
         )
 
 
-def test_gradients_are_not_asked_where_the_forward_lets_nan_through():
-    """Weights of 0 times a NaN in v: a framework would compile the backward for nothing."""
+def test_gradients_are_not_asked_if_the_forward_is_nan():
+    """A weight of 0 times NaN is NaN; a framework would compile the backward for nothing."""
     kernel, asked = Filled(replaces=True), []
 
     def backward(dout, q, k, v, mask=None):
