@@ -25,6 +25,7 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities.refusals import read_refusals
 from npattn.testing.cases.space import STRUCTURE, Space
+from npattn.testing.diagnosis.ahead import Submit
 from npattn.testing.diagnosis.causes import diagnose
 from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.report.cause import Cause
@@ -43,7 +44,7 @@ from npattn.testing.runner.rounds import (
     Progress,
     Round,
 )
-from npattn.testing.runner.schedule import InProcess, Processes
+from npattn.testing.runner.schedule import ERRORS, InProcess, Processes
 from npattn.testing.trial import GRADIENTS, Trial
 from npattn.testing.worker.connect import isolate as isolate_in_worker
 from npattn.testing.worker.remote import Remote
@@ -75,8 +76,6 @@ SHORT_DTYPES = {
     "fp8_e5m2": "float8_e5m2",
 }
 """Other words for the dtypes, for errors."""
-ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
-"""NumPy's own error state."""
 SWEEPS = ("sweep", "long")
 """Rules asked with ``sweep=``, which sample on the device."""
 
@@ -284,39 +283,30 @@ def check(
     if not implementation.is_isolated:
         implementation.note_error_state(np.geterr() != ERRORS)
     rounds: list[Round] = []
+    judged: list[tuple[Trial, list[Outcome]]] = []
+    outcomes: list[Outcome] = []
+    causes: tuple[Cause, ...] = ()
+    defect: dict[str, str] = {}
     interrupt: KeyboardInterrupt | None = None
     try:
-        # What a target does to NumPy's error state must not reach the oracle.
         several = Processes(processes, implementation) if processes > 1 else InProcess()
         with np.errstate(**ERRORS), several as executor:
             _ask(judges, rules, robust, implementation, executor, rounds)
             if budget is not None:
                 _ask_more(rounds, examples, executor, deadline)
+            judged = [(done.judge.trial, done.outcomes()) for done in rounds]
+            if not any(done.stopped for done in rounds):
+                _sweep(rounds, judged, sweeps, sweep)
+            if diagnosis:
+                with implementation.framework.one_thread():
+                    outcomes, causes, defect = _diagnose(judged, executor.submit)
     except KeyboardInterrupt as err:
         interrupt = err
-    stopped = any(done.stopped for done in rounds)
-    judged: list[tuple[Trial, list[Outcome]]] = []
+        judged = judged or [(done.judge.trial, done.outcomes()) for done in rounds]
     for dtype, done in zip(dtypes, rounds, strict=interrupt is None):
-        judged.append((done.judge.trial, done.outcomes()))
-        if done.judge.trial.space.structure and not stopped and not interrupt:
-            judged[-1][1].extend(done.judge.sweep(rule, sweep) for rule in sweeps)
         refused += [f"{dtype}: {line}" for line in done.judge.refused]
     refused += implementation.given_up_lines
-    outcomes = [outcome for _, own in judged for outcome in own]
-    causes: tuple[Cause, ...] = ()
-    defect: dict[str, str] = {}
-    if diagnosis and not interrupt:
-        with implementation.framework.one_thread(), np.errstate(**ERRORS):
-            try:
-                outcomes, causes = diagnose(judged)
-            except Exception as err:  # noqa: BLE001  a defect must not cost the report
-                defect = {"diagnosis": f"failed, a defect of npattn: {format_exception_line(err)}"}
-                warnings.warn(
-                    "the diagnosis failed, which is a defect of npattn; the report has no causes: "
-                    + "".join(traceback.format_exception(err)),
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+    outcomes = outcomes or [o for _, own in judged for o in own]
     if kept is not None and interrupt is None:
         kept.note_end()
     behaves = {d: done.behaves for d, done in zip(dtypes, rounds, strict=False) if done.behaves}
@@ -486,6 +476,35 @@ def _ask_more(
             done.merge(again)
         if not any(outcome.examples for again in asked for outcome in again.outcomes()):
             return  # there is nothing more to ask
+
+
+def _sweep(
+    rounds: Sequence[Round],
+    judged: Sequence[tuple[Trial, list[Outcome]]],
+    rules: Sequence[str],
+    count: int,
+) -> None:
+    """Add the outcomes of the rules that sample on the device."""
+    for done, (trial, outcomes) in zip(rounds, judged, strict=True):
+        if trial.space.structure:
+            outcomes.extend(done.judge.sweep(rule, count) for rule in rules)
+
+
+def _diagnose(
+    judged: Sequence[tuple[Trial, list[Outcome]]], submit: Submit
+) -> tuple[list[Outcome], tuple[Cause, ...], dict[str, str]]:
+    """Return the outcomes with their causes, and the causes; a defect is said in their place."""
+    try:
+        return *diagnose(judged, submit=submit), {}
+    except Exception as err:  # noqa: BLE001  a defect must not cost the report
+        warnings.warn(
+            "the diagnosis failed, which is a defect of npattn; the report has no causes: "
+            + "".join(traceback.format_exception(err)),
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        defect = f"failed, a defect of npattn: {format_exception_line(err)}"
+        return [], (), {"diagnosis": defect}
 
 
 def _choose_rules(only: Iterable[str] | None) -> list[Property]:

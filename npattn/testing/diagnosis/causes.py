@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from npattn.conventions import Conventions
+from npattn.testing.diagnosis.ahead import Contrasts, Submit, nobody
 from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.chance import drop_lone_steps, merge_leaks
 from npattn.testing.diagnosis.conduct import conduct_causes
-from npattn.testing.diagnosis.contrasts import contrast
 from npattn.testing.diagnosis.evidence import Evidence, collect, problem_size
 from npattn.testing.diagnosis.layouts import raises_by_layout
 from npattn.testing.diagnosis.search import search
@@ -35,6 +35,7 @@ def diagnose(
     judged: Sequence[tuple[Trial, Sequence[Outcome]]],
     without: Container[str] = (),
     contrasts: int = CONTRASTS,
+    submit: Submit = nobody,
 ) -> tuple[list[Outcome], tuple[Cause, ...]]:
     """Find the causes of what failed.
 
@@ -46,6 +47,8 @@ def diagnose(
         Names of known mistakes that are no candidates.
     contrasts : int
         Number of causes of which it is found when they pass; with any, of the unexplained too.
+    submit : callable
+        Lets another process compute a part that may be needed.
 
     Returns
     -------
@@ -56,9 +59,12 @@ def diagnose(
         comes first. Bits that differ (level reproducible) are measured, and have none.
     """
     causes: dict[tuple[str, str], Cause] = {}
+    begun = Contrasts(submit)
     for trial, outcomes in judged:
         bad = [o for o in outcomes if o.failed or o.status == "suspect"]
         bad = [o for o in bad if o.level != "reproducible"]  # measured, and no mistake
+        for outcome in _likely_contrasts(bad, contrasts):
+            begun.begin(trial, outcome)
         for cause in _Diagnosis(trial.fresh(), bad, without).causes() if bad else ():
             key = (cause.kind, cause.name or cause.text)
             known = causes.get(key)
@@ -73,7 +79,8 @@ def diagnose(
     ordered = sorted(causes.values(), key=place)
     for i, cause in enumerate(ordered):
         if i < contrasts or (contrasts and cause.kind == "unexplained"):
-            ordered[i] = _with_contrast(cause, judged)
+            ordered[i] = _with_contrast(cause, judged, begun)
+    begun.close()
     texts = {rule: cause.text for cause in ordered for rule in cause.rules}
     explained = [
         replace(outcome, diagnosis=texts.get(outcome.id))
@@ -89,22 +96,30 @@ def _merge(one: Cause, other: Cause) -> Cause:
     return replace(one, rules=one.rules + other.rules, also=also)
 
 
-def _with_contrast(cause: Cause, judged: Sequence[tuple[Trial, Sequence[Outcome]]]) -> Cause:
-    """Return the cause with what separates failing from passing problems of one rule, put first.
+def _likely_contrasts(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
+    """Return outcomes whose contrasts are probably asked for."""
+    required = [o for o in outcomes if o.level in REQUIRED and o.status == "failed"]
+    return sorted(required, key=_tells_less)[:count]
 
-    One that fails on problems as they were sampled tells more than one that changes them, and an
+
+def _tells_less(outcome: Outcome) -> tuple[bool, bool, bool]:
+    """Order outcomes by how much their contrasts tell.
+
+    A rule that fails on problems as they were sampled tells more than one that changes them, and an
     exception that comes of a layout tells less than a wrong result.
     """
+    return outcome.kind == "raised", outcome.sampled is None, "then changed" in outcome.recipe
+
+
+def _with_contrast(
+    cause: Cause, judged: Sequence[tuple[Trial, Sequence[Outcome]]], begun: Contrasts
+) -> Cause:
+    """Return the cause with what separates failing from passing problems of one rule, put first."""
     own = [(t, o) for t, outcomes in judged for o in outcomes if o.id in cause.rules]
-
-    def place(pair: tuple[Trial, Outcome]) -> tuple[bool, bool, bool]:
-        outcome = pair[1]
-        return outcome.kind == "raised", outcome.sampled is None, "then changed" in outcome.recipe
-
-    trial, first = min(own, key=place)
+    trial, first = min(own, key=lambda pair: _tells_less(pair[1]))
     rules = (first.id, *(rule for rule in cause.rules if rule != first.id))
     asked = cause.kind != "raised" or first.rule in RULES  # no option is tried twice
-    return replace(cause, rules=rules, passes_when=contrast(trial, first) if asked else "")
+    return replace(cause, rules=rules, passes_when=begun.find(trial, first) if asked else "")
 
 
 @dataclass

@@ -11,13 +11,15 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
@@ -27,6 +29,7 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.untrusted import Judged
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
+from npattn.testing.diagnosis.ahead import nobody
 from npattn.testing.runner.distrust import ask_tail, plan_turns
 from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import Answers, Judge, Round, round_sizes
@@ -34,7 +37,12 @@ from npattn.testing.runner.search import Standing
 from npattn.testing.trial import Refusal, Trial
 from npattn.threads import one_thread, one_thread_in_children
 
-__all__ = ["InProcess", "Processes"]
+__all__ = ["ERRORS", "InProcess", "Processes"]
+
+Value = TypeVar("Value")
+
+ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+"""NumPy's own error state: what a target does to it must not reach the oracle."""
 
 
 def _renew(implementation: Implementation) -> None:
@@ -68,6 +76,8 @@ class InProcess:
 
     def finish(self) -> None:
         pass
+
+    submit = staticmethod(nobody)
 
 
 class Processes:
@@ -130,6 +140,20 @@ class Processes:
         self.rounds += 1
         setting = _Setting.of(work.judge, self.rounds)
         self.pending.append((work, setting, self._submit(work, setting, 0)))
+
+    def submit(
+        self, function: Callable[..., Value], trial: Trial, *args: Any
+    ) -> Future[Value] | None:
+        """Let another process call function(trial, *args), with a trial of its own implementation.
+
+        Returns None where none does: who is not trusted is asked in its order, and a process may
+        have ended.
+        """
+        if self.implementation.untrusted is not None:
+            return None
+        with one_thread_in_children(), suppress(BrokenProcessPool):
+            return self.pool.submit(_compute, function, _TrialSetting.of(trial), args)
+        return None
 
     def _submit(self, work: Round, setting: _Setting, turn: int) -> list[_Task]:
         sizes = round_sizes(work.judge.examples)
@@ -215,10 +239,9 @@ def _cannot(name: str, why: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Setting:
-    """A judge without its implementation."""
+class _TrialSetting:
+    """A trial without its implementation."""
 
-    number: int  # of the round
     conventions: Conventions
     rounding: Rounding
     space: Space
@@ -227,6 +250,33 @@ class _Setting:
     first_calls: tuple[tuple[Problem, Cotangents, Results], ...]
     refusals: tuple[Refusal, ...]
     gradients_raise: bool
+
+    @classmethod
+    def of(cls, trial: Trial) -> _TrialSetting:
+        return cls(
+            trial.conventions,
+            trial.rounding,
+            trial.space,
+            trial.gradients,
+            trial.skips_empty_rows,
+            trial.first_calls,
+            trial.refusals,
+            trial.implementation.gradients_raise,
+        )
+
+    def trial(self, implementation: Implementation) -> Trial:
+        trial = Trial(implementation, self.conventions, self.rounding, self.space, self.gradients)
+        trial.skips_empty_rows = self.skips_empty_rows
+        trial.first_calls, trial.refusals = self.first_calls, self.refusals
+        return trial
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A judge without its implementation."""
+
+    number: int  # of the round
+    trial: _TrialSetting
     examples: int
     seed: int
     shrinks: bool
@@ -238,17 +288,9 @@ class _Setting:
 
     @classmethod
     def of(cls, judge: Judge, number: int) -> _Setting:
-        trial = judge.trial
         return cls(
             number,
-            trial.conventions,
-            trial.rounding,
-            trial.space,
-            trial.gradients,
-            trial.skips_empty_rows,
-            trial.first_calls,
-            trial.refusals,
-            trial.implementation.gradients_raise,
+            _TrialSetting.of(judge.trial),
             judge.examples,
             judge.seed,
             judge.shrinks,
@@ -260,9 +302,7 @@ class _Setting:
         )
 
     def judge(self, implementation: Implementation) -> Judge:
-        trial = Trial(implementation, self.conventions, self.rounding, self.space, self.gradients)
-        trial.skips_empty_rows = self.skips_empty_rows
-        trial.first_calls, trial.refusals = self.first_calls, self.refusals
+        trial = self.trial.trial(implementation)
         limits = self.stops_at, self.expected, self.deadline, self.journal, self.evenly
         return Judge(trial, self.examples, self.seed, lambda *_: None, self.shrinks, *limits)
 
@@ -316,6 +356,15 @@ def _get_implementation() -> Implementation:
     return _Process.implementation
 
 
+def _compute(
+    function: Callable[..., Value], setting: _TrialSetting, args: tuple[Any, ...]
+) -> Value:
+    implementation = _get_implementation()
+    implementation.gradients_raise = setting.gradients_raise
+    with implementation.framework.one_thread(), np.errstate(**ERRORS):
+        return function(setting.trial(implementation), *args)
+
+
 def _answer(
     setting: _Setting,
     names: Sequence[str],
@@ -329,8 +378,8 @@ def _answer(
     if setting.number not in _Process.judges:
         _Process.judges[setting.number] = setting.judge(implementation)
     judge = _Process.judges[setting.number]
-    implementation.gradients_raise = setting.gradients_raise
-    with implementation.framework.one_thread():
+    implementation.gradients_raise = setting.trial.gradients_raise
+    with implementation.framework.one_thread(), np.errstate(**ERRORS):
         answers = dict(judge.answer(names, count, standings))
     untrusted = implementation.untrusted
     judged = Judged() if untrusted is None else untrusted.take()

@@ -49,7 +49,7 @@ def test_number_added_to_hidden_scores_needs_no_bias():
 
 
 def test_defect_of_the_diagnosis_does_not_cost_the_report(monkeypatch):
-    def fails(judged):
+    def fails(judged, submit):
         raise AssertionError("a defect")
 
     monkeypatch.setattr(sys.modules["npattn.testing.check"], "diagnose", fails)
@@ -74,3 +74,16 @@ def test_of_two_calls_one_may_be_right():
         assert not evidence.reproduces("dv", [right])
         assert not evidence.reproduces("dv", [wrong + 1])
         assert not evidence.reproduces("dv", [wrong, wrong])  # each call has a prediction
+
+
+def test_an_interrupt_of_the_diagnosis_leaves_the_outcomes(monkeypatch):
+    def stop(judged, submit):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["npattn.testing.check"], "diagnose", stop)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        check(lambda q, k, v: 2 * v.sum(-2, keepdims=True), only=["shape-dtype"])
+    report = caught.value.report
+    assert report.interrupted
+    assert not report.causes
+    assert "shape-dtype" in {outcome.rule for outcome in report.outcomes if outcome.failed}

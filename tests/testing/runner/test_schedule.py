@@ -8,6 +8,7 @@ import sys
 import threading
 import types
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from npattn import threads
 from npattn.cli import cli
 from npattn.errors import OptionError
 from npattn.testing import Implementation, ImplementationError, check
+from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.runner import schedule
 from npattn.testing.runner.rounds import Judge
 from npattn.testing.targets import load
@@ -25,6 +27,7 @@ from npattn.testing.targets.numpy import flash, flash_backward, naive
 from npattn.testing.worker.connect import connect, isolate
 from npattn.testing.worker.supervisor import Limits
 from npattn.threads import ONE_THREAD
+from tests.testing.runner.test_distrust import trial_of
 
 BOTH = ("float32", "float64")
 SOME = (
@@ -63,6 +66,15 @@ def attention(q, k, v):
 """
 
 
+WRONG_IN_BLOCKS = """
+from npattn.testing.targets.numpy import flash
+
+
+def attention(q, k, v):
+    return flash(q, k[..., :16, :], v[..., :16, :])
+"""
+
+
 @pytest.mark.unmeasured
 def test_two_processes_give_the_report_of_one():
     kwargs = {"dtypes": BOTH, "examples": 3, "only": SOME, "shrink": False, "seed": 3}
@@ -83,6 +95,57 @@ def test_processes_report_and_shrink_same_failures():
         "hidden-nan-kv",
     ]
     assert contents(two) == contents(one)
+
+
+def test_contrasts_are_found_while_causes_are_searched_for(tmp_path, monkeypatch):
+    futures, submit = [], schedule.Processes.submit
+
+    def note_and_submit(self, *args):
+        futures.append(submit(self, *args))
+        return futures[-1]
+
+    monkeypatch.setattr(schedule.Processes, "submit", note_and_submit)
+    implementation = implementation_in_file(tmp_path, WRONG_IN_BLOCKS)
+    kwargs = {"examples": 20, "only": ("agreement-o", "convex-hull"), "shrink": False}
+    two, one = (check(implementation, processes=n, **kwargs) for n in (2, 1))
+    text = "fails only where S > 16"
+    assert [cause.passes_when for cause in one.causes] == [text]
+    assert contents(two) == contents(one)
+    assert text in [future.result() for future in futures]
+
+
+def test_a_part_is_computed_by_another_implementation():
+    implementation = Implementation(naive)
+    trial = trial_of(implementation)
+    trial.skips_empty_rows = True
+    with schedule.Processes(2, implementation) as processes:
+        asked = ("implementation", "skips_empty_rows", "space", "conventions")
+        futures = [processes.submit(getattr, trial, name) for name in asked]
+        other, *settings = [future.result() for future in futures]
+    assert other is not implementation
+    assert other.f is naive
+    assert settings == [True, trial.space, trial.conventions]
+
+
+class Pool:
+    def submit(self, *_):
+        return Future()
+
+
+class Ended:
+    def submit(self, *_):
+        raise BrokenProcessPool
+
+
+@pytest.mark.parametrize(("pool", "untrusted"), [(Ended, False), (Pool, True), (Pool, False)])
+def test_no_part_is_computed_by_who_ended_or_is_not_trusted(pool, untrusted):
+    implementation = Implementation(naive)
+    processes = schedule.Processes(2, implementation)
+    processes.pool = pool()
+    if untrusted:
+        implementation.untrusted = Untrusted(lambda: None, lambda: (1, 0.0))
+    future = processes.submit(getattr, trial_of(implementation), "space")
+    assert (future is None) == (untrusted or pool is Ended)
 
 
 @pytest.mark.unmeasured
