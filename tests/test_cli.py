@@ -162,6 +162,7 @@ def test_json_and_html_have_the_report(tmp_path):
     assert "empty-row" in page
 
 
+@pytest.mark.unmeasured
 def test_torch_target_is_judged_under_its_conventions():
     pytest.importorskip("torch")
     output = run("check", "torch.sdpa-math", "--dtype", "float64", "--only", "agreement-o",
@@ -183,6 +184,7 @@ def test_device_is_passed_on(mine):
     assert "device is 'cuda', must be None for NumPy arrays" in message
 
 
+@pytest.mark.unmeasured
 def test_required_levels_are_passed_on():
     words = ("numpy.naive", "--only", "hidden-nan-v", "--only", "repeatable")
     by_name = check(*words, code=1)  # what `only` names is required
@@ -217,6 +219,7 @@ def test_folder_of_a_file_is_looked_at_first(tmp_path, flag):
     assert "does not exist; create it first" in output
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "variables",
     [

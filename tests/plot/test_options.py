@@ -254,6 +254,7 @@ def subplots(rows, columns, **options):
     return figure, figure.subplots(rows, columns)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("layout", [None, "constrained", "tight"])
 @pytest.mark.parametrize("name", [name for name in DRAW if name != "heads"])
 def test_axes_of_the_user_are_drawn_in(name, layout):
@@ -280,6 +281,7 @@ def test_axes_of_the_user_are_drawn_in(name, layout):
         assert right.get_position().bounds == before
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("layout", ["constrained", "tight"])
 def test_nothing_overlaps_in_axes_of_the_user(layout):
     figure, axes = subplots(1, 2, layout=layout)

@@ -112,6 +112,7 @@ def test_import_without_torch_names_the_extra():
     assert "pip install 'npattn[torch]'" in done.stderr
 
 
+@pytest.mark.unmeasured
 def test_import_loads_no_dynamo():
     code = "import sys, npattn.torch; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -329,6 +329,7 @@ def test_sums_of_strided_operands(left, right):
     assert not total.isnan().any()
 
 
+@pytest.mark.unmeasured
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_in_the_interpreter_of_triton():
     pytest.importorskip("triton")

@@ -207,6 +207,7 @@ def test_errors():
         f.results_on_device(RECIPE.problem(), {}, None)
 
 
+@pytest.mark.unmeasured
 def test_a_worker_is_asked_the_same():
     pytest.importorskip("cloudpickle")
     right = judge(kernels.Latent(), only=["agreement-dk"], isolate=True, examples=3, sizes=SMALL)

@@ -34,7 +34,7 @@ def named(report):
     return [cause.text for cause in report.causes]
 
 
-@pytest.mark.broad
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "kernel",
     [kernels.Output, kernels.OutputInInt8, kernels.OutputInE5M2, kernels.ByReciprocal],
@@ -93,6 +93,7 @@ def test_factor_of_another_part_of_o_is_named(kernel, quantized, of, part):
     assert named(report) == [f"o_factors of the first {part} is taken for all"]
 
 
+@pytest.mark.unmeasured
 def test_factor_of_an_input_is_named_though_o_is_in_8_bits():
     """The factor of o stays that of the call, when a cause gives v another factor."""
 
@@ -257,6 +258,7 @@ def test_factors_of_tokens():
     assert "k in int8 with factors of tokens" in report.settings["reads"][0]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("wrong", kernels.WRONG_TOKENS, ids=lambda wrong: wrong.__name__)
 def test_wrong_factor_of_tokens_is_found_and_named(wrong):
     only = ("agreement-o", "model-sizes", "shared-heads")

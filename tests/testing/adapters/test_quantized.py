@@ -30,7 +30,7 @@ def in_blocks(kernel, **arguments):
     )
 
 
-@pytest.mark.broad
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("rounding", [None, "fp8"])
 def test_a_right_kernel_passes_every_rule(rounding):
     report = fp8(kernels.Fp8(), rounding=rounding, require="all")
@@ -64,6 +64,7 @@ def test_a_wrong_factor_of_stored_weights_is_found():
     assert not fp8(kernels.WeightsOverflow(), only=only, rounding="fp8").passed
 
 
+@pytest.mark.unmeasured
 def test_factors_of_whole_arrays_and_of_a_cache():
     int8 = {"framework": "numpy", "quantized": "int8", "dtypes": ("bfloat16",), "examples": 10}
     assert check(kernels.int8_cache, **int8).passed
@@ -79,6 +80,7 @@ def test_factors_of_blocks_of_rows():
     assert [c.text for c in report.causes] == ["k_factors of the first block is taken for all"]
 
 
+@pytest.mark.unmeasured
 def test_packed_sequences_with_factors_of_their_own():
     right, wrong = kernels.packed, kernels.packed_first
     arguments = {"quantized": "fp8", "dtypes": ("bfloat16",), "framework": "numpy"}
@@ -101,6 +103,7 @@ def test_without_quantized_the_factors_keep_their_default():
     assert any(line.startswith("k_scale: a factor of quantized inputs") for line in f.untested)
 
 
+@pytest.mark.unmeasured
 def test_a_script_quantizes_too():
     report = fp8(kernels.IgnoresV(), only=["agreement-o"])
     script = report.outcomes[0].script()

@@ -18,7 +18,7 @@ ASKED = (*RULES, "shape-dtype", "structure", "permute-", "packed-inputs", "outpu
 FP8 = {"framework": "numpy", "quantized": "fp8", "dtypes": ("bfloat16",)}
 
 
-@pytest.mark.broad
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("forward", "backward"),
     [
@@ -35,6 +35,7 @@ def test_right_backwards_pass(forward, backward):
     assert 0 < max(ran[f"agreement-d{x}"] for x in "qkv") < 1
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("wrong", kernels.WRONG, ids=lambda wrong: wrong.__name__)
 def test_wrong_backward_is_found(wrong):
     asked = {"examples": 5, "only": ["agreement-d"], "diagnosis": wrong.cause is not None}

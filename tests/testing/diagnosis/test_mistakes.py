@@ -147,6 +147,7 @@ def bottom_right(trial):
     return implementation
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("rule", "name"),
     [("scale-of-query", "causal-alone-before-scale"), ("offset-bias", "weights-from-rounded-lse")],

@@ -165,6 +165,7 @@ def report_on_flash():
     return check(flash, backward=flash_backward, examples=FEW)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("rule", PROPERTIES)
 def test_flash_passes(report_on_flash, rule):
     outcome = outcome_of(report_on_flash, rule)

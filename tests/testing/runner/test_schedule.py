@@ -410,6 +410,7 @@ def observer(monkeypatch):
     return found
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("fail_fast", [False, True])
 def test_who_checks_answers_too_where_the_target_has_a_worker(observer, fail_fast):
     kwargs = {"examples": 5, "only": SOME, "isolate": True, "shrink": False}
@@ -421,6 +422,7 @@ def test_who_checks_answers_too_where_the_target_has_a_worker(observer, fail_fas
     assert contents(two) == contents(check(naive, **kwargs))
 
 
+@pytest.mark.unmeasured
 def test_who_checks_leaves_what_may_end_it_to_others(observer):
     check(naive, examples=2, only=["views", "mask-as-bias", "sink-key"], processes=2)
     assert observer.pools == [2]
@@ -448,6 +450,7 @@ def test_a_crash_costs_rules_and_not_the_process_that_checks(tmp_path, observer)
     assert any("crashed" in o.message for o in report.outcomes)
 
 
+@pytest.mark.unmeasured
 def test_threads_of_blas_are_one_in_each_worker(tmp_path, monkeypatch):
     """Workers had the environment of the process that connected, with its threads."""
     monkeypatch.chdir(tmp_path)  # beside npattn an untrusted one would find it

@@ -213,6 +213,7 @@ def test_a_worker_has_the_time_and_says_the_versions_of_its_target(monkeypatch, 
         ("keras", "keras_others", "targets of Keras need keras; npattn itself does not: pip"),
     ],
 )
+@pytest.mark.unmeasured
 def test_import_without_package_names_extra(package, module, message):
     code = f"import sys; sys.modules[{package!r}] = None; import npattn.testing.targets.{module}"
     process = subprocess.run(

@@ -124,6 +124,7 @@ def f(q, k, v, mask=None):
 """
 
 
+@pytest.mark.unmeasured
 def test_a_lost_device_ends_the_process_and_not_the_check(tmp_path):
     pytest.importorskip("torch")
     path = tmp_path / "loses_its_device.py"
@@ -142,6 +143,7 @@ def test_an_exit_is_an_error(target):
     assert outcomes["option-mask"].status == "error"
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("deed", ["while True: pass", "time.sleep(60)"])
 def test_a_hang_is_ended_and_not_asked_a_third_time(target, tmp_path, deed):
     hung = tmp_path / "hung"
