@@ -3,7 +3,8 @@
 Rules that sample alike stay together, for they share a memo. Processes are spawned (a
 fork of threads may hang), have one thread each, and take the next group when they are done with
 one; the largest group comes first. Where the implementation lives in a worker, which alone ends if
-it crashes, this process is one of them.
+it crashes, this process is one of them. Once all rules are answered they are there for the
+diagnosis.
 """
 
 from __future__ import annotations
