@@ -24,6 +24,7 @@ from npattn.testing.runner import schedule
 from npattn.testing.runner.rounds import Judge
 from npattn.testing.targets import load
 from npattn.testing.targets.numpy import flash, flash_backward, naive
+from npattn.testing.trial import Refusal
 from npattn.testing.worker.connect import connect, isolate
 from npattn.testing.worker.supervisor import Limits
 from npattn.threads import ONE_THREAD
@@ -114,17 +115,52 @@ def test_contrasts_are_found_while_causes_are_searched_for(tmp_path, monkeypatch
     assert text in [future.result() for future in futures]
 
 
+SETTINGS = ("skips_empty_rows", "refusals", "gradients", "rounding", "space", "conventions")
+
+
 def test_a_part_is_computed_by_another_implementation():
     implementation = Implementation(naive)
     trial = trial_of(implementation)
-    trial.skips_empty_rows = True
+    trial.skips_empty_rows, trial.gradients = True, frozenset({"dv"})
+    trial.refusals = (Refusal(None, None, "contiguous", "no reason"),)
     with schedule.Processes(2, implementation) as processes:
-        asked = ("implementation", "skips_empty_rows", "space", "conventions")
-        futures = [processes.submit(getattr, trial, name) for name in asked]
+        implementation.gradients_raise = True  # as a probe finds, after they were started
+        names = ("implementation", *SETTINGS)
+        futures = [processes.submit(getattr, trial, name) for name in names]
         other, *settings = [future.result() for future in futures]
     assert other is not implementation
     assert other.f is naive
-    assert settings == [True, trial.space, trial.conventions]
+    assert other.gradients_raise
+    assert settings == [getattr(trial, name) for name in SETTINGS]
+
+
+def set_error_state(trial):
+    return np.seterr(all="ignore")
+
+
+def test_a_part_leaves_the_error_state_of_its_process():
+    implementation = Implementation(naive)
+    with schedule.Processes(2, implementation) as processes:
+        trial = trial_of(implementation)
+        futures = [processes.submit(set_error_state, trial) for _ in range(4)]
+        assert [future.result() for future in futures] == [schedule.ERRORS] * 4
+
+
+def test_what_a_target_sets_as_it_is_loaded_reaches_no_judge(monkeypatch):
+    states = []
+
+    def answer(self, *_):
+        states.append(np.geterr())
+        return ()
+
+    implementation = Implementation(naive)
+    judge = Judge(trial_of(implementation), 3, 5, lambda *_: None, False)
+    monkeypatch.setattr(schedule._Process, "implementation", implementation, raising=False)
+    monkeypatch.setattr(schedule._Process, "judges", {})
+    monkeypatch.setattr(Judge, "answer", answer)
+    with np.errstate(all="ignore"):
+        schedule._answer(schedule._Setting.of(judge, 1), ["agreement-o"], 3, {}, False)
+    assert states == [schedule.ERRORS]
 
 
 class Pool:
