@@ -98,8 +98,7 @@ def _merge(one: Cause, other: Cause) -> Cause:
 
 def _likely_contrasts(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
     """Return outcomes whose contrasts are probably asked for."""
-    required = [o for o in outcomes if o.level in REQUIRED and o.status == "failed"]
-    return sorted(required, key=_tells_less)[:count]
+    return sorted((o for o in outcomes if o.level in REQUIRED), key=_tells_less)[:count]
 
 
 def _tells_less(outcome: Outcome) -> tuple[bool, bool, bool]:

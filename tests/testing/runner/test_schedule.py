@@ -115,13 +115,22 @@ def test_contrasts_are_found_while_causes_are_searched_for(tmp_path, monkeypatch
     assert text in [future.result() for future in futures]
 
 
-SETTINGS = ("skips_empty_rows", "refusals", "gradients", "rounding", "space", "conventions")
+SETTINGS = (
+    "skips_empty_rows",
+    "first_calls",
+    "refusals",
+    "gradients",
+    "rounding",
+    "space",
+    "conventions",
+)
 
 
 def test_a_part_is_computed_by_another_implementation():
     implementation = Implementation(naive)
     trial = trial_of(implementation)
     trial.skips_empty_rows, trial.gradients = True, frozenset({"dv"})
+    trial.first_calls = ((None, None, None),)
     trial.refusals = (Refusal(None, None, "contiguous", "no reason"),)
     with schedule.Processes(2, implementation) as processes:
         implementation.gradients_raise = True  # as a probe finds, after they were started
