@@ -96,17 +96,18 @@ class Processes:
         self.before: set[BaseProcess] = set()
         # Who is not trusted begins anew, and is timed, in processes that do nothing else.
         self.takes_part = implementation.is_isolated and implementation.untrusted is None
+        self.others = n - self.takes_part
         self.n, self.rounds, self.pickled = n, 0, _pickle(implementation)
+        self.parts: list[Future[Any]] = []
 
     def __enter__(self) -> Processes:
         self.before = set(multiprocessing.active_children())
         context = multiprocessing.get_context("spawn")
-        others = self.n - self.takes_part
-        self.pool = ProcessPoolExecutor(others, context, _begin, (self.pickled,))
+        self.pool = ProcessPoolExecutor(self.others, context, _begin, (self.pickled,))
         with ExitStack() as unless_begun:  # an interrupt too ends what was started
             unless_begun.callback(self._end)
             with one_thread_in_children():
-                self.loading = [self.pool.submit(_load) for _ in range(others)]
+                self.loading = [self.pool.submit(_load) for _ in range(self.others)]
             unless_begun.pop_all()
         return self
 
@@ -147,13 +148,16 @@ class Processes:
     ) -> Future[Value] | None:
         """Let another process call function(trial, *args), with a trial of its own implementation.
 
-        Returns None where none does: who is not trusted is asked in its order, and a process may
-        have ended.
+        Returns None where none does: each has such work, one has ended, or the implementation is
+        not trusted and asked in its own order.
         """
-        if self.implementation.untrusted is not None:
+        self.parts = [part for part in self.parts if not part.done()]
+        if self.implementation.untrusted is not None or len(self.parts) == self.others:
             return None
         with one_thread_in_children(), suppress(BrokenProcessPool):
-            return self.pool.submit(_compute, function, _TrialSetting.of(trial), args)
+            part = self.pool.submit(_compute, function, _TrialSetting.of(trial), args)
+            self.parts.append(part)
+            return part
         return None
 
     def _submit(self, work: Round, setting: _Setting, turn: int) -> list[_Task]:

@@ -112,7 +112,7 @@ def test_contrasts_are_found_while_causes_are_searched_for(tmp_path, monkeypatch
     text = "fails only where S > 16"
     assert [cause.passes_when for cause in one.causes] == [text]
     assert contents(two) == contents(one)
-    assert text in [future.result() for future in futures]
+    assert text in [future.result() for future in futures if future]
 
 
 SETTINGS = (
@@ -135,8 +135,7 @@ def test_a_part_is_computed_by_another_implementation():
     with schedule.Processes(2, implementation) as processes:
         implementation.gradients_raise = True  # as a probe finds, after they were started
         names = ("implementation", *SETTINGS)
-        futures = [processes.submit(getattr, trial, name) for name in names]
-        other, *settings = [future.result() for future in futures]
+        other, *settings = [processes.submit(getattr, trial, name).result() for name in names]
     assert other is not implementation
     assert other.f is naive
     assert other.gradients_raise
@@ -151,8 +150,8 @@ def test_a_part_leaves_the_error_state_of_its_process():
     implementation = Implementation(naive)
     with schedule.Processes(2, implementation) as processes:
         trial = trial_of(implementation)
-        futures = [processes.submit(set_error_state, trial) for _ in range(4)]
-        assert [future.result() for future in futures] == [schedule.ERRORS] * 4
+        states = [processes.submit(set_error_state, trial).result() for _ in range(4)]
+    assert states == [schedule.ERRORS] * 4
 
 
 def test_what_a_target_sets_as_it_is_loaded_reaches_no_judge(monkeypatch):
@@ -191,6 +190,19 @@ def test_no_part_is_computed_by_who_ended_or_is_not_trusted(pool, untrusted):
         implementation.untrusted = Untrusted(lambda: None, lambda: (1, 0.0))
     future = processes.submit(getattr, trial_of(implementation), "space")
     assert (future is None) == (untrusted or pool is Ended)
+
+
+def test_no_part_waits_for_another():
+    """It might not be needed, and would be waited for in the end."""
+    implementation = Implementation(naive)
+    processes = schedule.Processes(2, implementation)
+    processes.pool, trial = Pool(), trial_of(implementation)
+    first, second, third = (processes.submit(getattr, trial, "space") for _ in range(3))
+    assert third is None
+    second.set_result(None)
+    assert processes.submit(getattr, trial, "space") is not None
+    assert processes.submit(getattr, trial, "space") is None
+    assert not first.done()
 
 
 @pytest.mark.unmeasured
