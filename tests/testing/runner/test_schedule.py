@@ -154,7 +154,7 @@ def test_a_part_leaves_the_error_state_of_its_process():
     assert states == [schedule.ERRORS] * 4
 
 
-def test_what_a_target_sets_as_it_is_loaded_reaches_no_judge(monkeypatch):
+def test_error_state_of_a_loaded_target_reaches_no_judge(monkeypatch):
     states = []
 
     def answer(self, *_):
@@ -182,7 +182,7 @@ class Ended:
 
 
 @pytest.mark.parametrize(("pool", "untrusted"), [(Ended, False), (Pool, True), (Pool, False)])
-def test_no_part_is_computed_by_who_ended_or_is_not_trusted(pool, untrusted):
+def test_no_part_for_who_ended_or_is_untrusted(pool, untrusted):
     implementation = Implementation(naive)
     processes = schedule.Processes(2, implementation)
     processes.pool = pool()
