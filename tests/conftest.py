@@ -34,26 +34,6 @@ TRACED = 4
 """Variants of such a test whose lines are counted: counting makes a test 1.7 times as long. Of a
 test that is marked `broad` they are the first, or as many as the mark says."""
 
-REPEATING = (
-    "tests/features/",
-    "tests/test_docs.py",
-    "tests/test_findings.py",
-    "tests/test_language.py",
-    "tests/test_laptop.py",
-    "tests/test_layers.py",
-    "tests/test_readme.py",
-    "tests/testing/bounds/test_allowed.py",
-    "tests/testing/bounds/test_integers.py",
-    "tests/testing/diagnosis/test_factor.py",
-    "tests/testing/rules/test_extremes.py",
-    "tests/testing/rules/test_identities.py",
-    "tests/testing/rules/test_sequences.py",
-    "tests/testing/rules/test_systematic_error.py",
-    "tests/testing/runner/test_search.py",
-    "tests/zoo/test_mutants.py",
-)
-"""Tests that take long and run no line that others do not, but for one in a thousand."""
-
 
 def pytest_collection_modifyitems(items):
     seen = Counter()
@@ -63,7 +43,7 @@ def pytest_collection_modifyitems(items):
         counted = TRACED if name.startswith(BROAD) else None
         if (broad := item.get_closest_marker("broad")) is not None:
             (counted,) = broad.args or (1,)
-        if name.startswith(REPEATING) or (counted is not None and seen[name] > counted):
+        if counted is not None and seen[name] > counted:
             item.add_marker(pytest.mark.unmeasured)
     if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
         return

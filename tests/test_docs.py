@@ -13,6 +13,8 @@ from npattn.cli import cli
 from tests.pages import block, blocks, difference, run, same_line
 from tests.printed import EXAMPLES, make, printed_blocks, write
 
+pytestmark = pytest.mark.unmeasured  # other tests run these lines
+
 ROOT = Path(__file__).parent.parent
 CHECKING = "docs/checking.md"
 # The changelog names modules that were renamed.

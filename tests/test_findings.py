@@ -20,6 +20,8 @@ from npattn.testing.levels import LEVELS
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.environments import make_environment
 
+pytestmark = pytest.mark.unmeasured  # other tests run these lines
+
 ROOT = Path(__file__).parent.parent
 LONGEST, WIDEST = 12, 110  # of a script, in lines and in columns
 SLOW = pytest.mark.nightly  # compiling takes long

@@ -11,6 +11,8 @@ import pytest
 from npattn.testing import check
 from tests.pages import ROOT
 
+pytestmark = pytest.mark.unmeasured  # other tests run these lines
+
 COMMANDS = dict(
     re.findall(
         r"^<!-- run: (\w+) -->\n```bash\npip install [^\n]*\n(.*?)^```",

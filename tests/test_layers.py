@@ -10,6 +10,8 @@ import pytest
 
 import npattn
 
+pytestmark = pytest.mark.unmeasured  # other tests run these lines
+
 ROOT = Path(npattn.__file__).parent
 
 # A module may import those of earlier lines, and of its own name's folder; never its own line.

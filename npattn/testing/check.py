@@ -288,24 +288,27 @@ def check(
     causes: tuple[Cause, ...] = ()
     defect: dict[str, str] = {}
     interrupt: KeyboardInterrupt | None = None
+    left = "what was not asked yet"  # if it is interrupted now
     try:
         several = Processes(processes, implementation) if processes > 1 else InProcess()
         with np.errstate(**ERRORS), several as executor:
             _ask(judges, rules, robust, implementation, executor, rounds)
             if budget is not None:
                 _ask_more(rounds, examples, executor, deadline)
-            judged = [(done.judge.trial, done.outcomes()) for done in rounds]
+            judged, given_up = _collect(rounds), implementation.given_up_lines
             if not any(done.stopped for done in rounds):
                 _sweep(rounds, judged, sweeps, sweep)
+            left = "the causes"
             if diagnosis:
                 with implementation.framework.one_thread():
                     outcomes, causes, defect = _diagnose(judged, executor.submit)
     except KeyboardInterrupt as err:
         interrupt = err
-        judged = judged or [(done.judge.trial, done.outcomes()) for done in rounds]
+    if not judged:
+        judged, given_up = _collect(rounds), implementation.given_up_lines
     for dtype, done in zip(dtypes, rounds, strict=interrupt is None):
         refused += [f"{dtype}: {line}" for line in done.judge.refused]
-    refused += implementation.given_up_lines
+    refused += given_up
     outcomes = outcomes or [o for _, own in judged for o in own]
     if kept is not None and interrupt is None:
         kept.note_end()
@@ -324,7 +327,7 @@ def check(
     report = Report(
         implementation.name,
         tuple(outcomes),
-        describe_untested(implementation, rounds, bool(sweeps), interrupt is not None),
+        describe_untested(implementation, rounds, bool(sweeps), left if interrupt else ""),
         settings,
         strict,
         require=required,
@@ -478,6 +481,11 @@ def _ask_more(
             return  # there is nothing more to ask
 
 
+def _collect(rounds: Sequence[Round]) -> list[tuple[Trial, list[Outcome]]]:
+    """Return the trial of each dtype and what is known of it."""
+    return [(done.judge.trial, done.outcomes()) for done in rounds]
+
+
 def _sweep(
     rounds: Sequence[Round],
     judged: Sequence[tuple[Trial, list[Outcome]]],
@@ -493,7 +501,7 @@ def _sweep(
 def _diagnose(
     judged: Sequence[tuple[Trial, list[Outcome]]], submit: Submit
 ) -> tuple[list[Outcome], tuple[Cause, ...], dict[str, str]]:
-    """Return the outcomes with their causes, and the causes; a defect is said in their place."""
+    """Return the outcomes with their causes, the causes, and a setting that says a defect."""
     try:
         return *diagnose(judged, submit=submit), {}
     except Exception as err:  # noqa: BLE001  a defect must not cost the report

@@ -19,6 +19,8 @@ from npattn.zoo.mutants.blind_killers import BLIND_KILLERS
 from npattn.zoo.mutants.killers import KILLERS
 from npattn.zoo.witness import ENOUGH, witness
 
+pytestmark = pytest.mark.unmeasured  # other tests run these lines
+
 PROBLEMS = min(settings().max_examples, 1000)  # a thousand in the nightly profile
 FEW = min(settings().max_examples // 15, 8)  # 4; in the nightly profile 8
 EACH = 1 if settings().max_examples > 1000 else 29  # of so many, one is judged as a user's is

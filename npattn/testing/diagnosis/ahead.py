@@ -1,4 +1,4 @@
-"""Contrasts that processes without work find while the causes are searched for."""
+"""Contrasts that idle processes find during the search for causes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from npattn.testing.trial import Trial
 __all__ = ["Contrasts", "Submit", "nobody"]
 
 Submit = Callable[..., "Future[Any] | None"]
-"""(function, trial, *args) → the future of function(trial, *args) in another process, whose trial
-is of its own implementation; None where there is no process."""
+"""(function, trial, *args) → the future of function(trial, *args) in an idle process, which has a
+copy of the implementation; None if no process is idle."""
 
 
 def nobody(*_: object) -> None:
-    """Return None: no other process computes anything."""
+    """Return None: there is no other process."""
 
 
 class Contrasts:
-    """Contrasts of outcomes, begun before it is known whether they are asked for.
+    """Contrasts of outcomes, some of them begun in idle processes before they are needed.
 
-    What no process has begun by then is found here, so that the answers are the same without any.
+    The others are computed here, so that the answers do not depend on the number of processes.
     """
 
     def __init__(self, submit: Submit = nobody) -> None:
@@ -32,7 +32,7 @@ class Contrasts:
         self._begun: dict[tuple[int, str], Future[str]] = {}
 
     def begin(self, trial: Trial, outcome: Outcome) -> None:
-        """Let another process find the contrast of an outcome, if there is one."""
+        """Begin to compute the contrast of an outcome, if a process is idle."""
         future = self._submit(contrast, trial, outcome)
         if future is not None:
             self._begun[id(trial), outcome.id] = future
@@ -40,8 +40,7 @@ class Contrasts:
     def find(self, trial: Trial, outcome: Outcome) -> str:
         """Return `contrast(trial, outcome)`.
 
-        Where another process has failed, which may lack what is here, it is found here: a defect
-        shows again.
+        If the other process failed, compute it here: a defect then raises here too.
         """
         future = self._begun.pop((id(trial), outcome.id), None)
         if future is None or future.cancel() or future.exception() is not None:
@@ -49,6 +48,6 @@ class Contrasts:
         return future.result()
 
     def close(self) -> None:
-        """Give up what nobody has begun."""
+        """Cancel those that no process has begun."""
         for future in self._begun.values():
             future.cancel()

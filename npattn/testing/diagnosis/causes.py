@@ -48,7 +48,7 @@ def diagnose(
     contrasts : int
         Number of causes of which it is found when they pass; with any, of the unexplained too.
     submit : callable
-        Lets another process compute a part that may be needed.
+        Calls a function in an idle process, as `npattn.testing.diagnosis.ahead.Submit` says.
 
     Returns
     -------
@@ -97,12 +97,12 @@ def _merge(one: Cause, other: Cause) -> Cause:
 
 
 def _likely_contrasts(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
-    """Return outcomes whose contrasts are probably asked for."""
-    return sorted((o for o in outcomes if o.level in REQUIRED), key=_tells_less)[:count]
+    """Return the outcomes whose contrasts the causes will probably need."""
+    return sorted((o for o in outcomes if o.level in REQUIRED), key=_contrast_rank)[:count]
 
 
-def _tells_less(outcome: Outcome) -> tuple[bool, bool, bool]:
-    """Order outcomes by how much their contrasts tell.
+def _contrast_rank(outcome: Outcome) -> tuple[bool, bool, bool]:
+    """Return the sort key that puts outcomes first whose contrasts tell most.
 
     A rule that fails on problems as they were sampled tells more than one that changes them, and an
     exception that comes of a layout tells less than a wrong result.
@@ -115,7 +115,7 @@ def _with_contrast(
 ) -> Cause:
     """Return the cause with what separates failing from passing problems of one rule, put first."""
     own = [(t, o) for t, outcomes in judged for o in outcomes if o.id in cause.rules]
-    trial, first = min(own, key=lambda pair: _tells_less(pair[1]))
+    trial, first = min(own, key=lambda pair: _contrast_rank(pair[1]))
     rules = (first.id, *(rule for rule in cause.rules if rule != first.id))
     asked = cause.kind != "raised" or first.rule in RULES  # no option is tried twice
     return replace(cause, rules=rules, passes_when=begun.find(trial, first) if asked else "")

@@ -20,14 +20,14 @@ __all__ = ["describe_model", "describe_untested"]
 
 
 def describe_untested(
-    implementation: Implementation, rounds: Sequence[Round], sweeps: bool, interrupted: bool
+    implementation: Implementation, rounds: Sequence[Round], sweeps: bool, interrupted: str
 ) -> tuple[str, ...]:
-    """Say what was not tested, a line each."""
+    """Say what was not tested, a line each; `interrupted` is what an interrupt has left out."""
     lines = [*_missing(implementation)]
     lines += ["ranks other than 4: layout BTHD"] if implementation.layout == "BTHD" else []
     stopped = any(done.stopped for done in rounds)
     lines += ["what comes after the first failure (fail_fast)"] if stopped else []
-    lines += ["what was not asked yet (interrupted)"] if interrupted else []
+    lines += [f"{interrupted} (interrupted)"] if interrupted else []
     return (*lines, *([_sizes(rounds[0], sweeps)] if rounds else []))
 
 

@@ -3,7 +3,7 @@
 Rules that sample alike stay together, for they share a memo. Processes are spawned (a
 fork of threads may hang), have one thread each, and take the next group when they are done with
 one; the largest group comes first. Where the implementation lives in a worker, which alone ends if
-it crashes, this process is one of them. Once all rules are answered they are there for the
+it crashes, this process is one of them. After the rules, idle processes compute parts of the
 diagnosis.
 """
 
@@ -141,15 +141,15 @@ class Processes:
         self._wait_until_loaded()
         self.rounds += 1
         setting = _Setting.of(work.judge, self.rounds)
-        self.pending.append((work, setting, self._submit(work, setting, 0)))
+        self.pending.append((work, setting, self._share_out(work, setting, 0)))
 
     def submit(
         self, function: Callable[..., Value], trial: Trial, *args: Any
     ) -> Future[Value] | None:
-        """Let another process call function(trial, *args), with a trial of its own implementation.
+        """Call function(trial, *args) in an idle process, on its own copy of the implementation.
 
-        Returns None where none does: each has such work, one has ended, or the implementation is
-        not trusted and asked in its own order.
+        Returns None if no process is idle, one has ended, or the implementation is not trusted,
+        whose calls come in a random order.
         """
         self.parts = [part for part in self.parts if not part.done()]
         if self.implementation.untrusted is not None or len(self.parts) == self.others:
@@ -160,7 +160,7 @@ class Processes:
             return part
         return None
 
-    def _submit(self, work: Round, setting: _Setting, turn: int) -> list[_Task]:
+    def _share_out(self, work: Round, setting: _Setting, turn: int) -> list[_Task]:
         sizes = round_sizes(work.judge.examples)
         if work.stopped or turn == len(sizes):
             return []
@@ -178,7 +178,7 @@ class Processes:
                 while tasks:
                     self._collect(work, tasks)
                     turn += 1
-                    tasks = self._submit(work, setting, turn)
+                    tasks = self._share_out(work, setting, turn)
                 work.ask_again()
                 ask_tail(work)
         self.pending.clear()

@@ -32,6 +32,8 @@ from npattn.testing.cases.strategies import recipes
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.zoo.correct import CORRECT
 
+pytestmark = pytest.mark.unmeasured  # other tests run these lines
+
 Array = np.ndarray[Any, Any]
 
 LOW = ("bfloat16", "float16", "float32")

@@ -26,6 +26,8 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import recipes
 
+pytestmark = pytest.mark.unmeasured  # other tests run these lines
+
 Array = np.ndarray[Any, Any]
 
 SIZES = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from npattn.conventions import Conventions
-from npattn.testing import check
+from npattn.testing import Implementation, check
 from npattn.testing.diagnosis.evidence import Evidence, _error
 
 
@@ -85,5 +85,21 @@ def test_an_interrupt_of_the_diagnosis_leaves_the_outcomes(monkeypatch):
         check(lambda q, k, v: 2 * v.sum(-2, keepdims=True), only=["shape-dtype"])
     report = caught.value.report
     assert report.interrupted
+    assert "the causes (interrupted)" in report.untested
     assert not report.causes
     assert "shape-dtype" in {outcome.rule for outcome in report.outcomes if outcome.failed}
+
+
+def test_what_the_diagnosis_gives_up_was_asked_before(monkeypatch):
+    """The report says what no rule was asked."""
+    lines = ["mask: not asked again"]
+
+    def crash(judged, submit):
+        lines.append("bias: not asked again")
+        return [outcome for _, outcomes in judged for outcome in outcomes], ()
+
+    monkeypatch.setattr(Implementation, "given_up_lines", property(lambda self: list(lines)))
+    monkeypatch.setattr(sys.modules["npattn.testing.check"], "diagnose", crash)
+    report = check(lambda q, k, v: 2 * v.sum(-2, keepdims=True), only=["shape-dtype"])
+    assert len(lines) == 2
+    assert [line for line in report.refused if "again" in line] == lines[:1]

@@ -11,6 +11,8 @@ from npattn.testing import check
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.mutants import MUTANTS
 
+pytestmark = pytest.mark.unmeasured  # other tests run these lines
+
 FEW = 13
 RIGHT = {"base": (base, base_backward), "flash": (flash, flash_backward)}
 RULES = ("offset-bias", "saturated", "large-products")

@@ -6,6 +6,8 @@ import pytest
 from npattn.testing import check
 from tests.testing.sequence_kernels import KERNELS, MISTAKES, build
 
+pytestmark = pytest.mark.unmeasured  # other tests run these lines
+
 QUICK = {"examples": 7, "framework": "numpy", "shrink": False, "diagnosis": False}
 ALONE = {
     "other-sequences": ("the last sequence is not computed", "an empty sequence ends the loop"),

@@ -28,6 +28,8 @@ from npattn.testing.rules.systematic_error import (
 from npattn.testing.trial import Trial
 from npattn.zoo.correct import CORRECT
 
+pytestmark = pytest.mark.unmeasured  # other tests run these lines
+
 SIZE = 2.0**-9
 
 
