@@ -34,6 +34,7 @@ from npattn.testing.device.sampling import (  # noqa: E402
 )
 from npattn.testing.device.sweep import Sweep, show_problem  # noqa: E402
 from npattn.testing.device.tensors import Tensors, compare_tensors, ratios  # noqa: E402
+from npattn.testing.runner.rounds import Judge  # noqa: E402
 from npattn.testing.targets.torch import sdpa  # noqa: E402
 from npattn.testing.trial import Trial  # noqa: E402
 
@@ -69,6 +70,28 @@ def trial_of(f, dtype="float32", conventions=TOP_LEFT, sizes=SMALL, rounding=Non
 
 
 # --- correct implementations ----------------------------------------------------------------------
+
+
+def half(q, k, v):
+    return sdpa(q, k, v) / 2
+
+
+def refuses(q, k, v):
+    raise ValueError("not today")
+
+
+@pytest.mark.parametrize(("f", "count"), [(sdpa, 2), (half, 0), (refuses, 0)])
+def test_nothing_is_swept_after_the_check_ended(monkeypatch, f, count):
+    swept = []
+    outcome = check(sdpa, examples=1, only=["shape-dtype"], diagnosis=False).outcomes[0]
+
+    def sweep(self, rule, count):
+        swept.append(rule)
+        return outcome
+
+    monkeypatch.setattr(Judge, "sweep", sweep)
+    check_sweep(f, only=("agreement-o", *SWEEPS), examples=2, fail_fast=f is half, shrink=False)
+    assert len(swept) == count
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])

@@ -102,4 +102,5 @@ def test_what_the_diagnosis_gives_up_was_asked_before(monkeypatch):
     monkeypatch.setattr(sys.modules["npattn.testing.check"], "diagnose", crash)
     report = check(lambda q, k, v: 2 * v.sum(-2, keepdims=True), only=["shape-dtype"])
     assert len(lines) == 2
+    assert not any("interrupted" in line for line in report.untested)
     assert [line for line in report.refused if "again" in line] == lines[:1]
