@@ -91,7 +91,8 @@ def test_mistake_in_accepted_heads_is_an_error_and_no_refusal():
 
     (row,) = run_probe(f, framework="numpy").findings
     assert (row.rule, row.status) == ("structure", "error")
-    assert row.message == "K < H: raised NameError: groups (test_capabilities.py:89)"
+    line = f.__code__.co_firstlineno + 2
+    assert row.message == f"K < H: raised NameError: groups (test_capabilities.py:{line})"
 
 
 # --- options --------------------------------------------------------------------------------------

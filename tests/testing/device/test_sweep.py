@@ -273,6 +273,9 @@ def raise_if_large(q, k, v):
     return sdpa(q, k, v)
 
 
+LINE_OF_RAISE = raise_if_large.__code__.co_firstlineno + 2
+
+
 def move_to_meta(q, k, v):
     return sdpa(q, k, v).to("meta" if is_large(q, k) else "cpu")
 
@@ -285,7 +288,7 @@ def return_numpy(q, k, v):
     ("f", "status", "message"),
     [
         (drop_rows, "failed", "o has shape (2, 1, 60, 8), want (2, 1, 67, 8)"),
-        (raise_if_large, "error", "raised ValueError: 60 at most (test_sweep.py:249)"),
+        (raise_if_large, "error", f"raised ValueError: 60 at most (test_sweep.py:{LINE_OF_RAISE})"),
         (move_to_meta, "error", "o is on meta, must be on cpu as q"),
         (return_numpy, "error", "o is a ndarray, must be a torch tensor"),
     ],

@@ -56,7 +56,8 @@ def test_exception_is_noted_with_its_message():
         raise ValueError("k and v must have one length")
 
     note = notes_of(refusing)["v is one key shorter than k"]
-    text = "raised ValueError: k and v must have one length (test_robustness.py:56)"
+    line = refusing.__code__.co_firstlineno + 1
+    text = f"raised ValueError: k and v must have one length (test_robustness.py:{line})"
     assert note == f"an exception ({text})"
 
 
