@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -27,11 +27,22 @@ from npattn.testing.trial import Trial
 
 __all__ = ["describe_precision", "explain_rounding", "precision_candidates"]
 
-NARROWER = {"float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Formats in which an implementation may compute instead of the input's → unit roundoff."""
-FAINT = 2.0**-6
-"""Least mean square error in units of a format's variance: below it, the roundings are those of a
-format with three more bits, which is another one."""
+FORMATS = {"float32": "float32", "tf32 or float16": "float16", "bfloat16": "bfloat16"}
+"""Formats that may be narrower than the input's, by name → storage of the model, the widest first.
+The fractions of tf32 and float16 are equally long, so that their roundings look alike."""
+PLACES = {
+    "the weights": (("weights",), "o", "dv"),
+    "the gradients of the scores": (("dscores",), "", "dq dk"),
+    "the weights and the gradients of the scores": (("weights", "dscores"), "o", "dq dk dv"),
+}
+"""What alone may be rounded, in one pass or both → storages of the model, and the results of each
+pass that it makes wrong."""
+LEAST = 0.5
+"""Least mean square error, in units of its variance, of what alone is rounded."""
+MOST = 8.0
+"""Most mean square error of what computes in a format, in units of the variance that rounding the
+factors of each product gives. Rounding the softmax too, all operations or none but exp gives 0.15
+to 1.5 of it. The next format has 64 times the variance, and begins at 1/8."""
 
 
 def explain_rounding(trial: Trial, recipe: Recipe | None = None) -> Rounding | None:
@@ -53,15 +64,16 @@ def explain_rounding(trial: Trial, recipe: Recipe | None = None) -> Rounding | N
         return None
     if compare_arrays("o", result, exact, evaluation.tolerance["o"]).passed:
         return trial.rounding
-    for model in _narrower_than(dtype):
-        if _mean_square(measure_errors(forward, recipe, model), "o") <= EXCESSIVE:
+    for model in map(_computing_in, _formats(dtype)):
+        sample = measure_errors(forward, recipe, _rounding_factors(model.name))
+        if _mean_square(sample, "o") <= MOST:
             return model
     return None
 
 
-def _narrower_than(dtype: str) -> Iterator[Rounding]:
-    """Yield the models that compute in a format narrower than a dtype, the widest first."""
-    return (_computing_in(name) for name, u in NARROWER.items() if u > unit_roundoff(dtype))
+def _formats(dtype: str) -> Iterator[str]:
+    own = unit_roundoff(dtype)
+    return (name for name, storage in FORMATS.items() if unit_roundoff(storage) > own)
 
 
 def _computing_in(name: str) -> Rounding:
@@ -70,15 +82,32 @@ def _computing_in(name: str) -> Rounding:
     return Rounding(
         name=name,
         accumulator="float32",
-        exp_error=4 * NARROWER[name],
+        exp_error=4 * unit_roundoff(FORMATS[name]),
         gradient_roundings=2,
         out_roundings=2,
-        **dict.fromkeys((*stored, "shared"), name),  # type: ignore[arg-type]  # names of formats
+        **dict.fromkeys((*stored, "shared"), FORMATS[name]),  # type: ignore[arg-type]
     )
 
 
+def _rounding_factors(name: str) -> Rounding:
+    """Return the model that rounds the factors of each product to a format."""
+    return _rounding(name, "operands", "weights", "dscores")
+
+
+def _rounding(name: str, *storages: str) -> Rounding:
+    """Return the model that rounds what enters a product to a format."""
+    stored = dict.fromkeys(storages, FORMATS[name])
+    return Rounding(name=name, fuses=True, **stored)  # type: ignore[arg-type]
+
+
+def _shows_in(passes: Sequence[str], wrong: set[str], judged: set[str]) -> bool:
+    """Return True if all results of one pass, or of both, are wrong, and no others."""
+    results = [judged & set(names.split()) for names in passes]
+    return wrong == set().union(*(names for names in results if names & wrong))
+
+
 def precision_candidates(trial: Trial) -> Iterator[Candidate]:
-    """Yield the narrower format, if one explains all errors of a plain problem.
+    """Yield the narrower format, and what is rounded to it, if that explains a plain problem.
 
     The errors must have the size of its roundings, and no part that a wrong scale, gain or key
     explains, for a small mistake is within the bounds of a narrow format too.
@@ -89,24 +118,35 @@ def precision_candidates(trial: Trial) -> Iterator[Candidate]:
     except ImplementationError:
         return
     evaluation = sample.evaluation
-    wrong = [
+    wrong = {
         name
         for name in sample.names()
         if not compare_arrays(
             name, evaluation.results[name], evaluation.exact[name], evaluation.tolerance[name]
         ).passed
-    ]
-    for model in _narrower_than(trial.space.dtype) if wrong else ():
+    }
+    if not wrong:
+        return
+
+    def fit(model: Rounding, least: float, most: float) -> bool:
         sample = measure_errors(trial, recipe, model)
-        if all(_looks_rounded(sample, name) for name in wrong):
-            if not any(fit.significant for fit in fits(sample, trial)):
-                yield _candidate(model, wrong)
+        alike = all(least <= _mean_square(sample, name) <= most for name in wrong)
+        return alike and not any(x.significant for x in fits(sample, trial))
+
+    names = ", ".join(x for x in sample.names() if x in wrong)
+    for name in _formats(trial.space.dtype):
+        for what, (storages, *passes) in PLACES.items():
+            model = _rounding(name, *storages)
+            if _shows_in(passes, wrong, {*sample.names()}) and fit(model, LEAST, EXCESSIVE):
+                text = f"the errors of {names} are as large as rounding {what} to {name} makes them"
+                yield _candidate(model, f"{what} in {name}", text)
+                return
+    for name in _formats(trial.space.dtype):
+        if fit(_rounding_factors(name), 1 / MOST, MOST):
+            be = "are" if len(wrong) > 1 else "is"
+            text = f"{names} {be} computed in {name}: the errors have the size of its roundings"
+            yield _candidate(_computing_in(name), name, text)
             return
-
-
-def _looks_rounded(sample: ErrorSample, tensor: str) -> bool:
-    """Return True if the errors of a tensor have the size that the sample's model gives them."""
-    return FAINT <= _mean_square(sample, tensor) <= EXCESSIVE
 
 
 def _mean_square(sample: ErrorSample, tensor: str) -> float:
@@ -115,11 +155,8 @@ def _mean_square(sample: ErrorSample, tensor: str) -> float:
     return float(np.nanmean(heads)) if not np.isnan(heads).all() else np.inf
 
 
-def _candidate(model: Rounding, wrong: list[str]) -> Candidate:
-    be = "are" if len(wrong) > 1 else "is"
-    where = f"{', '.join(wrong)} {be} computed in {model.name}"
-    text = f"{where}: the errors have the size of its roundings"
-    return Candidate("precision", model.name, text, partial(_rounds_alike, model), "precision")
+def _candidate(model: Rounding, name: str, text: str) -> Candidate:
+    return Candidate("precision", name, text, partial(_rounds_alike, model), "precision")
 
 
 def _rounds_alike(model: Rounding, evidence: Evidence) -> bool:

@@ -32,12 +32,20 @@ RECIPES = {
 }
 
 
-def trial_of(forward, backward=None, features=None, conventions=None, dtype="float32", layout=None):
+def trial_of(
+    forward,
+    backward=None,
+    features=None,
+    conventions=None,
+    dtype="float32",
+    layout=None,
+    framework="numpy",
+):
     implementation = Implementation(
         forward,
         backward=backward,
         features=features,
-        framework="numpy",
+        framework=framework,
         name="f",
         layout=layout,
     )

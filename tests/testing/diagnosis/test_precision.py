@@ -10,8 +10,11 @@ from npattn import attention
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.diagnosis.causes import diagnose
 from npattn.testing.diagnosis.evidence import collect
-from npattn.testing.diagnosis.precision import precision_candidates
+from npattn.testing.diagnosis.precision import explain_rounding, precision_candidates
+from npattn.testing.trial import GRADIENTS
 from tests.testing.diagnosis.failures import fail, trial_of
+
+torch = pytest.importorskip("torch")
 
 NARROW = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
@@ -32,13 +35,105 @@ def candidates(f, dtype="float64"):
     return list(precision_candidates(trial_of(f, features=(), dtype=dtype)))
 
 
+AS_LARGE = "the errors of {} are as large as rounding {} to {} makes them"
+
+
 @pytest.mark.parametrize(
-    ("computed", "dtype"),
-    [("float32", "float64"), ("bfloat16", "float64"), ("bfloat16", "float32")],
+    ("computed", "dtype", "text"),
+    [
+        (
+            "float32",
+            "float64",
+            "o is computed in float32: the errors have the size of its roundings",
+        ),
+        ("bfloat16", "float64", AS_LARGE.format("o", "the weights", "bfloat16")),
+        (
+            "bfloat16",
+            "float32",
+            "o is computed in bfloat16: the errors have the size of its roundings",
+        ),
+    ],
 )
-def test_a_softmax_in_a_narrower_format_is_named(computed, dtype):
+def test_a_softmax_in_a_narrower_format_is_named(computed, dtype, text):
     (found,) = candidates(softmax_in(NARROW[computed]), dtype)
-    assert found.text.startswith(f"o is computed in {computed}: ")
+    assert found.text == text
+
+
+def keep(x):
+    return x
+
+
+def to_bfloat16(x):
+    return x.bfloat16().to(x.dtype)
+
+
+def to_float16(x):
+    return x.half().to(x.dtype)
+
+
+def rounding(operands=keep, weights=keep, dv_weights=keep, ds=keep):
+    """Attention in torch that rounds what enters each product."""
+
+    class Rounded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            q, k, v = map(operands, (q, k, v))
+            p = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)
+            ctx.save_for_backward(q, k, v, p)
+            return weights(p) @ v
+
+        @staticmethod
+        def backward(ctx, do):
+            q, k, v, p = ctx.saved_tensors
+            dp = operands(do) @ v.mT
+            dx = ds(p * (dp - (p * dp).sum(-1, keepdim=True))) * q.shape[-1] ** -0.5
+            return dx @ k, dx.mT @ q, dv_weights(p).mT @ operands(do)
+
+    return lambda q, k, v: Rounded.apply(q, k, v)
+
+
+TO = to_bfloat16, to_float16
+WHOLE = "o, dq, dk, dv are computed in bfloat16: the errors have the size of its roundings"
+
+
+@pytest.mark.parametrize(
+    ("f", "text"),
+    [
+        (rounding(dv_weights=TO[0]), AS_LARGE.format("dv", "the weights", "bfloat16")),
+        (rounding(dv_weights=TO[1]), AS_LARGE.format("dv", "the weights", "tf32 or float16")),
+        (rounding(weights=TO[0]), AS_LARGE.format("o", "the weights", "bfloat16")),
+        (rounding(keep, TO[0], TO[0]), AS_LARGE.format("o, dv", "the weights", "bfloat16")),
+        (rounding(ds=TO[0]), AS_LARGE.format("dq, dk", "the gradients of the scores", "bfloat16")),
+        (
+            rounding(keep, TO[1], TO[1], TO[1]),
+            AS_LARGE.format(
+                "o, dq, dk, dv", "the weights and the gradients of the scores", "tf32 or float16"
+            ),
+        ),
+        (rounding(*4 * TO[:1]), WHOLE),
+        (rounding(*4 * TO[1:]), WHOLE.replace("bfloat16", "tf32 or float16")),
+    ],
+)
+def test_what_is_rounded_is_told_from_the_size_of_the_errors(f, text):
+    trial = trial_of(f, features=(), framework="torch")
+    trial.gradients = frozenset(GRADIENTS)
+    (found,) = precision_candidates(trial)
+    assert found.text == text
+
+
+def test_a_format_is_told_where_exp_alone_is_rounded():
+    """Its errors are as large as those of an implementation in tf32 can be."""
+
+    def f(q, k, v):
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        e = torch.exp(s - s.amax(-1, keepdim=True))
+        return to_bfloat16(e) @ v / e.sum(-1, keepdim=True)
+
+    trial = trial_of(f, features=(), framework="torch")
+    trial.gradients = frozenset(GRADIENTS)
+    (found,) = precision_candidates(trial)
+    assert found.text == WHOLE
+    assert explain_rounding(trial).name == "bfloat16"
 
 
 @pytest.mark.parametrize("shared", [1e-8, 1e-6, 1e-3])
