@@ -249,8 +249,8 @@ class Conventions:
             shape = (*problem.q.shape[:-1], 1)
             q = xp.where(sum_to(self._sees_a_key(problem)[..., None], shape) > 0, q, 0)
         if self.kv_head == "tile":
-            k = self._sum_shared_heads(k, problem, problem.k.shape)
-            v = self._sum_shared_heads(v, problem, problem.v.shape)
+            k = self.sum_shared_heads(k, problem, problem.k.shape)
+            v = self.sum_shared_heads(v, problem, problem.v.shape)
         bias = None if grads.bias is None else self._dbias(problem, grads.bias, bias_gradient)
         grads = replace(grads, q=q, k=k, v=v, bias=bias)
         undefined, mean = self.empty_rows(problem, _empty(lse))
@@ -272,7 +272,7 @@ class Conventions:
         shared: Array = x[..., used, :, :]
         return shared
 
-    def _sum_shared_heads(self, dx: Array, problem: Problem, shape: tuple[int, ...]) -> Array:
+    def sum_shared_heads(self, dx: Array, problem: Problem, shape: tuple[int, ...]) -> Array:
         """Gradient of `share_heads`: sum over the query heads that use a key/value head."""
         if problem.K != problem.H:
             K, G = problem.K, problem.H // problem.K
@@ -325,7 +325,7 @@ class Conventions:
         """Gradient of `mean_of_values`: 1/S of the cotangents of a head's rows to each value."""
         dmean = dout.sum(-2, keepdims=True) / max(problem.S, 1)  # (..., H, 1, E)
         dmean = problem.xp.broadcast_to(dmean, (*dmean.shape[:-2], problem.S, dmean.shape[-1]))
-        return self._sum_shared_heads(dmean, problem, problem.v.shape)
+        return self.sum_shared_heads(dmean, problem, problem.v.shape)
 
 
 def check_conventions(conventions: Any) -> Conventions | None:

@@ -7,17 +7,18 @@ from collections.abc import Container, Iterator
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
-import numpy as np
-
-from npattn.arrays import sum_to
 from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, Attention, Mistake, with_gate
-from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.diagnosis.candidates import Candidate
+from npattn.testing.diagnosis.defaults import (
+    translate_cotangents,
+    translate_gradients,
+    translate_problem,
+    translate_results,
+)
 from npattn.testing.diagnosis.evidence import Arrays, Evidence, group
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import RULES
@@ -72,9 +73,11 @@ def _explains(mistake: Mistake, evidence: Evidence) -> bool:
 def _repeat_first_call(implementation: Implementation, trial: Trial) -> None:
     """Make the first call ever made, for what a mistake keeps of it."""
     problem, cotangents, _ = trial.first_calls[0]
-    implementation.forward(problem)
+    own = translate_problem(problem, trial.conventions)
+    implementation.forward(own)
     if trial.gradients:
-        implementation.gradients(problem, cotangents)
+        own_cotangents = translate_cotangents(problem, cotangents, trial.conventions)
+        implementation.gradients(own, own_cotangents)
 
 
 def implementation_of(mistake: Mistake, like: Implementation) -> Implementation:
@@ -90,7 +93,7 @@ def implement(forward: Attention, backward: Attention, like: Implementation) -> 
     """
     if "gate" in like.features:
         forward, backward = (_add_gate(x) for x in (forward, backward))
-    # A number that is added to hidden scores is a bias: see `_by_default`.
+    # A number that is added to hidden scores is a bias: see `translate_problem`.
     taken = like.features | {"bias"} if "mask" in like.features else like.features
     features = (*sorted(taken), *like.returns)
     classes = type(forward), type(backward)
@@ -129,33 +132,13 @@ def predict_by(implementation: Implementation, evidence: Evidence) -> Iterator[A
         If the implementation raises.
     """
     own, conventions = evidence.problem, evidence.trial.conventions
-    problem = _by_default(own, conventions)
-    yield group(implementation.forward(problem, evidence.view))
+    problem = translate_problem(own, conventions)
+    found = group(implementation.forward(problem, evidence.view))
+    yield translate_results(own, found, conventions)
     if evidence.trial.gradients:
-        found = group(implementation.gradients(problem, evidence.cotangents, evidence.view))
-        if problem.bias is not own.bias and own.bias_array is not None:
-            found["dbias"] = [sum_to(x, own.bias_array.shape) for x in found["dbias"]]
-        yield found
-
-
-def _by_default(problem: Problem, conventions: Conventions) -> Problem:
-    """Return the problem with mask and window as the default conventions mean them.
-
-    A number that is added to hidden scores is a bias.
-    """
-    changes: dict[str, Any] = {}
-    mask, add = problem.mask_array, conventions.addend(problem)
-    if mask is not None and conventions.mask_true == "hide":
-        changes["mask"] = mask = ~np.asarray(mask)
-    if mask is not None and add is not None:
-        bias = 0.0 if problem.bias_array is None else problem.bias_array
-        with np.errstate(over="ignore"):
-            hidden = np.where(mask, bias, np.asarray(bias) + add).astype(problem.q.dtype)
-        changes = {"mask": None, "bias": hidden}
-    left, right = problem.window or (None, None)
-    if conventions.window == "inclusive" and left is not None:
-        changes["window"] = (left - 1, right)
-    return problem.replace(**changes) if changes else problem
+        cotangents = translate_cotangents(own, evidence.cotangents, conventions)
+        found = group(implementation.gradients(problem, cotangents, evidence.view))
+        yield translate_gradients(own, found, conventions)
 
 
 def breaks_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool:
@@ -163,7 +146,7 @@ def breaks_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool:
     rule = RULES.get(outcome.rule)
     if rule is None or outcome.sampled is None:
         return False
-    own = replace(trial, implementation=implementation_of(mistake, trial.implementation), memo={})
+    own = _trial_of(mistake, trial)
     if rule.unless(own):
         return False
     try:
@@ -180,14 +163,20 @@ def is_suspected_alike(mistake: Mistake, trial: Trial, outcome: Outcome) -> bool
     rule = RULES.get(outcome.rule)
     if rule is None or outcome.sampled is None:
         return False
-    implementation = implementation_of(mistake, trial.implementation)
     try:
-        rule.check(replace(trial, implementation=implementation, memo={}), outcome.sampled)
+        rule.check(_trial_of(mistake, trial), outcome.sampled)
     except Suspicion as err:
         return str(err).splitlines()[:1] == outcome.message.splitlines()[:1]
     except (ImplementationError, Violation, WrongAnyway):
         return False
     return False
+
+
+def _trial_of(mistake: Mistake, trial: Trial) -> Trial:
+    """Return the trial with a mistake under test, and with the conventions that it keeps."""
+    implementation = implementation_of(mistake, trial.implementation)
+    conventions = Conventions(causal=trial.conventions.causal)
+    return replace(trial, implementation=implementation, conventions=conventions, memo={})
 
 
 def _results(message: str) -> list[tuple[str, bool]]:

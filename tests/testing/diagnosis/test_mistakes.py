@@ -16,9 +16,10 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.evidence import collect, observe
 from npattn.testing.diagnosis.mistakes import breaks_alike, mistake_candidates
 from npattn.testing.diagnosis.steps import step_candidates
-from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules import PROPERTIES, RULES
 from npattn.testing.runner.rounds import Judge
 from npattn.testing.targets import load_implementation
+from npattn.testing.trial import Violation
 from tests.testing.diagnosis.failures import fail, trial_of
 
 
@@ -122,6 +123,123 @@ def test_a_mistake_is_known_under_other_conventions(case):
         trial, conventions=replace(conventions, **{case: getattr(Conventions(), case)})
     )
     assert not candidate.explains(replace(evidence, trial=default))
+
+
+def in_base_2(mistake):
+    """Its lse is in base 2, and +inf in rows that see nothing."""
+
+    def forward(q, k, v, mask=None, *, return_lse=False):
+        out, lse = mistake.forward(q, k, v, mask, return_lse=True)
+        lse = np.where(lse == -np.inf, np.inf, lse * np.log2(np.e)).astype(lse.dtype)
+        return (out, lse) if return_lse else out
+
+    def backward(dout, q, k, v, mask=None, *, out, lse, dlse=None):
+        dlse = None if dlse is None else dlse * np.log2(np.e)
+        return mistake.backward(dout, q, k, v, out=out, lse=lse, dlse=dlse, mask=mask)
+
+    return forward, backward
+
+
+def test_a_rule_is_asked_of_a_mistake_under_its_own_conventions():
+    """Where True hides, one that takes it to attend would seem wrong in every masked problem."""
+
+    def forward(q, k, v, mask=None, *, bias=None):
+        return MISTAKES["bias-scaled"].forward(q, k, v, **turn_mask(mask=mask, bias=bias))
+
+    trial = trial_of(forward, conventions=Conventions(mask_true="hide"))
+    trial.space = replace(trial.space, features=frozenset({"mask", "bias"}))
+    (outcome,) = fail(trial, ["plain"], rule="agreement-o")
+    recipe = replace(MASKED, mask="full", bias="full")
+    with pytest.raises(Violation) as caught:
+        RULES["agreement-o"].check(trial, recipe)
+    found = {"kind": caught.value.kind, "message": str(caught.value)}
+    outcome = replace(outcome, rule="agreement-o", sampled=recipe, **found)
+    assert breaks_alike(MISTAKES["bias-scaled"], trial, outcome)
+    assert not breaks_alike(MISTAKES["dk-unscaled"], trial, outcome)
+
+
+def with_heads_in_turn(mistake):
+    """Query head h uses key head h % K."""
+
+    def whole(q, x):
+        return x[..., np.arange(q.shape[-3]) % x.shape[-3], :, :]
+
+    def sum_shared(dx, x):
+        *lead, H, S, n = dx.shape
+        return dx.reshape(*lead, H // x.shape[-3], x.shape[-3], S, n).sum(-4)
+
+    def forward(q, k, v):
+        return mistake.forward(q, whole(q, k), whole(q, v))
+
+    def backward(dout, q, k, v, *, out, lse):
+        grads = mistake.backward(dout, q, whole(q, k), whole(q, v), out=out, lse=lse)
+        return grads | {"k": sum_shared(grads["k"], k), "v": sum_shared(grads["v"], v)}
+
+    return forward, backward
+
+
+def with_scaled_bias(mistake):
+    """The bias is added to q · k, before both are scaled."""
+
+    def forward(q, k, v, *, bias=None, scale=None):
+        bias = None if bias is None else bias * scale
+        return mistake.forward(q, k, v, bias=bias, scale=scale)
+
+    def backward(dout, q, k, v, *, bias=None, scale=None, out, lse):
+        own = None if bias is None else bias * scale
+        grads = mistake.backward(dout, q, k, v, bias=own, scale=scale, out=out, lse=lse)
+        return grads if bias is None else grads | {"bias": grads["bias"] * np.float32(scale)}
+
+    return forward, backward
+
+
+def with_dropped_weights(mistake):
+    """It returns the weights after dropout."""
+
+    def forward(q, k, v, *, dropout_mask=None, dropout_rate=0.0, return_weights=False):
+        given = {"dropout_mask": dropout_mask, "dropout_rate": dropout_rate}
+        out, weights = mistake.forward(q, k, v, return_weights=True, **given)
+        if dropout_mask is not None:
+            weights = weights * np.float32(1 / (1 - dropout_rate)) * dropout_mask
+        return (out, weights) if return_weights else out
+
+    def backward(dout, q, k, v, *, dropout_mask=None, dropout_rate=0.0, out, lse, dweights=None):
+        given = {"dropout_mask": dropout_mask, "dropout_rate": dropout_rate}
+        if dropout_mask is not None and dweights is not None:
+            dweights = dweights * dropout_mask / (1 - dropout_rate)
+        return mistake.backward(dout, q, k, v, out=out, lse=lse, dweights=dweights, **given)
+
+    return forward, backward
+
+
+@pytest.mark.parametrize(
+    ("make", "conventions", "recipe"),
+    [
+        (in_base_2, {"lse_base": "2", "lse_empty": np.inf}, {"mask": "empty rows"}),
+        (in_base_2, {"lse_base": "2", "lse_empty": np.inf}, {"mask": "full"}),
+        (with_heads_in_turn, {"kv_head": "tile"}, {"H": 6, "K": 3}),
+        (with_scaled_bias, {"bias": "before_scale"}, {"bias": "full", "scale": 0.37}),
+        (with_dropped_weights, {"weights": "after_dropout"}, {"dropout": 0.3}),
+    ],
+)
+def test_results_of_a_mistake_are_translated(make, conventions, recipe):
+    declared = Conventions(**conventions)
+    trial = trial_of(*make(MISTAKES["dq-unscaled"]), conventions=declared)
+    trial.implementation.conventions = declared
+    recipe = replace(MASKED, **recipe)
+    problem = trial.problem(recipe)
+    cotangents = trial.cotangents(recipe, problem, weights=True)
+    evidence = observe(trial, problem, cotangents)
+    assert [*evidence.wrong] == ["dq"]
+    assert {x.removeprefix("return_") for x in trial.implementation.returns} <= {*evidence.observed}
+
+    def explained(evidence):
+        return {c.name for c in mistake_candidates(evidence) if c.explains(evidence)}
+
+    assert "dq-unscaled" in explained(evidence)
+    assert "dk-unscaled" not in explained(evidence)
+    default = replace(evidence, trial=replace(trial, conventions=Conventions()))
+    assert "dq-unscaled" not in explained(default)
 
 
 def test_mistakes_are_aligned_as_the_implementation_is():
