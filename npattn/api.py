@@ -213,8 +213,8 @@ def evaluate(
     ungated = problem.without_gate
     canonical = ungated if conventions is None else conventions.canonical(ungated)
     engine = engine or (tiled.choice(canonical) if problem.engine == "auto" else problem.engine)
-    if engine == "extended" and problem.gate is not None:
-        raise OptionError(f"precision is 'extended' beside {extended.find_obstacle(problem)}")
+    if engine == "extended" and (obstacle := extended.find_obstacle(problem, conventions)):
+        raise OptionError(f"precision is 'extended' beside {obstacle}")
     o, raw_lse, residuals = ENGINES[engine].forward(canonical)
     lse = raw_lse
     if conventions is not None:

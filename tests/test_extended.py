@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import mpmath  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
 import pytest
@@ -285,6 +287,59 @@ def test_conventions_are_those_of_every_engine():
     exact = npattn.forward(*arrays, **options, precision="extended")
     assert np.allclose(plain.out, exact.out, rtol=1e-13)
     assert np.allclose(plain.lse, exact.lse, rtol=1e-13)
+
+
+CAUSAL = {"causal": True, "engine": "dense"}  # the first two of five queries see no key
+ABSORBED = "hidden_add {} and a row that sees no key"
+
+
+@pytest.mark.parametrize("number", ["min", -1e300, -1e18])
+def test_scores_that_float64_rounds_away_are_no_more_exact(number):
+    """In float64 such a row is the mean of all values, in pairs of float64 it is not."""
+    q, v = X[:, :1].repeat(5, 1), X
+    for T, allowed in ((3, True), (5, False)):
+        options = CAUSAL | {"conventions": npattn.Conventions(hidden_add=number)}
+        plain = npattn.forward(q[:, :T], v, v, **options)
+        if allowed:
+            exact = npattn.forward(q[:, :T], v, v, **options, precision="extended")
+            assert np.allclose(plain.out, exact.out, rtol=1e-13)
+        else:
+            assert np.allclose(plain.out[:, 0], v.mean(1), rtol=1e-13)
+            with pytest.raises(OptionError, match=re.escape(ABSORBED.format(repr(number)))):
+                npattn.forward(q, v, v, **options, precision="extended")
+
+
+def test_a_number_beside_which_float64_has_no_fractions_is_refused():
+    def attend(number):
+        conventions, q = npattn.Conventions(hidden_add=number), X[:, :1].repeat(5, 1)
+        npattn.attention(q, X, X, causal=True, conventions=conventions, precision="extended")
+
+    attend(1 - 2.0**52)
+    with pytest.raises(OptionError, match=re.escape(ABSORBED.format(-(2.0**52)))):
+        attend(-(2.0**52))
+
+
+def test_smaller_numbers_at_hidden_keys_leave_the_scores():
+    q = X[:, :1].repeat(5, 1)
+    options = CAUSAL | {"conventions": npattn.Conventions(hidden_add=-1e4)}
+    plain, exact = (npattn.forward(q, X, X, **options, precision=p) for p in (None, "extended"))
+    assert np.allclose(plain.out, exact.out, rtol=1e-10)
+    assert not np.allclose(exact.out[:, 0], X.mean(1))
+
+
+def test_a_row_of_no_keys_has_no_scores_to_keep():
+    options = CAUSAL | {"conventions": npattn.Conventions(hidden_add="min")}
+    assert not npattn.attention(X, X[:, :0], X[:, :0], **options, precision="extended").any()
+
+
+@pytest.mark.parametrize("softcap", ["after_bias", "after_mask"])
+def test_a_cap_after_the_bias_is_no_score_mod_of_the_user(softcap):
+    conventions = npattn.Conventions(softcap=softcap)
+    options = {"softcap": 2.0, "conventions": conventions, "precision": "extended"}
+    with pytest.raises(OptionError, match=f"beside softcap under the convention '{softcap}'"):
+        npattn.attention(X, X, X, bias=np.ones((3, 3)), **options)
+    plain = npattn.attention(X, X, X, softcap=2.0, engine="dense")
+    assert np.allclose(npattn.attention(X, X, X, **options), plain, rtol=1e-13)
 
 
 # --- where one term decides -----------------------------------------------------------------------

@@ -131,6 +131,16 @@ class Conventions:
         """
         return _number(self.hidden_add, problem) if _hides(problem) else None
 
+    def absorbs_scores(self, problem: Problem) -> bool:
+        """Return True if the number added to hidden scores is all that is left of some row.
+
+        Float64 has no fractions beside it, and the row sees no key.
+        """
+        more = self.addend(problem)
+        if more is None or abs(more) < 1 / np.finfo(np.float64).eps or problem.S == 0:
+            return False
+        return not self._sees_a_key(problem).all()
+
     def hidden_positions(self, problem: Problem) -> Array:
         """Return the positions that mask, causal and window hide; shaped as they are."""
         visible = self.translate_options(problem).visible

@@ -361,8 +361,7 @@ class Trial:
         if not any(c.ratio > DOUBTFUL for c in comparisons.values()):
             return False
         terms = math.prod((*problem.lead, problem.H, problem.T, problem.S, problem.D + problem.E))
-        canonical = self.conventions.canonical(problem)
-        return terms <= MOST_TERMS and find_obstacle(canonical) is None
+        return terms <= MOST_TERMS and find_obstacle(problem, self.conventions) is None
 
     def evaluation(self, recipe: Recipe) -> Evaluation:
         """Evaluate the plain problem, contiguous; memoized."""

@@ -170,6 +170,23 @@ def test_a_float64_result_that_is_near_its_tolerance_is_held_against_an_oracle_w
     assert trial.agreement(recipe)["o"].ratio == near
 
 
+def test_an_oracle_that_would_keep_what_float64_rounds_away_decides_nothing():
+    """With "min" added to all its scores a row is the mean of the values."""
+    conventions = Conventions(hidden_add="min")
+    recipe = replace(RECIPE, dtype="float64", mask="empty rows")
+
+    def off(q, k, v, mask):
+        problem = Problem(q, k, v, mask=mask)
+        cotangents = Cotangents(np.zeros(()), None)
+        plain = trial.exact(problem, cotangents)
+        return plain["o"] + 0.75 * trial.tolerance(problem, cotangents, plain)["o"]
+
+    trial = replace(trial_of(off, dtype="float64"), conventions=conventions)
+    trial.space = replace(trial.space, features=frozenset({"mask"}))
+    assert not trial.problem(recipe).mask_array.any(-1).all()
+    assert 0.7 < trial.agreement(recipe)["o"].ratio < 0.8
+
+
 # --- rows that see nothing ------------------------------------------------------------------------
 
 CONVENTIONS = [
