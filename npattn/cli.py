@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from importlib.util import find_spec
+from typing import Any
 
 from npattn.errors import MissingExtraError
 
@@ -13,6 +15,8 @@ if any(find_spec(package) is None for package in ("click", "rich", "hypothesis")
     )
 
 import click
+
+from npattn.parsing import INTERRUPTED
 
 __all__ = ["cli"]
 
@@ -44,6 +48,14 @@ class _Commands(click.Group):
         module = importlib.import_module(f"npattn.commands.{COMMANDS[cmd_name]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Let an interrupt have an exit code of its own: 1 is the verdict of most commands."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(INTERRUPTED)
 
 
 @click.group(cls=_Commands)

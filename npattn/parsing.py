@@ -18,9 +18,11 @@ except ImportError as err:
         "the npattn command needs hypothesis, rich and click: pip install 'npattn[check]'"
     ) from err
 
-__all__ = ["interruptible", "parse_memory", "parse_processes", "parse_seconds", "parse_seed"]
-__all__ += ["parse_sizes", "path_to_write"]
+__all__ = ["INTERRUPTED", "interruptible", "parse_memory", "parse_processes", "parse_seconds"]
+__all__ += ["parse_seed", "parse_sizes", "path_to_write"]
 
+INTERRUPTED = 130
+"""Exit code of a command that an interrupt ended."""
 UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 """Powers of two, by unit of memory."""
 SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -92,9 +94,11 @@ def interruptible() -> Iterator[None]:
 
 def parse_sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Parse ("D=64,128", "T=128") into {"D": (64, 128), "T": (128,)}."""
-    sizes = {}
+    sizes: dict[str, tuple[int, ...]] = {}
     for text in texts:
         letter, equals, numbers = text.partition("=")
+        if letter in sizes:
+            raise OptionError(f"--sizes has {letter} twice: put all in one, as in {letter}=64,128")
         try:
             sizes[letter] = tuple(int(n) for n in numbers.split(","))
         except ValueError:

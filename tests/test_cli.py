@@ -7,8 +7,10 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -253,8 +255,8 @@ def test_exit_code_is_2_if_no_rule_applied(mine):
     ("words", "message"),
     [
         (["numpy.flasch"], "did you mean numpy.flash?"),
-        (["nowhere:f"], "which cannot be found"),
-        (["nowhere.py:f"], "which does not exist"),
+        (["nowhere:f"], "there is no module 'nowhere'"),
+        (["nowhere.py:f"], "there is no file 'nowhere.py'"),
         (["json:nothing"], "has no callable 'nothing', it has"),
         (["numpy.flash", "--only", "nothing"], "'nothing' is not a rule, must be one of"),
         (
@@ -272,7 +274,7 @@ def test_exit_code_is_2_if_no_rule_applied(mine):
         (["numpy.flash", "--layout", "BDHT"], "'BDHT' is not one of"),
         (["numpy.flash", "--examples", "0"], "0 is not in the range x>=1"),
         (["numpy.flash", "--rounding", "exact"], "'exact' is not one of"),
-        (["numpy.flash", "--backward", "nowhere:g"], "which cannot be found"),
+        (["numpy.flash", "--backward", "nowhere:g"], "there is no module 'nowhere'"),
         (["numpy.flash", "--budget", "soon"], "must look like 60s, 10m or 2h"),
         (["numpy.flash", "--budget", "0s"], "must look like 60s, 10m or 2h"),
         (["numpy.flash", "--resume", "nowhere"], "does not exist"),
@@ -286,6 +288,42 @@ def test_exit_code_is_2_if_no_rule_applied(mine):
 )
 def test_wrong_usage_is_explained_with_exit_code_2(words, message):
     assert message in told(run("check", *words, code=2))
+
+
+def test_sizes_of_a_letter_are_given_once():
+    message = told(run("check", "numpy.flash", "--sizes", "D=8", "--sizes", "D=16", code=2))
+    assert "--sizes has D twice: put all in one, as in D=64,128" in message
+
+
+@pytest.mark.parametrize("command", [("check", "--in-process"), ("variant", "linear")])
+def test_a_module_that_raises_when_it_is_imported_is_no_verdict(command, tmp_path):
+    path = tmp_path / "raising_at_once.py"
+    path.write_text("import math\n\nmath.sqrt(-1)\n")
+    output = told(run(*command, f"{path}:f", code=2))
+    assert "cannot be imported: ValueError: math domain error (raising_at_once.py:3)" in output
+
+
+@pytest.mark.parametrize("name", ["diff", "fingerprint", "variant", "list"])
+def test_an_interrupt_is_no_verdict(name, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(click.Command, "invoke", stop)
+    words = {"diff": ("a", "b"), "fingerprint": ("a",), "variant": ("linear", "a:b"), "list": ()}
+    assert told(run(name, *words[name], code=130)) == "interrupted"
+
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file without space")
+
+
+@FULL
+@pytest.mark.parametrize(("target", "code"), [("numpy.flash", 2), ("numpy.naive", 1)])
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_a_report_that_cannot_be_written_is_printed(target, code, option):
+    rule = "agreement-o" if code == 2 else "empty-row"
+    output = run("check", target, *FAST, "--only", rule, option, "/dev/full", code=code)
+    assert ("passed: 1 passed" if code == 2 else "FAILED: 1 failed") in output
+    assert "/dev/full was not written: No space left on device" in output
 
 
 # --- expected failures ----------------------------------------------------------------------------

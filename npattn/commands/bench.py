@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from npattn.commands.progress import ProgressBar
 from npattn.errors import NpattnError, OptionError
-from npattn.parsing import path_to_write
+from npattn.parsing import INTERRUPTED, path_to_write
 
 __all__ = ["bench_command"]
 
@@ -99,7 +100,8 @@ def bench_command(
 ) -> None:
     """Measure time and memory of npattn beside NumPy, torch, JAX and ONNX, in one run.
 
-    Exit code 0: measured; 2: wrong usage. Wrong results are marked, and do not fail the run.
+    Exit code 0: measured; 2: wrong usage; 130: interrupted, with what is known.
+    Wrong results are marked, and do not fail the run.
     """
     from npattn.bench import Settings, bench
 
@@ -137,6 +139,8 @@ def bench_command(
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
     if picture_path is not None:
         picture.draw(report).savefig(picture_path)
+    if report.about["interrupted"]:
+        sys.exit(INTERRUPTED)
 
 
 def _refuse_others(context: click.Context, judge: bool) -> None:

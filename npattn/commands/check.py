@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from npattn.commands.journal import INTERRUPTED, list_options_beside
+from npattn.commands.journal import list_options_beside
 from npattn.commands.progress import ProgressBar
 from npattn.commands.target import (
     change_conventions,
@@ -25,6 +25,7 @@ from npattn.commands.target import (
 )
 from npattn.errors import NpattnError, OptionError
 from npattn.parsing import (
+    INTERRUPTED,
     interruptible,
     parse_memory,
     parse_processes,
@@ -317,14 +318,16 @@ def _check(
         if not hasattr(err, "report"):  # nothing was asked yet
             sys.exit(INTERRUPTED)
         report = err.report
-    _write_files(report, json_file, html_file, script_file)
+    unwritten = _write_files(report, json_file, html_file, script_file)
     _print_anything()
     console = Console()
     report.print_to(console, verbose=verbose)
     if journal is not None and report.interrupted:
         console.print(f"npattn check --resume {journal.path} goes on", soft_wrap=True)
+    for line in unwritten:
+        click.echo(f"Error: {line}", err=True)
     if report.tested or report.interrupted:
-        sys.exit(_exit_code(report))
+        sys.exit(_exit_code(report) or 2 * bool(unwritten))
     console.print("nothing could be tested")
     sys.exit(2)
 
@@ -341,14 +344,24 @@ def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[.
 
 def _write_files(
     report: Report, json_file: Path | None, html_file: Path | None, script_file: Path | None
-) -> None:
-    """Write the files that were asked for, before anything is printed that nobody may read."""
-    if json_file is not None:
-        report.to_json(json_file)
-    if html_file is not None:
-        report.to_html(html_file)
-    if script_file is not None:
-        script_file.write_text(report.script(), "utf-8")
+) -> list[str]:
+    """Write the files that were asked for, before anything is printed that nobody may read.
+
+    Returns a line for each that cannot be written, so that the report is printed all the same.
+    """
+    writers: list[tuple[Path | None, Callable[[Path], object]]] = [
+        (json_file, report.to_json),
+        (html_file, report.to_html),
+        (script_file, lambda path: path.write_text(report.script(), "utf-8")),
+    ]
+    unwritten = []
+    for path, write in writers:
+        try:
+            if path is not None:
+                write(path)
+        except OSError as err:
+            unwritten.append(f"{path} was not written: {err.strerror or err}")
+    return unwritten
 
 
 def _exit_code(report: Report) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from npattn.commands.target import importing
 from npattn.errors import NpattnError, OptionError
 from npattn.parsing import parse_sizes, path_to_write
 from npattn.testing.difference.diff import DTYPES, EXAMPLES, diff
@@ -55,7 +56,7 @@ def diff_command(
     Each is a known name, module:function or path/file.py:function. A name that is both a profile
     and a target is run if both can run here, unless --profiles asks for profiles.
     Exit code 0: alike (the same conventions, results within a tolerance of each other); 1:
-    different; 2: wrong usage.
+    different; 2: wrong usage; 130: interrupted.
     """
     try:
         json_file = path_to_write(json_path)
@@ -63,7 +64,8 @@ def diff_command(
         if in_process and timeout is not None:
             raise OptionError("--timeout needs a worker, and --in-process calls A and B here")
         if in_process and choose_kind(a, b, options["profiles"])[0] == "implementations":
-            sides = [load_implementation(name) for name in sides]
+            with importing():
+                sides = [load_implementation(name) for name in sides]
         difference = diff(*sides, sizes=parse_sizes(sizes), timeout=timeout, **options)
     except NpattnError as err:
         raise click.UsageError(str(err)) from err

@@ -51,7 +51,8 @@ def fingerprint_command(
 
     It runs in a worker, a process of its own; what ends that is not determined.
     Exit code 0: determined; 1: its output disagrees on problems of several options under the
-    conventions found, or its process ended; 2: wrong usage, or it is not attention.
+    conventions found, or its process ended; 2: wrong usage, or it is not attention; 130:
+    interrupted.
     """
     try:
         limits, here = Limits(timeout, parse_memory(memory)), "--in-process" if in_process else ""

@@ -10,10 +10,7 @@ import click
 from npattn.errors import OptionError
 from npattn.matrix.journal import MatrixJournal
 
-__all__ = ["INTERRUPTED", "list_options_beside", "open_journal"]
-
-INTERRUPTED = 130
-"""Exit code of a command that an interrupt ended."""
+__all__ = ["list_options_beside", "open_journal"]
 
 AnyJournal = TypeVar("AnyJournal", bound=MatrixJournal)
 

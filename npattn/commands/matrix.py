@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from npattn.commands.journal import INTERRUPTED, list_options_beside, open_journal
+from npattn.commands.journal import list_options_beside, open_journal
 from npattn.errors import NpattnError, OptionError
 from npattn.matrix.journal import MatrixJournal
 from npattn.matrix.markdown import write_table
@@ -19,6 +19,7 @@ from npattn.matrix.progress import ProgressLines
 from npattn.matrix.result import Matrix, read_matrix
 from npattn.matrix.run import run_matrix
 from npattn.parsing import (
+    INTERRUPTED,
     interruptible,
     parse_memory,
     parse_processes,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -9,17 +11,19 @@ from typing import Any
 import click
 
 from npattn.conventions import Conventions
-from npattn.errors import OptionError
+from npattn.errors import NpattnError, OptionError
 from npattn.testing.adapters.choose import FRAMEWORKS
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.targets import TARGETS, load_implementation
 from npattn.testing.targets.environments import choose_python
+from npattn.testing.worker.child import format_line, place_of
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.supervisor import Limits
 
 __all__ = [
     "change_conventions",
     "framework_option",
+    "importing",
     "open_target",
     "parse_renames",
     "refuse_beside_cluster",
@@ -92,10 +96,29 @@ def open_target(
         given["python"] = None if envs is None else _python_in(envs, target)
         return connect(target, command=command, **given)
     _refuse_limits(limits, command, untrusted, envs, here)
-    implementation = load_implementation(target or DEFAULT_TARGET, **given)
+    with importing():
+        implementation = load_implementation(target or DEFAULT_TARGET, **given)
     if device is not None:
         implementation.on(device)
     return implementation
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Turn what a module raises when it is imported into an error of usage.
+
+    Raises
+    ------
+    OptionError
+        If it raises.
+    """
+    try:
+        yield
+    except NpattnError:
+        raise
+    except Exception as err:
+        place = f" ({where})" if (where := place_of(err)) else ""
+        raise OptionError(f"the target cannot be imported: {format_line(err)}{place}") from err
 
 
 def _python_in(envs: str, target: str | None) -> Path | None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from npattn.errors import NpattnError, OptionError
-from npattn.parsing import interruptible, path_to_write
+from npattn.parsing import INTERRUPTED, interruptible, path_to_write
 from npattn.train import Data, ModelComparison, Run, Settings, compare, digits, train
 from npattn.train.interactive import converse
 from npattn.train.precision import PRECISIONS
@@ -21,7 +21,6 @@ from npattn.train.settings import POSITIONS, TOKENS
 
 __all__ = ["train_command"]
 
-INTERRUPTED = 130
 PROMPT = "> "
 DEFAULT = Settings()
 ONE_RUN = {"model", "checkpoint", "out", "interactive"}

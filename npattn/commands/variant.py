@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from npattn.commands.target import framework_option
+from npattn.commands.target import framework_option, importing
 from npattn.errors import NpattnError, OptionError
 from npattn.parsing import path_to_write
 from npattn.testing.targets import load
@@ -56,15 +56,17 @@ def variant_command(
 ) -> None:
     """Judge TARGET, module:function or path/file.py:function, as VARIANT of attention.
 
-    It is called in this process. Exit code 0: passed; 1: failed; 2: wrong usage.
+    It is called in this process. Exit code 0: passed; 1: failed; 2: wrong usage; 130: interrupted.
     """
     try:
         path = path_to_write(script_path)
-        f, known = load(target)
+        with importing():
+            f, known = load(target)
+            known = known if backward is None else load(backward)[0]
         report = check_variant(
             f,
             variant,
-            backward=known if backward is None else load(backward)[0],
+            backward=known,
             values=_values(words),
             **options,
         )

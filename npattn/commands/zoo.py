@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from npattn.commands.journal import INTERRUPTED, open_journal
+from npattn.commands.journal import open_journal
 from npattn.commands.progress import ProgressBar
 from npattn.commands.target import refuse_beside_cluster
 from npattn.errors import NpattnError
 from npattn.matrix.journal import ZooJournal
 from npattn.matrix.zoo import run_on_cluster, run_with_journal
-from npattn.parsing import interruptible, parse_processes, path_to_write
+from npattn.parsing import INTERRUPTED, interruptible, parse_processes, path_to_write
 
 __all__ = ["zoo_command"]
 

@@ -92,16 +92,14 @@ def _import_module(home: str) -> ModuleType:
     except ModuleNotFoundError as err:
         if err.name is None or not home.startswith(err.name):
             raise
-        raise OptionError(
-            f"TARGET has module {home!r}, which cannot be found [in {Path.cwd()} and sys.path]"
-        ) from err
+        raise OptionError(f"there is no module {home!r} [in {Path.cwd()} and sys.path]") from err
 
 
 def _import_file(home: str) -> ModuleType:
     """Import a file under a name that no other module has, with its neighbours on the path."""
     path = Path(home).resolve()
     if not path.is_file():
-        raise OptionError(f"TARGET has file {home!r}, which does not exist [in {Path.cwd()}]")
+        raise OptionError(f"there is no file {home!r} [in {Path.cwd()}]")
     for name, loaded in list(sys.modules.items()):
         file = vars(loaded).get("__file__") if isinstance(loaded, ModuleType) else None
         if file == str(path) and name != "__main__":

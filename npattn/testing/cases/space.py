@@ -86,13 +86,13 @@ class Space:
         for letter, values in self.sizes.items():
             legal = (
                 isinstance(values, Sequence)
-                and values
                 and all(isinstance(n, int) and n >= 0 for n in values)
+                and any(values)
             )
             if letter not in "BHKTSDE" or not legal:
                 raise OptionError(
                     f"sizes has {letter}={values!r}, must be a letter of B H K T S D E with a "
-                    'sequence of integers ≥ 0, as in {"D": (64, 128)}'
+                    'sequence of integers ≥ 0, one of them ≥ 1, as in {"D": (64, 128)}'
                 )
 
     def __hash__(self) -> int:
@@ -106,7 +106,7 @@ class Space:
     def pool(self, letter: str) -> tuple[int, ...]:
         """Return the sizes to sample from; 0 is sampled apart."""
         if letter in self.sizes:
-            return tuple(self.sizes[letter])
+            return tuple(sorted(self.sizes[letter], key=lambda n: n == 0))  # the plainest first
         if letter in "DE" and "D % 8" not in self.structure:
             return ROUND_D
         if self.few_shapes and letter != "K":
@@ -120,11 +120,11 @@ class Space:
         if "H" in self.sizes:
             pairs = [
                 (H, K)
-                for H in self.sizes["H"]
+                for H in self.pool("H")
                 for K in self.sizes.get("K", range(1, H + 1))
                 if K and H % K == 0 and (shared or K == H)
             ]
-            return pairs or [(H, H) for H in self.sizes["H"]]
+            return pairs or [(H, H) for H in self.pool("H")]
         if self.few_shapes:
             return [shape.heads if shared else (shape.heads[0],) * 2 for shape in SHAPES]
         groups = POOLS["G"] if shared else (1,)
@@ -145,7 +145,7 @@ class Space:
         """Return the plainest problem, of the first rank, with round sizes."""
 
         def first(letter: str, default: int) -> int:
-            return next(iter(self.sizes.get(letter, (default,))))
+            return self.pool(letter)[0] if letter in self.sizes else default
 
         D = first("D", 16)
         E = D if D in self.sizes.get("E", (D,)) else first("E", D)

@@ -111,10 +111,16 @@ class ErrorSample:
                 yield name
 
     def scores(self, name: str) -> Array:
-        """Return the errors as `standardize` does; the error of a NaN is infinite."""
-        result, exact = self.evaluation.results[name], self.evaluation.exact[name]
-        error = result.astype(float) - exact
-        return self.standardize(name, np.where(np.isnan(error), np.inf, error))
+        """Return the errors as `standardize` does; the error of a NaN is infinite.
+
+        What is not finite, and must not be, has no error: NaN, as for lse of rows that see no key.
+        """
+        result, exact = self.evaluation.results[name].astype(float), self.evaluation.exact[name]
+        with np.errstate(invalid="ignore"):  # inf − inf
+            error = np.where(np.isnan(result - exact), np.inf, result - exact)
+        error = self.standardize(name, error)
+        right = ~np.isfinite(exact) & ((result == exact) | (np.isnan(result) & np.isnan(exact)))
+        return np.where(right, np.nan, error)
 
     def standardize(self, name: str, x: Array) -> Array:
         """Return x, for elements of a result, in units of the standard deviation of their errors.

@@ -665,16 +665,14 @@ def import_module(home: str) -> ModuleType:
     except ModuleNotFoundError as err:
         if err.name is None or not home.startswith(err.name):
             raise
-        raise Usage(
-            f"TARGET has module {home!r}, which cannot be found [in {Path.cwd()} and sys.path]"
-        ) from None
+        raise Usage(f"there is no module {home!r} [in {Path.cwd()} and sys.path]") from None
 
 
 def import_file(home: str) -> ModuleType:
     """Import a file under a name that no other module has, with its neighbours on the path."""
     path = Path(home).resolve()
     if not path.is_file():
-        raise Usage(f"TARGET has file {home!r}, which does not exist [in {Path.cwd()}]")
+        raise Usage(f"there is no file {home!r} [in {Path.cwd()}]")
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
             return module

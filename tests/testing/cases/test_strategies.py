@@ -240,11 +240,20 @@ def test_heads_without_common_divisor_are_not_shared():
 
 
 @pytest.mark.parametrize(
-    "sizes", [{"Q": (1,)}, {"D": 64}, {"D": ()}, {"D": (-1,)}, {"D": (1.5,)}, {"DT": (1,)}]
+    "sizes",
+    [{"Q": (1,)}, {"D": 64}, {"D": ()}, {"D": (-1,)}, {"D": (1.5,)}, {"DT": (1,)}, {"D": (0, 0)}],
 )
 def test_illegal_sizes_are_an_error(sizes):
     with pytest.raises(OptionError, match="must be a letter of B H K T S D E with a"):
         Space(sizes=sizes)
+
+
+@pytest.mark.parametrize("letter", "BHTSDE")
+def test_a_size_of_0_is_not_the_first(letter):
+    space = Space(sizes={letter: (0, 3)})
+    assert space.pool(letter) == (3, 0)
+    base = space.base()
+    assert (base.lead if letter == "B" else getattr(base, letter)) in (3, (3,))
 
 
 def test_nonempty_draws_no_size_of_0():

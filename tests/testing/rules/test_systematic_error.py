@@ -221,6 +221,20 @@ def test_plain_recipes_keep_to_the_sizes(sizes: dict[str, Any]) -> None:
             assert getattr(recipe, letter) in legal
 
 
+def test_rows_that_see_no_key_are_no_error() -> None:
+    """With 64 queries and 5 keys, most rows have an lse of −inf under causal."""
+    trial = trial_of(Attention())
+    recipe = Recipe(lead=(2,), H=2, K=2, T=64, S=5, D=8, E=8, causal=True)
+    sample = measure_errors(trial, recipe)
+    assert np.isinf(sample.evaluation.exact["lse"]).any()
+    scores = sample.scores("lse")
+    assert np.isnan(scores[..., :59]).all()
+    assert np.isfinite(scores[..., 59:]).all()
+    results = {"lse": np.zeros(scores.shape, np.float32)}
+    wrong = replace(sample, evaluation=replace(sample.evaluation, results=results))
+    assert (np.isinf(wrong.scores("lse")) == np.isinf(sample.evaluation.exact["lse"])).all()
+
+
 def test_plain_recipes_have_at_most_one_option() -> None:
     assert [(r.causal, r.bias) for r in plain_recipes(Space(), 0)] == [
         (False, None), (True, None), (False, "alibi"), (False, None), (False, None)

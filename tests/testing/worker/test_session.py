@@ -250,8 +250,8 @@ def test_exceptions_are_described(open_session):
     ("spec", "settings", "reason"),
     [
         ("f", {}, "must be module:function"),
-        ("nowhere:f", {}, "which cannot be found"),
-        ("nowhere.py:f", {}, "which does not exist"),
+        ("nowhere:f", {}, "there is no module 'nowhere'"),
+        ("nowhere.py:f", {}, "there is no file 'nowhere.py'"),
         ("json:nothing", {}, "has no callable 'nothing', it has"),
         ("json:loads", {}, "could not be called on a tiny problem"),
         ("json:loads", {"framework": "numpy", "device": "cuda"}, "must be None for NumPy arrays"),
