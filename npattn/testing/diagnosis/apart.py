@@ -10,17 +10,20 @@ import time
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, zip_longest
+from operator import attrgetter
 
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.contrasts import fresh_recipes
-from npattn.testing.diagnosis.evidence import Evidence, sample
+from npattn.testing.diagnosis.evidence import Evidence, collect, sample
+from npattn.testing.diagnosis.verdicts import Verdicts
+from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import RULES
 from npattn.testing.trial import Trial
 
-__all__ = ["tell_apart"]
+__all__ = ["is_confirmed", "tell_apart"]
 
 PROBLEMS = 32
 """Most problems on which candidates are told apart."""
@@ -28,7 +31,12 @@ SECONDS = 1.5
 """Most time that it takes, where a framework compiles each shape."""
 SIZE = 2**14
 """Scores of the largest of these problems."""
+CONFIRMING = 4
+"""Further failing problems that a candidate must reproduce, and rules of which they are."""
+TRIED = 64
+"""Problems among which those are sought, of which most have another structure."""
 PLAIN = Recipe()
+SIZES = attrgetter("lead", *"HKTSDE")
 SEED = 1
 """Seed of the recipes; the judge's default is 0, so most of these problems are new."""
 
@@ -61,6 +69,49 @@ def tell_apart(
         if evidence.size <= SIZE:
             left = [c for c in left if c.explains(evidence.without(ignored))] or left
     return left
+
+
+def is_confirmed(
+    candidate: Candidate, claimed: Sequence[Evidence], ignored: Container[str] = ()
+) -> bool:
+    """Return True if a candidate reproduces what else fails with the same options.
+
+    The smallest failing problems are often those on which different mistakes are the same. Others
+    differ from them in sizes and contents alone, so that a second mistake elsewhere does no harm.
+    Where a framework compiles each shape, nothing is tried.
+    """
+    if claimed[0].trial.space.few_shapes:
+        return True
+    outcomes = [e.outcome for e in claimed if e.outcome is not None and e.outcome.sampled]
+    sources = (_fails_again(claimed[0].trial, outcome) for outcome in outcomes[:CONFIRMING])
+    failing = (e.without(ignored) for together in zip_longest(*sources) for e in together if e)
+    own = islice((e for e in failing if e.wrong and e.size <= SIZE), CONFIRMING)
+    # What is right may come of another path, as where a kernel falls back to one for dbias.
+    return all(candidate.explains(e.without(e.observed.keys() - e.wrong.keys())) for e in own)
+
+
+def _fails_again(trial: Trial, outcome: Outcome) -> Iterator[Evidence]:
+    """Yield problems with the options and the structure of a failing one, other sizes and contents.
+
+    Its rule fails on them too.
+    """
+    base = outcome.sampled
+    assert base is not None
+    verdicts = Verdicts(trial, outcome)
+    for recipe in fresh_recipes(trial.space, base, {}, TRIED):
+        if SIZES(recipe) == SIZES(base) or _structure(recipe) != _structure(base):
+            continue
+        found = verdicts.violation(recipe)
+        if found is not None:
+            evidence = collect(trial, found)
+            if evidence is not None:
+                yield evidence
+
+
+def _structure(recipe: Recipe) -> tuple[bool, ...]:
+    """Return which sizes differ, as kernels have paths of their own for."""
+    T, S = recipe.T, recipe.S
+    return recipe.K < recipe.H, T < S, T > S, recipe.E != recipe.D
 
 
 def _near(claimed: Sequence[Evidence]) -> Iterator[Recipe]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from npattn.conventions import Conventions
 from npattn.testing.diagnosis.ahead import Contrasts, Submit, nobody
 from npattn.testing.diagnosis.candidates import Candidate, Found
@@ -136,9 +134,9 @@ class _Diagnosis:
             evidence = self._collect(outcome)
             if evidence is not None and evidence.wrong:
                 self.evidence.append(evidence)
-        smallest = sorted(self.evidence, key=lambda e: e.size)[:REPEATED]
-        if any(self._differs(e) for e in smallest):
-            yield from conduct_causes(self.trial, self.outcomes, {}, self.without, unsteady=True)
+        unsteady = [e for e in sorted(self.evidence, key=_rank)[:REPEATED] if self._differs(e)]
+        if unsteady:
+            yield from conduct_causes(self.trial, self.outcomes, {}, self.without, unsteady[0])
             return
         stored, rest = self._sequence_causes()
         found, rest = search(self.trial, rest, self.without)
@@ -155,6 +153,8 @@ class _Diagnosis:
             if candidate.kind == "layout":
                 rules |= {o.rule for o in left if raises_by_layout(self.trial, o, candidate.name)}
                 left = [o for o in left if o.rule not in rules]
+            rules |= {o.rule for o in left if o.kind == "after" and self._is_alone(candidate, o)}
+            left = [o for o in left if o.rule not in rules]
             yield self._cause(candidate, claimed, rules)
         wrong = {e.outcome.rule: e for e in rest if e.outcome}
         yield from conduct_causes(self.trial, left, wrong, self.without)
@@ -169,21 +169,21 @@ class _Diagnosis:
             return collect_suspicion(self.trial, outcome)
         return collect(self.trial, outcome)
 
+    def _is_alone(self, candidate: Candidate, outcome: Outcome) -> bool:
+        """Return True if a candidate explains the second of two calls, made without the first.
+
+        What depends on the shape is right in another, as if it came of an earlier call.
+        """
+        alone = self._collect(replace(outcome, kind="value"))
+        return alone is not None and bool(alone.wrong) and candidate.explains(alone)
+
     def _differs(self, evidence: Evidence) -> bool:
         """Return True if another call on the same problem gives other results."""
         assert evidence.outcome is not None
         again = self._collect(evidence.outcome)
         if again is None:
             return True
-        for name, arrays in evidence.observed.items():
-            others = again.observed.get(name, ())
-            if len(arrays) != len(others):  # it returned the result once more, or no longer
-                return True
-            if not all(
-                np.array_equal(x, y, equal_nan=True) for x, y in zip(arrays, others, strict=True)
-            ):
-                return True
-        return False
+        return not again.equals(evidence)
 
     def _cause(self, candidate: Candidate, claimed: list[Evidence], rules: set[str]) -> Cause:
         conventions: Conventions | None = candidate.conventions
@@ -197,6 +197,12 @@ class _Diagnosis:
             topic=topic,
             also=candidate.also,
         )
+
+
+def _rank(evidence: Evidence) -> tuple[bool, int]:
+    """Return the sort key that puts small problems of required rules first."""
+    assert evidence.outcome is not None
+    return evidence.outcome.level not in REQUIRED, evidence.size
 
 
 def _restrict(candidate: Candidate, claimed: list[Evidence]) -> tuple[str, str]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 
 from npattn.mistakes import MISTAKES
-from npattn.testing.diagnosis.evidence import Evidence
-from npattn.testing.diagnosis.mistakes import breaks_alike, is_suspected_alike
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.diagnosis.evidence import Evidence, collect
+from npattn.testing.diagnosis.mistakes import (
+    breaks_alike,
+    implementation_of,
+    is_suspected_alike,
+    predict_by,
+)
+from npattn.testing.levels import REQUIRED
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import GRADIENTS, Trial
@@ -23,6 +29,12 @@ ROUNDING = "precision"
 """Family of known mistakes whose errors may be smaller than the tolerance of each element."""
 AFTER = "a call is right alone, and wrong after another one: something is kept between calls"
 UNSTEADY = "two calls on the same problem give different results"
+UNORDERED = (
+    "two calls on the same problem differ in their last bits, within the tolerance: sums are added "
+    "in no fixed order, as by atomic additions"
+)
+CALLS = 8
+"""Calls on one problem, of which two show an order that is not fixed, or a mistake that recurs."""
 
 
 def conduct_causes(
@@ -30,7 +42,7 @@ def conduct_causes(
     outcomes: Sequence[Outcome],
     wrong: Mapping[str, Evidence],
     without: Container[str],
-    unsteady: bool = False,
+    unsteady: Evidence | None = None,
 ) -> Iterator[Cause]:
     """Yield the causes of outcomes that no candidate reproduces.
 
@@ -42,8 +54,8 @@ def conduct_causes(
         By rule, what is out of tolerance in a single call.
     without : container of str
         Names of known mistakes that are no candidates.
-    unsteady : bool
-        Two calls on the same problem give different results.
+    unsteady : Evidence, optional
+        Wrong results of a problem of which another call gives others.
     """
     left = list(outcomes)
     raised: dict[str, list[Outcome]] = {}
@@ -54,17 +66,21 @@ def conduct_causes(
         text = message if group[0].has_ended else f"it raises: {message}"
         yield Cause(text, _ids(group), "raised")
     left = [o for o in left if o.kind != "raised"]
-    if unsteady and left:
-        named = list(islice(_mistakes(trial, left, without), 1))
-        cause = named[0] if named else Cause(UNSTEADY, (), "conduct", "unsteady")
+    if unsteady is not None and left:
+        named = (c for c in _mistakes(trial, left, without) if _recurs(c.name, unsteady))
+        cause = next(named, Cause(UNSTEADY, (), "conduct", "unsteady"))
         yield replace(cause, rules=_ids(left))
         return
-    for cause in _mistakes(trial, [o for o in left if o.rule not in wrong], without):
+    # Other shapes may be wrong in single calls: that may be all there is to what comes after.
+    alone = [o for o in left if o.rule not in wrong and not (wrong and o.kind == "after")]
+    unordered = [o for o in alone if o.kind in CONDUCT and _varies_within_tolerance(trial, o)]
+    if unordered:
+        yield Cause(UNORDERED, _ids(unordered), "conduct", "unordered")
+    left, alone = ([o for o in x if o not in unordered] for x in (left, alone))
+    for cause in _mistakes(trial, alone, without):
         yield cause
-        left = [o for o in left if o.id not in cause.rules]
-    conduct = [o for o in left if o.rule not in wrong and o.kind in CONDUCT]
-    if wrong:  # other shapes are wrong in single calls: that may be all there is to it
-        conduct = [o for o in conduct if o.kind != "after"]
+        left, alone = ([o for o in x if o.id not in cause.rules] for x in (left, alone))
+    conduct = [o for o in alone if o.kind in CONDUCT]
     for kind in dict.fromkeys(o.kind for o in conduct):
         group = [o for o in conduct if o.kind == kind]
         text = AFTER if kind == "after" else _first_line(group[0].message)
@@ -75,6 +91,31 @@ def conduct_causes(
         left = [o for o in left if o.id not in cause.rules]
     if left:
         yield Cause(_describe_rest(left, wrong), _ids(left), "unexplained", share=0.0)
+
+
+def _varies_within_tolerance(trial: Trial, outcome: Outcome) -> bool:
+    """Return True if calls on one problem are all right, and of two of them bits differ."""
+    first = collect(trial, replace(outcome, kind="value"))
+    for _ in range(CALLS - 1 if first is not None else 0):
+        assert first is not None
+        again = collect(trial, replace(outcome, kind="value"))
+        if first.wrong or again is None or again.wrong:
+            return False
+        if not again.equals(first):
+            return True
+    return False
+
+
+def _recurs(name: str, evidence: Evidence) -> bool:
+    """Return True if further calls on a problem give what repeated calls of a mistake give."""
+    assert evidence.outcome is not None
+    implementation = implementation_of(MISTAKES[name], evidence.trial.implementation)
+    try:
+        predicted = [[*predict_by(implementation, evidence)] for _ in range(CALLS)]
+    except ImplementationError:
+        return False
+    calls = (collect(evidence.trial, evidence.outcome) for _ in range(CALLS // 2))
+    return all(own is not None and any(map(own.reproduced_by, predicted)) for own in calls)
 
 
 def _mistakes(
@@ -108,7 +149,8 @@ def _roundings(
 
 
 def _describe_rest(outcomes: Sequence[Outcome], wrong: Mapping[str, Evidence]) -> str:
-    names = {name for o in outcomes if o.rule in wrong for name in wrong[o.rule].wrong}
+    required = [o for o in outcomes if o.level in REQUIRED] or outcomes
+    names = {name for o in required if o.rule in wrong for name in wrong[o.rule].wrong}
     results = [name for name in ("o", "lse", "weights", "max_score", *GRADIENTS) if name in names]
     if not results:
         return f"no known mistake reproduces this: {_first_line(outcomes[0].message)}"

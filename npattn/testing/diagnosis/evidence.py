@@ -99,6 +99,17 @@ class Evidence:
         observed = {name: x for name, x in self.observed.items() if name not in names}
         return replace(self, observed=observed) if len(observed) < len(self.observed) else self
 
+    def equals(self, other: Evidence) -> bool:
+        """Return True if the results of another call have the same bits, as often."""
+        for name, arrays in other.observed.items():
+            own = self.observed.get(name, ())
+            if len(own) != len(arrays):  # it returned the result once more, or no longer
+                return False
+            pairs = zip(own, arrays, strict=True)
+            if not all(np.array_equal(x, y, equal_nan=True) for x, y in pairs):
+                return False
+        return True
+
     def reproduced_by(self, parts: Iterable[Arrays]) -> bool:
         """Return True if predicted results, which may come in parts, are those observed.
 
@@ -136,12 +147,11 @@ class Evidence:
             observed = [array for array in observed if self._ratio(name, array) > 1]
         if len(observed) != len(predicted):
             predicted = [predicted[0]] * len(observed)
-        errors = [
-            _error(got, want, self, name) for got, want in zip(observed, predicted, strict=True)
-        ]
-        limit = min(1.0, self.wrong.get(name, math.inf) / CLOSER)
-        if any(error > limit for error in errors):
-            return False
+        for got, want in zip(observed, predicted, strict=True):
+            wrong = name in self.wrong and self._ratio(name, got) > 1
+            error, of_exact = _errors(got, want, self, name)
+            if error > (min(1.0, of_exact / CLOSER) if wrong else 1.0):
+                return False
         return name not in self.wrong or any(self._ratio(name, x) > 1 for x in predicted)
 
     def is_of(self, problem: Problem) -> bool:
@@ -159,15 +169,16 @@ class Evidence:
         )
 
 
-def _error(got: Array, predicted: Array, evidence: Evidence, name: str) -> float:
-    """Return the largest distance of a result from a predicted one, in units of its tolerance.
+def _errors(got: Array, predicted: Array, evidence: Evidence, name: str) -> tuple[float, float]:
+    """Return the largest distances of a result from a predicted and from the exact one.
 
-    That is the tolerance of the exact result where it has that shape, wider as the predicted one is
-    larger, and at least one rounding for each term of its sums.
+    In units of a tolerance: that of the exact result where it has that shape, wider as the
+    predicted one is larger, and at least one rounding for each term of its sums. Where it is much
+    wider, what is predicted may be within it, and yet no closer than the exact result.
     """
     exact = evidence.exact[name]
     if got.shape != predicted.shape:
-        return math.inf
+        return math.inf, math.inf
     got, predicted = real(got), real(predicted)
     if "nan" in evidence.trial.conventions.empty_results and predicted.shape == exact.shape:
         # A row that is NaN by convention tells nothing of a mistake.
@@ -175,16 +186,17 @@ def _error(got: Array, predicted: Array, evidence: Evidence, name: str) -> float
         got[np.isnan(exact)] = predicted[np.isnan(exact)] = 0
     with np.errstate(all="ignore"):
         if np.array_equal(got, predicted.astype(got.dtype), equal_nan=True):
-            return 0.0
+            return 0.0, math.inf
         wide = predicted.astype(np.float64)
         if not _same_range(got, wide):
-            return math.inf
+            return math.inf, math.inf
         size = _top(wide)
         allowed = np.full(got.shape, evidence.rounding * size)
         if got.shape == exact.shape:  # else no element has a tolerance of its own
             growth = max(1.0, size / max(_top(exact), np.finfo(float).tiny))
             allowed = np.maximum(evidence.tolerance[name] * growth, allowed)
-        return _largest(got, wide, allowed + _half_ulp(predicted))
+        allowed = allowed + _half_ulp(predicted)
+        return _largest(got, wide, allowed), _largest(got, exact, allowed)
 
 
 def _same_range(got: Array, wanted: Array) -> bool:

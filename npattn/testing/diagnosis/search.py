@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import islice
 
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.diagnosis.apart import tell_apart
+from npattn.testing.diagnosis.apart import is_confirmed, tell_apart
 from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.conventions import (
     convention_candidates,
@@ -154,8 +154,10 @@ class Search:
         for most in sorted({len(x) for x in claims.values()}, reverse=True):
             rivals = [c for c in claims if len(claims[c]) == most]
             best = self._best_fits(rivals, whole=most == total)
-            if best:
-                plainest, *alike = tell_apart(best, claims[best[0]], self.ignored)
+            left = tell_apart(best, claims[best[0]], self.ignored) if best else []
+            left = [c for c in left if is_confirmed(c, claims[c], self.ignored)]
+            if left:
+                plainest, *alike = left
                 also = tuple(c.name for c in alike if c.kind == "mistake")
                 return replace(plainest, also=also), claims[plainest]
         return None, []

@@ -75,11 +75,36 @@ class Verdicts:
             self.trial.memo.clear()  # no recipe comes twice
         return self.reached[recipe]
 
+    def violation(self, recipe: Recipe) -> Outcome | None:
+        """Return the outcome with another problem on which its rule fails; None if it does not."""
+        if not self._asks(recipe):
+            return None
+        try:
+            self._check(recipe)
+        except (Suspicion, WrongAnyway, ImplementationError):
+            return None
+        except Violation as err:
+            if self.property is not None and self.property.leaves(self.trial, recipe, err):
+                return None
+            return replace(
+                self.outcome,
+                sampled=recipe,
+                problem=err.problem,
+                cotangents=err.cotangents,
+                kind=err.kind,
+                view=err.view,
+            )
+        return None
+
+    def _asks(self, recipe: Recipe) -> bool:
+        """Return True if the rule may be asked of a recipe."""
+        if not is_within(self.trial.space, recipe) or self.trial.skips(recipe, self.outcome.rule):
+            return False
+        return self.property is None or has_forced(self.property.draw(self.trial), recipe)
+
     def _judge(self, recipe: Recipe) -> bool | None:
         raised = self.outcome.kind == "raised"
-        if not is_within(self.trial.space, recipe) or self.trial.skips(recipe, self.outcome.rule):
-            return None
-        if self.property is not None and not has_forced(self.property.draw(self.trial), recipe):
+        if not self._asks(recipe):
             return None
         try:
             ratio = self._check(recipe)

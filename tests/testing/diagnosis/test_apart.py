@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from npattn.mistakes import MISTAKES
-from npattn.testing.diagnosis.apart import tell_apart
+from npattn.testing.cases.pairwise import options_on
+from npattn.testing.diagnosis.apart import CONFIRMING, is_confirmed, tell_apart
+from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import collect
 from npattn.testing.diagnosis.mistakes import mistake_candidates
 from npattn.testing.diagnosis.steps import step_candidates
@@ -65,3 +68,43 @@ def test_rivals_that_all_miss_stay(monkeypatch):
 )
 def test_alternatives_are_named_beside_a_mistake(kind, count, text):
     assert alternatives(Cause("", (), kind, also=tuple(f"n{i}" for i in range(count)))) == text
+
+
+# --- further failing problems ---------------------------------------------------------------------
+
+
+def candidate(explains):
+    return Candidate("mistake", "made up", "It is wrong", explains)
+
+
+@pytest.mark.parametrize("name", ["causal-ignored-with-dropout", "causal-before-scale"])
+def test_a_mistake_reproduces_what_fails_with_its_options(name, monkeypatch):
+    evidence = failing(name, replace(DROPPED, scale=-0.75), monkeypatch)
+    (own,) = (c for c in mistake_candidates(evidence) if c.name == name)
+    assert own.explains(evidence)
+    assert is_confirmed(own, [evidence])
+
+
+def test_a_candidate_of_one_size_is_not_confirmed(monkeypatch):
+    evidence = failing("causal-ignored-with-dropout", DROPPED, monkeypatch)
+    lone = candidate(lambda e: e.problem.k.shape == evidence.problem.k.shape)
+    assert lone.explains(evidence)
+    assert not is_confirmed(lone, [evidence])
+    evidence.trial.space = replace(evidence.trial.space, few_shapes=True)
+    assert is_confirmed(lone, [evidence])  # each shape would be compiled
+
+
+@pytest.mark.parametrize(
+    "recipe", [DROPPED, replace(DROPPED, T=7), replace(DROPPED, H=4, E=DROPPED.D)]
+)
+def test_further_problems_differ_in_sizes_and_contents_alone(recipe, monkeypatch):
+    evidence, seen = failing("causal-ignored-with-dropout", recipe, monkeypatch), []
+    assert is_confirmed(candidate(lambda e: not seen.append(e)), [evidence])
+    assert len(seen) == CONFIRMING
+    assert len({e.problem.k.shape for e in seen} - {evidence.problem.k.shape}) > 1
+    for own in seen:
+        p, base = own.problem, evidence.problem
+        assert options_on(own.outcome.sampled) == options_on(recipe)
+        assert np.sign(p.T - p.S) == np.sign(base.T - base.S)
+        assert (p.K < p.H, p.E != p.D) == (base.K < base.H, base.E != base.D)
+        assert own.observed.keys() == own.wrong.keys()  # what is right has no say

@@ -29,12 +29,20 @@ class UnknownButOnce(Attention):
 def test_name_that_fits_one_of_many_problems_is_chance():
     wrong = UnknownButOnce()
     trial = trial_of(wrong.forward, features=())
+    trial.space = replace(trial.space, few_shapes=True)  # no further problem is tried
     _, (alone,) = diagnose([(trial, fail(trial, ["plain"]))], contrasts=0)
     assert (alone.kind, alone.text) == ("step", "the scale is 1/√(H·D)")
     _, (cause,) = diagnose(
         [(trial, fail(trial, ["plain", "wide", "longer", "longest"]))], contrasts=0
     )
     assert (cause.kind, len(cause.rules)) == ("unexplained", 4)
+
+
+def test_name_that_fits_no_other_size_is_chance():
+    wrong = UnknownButOnce()
+    trial = trial_of(wrong.forward, features=())
+    _, (cause,) = diagnose([(trial, fail(trial, ["plain"]))], contrasts=0)
+    assert cause.kind == "unexplained"
 
 
 def causes_of(name, rule, **options):

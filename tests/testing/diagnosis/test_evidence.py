@@ -10,7 +10,9 @@ import pytest
 
 from npattn.conventions import Conventions
 from npattn.testing import Implementation, check
-from npattn.testing.diagnosis.evidence import Evidence, _error
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.evidence import Evidence, _errors
+from tests.testing.diagnosis.failures import trial_of
 
 
 @pytest.mark.parametrize("predicted", ["float16", "float32"])
@@ -24,9 +26,26 @@ def test_rows_that_are_nan_tell_nothing_whatever_the_dtype(predicted):
         trial=SimpleNamespace(conventions=Conventions(empty_row="nan")),
     )
     got = np.array([[7.0], [1.0]]).astype(ml_dtypes.bfloat16)
-    assert _error(got, np.array([[3.0], [1.0]], predicted), evidence, "o") == 0
-    assert _error(got, np.array([[3.0], [1.5]], predicted), evidence, "o") > 1
+    assert _errors(got, np.array([[3.0], [1.0]], predicted), evidence, "o")[0] == 0
+    assert _errors(got, np.array([[3.0], [1.5]], predicted), evidence, "o")[0] > 1
     assert got[0, 0] == 7
+
+
+@pytest.mark.parametrize(("factor", "reproduces"), [(11.3, False), (4.7, True)])
+def test_what_is_predicted_is_closer_than_what_is_right(factor, reproduces):
+    """Within a tolerance that grows with it, 11.3 times the right value is 4.7 times it too."""
+    exact = np.array([[0.2], [0.01]])
+    evidence = Evidence(
+        trial=trial_of(lambda q, k, v: v, dtype="bfloat16"),
+        problem=Recipe(dtype="bfloat16").problem(),
+        cotangents=None,
+        view="contiguous",
+        observed={"dv": (4.7 * exact,)},
+        exact={"dv": exact},
+    )
+    vars(evidence)["tolerance"] = {"dv": np.full((2, 1), 0.62)}
+    assert evidence.wrong
+    assert evidence.reproduces("dv", [factor * exact]) == reproduces
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -1,0 +1,109 @@
+"""Causes of what one call does not show: order, state, and what only looks like it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from npattn.mistakes import MISTAKES, Attention
+from npattn.mistakes.attention import same_signature
+from npattn.testing import check
+from npattn.testing.diagnosis.conduct import _describe_rest, _recurs
+from npattn.testing.diagnosis.evidence import collect
+from tests.testing.diagnosis.failures import fail, trial_of
+
+
+def causes_of(f, backward, *rules, examples=20):
+    report = check(f, backward=backward, only=rules, examples=examples, framework="numpy")
+    assert not report.passed
+    return [(cause.kind, cause.name, len(cause.rules)) for cause in report.causes]
+
+
+class Turned:
+    """Attention that adds the keys in another order at each call, and may be wrong at times."""
+
+    def __init__(self, wrong=0.0):
+        self.calls, self.wrong = 0, wrong
+
+    def __call__(self, q, k, v):
+        self.calls += 1
+        order = np.random.default_rng(self.calls).permutation(k.shape[-2])
+        k, v = k[..., order, :], v[..., order, :]
+        s = q @ np.swapaxes(k, -1, -2) / np.sqrt(max(q.shape[-1], 1), dtype=q.dtype)
+        p = np.exp(s - s.max(-1, keepdims=True, initial=-np.inf))
+        o = np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+        for n in range(k.shape[-2]):
+            o += p[..., n : n + 1] * v[..., n : n + 1, :]
+        total = p.sum(-1, keepdims=True)
+        return o / np.where(total == 0, 1, total) * q.dtype.type(1 + self.wrong * (self.calls % 3))
+
+
+def test_sums_in_no_fixed_order_are_no_state():
+    """Bits differ between calls, and after another call, but all are within the tolerance."""
+    rules = ("agreement-o", "repeatable", "after-other-dtype")
+    ((kind, name, count),) = causes_of(Turned(), None, *rules)
+    assert (kind, name) == ("conduct", "unordered")
+    assert count >= 1
+
+
+def test_results_that_are_wrong_at_times_are_not_unordered():
+    rules = ("agreement-o", "repeatable")
+    assert causes_of(Turned(wrong=0.1), None, *rules) == [("conduct", "unsteady", 2)]
+
+
+class Accumulating(Attention):
+    """dk is added to that of the calls before."""
+
+    def __init__(self):
+        self.sums = {}
+
+    @same_signature(Attention.backward)
+    def backward(self, *arrays, **options):
+        grads = super().backward(*arrays, **options)
+        dk = grads["k"] + self.sums.get(grads["k"].shape, np.zeros_like(grads["k"]))
+        self.sums[dk.shape] = dk
+        return grads | {"k": dk}
+
+
+def wrong_call(forward, backward):
+    """Return evidence of a call that is wrong, of one that may be right at other times."""
+    trial = trial_of(forward, backward)
+    (outcome,) = fail(trial, ["plain"])
+    return next(e for e in (collect(trial, outcome) for _ in range(6)) if e.wrong)
+
+
+def test_a_mistake_that_recurs_is_named_if_it_gives_what_is_seen():
+    mistake, other = MISTAKES["update-lost"], Accumulating()
+    assert _recurs("update-lost", wrong_call(mistake.forward, mistake.backward))
+    assert not _recurs("update-lost", wrong_call(other.forward, other.backward))
+
+
+def test_no_mistake_that_recurs_is_taken_for_another():
+    wrong = Accumulating()
+    ((kind, name, _),) = causes_of(wrong.forward, wrong.backward, "agreement-dk", "repeatable")
+    assert (kind, name) == ("conduct", "unsteady")
+
+
+def test_a_mistake_of_some_shapes_is_no_state():
+    """The same content in a larger batch has another result, as if something were kept."""
+    mistake = MISTAKES["mask-tiled-over-heads"]
+    rules = ("agreement-o", "after-other-dtype")
+    found = causes_of(mistake.forward, None, *rules, examples=200)
+    assert found == [("mistake", mistake.name, 2)]
+
+
+@pytest.mark.parametrize(
+    ("levels", "named"),
+    [(("values", "non-finite"), "dq"), (("non-finite",), "o")],
+)
+def test_the_rest_names_results_of_what_is_required(levels, named):
+    rules = {"values": "agreement-dq", "non-finite": "hidden-nan-k"}
+    wrong = {
+        "agreement-dq": SimpleNamespace(wrong={"dq": 3.0}),
+        "hidden-nan-k": SimpleNamespace(wrong={"o": 3.0}),
+    }
+    outcomes = [SimpleNamespace(rule=rules[x], level=x, message="") for x in levels]
+    text = f"no known mistake reproduces this: {named} out of tolerance"
+    assert _describe_rest(outcomes, wrong) == text
