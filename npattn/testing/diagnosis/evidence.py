@@ -243,7 +243,8 @@ def collect(trial: Trial, outcome: Outcome) -> Evidence | None:
     """Run the implementation again on the failing problem of an outcome.
 
     Returns None if the outcome has no problem, the implementation raised or raises, or a call of
-    its own is right: then what came before is the cause.
+    its own is right: then what came before is the cause. Also if what failed are no results of one
+    call, but second derivatives.
     """
     if outcome.problem is None or outcome.kind in ("raised", "after"):
         return None
@@ -253,9 +254,11 @@ def collect(trial: Trial, outcome: Outcome) -> Evidence | None:
     if cotangents is None:
         return None
     try:
-        return observe(trial, outcome.problem, cotangents, outcome.view, outcome)
+        evidence = observe(trial, outcome.problem, cotangents, outcome.view, outcome)
     except ImplementationError:
         return None
+    failed = {comparison.name for comparison in outcome.comparisons}
+    return None if failed and failed.isdisjoint(evidence.exact) else evidence
 
 
 def observe(

@@ -60,8 +60,11 @@ def textbook(
 KEPT = ("nothing", "weights", "mean", "dp", "key", "value", "cotangent")
 
 
-def make(kept):
-    """Attention with a backward of its own, which takes something for a constant."""
+def make(kept, factor=1.0):
+    """Attention with a backward of its own, which takes something for a constant.
+
+    It multiplies dk by a factor.
+    """
 
     def keep(name, x):
         return x.detach() if name == kept else x
@@ -80,7 +83,7 @@ def make(kept):
             p = keep("weights", torch.softmax(scale * q @ k.mT, -1))
             dp = keep("dp", do @ v.mT)
             ds = p * (dp - keep("mean", (p * dp).sum(-1, keepdim=True)))
-            return scale * ds @ k, scale * ds.mT @ q, p.mT @ do
+            return scale * ds @ k, factor * scale * ds.mT @ q, p.mT @ do
 
     def attend(q, k, v):
         k, v = (x.expand(*q.shape[:-2], *x.shape[-2:]) for x in (k, v))
@@ -88,6 +91,14 @@ def make(kept):
 
     attend.__name__ = f"keeps_{kept}"
     return attend
+
+
+def test_a_mistake_of_first_derivatives_does_not_explain_the_second():
+    f = make("weights", factor=1.001)
+    options = {"framework": "torch", "dtypes": "float64", "examples": 12, "sizes": SIZES}
+    report = check(f, only=[NAME, "agreement-dk"], shrink=False, **options)
+    kinds = {rule.partition("[")[0]: cause.kind for cause in report.causes for rule in cause.rules}
+    assert kinds == {"agreement-dk": "ratio", NAME: "unexplained"}
 
 
 SIZES = {"B": (1, 2), "D": (2, 8), "T": (2, 5), "S": (3, 7)}
