@@ -31,6 +31,7 @@ __all__ = [
     "backward",
     "check_forward",
     "evaluate",
+    "find_obstacle",
     "forward",
     "jvp",
     "read_cotangents",
@@ -213,7 +214,7 @@ def evaluate(
     ungated = problem.without_gate
     canonical = ungated if conventions is None else conventions.canonical(ungated)
     engine = engine or (tiled.choice(canonical) if problem.engine == "auto" else problem.engine)
-    if engine == "extended" and (obstacle := extended.find_obstacle(problem, conventions)):
+    if engine == "extended" and (obstacle := find_obstacle(problem, conventions)):
         raise OptionError(f"precision is 'extended' beside {obstacle}")
     o, raw_lse, residuals = ENGINES[engine].forward(canonical)
     lse = raw_lse
@@ -236,6 +237,18 @@ def evaluate(
 
     saved = (canonical, conventions, raw_lse, (o, undefined), residuals)
     return Forward(out, lse, problem, engine, saved, weights, max_score)
+
+
+def find_obstacle(problem: Problem, conventions: Conventions | None) -> str | None:
+    """Return what keeps a problem from being evaluated in extended precision; None if nothing."""
+    if conventions is not None and conventions.absorbs_scores(problem):
+        return (
+            f"hidden_add {conventions.hidden_add!r} and a row that sees no key, of whose scores it "
+            "would keep what float64 rounds away: leave one out"
+        )
+    if conventions is not None and conventions.caps_late(problem):
+        return f"softcap under the convention {conventions.softcap!r}: leave one out"
+    return extended.find_obstacle(problem)
 
 
 def backward(

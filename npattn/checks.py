@@ -365,6 +365,14 @@ def check_cotangent(name: str, value: Any, shape: tuple[int, ...]) -> Array:
     return array
 
 
+def check_result_of(function: str, kind: type, fwd: Any) -> None:
+    """Check that fwd is the result of a function of npattn.cache, which is of a type of its own."""
+    if not isinstance(fwd, kind):
+        raise OptionError(
+            f"fwd is of type {type(fwd).__name__}, must be a result of npattn.cache.{function}"
+        )
+
+
 def direction_shape(name: str, value: Any, prefix: str = "d") -> tuple[int, ...]:
     """Return the shape of an input. Raises OptionError if there is no such input."""
     if value is None:

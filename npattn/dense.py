@@ -260,7 +260,12 @@ def _arguments(
 
 
 def _read_modified(modified: Array, x: Array, s: Array) -> Array:
-    if modified.dtype.kind == s.dtype.kind:
+    if modified.dtype.kind not in "biufc":
+        raise OptionError(
+            f"score_mod returned an array of dtype {modified.dtype}, must return numbers; "
+            "does it return its result?"
+        )
+    if modified.dtype.kind == s.dtype.kind or modified.dtype.kind in "biu":
         modified = modified.astype(s.dtype, copy=False)  # a table of float64 widens nothing  [15]
     try:
         return np.broadcast_to(modified, x.shape).reshape(s.shape)
@@ -293,7 +298,14 @@ def slope(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
 def complex_step(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
     """Derivative of score_mod at s, not checked."""
     tiny = np.finfo(s.dtype).tiny ** 0.5
-    return np.asarray(np.asarray(call_score_mod(problem, s + 1j * tiny, tile)).imag / tiny)
+    try:
+        modified = call_score_mod(problem, s + 1j * tiny, tile)
+    except TypeError as err:  # of a function of NumPy that takes no complex numbers
+        raise OptionError(
+            f"score_mod has no derivative at complex scores ({err}); it must be analytic in s: "
+            "write it with functions of NumPy that take complex numbers, and np.where"
+        ) from err
+    return np.asarray(np.asarray(modified).imag / tiny)
 
 
 def _dual_step(problem: Problem, s: Array, tile: Tile | None) -> Array:

@@ -17,7 +17,6 @@ import numpy as np
 
 from npattn import dense
 from npattn.arrays import Array, sum_to
-from npattn.conventions import Conventions
 from npattn.dense import QUIET
 from npattn.double_double import Pair, as_pair, dot, exp, expm1, log, select, total
 from npattn.errors import OptionError
@@ -41,15 +40,8 @@ class Residuals(NamedTuple):
     dense: dense.Residuals
 
 
-def find_obstacle(problem: Problem, conventions: Conventions | None = None) -> str | None:
+def find_obstacle(problem: Problem) -> str | None:
     """Return what keeps a problem from being evaluated so; None if nothing does."""
-    if conventions is not None and conventions.absorbs_scores(problem):
-        return (
-            f"hidden_add {conventions.hidden_add!r} and a row that sees no key, of whose scores it "
-            "would keep what float64 rounds away: leave one out"
-        )
-    if conventions is not None and conventions.caps_late(problem):
-        return f"softcap under the convention {conventions.softcap!r}: leave one out"
     if problem.dtype != np.float64 or problem.storage is not None:
         return f"dtype {problem.storage or problem.dtype}, must be float64 there"
     if problem.gate is not None:

@@ -355,7 +355,7 @@ def test_a_check_is_resumed_from_its_journal_alone(mine, tmp_path, flags):
 def test_what_a_journal_has_is_not_said_again(mine):
     run("check", f"{mine}:good", "--only", "one-key", *FAST, "--in-process", "--journal", "steps")
     message = run("check", f"{mine}:good", "--seed", "3", "--resume", "steps", code=2)
-    assert "got seed, target beside --resume" in told(message)
+    assert "got --seed, TARGET beside --resume" in told(message)
     message = run("check", f"{mine}:good", "--journal", "steps", code=2)
     assert "exists: continue it" in told(message)
 

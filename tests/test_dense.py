@@ -934,3 +934,27 @@ def test_score_mod_that_is_not_analytic_is_refused(score_mod: Any) -> None:
     fwd = make(73, MORE_KEYS, ()).forward(score_mod=score_mod)
     with pytest.raises(OptionError, match="analytic"):
         npattn.backward(fwd, np.ones_like(fwd.out))
+
+
+@pytest.mark.parametrize("function", [np.logaddexp, np.arctan2])
+def test_score_mod_that_takes_no_complex_numbers_is_refused(function: Any) -> None:
+    fwd = make(73, MORE_KEYS, ()).forward(score_mod=lambda s, *_: function(s, 1.0))
+    with pytest.raises(OptionError, match=r"has no derivative at complex scores.*must be analytic"):
+        npattn.backward(fwd, np.ones_like(fwd.out))
+
+
+def test_score_mod_may_return_integers_and_booleans() -> None:
+    case = make(73, MORE_KEYS, ())
+    results = [
+        case.forward(score_mod=lambda s, *_, t=t: (s.real > 0.25).astype(t))
+        for t in (np.float64, np.int64, np.bool_)
+    ]
+    for fwd in results[1:]:
+        assert np.array_equal(fwd.out, results[0].out)
+        assert not npattn.backward(fwd, np.ones_like(fwd.out)).q.any()
+
+
+def test_score_mod_that_returns_nothing_is_refused() -> None:
+    message = "score_mod returned an array of dtype object, must return numbers"
+    with pytest.raises(OptionError, match=message):
+        make(73, MORE_KEYS, ()).forward(score_mod=lambda s, *_: None)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from npattn.api import backward, evaluate
 from npattn.arrays import Array, BiasLike, MaskLike
-from npattn.checks import check_cotangent, read_array, read_floating
+from npattn.checks import check_cotangent, check_result_of, read_array, read_floating
 from npattn.conventions import check_conventions
 from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
 from npattn.problem import Forward, Gradients, Problem
@@ -167,7 +167,10 @@ def varlen_backward(
     ------
     ShapeError, DtypeError
         If a gradient has not the shape of its result, or is not floating.
+    OptionError
+        If `fwd` is not a result of `varlen_forward`.
     """
+    check_result_of("varlen_forward", PackedForward, fwd)
     do = check_cotangent("dout", dout, fwd.out.shape)
     dl = None if dlse is None else check_cotangent("dlse", dlse, fwd.lse.shape)
     of_q = fwd.bounds[0] if len(fwd.bounds[0]) > 1 else np.zeros(2, np.int64)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from npattn.api import backward
 from npattn.arrays import Array
 from npattn.cache.packed import evaluate_sequences, read_options, sum_parameters
-from npattn.checks import check_cotangent, read_array, read_floating
+from npattn.checks import check_cotangent, check_result_of, read_array, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem import Forward, Gradients
 
@@ -166,7 +166,10 @@ def paged_backward(fwd: PagedForward, dout: ArrayLike, dlse: ArrayLike | None = 
     ------
     ShapeError, DtypeError
         If a gradient has not the shape of its result, or is not floating.
+    OptionError
+        If `fwd` is not a result of `paged_forward`.
     """
+    check_result_of("paged_forward", PagedForward, fwd)
     do = check_cotangent("dout", dout, fwd.out.shape)
     dl = None if dlse is None else check_cotangent("dlse", dlse, fwd.lse.shape)
     B = len(fwd.slots)

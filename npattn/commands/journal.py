@@ -50,7 +50,9 @@ def open_journal(
 
 
 def list_options_beside(allowed: Sequence[str]) -> list[str]:
-    """Return the parameters that stand on the command line, but for those."""
+    """Return the options that stand on the command line, but for those of these parameters."""
     context, here = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
     beside = (n for n in context.params if context.get_parameter_source(n) == here)
-    return [n for n in beside if n not in allowed]
+    names = {x.name: x for x in context.command.params}
+    given = (names[n] for n in beside if n not in allowed)
+    return [x.opts[-1] if isinstance(x, click.Option) else x.human_readable_name for x in given]

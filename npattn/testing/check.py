@@ -90,7 +90,7 @@ def check(
     like: str | Profile | None = None,
     quantized: str | None = None,
     rename: Mapping[str, str] | None = None,
-    features: Iterable[str] | None = None,
+    features: str | Iterable[str] | None = None,
     sizes: Mapping[str, Sequence[int]] | None = None,
     dtypes: Sequence[str] = ("float32",),
     device: str | None = None,
@@ -100,7 +100,7 @@ def check(
     strict: bool = False,
     require: Iterable[str] | str = REQUIRED,
     expect: Mapping[str, str] | None = None,
-    only: Iterable[str] | None = None,
+    only: str | Iterable[str] | None = None,
     shrink: bool = True,
     processes: int = 1,
     fail_fast: bool = False,
@@ -138,7 +138,7 @@ def check(
         the others are in the dtypes tested. Factors of blocks: `Implementation`.
     rename : mapping, optional
         Its parameter names → npattn's: ``{"cap": "softcap"}``.
-    features : iterable of str, optional
+    features : str or iterable of str, optional
         Its options, instead of those of its signature.
     sizes : mapping, optional
         Sizes to sample, for a kernel that takes no others: ``{"D": (64, 128)}``. Letters that are
@@ -162,7 +162,7 @@ def check(
         "reproducible"; "all" is every one but the last. Other levels are shown, and cost nothing.
     expect : mapping, optional
         Expected failures, with reasons: ``{"hidden-nan-v[float32]": "multiplies by 0"}``.
-    only : iterable of str, optional
+    only : str or iterable of str, optional
         Rules, or beginnings of their names, which are then required whatever their level;
         "robustness" for notes on wrong input.
     shrink : bool
@@ -240,7 +240,10 @@ def check(
     elif timeout is not None:
         raise OptionError(f"timeout is {timeout}, must be None without isolate=True")
     dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
-    _check_numbers(dtypes, examples, sweep)
+    _check_numbers(dtypes, sweep)
+    examples, seed = check_integer("examples", examples), check_integer("seed", seed, 0)
+    only = (only,) if isinstance(only, str) else only
+    _check_mappings(expect=expect, sizes=sizes)
     check_conventions(conventions)
     processes = check_integer("processes", processes)
     levels, expected = check_levels(require), check_expected(expect or {})
@@ -348,7 +351,8 @@ def check(
 
 
 def _check_budget(budget: float, sweep: int) -> float:
-    if isinstance(budget, bool) or not 0 < budget < math.inf:
+    number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
+    if not number or not 0 < budget < math.inf:
         raise OptionError(f"budget is {budget!r}, must be a number of seconds > 0")
     if sweep:
         raise OptionError(f"sweep is {sweep}, must be 0 with a budget: it takes its own time")
@@ -426,7 +430,13 @@ def _read(
     return f
 
 
-def _check_numbers(dtypes: Sequence[str], examples: int, sweep: int) -> None:
+def _check_mappings(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise OptionError(f"{name} is {value!r}, must be a mapping")
+
+
+def _check_numbers(dtypes: Sequence[str], sweep: int) -> None:
     for dtype in dtypes:
         if dtype not in DTYPES:
             hint = SHORT_DTYPES.get(str(dtype).removeprefix("torch."))
@@ -434,8 +444,8 @@ def _check_numbers(dtypes: Sequence[str], examples: int, sweep: int) -> None:
             raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}{hint}")
     if isinstance(sweep, bool) or not isinstance(sweep, int) or sweep < 0:
         raise OptionError(f"sweep is {sweep!r}, must be an integer ≥ 0: how many problems")
-    if not dtypes or examples < 1:
-        raise OptionError(f"dtypes is {dtypes!r} and examples {examples}, must be 1 or more each")
+    if not dtypes:
+        raise OptionError("dtypes is empty, must have 1 or more")
 
 
 def _ask(

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from npattn.api import backward, evaluate
+from npattn.api import backward, evaluate, find_obstacle
 from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError
-from npattn.extended import find_obstacle
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.implementation import Implementation

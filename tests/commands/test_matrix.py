@@ -121,7 +121,7 @@ def test_nothing_stands_beside_a_journal_to_resume(tmp_path, inline):
     run(*TINY, "--journal", path)
     done = run("--resume", path, "--examples", "3")
     assert done.exit_code == 2
-    assert "got examples beside --resume" in " ".join(done.stderr.split())
+    assert "got --examples beside --resume" in " ".join(done.stderr.split())
 
 
 def test_check_does_not_import_the_matrix():

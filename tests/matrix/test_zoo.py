@@ -164,8 +164,8 @@ def test_a_lost_row_is_judged_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("--examples", "3"), "got rules, examples, names beside --resume"),
-        (("--journal", "other"), "got rules, journal_path, names beside --resume"),
+        (("--examples", "3"), "got --rules, --examples, NAMES beside --resume"),
+        (("--journal", "other"), "got --rules, --journal, NAMES beside --resume"),
     ],
 )
 def test_nothing_is_asked_beside_a_journal_to_resume(arguments, error, tmp_path):

@@ -554,9 +554,34 @@ def test_sizes_restrict_sampling_and_probe():
     assert {D for _, _, D in seen} == {8, 24}
 
 
-def test_rule_that_needs_queries_does_not_apply_without():
-    report = judge(flash, "nan-query", "rows-sum-to-one", sizes={"T": (0,)})
-    assert statuses(report)["nan-query"] == "not applicable"
+def test_sizes_of_0_alone_leave_nothing_to_test():
+    with pytest.raises(OptionError, match=r"sizes has T=\(0,\), must be .* one of them ≥ 1"):
+        judge(flash, "nan-query", sizes={"T": (0,)})
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"examples": 2.5}, "examples is 2.5, must be an integer ≥ 1"),
+        ({"seed": -1}, "seed is -1, must be an integer ≥ 0"),
+        ({"seed": "random"}, "seed is 'random', must be an integer ≥ 0"),
+        ({"budget": "60s"}, "budget is '60s', must be a number of seconds > 0"),
+        ({"expect": ["agreement-o"]}, r"expect is \['agreement-o'\], must be a mapping"),
+        ({"sizes": [3]}, r"sizes is \[3\], must be a mapping"),
+        ({"rename": "cap=softcap"}, "rename is 'cap=softcap', must be a mapping {theirs: ours}"),
+        ({"backward": 3}, "backward is 3, must be a callable or None"),
+        ({"dtypes": ()}, "dtypes is empty, must have 1 or more"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(argument, message):
+    with pytest.raises(OptionError, match=message):
+        check(flash, **argument)
+
+
+def test_one_name_may_stand_for_a_sequence_of_one():
+    report = check(flash, only="agreement-o", features="mask", examples=3)
+    assert [o.rule for o in report.outcomes if o.rule != "structure"] == ["agreement-o"]
+    assert report.settings["features"] == "mask"
 
 
 def test_fixed_shape_kernel_is_judged_on_its_shape():

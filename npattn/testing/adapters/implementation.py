@@ -80,7 +80,7 @@ class Implementation:
     rename : mapping, optional
         Its parameter names → npattn's, ``{"cap": "softcap"}``, or another of
         `npattn.meanings.MEANINGS`. Names in `npattn.foreign.FOREIGN` are understood without it.
-    features : iterable of str, optional
+    features : str or iterable of str, optional
         Its options, if the signature cannot be read or names too many.
     framework : {"auto", "numpy", "torch", "jax"}, or Framework
     layout : {"BHTD", "BTHD"}, optional
@@ -150,7 +150,7 @@ class Implementation:
         *,
         backward: Callable[..., Any] | None = None,
         rename: Mapping[str, str] | None = None,
-        features: Iterable[str] | None = None,
+        features: str | Iterable[str] | None = None,
         framework: str | Framework = "auto",
         layout: str | None = None,
         like: str | Profile | None = None,
@@ -162,6 +162,8 @@ class Implementation:
     ) -> None:
         if not callable(f):
             raise OptionError(f"f is {f!r}, must be a callable f(q, k, v, ...)")
+        if backward is not None and not callable(backward):
+            raise OptionError(f"backward is {backward!r}, must be a callable or None")
         if layout not in (None, "BHTD", "BTHD"):
             raise OptionError(f"layout is {layout!r}, must be BHTD or BTHD")
         self.profile = find_profile(like) if isinstance(like, str) else like
@@ -171,7 +173,10 @@ class Implementation:
         self.forward_only = False
         self.gradients_raise = False  # until a probe finds that they do, whatever the problem
         self.name = name or spec or qualified_name(f)
+        if isinstance(rename, str):
+            raise OptionError(f"rename is {rename!r}, must be a mapping {{theirs: ours}}")
         self.rename = dict(rename or {})
+        features = (features,) if isinstance(features, str) else features
         in_bits = quantized and WORDS.get(quantized, quantized)
         signature = self.profile.signature_in(in_bits) if self.profile else None
         self.told_features = None if features is None else tuple(features)

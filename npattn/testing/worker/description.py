@@ -18,7 +18,8 @@ SETTINGS = {"rename", "layout", "features", "conventions", "like", "quantized", 
 class Stub:
     """Stands for a callable of the worker: it has its parameters, and cannot be called here."""
 
-    def __init__(self, parameters: list[list[Any]]) -> None:
+    def __init__(self, parameters: list[list[Any]], name: str = "the target") -> None:
+        self.__qualname__ = name
         self.__signature__ = inspect.Signature([_parameter(*p) for p in parameters])
 
     def __call__(self, *_: Any, **__: Any) -> Any:

@@ -163,7 +163,7 @@ class Remote(Implementation):
         backward = description.get("backward")
         arguments = {"name": description["name"], **arguments, **settings}
         super().__init__(
-            Stub(description["parameters"]),
+            Stub(description["parameters"], str(description["name"])),
             backward=None if backward is None else Stub(backward),
             framework=Frames(self),
             **arguments,

@@ -388,8 +388,8 @@ def test_the_file_of_the_worker_is_named():
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("nowhere.py:f", "does not exist"),
-        ("nowhere:f", "cannot be found"),
+        ("nowhere.py:f", "there is no file"),
+        ("nowhere:f", "there is no module"),
         ("json:nothing", "has no callable 'nothing', it has"),
     ],
 )
