@@ -244,6 +244,7 @@ def check(
     examples, seed = check_integer("examples", examples), check_integer("seed", seed, 0)
     only = (only,) if isinstance(only, str) else only
     _check_mappings(expect=expect, sizes=sizes)
+    _check_some_size(sizes or {})
     check_conventions(conventions)
     processes = check_integer("processes", processes)
     levels, expected = check_levels(require), check_expected(expect or {})
@@ -434,6 +435,16 @@ def _check_mappings(**given: Any) -> None:
     for name, value in given.items():
         if value is not None and not isinstance(value, Mapping):
             raise OptionError(f"{name} is {value!r}, must be a mapping")
+
+
+def _check_some_size(sizes: Mapping[str, Sequence[int]]) -> None:
+    """Check that not all sizes of a letter are 0: what is asked needs a plain problem."""
+    for letter, values in sizes.items():
+        if isinstance(values, Sequence) and values and not any(values):
+            raise OptionError(
+                f"sizes has {letter}={values!r}, must have one ≥ 1: a size of 0 leaves nothing to "
+                "compare, and is tried beside others"
+            )
 
 
 def _check_numbers(dtypes: Sequence[str], sweep: int) -> None:

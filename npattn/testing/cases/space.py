@@ -86,13 +86,13 @@ class Space:
         for letter, values in self.sizes.items():
             legal = (
                 isinstance(values, Sequence)
+                and values
                 and all(isinstance(n, int) and n >= 0 for n in values)
-                and any(values)
             )
             if letter not in "BHKTSDE" or not legal:
                 raise OptionError(
                     f"sizes has {letter}={values!r}, must be a letter of B H K T S D E with a "
-                    'sequence of integers ≥ 0, one of them ≥ 1, as in {"D": (64, 128)}'
+                    'sequence of integers ≥ 0, as in {"D": (64, 128)}'
                 )
 
     def __hash__(self) -> int:

@@ -256,6 +256,8 @@ class Pools:
         A report must be the same everywhere, so the seeds do not come from Hypothesis, whose
         samples depend on what else is loaded.
         """
+        if not all(self.lists.values()):
+            return  # sizes of 0 only, for a rule that needs more
         if self._base is not None:
             yield from self._adapt(self._base, seed, examples)
             return
