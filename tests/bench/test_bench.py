@@ -626,6 +626,12 @@ def test_command_prints_table_and_writes_files(tmp_path, monkeypatch):
     assert "<svg" in picture.read_text()
 
 
+def test_an_interrupted_command_has_exit_code_130(monkeypatch):
+    about = ABOUT | {"interrupted": True}
+    monkeypatch.setattr("npattn.bench.bench", lambda *_, **__: Report(about, (cell("good"),)))
+    assert "INTERRUPTED" in command(code=130)
+
+
 def fast():
     return {"clock": SlowClock(), "probing": costs()}
 
