@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -31,12 +31,11 @@ FORMATS = {"float32": "float32", "tf32 or float16": "float16", "bfloat16": "bflo
 """Formats that may be narrower than the input's, by name → storage of the model, the widest first.
 The fractions of tf32 and float16 are equally long, so that their roundings look alike."""
 PLACES = {
-    "the weights": (("weights",), "o", "dv"),
-    "the gradients of the scores": (("dscores",), "", "dq dk"),
-    "the weights and the gradients of the scores": (("weights", "dscores"), "o", "dq dk dv"),
+    "the weights": ("weights",),
+    "the gradients of the scores": ("dscores",),
+    "the weights and the gradients of the scores": ("weights", "dscores"),
 }
-"""What alone may be rounded, in one pass or both → storages of the model, and the results of each
-pass that it makes wrong."""
+"""What alone may be rounded → storages of the model."""
 LEAST = 0.5
 """Least mean square error, in units of its variance, of what alone is rounded."""
 MOST = 8.0
@@ -100,12 +99,6 @@ def _rounding(name: str, *storages: str) -> Rounding:
     return Rounding(name=name, fuses=True, **stored)  # type: ignore[arg-type]
 
 
-def _shows_in(passes: Sequence[str], wrong: set[str], judged: set[str]) -> bool:
-    """Return True if all results of one pass, or of both, are wrong, and no others."""
-    results = [judged & set(names.split()) for names in passes]
-    return wrong == set().union(*(names for names in results if names & wrong))
-
-
 def precision_candidates(trial: Trial) -> Iterator[Candidate]:
     """Yield the narrower format, and what is rounded to it, if that explains a plain problem.
 
@@ -118,13 +111,13 @@ def precision_candidates(trial: Trial) -> Iterator[Candidate]:
     except ImplementationError:
         return
     evaluation = sample.evaluation
-    wrong = {
+    wrong = [
         name
         for name in sample.names()
         if not compare_arrays(
             name, evaluation.results[name], evaluation.exact[name], evaluation.tolerance[name]
         ).passed
-    }
+    ]
     if not wrong:
         return
 
@@ -133,11 +126,11 @@ def precision_candidates(trial: Trial) -> Iterator[Candidate]:
         alike = all(least <= _mean_square(sample, name) <= most for name in wrong)
         return alike and not any(x.significant for x in fits(sample, trial))
 
-    names = ", ".join(x for x in sample.names() if x in wrong)
+    names = ", ".join(wrong)
     for name in _formats(trial.space.dtype):
-        for what, (storages, *passes) in PLACES.items():
+        for what, storages in PLACES.items():
             model = _rounding(name, *storages)
-            if _shows_in(passes, wrong, {*sample.names()}) and fit(model, LEAST, EXCESSIVE):
+            if fit(model, LEAST, EXCESSIVE):
                 text = f"the errors of {names} are as large as rounding {what} to {name} makes them"
                 yield _candidate(model, f"{what} in {name}", text)
                 return
