@@ -80,7 +80,6 @@ def _plain(conventions: Conventions) -> Conventions:
     return replace(
         conventions,
         hidden_fill=None,
-        hidden_add=None,
         softcap="before_bias",
         empty_row="zero",
         empty_row_bias=None,

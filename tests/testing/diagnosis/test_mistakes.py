@@ -140,16 +140,25 @@ def in_base_2(mistake):
     return forward, backward
 
 
-def test_a_rule_is_asked_of_a_mistake_under_its_own_conventions():
-    """Where True hides, one that takes it to attend would seem wrong in every masked problem."""
+@pytest.mark.parametrize(
+    ("conventions", "option"), [({"mask_true": "hide"}, "mask"), ({"causal": "top_left"}, "causal")]
+)
+def test_a_rule_is_asked_of_a_mistake_under_its_own_conventions(conventions, option):
+    """Where True hides, one that takes it to attend would seem wrong in every masked problem.
 
-    def forward(q, k, v, mask=None, *, bias=None):
-        return MISTAKES["bias-scaled"].forward(q, k, v, **turn_mask(mask=mask, bias=bias))
+    Causal is aligned as it is declared, by the mistake too.
+    """
+    wrong = type(MISTAKES["bias-scaled"].forward.__self__)()
+    wrong.alignment = conventions.get("causal", "bottom_right")
 
-    trial = trial_of(forward, conventions=Conventions(mask_true="hide"))
-    trial.space = replace(trial.space, features=frozenset({"mask", "bias"}))
+    def forward(q, k, v, mask=None, *, causal=False, bias=None):
+        return wrong.forward(q, k, v, causal=causal, **turn_mask(mask=mask, bias=bias))
+
+    trial = trial_of(forward, conventions=Conventions(**conventions))
+    trial.implementation.conventions = trial.conventions
+    trial.space = replace(trial.space, features=frozenset({option, "bias"}))
     (outcome,) = fail(trial, ["plain"], rule="agreement-o")
-    recipe = replace(MASKED, mask="full", bias="full")
+    recipe = replace(MASKED, **{option: {"mask": "full", "causal": True}[option]}, bias="full")
     with pytest.raises(Violation) as caught:
         RULES["agreement-o"].check(trial, recipe)
     found = {"kind": caught.value.kind, "message": str(caught.value)}
