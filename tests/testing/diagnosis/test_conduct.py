@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 from npattn.mistakes import MISTAKES, Attention
 from npattn.mistakes.attention import same_signature
 from npattn.testing import check
-from npattn.testing.diagnosis.conduct import _describe_rest, _recurs
+from npattn.testing.diagnosis.candidates import Candidate
+from npattn.testing.diagnosis.causes import _Diagnosis, _rank
+from npattn.testing.diagnosis.conduct import _describe_rest, _recurs, conduct_causes
 from npattn.testing.diagnosis.evidence import collect
 from tests.testing.diagnosis.failures import fail, trial_of
 
@@ -107,3 +110,44 @@ def test_the_rest_names_results_of_what_is_required(levels, named):
     outcomes = [SimpleNamespace(rule=rules[x], level=x, message="") for x in levels]
     text = f"no known mistake reproduces this: {named} out of tolerance"
     assert _describe_rest(outcomes, wrong) == text
+
+
+def test_what_comes_after_is_no_state_where_single_calls_are_wrong():
+    """The wrong call may be one of another shape, whatever came before."""
+    trial = trial_of(lambda q, k, v: v.sum(-2, keepdims=True) + 0 * q[..., :1])
+    (plain,) = fail(trial, ["plain"])
+    (after,) = fail(trial, ["wide"], rule="after-other-dtype", kind="after")
+    after = replace(after, rule="after-other-dtype")
+    evidence = collect(trial, plain)
+    wrong = {plain.rule: evidence}
+    assert [c.kind for c in conduct_causes(trial, [plain, after], wrong, ())] == ["unexplained"]
+    assert [c.kind for c in conduct_causes(trial, [after], {}, ())] != ["unexplained"]
+
+
+def test_a_candidate_is_alone_only_if_it_explains_a_wrong_call():
+    mistake = MISTAKES["dk-unscaled"]
+    for forward, backward, wrong in (
+        (mistake.forward, mistake.backward, True),
+        (Attention().forward, Attention().backward, False),
+    ):
+        trial = trial_of(forward, backward)
+        (after,) = fail(trial, ["plain"], kind="after")
+        diagnosis = _Diagnosis(trial, [after], ())
+        for explains in (True, False):
+            candidate = Candidate("mistake", "made up", "", lambda _, explains=explains: explains)
+            assert diagnosis._is_alone(candidate, after) == (wrong and explains)
+
+
+def test_problems_of_required_rules_are_repeated_first():
+    pairs = ((2, "non-finite"), (3, "values"), (5, "values"))
+    evidence = [SimpleNamespace(size=n, outcome=SimpleNamespace(level=x)) for n, x in pairs]
+    assert [e.size for e in sorted(evidence, key=_rank)] == [3, 5, 2]
+
+
+def test_results_that_come_once_more_are_others():
+    trial = trial_of(Attention().forward)
+    evidence = collect(trial, fail(trial, ["plain"])[0])
+    twice = replace(evidence, observed={n: [*x, *x] for n, x in evidence.observed.items()})
+    assert evidence.equals(evidence)
+    assert not evidence.equals(twice)
+    assert not twice.equals(evidence)
