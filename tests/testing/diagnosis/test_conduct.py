@@ -13,7 +13,12 @@ from npattn.mistakes.attention import same_signature
 from npattn.testing import check
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.causes import _Diagnosis, _rank
-from npattn.testing.diagnosis.conduct import _describe_rest, _recurs, conduct_causes
+from npattn.testing.diagnosis.conduct import (
+    _describe_rest,
+    _recurs,
+    _varies_within_tolerance,
+    conduct_causes,
+)
 from npattn.testing.diagnosis.evidence import collect
 from tests.testing.diagnosis.failures import fail, trial_of
 
@@ -54,6 +59,13 @@ def test_sums_in_no_fixed_order_are_no_state():
 def test_results_that_are_wrong_at_times_are_not_unordered():
     rules = ("agreement-o", "repeatable")
     assert causes_of(Turned(wrong=0.1), None, *rules) == [("conduct", "unsteady", 2)]
+
+
+@pytest.mark.parametrize(("wrong", "expected"), [(0.0, True), (0.1, False)])
+def test_only_right_results_may_vary(wrong, expected):
+    trial = trial_of(Turned(wrong), features=())
+    (outcome,) = fail(trial, ["longer"], kind="bits")
+    assert _varies_within_tolerance(trial, outcome) == expected
 
 
 class Accumulating(Attention):
