@@ -241,14 +241,20 @@ def evaluate(
 
 def find_obstacle(problem: Problem, conventions: Conventions | None) -> str | None:
     """Return what keeps a problem from being evaluated in extended precision; None if nothing."""
-    if conventions is not None and conventions.absorbs_scores(problem):
+    obstacle = extended.find_obstacle(problem)
+    if obstacle is not None or conventions is None:
+        return obstacle
+    if conventions.absorbs_scores(problem):
         return (
             f"hidden_add {conventions.hidden_add!r} and a row that sees no key, of whose scores it "
             "would keep what float64 rounds away: leave one out"
         )
-    if conventions is not None and conventions.caps_late(problem):
-        return f"softcap under the convention {conventions.softcap!r}: leave one out"
-    return extended.find_obstacle(problem)
+    if conventions.canonical(problem).score_mod is not None:
+        return (
+            f"conventions that need a score_mod here (softcap {conventions.softcap!r}, hidden_fill "
+            f"{conventions.hidden_fill!r}), which computes in float64: leave one out"
+        )
+    return None
 
 
 def backward(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import npattn
-from npattn import biases
+from npattn import api, biases
 from npattn.certify import certify
 from npattn.errors import OptionError
 from npattn.testing import Recipe
@@ -336,10 +336,30 @@ def test_a_row_of_no_keys_has_no_scores_to_keep():
 def test_a_cap_after_the_bias_is_no_score_mod_of_the_user(softcap):
     conventions = npattn.Conventions(softcap=softcap)
     options = {"softcap": 2.0, "conventions": conventions, "precision": "extended"}
-    with pytest.raises(OptionError, match=f"beside softcap under the convention '{softcap}'"):
+    message = re.escape(f"conventions that need a score_mod here (softcap '{softcap}', hidden")
+    with pytest.raises(OptionError, match=message):
         npattn.attention(X, X, X, bias=np.ones((3, 3)), **options)
     plain = npattn.attention(X, X, X, softcap=2.0, engine="dense")
     assert np.allclose(npattn.attention(X, X, X, **options), plain, rtol=1e-13)
+
+
+@pytest.mark.parametrize("softcap", ["before_bias", "after_bias", "after_mask"])
+@pytest.mark.parametrize("hidden", [{}, {"hidden_fill": -50.0}, {"hidden_add": -1e4}])
+@pytest.mark.parametrize("distribution", ["normal", "NaN queries"])
+def test_what_has_no_obstacle_is_evaluated(softcap, hidden, distribution):
+    """The judge asks for an obstacle, and then for the results."""
+    conventions = npattn.Conventions(softcap=softcap, **hidden)
+    for options in ({}, {"mask": "full"}, {"bias": "full"}, {"mask": "full", "bias": "full"}):
+        recipe = Recipe(dtype="float64", T=3, S=5, softcap=2.0, **options)
+        problem = recipe.problem()
+        if distribution == "NaN queries":
+            problem = problem.replace(q=np.where(np.arange(problem.D) == 1, np.nan, problem.q))
+        if api.find_obstacle(problem, conventions) is None:
+            out = api.evaluate(problem, conventions, "extended").out
+            assert out.shape == (*problem.q.shape[:-1], problem.E)
+        else:
+            with pytest.raises(OptionError, match="precision is 'extended' beside"):
+                api.evaluate(problem, conventions, "extended")
 
 
 # --- where one term decides -----------------------------------------------------------------------
