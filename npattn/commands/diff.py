@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from npattn.commands.target import importing
+from npattn.commands.target import report_import_errors
 from npattn.errors import NpattnError, OptionError
 from npattn.parsing import parse_sizes, path_to_write
 from npattn.testing.difference.diff import DTYPES, EXAMPLES, diff
@@ -64,7 +64,7 @@ def diff_command(
         if in_process and timeout is not None:
             raise OptionError("--timeout needs a worker, and --in-process calls A and B here")
         if in_process and choose_kind(a, b, options["profiles"])[0] == "implementations":
-            with importing():
+            with report_import_errors():
                 sides = [load_implementation(name) for name in sides]
         difference = diff(*sides, sizes=parse_sizes(sizes), timeout=timeout, **options)
     except NpattnError as err:

@@ -23,10 +23,10 @@ from npattn.testing.worker.supervisor import Limits
 __all__ = [
     "change_conventions",
     "framework_option",
-    "importing",
     "open_target",
     "parse_renames",
     "refuse_beside_cluster",
+    "report_import_errors",
     "worker_options",
 ]
 
@@ -96,7 +96,7 @@ def open_target(
         given["python"] = None if envs is None else _python_in(envs, target)
         return connect(target, command=command, **given)
     _refuse_limits(limits, command, untrusted, envs, here)
-    with importing():
+    with report_import_errors():
         implementation = load_implementation(target or DEFAULT_TARGET, **given)
     if device is not None:
         implementation.on(device)
@@ -104,8 +104,8 @@ def open_target(
 
 
 @contextmanager
-def importing() -> Iterator[None]:
-    """Turn what a module raises when it is imported into an error of usage.
+def report_import_errors() -> Iterator[None]:
+    """Report an exception that a module raises when it is imported as wrong usage.
 
     Raises
     ------

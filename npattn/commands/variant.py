@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from npattn.commands.target import framework_option, importing
+from npattn.commands.target import framework_option, report_import_errors
 from npattn.errors import NpattnError, OptionError
 from npattn.parsing import path_to_write
 from npattn.testing.targets import load
@@ -60,7 +60,7 @@ def variant_command(
     """
     try:
         path = path_to_write(script_path)
-        with importing():
+        with report_import_errors():
             f, known = load(target)
             known = known if backward is None else load(backward)[0]
         report = check_variant(

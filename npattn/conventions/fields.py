@@ -132,9 +132,9 @@ class Conventions:
         return _number(self.hidden_add, problem) if _hides(problem) else None
 
     def absorbs_scores(self, problem: Problem) -> bool:
-        """Return True if the number added to hidden scores is all that is left of some row.
+        """Return True if float64 rounds away the scores of a row beside the number added to them.
 
-        Float64 has no fractions beside it, and the row sees no key.
+        The row sees no key, and the number is so large, 2⁵² or more, that it has no fraction.
         """
         more = self.addend(problem)
         if more is None or abs(more) < 1 / np.finfo(np.float64).eps or problem.S == 0:

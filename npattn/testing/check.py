@@ -243,7 +243,8 @@ def check(
     _check_numbers(dtypes, sweep)
     examples, seed = check_integer("examples", examples), check_integer("seed", seed, 0)
     only = (only,) if isinstance(only, str) else only
-    _check_mappings(expect=expect, sizes=sizes)
+    _check_mapping("expect", expect, '{"nan-query": "why it fails"}')
+    _check_mapping("sizes", sizes, '{"D": (64, 128)}')
     _check_some_size(sizes or {})
     check_conventions(conventions)
     processes = check_integer("processes", processes)
@@ -431,14 +432,13 @@ def _read(
     return f
 
 
-def _check_mappings(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None and not isinstance(value, Mapping):
-            raise OptionError(f"{name} is {value!r}, must be a mapping")
+def _check_mapping(name: str, value: Any, example: str) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise OptionError(f"{name} is {value!r}, must be a mapping, as in {example}")
 
 
 def _check_some_size(sizes: Mapping[str, Sequence[int]]) -> None:
-    """Check that not all sizes of a letter are 0: what is asked needs a plain problem."""
+    """Check that no letter has sizes of 0 alone: a check begins with a problem that has none."""
     for letter, values in sizes.items():
         if isinstance(values, Sequence) and values and not any(values):
             raise OptionError(

@@ -173,8 +173,9 @@ class Implementation:
         self.forward_only = False
         self.gradients_raise = False  # until a probe finds that they do, whatever the problem
         self.name = name or spec or qualified_name(f)
-        if isinstance(rename, str):
-            raise OptionError(f"rename is {rename!r}, must be a mapping {{theirs: ours}}")
+        if rename is not None and not isinstance(rename, Mapping):
+            example = '{"cap": "softcap"}'
+            raise OptionError(f"rename is {rename!r}, must be a mapping, as in {example}")
         self.rename = dict(rename or {})
         features = (features,) if isinstance(features, str) else features
         in_bits = quantized and WORDS.get(quantized, quantized)

@@ -31,9 +31,9 @@ SECONDS = 1.5
 SIZE = 2**14
 """Scores of the largest of these problems."""
 CONFIRMING = 4
-"""Further failing problems that a candidate must reproduce, and rules of which they are."""
+"""Number of further failing problems that a candidate must reproduce, and of rules they are of."""
 TRIED = 64
-"""Problems among which those are sought, of which most have another structure."""
+"""Number of problems sampled to find those of one rule; most of them have another structure."""
 PLAIN = Recipe()
 SEED = 1
 """Seed of the recipes; the judge's default is 0, so most of these problems are new."""
@@ -72,11 +72,11 @@ def tell_apart(
 def is_confirmed(
     candidate: Candidate, claimed: Sequence[Evidence], ignored: Container[str] = ()
 ) -> bool:
-    """Return True if a candidate reproduces what else fails with the same options.
+    """Return True if a candidate reproduces further failing problems with the same options.
 
-    The smallest failing problems are often those on which different mistakes are the same. Others
-    differ from them in sizes and contents alone, so that a second mistake elsewhere does no harm.
-    Where a framework compiles each shape, nothing is tried.
+    On the smallest failing problems, different mistakes often give the same results. The further
+    ones differ in sizes and contents alone, so that a second mistake elsewhere does not show in
+    them. If the framework compiles each shape, none is tried, and the answer is True.
     """
     if claimed[0].trial.space.few_shapes:
         return True
@@ -89,9 +89,9 @@ def is_confirmed(
 
 
 def _fails_again(trial: Trial, outcome: Outcome) -> Iterator[Evidence]:
-    """Yield problems with the options and the structure of a failing one, other sizes and contents.
+    """Yield problems on which the same rule fails, of other sizes and contents.
 
-    Its rule fails on them too.
+    Their options and their structure are those of the outcome.
     """
     base = outcome.sampled
     assert base is not None
@@ -107,7 +107,7 @@ def _fails_again(trial: Trial, outcome: Outcome) -> Iterator[Evidence]:
 
 
 def _structure(recipe: Recipe) -> tuple[bool, ...]:
-    """Return which sizes differ, as kernels have paths of their own for."""
+    """Return which sizes differ: kernels have separate paths for these cases."""
     T, S = recipe.T, recipe.S
     return recipe.K < recipe.H, T < S, T > S, recipe.E != recipe.D
 

@@ -153,7 +153,9 @@ class _Diagnosis:
             if candidate.kind == "layout":
                 rules |= {o.rule for o in left if raises_by_layout(self.trial, o, candidate.name)}
                 left = [o for o in left if o.rule not in rules]
-            rules |= {o.rule for o in left if o.kind == "after" and self._is_alone(candidate, o)}
+            rules |= {
+                o.rule for o in left if o.kind == "after" and self._explains_alone(candidate, o)
+            }
             left = [o for o in left if o.rule not in rules]
             yield self._cause(candidate, claimed, rules)
         wrong = {e.outcome.rule: e for e in rest if e.outcome}
@@ -169,10 +171,10 @@ class _Diagnosis:
             return collect_suspicion(self.trial, outcome)
         return collect(self.trial, outcome)
 
-    def _is_alone(self, candidate: Candidate, outcome: Outcome) -> bool:
-        """Return True if a candidate explains the second of two calls, made without the first.
+    def _explains_alone(self, candidate: Candidate, outcome: Outcome) -> bool:
+        """Return True if a candidate explains the second of two calls when it is made alone.
 
-        What depends on the shape is right in another, as if it came of an earlier call.
+        A mistake of some shapes is right in others, which looks like state of an earlier call.
         """
         alone = self._collect(replace(outcome, kind="value"))
         return alone is not None and bool(alone.wrong) and candidate.explains(alone)

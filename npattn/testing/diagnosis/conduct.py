@@ -34,7 +34,7 @@ UNORDERED = (
     "in no fixed order, as by atomic additions"
 )
 CALLS = 8
-"""Calls on one problem, of which two show an order that is not fixed, or a mistake that recurs."""
+"""Number of calls on one problem that show whether results vary, and a mistake of some calls."""
 
 
 def conduct_causes(
@@ -55,7 +55,7 @@ def conduct_causes(
     without : container of str
         Names of known mistakes that are no candidates.
     unsteady : Evidence, optional
-        Wrong results of a problem of which another call gives others.
+        Wrong results of a problem on which two calls give different results.
     """
     left = list(outcomes)
     raised: dict[str, list[Outcome]] = {}
@@ -94,20 +94,15 @@ def conduct_causes(
 
 
 def _varies_within_tolerance(trial: Trial, outcome: Outcome) -> bool:
-    """Return True if calls on one problem are all right, and of two of them bits differ."""
-    first = collect(trial, replace(outcome, kind="value"))
-    for _ in range(CALLS - 1 if first is not None else 0):
-        assert first is not None
-        again = collect(trial, replace(outcome, kind="value"))
-        if first.wrong or again is None or again.wrong:
-            return False
-        if not again.equals(first):
-            return True
-    return False
+    """Return True if repeated calls on a problem are all correct, and differ in their bits."""
+    alone = replace(outcome, kind="value")
+    calls = [collect(trial, alone) for _ in range(CALLS)]
+    correct = [call for call in calls if call is not None and not call.wrong]
+    return len(correct) == CALLS and not all(call.equals(correct[0]) for call in correct)
 
 
 def _recurs(name: str, evidence: Evidence) -> bool:
-    """Return True if further calls on a problem give what repeated calls of a mistake give."""
+    """Return True if further calls on a problem return what repeated calls of a mistake return."""
     assert evidence.outcome is not None
     implementation = implementation_of(MISTAKES[name], evidence.trial.implementation)
     try:

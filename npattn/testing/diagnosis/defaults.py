@@ -76,7 +76,7 @@ def translate_gradients(problem: Problem, found: Arrays, conventions: Convention
 
 @cache
 def _plain(conventions: Conventions) -> Conventions:
-    """Return the conventions less those that are not translated."""
+    """Return the conventions without the fields that are not translated."""
     return replace(
         conventions,
         hidden_fill=None,

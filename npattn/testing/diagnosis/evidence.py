@@ -19,14 +19,13 @@ from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
 from npattn.testing.report.outcome import Outcome
+from npattn.testing.rules.second_order import SECOND
 from npattn.testing.trial import Trial
 
 __all__ = ["Arrays", "Evidence", "collect", "group", "observe", "problem_size", "sample"]
 
 Arrays = Mapping[str, Sequence[Array]]
 """Results by name, each as often as the implementation was called for it."""
-SECOND = "second "
-"""How names of second derivatives begin."""
 CLOSER = 4
 """A prediction has to come this many times closer to a wrong result than the exact values do."""
 
@@ -102,7 +101,7 @@ class Evidence:
         return replace(self, observed=observed) if len(observed) < len(self.observed) else self
 
     def equals(self, other: Evidence) -> bool:
-        """Return True if the results of another call have the same bits, as often."""
+        """Return True if another call returned the same results, bit for bit and as many times."""
         for name, arrays in other.observed.items():
             own = self.observed.get(name, ())
             if len(own) != len(arrays):  # it returned the result once more, or no longer
@@ -245,8 +244,8 @@ def collect(trial: Trial, outcome: Outcome) -> Evidence | None:
     """Run the implementation again on the failing problem of an outcome.
 
     Returns None if the outcome has no problem, the implementation raised or raises, or a call of
-    its own is right: then what came before is the cause. Also if what failed are no results of one
-    call, but second derivatives.
+    its own is right: then what came before is the cause. Also if second derivatives failed,
+    which are no results of one call.
     """
     if outcome.problem is None or outcome.kind in ("raised", "after"):
         return None

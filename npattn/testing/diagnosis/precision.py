@@ -35,13 +35,14 @@ PLACES = {
     "the gradients of the scores": ("dscores",),
     "the weights and the gradients of the scores": ("weights", "dscores"),
 }
-"""What alone may be rounded → storages of the model."""
+"""Names of what may be rounded while all else is exact → storages of the model."""
 LEAST = 0.5
-"""Least mean square error, in units of its variance, of what alone is rounded."""
+"""Least mean square error, in units of its variance, if one of them is rounded."""
 MOST = 8.0
-"""Most mean square error of what computes in a format, in units of the variance that rounding the
-factors of each product gives. Rounding the softmax too, all operations or none but exp gives 0.15
-to 1.5 of it. The next format has 64 times the variance, and begins at 1/8."""
+"""Largest mean square error of an implementation that computes in a format, in units of the
+variance that rounding the factors of each product gives. One that rounds exp alone has 0.15 of it,
+one that rounds every operation 1.5. The least is 1/8: a format with three bits less has 64 times
+the variance."""
 
 
 def explain_rounding(trial: Trial, recipe: Recipe | None = None) -> Rounding | None:
@@ -100,7 +101,7 @@ def _rounding(name: str, *storages: str) -> Rounding:
 
 
 def precision_candidates(trial: Trial) -> Iterator[Candidate]:
-    """Yield the narrower format, and what is rounded to it, if that explains a plain problem.
+    """Yield the narrower format, and what is rounded to it, if they explain a plain problem.
 
     The errors must have the size of its roundings, and no part that a wrong scale, gain or key
     explains, for a small mistake is within the bounds of a narrow format too.

@@ -25,7 +25,10 @@ from npattn.testing.rules.requirements import (
 )
 from npattn.testing.trial import Trial, Violation, worst_by_name
 
-__all__: list[str] = []
+__all__ = ["SECOND"]
+
+SECOND = "second "
+"""How the names of second derivatives begin."""
 
 SMOOTH = ("normal", "large logits", "value offset", "integers", "duplicate keys", "flat")
 TRIES = 16
@@ -145,10 +148,10 @@ def _compare(
     model = trial.rounding
     bounds = second_order_bounds(canonical, problem.q.dtype, model, do, dl, along)
     out = bounds.pop("o")
-    allowed = {f"second d{name}": x for name, x in bounds.items()}
-    allowed["second dout"] = out[0] if problem.headless else out
-    exact: dict[str, Any] = {f"second d{n}": getattr(grads, n) for n in directions}
-    exact["second dout"] = grads.dout
+    allowed = {f"{SECOND}d{name}": x for name, x in bounds.items()}
+    allowed[f"{SECOND}dout"] = out[0] if problem.headless else out
+    exact: dict[str, Any] = {f"{SECOND}d{n}": getattr(grads, n) for n in directions}
+    exact[f"{SECOND}dout"] = grads.dout
     most = float(finfo(problem.q.dtype).max)  # what may overflow says nothing
     tolerance = {
         name: np.where(abs(x) + allowed[name] > most, np.inf, allowed[name])

@@ -147,7 +147,7 @@ def test_a_candidate_is_alone_only_if_it_explains_a_wrong_call():
         diagnosis = _Diagnosis(trial, [after], ())
         for explains in (True, False):
             candidate = Candidate("mistake", "made up", "", lambda _, explains=explains: explains)
-            assert diagnosis._is_alone(candidate, after) == (wrong and explains)
+            assert diagnosis._explains_alone(candidate, after) == (wrong and explains)
 
 
 def test_problems_of_required_rules_are_repeated_first():

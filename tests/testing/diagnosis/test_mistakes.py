@@ -144,7 +144,7 @@ def in_base_2(mistake):
     ("conventions", "option"), [({"mask_true": "hide"}, "mask"), ({"causal": "top_left"}, "causal")]
 )
 def test_a_rule_is_asked_of_a_mistake_under_its_own_conventions(conventions, option):
-    """Where True hides, one that takes it to attend would seem wrong in every masked problem.
+    """A mistake that takes True to attend would seem wrong with any mask, if True is to hide.
 
     Causal is aligned as it is declared, by the mistake too.
     """
@@ -242,13 +242,13 @@ def test_results_of_a_mistake_are_translated(make, conventions, recipe):
     assert [*evidence.wrong] == ["dq"]
     assert {x.removeprefix("return_") for x in trial.implementation.returns} <= {*evidence.observed}
 
-    def explained(evidence):
+    def explanations(evidence):
         return {c.name for c in mistake_candidates(evidence) if c.explains(evidence)}
 
-    assert "dq-unscaled" in explained(evidence)
-    assert "dk-unscaled" not in explained(evidence)
+    assert "dq-unscaled" in explanations(evidence)
+    assert "dk-unscaled" not in explanations(evidence)
     default = replace(evidence, trial=replace(trial, conventions=Conventions()))
-    assert "dq-unscaled" not in explained(default)
+    assert "dq-unscaled" not in explanations(default)
 
 
 def test_mistakes_are_aligned_as_the_implementation_is():
