@@ -61,9 +61,13 @@ def test_results_that_are_wrong_at_times_are_not_unordered():
     assert causes_of(Turned(wrong=0.1), None, *rules) == [("conduct", "unsteady", 2)]
 
 
-@pytest.mark.parametrize(("wrong", "expected"), [(0.0, True), (0.1, False)])
-def test_only_right_results_may_vary(wrong, expected):
-    trial = trial_of(Turned(wrong), features=())
+@pytest.mark.parametrize(
+    ("f", "expected"),
+    [(Turned(), True), (Turned(wrong=0.1), False), (Attention().forward, False)],
+    ids=["varies", "is wrong at times", "is steady"],
+)
+def test_only_right_results_that_vary_are_unordered(f, expected):
+    trial = trial_of(f, features=())
     (outcome,) = fail(trial, ["longer"], kind="bits")
     assert _varies_within_tolerance(trial, outcome) == expected
 
