@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -53,9 +54,29 @@ class _Commands(click.Group):
         """Let an interrupt have an exit code of its own: 1 is the verdict of most commands."""
         try:
             return super().invoke(ctx)
+        except click.UsageError as err:
+            err.message = name_flags(err.message, err.ctx)
+            raise
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED)
+
+
+def name_flags(message: str, ctx: click.Context | None) -> str:
+    """Replace arguments of Python, framework='torch', by flags of the command, --framework torch.
+
+    Arguments that the command has no flag for stay.
+    """
+    flags = {p.name: p.opts[-1] for p in ctx.command.params if p.opts[-1][0] == "-"} if ctx else {}
+
+    def name(match: re.Match[str]) -> str:
+        argument, word, pair = match.groups()
+        if argument not in flags:
+            return match[0]
+        value = word or (pair or "").replace("'", "").replace(": ", "=")
+        return f"{flags[argument]} {value}" if value else flags[argument]
+
+    return re.sub(r"(?<![\w-])([a-z_]+)=(?:'([^']*)'|{([^{}]*)})?", name, message)
 
 
 @click.group(cls=_Commands)

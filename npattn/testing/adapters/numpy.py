@@ -5,13 +5,21 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from npattn.arrays import Array, finfo
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import ImplementationError, ResultError
 
-__all__ = ["NumPy"]
+__all__ = ["READABLE", "NumPy"]
+
+_NAMES = """
+    float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128
+    bool int64 int32 int16 int8 uint64 uint32 uint16 uint8
+""".split()
+READABLE = frozenset(np.dtype(getattr(ml_dtypes, name, name)) for name in _NAMES)
+"""Dtypes of results; those that a worker sends are the same."""
 
 
 class NumPy:
@@ -57,6 +65,8 @@ class NumPy:
             )
         if value.dtype.hasobject or value.dtype.kind in "SUMm":
             raise ResultError(f"returned an array of dtype {value.dtype}, must hold numbers")
+        if value.dtype not in READABLE:
+            raise ResultError(f"returned an array of dtype {value.dtype}")
         return np.array(value)
 
     def memory(self, value: Any) -> Array | None:

@@ -89,7 +89,10 @@ def subclass(q, k, v):
     return q.as_subclass(Odd)
 
 def complex_(q, k, v):
-    return q.to(torch.complex128)
+    return q.to(torch.complex32)
+
+def sparse(q, k, v):
+    return q.to_sparse()
 
 def conjugate(q, k, v):
     return q.to(torch.complex64).conj()
@@ -139,7 +142,7 @@ def test_several_results_keep_their_places(open_session):
     assert answer["value"] == {"tuple": [{"tensor": "0"}, {"tensor": "1"}]}
     assert out["1"].shape == (1, 2, 3)
     session, _ = open_session("mapping", framework="numpy")
-    assert ask(session)[0]["value"] == {"mapping": {"o": {"tensor": "o"}}}
+    assert "returned builtins.dict" in ask(session)[0]["value"]["no result"]
 
 
 def test_several_calls_are_answered_in_their_order(open_session):
@@ -253,7 +256,6 @@ def test_exceptions_are_described(open_session):
         ("nowhere:f", {}, "there is no module 'nowhere'"),
         ("nowhere.py:f", {}, "there is no file 'nowhere.py'"),
         ("json:nothing", {}, "has no callable 'nothing', it has"),
-        ("json:loads", {}, "could not be called on a tiny problem"),
         ("json:loads", {"framework": "numpy", "device": "cuda"}, "must be None for NumPy arrays"),
     ],
 )
@@ -318,8 +320,8 @@ def test_tensors_are_read_and_differentiated(open_session):
         answer, out = ask(session, "gradients", **gradients, slices=slices)
         assert answer["value"]["mapping"].keys() == {"q", "k", "v"}
         assert (np.frombuffer(out["q"].data, np.float32) == 1).all()
-    answer, _ = ask(session, "gradients", cotangents={"1": {"array": "dout"}}, leaves=["q"])
-    assert "returned one result, must return 1" in answer["no result"]
+    wanted = {"cotangents": {"0": {"array": "dout"}}, "leaves": ["q"], "results": [2]}
+    assert ask(session, "gradients", **wanted)[0] == {"returned": 0}
 
 
 @pytest.mark.parametrize(
@@ -327,7 +329,8 @@ def test_tensors_are_read_and_differentiated(open_session):
     [
         ("array", "returned numpy.ndarray, must be a torch tensor"),
         ("subclass", "a subclass of torch.Tensor, must be a plain tensor"),
-        ("complex_", "returned a tensor of torch.complex128"),
+        ("complex_", "returned a tensor of torch.complex32"),
+        ("sparse", "returned a tensor of torch.sparse_coo, must be a dense one"),
     ],
 )
 def test_what_is_no_tensor_is_said(open_session, name, reason):
@@ -367,7 +370,8 @@ def test_tensors_are_laid_out_written_and_compared():
     assert (written == 1).all()
     assert frame.memory(written).shape == written.shape
     assert frame.memory(written.bfloat16()).dtype == np.int16
-    assert frame.memory(written.to(torch.float8_e5m2)) is None
+    assert frame.memory(written.to(torch.float8_e5m2)[..., ::2]).dtype == np.int8
+    assert frame.memory(written.to(torch.complex64).conj()) is None
     hidden = frame.hide(torch.zeros(2), torch.tensor([True, False]))
     assert hidden.tolist() == [0, -np.inf]
     added = frame.add_mask(torch.tensor([True, False]), torch.zeros(1))
