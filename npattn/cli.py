@@ -55,8 +55,9 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as err:
-            err.message = name_flags(err.message, err.ctx)
-            raise
+            if type(err) is not click.UsageError:  # click's own words
+                raise
+            raise click.UsageError(name_flags(err.message, err.ctx), err.ctx) from err
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED)
@@ -67,14 +68,14 @@ def name_flags(message: str, ctx: click.Context | None) -> str:
 
     Arguments that the command has no flag for stay.
     """
-    flags = {p.name: p.opts[-1] for p in ctx.command.params if p.opts[-1][0] == "-"} if ctx else {}
+    flags = {flag for p in ctx.command.params for flag in p.opts} if ctx else set()
 
     def name(match: re.Match[str]) -> str:
         argument, word, pair = match.groups()
-        if argument not in flags:
+        flag, value = "--" + argument.replace("_", "-"), word or (pair or "").replace("'", "")
+        if flag not in flags:
             return match[0]
-        value = word or (pair or "").replace("'", "").replace(": ", "=")
-        return f"{flags[argument]} {value}" if value else flags[argument]
+        return f"{flag} {value.replace(': ', '=')}" if value else flag
 
     return re.sub(r"(?<![\w-])([a-z_]+)=(?:'([^']*)'|{([^{}]*)})?", name, message)
 

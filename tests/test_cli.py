@@ -291,6 +291,15 @@ def test_wrong_usage_is_explained_with_exit_code_2(words, message):
     assert message in told(run("check", *words, code=2))
 
 
+def test_arguments_of_python_are_named_by_their_flags(tmp_path):
+    path = tmp_path / "own_flags.py"
+    path.write_text("def f(q, k, v, speed): pass\ndef g(q, k, v):\n    raise ValueError('g=1')\n")
+    output = told(run("check", f"{path}:g", "--in-process", code=2))
+    assert "with --framework numpy or --framework torch or --framework jax" in output
+    assert "ValueError: g=1" in output  # no argument of a flag
+    assert "say what it is with --rename theirs=ours" in told(run("check", f"{path}:f", code=2))
+
+
 def test_sizes_of_a_letter_are_given_once():
     message = told(run("check", "numpy.flash", "--sizes", "D=8", "--sizes", "D=16", code=2))
     assert "--sizes has D twice: put all in one, as in D=64,128" in message

@@ -116,12 +116,15 @@ def _from_call(
     for candidate in WORDS:
         if candidate in modules:
             return _make(candidate), None
-    return try_frameworks(name, errors, call and (lambda candidate: call(_make(candidate)))), None
+
+    def try_candidate(candidate: str) -> Framework:
+        assert call is not None
+        return call(_make(candidate))
+
+    return try_frameworks(name, errors, None if call is None else try_candidate), None
 
 
-def try_frameworks(
-    name: str, errors: Mapping[str, str], call: Callable[[str], F] | None
-) -> F:
+def try_frameworks(name: str, errors: Mapping[str, str], call: Callable[[str], F] | None) -> F:
     """Return the result of a call with the arrays of the first framework that it takes.
 
     Parameters

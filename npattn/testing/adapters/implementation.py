@@ -253,7 +253,7 @@ class Implementation:
 
         def call(framework: Framework) -> Framework:
             self.framework = framework
-            self.forward(Problem(**TINY))
+            self.forward(Problem(*TINY.values()))
             return framework
 
         return call

@@ -121,7 +121,9 @@ class Torch:
             return None
         if value.is_conj() or value.is_neg():
             return None
-        return (value.view(DISGUISES[value.dtype][1]) if value.dtype in DISGUISES else value).numpy()
+        return (
+            value.view(DISGUISES[value.dtype][1]) if value.dtype in DISGUISES else value
+        ).numpy()
 
     def add_mask(self, mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         zeros = torch.zeros_like(mask, dtype=q.dtype)

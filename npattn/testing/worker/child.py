@@ -340,16 +340,14 @@ class Torch(NumPy):
         return flat.to(self.device)
 
     def view(self, tensor: Tensor, layout: dict[str, Any] | None, base: Any = None) -> Any:
-        if layout is not None and any(n < 0 for n in layout["strides"]):
-            raise NotPossible("torch tensors have no negative strides")
         base = self.base(tensor) if base is None else base
         if layout is None:
             return base.reshape(tensor.shape)
-        size, bytes_ = SIZES[tensor.dtype], (*layout["strides"], layout["offset"])
-        if any(n % size for n in bytes_):
-            raise NotPossible("torch tensors have strides of whole elements")
-        *strides, offset = (n // size for n in bytes_)
-        return base.as_strided(layout["shape"], strides, offset)
+        if any(n < 0 for n in layout["strides"]):
+            raise NotPossible("torch tensors have no negative strides")
+        size = SIZES[tensor.dtype]
+        strides = [n // size for n in layout["strides"]]
+        return base.as_strided(layout["shape"], strides, layout["offset"] // size)
 
     def check(self, value: Any) -> Any:
         if not isinstance(value, self.torch.Tensor):
@@ -655,7 +653,10 @@ def load(spec: str) -> Any:
         holder, value = value, getattr(value, part, None)
     own = getattr(getattr(value, "__code__", None), "co_varnames", ())[:1] == ("self",)
     if isinstance(value, type) or (isinstance(holder, type) and own):
-        what, way = "a method of a class", "give an instance a name in the module, and pass that name"
+        what, way = (
+            "a method of a class",
+            "give an instance a name in the module, and pass that name",
+        )
         if isinstance(value, type):
             what = "a class"
             if any(f"{k.__module__}.{k.__name__}" == AUTOGRAD for k in value.__mro__):

@@ -524,7 +524,8 @@ class Request:
         root: Any = array
         while isinstance(root.base, np.ndarray):
             root = root.base
-        whole = root is array and array.flags.c_contiguous and array.flags.writeable
+        own = root is array and array.flags.c_contiguous and array.flags.writeable
+        whole = own and min(array.strides, default=0) >= 0
         if whole or "views" not in self.remote.abilities:
             if not array.flags.c_contiguous:
                 raise ImplementationError("its worker takes no views")

@@ -189,12 +189,13 @@ def span(array: Array) -> Array:
     """Return a flat view of the memory from the first element of an array to the last."""
     if not array.size:
         return np.empty(0, array.dtype)
-    first = array[tuple(slice(-1 if n < 0 else 0, None) for n in array.strides)]
+    bits = array.view(f"V{array.itemsize}")  # any dtype has them
+    first = bits[tuple(slice(-1 if n < 0 else 0, None) for n in array.strides)]
     reach = sum((size - 1) * abs(n) for size, n in zip(array.shape, array.strides, strict=True))
     if reach % array.itemsize:
         raise ImplementationError("its worker takes no strides of parts of elements")
     count, step = reach // array.itemsize + 1, (array.itemsize,)
-    return np.lib.stride_tricks.as_strided(first, (count,), step, writeable=False)
+    return np.lib.stride_tricks.as_strided(first, (count,), step).view(array.dtype)
 
 
 def name_dtype(array: Array) -> str:
