@@ -142,7 +142,9 @@ def try_frameworks(name: str, errors: Mapping[str, str], call: Callable[[str], F
         If it takes none.
     """
     raised = dict(errors)
-    for candidate in errors if call is not None else ():
+    for candidate in errors:
+        if call is None:
+            break
         try:
             return call(candidate)
         except ImplementationError as err:

@@ -784,7 +784,7 @@ MODS: dict[str, Callable[..., Any]] = {
 """Formulas that a `score_mod` may name."""
 
 
-ABILITIES = ("views", "objects", "hold", "forms", "channels", "calls", "twice")
+ABILITIES = ("views", "objects", "hold", "forms", "channels", "calls", "twice", "counts")
 """Requests beyond the plain ones that are answered."""
 
 

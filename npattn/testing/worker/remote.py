@@ -646,8 +646,11 @@ class Request:
 
     def _counted_call(self, options: dict[str, Any], returns: tuple[str, ...]) -> dict[str, Any]:
         """Return a call whose results the worker counts before it goes on with them."""
-        self.returns, signature = returns, self.remote.signature
-        return {"call": self._call(options, returns), "results": count_results(signature, returns)}
+        self.returns = returns
+        request: dict[str, Any] = {"call": self._call(options, returns)}
+        if "counts" in self.remote.abilities:
+            request["results"] = count_results(self.remote.signature, returns)
+        return request
 
     def _call(self, options: dict[str, Any], returns: tuple[str, ...]) -> dict[str, Any]:
         remote = self.remote
