@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from npattn import dense, extended, tiled
 from npattn.arrays import Array, BiasLike, MaskLike
+from npattn.checks import check_cotangent
 from npattn.conventions import (
     Conventions,
     canonical_direction,
@@ -407,11 +408,14 @@ def read_cotangents(
     fwd: Forward, dout: Any, dlse: Any, dweights: Any
 ) -> tuple[Array, Array | None, Array | None]:
     """Return the cotangents of a forward in the dtype of the computation, checked."""
+    problem = fwd.problem
 
     def read(name: str, value: Any, shape: tuple[int, ...]) -> Array:
-        return read_array(name, value, shape, fwd.problem.dtype)
+        return read_array(name, value, shape, problem.dtype)
 
-    whole = (*fwd.lse.shape, fwd.problem.S)
+    whole = (*fwd.lse.shape, problem.S)
+    if problem.storage is not None and dout is not None:
+        dout = problem.to_operand(check_cotangent("dout", dout, fwd.out.shape))  # rounded once
     do = np.zeros_like(fwd.out) if dout is None else read("dout", dout, fwd.out.shape)
     dl = None if dlse is None else read("dlse", dlse, fwd.lse.shape)
     dw = None if dweights is None else read("dweights", dweights, whole)

@@ -158,8 +158,7 @@ def max_score(_: Problem, residuals: Residuals) -> Array:
 
 def operands(problem: Problem) -> tuple[Array, Array, Array]:
     """Return q, k, v in the dtype of the computation, with a head axis, heads repeated [1, 15]."""
-    inputs = (problem.q, problem.k, problem.v)
-    q, k, v = (problem.round_to_storage(x.astype(problem.dtype, copy=False)) for x in inputs)
+    q, k, v = (problem.to_operand(x) for x in (problem.q, problem.k, problem.v))
     if problem.headless:
         return q[None], k[None], v[None]
     whole = (*problem.lead, problem.H, problem.T, problem.D)

@@ -342,10 +342,7 @@ class MultiHeadAttention(MultiHeadParameters):
         frame = self._frame(inputs)
 
         def convert(arrays: Mapping[str, Array]) -> dict[str, Array]:
-            return {
-                n: frame.round_to_storage(x.astype(frame.dtype, copy=False))
-                for n, x in arrays.items()
-            }
+            return {n: frame.to_operand(x) for n, x in arrays.items()}
 
         p, x = convert(self.parameters), convert(inputs.arrays)
         heads, norms, turns = {}, {}, self._turns(inputs, frame)
@@ -477,7 +474,7 @@ class MultiHeadAttention(MultiHeadParameters):
     ) -> tuple[dict[str, Array], Array]:
         """Gradients of wo and bo, and of the output of the heads."""
         frame, d = steps.frame, {}
-        dmerged = frame.round_to_storage(dout.astype(frame.dtype, copy=False))
+        dmerged = frame.to_operand(dout)
         if self.wo is not None:
             dmerged, dwo, dbo = linear_backward(dmerged, steps.merged, steps.parameters["wo"])
             d = {"wo": dwo, "bo": dbo}
@@ -580,7 +577,7 @@ class MultiHeadGradients:
 def _gate_option(frame: Problem) -> Array:
     """Return the option gate in the dtype computed in."""
     assert frame.gate is not None
-    return frame.round_to_storage(frame.to_compute_dtype(frame.gate))
+    return frame.to_operand(frame.gate)
 
 
 def _to_result_dtype(frame: Problem, x: Any) -> Any:

@@ -2,6 +2,8 @@
 
     x ≈ values · descale        values = round(x / descale), saturated at the ends of the format
 
+The quotient is a float64, and rounded once: to the nearest number of the format, ties to even.
+
 A descale belongs to a whole array, to a head, to a group of heads, to a block of rows of a head, or
 to one row, a token. The product is exact in float64, so that an oracle of a quantized kernel is
 ``npattn.attention(*(dequantize(values, descale) for ... in q, k, v))``, and of one that returns o
@@ -15,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array, finfo
+from npattn.arrays import Array, cast, finfo
 from npattn.checks import check_integer
 from npattn.descales import check_descale, gather, read_real, spread
 from npattn.errors import DtypeError, OptionError, ShapeError
@@ -130,7 +132,7 @@ def quantize(
         scaled = x / spread(descale, x.shape, rows)
     bounded = np.clip(scaled, -top, top)
     whole = np.rint(bounded) if np.dtype(dtype) == np.int8 else bounded
-    return Quantized(whole.astype(dtype), np.asarray(descale))
+    return Quantized(cast(whole, dtype), np.asarray(descale))
 
 
 def quantize_backward(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array
+from npattn.arrays import Array, cast
 from npattn.cache.paging import check_pages, find_slots, read_integers
 from npattn.checks import read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
@@ -87,7 +87,7 @@ def append(
     out = []
     for old, x in zip(caches, new, strict=True):
         filled = old.copy()
-        filled[slots.page, slots.slot] = x.astype(old.dtype)
+        filled[slots.page, slots.slot] = cast(x, old.dtype)
         out.append(filled)
     return out[0], out[1], slots.lengths
 
