@@ -188,7 +188,7 @@ def _engine_of(precision: str | None, engine: str) -> str | None:
     """Return the engine of a precision; None for that of the problem."""
     if precision is None:
         return None
-    if precision != "extended":
+    if not isinstance(precision, str) or precision != "extended":
         raise OptionError(f'precision is {precision!r}, must be "extended" or None')
     if engine == "tiled":
         raise OptionError("precision is 'extended' beside engine 'tiled', must be 'dense' there")
@@ -212,6 +212,7 @@ def evaluate(
     -------
     Forward
     """
+    dense.check_elementwise(problem)
     ungated = problem.without_gate
     canonical = ungated if conventions is None else conventions.canonical(ungated)
     engine = engine or (tiled.choice(canonical) if problem.engine == "auto" else problem.engine)
@@ -258,6 +259,7 @@ def find_obstacle(problem: Problem, conventions: Conventions | None) -> str | No
     return None
 
 
+@reject_unknown_options
 def backward(
     fwd: Forward,
     dout: ArrayLike | None,
@@ -323,6 +325,7 @@ def backward(
     return grads
 
 
+@reject_unknown_options
 def jvp(
     fwd: Forward,
     dq: ArrayLike | None = None,

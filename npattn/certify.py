@@ -19,6 +19,7 @@ from npattn.arrays import Array, sum_to
 from npattn.dense import QUIET, dropout_factor, subtract_mean, sum_shared
 from npattn.double_double import as_pair, dot, select
 from npattn.errors import OptionError
+from npattn.foreign import reject_unknown_options
 from npattn.problem import Forward, Problem
 
 __all__ = ["Certificate", "certify"]
@@ -55,6 +56,7 @@ class Certificate:
     sinks: Array | None = None
 
 
+@reject_unknown_options
 @np.errstate(**QUIET)  # type: ignore[arg-type]
 def certify(
     fwd: Forward,

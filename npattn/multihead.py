@@ -29,7 +29,7 @@ from npattn.arrays import Array, MaskLike, sum_to
 from npattn.checks import check_cotangent, read_floating
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import OptionError, ShapeError
-from npattn.foreign import unknown_option
+from npattn.foreign import reject_unknown_options, unknown_option
 from npattn.multihead_build import PARAMETERS, MultiHeadParameters
 from npattn.options import FEATURES
 from npattn.positions.attention import Rotary, check_rotary
@@ -160,7 +160,7 @@ class MultiHeadAttention(MultiHeadParameters):
             If keep, rope or an option is unknown or has an illegal value, or score_mod meets bias_k
             or add_zero_attn. All errors are raised before any work.
         """
-        if keep not in ("all", "inputs"):
+        if not isinstance(keep, str) or keep not in ("all", "inputs"):
             raise OptionError(f'keep is {keep!r}, must be "all" or "inputs"')
         _check_options(options)
         check_rotary(rope)
@@ -479,6 +479,11 @@ class MultiHeadAttention(MultiHeadParameters):
             dmerged, dwo, dbo = linear_backward(dmerged, steps.merged, steps.parameters["wo"])
             d = {"wo": dwo, "bo": dbo}
         return d, merge_backward(frame.round_to_storage(dmerged), self.num_heads, self.merge)
+
+
+MultiHeadAttention.__init__ = reject_unknown_options(  # type: ignore[method-assign]
+    MultiHeadAttention.__init__
+)
 
 
 class MultiHeadInputs(NamedTuple):

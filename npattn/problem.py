@@ -31,6 +31,7 @@ from npattn.arrays import (
     finfo,
     sum_to,
 )
+from npattn.foreign import reject_unknown_options
 from npattn.options import OPTIONS, Alignment, ScoreMod, Window
 
 __all__ = ["Cotangents", "Forward", "Gradients", "Problem"]
@@ -267,6 +268,9 @@ class Problem:
         if value is None or isinstance(value, np.ndarray):
             return value
         return value.to_array(self.T, self.S, lead=self.lead, H=self.H)
+
+
+Problem.__init__ = reject_unknown_options(Problem.__init__)  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, eq=False)

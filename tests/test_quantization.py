@@ -272,7 +272,7 @@ def test_quantize_takes_the_nearest_number():
     assert quantize(x, descale=1.0).values.astype(float).tolist() == [[448.0, 416.0]]
     rng = np.random.default_rng(0)
     values = neighbours("float8_e4m3fn")
-    x = rng.standard_normal((64, 1021)).astype(np.float32)
+    x = rng.standard_normal((7, 127)).astype(np.float32)
     found = quantize(x)
     scaled = x.astype(float) / float(found.descale)
     off = abs(found.values.astype(float) - scaled)

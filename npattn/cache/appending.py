@@ -12,6 +12,7 @@ from npattn.arrays import Array, cast
 from npattn.cache.paging import check_pages, find_slots, read_integers
 from npattn.checks import read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.foreign import reject_unknown_options
 from npattn.positions import rope, rope_backward
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
 ROTARY = ("layout", "base", "size", "frequencies")
 
 
+@reject_unknown_options
 def append(
     k_cache: ArrayLike,
     v_cache: ArrayLike,
@@ -101,6 +103,7 @@ class CacheGradients(NamedTuple):
     v: Array
 
 
+@reject_unknown_options
 def append_backward(
     dk_cache: ArrayLike,
     dv_cache: ArrayLike,

@@ -20,6 +20,7 @@ from npattn.arrays import Array, cast
 from npattn.cache.packed import evaluate_sequences, read_options, sum_parameters
 from npattn.checks import check_cotangent, check_result_of, read_array, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.foreign import reject_unknown_options
 from npattn.problem import Forward, Gradients
 
 __all__ = [
@@ -146,6 +147,7 @@ def paged_forward(
     return PagedForward(out, lse, tuple(parts), slots, shapes)
 
 
+@reject_unknown_options
 def paged_backward(fwd: PagedForward, dout: ArrayLike, dlse: ArrayLike | None = None) -> Gradients:
     """Gradients of `paged_forward`.
 
