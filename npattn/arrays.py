@@ -17,10 +17,12 @@ __all__ = [
     "MaskLike",
     "Tile",
     "band",
+    "cast",
     "describe_value",
     "diagonal",
     "finfo",
     "plane_of",
+    "round_to_odd",
     "sum_to",
     "tile_of",
 ]
@@ -137,6 +139,30 @@ class BiasLike(Protocol):
 def finfo(dtype: Any) -> Any:
     """Limits of a floating dtype, including bfloat16 and float8."""
     return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+
+
+def cast(x: Array, dtype: Any) -> Array:
+    """Convert x to a dtype, rounded once: to nearest, ties to even, and beyond the range to inf.
+
+    NumPy does so, but ml_dtypes goes by way of float32, and would round float64 twice.
+    """
+    dtype = np.dtype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if x.dtype.char == "d" and dtype.isbuiltin != 1:
+            x = round_to_odd(x)
+        return x.astype(dtype, copy=False)
+
+
+def round_to_odd(x: Array) -> Array:
+    """Round float64 to float32 toward 0, with a last bit of 1 where that is not exact.
+
+    No number then is a tie of a narrower dtype unless x is, so that it may be rounded once more.
+    """
+    with np.errstate(over="ignore"):
+        near = np.array(x, np.float32)
+    odd = np.where(abs(near) > abs(x), np.nextafter(near, np.float32(0)), near)
+    odd.view(np.uint32)[...] |= (odd != x) & np.isfinite(odd)
+    return odd
 
 
 def sum_to(x: Array, shape: tuple[int, ...]) -> Array:

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.api import backward
-from npattn.arrays import Array
+from npattn.arrays import Array, cast
 from npattn.cache.packed import evaluate_sequences, read_options, sum_parameters
 from npattn.checks import check_cotangent, check_result_of, read_array, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.foreign import reject_unknown_options
 from npattn.problem import Forward, Gradients
 
 __all__ = [
@@ -146,6 +147,7 @@ def paged_forward(
     return PagedForward(out, lse, tuple(parts), slots, shapes)
 
 
+@reject_unknown_options
 def paged_backward(fwd: PagedForward, dout: ArrayLike, dlse: ArrayLike | None = None) -> Gradients:
     """Gradients of `paged_forward`.
 
@@ -186,7 +188,7 @@ def paged_backward(fwd: PagedForward, dout: ArrayLike, dlse: ArrayLike | None = 
         total = np.zeros(shape, np.result_type(dtype, np.float64))  # summed, and then rounded
         for slots, grad in zip(fwd.slots, grads, strict=False):
             np.add.at(total, slots, getattr(grad, name).swapaxes(0, 1))
-        pages.append(total.astype(dtype))
+        pages.append(cast(total, dtype))
     return Gradients(dq, pages[0], pages[1], *sum_parameters(fwd.parts, grads))
 
 
