@@ -372,9 +372,7 @@ def test_what_is_no_problem_is_an_error_that_says_how_to_make_one() -> None:
     others = [None, np, (problem.q, problem.k, problem.v), problem.q, {"q": problem.q}, 3, "q"]
     for other in (*others, fwd, npattn.attention, npattn.MultiHeadAttention.init(6, 2, seed=0)):
         for got in (o, (o, o, o), other):
-            with pytest.raises(
-                OptionError, match=r"^problem is .* must be npattn\.Problem\(q"
-            ):
+            with pytest.raises(OptionError, match=r"^problem is .* must be npattn\.Problem\(q"):
                 compare(got, other)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"of type Forward, .*: pass its \.problem$"):
         compare(o, fwd)  # type: ignore[arg-type]
