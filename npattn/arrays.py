@@ -25,6 +25,7 @@ __all__ = [
     "round_to_odd",
     "sum_to",
     "tile_of",
+    "to_numpy",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -212,6 +213,17 @@ def tile_of(array: Array, tile: Tile) -> Array:
     m, n = plane.shape
     rows = slice(None) if m == 1 else slice(tile.t0, tile.t1)
     return plane[rows, slice(None) if n == 1 else slice(tile.s0, tile.s1)]
+
+
+def to_numpy(x: Any) -> Array:
+    """Return x as an array; a tensor of torch leaves its graph and device, and keeps its dtype."""
+    if not hasattr(x, "detach"):
+        return np.asarray(x)
+    x = x.detach().cpu()
+    dtype = str(x.dtype).removeprefix("torch.")
+    if dtype.startswith(("bfloat16", "float8")):  # dtypes that Tensor.numpy does not know
+        return np.asarray(x.float()).astype(dtype)
+    return np.asarray(x)
 
 
 def describe_value(value: Any) -> str:

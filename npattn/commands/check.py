@@ -14,7 +14,6 @@ import click
 from rich.console import Console
 
 from npattn.commands.journal import list_options_beside
-from npattn.commands.progress import ProgressBar
 from npattn.commands.target import (
     change_conventions,
     framework_option,
@@ -40,6 +39,7 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.check import DTYPES, check
 from npattn.testing.levels import LEVELS, REQUIRED
 from npattn.testing.report.expected import read_expected
+from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.runner.journal import Journal
 from npattn.testing.worker.supervisor import Limits
@@ -309,9 +309,8 @@ def _check(
         judge: Callable[..., Report] = check
         if cluster is not None:
             judge = _on_cluster(cluster, limits, {**given, "device": device})
-        with ProgressBar() as (bar, advance), interruptible():
-            report = judge(implementation, progress=advance, **arguments)
-            bar.stop()
+        with ProgressBar() as bar, interruptible():
+            report = judge(implementation, progress=bar.advance, **arguments)
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
     except KeyboardInterrupt as err:

@@ -31,6 +31,7 @@ from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.progress import Progress, ProgressBar, check_progress
 from npattn.testing.report.report import Report
 from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.rules import PROPERTIES, RULES, Property
@@ -41,7 +42,6 @@ from npattn.testing.runner.rounds import (
     OUT_OF_TIME,
     ROBUSTNESS,
     Judge,
-    Progress,
     Round,
 )
 from npattn.testing.runner.schedule import ERRORS, InProcess, Processes
@@ -104,7 +104,7 @@ def check(
     shrink: bool = True,
     processes: int = 1,
     fail_fast: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     sweep: int = 0,
     diagnosis: bool = True,
     isolate: bool = False,
@@ -173,8 +173,9 @@ def check(
     fail_fast : bool
         Stop at the first failure of a required level that is not expected; the report has what is
         known by then.
-    progress : callable, optional
-        Called with ``(dtype, rule, done, total)``.
+    progress : callable or bool, optional
+        Called with ``(dtype, rule, done, total)``. Default, or True: a bar on the error stream of a
+        terminal, or in a notebook, if it takes more than two seconds. False: none.
     sweep : int, default 0
         For torch functions: number of problems of every length up to 4096 that are sampled,
         computed and judged on the device; a few very long ones are added.
@@ -211,7 +212,8 @@ def check(
         If another argument is not legal, `f` cannot be called with q, k, v alone, or other
         processes cannot import it. Both are raised before any work.
     KeyboardInterrupt
-        If it is interrupted; its attribute `report` is the report of what is known by then.
+        If it is interrupted; its attribute `report` is the report of what is known by then, which
+        a prompt and a notebook print.
 
     Examples
     --------
@@ -251,7 +253,9 @@ def check(
     levels, expected = check_levels(require), check_expected(expect or {})
     must = _check_must(must)
     rules, robust = _choose_rules(only), ROBUSTNESS in (only or ())
-    progress = progress or (lambda *_: None)
+    check_progress(progress)
+    bar = ProgressBar(progress is None or progress is True)
+    advance = progress if callable(progress) else bar.advance
     rounding = implementation.rounding if rounding is None else rounding
     storage = implementation.weights_storage
     models = [Rounding.choose(rounding, dtype, storage) for dtype in dtypes]
@@ -278,7 +282,7 @@ def check(
         own = replace(space, dtype=dtype)
         first_calls = () if judges else implementation.first_calls
         trial = Trial(implementation, conventions, model, own, first_calls=first_calls)
-        judges.append(Judge(trial, first, seed, progress, shrink, *limits))
+        judges.append(Judge(trial, first, seed, advance, shrink, *limits))
     if kept is not None:
         asked = {"dtypes": dtypes, "examples": examples, "seed": seed, "shrink": shrink}
         asked |= {"sizes": sizes, "only": None if only is None else [rule.rule for rule in rules]}
@@ -296,7 +300,7 @@ def check(
     left = "what was not asked yet"  # if it is interrupted now
     try:
         several = Processes(processes, implementation) if processes > 1 else InProcess()
-        with np.errstate(**ERRORS), several as executor:
+        with np.errstate(**ERRORS), bar, several as executor:
             _ask(judges, rules, robust, implementation, executor, rounds)
             if budget is not None:
                 _ask_more(rounds, examples, executor, deadline)
@@ -348,7 +352,8 @@ def check(
     report = replace(report, missing=(*report.missing, *late))
     if interrupt is not None:
         interrupt.report = report  # type: ignore[attr-defined]
-        raise interrupt
+        interrupt.add_note(str(report))  # what a prompt or a notebook prints below the traceback
+        raise interrupt.with_traceback(None) from None
     return report
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from npattn.errors import MissingExtraError
 from npattn.testing.report.as_json import as_dict
-from npattn.testing.report.html import page
+from npattn.testing.report.html import fragment, page
 from npattn.testing.report.record import Record
 from npattn.testing.report.text import lines
 from npattn.testing.report.words import verdict
@@ -41,6 +41,10 @@ class Report(Record):
 
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_html_(self) -> str:
+        """Return the report as a notebook shows it: the page of `to_html` without its frame."""
+        return fragment(self)
 
     def text(self, *, verbose: bool = False) -> str:
         """Return the report as text: at most 40 lines, or with `verbose` everything."""

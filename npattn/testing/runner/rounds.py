@@ -15,6 +15,7 @@ from npattn.testing.capabilities import Finding, probe
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import FEW, Pools
 from npattn.testing.report.outcome import Outcome, Status, add_reproducer
+from npattn.testing.report.progress import Progress
 from npattn.testing.rules import RULES, Property
 from npattn.testing.rules.systematic_error import plain_recipes, tightest_model
 from npattn.testing.runner.journal import Answer, Journal, answer_of, recipe_of
@@ -22,7 +23,7 @@ from npattn.testing.runner.robustness import describe_wrong_input
 from npattn.testing.runner.search import Search, Standing
 from npattn.testing.trial import Suspicion, Trial, Violation
 
-__all__ = ["BEHAVIOUR", "ROBUSTNESS", "Answers", "Judge", "Progress", "Round", "round_sizes"]
+__all__ = ["BEHAVIOUR", "ROBUSTNESS", "Answers", "Judge", "Round", "round_sizes"]
 
 BEHAVIOUR = "behaves as"
 ROBUSTNESS = "robustness"  # asked only by name: it gives notes, and needs child processes
@@ -30,7 +31,6 @@ ABOUT_STRUCTURE = (
     "Accepted structure, sizes of 0 included, and each option alone give right results."
 )
 ABOUT_GRADIENTS = "The plainest problem has the gradients that it is said to have."
-Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
 Answers = dict[str, Answer]
 """By rule: its outcome, or how far it has come; by `BEHAVIOUR`: a text."""
 OUT_OF_TIME = "not asked within the budget"
