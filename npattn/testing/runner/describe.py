@@ -48,7 +48,9 @@ def _missing(implementation: Implementation) -> list[str]:
         lines.append(f"options it does not have: {', '.join(absent)}")
     if not implementation.has_gradients and not implementation.gradients_raise:
         lines.append("gradients: no backward= was given")
-    if not implementation.returns_lse:
+    if not implementation.returns_lse and "return_lse" in implementation.signature.returns:
+        pass  # a refusal says so
+    elif not implementation.returns_lse:
         lines.append("lse: no return_lse parameter")
     elif not implementation.takes_dlse and implementation.backward is not None:
         lines.append("gradients through lse: backward has no dlse parameter")
