@@ -60,12 +60,10 @@ def blame_structure(
         return None
     if _attempt(trial, _make_plain(asked, names, trial.space)) is not None:
         return None
-    for name in names:
-        others = [other for other in names if other != name]
-        alone = err if not others else _attempt(trial, _make_plain(asked, others, trial.space))
-        if alone is not None:
-            return StructureRefusedError(name, _line(name, alone))
-    return StructureRefusedError(names[0], _line(names[0], err))  # only with another of them
+    for name in names if len(names) > 1 else ():
+        if _attempt(trial, _make_plain(asked, [name], trial.space)) is None:
+            return StructureRefusedError(name, _line(name, err))
+    return StructureRefusedError(names[0], _line(names[0], err))  # each of them raises
 
 
 def refuse_structure(space: Space, name: str) -> Space:
@@ -95,7 +93,8 @@ def _attempt(trial: Trial, recipe: Recipe) -> ImplementationError | None:
 def _make_plain(recipe: Recipe, names: Collection[str], space: Space) -> Recipe:
     """Return the recipe with plain structure for that of these names."""
     base = space.base()
-    changes: dict[str, Any] = {name: getattr(base, name) for name in "TSDE" if _has(names, name)}
+    least = dict.fromkeys("TS", 2) | {"D": base.D, "E": base.E}  # D as it is accepted
+    changes: dict[str, Any] = {name: n for name, n in least.items() if _has(names, name)}
     if _has(names, "H") or (recipe.lead is None and base.lead is not None):
         changes |= {"H": base.H, "K": base.K}
     if recipe.view in names:

@@ -82,7 +82,7 @@ def _find_returns(probing: Probing, named: tuple[str, ...]) -> None:
         kept += [name] if err is None else []
         if err is not None:
             result, flag = name.removeprefix("return_"), f.signature.names.get(name, name)
-            probing.refused.append(f"{result}: refused, so it is not read ({flag} {err})")
+            probing.refused.append(f"{result}: refused, so it is not read ({flag}=True {err})")
     f.returns, probing.calls, probing.refusals = tuple(kept), calls, refusals
 
 
