@@ -18,6 +18,7 @@ from npattn.commands.target import (
     change_conventions,
     framework_option,
     open_target,
+    parse_features,
     parse_renames,
     refuse_beside_cluster,
     worker_options,
@@ -106,6 +107,11 @@ ALONE = (
     multiple=True,
     metavar="THEIRS=OURS",
     help="Parameter that means an option of npattn, as cap=softcap; may be given several times.",
+)
+@click.option(
+    "--features",
+    metavar="NAMES",
+    help="Its options and results, as mask,causal,return_lse: else those that its signature names.",
 )
 @click.option("--only", multiple=True, metavar="RULE", help="A rule, or a prefix of several.")
 @click.option(
@@ -253,6 +259,7 @@ def _check(
     like: str | None,
     quantized: str | None,
     renames: tuple[str, ...],
+    features: str | None,
     framework: str,
     sizes: tuple[str, ...],
     only: tuple[str, ...],
@@ -286,6 +293,7 @@ def _check(
             "layout": layout,
             "like": like,
             "rename": parse_renames(renames) or None,
+            "features": parse_features(features),
             "quantized": quantized,
         }
         limits = Limits(timeout, parse_memory(memory))

@@ -217,21 +217,35 @@ def test_general_failure_is_not_blamed_on_size_0():
 # --- options --------------------------------------------------------------------------------------
 
 
-def test_raising_option_is_an_error_and_not_sampled():
-    values = []
-
+def without_softcap(error, values):
     def f(q, k, v, *, softcap=None, scale=None):
         if softcap is not None:
             values.append(softcap)
-            raise NotImplementedError("no softcap yet")
+            raise error("no softcap yet")
         return flash(q, k, v, scale=scale)
 
-    report = judge(f, examples=30)
+    return f
+
+
+def test_option_that_always_raises_a_mistake_is_an_error():
+    values = []
+    report = judge(without_softcap(KeyError, values), examples=30)
     assert statuses(report) == {"option-softcap": "error", "agreement-o": "passed"}
     assert not report.passed
     assert values == list(OPTIONS["softcap"].examples)  # each once
     assert "no softcap yet" in outcome_of(report, "option-softcap").message
     assert any("softcap: raised, so it is not sampled again" in line for line in report.refused)
+
+
+@pytest.mark.parametrize("error", [AssertionError, NotImplementedError, ValueError])
+def test_option_whose_every_value_is_refused_is_no_failure(error):
+    values = []
+    report = judge(without_softcap(error, values), examples=30)
+    assert statuses(report) == {"agreement-o": "passed"}
+    assert report.passed
+    first = OPTIONS["softcap"].examples[0]
+    assert values == [*OPTIONS["softcap"].examples, first]  # once more at other sizes
+    assert any(line.startswith("float32: softcap: refused (raised") for line in report.refused)
 
 
 def test_exception_on_accepted_structure_is_an_error():

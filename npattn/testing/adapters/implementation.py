@@ -289,6 +289,10 @@ class Implementation:
             self.backward is not None or self.framework.differentiates
         )
 
+    def ask_everything(self) -> None:
+        """Ask for every result that the signature names, and for gradients."""
+        self.returns, self.gradients_raise = self.signature.returns, False
+
     @property
     def weights_storage(self) -> str:
         """Storage of P where no rounding model is declared."""

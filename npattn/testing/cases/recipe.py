@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from typing import Any
 
@@ -34,6 +34,7 @@ __all__ = [
     "Recipe",
     "are_identical",
     "repeat_for_view",
+    "resize",
 ]
 
 VIEWS = ("contiguous", "transposed", "stepped", "expanded", "reversed")
@@ -231,6 +232,12 @@ def _same_bits(x: Array | None, y: Array | None) -> bool:
     if x is None or y is None:
         return x is y
     return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+
+def resize(recipe: Recipe, problem: Problem) -> Recipe:
+    """Return the recipe with the sizes of a problem that was made of it."""
+    sizes = {letter: getattr(problem, letter) for letter in "HKTSDE"}
+    return replace(recipe, lead=None if problem.headless else problem.lead, **sizes)
 
 
 def repeat_for_view(

@@ -11,7 +11,7 @@ from npattn.options import FEATURES
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.shapes import SHAPES
 
-__all__ = ["LONG", "POOLS", "RANKS", "STRUCTURE", "Space", "with_rank"]
+__all__ = ["LATE", "LONG", "POOLS", "RANKS", "STRUCTURE", "Space", "with_rank"]
 
 RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
 """Ranks of q, k, v, the commonest first."""
@@ -38,6 +38,8 @@ STRUCTURE = (
     "reversed",
 )
 """Structure, which has no parameter and is probed: ranks, sizes, views."""
+LATE = "raises in"
+"""Words about structure that raises after the probe: no report leaves such a line out."""
 
 EDGES = (15, 17, 31, 33, 63, 65, 127, 129, 257)  # one beside a multiple of a tile
 POOLS = {

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from npattn.testing.cases.space import LATE
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.record import Group, Record
@@ -153,11 +154,13 @@ def _missing(record: Record, width: int, limit: int) -> Iterator[Line]:
     if record.untested or record.refused:
         left_out = "; ".join(record.untested) or "what it refuses"
         yield from (Line(x, YELLOW) for x in _wrap(f"not tested: {left_out}", width, limit=limit))
-    shown = len(record.refused) if len(record.refused) <= limit else limit - 1
-    for text in record.refused[:shown]:
+    late = [text for text in record.refused if LATE in text]  # seen whatever the limit
+    others = [text for text in record.refused if LATE not in text]
+    shown = late + (others if len(others) <= limit else others[: limit - 1])
+    for text in shown:
         yield Line(f"  {textwrap.shorten(text, width - 2, placeholder=' …')}", YELLOW)
-    if len(record.refused) > shown:
-        yield Line(f"  and {len(record.refused) - shown} refusals (--verbose: all)", YELLOW)
+    if len(record.refused) > len(shown):
+        yield Line(f"  and {len(record.refused) - len(shown)} refusals (--verbose: all)", YELLOW)
 
 
 def _end(record: Record) -> Iterator[Line]:

@@ -48,12 +48,14 @@ def _missing(implementation: Implementation) -> list[str]:
         lines.append(f"options it does not have: {', '.join(absent)}")
     if not implementation.has_gradients and not implementation.gradients_raise:
         lines.append("gradients: no backward= was given")
-    if not implementation.returns_lse:
+    flag = implementation.signature.names.get("return_lse", "return_lse")
+    if "return_lse" not in implementation.signature.returns:
         lines.append("lse: no return_lse parameter")
+    elif not implementation.returns_lse:
+        lines.append(f"lse: {flag} raises")
     elif not implementation.takes_dlse and implementation.backward is not None:
         lines.append("gradients through lse: backward has no dlse parameter")
     elif not implementation.takes_dlse:
-        flag = implementation.signature.names["return_lse"]
         lines.append(f"gradients through lse: {flag} returns one that is not differentiated")
     return lines
 

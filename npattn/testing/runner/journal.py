@@ -44,6 +44,8 @@ class Journal:
         Arguments of the command line that began it; empty for a check begun in Python.
     answers : dict
         By dtype and rule: the last answer in a file that is continued, as it was written.
+    refused : dict
+        By dtype: names of structure that was refused after the probe, with their lines.
     unanswered : str
         Step in which it ended; "" if it ended between two.
     """
@@ -51,6 +53,7 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str], command: Mapping[str, Any] | None = None):
         self.path, self.command = Path(path).absolute(), dict(command or {})
         self.answers: dict[tuple[str, str], dict[str, Any]] = {}
+        self.refused: dict[str, dict[str, str]] = {}
         self.unanswered = ""
         self._question: dict[str, Any] | None = None
 
@@ -88,6 +91,10 @@ class Journal:
         for entry in lines[1:]:
             if "answer" in entry:
                 journal.answers[entry["dtype"], entry["answer"]] = entry
+            elif "refused" in entry:
+                journal.forget(entry["dtype"])
+                names = journal.refused.setdefault(entry["dtype"], {})
+                names[entry["refused"]] = entry["line"]
         journal.unanswered = _describe_step(lines)
         return journal
 
@@ -139,6 +146,15 @@ class Journal:
         """Write which request is about to be sent to a worker."""
         calls = {name: message[name] for name in ("call", "calls") if name in message}
         self.write({"request": message.get("do"), **calls, "shapes": shapes})
+
+    def note_refused(self, dtype: str, name: str, line: str) -> None:
+        """Write that structure is refused: every rule is asked anew, without it."""
+        self.forget(dtype)
+        self.write({"dtype": dtype, "refused": name, "line": line})
+
+    def forget(self, dtype: str) -> None:
+        """Forget the answers that it was begun with for a dtype."""
+        self.answers = {key: entry for key, entry in self.answers.items() if key[0] != dtype}
 
     def note_answer(self, dtype: str, rule: str, answer: Answer) -> None:
         """Write what came of a rule, or how far it has come."""

@@ -14,6 +14,7 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis.errors import Flaky
 
 from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, TimedOut
+from npattn.testing.capabilities import blame_structure
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import Property
@@ -107,6 +108,11 @@ class Search:
         """Try the recipes of the rule until one fails, or `count` of them are done.
 
         Once `count` reaches the examples, a rule with recipes of its own tries them all.
+
+        Raises
+        ------
+        StructureRefusedError
+            If plain structure is answered where other structure, accepted before, raises.
         """
         count = self.most if count is None else min(count, self.most)
         if self.rule.last and count < self.examples:
@@ -137,7 +143,13 @@ class Search:
             if time.monotonic() > self.deadline:
                 return
             standing.position += 1
-            self.try_recipe(recipe)
+            try:
+                self.try_recipe(recipe)
+            except ImplementationError as err:
+                refusal = blame_structure(self.trial, recipe, err)
+                if refusal is not None:
+                    raise refusal from None
+                raise
 
     def _shrink(self, failure: Failure, pools: Pools, seed: int) -> None:
         """Let Hypothesis find the simplest failing recipe near the one that failed."""
@@ -182,7 +194,7 @@ class Search:
         except NotAsked:
             return
         except (Violation, ImplementationError) as err:
-            if isinstance(err, ImplementationError) and self.trial.has_refused(err):
+            if isinstance(err, ImplementationError) and self.trial.has_refused(err, recipe):
                 return  # the rule made of it a problem that is known to be refused
             asks = self.leaves or self.rule.alters
             if asks and self.rule.leaves(self.trial, recipe, err):

@@ -49,7 +49,10 @@ LARGEST = 1 << 33
 """Bytes of a frame beyond which it is garbage."""
 BLOCK, LARGE_BLOCK = 1 << 16, 1 << 20
 """Bytes up to which a frame is joined, and is read at once; and those read of a longer one."""
-LIBRARIES = tuple(sysconfig.get_paths()[n] for n in ("stdlib", "platstdlib", "purelib", "platlib"))
+LIBRARIES = (
+    *(sysconfig.get_paths()[n] for n in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(path for path in sys.path if path.endswith("-packages")),
+)
 TOKEN = 16
 """Random bytes at the start of shared memory, by which a worker knows that it sees the same."""
 DTYPES = """

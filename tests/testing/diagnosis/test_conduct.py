@@ -48,6 +48,30 @@ class Turned:
         return o / np.where(total == 0, 1, total) * q.dtype.type(1 + self.wrong * (self.calls % 3))
 
 
+def test_exceptions_are_grouped_by_type_and_place():
+    """Numbers in the text, the rule and the layout of the problem make no other cause."""
+
+    def f(q, k, v):
+        if k.shape[-2] > 16:
+            kind = KeyError if k.shape[-2] > 64 else ValueError
+            raise kind(f"S is {k.shape[-2]}, T is {q.shape[-2]}")
+        s = q @ np.swapaxes(k, -1, -2) / np.sqrt(max(q.shape[-1], 1), dtype=q.dtype)
+        p = np.exp(s - s.max(-1, keepdims=True, initial=-np.inf))
+        return p / np.maximum(p.sum(-1, keepdims=True), np.float32(1e-30)) @ v
+
+    rules = ("agreement-o", "shape-dtype", "permute-keys", "model-sizes")
+    report = check(f, only=rules, examples=40, framework="numpy", shrink=False)
+    failed = [o for o in report.outcomes if o.rule in rules]
+    assert {o.status for o in failed} == {"error"}
+    assert len({o.message for o in failed}) > 1
+    assert len(report.causes) == len({o.raised for o in failed}) <= 2
+    for cause in report.causes:
+        kind, place = cause.name.split(" at ")
+        assert kind in cause.text
+        assert place.startswith("test_conduct.py:")
+        assert place in cause.text
+
+
 def test_sums_in_no_fixed_order_are_no_state():
     """Bits differ between calls, and after another call, but all are within the tolerance."""
     rules = ("agreement-o", "repeatable", "after-other-dtype")

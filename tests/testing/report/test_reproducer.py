@@ -51,7 +51,7 @@ def drifting(q, k, v):
 
 def no_softcap(q, k, v, *, softcap=None):
     if softcap is not None:
-        raise NotImplementedError("no softcap yet")
+        raise KeyError("no softcap yet")
     return flash(q, k, v)
 
 def no_gradient_of_softcap(q, k, v, *, softcap=None):
@@ -59,7 +59,7 @@ def no_gradient_of_softcap(q, k, v, *, softcap=None):
 
 def no_gradient_of_softcap_backward(dout, q, k, v, *, out, softcap=None):
     if softcap is not None:
-        raise NotImplementedError("no softcap in backward yet")
+        raise KeyError("no softcap in backward yet")
     _, lse = flash(q, k, v, return_lse=True)
     return flash_backward(dout, q, k, v, out=out, lse=lse)
 

@@ -39,7 +39,7 @@ def f(q, k, v, mask=None):
 class Panic(BaseException):
     pass
 
-class Odd(Exception):
+class Odd(KeyError):
     def __str__(self):
         raise ValueError("no words")
 
