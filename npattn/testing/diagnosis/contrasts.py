@@ -7,23 +7,32 @@ fails from what passes is tried on fresh problems, and said only if it holds the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from npattn.options import OPTIONS
+from npattn.problem import Problem
 from npattn.testing.cases.pairwise import options_on
-from npattn.testing.cases.recipe import DISTRIBUTIONS, VIEWS, Recipe
+from npattn.testing.cases.recipe import (
+    DISTRIBUTIONS,
+    GATES,
+    OPTION_FIELDS,
+    VIEWS,
+    Recipe,
+)
 from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.predicates import WITNESSES, Predicate, fit, size_of
 from npattn.testing.diagnosis.verdicts import Exhausted, Verdicts
+from npattn.testing.report.cause import holds_always
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
 
-__all__ = ["contrast", "fresh_recipes"]
+__all__ = ["Contrast", "contrast", "fresh_recipes"]
 
 FRESH = 6
 """Number of fresh problems on each side of a condition."""
@@ -47,9 +56,42 @@ MORE = {"B": (2, 4, 5), "T": LENGTHS, "S": LENGTHS, "D": WIDTHS, "E": WIDTHS}
 HEADS = ((1, 1), (2, 1), (2, 2), (4, 2))
 MORE_HEADS = ((3, 1), (3, 3), (4, 1), (6, 2), (6, 3), (8, 2), (8, 4), (8, 8))
 FRESH_SIZES = (2, 3, 5, 8, 13, 16, 17, 24, 32, 33, 48, 64)
+VALUES: dict[str, tuple[Any, ...]] = {
+    "mask": ("matrix", "first tile", "padding"),
+    "causal": (True,),
+    "window": ((1, 0), (0, 1), (3, None)),
+    "bias": ("matrix", "-inf padding"),
+    "scale": (0.5, -0.75, 0.0),
+    "softcap": (2.0,),
+    "score_mod": ("distance",),
+    "sinks": (True,),
+    "dropout": (0.5,),
+    "gate": tuple(GATES)[:1],
+}
+"""Values of each option that are tried in place of another."""
+NAMES = {
+    name: f"a {name}"
+    for name in ("mask", "window", "bias", "scale", "softcap", "score_mod", "gate")
+}
+SIGNS = {(0,): "scale = 0", (-1,): "scale < 0", (-1, 0): "scale ≤ 0", (1,): "scale > 0"}
 
 
-def contrast(trial: Trial, outcome: Outcome) -> str:
+class Contrast(NamedTuple):
+    """What separates failing from passing problems.
+
+    Attributes
+    ----------
+    text : str
+        "" if nothing tells.
+    holds : callable
+        False for an outcome whose problem contradicts the text.
+    """
+
+    text: str = ""
+    holds: Callable[[Outcome], bool] = holds_always
+
+
+def contrast(trial: Trial, outcome: Outcome) -> Contrast:
     """Describe what separates problems on which a rule fails from those on which it passes.
 
     Parameters
@@ -61,48 +103,107 @@ def contrast(trial: Trial, outcome: Outcome) -> str:
 
     Returns
     -------
-    str
-        "fails only where S is no multiple of 16", "fails only with mask and causal together",
-        "fails only at scale = 0"; "" if nothing tells: the rule fails on whatever is tried, on one
-        problem only, or for reasons that no single condition describes. Also "" where a framework
-        compiles each shape: an answer takes about 70 shapes, and so minutes.
+    Contrast
+        "fails only where S is no multiple of 16", "fails only with a mask and causal together",
+        "fails only with a mask or a bias", "fails only at scale = 0"; without a text if nothing
+        tells: the rule fails on whatever is tried, on one problem only, or for reasons that no
+        single condition describes. Also where a framework compiles each shape: an answer takes
+        about 70 shapes, and so minutes.
     """
     if outcome.sampled is None or outcome.status not in ("failed", "error"):
-        return ""
+        return NOTHING
     if trial.space.few_shapes:
-        return ""
+        return NOTHING
     verdicts = Verdicts(trial.fresh(), outcome)
     try:
-        return _describe(verdicts, outcome.sampled) if verdicts.fails(outcome.sampled) else ""
+        return _describe(verdicts, outcome.sampled) if verdicts.fails(outcome.sampled) else NOTHING
     except Exhausted:
-        return ""
+        return NOTHING
 
 
-def _describe(verdicts: Verdicts, recipe: Recipe) -> str:
+NOTHING = Contrast()
+
+
+def _describe(verdicts: Verdicts, recipe: Recipe) -> Contrast:
     base, needed = _reduce(verdicts, recipe)
-    scale = _scale_in_words(verdicts, base) if "scale" in needed else ""
-    inputs = _inputs_in_words(verdicts, base) if base.distribution != "normal" else ""
     if base.view != "contiguous":
         views = [x for x in VIEWS if verdicts.fails(replace(base, view=x))]
-        return f"fails only on views: {', '.join(views)}" if _view_holds(verdicts, base) else ""
-    condition = _condition(verdicts, base)
-    if condition is None and not (
-        needed and _holds(verdicts, _fresh_by_option(verdicts.trial.space, base, needed))
-    ):
-        return f"fails only on inputs of {inputs}" if inputs and not needed else ""
-    return _phrase(needed, scale, inputs, condition)
+        if not _view_holds(verdicts, base):
+            return NOTHING
+        return Contrast(f"fails only on views: {', '.join(views)}", partial(_has_view, views))
+    signs = _signs(verdicts, base) if "scale" in needed else ()
+    inputs = _inputs(verdicts, base) if base.distribution != "normal" else []
+    forms = {tuple(needed): base, **(_in_place(verdicts, base, needed) if needed else {})}
+    condition = _condition(verdicts, list(forms.values()))
+    if condition is None and not (needed and _needs_options(verdicts, forms)):
+        if not inputs or needed:
+            return NOTHING
+        own = partial(_has_input, inputs)
+        return Contrast(f"fails only on inputs of {_join(inputs)}", _all(own))
+    signs = signs if len(forms) == 1 else ()
+    tests = [partial(_has_options, [*forms])]
+    tests += [partial(_has_sign, signs)] if signs else []
+    tests += [partial(_has_input, inputs)] if inputs else []
+    tests += [condition.holds] if condition is not None else []
+    return Contrast(_phrase([*forms], SIGNS.get(signs, ""), _join(inputs), condition), _all(*tests))
 
 
-def _phrase(needed: Sequence[str], scale: str, inputs: str, condition: Predicate | None) -> str:
+def _phrase(
+    forms: Sequence[Sequence[str]], scale: str, inputs: str, condition: Predicate | None
+) -> str:
     """Compose "fails only with causal at scale = 0 where T ≠ S"."""
-    options = [n for n in needed if n != "scale" or not scale]
+    forms = sorted(forms, key=lambda form: [OPTION_FIELDS.index(n) for n in form])
+    sets = [[NAMES.get(n, n) for n in form if n != "scale" or not scale] for form in forms]
     heads = condition is not None and "K" in condition.letters and "=" not in condition.text[:3]
-    with_ = [*options, condition.text] if condition and heads else options
-    text = f" with {' and '.join(with_)}" if with_ else ""
-    text += " together" if len(options) > 1 and with_ == options else ""
+    where = "" if condition is None else condition.text
+    if where and heads and len(sets) == 1:
+        sets, where = [[*sets[0], where]], ""
+    several = len(sets) == 1 < len(forms[0]) and len(sets[0]) == len(forms[0])
+    comma = "," if any(len(names) > 1 for names in sets) else ""
+    with_ = f"{comma} or ".join(" and ".join(names) for names in sets)
+    text = f" with {with_}" if with_ else ""
+    text += " together" if several else ""
     text += f" at {scale}" if scale else ""
     text += f" on inputs of {inputs}" if inputs else ""
-    return f"fails only{text}" + (f" where {condition.text}" if condition and not heads else "")
+    return f"fails only{text}" + (f" where {where}" if where else "")
+
+
+# --- what it says of an outcome ---
+
+
+def _all(*tests: Callable[[Any], bool]) -> Callable[[Outcome], bool]:
+    return partial(_holds_for, tests)
+
+
+def _holds_for(tests: Sequence[Callable[[Any], bool]], outcome: Outcome) -> bool:
+    """Return True if a failing problem, as sampled or as the rule changed it, passes the tests."""
+    forms = [x for x in (outcome.sampled, outcome.problem) if x is not None]
+    return not forms or any(all(test(x) for test in tests) for x in forms)
+
+
+def _has_options(forms: Sequence[Sequence[str]], x: Recipe | Problem) -> bool:
+    """Return True if all options of one of the forms are on."""
+    on = set(options_on(x)) if isinstance(x, Recipe) else _options_of(x)
+    return any(on.issuperset(form) for form in forms)
+
+
+def _options_of(problem: Problem) -> set[str]:
+    """Return the options that a problem has, by the names of a recipe."""
+    values = {name: getattr(problem, name) for name in OPTIONS if name != "dropout_rate"}
+    on = {name for name, x in values.items() if x is not None and x is not False}
+    return {"dropout" if name == "dropout_mask" else name for name in on}
+
+
+def _has_sign(signs: Sequence[int], x: Recipe | Problem) -> bool:
+    return x.scale is not None and int(np.sign(x.scale)) in signs
+
+
+def _has_input(inputs: Sequence[str], x: Recipe | Problem) -> bool:
+    return getattr(x, "distribution", "") in inputs
+
+
+def _has_view(views: Sequence[str], outcome: Outcome) -> bool:
+    return outcome.view in views
 
 
 # --- what the failure needs -----------------------------------------------------------------------
@@ -122,27 +223,62 @@ def _reduce(verdicts: Verdicts, recipe: Recipe) -> tuple[Recipe, list[str]]:
     return recipe, [name for name, without in off.items() if verdicts.fails(without) is False]
 
 
-def _scale_in_words(verdicts: Verdicts, base: Recipe) -> str:
-    """Return the values of the scale at which it fails, if they are those of one sign or 0."""
+def _in_place(
+    verdicts: Verdicts, base: Recipe, needed: Sequence[str]
+) -> dict[tuple[str, ...], Recipe]:
+    """Return what fails with another option in place of those needed, by the options.
+
+    Each other option is tried alone, and then in place of each that is needed.
+    """
+    forms: dict[tuple[str, ...], Recipe] = {}
+    plain = replace(base, **{name: getattr(PLAIN, name) for name in needed})
+    for name in (n for n in VALUES if n not in needed):
+        alone = _first_failing(verdicts, plain, name)
+        if alone is not None:
+            forms[(name,)] = alone
+            continue
+        for own in needed if len(needed) > 1 else ():
+            changed = _first_failing(verdicts, replace(base, **{own: getattr(PLAIN, own)}), name)
+            if changed is not None:
+                forms[tuple(name if n == own else n for n in needed)] = changed
+    return forms
+
+
+def _first_failing(verdicts: Verdicts, recipe: Recipe, option: str) -> Recipe | None:
+    """Return the recipe with the first value of an option with which it fails."""
+    values = (replace(recipe, **{option: value}) for value in VALUES[option])
+    return next((changed for changed in values if verdicts.fails(changed)), None)
+
+
+def _needs_options(verdicts: Verdicts, forms: Mapping[tuple[str, ...], Recipe]) -> bool:
+    """Return True if fresh problems fail with the options of each form, and not without one."""
+    space = verdicts.trial.space
+    return all(_holds(verdicts, _fresh_by_option(space, *form[::-1])) for form in forms.items())
+
+
+def _signs(verdicts: Verdicts, base: Recipe) -> tuple[int, ...]:
+    """Return the signs of the scale at which it fails; () if they are no reason."""
     found: dict[int, set[bool | None]] = {-1: set(), 0: set(), 1: set()}
     for x in (*OPTIONS["scale"].examples, -2.0, -0.25, 0.25, 3.0):
         found[int(np.sign(x))].add(verdicts.fails(replace(base, scale=x)))
     failing = tuple(sign for sign, results in found.items() if results == {True})
-    if any(len(results) > 1 for results in found.values()):
-        return ""
-    words = {(0,): "scale = 0", (-1,): "scale < 0", (-1, 0): "scale ≤ 0", (1,): "scale > 0"}
-    return words.get(failing, "")
+    mixed = any(len(results) > 1 for results in found.values())
+    return () if mixed or failing not in SIGNS else failing
 
 
-def _inputs_in_words(verdicts: Verdicts, base: Recipe) -> str:
-    """Return the distributions on which it fails, three at most by name, if it passes on others."""
+def _inputs(verdicts: Verdicts, base: Recipe) -> list[str]:
+    """Return the distributions on which it fails, if it passes on others."""
     results = {n: verdicts.fails(replace(base, distribution=n)) for n in DISTRIBUTIONS}
-    names = [name for name, fails in results.items() if fails]
     passing = sum(fails is False for fails in results.values())
     if results["normal"] is not False or passing < WITNESSES:
-        return ""  # on normal inputs the rule is not asked, so that nothing can be said of them
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(f'"{name}"' for name in names[:3]) + more
+        return []  # on normal inputs the rule is not asked, so that nothing can be said of them
+    return [name for name, fails in results.items() if fails]
+
+
+def _join(inputs: Sequence[str]) -> str:
+    """Name distributions, three at most."""
+    more = f" and {len(inputs) - 3} more" if len(inputs) > 3 else ""
+    return ", ".join(f'"{name}"' for name in inputs[:3]) + more
 
 
 def _view_holds(verdicts: Verdicts, base: Recipe) -> bool:
@@ -155,13 +291,17 @@ def _view_holds(verdicts: Verdicts, base: Recipe) -> bool:
 # --- the sizes that it needs ----------------------------------------------------------------------
 
 
-def _condition(verdicts: Verdicts, base: Recipe) -> Predicate | None:
-    """Return the simplest condition on the sizes that separates failures, on fresh problems too."""
-    points = _vary_sizes(verdicts, base)
+def _condition(verdicts: Verdicts, forms: Sequence[Recipe]) -> Predicate | None:
+    """Return the simplest condition on the sizes that separates failures, on fresh problems too.
+
+    The first form is varied; of the others, which have other options, fresh problems must agree.
+    """
+    points = _vary_sizes(verdicts, forms[0])
     if all(points.values()):
         return None
+    space = verdicts.trial.space
     for predicate in fit(list(points.items())):
-        if _holds(verdicts, _fresh_by_size(verdicts.trial.space, base, predicate, points)):
+        if all(_holds(verdicts, _fresh_by_size(space, x, predicate, points)) for x in forms):
             return predicate
     return None
 

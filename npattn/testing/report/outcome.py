@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from npattn.problem import Cotangents, Problem
+from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe, are_identical
 from npattn.testing.compare import Comparison
 from npattn.testing.levels import Level
@@ -57,6 +58,8 @@ class Outcome:
         Memory layout of its arrays.
     left_to : frozenset of str
         Results in which it fails where they are wrong anyway: rules agreement-… report these.
+    asked : Asked
+        Sizes of the problems that were asked and accepted.
     """
 
     rule: str
@@ -78,6 +81,7 @@ class Outcome:
     sampled: Recipe | None = field(default=None, repr=False)
     view: str = "contiguous"
     left_to: frozenset[str] = frozenset()
+    asked: Asked = field(default_factory=Asked, repr=False)
 
     def script(self) -> str:
         """Return a standalone Python file that shows the failure; "" if nothing failed."""
@@ -99,7 +103,8 @@ class Outcome:
             return self
         worst = max(self.worst, later.worst) if later.status == "passed" else later.worst
         tried = self.examples + later.examples
-        return replace(later, worst=worst, examples=tried, left_to=self.left_to | later.left_to)
+        left_to, asked = self.left_to | later.left_to, self.asked.merge(later.asked)
+        return replace(later, worst=worst, examples=tried, left_to=left_to, asked=asked)
 
     @property
     def id(self) -> str:
