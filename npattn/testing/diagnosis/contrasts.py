@@ -32,7 +32,7 @@ from npattn.testing.report.cause import holds_always
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
 
-__all__ = ["Contrast", "contrast", "fresh_recipes"]
+__all__ = ["Contrast", "contrast", "describe_contrast", "fresh_recipes"]
 
 FRESH = 6
 """Number of fresh problems on each side of a condition."""
@@ -55,6 +55,8 @@ MORE = {"B": (2, 4, 5), "T": LENGTHS, "S": LENGTHS, "D": WIDTHS, "E": WIDTHS}
 """Sizes that are tried where the first differ."""
 HEADS = ((1, 1), (2, 1), (2, 2), (4, 2))
 MORE_HEADS = ((3, 1), (3, 3), (4, 1), (6, 2), (6, 3), (8, 2), (8, 4), (8, 8))
+TIED = {"T != S": "TS", "E != D": "DE"}
+"""Sizes that are varied together where a space has them equal."""
 FRESH_SIZES = (2, 3, 5, 8, 13, 16, 17, 24, 32, 33, 48, 64)
 VALUES: dict[str, tuple[Any, ...]] = {
     "mask": ("matrix", "first tile", "padding"),
@@ -114,14 +116,18 @@ def contrast(trial: Trial, outcome: Outcome) -> Contrast:
         return NOTHING
     if trial.space.few_shapes:
         return NOTHING
-    verdicts = Verdicts(trial.fresh(), outcome)
-    try:
-        return _describe(verdicts, outcome.sampled) if verdicts.fails(outcome.sampled) else NOTHING
-    except Exhausted:
-        return NOTHING
+    return describe_contrast(Verdicts(trial.fresh(), outcome), outcome.sampled)
 
 
 NOTHING = Contrast()
+
+
+def describe_contrast(verdicts: Verdicts, recipe: Recipe) -> Contrast:
+    """Describe what separates problems that fail, as this recipe does, from those that pass."""
+    try:
+        return _describe(verdicts, recipe) if verdicts.fails(recipe) else NOTHING
+    except Exhausted:
+        return NOTHING
 
 
 def _describe(verdicts: Verdicts, recipe: Recipe) -> Contrast:
@@ -321,16 +327,18 @@ def _vary_sizes(verdicts: Verdicts, base: Recipe) -> dict[Recipe, bool]:
         points.update({recipe: fails for recipe, fails in asked.items() if fails is not None})
         return {fails for fails in asked.values() if fails is not None}
 
-    for letter in FIRST:
+    tied = {b: a + b for name, (a, b) in TIED.items() if name not in space.structure}
+    for letter in (x for x in FIRST if x not in "".join(v[0] for v in tied.values())):
+        together = tied.get(letter, letter)
         first = space.sizes.get(letter, FIRST[letter])
-        found = vary(_with_size(base, letter, n) for n in first)
+        found = vary(_with_size(base, together, n) for n in first)
         if False in found:
-            if True in found:
-                vary(_with_size(base, letter, n) for n in MORE[letter])
+            if True in found or together != letter:
+                vary(_with_size(base, together, n) for n in MORE[letter])
             known = 0
-            while (n := _between(points, base, letter)) and len(points) > known:
+            while (n := _between(points, base, together)) and len(points) > known:
                 known = len(points)  # no more at the next turn if the rule is not asked of n
-                vary([_with_size(base, letter, n)])
+                vary([_with_size(base, together, n)])
     if base.lead is not None and False in vary({"H": H, "K": K} for H, K in HEADS):
         vary({"H": H, "K": K} for H, K in MORE_HEADS)
     if False in vary({"T": n, "S": n} for n in (3, 16, 33)):
@@ -340,18 +348,19 @@ def _vary_sizes(verdicts: Verdicts, base: Recipe) -> dict[Recipe, bool]:
     return points
 
 
-def _with_size(base: Recipe, letter: str, size: int) -> dict[str, Any]:
-    if letter != "B":
-        return {letter: size}
+def _with_size(base: Recipe, letters: str, size: int) -> dict[str, Any]:
+    """Return the change that gives sizes which are equal, or one alone, another value."""
+    if letters != "B":
+        return dict.fromkeys(letters, size)
     return {"lead": (size, *base.lead[1:])} if base.lead else {}
 
 
-def _between(points: dict[Recipe, bool], base: Recipe, letter: str) -> int:
+def _between(points: dict[Recipe, bool], base: Recipe, letters: str) -> int:
     """Return a size halfway between those that pass and those that fail; 0 if none is left."""
     alone = {}
     for recipe, fails in points.items():
-        size = size_of(recipe, letter)
-        if replace(base, **_with_size(base, letter, size)) == recipe:
+        size = size_of(recipe, letters[-1])
+        if replace(base, **_with_size(base, letters, size)) == recipe:
             alone[size] = fails
     sizes = sorted(alone)
     gaps = [(a, b) for a, b in pairwise(sizes) if alone[a] != alone[b]]
@@ -411,11 +420,13 @@ def fresh_recipes(
             changes |= {"K": K, "H": K * group if "K < H" in space.structure else K}
         if base.lead and "B" not in space.sizes:
             changes["lead"] = (int(rng.integers(1, 4)), *base.lead[1:])
-        if n % 3 == 0:  # equal sizes are rare by chance
-            changes |= {"S": changes["T"], "E": changes["D"]}
         # Half of them keep what the predicate does not read, so that one thing is changed.
-        if n % 2:
+        if n % 2 and n % 3:
             changes |= {x: getattr(base, x) for x in "TSDE" if x not in tried}
+        for name, (a, b) in TIED.items():
+            if n % 3 == 0 or name not in space.structure:  # equal sizes are rare by chance
+                own, other = (b, a) if b in tried and a not in tried else (a, b)
+                changes[other] = changes[own]
         if changes["T"] > changes["S"] and "T > S" not in space.structure:
             changes |= {"T": changes["S"], "S": changes["T"]}
         yield replace(base, **changes)
