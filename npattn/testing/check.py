@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -324,8 +323,8 @@ def check(
     if kept is not None and interrupt is None:
         kept.note_end()
     behaves = {d: done.behaves for d, done in zip(dtypes, rounds, strict=False) if done.behaves}
-    asked = {
-        dtype: reduce(Asked.merge, (o.asked for o in outcomes if o.dtype == dtype), done.asked)
+    covered = {
+        dtype: Asked.union([done.asked, *(o.asked for o in outcomes if o.dtype == dtype)])
         for dtype, done in zip(dtypes, rounds, strict=False)
     }
     settings = {
@@ -353,9 +352,9 @@ def check(
         interrupted=interrupt is not None,
         missing=tuple(n for n in must if not all(_tests(done.judge.trial, n) for done in rounds)),
         sensitivity=_sensitivity(implementation),
-        asked=asked,
+        asked=covered,
         skipped={
-            dtype: describe_skipped(done, asked[dtype])
+            dtype: describe_skipped(done, covered[dtype])
             for dtype, done in zip(dtypes, rounds, strict=False)
         },
     )

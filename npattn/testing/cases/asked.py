@@ -62,13 +62,15 @@ class Asked:
         }
         return cls({x: (min(ns), max(ns)) for x, ns in columns.items()}, frozenset(models))
 
-    def merge(self, other: Asked) -> Asked:
-        """Return the sizes of the problems of both."""
-        ranges = dict(self.ranges)
-        for letter, (least, largest) in other.ranges.items():
+    @classmethod
+    def union(cls, parts: Iterable[Asked]) -> Asked:
+        """Return the sizes of the problems of all parts."""
+        parts = list(parts)
+        ranges: dict[str, tuple[int, int]] = {}
+        for letter, (least, largest) in (item for one in parts for item in one.ranges.items()):
             low, high = ranges.get(letter, (least, largest))
             ranges[letter] = min(low, least), max(high, largest)
-        return Asked(ranges, self.models | other.models)
+        return cls(ranges, frozenset().union(*(one.models for one in parts)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return it in the types of JSON."""

@@ -7,28 +7,25 @@ fails from what passes is tried on fresh problems, and said only if it holds the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from npattn.options import OPTIONS
-from npattn.problem import Problem
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import (
     DISTRIBUTIONS,
     GATES,
-    OPTION_FIELDS,
     VIEWS,
     Recipe,
 )
 from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.predicates import WITNESSES, Predicate, fit, size_of
+from npattn.testing.diagnosis.statement import NOTHING, SIGNS, Contrast, state, state_views
 from npattn.testing.diagnosis.verdicts import Exhausted, Verdicts
-from npattn.testing.report.cause import holds_always
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
 
@@ -55,7 +52,7 @@ MORE = {"B": (2, 4, 5), "T": LENGTHS, "S": LENGTHS, "D": WIDTHS, "E": WIDTHS}
 """Sizes that are tried where the first differ."""
 HEADS = ((1, 1), (2, 1), (2, 2), (4, 2))
 MORE_HEADS = ((3, 1), (3, 3), (4, 1), (6, 2), (6, 3), (8, 2), (8, 4), (8, 8))
-TIED = {"T != S": "TS", "E != D": "DE"}
+TIED = {"T != S": ("T", "S"), "E != D": ("D", "E")}
 """Sizes that are varied together where a space has them equal."""
 FRESH_SIZES = (2, 3, 5, 8, 13, 16, 17, 24, 32, 33, 48, 64)
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -71,26 +68,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "gate": tuple(GATES)[:1],
 }
 """Values of each option that are tried in place of another."""
-NAMES = {
-    name: f"a {name}"
-    for name in ("mask", "window", "bias", "scale", "softcap", "score_mod", "gate")
-}
-SIGNS = {(0,): "scale = 0", (-1,): "scale < 0", (-1, 0): "scale ≤ 0", (1,): "scale > 0"}
-
-
-class Contrast(NamedTuple):
-    """What separates failing from passing problems.
-
-    Attributes
-    ----------
-    text : str
-        "" if nothing tells.
-    holds : callable
-        False for an outcome whose problem contradicts the text.
-    """
-
-    text: str = ""
-    holds: Callable[[Outcome], bool] = holds_always
 
 
 def contrast(trial: Trial, outcome: Outcome) -> Contrast:
@@ -119,9 +96,6 @@ def contrast(trial: Trial, outcome: Outcome) -> Contrast:
     return describe_contrast(Verdicts(trial.fresh(), outcome), outcome.sampled)
 
 
-NOTHING = Contrast()
-
-
 def describe_contrast(verdicts: Verdicts, recipe: Recipe) -> Contrast:
     """Describe what separates problems that fail, as this recipe does, from those that pass."""
     try:
@@ -134,82 +108,14 @@ def _describe(verdicts: Verdicts, recipe: Recipe) -> Contrast:
     base, needed = _reduce(verdicts, recipe)
     if base.view != "contiguous":
         views = [x for x in VIEWS if verdicts.fails(replace(base, view=x))]
-        if not _view_holds(verdicts, base):
-            return NOTHING
-        return Contrast(f"fails only on views: {', '.join(views)}", partial(_has_view, views))
+        return state_views(views) if _view_holds(verdicts, base) else NOTHING
     signs = _signs(verdicts, base) if "scale" in needed else ()
     inputs = _inputs(verdicts, base) if base.distribution != "normal" else []
     forms = {tuple(needed): base, **(_in_place(verdicts, base, needed) if needed else {})}
     condition = _condition(verdicts, list(forms.values()))
     if condition is None and not (needed and _needs_options(verdicts, forms)):
-        if not inputs or needed:
-            return NOTHING
-        own = partial(_has_input, inputs)
-        return Contrast(f"fails only on inputs of {_join(inputs)}", _all(own))
-    signs = signs if len(forms) == 1 else ()
-    tests = [partial(_has_options, [*forms])]
-    tests += [partial(_has_sign, signs)] if signs else []
-    tests += [partial(_has_input, inputs)] if inputs else []
-    tests += [condition.holds] if condition is not None else []
-    return Contrast(_phrase([*forms], SIGNS.get(signs, ""), _join(inputs), condition), _all(*tests))
-
-
-def _phrase(
-    forms: Sequence[Sequence[str]], scale: str, inputs: str, condition: Predicate | None
-) -> str:
-    """Compose "fails only with causal at scale = 0 where T ≠ S"."""
-    forms = sorted(forms, key=lambda form: [OPTION_FIELDS.index(n) for n in form])
-    sets = [[NAMES.get(n, n) for n in form if n != "scale" or not scale] for form in forms]
-    heads = condition is not None and "K" in condition.letters and "=" not in condition.text[:3]
-    where = "" if condition is None else condition.text
-    if where and heads and len(sets) == 1:
-        sets, where = [[*sets[0], where]], ""
-    several = len(sets) == 1 < len(forms[0]) and len(sets[0]) == len(forms[0])
-    comma = "," if any(len(names) > 1 for names in sets) else ""
-    with_ = f"{comma} or ".join(" and ".join(names) for names in sets)
-    text = f" with {with_}" if with_ else ""
-    text += " together" if several else ""
-    text += f" at {scale}" if scale else ""
-    text += f" on inputs of {inputs}" if inputs else ""
-    return f"fails only{text}" + (f" where {where}" if where else "")
-
-
-# --- what it says of an outcome ---
-
-
-def _all(*tests: Callable[[Any], bool]) -> Callable[[Outcome], bool]:
-    return partial(_holds_for, tests)
-
-
-def _holds_for(tests: Sequence[Callable[[Any], bool]], outcome: Outcome) -> bool:
-    """Return True if a failing problem, as sampled or as the rule changed it, passes the tests."""
-    forms = [x for x in (outcome.sampled, outcome.problem) if x is not None]
-    return not forms or any(all(test(x) for test in tests) for x in forms)
-
-
-def _has_options(forms: Sequence[Sequence[str]], x: Recipe | Problem) -> bool:
-    """Return True if all options of one of the forms are on."""
-    on = set(options_on(x)) if isinstance(x, Recipe) else _options_of(x)
-    return any(on.issuperset(form) for form in forms)
-
-
-def _options_of(problem: Problem) -> set[str]:
-    """Return the options that a problem has, by the names of a recipe."""
-    values = {name: getattr(problem, name) for name in OPTIONS if name != "dropout_rate"}
-    on = {name for name, x in values.items() if x is not None and x is not False}
-    return {"dropout" if name == "dropout_mask" else name for name in on}
-
-
-def _has_sign(signs: Sequence[int], x: Recipe | Problem) -> bool:
-    return x.scale is not None and int(np.sign(x.scale)) in signs
-
-
-def _has_input(inputs: Sequence[str], x: Recipe | Problem) -> bool:
-    return getattr(x, "distribution", "") in inputs
-
-
-def _has_view(views: Sequence[str], outcome: Outcome) -> bool:
-    return outcome.view in views
+        return state([()], inputs=inputs) if inputs and not needed else NOTHING
+    return state([*forms], signs if len(forms) == 1 else (), inputs, condition)
 
 
 # --- what the failure needs -----------------------------------------------------------------------
@@ -279,12 +185,6 @@ def _inputs(verdicts: Verdicts, base: Recipe) -> list[str]:
     if results["normal"] is not False or passing < WITNESSES:
         return []  # on normal inputs the rule is not asked, so that nothing can be said of them
     return [name for name, fails in results.items() if fails]
-
-
-def _join(inputs: Sequence[str]) -> str:
-    """Name distributions, three at most."""
-    more = f" and {len(inputs) - 3} more" if len(inputs) > 3 else ""
-    return ", ".join(f'"{name}"' for name in inputs[:3]) + more
 
 
 def _view_holds(verdicts: Verdicts, base: Recipe) -> bool:

@@ -97,7 +97,8 @@ def _measure(sides: Sides, recipe: Recipe) -> Gap | None:
     terms = problem.D + problem.E + problem.S + problem.T
     allowed = terms * Units.of(sides.a.rounding, problem.q.dtype).u
     for name in (n for n in answers[0] if n in answers[1]):
-        own = _compare(name, *(real(x[name]).astype(np.float64) for x in answers), allowed)
+        first, second = (real(x[name]).astype(np.float64) for x in answers)
+        own = _compare(name, first, second, allowed)
         if own.ratio >= gap.ratio:
             gap = replace(own, line=f"{own.line}, sampled as {recipe!r}.problem()")
     return gap

@@ -103,7 +103,7 @@ class Outcome:
             return self
         worst = max(self.worst, later.worst) if later.status == "passed" else later.worst
         tried = self.examples + later.examples
-        left_to, asked = self.left_to | later.left_to, self.asked.merge(later.asked)
+        left_to, asked = self.left_to | later.left_to, Asked.union([self.asked, later.asked])
         return replace(later, worst=worst, examples=tried, left_to=left_to, asked=asked)
 
     @property

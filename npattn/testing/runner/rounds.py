@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 from npattn.testing.adapters.base import ImplementationError
@@ -357,9 +357,9 @@ class Round:
     @property
     def asked(self) -> Asked:
         """Sizes of all problems that were asked and accepted."""
-        answers = (x for x in self.answers.values() if isinstance(x, Outcome))
-        known = (x.asked for x in (*answers, *self.standings.values()))
-        return reduce(Asked.merge, known, Asked())
+        known = [x.asked for x in self.standings.values()]
+        known += [x.asked for x in self.answers.values() if isinstance(x, Outcome)]
+        return Asked.union(known)
 
     def outcomes(self) -> list[Outcome]:
         """Return the findings of the probe, and the outcomes in the order of the names."""

@@ -126,7 +126,7 @@ class Search:
             self._shrink(failure, pools, seed)
         if self.failure is not None and isinstance(self.failure.error, Violation):
             self._accepted.append(self.failure.recipe)
-        self.standing.asked = self.standing.asked.merge(Asked.of(self._accepted))
+        self.standing.asked = Asked.union([self.standing.asked, Asked.of(self._accepted)])
 
     def _recipes(self, pools: Pools, seed: int) -> Iterator[Recipe]:
         if self.rule.recipes is not None:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from npattn.testing.diagnosis import ahead, causes
-from npattn.testing.diagnosis.contrasts import Contrast
+from npattn.testing.diagnosis.statement import Contrast
 from npattn.testing.targets.numpy import naive
 from tests.testing.diagnosis.failures import fail, trial_of
 

@@ -105,9 +105,7 @@ def test_group_of_most_required_rules_comes_first():
 
 def test_every_group_shows_a_failure_with_its_numbers():
     rules = [failure(f"rule-{i}") for i in range(22)]
-    causes = tuple(
-        Cause(f"mistake {i}", (rules[2 * i].id, rules[2 * i + 1].id)) for i in range(11)
-    )
+    causes = tuple(Cause(f"mistake {i}", (rules[2 * i].id, rules[2 * i + 1].id)) for i in range(11))
     text = str(report(*rules, causes=causes))
     for i in range(11):
         block = text.split(f"mistake {i}\n")[1]
@@ -172,7 +170,7 @@ def test_short_report_fits(causes):
         untested=["gradients: none", *["much " * 40] * 9],
         refused=refused,
         causes=named,
-        asked={"float32": Asked({letter: (1, 4096) for letter in "BHKGTSDE"})},
+        asked={"float32": Asked(dict.fromkeys("BHKGTSDE", (1, 4096)))},
         skipped={"float32": dict.fromkeys(MODELS, "no K < H")},
     )
     assert "gradients: none" in str(whole)
@@ -296,9 +294,7 @@ def test_refused_is_a_few_lines():
 def test_what_was_not_tested_is_said_of_every_report(status, verbose):
     sizes = Asked({"B": (1, 3), "S": (2, 4096)})
     skipped = {"D = E = 24": "no E ≠ D", "D = E = 48": "no E ≠ D", "B = 9": "rank 3"}
-    known = report(
-        outcome(status=status), asked={"float32": sizes}, skipped={"float32": skipped}
-    )
+    known = report(outcome(status=status), asked={"float32": sizes}, skipped={"float32": skipped})
     text = known.text(verbose=verbose)
     assert verbose or f"not tested {MUST}: no option and no result is left out\n" in text
     assert "\nasked and accepted: B 1–3, S 2–4096\n" in text
