@@ -24,6 +24,7 @@ from npattn.testing.adapters.base import format_exception_line
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities.refusals import read_refusals
+from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.diagnosis.ahead import Submit
 from npattn.testing.diagnosis.causes import diagnose
@@ -35,7 +36,11 @@ from npattn.testing.report.progress import Progress, ProgressBar, check_progress
 from npattn.testing.report.report import Report
 from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.rules import PROPERTIES, RULES, Property
-from npattn.testing.runner.describe import describe_model, describe_untested
+from npattn.testing.runner.describe import (
+    describe_model,
+    describe_skipped,
+    describe_untested,
+)
 from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import (
     FIRST_ROUNDS,
@@ -322,6 +327,10 @@ def check(
     if kept is not None and interrupt is None:
         kept.note_end()
     behaves = {d: done.behaves for d, done in zip(dtypes, rounds, strict=False) if done.behaves}
+    covered = {
+        dtype: Asked.union([done.asked, *(o.asked for o in outcomes if o.dtype == dtype)])
+        for dtype, done in zip(dtypes, rounds, strict=False)
+    }
     settings = {
         "seed": seed,
         "examples": examples,
@@ -336,7 +345,7 @@ def check(
     report = Report(
         implementation.name,
         tuple(outcomes),
-        describe_untested(implementation, rounds, bool(sweeps), left if interrupt else ""),
+        describe_untested(implementation, rounds, left if interrupt else ""),
         settings,
         strict,
         require=required,
@@ -347,6 +356,11 @@ def check(
         interrupted=interrupt is not None,
         missing=tuple(n for n in must if not all(_tests(done.judge.trial, n) for done in rounds)),
         sensitivity=_sensitivity(implementation),
+        asked=covered,
+        skipped={
+            dtype: describe_skipped(done, covered[dtype])
+            for dtype, done in zip(dtypes, rounds, strict=False)
+        },
     )
     late = tuple(o.id for o in outcomes if o.message == OUT_OF_TIME and report.requires(o))
     report = replace(report, missing=(*report.missing, *late))

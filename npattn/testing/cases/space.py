@@ -132,17 +132,6 @@ class Space:
         groups = POOLS["G"] if shared else (1,)
         return [(K * G, K) for G in groups for K in self.pool("K") if K]
 
-    @property
-    def ranges(self) -> dict[str, tuple[int, int]]:
-        """Least and largest size that is sampled, by letter; sizes of 0 are listed apart."""
-        heads, lone = self.heads, set(self.ranks) == {"rank 2"}
-        sizes = {letter: [*self.pool(letter)] for letter in "BTSDE"}
-        sizes["H"], sizes["K"] = ([1] if lone else [pair[n] for pair in heads] for n in (0, 1))
-        sizes["G"] = [1] if lone else [H // K for H, K in heads if K]
-        if "long" in self.extents(frozenset()):
-            sizes["S"].append(LONG)
-        return {n: (min(sizes[n]), max(sizes[n])) for n in "BHKGTSDE" if sizes[n]}
-
     def base(self) -> Recipe:
         """Return the plainest problem, of the first rank, with round sizes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -159,7 +160,17 @@ def _describe_rest(outcomes: Sequence[Outcome], wrong: Mapping[str, Evidence]) -
     results = [name for name in ("o", "lse", "weights", "max_score", *GRADIENTS) if name in names]
     if not results:
         return f"no known mistake reproduces this: {_first_line(outcomes[0].message)}"
-    return f"no known mistake reproduces this: {', '.join(results)} out of tolerance"
+    states: dict[str, list[str]] = {}
+    for name in results:
+        states.setdefault(_describe_values(required, name), []).append(name)
+    texts = "; ".join(f"{', '.join(own)} {state}" for state, own in states.items())
+    return f"no known mistake reproduces this: {texts}"
+
+
+def _describe_values(outcomes: Sequence[Outcome], name: str) -> str:
+    """Say whether the worst values of a result are numbers."""
+    got = [c.got for o in outcomes for c in o.comparisons if c.name == name]
+    return "NaN" if got and all(math.isnan(abs(x)) for x in got) else "out of tolerance"
 
 
 def _first_line(message: str) -> str:

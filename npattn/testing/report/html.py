@@ -13,13 +13,16 @@ from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.page import FRAGMENT, FRAGMENT_STYLE, SCRIPT, STYLE
 from npattn.testing.report.record import Group, Record
 from npattn.testing.report.words import (
+    MUST,
     alternatives,
     convention_flag,
+    coverage_lines,
     failure_lines,
     headline,
     level_line,
     settings_line,
     verdict,
+    worst_text,
 )
 
 __all__ = ["fragment", "page"]
@@ -78,8 +81,8 @@ def _group(record: Record, group: Group, *, first: bool = False) -> str:
     parts = [f"<h3>{safe_text(cause.text if cause is not None and cause.text else names)}</h3>"]
     if cause is not None and alternatives(cause):
         parts.append(f"<p>{safe_text(alternatives(cause))}</p>")
-    if cause is not None and cause.passes_when:
-        parts.append(f"<p>{safe_text(cause.passes_when)}</p>")
+    if group.contrast:
+        parts.append(f"<p>{safe_text(group.contrast)}</p>")
     flag = "" if cause is None else convention_flag(cause)
     parts += [f"<p>passes with <code>{safe_text(flag)}</code></p>"] if flag else []
     ordered = [group.smallest, *(o for o in group.outcomes if o is not group.smallest)]
@@ -135,9 +138,8 @@ def _cell(outcome: Outcome | None) -> str:
         return "<td></td>"
     if outcome.status == "not applicable":
         return f'<td class="none">– {safe_text(outcome.message)}</td>'
-    ratio = f" {outcome.worst:.2g}" if 0 < outcome.worst < float("inf") else ""
     status = safe_text(outcome.status)
-    return f'<td><span class="{status}">{status}</span>{ratio}</td>'
+    return f'<td><span class="{status}">{status}</span> {worst_text(outcome)}</td>'
 
 
 def _lists(record: Record) -> Iterator[str]:
@@ -151,7 +153,8 @@ def _lists(record: Record) -> Iterator[str]:
         "Stale expectations": stale,
         "Expected failures": reasons,
         "Not promised": promises,
-        "Not tested": record.untested,
+        f"Not tested {MUST}": record.untested,
+        "Sizes": coverage_lines(record)[1:],
         "Refused": record.refused,
     }
     for title, lines in lists.items():

@@ -7,6 +7,7 @@ from typing import Literal
 
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe, are_identical
 from npattn.testing.compare import Comparison
 from npattn.testing.levels import Level
@@ -60,6 +61,8 @@ class Outcome:
         Results in which it fails where they are wrong anyway: rules agreement-… report these.
     raised : str
         Type and place of the exception, "ValueError at kernel.py:12"; "" without one, or a place.
+    asked : Asked
+        Sizes of the problems that were asked and accepted.
     """
 
     rule: str
@@ -82,6 +85,7 @@ class Outcome:
     view: str = "contiguous"
     left_to: frozenset[str] = frozenset()
     raised: str = ""
+    asked: Asked = field(default_factory=Asked, repr=False)
 
     def script(self) -> str:
         """Return a standalone Python file that shows the failure; "" if nothing failed."""
@@ -103,7 +107,8 @@ class Outcome:
             return self
         worst = max(self.worst, later.worst) if later.status == "passed" else later.worst
         tried = self.examples + later.examples
-        return replace(later, worst=worst, examples=tried, left_to=self.left_to | later.left_to)
+        left_to, asked = self.left_to | later.left_to, Asked.union([self.asked, later.asked])
+        return replace(later, worst=worst, examples=tried, left_to=left_to, asked=asked)
 
     @property
     def id(self) -> str:

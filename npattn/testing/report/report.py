@@ -63,8 +63,8 @@ class Report(Record):
 
         That is the one with which the report begins, if anything counts against it.
         """
-        groups = [*self.groups(), *self.groups(required=False)]
-        return next(filter(None, (group.smallest.script() for group in groups)), "")
+        groups = self.groups() or self.groups(required=False)
+        return groups[0].smallest.script() if groups else ""
 
     def to_json(self, path: str | Path) -> None:
         """Write everything, scripts included, as JSON; schema.json in this folder describes it."""

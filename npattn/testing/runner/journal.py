@@ -9,11 +9,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from npattn.errors import OptionError
+from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.runner.search import Standing
@@ -24,11 +25,12 @@ __all__ = [
     "answer_of",
     "check_is_new",
     "cut_last_line",
+    "entry_of",
     "read_lines",
     "recipe_of",
 ]
 
-VERSION = 1
+VERSION = 2
 SCALARS = ("rule", "semantics", "about", "dtype", "status", "worst", "examples", "message", "level")
 """Fields of an outcome that are written; a recipe makes the others again."""
 Answer = Outcome | str | Standing
@@ -161,14 +163,18 @@ class Journal:
         entry: dict[str, Any] = {"dtype": dtype, "answer": rule}
         if isinstance(answer, str):
             entry["text"] = answer
-        elif isinstance(answer, Standing):
-            entry["standing"] = asdict(answer) | {"left_to": sorted(answer.left_to)}
         else:
-            entry["outcome"] = {n: getattr(answer, n) for n in SCALARS}
-            entry["outcome"]["left_to"] = sorted(answer.left_to)
-            if answer.sampled is not None:
-                entry["recipe"] = _plain(answer.sampled)
+            entry["standing" if isinstance(answer, Standing) else "outcome"] = entry_of(answer)
+            sampled = answer.sampled if isinstance(answer, Outcome) else None
+            entry |= {} if sampled is None else {"recipe": _plain(sampled)}
         self.write(entry)
+
+
+def entry_of(answer: Outcome | Standing) -> dict[str, Any]:
+    """Return the values of an answer that are written, without what a recipe makes again."""
+    names = SCALARS if isinstance(answer, Outcome) else ("position", "tried", "left", "worst")
+    values = {name: getattr(answer, name) for name in names}
+    return values | {"left_to": sorted(answer.left_to), "asked": answer.asked.as_dict()}
 
 
 def answer_of(entry: Mapping[str, Any]) -> Answer:
@@ -177,7 +183,8 @@ def answer_of(entry: Mapping[str, Any]) -> Answer:
         return str(entry["text"])
     kind = Standing if "standing" in entry else Outcome
     values = entry["standing" if kind is Standing else "outcome"]
-    return kind(**values | {"left_to": frozenset(values["left_to"])})
+    own = {"left_to": frozenset(values["left_to"]), "asked": Asked.from_dict(values["asked"])}
+    return kind(**values | own)
 
 
 def recipe_of(entry: Mapping[str, Any]) -> Recipe | None:

@@ -17,12 +17,17 @@ from npattn.testing.capabilities import (
     probe,
     refuse_structure,
 )
+from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import FEW, Pools
 from npattn.testing.report.outcome import Outcome, Status, add_reproducer
 from npattn.testing.report.progress import Progress
 from npattn.testing.rules import RULES, Property
-from npattn.testing.rules.systematic_error import plain_recipes, tightest_model
+from npattn.testing.rules.systematic_error import (
+    describe_fit,
+    plain_recipes,
+    tightest_model,
+)
 from npattn.testing.runner.journal import Answer, Journal, answer_of, recipe_of
 from npattn.testing.runner.robustness import describe_wrong_input
 from npattn.testing.runner.search import Search, Standing
@@ -204,21 +209,14 @@ class Judge:
             return _failed_outcome(rule, trial, search)
         if count is not None and count < self._asked_in_all(rule):
             return standing
+        left_to = standing.left_to
         if standing.tried == 0:
             message = "no generated problem exercises this rule"
             message = OUT_OF_TIME if time.monotonic() > self.deadline else message
             message = "agreement fails there" if standing.left else message
-            return _outcome(
-                rule, dtype, "not applicable", message=message, left_to=standing.left_to
-            )
-        return _outcome(
-            rule,
-            dtype,
-            "passed",
-            worst=standing.worst,
-            examples=standing.tried,
-            left_to=standing.left_to,
-        )
+            return _outcome(rule, dtype, "not applicable", message=message, left_to=left_to)
+        counts: dict[str, Any] = {"examples": standing.tried, "asked": standing.asked}
+        return _outcome(rule, dtype, "passed", worst=standing.worst, left_to=left_to, **counts)
 
     def _search(
         self, rule: Property, trial: Trial, standing: Standing | None, *, leaves: bool = True
@@ -247,7 +245,7 @@ class Judge:
         if not isinstance(answer, Outcome) or recipe is None:
             return answer
         rule, trial = RULES[answer.rule], self.trial.fresh()
-        search = self._search(rule, trial, Standing(tried=answer.examples))
+        search = self._search(rule, trial, Standing(tried=answer.examples, asked=answer.asked))
         with suppress(Violation, ImplementationError):  # it is in search.failure
             search.try_recipe(recipe)
         return Standing() if search.failure is None else _failed_outcome(rule, trial, search)
@@ -270,8 +268,9 @@ def _failed_outcome(rule: Property, trial: Trial, search: Search) -> Outcome:
         worst=getattr(err, "ratio", 0.0),
         examples=search.standing.tried,
         message=str(err) + search.note,
+        asked=search.standing.asked,
     )
-    problem = err.problem if isinstance(err, Violation) else trial.problem(recipe)
+    problem = err.problem or trial.problem(recipe)
     return add_reproducer(outcome, trial, problem, recipe, err)
 
 
@@ -397,6 +396,13 @@ class Round:
         """Return how far these rules have come, where they have begun."""
         return {name: self.standings[name] for name in names if name in self.standings}
 
+    @property
+    def asked(self) -> Asked:
+        """Sizes of all problems that were asked and accepted."""
+        known = [x.asked for x in self.standings.values()]
+        known += [x.asked for x in self.answers.values() if isinstance(x, Outcome)]
+        return Asked.union(known)
+
     def outcomes(self) -> list[Outcome]:
         """Return the findings of the probe, and the outcomes in the order of the names."""
         answers = (self.answers[name] for name in self.names if name in self.answers)
@@ -468,4 +474,4 @@ def _behaviour(trial: Trial, seed: int) -> str:
         return f"no model: {err}"
     if model is None:
         return "no model: its errors are larger than any preset explains"
-    return f"{model[0].name}, χ² {model[1]:.2g}"
+    return describe_fit(*model)

@@ -15,6 +15,7 @@ from hypothesis.errors import Flaky
 
 from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, TimedOut
 from npattn.testing.capabilities import blame_structure
+from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import Property
@@ -55,6 +56,8 @@ class Standing:
         Results that were wrong there, where a relation failed.
     worst : float
         Largest ratio of the recipes that passed.
+    asked : Asked
+        Sizes of the recipes that were accepted, the first failing one included.
     """
 
     position: int = 0
@@ -62,6 +65,7 @@ class Standing:
     left: int = 0
     left_to: frozenset[str] = field(default_factory=frozenset)
     worst: float = 0.0
+    asked: Asked = field(default_factory=Asked)
 
 
 class Search:
@@ -102,6 +106,7 @@ class Search:
         self.deadline, self.tell = deadline, tell
         self.failure: Failure | None = None
         self._errors: dict[Recipe, Violation | ImplementationError | None] = {}
+        self._accepted: list[Recipe] = []
         self._shrinks_until = deadline
 
     def run(self, seed: int, count: int | None = None) -> None:
@@ -122,10 +127,12 @@ class Search:
             self._try(self._recipes(pools, seed), count)
         # Not where it is caught: Hypothesis tells errors apart by what was being handled, too.
         failure = self.failure
-        if failure is None or failure.ends_process or self.rule.recipes is not None:
-            return
-        if self.shrinks:
+        ends = failure is None or failure.ends_process or self.rule.recipes is not None
+        if failure is not None and not ends and self.shrinks:
             self._shrink(failure, pools, seed)
+        if self.failure is not None and isinstance(self.failure.error, Violation):
+            self._accepted.append(self.failure.recipe)
+        self.standing.asked = Asked.union([self.standing.asked, Asked.of(self._accepted)])
 
     def _recipes(self, pools: Pools, seed: int) -> Iterator[Recipe]:
         if self.rule.recipes is not None:
@@ -204,6 +211,7 @@ class Search:
             self.failure = Failure(recipe, err)
             raise
         if ratio is not None and self.failure is None:
+            self._accepted.append(recipe)
             self.standing.tried += 1
             self.standing.worst = max(self.standing.worst, ratio)
 

@@ -11,6 +11,7 @@ import pytest
 from npattn.mistakes import MISTAKES, Attention
 from npattn.mistakes.attention import same_signature
 from npattn.testing import check
+from npattn.testing.compare import Comparison
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.causes import _Diagnosis, _rank
 from npattn.testing.diagnosis.conduct import (
@@ -147,8 +148,21 @@ def test_the_rest_names_results_of_what_is_required(levels, named):
         "agreement-dq": SimpleNamespace(wrong={"dq": 3.0}),
         "hidden-nan-k": SimpleNamespace(wrong={"o": 3.0}),
     }
-    outcomes = [SimpleNamespace(rule=rules[x], level=x, message="") for x in levels]
+    own = {"message": "", "comparisons": ()}
+    outcomes = [SimpleNamespace(rule=rules[x], level=x, **own) for x in levels]
     text = f"no known mistake reproduces this: {named} out of tolerance"
+    assert _describe_rest(outcomes, wrong) == text
+
+
+def test_the_rest_says_nan_where_that_is_what_is_wrong():
+    def outcome(rule, **got):
+        comparisons = tuple(Comparison(n, 9.0, (0,), x, 1.0, 0.1, 1, 1) for n, x in got.items())
+        return SimpleNamespace(rule=rule, level="values", message="", comparisons=comparisons)
+
+    nan = float("nan")
+    outcomes = [outcome("a", o=nan, dq=nan), outcome("b", o=nan, dq=3.0), outcome("c", dk=nan)]
+    wrong = {o.rule: SimpleNamespace(wrong={c.name: 9.0 for c in o.comparisons}) for o in outcomes}
+    text = "no known mistake reproduces this: o, dk NaN; dq out of tolerance"
     assert _describe_rest(outcomes, wrong) == text
 
 

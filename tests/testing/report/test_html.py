@@ -10,6 +10,7 @@ from npattn import Conventions
 from npattn.testing import Cause, Outcome, Report, check
 from npattn.testing.report.html import page as make_page
 from npattn.testing.report.sensitivity import Sensitivity
+from npattn.testing.report.words import MUST
 from npattn.testing.targets.numpy import flash
 from tests.browser import PATH, Browser
 
@@ -58,7 +59,7 @@ def test_cause_stands_above_its_failures(page):
         '<button type="button" class="copy">',
         "import numpy as np",
         "<h2>Levels</h2>",
-        "Not tested: 1",
+        f"Not tested {MUST}: 1",
     ]
     places = [page.index(part) for part in parts]
     assert places == sorted(places)
