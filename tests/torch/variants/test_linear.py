@@ -161,5 +161,5 @@ def test_a_decay_above_1_warns():
     x = torch.ones(2, 3, 5)
     options = {"causal": True, "normalise": False}
     with pytest.warns(UserWarning, match="for a factor γ pass log"):
-        linear.forward(x, x, x, log_decay=torch.full((2, 1, 1), 0.9), **options)
-    linear.forward(x, x, x, log_decay=torch.full((2, 1, 1), -0.1), **options)
+        npt.variants.linear.forward(x, x, x, log_decay=torch.full((2, 1, 1), 0.9), **options)
+    npt.variants.linear.forward(x, x, x, log_decay=torch.full((2, 1, 1), -0.1), **options)
