@@ -328,7 +328,7 @@ def check(
         kept.note_end()
     behaves = {d: done.behaves for d, done in zip(dtypes, rounds, strict=False) if done.behaves}
     covered = {
-        dtype: Asked.union([done.asked, *(o.asked for o in outcomes if o.dtype == dtype)])
+        dtype: Asked.union([done.sizes, *(o.asked for o in outcomes if o.dtype == dtype)])
         for dtype, done in zip(dtypes, rounds, strict=False)
     }
     settings = {

@@ -320,13 +320,14 @@ def fresh_recipes(
             changes |= {"K": K, "H": K * group if "K < H" in space.structure else K}
         if base.lead and "B" not in space.sizes:
             changes["lead"] = (int(rng.integers(1, 4)), *base.lead[1:])
+        if n % 3 == 0:  # equal sizes are rare by chance
+            changes |= {"S": changes["T"], "E": changes["D"]}
         # Half of them keep what the predicate does not read, so that one thing is changed.
-        if n % 2 and n % 3:
+        if n % 2:
             changes |= {x: getattr(base, x) for x in "TSDE" if x not in tried}
-        for name, (a, b) in TIED.items():
-            if n % 3 == 0 or name not in space.structure:  # equal sizes are rare by chance
-                own, other = (b, a) if b in tried and a not in tried else (a, b)
-                changes[other] = changes[own]
+        for a, b in (pair for name, pair in TIED.items() if name not in space.structure):
+            own, other = (b, a) if b in tried else (a, b)
+            changes[other] = changes[own]
         if changes["T"] > changes["S"] and "T > S" not in space.structure:
             changes |= {"T": changes["S"], "S": changes["T"]}
         yield replace(base, **changes)

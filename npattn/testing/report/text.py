@@ -30,7 +30,7 @@ __all__ = ["LINES", "PASSED_LINES", "Line", "lines"]
 
 LINES = 40
 """Lines of a short report of failures."""
-PASSED_LINES = 20
+PASSED_LINES = 25
 """Lines of a short report that passed."""
 
 

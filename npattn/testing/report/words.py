@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from npattn.testing.cases.asked import MODELS
 from npattn.testing.levels import Level
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.escape import escape_controls
@@ -133,10 +134,12 @@ def _excuses(record: Record, bad: Sequence[Outcome]) -> str:
 def coverage_lines(record: Record) -> list[str]:
     """Return what was not tested, the sizes that were asked, and the model sizes that were not."""
     untested = "; ".join(record.untested) or "no option and no result is left out"
+    sizes = {dtype: str(asked) for dtype, asked in record.asked.items() if asked.ranges}
+    models = {dtype: _name_skipped(reasons) for dtype, reasons in record.skipped.items()}
     return [
         f"not tested {MUST}: {untested}",
-        *_by_dtype("asked and accepted", {d: str(x) for d, x in record.asked.items() if x.ranges}),
-        *_by_dtype("model sizes not asked", {d: _skipped(x) for d, x in record.skipped.items()}),
+        *_by_dtype("asked and accepted", sizes),
+        *_by_dtype("model sizes not asked", models),
     ]
 
 
@@ -147,11 +150,13 @@ def _by_dtype(title: str, texts: Mapping[str, str]) -> list[str]:
     return [f"{title}, {dtype}: {text}" for dtype, text in texts.items()]
 
 
-def _skipped(reasons: Mapping[str, str]) -> str:
+def _name_skipped(reasons: Mapping[str, str]) -> str:
     """Return the names of model sizes by the reason for which they were not asked."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
+    if len(names) == 1 and len(reasons) == len(MODELS):
+        return f"all {len(MODELS)} ({next(iter(names))})"
     return "; ".join(f"{_fold(own)} ({reason})" for reason, own in names.items()) or "none"
 
 

@@ -63,9 +63,10 @@ def describe_skipped(done: Round, asked: Asked) -> dict[str, str]:
     space, rule = done.judge.trial.space, "model-sizes"
     answer = done.answers.get(rule)
     reason = "every problem drawn was refused, or left out"
+    left = {name: shape for name, shape in MODELS.items() if name not in asked.models}
     if rule not in done.names:
-        reason = "only other rules were asked"
-    elif answer is None:
+        return dict.fromkeys(left, "only other rules were asked")
+    if answer is None:
         reason = "the check ended before"
     elif isinstance(answer, Outcome) and answer.failed:
         reason = "after a failure of model-sizes"
@@ -73,7 +74,6 @@ def describe_skipped(done: Round, asked: Asked) -> dict[str, str]:
         reason = OUT_OF_TIME
     elif done.judge.examples < ALL_FROM:
         reason = f"all are asked with {ALL_FROM} examples"
-    left = {name: shape for name, shape in MODELS.items() if name not in asked.models}
     return {name: find_obstacle(space, shape) or reason for name, shape in left.items()}
 
 

@@ -397,7 +397,7 @@ class Round:
         return {name: self.standings[name] for name in names if name in self.standings}
 
     @property
-    def asked(self) -> Asked:
+    def sizes(self) -> Asked:
         """Sizes of all problems that were asked and accepted."""
         known = [x.asked for x in self.standings.values()]
         known += [x.asked for x in self.answers.values() if isinstance(x, Outcome)]

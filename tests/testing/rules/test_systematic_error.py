@@ -202,7 +202,7 @@ def test_tightest_model(dtype: str, name: str) -> None:
 
 def test_report_names_the_tightest_model() -> None:
     report = check(Attention().forward, dtypes=("bfloat16",), only=["aggregate"])
-    assert report.settings["behaves as"]["bfloat16"].startswith("upcast, χ² 0.")
+    assert report.settings["behaves as"]["bfloat16"].startswith("upcast: errors are 0.")
     assert "bfloat16 behaves as upcast" in str(report)
 
 
