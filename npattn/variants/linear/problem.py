@@ -18,8 +18,8 @@ from npattn.variants.linear.features import FeatureMap, read_feature_map
 
 __all__ = ["CHUNK", "FORMS", "Form", "LinearForward", "LinearGradients", "LinearProblem"]
 
-Form = Literal["recurrent", "chunked", "parallel"]
-FORMS: tuple[Form, ...] = ("recurrent", "chunked", "parallel")
+Form = Literal["recurrent", "chunked"]
+FORMS: tuple[Form, ...] = ("recurrent", "chunked")
 CHUNK = 64
 """Number of keys in a chunk, unless said."""
 AFTER_HEADS = {
@@ -126,7 +126,10 @@ class LinearProblem:
         if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 <= float(eps) < math.inf:
             raise OptionError(f"eps is {eps!r}, must be a finite number ≥ 0")
         if self.form not in FORMS:
-            raise OptionError(f"form is {self.form!r}, must be one of {', '.join(FORMS)}")
+            raise OptionError(
+                f"form is {self.form!r}, must be one of {', '.join(FORMS)}: all pairs at once are "
+                f'form="chunked" with chunk_size={max(self.S, 1)}'
+            )
         if self.chunk_size is not None:
             check_integer("chunk_size", self.chunk_size)
             if self.form != "chunked":
@@ -162,8 +165,8 @@ class LinearProblem:
 
     @property
     def size(self) -> int:
-        """Number of keys in a chunk of the form that is not recurrent."""
-        return max(self.S, 1) if self.form == "parallel" else self.chunk_size or CHUNK
+        """Number of keys in a chunk of the chunked form."""
+        return self.chunk_size or CHUNK
 
 
 @dataclass(frozen=True, eq=False)
